@@ -1,0 +1,46 @@
+# Every target sets up what it needs by itself: see tools/setup_env.py. PYTHON=... chooses the interpreter of .venv.
+PYTHON ?= python3
+VENV_PYTHON := .venv/bin/python
+SETUP = @$(PYTHON) tools/setup_env.py
+
+.PHONY: help build run test test-all crash bench lint format clean
+
+help: ## what there is
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+
+build: ## the kernels in place, in .venv
+	$(SETUP) build
+
+run: ## the main job: a Celery fleet that works on one store
+	$(SETUP) run
+	@$(VENV_PYTHON) -m celery_app
+
+test: ## all tests but the long ones, with the time of each group
+	@start=$$(date +%s); $(PYTHON) tools/setup_env.py test && \
+	$(VENV_PYTHON) tools/run_tests.py --setup-seconds $$(( $$(date +%s) - start ))
+
+test-all: ## the long tests too
+	$(SETUP) test
+	@$(VENV_PYTHON) tools/run_tests.py --all
+
+crash: ## the whole fault matrix
+	$(SETUP) test
+	@$(VENV_PYTHON) tools/run_tests.py --all crash
+
+bench: ## all benchmarks beside their peers; ARGS="--quick put" passes arguments
+	$(SETUP) bench
+	@$(VENV_PYTHON) -m benchmarks $(ARGS)
+
+lint: ## ruff, formatting, mypy
+	$(SETUP) lint
+	@$(VENV_PYTHON) -m ruff check .
+	@$(VENV_PYTHON) -m ruff format --check .
+	@$(VENV_PYTHON) -m mypy
+
+format: ## ruff's formatting and safe corrections, written
+	$(SETUP) lint
+	@$(VENV_PYTHON) -m ruff format .
+	@$(VENV_PYTHON) -m ruff check --fix .
+
+clean: ## what the build made, and .venv
+	rm -rf build dist .venv *.egg-info cystore/_native/*.so

@@ -1,0 +1,84 @@
+"""`python -m benchmarks [CASE ...]`: measures cystore beside its peers and prints every ratio, reached or not."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from benchmarks import report, runner
+from benchmarks.cases import CASES
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument(
+        "cases", nargs="*", metavar="CASE", help="only these, or all that begin so; default: every one"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a tenth of the sizes, 2 rounds: shows that all runs, no figures"
+    )
+    parser.add_argument("--rounds", type=int, help="how often each is measured (5, quick: 2)")
+    parser.add_argument(
+        "--peers", help="only these rows beside ours: peer names with commas (memory,rocketmq,lmdb,...)"
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=Path(tempfile.gettempdir()), help="where stores are made (%(default)s)"
+    )
+    parser.add_argument("--json", type=Path, help="the result file (benchmarks/results/TIME.json)")
+    parser.add_argument("--list", action="store_true", help="name the cases and end")
+    options = parser.parse_args(arguments)
+    if options.list:
+        print("\n".join(f"{case.name:<20} {case.title}" for case in CASES))
+        return 0
+    chosen = [
+        case
+        for case in CASES
+        if not options.cases or any(case.name.startswith(name) for name in options.cases)
+    ]
+    if not chosen:
+        parser.error(f"no such case; there are {', '.join(case.name for case in CASES)}")
+    rounds = options.rounds or (2 if options.quick else 5)
+    peers = set(options.peers.split(",")) | {"cystore"} if options.peers else None
+    results = []
+    for case in chosen:
+        kept = tuple(row for row in case.contestants if not peers or row.peer in peers)
+        case_here = replace(case, contestants=kept)
+        result = runner.run(
+            case_here, rounds=rounds, quick=options.quick, folder=options.folder, progress=_progress
+        )
+        _progress("")
+        print(report.table(result), end="\n\n", flush=True)
+        results.append(result)
+    print(report.summary(results))
+    if options.quick:
+        print("quick sizes: these figures say only that every measurement runs")
+    path = options.json or RESULTS / f"{datetime.now():%Y%m%d-%H%M%S}.json"
+    shown = {
+        "quick": options.quick,
+        "rounds": rounds,
+        "cases": [case.name for case in chosen],
+        "peers": options.peers,
+    }
+    report.write(report.as_json(results, shown, options.folder), path)
+    print(f"written: {path}")
+    return 0 if all(row.ns for result in results for row in result.rows[:1]) else 1
+
+
+def _progress(text: str) -> None:
+    """One line that is written over, for a person only."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\033[K{text}")
+        sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,188 @@
+"""All cases as data: who runs what, how large, and which ratio is the goal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from benchmarks.workload import Job
+
+OURS = "cystore"
+QUICK_DIVISOR = 10
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One row: `peer` names the module of benchmarks/peers; `slower` divides the case's count for slow ones."""
+
+    label: str
+    peer: str
+    slower: int = 1
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """Our speed divided by that of the row `against` is at least `ratio`."""
+
+    against: str
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """`what` is one operation, for the headline. Row one is ours; every ratio is against it."""
+
+    name: str
+    title: str
+    what: str
+    job: Job
+    contestants: tuple[Contestant, ...]
+    goals: tuple[Goal, ...] = ()
+
+    def job_for(self, contestant: Contestant, folder: str, *, quick: bool) -> Job:
+        job = replace(self.job, folder=folder, **contestant.overrides)
+        count = job.count // contestant.slower // (QUICK_DIVISOR if quick else 1)
+        step = job.batch * job.processes
+        options = dict(job.options)
+        if quick and "queries" in options:
+            options["queries"] //= QUICK_DIVISOR
+        return replace(job, count=max(step, count - count % step), options=options)
+
+
+CYSTORE = Contestant(OURS, "cystore")
+MEMCPY = Contestant("C memcpy loop", "memory")
+MEMCPY_CACHED = Contestant("C memcpy loop, 1,024 records", "memory", overrides={"case": "put_cached"})
+ROCKETMQ = Contestant("RocketMQ 4.9.3 (JVM)", "rocketmq")
+LMDB = Contestant("LMDB", "lmdb", slower=20)
+SQLITE = Contestant("SQLite WAL", "sqlite", slower=20)
+ROCKSDB = Contestant("RocksDB", "rocksdb", slower=5)
+REDIS = Contestant("Redis Streams", "redis", slower=100)
+REDIS_PIPELINED = Contestant("Redis Streams, pipelined 100", "redis", slower=20, overrides={"batch": 100})
+
+# Segments so small that also a quick run has several.
+RECOVER = Job("recover", 1_000_000, "", options={"flushed": 0.9, "segment_bytes": 4 << 20})
+
+
+def _put(name: str, body_bytes: int, count: int, goals: tuple[Goal, ...]) -> Case:
+    return Case(
+        name,
+        f"put from one thread, {body_bytes} B bodies, a key and a tag, async flush",
+        "message",
+        Job("put", count, "", body_bytes=body_bytes),
+        (CYSTORE, MEMCPY, MEMCPY_CACHED, ROCKETMQ, LMDB, SQLITE, ROCKSDB, REDIS, REDIS_PIPELINED),
+        goals,
+    )
+
+
+def _same_count(*contestants: Contestant) -> tuple[Contestant, ...]:
+    return tuple(replace(contestant, slower=1) for contestant in contestants)
+
+
+def _scan(name: str, body_bytes: int, count: int) -> Case:
+    return Case(
+        name,
+        f"scan of the log with checksum, {body_bytes} B bodies",
+        "record",
+        Job("scan", count, "", body_bytes=body_bytes),
+        (
+            CYSTORE,
+            Contestant("checksum alone, record by record", "memory", overrides={"case": "checksum_pieces"}),
+            Contestant("checksum alone, in one piece", "memory", overrides={"case": "checksum_whole"}),
+        ),
+        (Goal("checksum alone, record by record", 0.60), Goal("checksum alone, in one piece", 0.60)),
+    )
+
+
+CASES = (
+    _put("put-100", 100, 1_000_000, (Goal(MEMCPY.label, 0.25), Goal(ROCKETMQ.label, 3.0))),
+    _put("put-1k", 1024, 300_000, ()),
+    Case(
+        "put-many-1k",
+        "put_many of 1,000 messages, 1,024 B bodies, a key and a tag, async flush",
+        "message",
+        Job("put_many", 300_000, "", body_bytes=1024, batch=1000),
+        (
+            CYSTORE,
+            MEMCPY,
+            MEMCPY_CACHED,
+            replace(LMDB, slower=3),
+            replace(SQLITE, slower=3),
+            replace(ROCKSDB, slower=3),
+            Contestant("Redis Streams, pipelined 1,000", "redis", slower=10),
+        ),
+        (Goal(MEMCPY.label, 0.45),),
+    ),
+    Case(
+        "put-sync",
+        "put from one thread, 100 B bodies, each on disk before it returns",
+        "message",
+        Job("put", 2_000, "", sync=True),
+        _same_count(CYSTORE, LMDB, SQLITE, ROCKSDB, REDIS, REDIS_PIPELINED),
+    ),
+    Case(
+        "put-processes",
+        "put from 4 processes at once into one store, 100 B bodies, async flush",
+        "message",
+        Job("put_processes", 1_000_000, "", processes=4),
+        (CYSTORE, LMDB, SQLITE, REDIS),
+    ),
+    Case(
+        "put-processes-sync",
+        "put from 4 processes at once into one store, each message on disk before its put returns",
+        "message",
+        Job("put_processes", 4_000, "", processes=4, sync=True),
+        _same_count(CYSTORE, LMDB, SQLITE, REDIS),
+    ),
+    _scan("scan-1k", 1024, 300_000),
+    _scan("scan-100", 100, 1_000_000),
+    Case(
+        "get",
+        "get from one end of a queue to the other, batches of 32, 100 B bodies, as objects",
+        "message",
+        Job("get", 300_000, "", batch=32),
+        (
+            CYSTORE,
+            Contestant("cystore, raw=True", "cystore", overrides={"case": "get_raw"}),
+            ROCKETMQ,
+            replace(LMDB, slower=1),
+            replace(SQLITE, slower=1),
+            replace(ROCKSDB, slower=1),
+            replace(REDIS, slower=10),
+        ),
+    ),
+    Case(
+        "query",
+        "query by a key that one of 1,000,000 messages has, chosen at random",
+        "query",
+        Job("query", 1_000_000, "", options={"queries": 100_000}),
+        (CYSTORE, ROCKETMQ, *_same_count(LMDB, SQLITE, ROCKSDB)),
+        (Goal(ROCKETMQ.label, 0.7),),
+    ),
+    Case(
+        "dispatch",
+        "dispatch of a written log into consume queue and index, 2 keys a message",
+        "message",
+        Job("dispatch", 1_000_000, "", keys=2),
+        (CYSTORE, ROCKETMQ),
+        (Goal(ROCKETMQ.label, 1.2),),
+    ),
+    Case(
+        "recover",
+        "open after an abnormal exit, 100 B bodies, all dispatched, nine tenths of them flushed",
+        "message",
+        RECOVER,
+        (CYSTORE, ROCKETMQ),
+        (Goal(ROCKETMQ.label, 1.0),),
+    ),
+    Case(
+        "recover-checkpoint",
+        "the same when the checkpoint is young and nine tenths are old: recovery begins there",
+        "message",
+        RECOVER,
+        (
+            replace(CYSTORE, overrides={"case": "recover_from_checkpoint"}),
+            Contestant("cystore, from the beginning", "cystore"),
+        ),
+    ),
+)

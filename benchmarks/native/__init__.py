@@ -1,0 +1,53 @@
+"""Compiles the C floors once (into build/benchmarks) and calls them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import subprocess
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+SOURCE = HERE / "baseline.c"
+LIBRARY = ROOT / "build" / "benchmarks" / "baseline.so"
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The loaded library, compiled anew when its source is newer."""
+    if not LIBRARY.exists() or LIBRARY.stat().st_mtime < SOURCE.stat().st_mtime:
+        _compile()
+    loaded = ctypes.CDLL(str(LIBRARY))
+    loaded.copy_records.restype = loaded.checksum_pieces.restype = ctypes.c_int64
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    loaded.copy_records.argtypes = [pointer, number, pointer, pointer, number, number]
+    loaded.checksum_pieces.argtypes = [pointer, pointer, number, pointer]
+    loaded.choose_kernel()
+    return loaded
+
+
+def _compile() -> None:
+    package = find_spec("crc32c")
+    if package is None or package.origin is None:
+        raise RuntimeError("the crc32c package, whose C sources the floors use, is not installed")
+    crc32c = Path(package.origin).parent / "ext"
+    x86 = platform.machine() in ("x86_64", "AMD64")
+    kernel = [
+        "crc32c_sw.c",
+        *(["crc32c_adler.c", "checksse42.c"] if x86 else ["crc32c_arm64.c", "checkarm.c"]),
+    ]
+    LIBRARY.parent.mkdir(parents=True, exist_ok=True)
+    command = [os.environ.get("CC", "cc"), "-O3", "-w", "-fPIC", "-shared", *(["-msse4.2"] if x86 else [])]
+    command += [
+        f"-I{ROOT / 'cystore' / '_native'}",
+        f"-I{crc32c}",
+        str(SOURCE),
+        *(str(crc32c / name) for name in kernel),
+    ]
+    temporary = LIBRARY.with_suffix(f".{os.getpid()}")
+    subprocess.run([*command, "-o", str(temporary)], check=True)
+    temporary.replace(LIBRARY)

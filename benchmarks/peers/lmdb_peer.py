@@ -1,0 +1,106 @@
+"""LMDB: an append-only table of records, the key their number. Async is MDB_NOSYNC: written to the page cache at each commit."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import lmdb
+
+from benchmarks import workload
+from benchmarks.workload import RING, Job, Measure
+
+NUMBER = struct.Struct(">Q")
+
+
+def _open(job: Job) -> lmdb.Environment:
+    map_bytes = max(64 << 20, job.count * (job.body_bytes + 400) * 3)
+    return lmdb.open(job.folder, map_size=map_bytes, max_dbs=2, sync=job.sync, metasync=job.sync, subdir=True)
+
+
+def _fill(job: Job) -> lmdb.Environment:
+    """All of the job's messages, a thousand in a transaction, with their first key in a table of its own."""
+    env = _open(job)
+    records, index = env.open_db(b"records"), env.open_db(b"index")
+    for start in range(0, job.count, 1000):
+        with env.begin(write=True) as transaction:
+            for number in range(start, min(start + 1000, job.count)):
+                transaction.put(NUMBER.pack(number), workload.flat(number, job), db=records, append=True)
+                if job.case == "query":
+                    key = workload.keys_of(number, job.keys)[0].encode()
+                    transaction.put(key, NUMBER.pack(number), db=index)
+    return env
+
+
+def put(job: Job) -> Measure:
+    """One transaction a message, or one for each batch."""
+    env = _open(job)
+    values = workload.flat_ring(job)
+
+    def work() -> None:
+        pack, begin = NUMBER.pack, env.begin
+        for start in range(0, job.count, job.batch):
+            with begin(write=True) as transaction:
+                for number in range(start, start + job.batch):
+                    transaction.put(pack(number), values[number % RING], append=True)
+
+    measure = workload.timed(job.count, work)
+    env.close()
+    return measure
+
+
+put_many = put
+
+
+def get(job: Job) -> Measure:
+    env = _fill(job)
+    records = env.open_db(b"records")
+
+    def work() -> None:
+        with env.begin(db=records) as transaction:
+            found = sum(1 for _ in transaction.cursor().iternext(keys=False))
+            assert found == job.count
+
+    measure = workload.timed(job.count, work)
+    env.close()
+    return measure
+
+
+def query(job: Job) -> Measure:
+    env = _fill(job)
+    records, index = env.open_db(b"records"), env.open_db(b"index")
+    draw = random.Random(1)
+    wanted = [
+        workload.keys_of(draw.randrange(job.count), 1)[0].encode() for _ in range(job.options["queries"])
+    ]
+
+    def work() -> None:
+        begin = env.begin
+        for key in wanted:
+            with begin() as transaction:
+                assert transaction.get(transaction.get(key, db=index), db=records)
+
+    measure = workload.timed(len(wanted), work)
+    env.close()
+    return measure
+
+
+def put_processes(job: Job) -> Measure:
+    """Every process appends under numbers of its own, one transaction a message; LMDB lets one write at a time."""
+    values = workload.flat_ring(job)
+    each = job.count // job.processes
+
+    def start(process: int) -> Callable[[], Any]:
+        env = _open(job)
+        first = process << 40
+
+        def work() -> None:
+            for number in range(each):
+                with env.begin(write=True) as transaction:
+                    transaction.put(NUMBER.pack(first + number), values[number % RING])
+
+        return work
+
+    return workload.in_processes(job, start)

@@ -1,0 +1,91 @@
+"""Redis Streams, one XADD a message. Async is appendfsync everysec, sync is appendfsync always; memory holds everything besides.
+
+The server is started for the measurement and always our own, because its durability is what is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+
+from benchmarks import workload
+from benchmarks.workload import RING, TAG, TOPIC, Job, Measure
+from tools.redis_server import redis_server
+
+
+@contextmanager
+def _server(job: Job) -> Iterator[str]:
+    fsync = "always" if job.sync else "everysec"
+    with redis_server("--dir", job.folder, "--appendonly", "yes", "--appendfsync", fsync, own=True) as server:
+        yield server.url
+
+
+def _fields(job: Job) -> list[dict[Any, Any]]:
+    body = workload.body(job.body_bytes)
+    return [
+        {"keys": " ".join(workload.keys_of(number, job.keys)), "tags": TAG, "body": body}
+        for number in range(RING)
+    ]
+
+
+def put(job: Job) -> Measure:
+    with _server(job) as url, redis.Redis.from_url(url) as client:
+        return _put(job, client)
+
+
+def _put(job: Job, client: redis.Redis) -> Measure:
+    fields = _fields(job)
+
+    def work() -> None:
+        for number in range(job.count):
+            client.xadd(TOPIC, fields[number % RING])
+
+    def work_pipelined() -> None:
+        for start in range(0, job.count, job.batch):
+            pipeline = client.pipeline(transaction=False)
+            for number in range(start, start + job.batch):
+                pipeline.xadd(TOPIC, fields[number % RING])
+            pipeline.execute()
+
+    return workload.timed(job.count, work if job.batch == 1 else work_pipelined)
+
+
+put_many = put
+
+
+def get(job: Job) -> Measure:
+    """XRANGE from the first message to the last, `batch` at a time."""
+    with _server(job) as url, redis.Redis.from_url(url) as client:
+        pipeline, fields = client.pipeline(transaction=False), _fields(job)
+        for number in range(job.count):
+            pipeline.xadd(TOPIC, fields[number % RING], id=f"{number + 1}-0")
+            if number % 1000 == 999:
+                pipeline.execute()
+        pipeline.execute()
+
+        def work() -> None:
+            read = 0
+            while read < job.count:
+                read += len(client.xrange(TOPIC, f"{read + 1}-0", "+", count=job.batch))
+
+        return workload.timed(job.count, work)
+
+
+def put_processes(job: Job) -> Measure:
+    each = job.count // job.processes
+    with _server(job) as url:
+
+        def start(_: int) -> Callable[[], Any]:
+            client, fields = redis.Redis.from_url(url), _fields(job)
+            client.ping()
+
+            def work() -> None:
+                for number in range(each):
+                    client.xadd(TOPIC, fields[number % RING])
+
+            return work
+
+        return workload.in_processes(job, start)

@@ -1,0 +1,73 @@
+package cystore.bench;
+
+import java.net.InetSocketAddress;
+import java.nio.charset.StandardCharsets;
+import java.util.Arrays;
+import org.apache.rocketmq.common.message.MessageDecoder;
+import org.apache.rocketmq.store.DefaultMessageStore;
+import org.apache.rocketmq.store.MessageExtBrokerInner;
+import org.apache.rocketmq.store.PutMessageResult;
+import org.apache.rocketmq.store.PutMessageStatus;
+
+/** The messages of every case: one topic, a tag, keys that number the message, a body of a fixed size. */
+final class Load {
+    static final String TOPIC = "BenchTopic";
+    static final int QUEUE_ID = 0;
+    /** Bytes of a record besides its body, rounded up: the fixed part, topic and properties. */
+    private static final int AROUND_BODY_BYTES = 91 + 10 + 64;
+    private static final InetSocketAddress HOST = new InetSocketAddress("127.0.0.1", 10911);
+
+    final int bodyBytes;
+    final int keys;
+    private final byte[] body;
+
+    Load(int bodyBytes, int keys) {
+        this.bodyBytes = bodyBytes;
+        this.keys = keys;
+        byte[] pattern = "0123456789abcdef".getBytes(StandardCharsets.US_ASCII);
+        body = new byte[bodyBytes];
+        for (int i = 0; i < bodyBytes; i++) {
+            body[i] = pattern[i % pattern.length];
+        }
+    }
+
+    /** The key that only message {@code n} has. */
+    static String key(int n) {
+        return "key-" + n;
+    }
+
+    MessageExtBrokerInner message(int n) {
+        MessageExtBrokerInner message = new MessageExtBrokerInner();
+        message.setTopic(TOPIC);
+        message.setQueueId(QUEUE_ID);
+        message.setBody(body);
+        message.setBornTimestamp(System.currentTimeMillis());
+        message.setBornHost(HOST);
+        message.setStoreHost(HOST);
+        message.setTags("TagA");
+        StringBuilder all = new StringBuilder(key(n));
+        for (int k = 1; k < keys; k++) {
+            all.append(" more").append(k).append('-').append(n);
+        }
+        message.setKeys(all.toString());
+        message.setPropertiesString(MessageDecoder.messageProperties2String(message.getProperties()));
+        return message;
+    }
+
+    static void put(DefaultMessageStore store, MessageExtBrokerInner message) {
+        PutMessageResult result = store.putMessage(message);
+        if (result.getPutMessageStatus() != PutMessageStatus.PUT_OK) {
+            throw new IllegalStateException("put: " + Arrays.asList(result.getPutMessageStatus(), result));
+        }
+    }
+
+    void fill(DefaultMessageStore store, int from, int to) {
+        for (int n = from; n < to; n++) {
+            put(store, message(n));
+        }
+    }
+
+    long bytes(long count) {
+        return count * (bodyBytes + AROUND_BODY_BYTES + 20L * (keys - 1));
+    }
+}

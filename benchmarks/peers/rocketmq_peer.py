@@ -1,0 +1,46 @@
+"""RocketMQ 4.9.3 in its own JVM: runs the Java program of benchmarks/peers/rocketmq (its README says what each case measures)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+
+from benchmarks.workload import Job, Measure
+from tests.interop import rocketmq
+
+JVM_FLAGS = ("-XX:+UseParallelGC", "-Xms1g", "-Xmx1g")
+CASES = {"put": "put", "get": "get", "query": "query", "dispatch": "reput", "recover": "recover"}
+TIMEOUT_S = 900
+NOT_FACTS = {"peer", "case", "count", "seconds", "ns_per_op", "ops_per_s", "config", "body_bytes", "keys"}
+
+
+def _run(job: Job) -> Measure:
+    jars = rocketmq.build()
+    options: dict[str, object] = {"count": job.count, "body-bytes": job.body_bytes, "keys": job.keys}
+    if job.case == "get":
+        options["batch"] = job.batch
+    if job.case == "query":
+        options["queries"] = job.options["queries"]
+    if "segment_bytes" in job.options:
+        options["segment-bytes"] = job.options["segment_bytes"]
+    with tempfile.TemporaryDirectory(dir=job.folder) as folder:
+        command = [
+            str(jars.java),
+            *JVM_FLAGS,
+            "-jar",
+            str(jars.bench),
+            CASES[job.case],
+            "--dir",
+            f"{folder}/store",
+        ]
+        command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        done = subprocess.run(command, text=True, capture_output=True, timeout=TIMEOUT_S, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
+    answer = json.loads(done.stdout)
+    facts = {name: value for name, value in answer.items() if name not in NOT_FACTS}
+    return Measure(1_000_000_000, answer["ns_per_op"], facts)  # its seconds are those of its median round
+
+
+put = get = query = dispatch = recover = _run

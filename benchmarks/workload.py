@@ -1,0 +1,136 @@
+"""What every contestant is given: one job, the same messages for all, and one way of timing."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+TOPIC = "BenchTopic"
+TAG = "TagA"
+RING = 1024  # messages that are made beforehand and put in turn
+
+
+@dataclass(frozen=True)
+class Job:
+    """One measurement: `count` operations of `case` in `folder`, which the runner makes empty before and removes after."""
+
+    case: str
+    count: int
+    folder: str
+    body_bytes: int = 100
+    keys: int = 1
+    batch: int = 1
+    sync: bool = False
+    processes: int = 1
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        return cls(**json.loads(text))
+
+    @property
+    def path(self) -> Path:
+        return Path(self.folder)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """`operations` took `seconds`; `facts` are numbers that belong beside them."""
+
+    operations: int
+    seconds: float
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ns_per_operation(self) -> float:
+        return self.seconds / self.operations * 1e9
+
+
+def body(size_bytes: int) -> bytes:
+    return (b"0123456789abcdef" * (size_bytes // 16 + 1))[:size_bytes]
+
+
+def keys_of(number: int, count: int) -> tuple[str, ...]:
+    """The keys of message `number`; the first is its alone."""
+    return (f"key-{number}", *(f"more{n}-{number}" for n in range(1, count)))
+
+
+def key_ring(count: int) -> list[tuple[str, ...]]:
+    return [keys_of(number, count) for number in range(RING)]
+
+
+def flat(number: int, job: Job) -> bytes:
+    """The message as one value, for stores that know no properties: about the bytes of a record."""
+    header = "\x01".join((TOPIC, TAG, *keys_of(number, job.keys))).encode()
+    return header + body(job.body_bytes)
+
+
+def flat_ring(job: Job) -> list[bytes]:
+    return [flat(number, job) for number in range(RING)]
+
+
+def timed(operations: int, work: Callable[[], Any], **facts: Any) -> Measure:
+    """Runs the work once with the garbage collector off."""
+    gc.collect()
+    gc.disable()
+    try:
+        begin = time.perf_counter_ns()
+        work()
+        taken = time.perf_counter_ns() - begin
+    finally:
+        gc.enable()
+    return Measure(operations, taken / 1e9, facts)
+
+
+def in_processes(job: Job, start: Callable[[int], Callable[[], Any]]) -> Measure:
+    """Forks `job.processes` children. Each prepares itself with `start(number)`, which gives its work; all works begin at once.
+
+    The time is from that moment to the end of the last child. A child that fails fails the measurement.
+    """
+    ready_read, ready_write = os.pipe()
+    go_read, go_write = os.pipe()
+    children = []
+    for number in range(job.processes):
+        pid = os.fork()
+        if pid == 0:
+            _child(number, start, ready_write, go_read, go_write)
+        children.append(pid)
+    os.close(go_read)
+    os.close(ready_write)  # then a child that dies early ends the read below
+    ready = 0
+    while ready < job.processes and (got := os.read(ready_read, job.processes)):
+        ready += len(got)
+    begin = time.perf_counter_ns()
+    os.close(go_write)
+    failed = [pid for pid in children if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])]
+    taken = time.perf_counter_ns() - begin
+    os.close(ready_read)
+    if failed or ready < job.processes:
+        raise RuntimeError(f"{len(failed)} of {job.processes} processes failed")
+    return Measure(job.count, taken / 1e9, {"processes": job.processes})
+
+
+def _child(
+    number: int, start: Callable[[int], Callable[[], Any]], ready_write: int, go_read: int, go_write: int
+) -> None:
+    """Waits for the end of the go pipe, which is all children's starting gun; never returns."""
+    code = 1
+    try:
+        os.close(go_write)
+        work = start(number)
+        os.write(ready_write, b".")
+        os.read(go_read, 1)
+        gc.disable()
+        work()
+        code = 0
+    finally:
+        os._exit(code)

@@ -1,0 +1,37 @@
+"""The app: broker on Redis, results in a store on this host, the store's duties in beat's schedule."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from celery import Celery
+
+from cystore.celery.tasks import QUEUE, REPUT, beat_schedule
+
+BROKER_VARIABLE, STORE_VARIABLE = "CYSTORE_APP_BROKER_URL", "CYSTORE_APP_STORE"
+DEFAULT_STORE = Path(__file__).resolve().parent.parent / "run" / "store"
+TASK_QUEUE = "celery_app"
+REDELIVER_AFTER_S = 5  # what a killed worker had in hand is given to another one
+
+app = Celery("celery_app", include=["celery_app.tasks", "cystore.celery.tasks"])
+app.conf.update(
+    broker_url=os.environ.get(BROKER_VARIABLE, "redis://localhost:6379/0"),
+    result_backend=f"cystore://{os.environ.get(STORE_VARIABLE, DEFAULT_STORE)}",
+    task_default_queue=TASK_QUEUE,
+    result_extended=True,  # name, arguments and worker with each result
+    task_track_started=True,
+    # Acknowledged when the result is in the store: a killed worker's tasks run again.
+    task_acks_late=True,
+    task_reject_on_worker_lost=True,
+    worker_prefetch_multiplier=4,
+    broker_connection_retry_on_startup=True,
+    broker_transport_options={
+        "visibility_timeout": REDELIVER_AFTER_S,
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+        "unacked_mutex_expire": REDELIVER_AFTER_S,
+    },
+    task_routes={REPUT: {"queue": QUEUE}},
+    beat_schedule=beat_schedule(),
+)

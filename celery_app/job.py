@@ -1,0 +1,108 @@
+"""The main job: index Python's own library with a Celery fleet whose results go into a store, and lose a worker half-way."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from celery_app import sources
+from celery_app.app import REDELIVER_AFTER_S, app
+from celery_app.collect import CollectError, Collection, Meta
+from celery_app.fleet import PROCESSES, ROOT, Fleet
+from celery_app.folder import RunFolder
+from celery_app.tasks import index_file
+from celery_app.tell import bar, say
+from celery_app.verify import Verdict, write_acknowledged
+from cystore.celery.coordination import last_token, redis_of, store_id_of
+from cystore.celery.stores import close_shared
+from cystore.celery.tasks import REPUT_DUTY
+from tools.redis_server import redis_server
+
+LIMIT_S = 105.0  # for everything up to the last result; a run that takes longer has failed
+
+
+class JobError(RuntimeError):
+    """The run failed; the text says how."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the report needs to know of a run that is over. `ticks`: how often beat's dispatch task had its lease."""
+
+    folder: RunFolder
+    metas: dict[str, Meta]
+    sent_again: int
+    seconds: float
+    killed_ms: int
+    ticks: int
+    behind_bytes: int
+
+
+def run_job(folder: RunFolder, count: int | None) -> Run:
+    """Runs the whole job. Raises JobError, and what starting a Redis raises."""
+    everything = sources.python_files()
+    failing = sources.failing(everything)
+    added = [] if failing else sources.write_broken(folder.broken)
+    files = sources.chosen(everything, added or failing, count)
+    with redis_server() as redis, Fleet(redis.broker_url, folder.store, folder.logs) as fleet:
+        app.conf.update(broker_url=redis.broker_url, result_backend=f"cystore://{folder.store}")
+        app.control.purge()  # what an earlier run left in a Redis that outlives it
+        version = sys.version.split()[0]
+        say(f"input   {len(files):,} Python files: standard library and site-packages of Python {version}")
+        for path in added:
+            say(f"        {path.name} is added here: the library has no file that does not parse")
+        whose = "started for this run" if redis.started_by_us else "yours"
+        say(f"fleet   a worker with {PROCESSES} processes, beat, and Redis as the broker, {whose}")
+        say(f"store   {folder.store}")
+        begin = time.monotonic()
+        worker = fleet.start_worker("worker1")
+        fleet.start_beat()
+        sent = _send(files)
+        collection = Collection(sent, fleet, LIMIT_S - (time.monotonic() - begin))
+        try:
+            collection.take(len(sent) // 2)
+            killed_ms = time.time_ns() // 1_000_000
+            fleet.kill("worker1")
+            say(
+                f"kill    half of the results are in: SIGKILL for worker1 (process {worker}) and its {PROCESSES} processes;"
+            )
+            say(
+                f"        worker2 goes on, and gets what worker1 had in hand after {REDELIVER_AFTER_S} s (acks_late)"
+            )
+            fleet.start_worker("worker2")
+            collection.take(len(sent))
+        except CollectError as error:
+            raise JobError(str(error)) from error
+        finally:
+            write_acknowledged(folder.acknowledged, collection.metas.values())
+        seconds = time.monotonic() - begin
+        store = app.backend.store
+        ticks = last_token(redis_of(app), store_id_of(store), REPUT_DUTY)
+        behind_bytes = store.stats()["dispatch_behind_bytes"]
+        fleet.stop()
+        close_shared()
+    return Run(folder, collection.metas, collection.sent_again, seconds, killed_ms, ticks, behind_bytes)
+
+
+def _send(files: list[Path]) -> dict[str, str]:
+    """A task for each file: task id and path."""
+    sent: dict[str, str] = {}
+    with bar("sending", len(files)) as report:
+        for path in files:
+            sent[index_file.delay(str(path)).id] = str(path)
+            report(len(sent))
+    return sent
+
+
+def verify_in_a_fresh_process(folder: RunFolder) -> Verdict:
+    """Reads every acknowledged result back where no memory of this run is left."""
+    command = [sys.executable, "-m", "celery_app", "--verify", "--path", str(folder.root)]
+    done = subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, check=False)
+    try:
+        return Verdict(**json.loads(done.stdout))
+    except (ValueError, TypeError) as error:
+        raise JobError(f"reading back failed with exit code {done.returncode}: {done.stdout}") from error

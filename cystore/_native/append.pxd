@@ -1,0 +1,57 @@
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+from cystore._native.layout cimport control_block, queue_entry
+
+cdef enum AppendStatus:
+    APPEND_OK = 0
+    APPEND_NEED_SEGMENT = 1    # the segment at `needed` is not mapped here
+    APPEND_NEED_SPACE = 2      # the log must be allocated up to `needed`
+    APPEND_NEED_QUEUES = 3     # no allocated queue slot is left
+    APPEND_REFUSED = 4         # a flag of the store forbids writing
+    APPEND_OVERWRITTEN = 5     # the control block is not what we left
+
+# One message on its way into the log. What it points to is kept by the caller; the last part is filled by the kernel.
+cdef struct append_item:
+    const uint8_t* body
+    const uint8_t* topic
+    const uint8_t* properties
+    const uint8_t* born_host
+    const uint8_t* store_host
+    int32_t body_len
+    int32_t topic_len
+    int32_t properties_len
+    int32_t born_host_len
+    int32_t store_host_len
+    int32_t size
+    int32_t queue_id
+    int32_t flag
+    int32_t sys_flag
+    int32_t reconsume_times
+    int64_t born_timestamp          # -1: when it is appended
+    int64_t prepared_transaction_offset
+    uint32_t body_checksum
+    bint has_body_checksum          # computed before the lock
+    queue_entry* entry
+    int64_t physical_offset
+    int64_t queue_offset
+    int64_t store_timestamp
+
+cdef extern from "wallclock.h" nogil:
+    ctypedef struct wall_clock:
+        int64_t ms
+    int64_t wall_clock_ms(wall_clock* clock)
+
+# Where this process writes: the mapped segment, and what it saw last. Touched under the append lock only.
+cdef struct append_target:
+    control_block* block
+    uint8_t* address
+    int64_t base
+    int64_t length
+    uint32_t magic
+    int64_t last_seen
+    int64_t needed
+    wall_clock clock
+
+# Appends items[done:count] under the append lock; every run of them that fits a segment is published as one.
+cdef int append_locked(control_block* block, append_target* target, append_item* items, Py_ssize_t count, Py_ssize_t* done,
+                       int64_t started_ms) noexcept nogil

@@ -1,0 +1,3 @@
+from typing import Final
+
+LATENCY_BOUNDS_MS: Final[tuple[int, ...]]

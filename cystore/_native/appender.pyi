@@ -1,0 +1,40 @@
+from collections.abc import Iterable, Mapping
+from typing import Any, final
+
+from cystore._native.control import Control
+from cystore._native.message import Message, PutResult
+
+@final
+class Appender:
+    def __init__(
+        self,
+        control: Control,
+        policy: Any,
+        *,
+        record_format: str,
+        store_host: str,
+        file_bytes: int,
+        max_body_bytes: int,
+        busy_timeout_ms: int,
+        sync_by_default: bool,
+    ) -> None: ...
+    @property
+    def policy(self) -> Any: ...
+    @property
+    def active_calls(self) -> int: ...
+    def detach(self) -> None: ...
+    def release(self) -> None: ...
+    def put(
+        self,
+        topic: str,
+        body: Any,
+        *,
+        queue_id: int = 0,
+        keys: str | Iterable[str] | None = (),
+        tags: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        flag: int = 0,
+        flush: str | None = None,
+        unique_key: str | None = None,
+    ) -> PutResult: ...
+    def put_many(self, messages: Iterable[Message], *, flush: str | None = None) -> list[PutResult]: ...

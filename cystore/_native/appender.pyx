@@ -1,0 +1,458 @@
+"""`put` and `put_many`: from Python objects to the append kernel and back.
+
+The checks are PutMessageStatus's of RocketMQ (CommitLog, DefaultMessageStore.checkMessage); all come before the lock.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
+from cpython.exc cimport PyErr_CheckSignals, PyErr_Clear
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_XDECREF, Py_XINCREF
+from cpython.unicode cimport PyUnicode_Check
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uintptr_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset
+
+from cystore._native.append cimport *
+from cystore._native.atomics cimport *
+from cystore._native.checksum cimport crc32_body, crc32c_update
+from cystore._native.control cimport (
+    Control, control_find_queue, control_intact, control_lock_at, control_locked, control_repair_due,
+)
+from cystore._native.layout cimport *
+from cystore._native.mapping cimport MappedFile
+from cystore._native.message cimport Message, PutResult, put_result
+from cystore._native.properties cimport property_buffer, property_room, put_properties
+from cystore._native.record cimport topic_valid
+
+from cystore._native.message import encode_host
+from cystore.errors import MessageIllegalError, PageCacheBusyError, StoreClosedError, StoreError
+
+cdef extern from "Python.h":
+    const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size)  # NULL: the text has no UTF-8 form
+
+cdef enum:
+    LARGE_BODY_BYTES = 16 * 1024    # from here on the body's checksum is computed before the lock
+    WAIT_SLICE_MS = 250
+
+
+cdef inline void set_born_host(append_item* item, const uint8_t* packed, int32_t length) noexcept:
+    item.born_host = packed
+    item.born_host_len = length
+    if length != 8:
+        item.sys_flag |= <int32_t>SYS_FLAG_BORN_HOST_V6
+
+
+cdef inline void set_store_host(append_item* item, bytes packed) noexcept:
+    item.store_host = <const uint8_t*>PyBytes_AS_STRING(packed)
+    item.store_host_len = <int32_t>PyBytes_GET_SIZE(packed)
+    if item.store_host_len != 8:
+        item.sys_flag |= <int32_t>SYS_FLAG_STORE_HOST_V6
+
+
+cdef object ZERO = 0  # the small integer that defaults are: recognised without a conversion
+
+cdef enum:
+    TOPIC_CACHE = 64
+
+cdef struct cached_topic:
+    PyObject* topic
+    const uint8_t* text
+    int32_t length
+    int32_t queue_id
+    queue_entry* entry
+
+
+@cython.final
+cdef class Appender:
+    """`put` and `put_many` of one attached store. Safe for threads; the lock it takes is shared by all processes.
+
+    `policy` makes room: segment_at(position) -> MappedFile, make_room(position), more_queues(), repair(), refused(),
+    overwritten(), sync(position). Each either mends what the kernel reported or raises. revive() is asked when this object
+    was detached: it gives the Appender of a new attachment (after a fork) or raises StoreClosedError.
+    """
+
+    cdef append_target target
+    cdef Control control
+    cdef MappedFile segment
+    cdef readonly object policy
+    cdef bytes store_host
+    cdef int64_t file_bytes
+    cdef int32_t max_body_bytes
+    cdef int64_t busy_timeout_ms
+    cdef bint sync_by_default
+    cdef Py_ssize_t active
+    cdef cached_topic topics[TOPIC_CACHE]
+
+    def __init__(self, Control control not None, policy, *, str record_format, str store_host, int64_t file_bytes,
+                 int32_t max_body_bytes, int64_t busy_timeout_ms, bint sync_by_default):
+        self.control = control
+        self.target.block = control.checked()
+        self.target.magic = RECORD_MAGIC_ROCKETMQ if record_format == "rocketmq" else RECORD_MAGIC_CYSTORE
+        self.policy = policy
+        self.store_host = encode_host(store_host, "store_host")
+        self.file_bytes = file_bytes
+        self.max_body_bytes = max_body_bytes
+        self.busy_timeout_ms = busy_timeout_ms
+        self.sync_by_default = sync_by_default
+
+    def __dealloc__(self):
+        self._forget_topics()
+
+    cdef void _forget_topics(self) noexcept:
+        cdef int i
+        for i in range(TOPIC_CACHE):
+            Py_XDECREF(self.topics[i].topic)
+            self.topics[i].topic = NULL
+
+    @property
+    def active_calls(self):
+        """Calls that are inside this object now."""
+        return self.active
+
+    def detach(self):
+        """Refuses further puts. The caller waits for `active_calls` to become 0 before it lets go of the control block."""
+        self.target.block = NULL
+
+    def release(self):
+        """Lets go of mappings; after `detach`, with no active call."""
+        self._forget_topics()
+        self.segment = None
+        self.target.address = NULL
+        self.target.length = 0
+        self.control = None
+
+    cdef int _topic(self, object topic, int32_t queue_id, append_item* item) except -1:
+        """Checks the topic and finds its queue; the text stays valid as long as the topic object."""
+        cdef cached_topic* cached = &self.topics[((<uintptr_t><PyObject*>topic >> 5) ^ <uint32_t>queue_id) & (TOPIC_CACHE - 1)]
+        cdef Py_ssize_t length = 0
+        cdef const char* text
+        if self.target.block == NULL:
+            raise StoreClosedError("the store was closed meanwhile")
+        if cached.topic != <PyObject*>topic or cached.queue_id != queue_id:
+            if not PyUnicode_Check(topic):
+                raise MessageIllegalError(f"topic: must be text, not {type(topic).__name__}")
+            text = PyUnicode_AsUTF8AndSize(topic, &length)
+            if text == NULL:
+                PyErr_Clear()
+                raise MessageIllegalError(f"topic: {topic!r} is not valid Unicode text")
+            if not topic_valid(<const uint8_t*>text, length):
+                raise MessageIllegalError(
+                    f"topic: {topic!r} must be 1 to {TOPIC_BYTES_MAX} characters of letters, digits, % | _ and -")
+            Py_XINCREF(<PyObject*>topic)
+            Py_XDECREF(cached.topic)
+            cached.topic = <PyObject*>topic
+            cached.text = <const uint8_t*>text
+            cached.length = <int32_t>length
+            cached.queue_id = queue_id
+            cached.entry = control_find_queue(self.target.block, cached.text, cached.length, queue_id)
+        elif cached.entry == NULL:
+            cached.entry = control_find_queue(self.target.block, cached.text, cached.length, queue_id)
+        item.topic = cached.text
+        item.topic_len = cached.length
+        item.queue_id = queue_id
+        item.entry = cached.entry
+        return 0
+
+    cdef int _body(self, object body, append_item* item, list keep) except -1:
+        """Checks the body. One that is not bytes is copied first: nobody may change it under the checksum."""
+        cdef Py_ssize_t length
+        if not PyBytes_CheckExact(body):
+            if isinstance(body, (bytearray, memoryview)) or (not PyUnicode_Check(body) and hasattr(body, "__buffer__")):
+                body = bytes(body)
+            elif isinstance(body, bytes):
+                body = bytes(memoryview(body))
+            else:
+                try:
+                    body = bytes(memoryview(body))
+                except TypeError:
+                    raise MessageIllegalError(f"body: must be bytes, not {type(body).__name__}") from None
+            keep.append(body)
+        length = PyBytes_GET_SIZE(body)
+        if length > self.max_body_bytes:
+            raise MessageIllegalError(
+                f"body: {length} bytes, at most max_message_size_bytes = {self.max_body_bytes}")
+        item.body = <const uint8_t*>PyBytes_AS_STRING(body)
+        item.body_len = <int32_t>length
+        return 0
+
+    cdef int _finish(self, append_item* item) except -1:
+        """The size, once all lengths are known."""
+        cdef int64_t size = 75 + item.born_host_len + item.store_host_len
+        size += <int64_t>item.body_len + item.topic_len + item.properties_len
+        if size + BLANK_SIZE_MIN > self.file_bytes or size > 0x7FFFFFFF:
+            raise MessageIllegalError(f"body: the record has {size} bytes, a whole commit log file {self.file_bytes}")
+        item.size = <int32_t>size
+        return 0
+
+    cdef int _body_checksums(self, append_item* items, Py_ssize_t count) except -1:
+        """Checksums of bodies that are not worth holding the lock for."""
+        cdef Py_ssize_t i
+        cdef append_item* item
+        cdef bint rocketmq = self.target.magic == RECORD_MAGIC_ROCKETMQ
+        with nogil:
+            for i in range(count):
+                item = &items[i]
+                if rocketmq:
+                    item.body_checksum = crc32_body(item.body, item.body_len)
+                elif item.body_len >= LARGE_BODY_BYTES:
+                    item.body_checksum = crc32c_update(0, item.body, item.body_len)
+                    item.has_body_checksum = True
+        return 0
+
+    cdef int _append(self, append_item* items, Py_ssize_t count, Py_ssize_t* done, bint may_hold_gil) except -1:
+        """Takes the lock and appends; asks the policy for what is missing, outside of the lock, and goes on."""
+        cdef control_block* block = self.target.block
+        cdef pthread_mutex_t* mutex
+        cdef int64_t started_ms = clock_coarse_ms()
+        cdef int status
+        if block == NULL:  # checking the message let other threads run
+            raise StoreClosedError("the store was closed meanwhile")
+        mutex = control_lock_at(block, LOCK_APPEND)
+        keep_block = self.control.file
+        while True:
+            self._lock(block, mutex)
+            if self.target.block == NULL:
+                pthread_mutex_unlock(mutex)
+                raise StoreClosedError("the store was closed meanwhile")
+            if control_repair_due(block, LOCK_APPEND) and control_intact(block):
+                self._repair(mutex)
+            keep_segment = self.segment
+            if may_hold_gil:
+                status = append_locked(block, &self.target, items, count, done, started_ms)
+                pthread_mutex_unlock(mutex)
+            else:
+                with nogil:
+                    status = append_locked(block, &self.target, items, count, done, started_ms)
+                    pthread_mutex_unlock(mutex)
+            if load_u32(&block.append_waiters) != 0:
+                futex_wake_all(&block.append_seq)
+            if status == APPEND_OK:
+                return 0
+            self._mend(status, done[0] > 0)
+
+    cdef inline int _lock(self, control_block* block, pthread_mutex_t* mutex) except -1:
+        cdef int status = control_locked(block, LOCK_APPEND, pthread_mutex_trylock(mutex))
+        return 0 if status == 0 else self._wait_for_lock(block, mutex, status)
+
+    cdef int _wait_for_lock(self, control_block* block, pthread_mutex_t* mutex, int status) except -1:
+        """Another thread or process holds the append lock: waits for it as long as appends go on, and for one that does not
+        at most os_page_cache_busy_timeout_ms."""
+        cdef int64_t waited = 0
+        cdef uint32_t seen = load_u32(&block.append_seq)
+        while status == EBUSY or status == ETIMEDOUT:
+            if load_u32(&block.append_seq) != seen:
+                seen = load_u32(&block.append_seq)
+                waited = 0
+            if waited >= self.busy_timeout_ms:
+                raise PageCacheBusyError(
+                    f"thread {robust_owner(mutex)} has held the append lock for {waited} ms; nothing was appended")
+            with nogil:
+                status = control_locked(block, LOCK_APPEND, robust_lock(mutex, WAIT_SLICE_MS))
+            waited += WAIT_SLICE_MS
+            try:
+                PyErr_CheckSignals()
+            except BaseException:
+                if status == 0:
+                    pthread_mutex_unlock(mutex)
+                raise
+        if status != 0:
+            raise StoreError(f"the append lock is unusable (error {status})")
+        return 0
+
+    cdef int _repair(self, pthread_mutex_t* mutex) except -1:
+        """With the lock held, which an exception gives back; the repair stays due then."""
+        try:
+            self.policy.repair()
+        except BaseException:
+            pthread_mutex_unlock(mutex)
+            raise
+        return 0
+
+    cdef int _mend(self, int status, bint published) except -1:
+        cdef MappedFile file
+        if status == APPEND_NEED_SEGMENT:
+            file = self.policy.segment_at(self.target.needed)
+            self._use(file)
+        elif status == APPEND_NEED_SPACE:
+            self.policy.make_room(self.target.needed)
+        elif status == APPEND_NEED_QUEUES:
+            self.policy.more_queues()
+        elif status == APPEND_REFUSED:
+            self.policy.refused()
+        else:
+            self.policy.overwritten()
+        return 0
+
+    cdef int _use(self, MappedFile file) except -1:
+        """Makes a segment the one to write to. Another thread may be appending: under the lock."""
+        cdef control_block* block = self.target.block
+        cdef pthread_mutex_t* mutex
+        if not file.writable:
+            raise StoreError("the segment is mapped for reading only", path=file.path)
+        if block == NULL:
+            raise StoreClosedError("the store was closed meanwhile")
+        mutex = control_lock_at(block, LOCK_APPEND)
+        self._lock(block, mutex)
+        self.segment = file
+        self.target.address = file.address
+        self.target.base = file.base
+        self.target.length = file.length
+        pthread_mutex_unlock(mutex)
+        return 0
+
+    cdef int _wants_sync(self, object flush) except -1:
+        if flush is None:
+            return self.sync_by_default
+        if flush == "sync":
+            return True
+        if flush == "async":
+            return False
+        raise MessageIllegalError(f"flush: must be 'sync', 'async' or None, not {flush!r}")
+
+    def put(self, topic, body, *, queue_id=0, keys=(), tags=None, properties=None, flag=0, flush=None, unique_key=None):
+        """Appends one message; see MessageStore.put."""
+        cdef append_item item
+        cdef property_buffer buffer
+        cdef uint8_t[512] room
+        cdef Py_ssize_t done = 0
+        cdef PutResult result
+        cdef list keep = None
+        cdef bint sync = self.sync_by_default if flush is None else self._wants_sync(flush)
+        if self.target.block == NULL:
+            return self.policy.revive().put(topic, body, queue_id=queue_id, keys=keys, tags=tags, properties=properties,
+                                            flag=flag, flush=flush, unique_key=unique_key)
+        cdef int32_t number = 0 if queue_id is ZERO else _int32("queue_id", queue_id, 0)
+        buffer.start = room
+        buffer.length = 0
+        buffer.capacity = 512
+        buffer.on_heap = False
+        self.active += 1
+        try:
+            self._topic(topic, number, &item)
+            item.flag = 0 if flag is ZERO else _int32("flag", flag, -0x80000000)
+            item.sys_flag = item.reconsume_times = 0
+            item.prepared_transaction_offset = 0
+            item.has_body_checksum = False
+            if not PyBytes_CheckExact(body):
+                keep = []
+            self._body(body, &item, keep)
+            item.properties_len = put_properties(&buffer, keys, tags, properties, unique_key)
+            item.properties = buffer.start
+            item.born_host = item.store_host = <const uint8_t*>PyBytes_AS_STRING(self.store_host)
+            item.born_host_len = item.store_host_len = <int32_t>PyBytes_GET_SIZE(self.store_host)
+            if item.born_host_len != 8:
+                item.sys_flag = <int32_t>(SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6)
+            item.born_timestamp = -1
+            self._finish(&item)
+            if item.body_len >= LARGE_BODY_BYTES or self.target.magic == RECORD_MAGIC_ROCKETMQ:
+                self._body_checksums(&item, 1)
+            self._append(&item, 1, &done, item.body_len < LARGE_BODY_BYTES)
+            result = put_result(item.physical_offset, item.queue_offset, item.size, item.store_timestamp)
+            if sync:
+                try:
+                    self.policy.sync(item.physical_offset + item.size)
+                except StoreError as error:
+                    error.results = [result]
+                    raise
+            return result
+        finally:
+            self.active -= 1
+            if buffer.on_heap:
+                free(buffer.start)
+
+    def put_many(self, messages, *, flush=None):
+        """Appends messages in order; see MessageStore.put_many."""
+        cdef tuple batch
+        cdef append_item* items = NULL
+        cdef append_item* item
+        cdef property_buffer buffer
+        cdef Py_ssize_t count, i, done = 0
+        cdef Message message
+        cdef bytes host
+        cdef list keep = []
+        cdef bint sync = self._wants_sync(flush)
+        if self.target.block == NULL:
+            return self.policy.revive().put_many(messages, flush=flush)
+        try:
+            batch = tuple(messages)
+        except TypeError:
+            raise MessageIllegalError(f"messages: must be a list of Message, not {type(messages).__name__}") from None
+        count = len(batch)
+        if count == 0:
+            return []
+        memset(&buffer, 0, sizeof(property_buffer))
+        self.active += 1
+        try:
+            items = <append_item*>malloc(count * sizeof(append_item))
+            if items == NULL:
+                raise MemoryError()
+            memset(items, 0, count * sizeof(append_item))
+            for i in range(count):
+                item = &items[i]
+                entry = batch[i]
+                if type(entry) is not Message:
+                    raise MessageIllegalError(f"messages[{i}]: must be a Message, not {type(entry).__name__}")
+                message = <Message>entry
+                item.flag = message._flag
+                item.sys_flag = <int32_t>(<uint32_t>message._sys_flag
+                                          & ~(SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6))
+                item.reconsume_times = message._reconsume_times
+                item.prepared_transaction_offset = message._prepared_transaction_offset
+                set_store_host(item, self.store_host if message._store_host is None else <bytes>message._store_host)
+                self._topic(message._topic if message.source is None else message.topic, message._queue_id, item)
+                if message.source is None:
+                    item.born_timestamp = message._born_timestamp_ms
+                    self._body(message._body, item, keep)
+                    item.properties_len = put_properties(&buffer, message._keys, message._tags, message._properties,
+                                                          message._unique_key)
+                    host = self.store_host if message._born_host is None else <bytes>message._born_host
+                    set_born_host(item, <const uint8_t*>PyBytes_AS_STRING(host), <int32_t>PyBytes_GET_SIZE(host))
+                else:
+                    item.born_timestamp = message.view.born_timestamp
+                    item.body = message.view.body
+                    item.body_len = message.view.body_len
+                    item.properties_len = message.view.properties_len
+                    property_room(&buffer, item.properties_len)
+                    memcpy(buffer.start + buffer.length, message.view.properties, item.properties_len)
+                    buffer.length += item.properties_len
+                    set_born_host(item, message.view.born_host, message.view.born_host_len)
+                self._finish(item)
+            # The buffer moves while it grows: the pointers into it are set when it is complete.
+            room = 0
+            for i in range(count):
+                items[i].properties = buffer.start + <Py_ssize_t>room
+                room += items[i].properties_len
+            self._body_checksums(items, count)
+            try:
+                self._append(items, count, &done, False)
+                if sync:
+                    self.policy.sync(items[count - 1].physical_offset + items[count - 1].size)
+            except StoreError as error:
+                if done:
+                    error.results = self._results(items, done)
+                raise
+            return self._results(items, count)
+        finally:
+            self.active -= 1
+            free(items)
+            if buffer.on_heap:
+                free(buffer.start)
+
+    cdef list _results(self, append_item* items, Py_ssize_t count):
+        cdef Py_ssize_t i
+        return [put_result(items[i].physical_offset, items[i].queue_offset, items[i].size, items[i].store_timestamp)
+                for i in range(count)]
+
+
+cdef int32_t _int32(str field, object value, int64_t low) except? -1:
+    cdef int64_t number
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise MessageIllegalError(f"{field}: must be a whole number, not {type(value).__name__}")
+    try:
+        number = value
+    except OverflowError:
+        number = low - 1
+    if number < low or number > 0x7FFFFFFF:
+        raise MessageIllegalError(f"{field}: must be {low} to {0x7FFFFFFF}, not {value}")
+    return <int32_t>number

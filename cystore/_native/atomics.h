@@ -1,0 +1,102 @@
+/* Atomic access to shared memory, futex waits and robust locks: the only file that knows their C spelling. */
+#ifndef CYSTORE_ATOMICS_H
+#define CYSTORE_ATOMICS_H
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "layout.h"
+
+static inline int64_t load_i64(const int64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+static inline void store_i64(int64_t *p, int64_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+static inline uint32_t load_u32(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+static inline void store_u32(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+static inline uint64_t load_u64(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+static inline uint32_t add_u32(uint32_t *p, uint32_t v) { return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST); }
+static inline uint32_t sub_u32(uint32_t *p, uint32_t v) { return __atomic_fetch_sub(p, v, __ATOMIC_SEQ_CST); }
+static inline uint32_t or_u32(uint32_t *p, uint32_t v) { return __atomic_fetch_or(p, v, __ATOMIC_SEQ_CST); }
+static inline uint32_t and_u32(uint32_t *p, uint32_t v) { return __atomic_fetch_and(p, v, __ATOMIC_SEQ_CST); }
+static inline void release_fence(void) { __atomic_thread_fence(__ATOMIC_RELEASE); }
+static inline void full_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+static inline void prefetch_for_write(const void *p) { __builtin_prefetch(p, 1); }
+/* Dirties the byte's page and changes nothing, whoever else writes to it meanwhile. */
+static inline void touch_byte(uint8_t *p) { (void)__atomic_fetch_or(p, 0, __ATOMIC_SEQ_CST); }
+
+/* Big-endian words on disk that other processes read while we write them (index slots and counts). */
+static inline void publish_be32(uint8_t *p, uint32_t v) {
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    store_be32(p, v);
+}
+static inline uint32_t observe_be32(const uint8_t *p) {
+    uint32_t v = load_be32(p);
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    return v;
+}
+
+/* 0 woken (or a spurious wake-up), else EAGAIN, EINTR, ETIMEDOUT. The futex is shared between processes. */
+static inline int futex_wait(const uint32_t *word, uint32_t seen, int64_t timeout_ms) {
+    struct timespec limit = {timeout_ms / 1000, (timeout_ms % 1000) * 1000000};
+    return syscall(SYS_futex, word, FUTEX_WAIT, seen, timeout_ms < 0 ? NULL : &limit, NULL, 0) == 0 ? 0 : errno;
+}
+static inline void futex_wake_all(const uint32_t *word) {
+    (void)syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+static inline int robust_init(pthread_mutex_t *mutex) {
+    pthread_mutexattr_t kind;
+    int status = pthread_mutexattr_init(&kind);
+    if (status == 0) status = pthread_mutexattr_setpshared(&kind, PTHREAD_PROCESS_SHARED);
+    if (status == 0) status = pthread_mutexattr_setrobust(&kind, PTHREAD_MUTEX_ROBUST);
+    if (status == 0) status = pthread_mutexattr_settype(&kind, PTHREAD_MUTEX_ERRORCHECK);
+    if (status == 0) status = pthread_mutex_init(mutex, &kind);
+    return status;
+}
+/* 0, EOWNERDEAD (locked; repair first), EDEADLK (this thread has it), ETIMEDOUT. */
+static inline int robust_lock(pthread_mutex_t *mutex, int64_t timeout_ms) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += timeout_ms / 1000;
+    until.tv_nsec += (timeout_ms % 1000) * 1000000;
+    if (until.tv_nsec >= 1000000000) {
+        until.tv_sec++;
+        until.tv_nsec -= 1000000000;
+    }
+    return pthread_mutex_clocklock(mutex, CLOCK_MONOTONIC, &until);
+}
+/* Thread id of the owner, 0 when free or not known: for reports only. */
+static inline int32_t robust_owner(const pthread_mutex_t *mutex) {
+#ifdef __GLIBC__
+    return (int32_t)(mutex->__data.__lock & FUTEX_TID_MASK);
+#else
+    (void)mutex;
+    return 0;
+#endif
+}
+/* Before a mutex's memory goes: the thread that holds it has it in its robust list, and would follow that into the void with its
+   next lock. 0 free, or given back here; 1 another thread of this process holds it: the memory has to stay. */
+static inline int robust_abandon(pthread_mutex_t *mutex) {
+    int32_t owner = robust_owner(mutex);
+    if (owner == 0) return 0;
+    if (owner == (int32_t)syscall(SYS_gettid)) return pthread_mutex_unlock(mutex) != 0;
+    return syscall(SYS_tgkill, getpid(), owner, 0) == 0;
+}
+static inline pthread_mutex_t *control_mutex(control_block *block, int which) { return &block->locks[which].mutex; }
+
+static inline int64_t clock_now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+static inline int64_t clock_coarse_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+#endif

@@ -1,0 +1,38 @@
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+cdef extern from "<errno.h>" nogil:
+    const int EAGAIN, EBUSY, EDEADLK, EINTR, EOWNERDEAD, ETIMEDOUT
+
+cdef extern from "<pthread.h>" nogil:
+    ctypedef struct pthread_mutex_t:
+        pass
+    int pthread_mutex_trylock(pthread_mutex_t* mutex)
+    int pthread_mutex_lock(pthread_mutex_t* mutex)
+    int pthread_mutex_unlock(pthread_mutex_t* mutex)
+    int pthread_mutex_consistent(pthread_mutex_t* mutex)
+
+cdef extern from "atomics.h" nogil:
+    int64_t load_i64(const int64_t* p)
+    void store_i64(int64_t* p, int64_t v)
+    uint32_t load_u32(const uint32_t* p)
+    void store_u32(uint32_t* p, uint32_t v)
+    uint64_t load_u64(const uint64_t* p)
+    uint32_t add_u32(uint32_t* p, uint32_t v)
+    uint32_t sub_u32(uint32_t* p, uint32_t v)
+    uint32_t or_u32(uint32_t* p, uint32_t v)
+    uint32_t and_u32(uint32_t* p, uint32_t v)
+    void full_fence()
+    void touch_byte(uint8_t* p)
+    void publish_be32(uint8_t* p, uint32_t v)
+    uint32_t observe_be32(const uint8_t* p)
+    int futex_wait(const uint32_t* word, uint32_t seen, int64_t timeout_ms)
+    void futex_wake_all(const uint32_t* word)
+    int robust_init(pthread_mutex_t* mutex)
+    int robust_lock(pthread_mutex_t* mutex, int64_t timeout_ms)
+    int32_t robust_owner(const pthread_mutex_t* mutex)
+    int robust_abandon(pthread_mutex_t* mutex)
+    int64_t clock_now_ms()
+    int64_t clock_coarse_ms()
+    pthread_mutex_t* control_mutex(control_block_opaque* block, int which)
+    ctypedef struct control_block_opaque "control_block":
+        pass

@@ -1,0 +1,9 @@
+from typing import Final
+
+from _typeshed import ReadableBuffer
+
+implementation: Final[str]  # name of the CRC-32C kernel that this CPU got
+
+def crc32c(data: ReadableBuffer, value: int = 0) -> int: ...
+def crc32c_of_two(first: int, second: int, second_length: int) -> int: ...
+def rocketmq_body_crc(data: ReadableBuffer) -> int: ...

@@ -1,0 +1,618 @@
+"""The control block: the memory that all processes attached to one store share.
+
+Everything in it can be recomputed from the store's files; the first attacher builds it and trusts nothing it finds.
+The scheme (layout fingerprint, reader-friendly slots, one writer per cache line) follows LMDB's lock file.
+"""
+
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.ref cimport Py_INCREF
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
+
+import contextlib
+import logging
+import os
+
+from cystore._native.atomics cimport *
+from cystore._native.layout cimport *
+from cystore._native.mapping cimport MappedFile
+from cystore.errors import StoreClosedError, StoreFormatError, StoreFullError, StoreLockedError, StoreNotWritableError
+from cystore.layout import LOCK_NAMES
+
+log = logging.getLogger("cystore")
+
+cdef extern from "failpoints.h" nogil:
+    void failpoint(const char* name)
+
+cdef int LOCK_COUNT = len(LOCK_NAMES)
+cdef int64_t WAIT_SLICE_MS = 250
+cdef int64_t REPORT_EVERY_MS = 5_000
+cdef uint32_t SLOTS_PER_STEP = 256
+
+OVERWRITTEN = (
+    "the control block was overwritten while processes were attached; nothing was appended. Stop all of them, then open the "
+    "store again: it recovers from its files"
+)
+
+
+cdef void _link(control_block* block, uint32_t slot) noexcept nogil:
+    cdef queue_entry* entry = control_slot(block, slot)
+    cdef uint32_t* bucket = &control_buckets(block)[entry.hash & (CONTROL_BUCKETS - 1)]
+    store_u32(&entry.hash_next, load_u32(bucket))
+    failpoint("control.bucket_read")
+    store_u32(bucket, slot + 1)
+
+
+cdef queue_entry* control_add_queue(control_block* block, const uint8_t* topic, int topic_len,
+                                    int32_t queue_id) noexcept nogil:
+    """Fill, count, link: a kill between count and link leaves a slot that control_relink_newest finds."""
+    cdef uint32_t slot = block.queue_count
+    cdef queue_entry* entry
+    if slot >= load_u32(&block.queue_capacity) or slot >= block.max_queues or topic_len > <int>TOPIC_BYTES_MAX:
+        return NULL
+    entry = control_slot(block, slot)
+    memset(entry, 0, sizeof(queue_entry))
+    memcpy(&entry.topic[0], topic, topic_len)
+    entry.topic_bytes = <uint32_t>topic_len
+    entry.queue_id = queue_id
+    entry.hash = queue_hash(topic, topic_len, queue_id)
+    failpoint("control.queue_filled")
+    store_u32(&block.queue_count, slot + 1)
+    failpoint("control.queue_counted")
+    _link(block, slot)
+    return entry
+
+
+cdef void control_relink_newest(control_block* block) noexcept nogil:
+    cdef uint32_t count = block.queue_count
+    cdef queue_entry* entry
+    if count == 0:
+        return
+    entry = control_slot(block, count - 1)
+    if control_find_queue(block, <const uint8_t*>&entry.topic[0], <int>entry.topic_bytes, entry.queue_id) == NULL:
+        _link(block, count - 1)
+
+
+cdef str _text(const char* constant):
+    """A text constant of the block, whatever stands there."""
+    return constant[:40].split(b"\0")[0].decode("ascii", "backslashreplace")
+
+
+cdef class Control:
+    """A handle on the control block of one store. Positions are physical offsets in bytes, times are ms."""
+
+    def __dealloc__(self):
+        cdef MappedFile file = self.file
+        cdef control_block* block
+        cdef int which, held = 0
+        if file is None or self.read_only:
+            return
+        block = <control_block*>file.address
+        if control_intact(block):
+            for which in range(LOCK_COUNT):
+                held |= robust_abandon(control_lock_at(block, which))
+        if held:
+            Py_INCREF(file)  # for ever: a page too many is better than a crash
+
+    cdef control_block* checked(self) except NULL:
+        """The block, unless the store was closed, or somebody else's bytes stand in it: then nothing is read or written."""
+        if self.block == NULL:
+            raise StoreClosedError("the store is closed")
+        if not control_intact(self.block):
+            raise StoreFormatError(OVERWRITTEN, path=self.file.path)
+        return self.block
+
+    cdef control_block* _writable(self) except NULL:
+        cdef control_block* block = self.checked()
+        if self.read_only:
+            raise StoreNotWritableError("the store is open for reading only", path=self.file.path)
+        return block
+
+    @staticmethod
+    def size_bytes(uint32_t max_queues):
+        """Length of the address range for so many queues."""
+        return CONTROL_QUEUES_AT + sizeof(queue_entry) * max_queues
+
+    @staticmethod
+    def first_bytes(uint32_t max_queues):
+        """How much of it must be allocated before `create`."""
+        return CONTROL_QUEUES_AT + sizeof(queue_entry) * min(SLOTS_PER_STEP, max_queues)
+
+    @staticmethod
+    def create(MappedFile file not None, *, int64_t commit_log_file_bytes, int64_t consume_queue_file_bytes,
+               uint32_t max_hash_slot_num, uint32_t max_index_num, uint32_t max_queues, uint64_t pid_namespace,
+               str boot_id, str c_library):
+        """Builds a new block in zeroed memory whose `first_bytes` are allocated. Only for whoever is alone in the store."""
+        cdef Control self = Control.__new__(Control)
+        cdef control_block* block = <control_block*>file.address
+        cdef int which
+        cdef bytes text
+        if file.length < <Py_ssize_t>Control.size_bytes(max_queues):
+            raise StoreFormatError("the control block is too short", path=file.path)
+        self.file = file
+        self.block = block
+        block.fingerprint = LAYOUT_FINGERPRINT
+        block.page_bytes = os.sysconf("SC_PAGESIZE")
+        block.mutex_bytes = sizeof(pthread_mutex_t)
+        block.pid_namespace = pid_namespace
+        block.commit_log_file_bytes = commit_log_file_bytes
+        block.consume_queue_file_bytes = consume_queue_file_bytes
+        block.max_hash_slot_num = max_hash_slot_num
+        block.max_index_num = max_index_num
+        block.max_queues = max_queues
+        block.bucket_count = CONTROL_BUCKETS
+        block.queue_capacity = min(SLOTS_PER_STEP, max_queues)
+        text = boot_id.encode()[:39]
+        memcpy(&block.boot_id[0], <const char*>text, len(text))
+        text = c_library.encode()[:39]
+        memcpy(&block.c_library[0], <const char*>text, len(text))
+        block.generation = int.from_bytes(os.urandom(8), "big")
+        for which in range(len(LOCK_NAMES)):
+            status = robust_init(control_lock_at(block, which))
+            if status:
+                raise OSError(status, os.strerror(status), file.path)
+        block.guard = ~CONTROL_MAGIC
+        full_fence()
+        block.magic = CONTROL_MAGIC
+        return self
+
+    @staticmethod
+    def attach(MappedFile file not None, *, uint64_t pid_namespace, str boot_id, str c_library):
+        """A handle on a block that another live process built. A block of another kind is refused, never guessed around."""
+        cdef Control self = Control.__new__(Control)
+        cdef control_block* block = <control_block*>file.address
+        if file.length < <Py_ssize_t>CONTROL_QUEUES_AT or not control_intact(block):
+            raise StoreFormatError("the control block has another layout: another version of cystore is attached",
+                                   path=file.path)
+        for name, mine, theirs in (
+            ("page size", os.sysconf("SC_PAGESIZE"), block.page_bytes),
+            ("size of a mutex", sizeof(pthread_mutex_t), block.mutex_bytes),
+            ("PID namespace", pid_namespace, block.pid_namespace),
+            ("boot id", boot_id[:39], _text(&block.boot_id[0])),
+            ("C library", c_library[:39], _text(&block.c_library[0])),
+        ):
+            if mine != theirs:
+                raise StoreFormatError(f"attached processes differ in {name}: theirs {theirs}, ours {mine}",
+                                       path=file.path)
+        if file.length < <Py_ssize_t>Control.size_bytes(block.max_queues):
+            raise StoreFormatError("the control block is shorter than it says", path=file.path)
+        self.file = file
+        self.block = block
+        self.read_only = not file.writable
+        return self
+
+    def detach(self):
+        """Forgets the memory; every later call raises StoreClosedError."""
+        self.block = NULL
+
+    def release(self):
+        """Lets the mapping go, after `detach`; in a forked child only, whose threads hold no locks."""
+        self.file = None
+
+    # ---------------------------------------------------------------------------------------- positions
+
+    @property
+    def closed(self):
+        return self.block == NULL
+
+    @property
+    def wrote(self):
+        return load_i64(&self.checked().wrote)
+
+    @wrote.setter
+    def wrote(self, int64_t value):
+        store_i64(&self.checked().wrote, value)
+
+    @property
+    def flushed(self):
+        return load_i64(&self.checked().flushed)
+
+    @flushed.setter
+    def flushed(self, int64_t value):
+        store_i64(&self.checked().flushed, value)
+
+    @property
+    def dispatched(self):
+        return load_i64(&self.checked().dispatched)
+
+    @dispatched.setter
+    def dispatched(self, int64_t value):
+        store_i64(&self.checked().dispatched, value)
+        self.block.dispatch_seq += 1
+
+    @property
+    def allocated(self):
+        return load_i64(&self.checked().allocated)
+
+    @allocated.setter
+    def allocated(self, int64_t value):
+        store_i64(&self.checked().allocated, value)
+        add_u32(&self.block.segment_seq, 1)
+        futex_wake_all(&self.block.segment_seq)
+
+    @property
+    def min_physical_offset(self):
+        return load_i64(&self.checked().min_physical_offset)
+
+    @min_physical_offset.setter
+    def min_physical_offset(self, int64_t value):
+        store_i64(&self.checked().min_physical_offset, value)
+
+    @property
+    def ready_base(self):
+        return load_i64(&self.checked().ready_base)
+
+    @ready_base.setter
+    def ready_base(self, int64_t value):
+        store_i64(&self.checked().ready_base, value)
+
+    @property
+    def last_store_timestamp_ms(self):
+        return load_i64(&self.checked().last_store_timestamp)
+
+    @last_store_timestamp_ms.setter
+    def last_store_timestamp_ms(self, int64_t value):
+        store_i64(&self.checked().last_store_timestamp, value)
+
+    @property
+    def last_record(self):
+        """Physical offset of the last record, -1 when there is none. Its end is never past the wrote position."""
+        return load_i64(&self.checked().last_record)
+
+    @last_record.setter
+    def last_record(self, int64_t value):
+        store_i64(&self.checked().last_record, value)
+
+    @property
+    def dispatched_timestamp_ms(self):
+        return load_i64(&self.checked().dispatched_timestamp)
+
+    @dispatched_timestamp_ms.setter
+    def dispatched_timestamp_ms(self, int64_t value):
+        store_i64(&self.checked().dispatched_timestamp, value)
+
+    @property
+    def queues_flushed_timestamp_ms(self):
+        return load_i64(&self.checked().queues_flushed_timestamp)
+
+    @queues_flushed_timestamp_ms.setter
+    def queues_flushed_timestamp_ms(self, int64_t value):
+        store_i64(&self.checked().queues_flushed_timestamp, value)
+
+    @property
+    def index_flushed(self):
+        return load_i64(&self.checked().index_flushed)
+
+    @index_flushed.setter
+    def index_flushed(self, int64_t value):
+        store_i64(&self.checked().index_flushed, value)
+
+    @property
+    def index_base(self):
+        return load_i64(&self.checked().index_base)
+
+    @index_base.setter
+    def index_base(self, int64_t value):
+        store_i64(&self.checked().index_base, value)
+        add_u32(&self.block.index_seq, 1)
+
+    @property
+    def index_allocated(self):
+        return load_i64(&self.checked().index_allocated)
+
+    @index_allocated.setter
+    def index_allocated(self, int64_t value):
+        store_i64(&self.checked().index_allocated, value)
+
+    @property
+    def index_seq(self):
+        return load_u32(&self.checked().index_seq)
+
+    @property
+    def append_seq(self):
+        return load_u32(&self.checked().append_seq)
+
+    @property
+    def segment_seq(self):
+        return load_u32(&self.checked().segment_seq)
+
+    @property
+    def put_count(self):
+        """Messages appended since the first attach."""
+        return load_u64(&self.checked().put_count)
+
+    @property
+    def flags(self):
+        return load_u32(&self.checked().flags)
+
+    def set_flag(self, uint32_t flag):
+        """Sets a FLAG_*; seen by the next put of every process."""
+        or_u32(&self.checked().flags, flag)
+
+    def clear_flag(self, uint32_t flag):
+        and_u32(&self.checked().flags, ~flag)
+
+    @property
+    def failed_errno(self):
+        return self.checked().failed_errno
+
+    @failed_errno.setter
+    def failed_errno(self, int32_t value):
+        self.checked().failed_errno = value
+
+    @property
+    def commit_log_file_bytes(self):
+        return self.checked().commit_log_file_bytes
+
+    @property
+    def consume_queue_file_bytes(self):
+        return self.checked().consume_queue_file_bytes
+
+    @property
+    def max_hash_slot_num(self):
+        return self.checked().max_hash_slot_num
+
+    @property
+    def max_index_num(self):
+        return self.checked().max_index_num
+
+    @property
+    def max_queues(self):
+        return self.checked().max_queues
+
+    @property
+    def generation(self):
+        return self.checked().generation
+
+    @property
+    def intact(self):
+        """False when the block was overwritten by somebody else."""
+        if self.block == NULL:
+            raise StoreClosedError("the store is closed")
+        return control_intact(self.block)
+
+    @property
+    def intent(self):
+        """(from, to) of the append that is being written, or None."""
+        cdef control_block* block = self.checked()
+        if load_u32(&block.intent_active) == 0:
+            return None
+        return block.intent_from, block.intent_to
+
+    def clear_intent(self):
+        store_u32(&self.checked().intent_active, 0)
+
+    def counters(self):
+        """Put and dispatch counters since the first attach, and puts by latency (StoreStatsService's buckets)."""
+        cdef control_block* block = self.checked()
+        return {
+            "put_count": block.put_count,
+            "put_bytes": block.put_bytes,
+            "clock_clamps": block.clock_clamps,
+            "dispatch_count": block.dispatch_count,
+            "put_time_max_ms": block.put_time_max_ms,
+            "put_latency": [block.put_latency[i] for i in range(LATENCY_BUCKETS)],
+        }
+
+    # ------------------------------------------------------------------------------------------- queues
+
+    @property
+    def queue_count(self):
+        return load_u32(&self.checked().queue_count)
+
+    @property
+    def queue_capacity(self):
+        return load_u32(&self.checked().queue_capacity)
+
+    def find_queue(self, str topic not None, int32_t queue_id):
+        """Slot of a queue, -1 when there is none."""
+        cdef bytes name = topic.encode("utf-8", "surrogateescape")
+        cdef queue_entry* entry
+        if len(name) > <Py_ssize_t>TOPIC_BYTES_MAX:
+            return -1
+        entry = control_find_queue(self.checked(), <const uint8_t*><const char*>name, <int>len(name), queue_id)
+        return -1 if entry == NULL else entry - control_slot(self.block, 0)
+
+    cdef queue_entry* _slot(self, int64_t slot) except NULL:
+        cdef control_block* block = self.checked()
+        if not 0 <= slot < min(load_u32(&block.queue_count), block.max_queues):
+            raise IndexError(f"no queue slot {slot}")
+        return control_slot(block, <uint32_t>slot)
+
+    def queue(self, int64_t slot):
+        """(topic, queue id, next, dispatched, minimum) of a slot."""
+        cdef queue_entry* entry = self._slot(slot)
+        topic = (<const char*>&entry.topic[0])[:min(entry.topic_bytes, TOPIC_BYTES_MAX)].decode("utf-8", "replace")
+        return (topic, entry.queue_id, load_i64(&entry.next), load_i64(&entry.dispatched), load_i64(&entry.minimum))
+
+    def queue_next(self, int64_t slot):
+        return load_i64(&self._slot(slot).next)
+
+    def queue_dispatched(self, int64_t slot):
+        return load_i64(&self._slot(slot).dispatched)
+
+    def queue_minimum(self, int64_t slot):
+        return load_i64(&self._slot(slot).minimum)
+
+    def queue_flushed(self, int64_t slot):
+        return load_i64(&self._slot(slot).flushed)
+
+    def queue_allocated(self, int64_t slot):
+        return load_i64(&self._slot(slot).allocated)
+
+    def set_queue_dispatched(self, int64_t slot, int64_t value):
+        store_i64(&self._slot(slot).dispatched, value)
+
+    def set_queue_minimum(self, int64_t slot, int64_t value):
+        store_i64(&self._slot(slot).minimum, value)
+
+    def set_queue_flushed(self, int64_t slot, int64_t value):
+        store_i64(&self._slot(slot).flushed, value)
+
+    def set_queue_allocated(self, int64_t slot, int64_t value):
+        store_i64(&self._slot(slot).allocated, value)
+
+    def set_queue_next(self, int64_t slot, int64_t value):
+        """Next and claimed offset; under the append lock, or alone."""
+        cdef queue_entry* entry = self._slot(slot)
+        store_i64(&entry.claimed, value)
+        store_i64(&entry.next, value)
+
+    def settle_claims(self):
+        """claimed = next everywhere, and the newest slot linked: what a killed append left. Under the append lock."""
+        cdef control_block* block = self.checked()
+        cdef uint32_t slot
+        cdef queue_entry* entry
+        with nogil:
+            control_relink_newest(block)
+            for slot in range(block.queue_count):
+                entry = control_slot(block, slot)
+                store_i64(&entry.claimed, load_i64(&entry.next))
+
+    def add_queue(self, str topic not None, int32_t queue_id, *, int64_t next=0, int64_t dispatched=0, int64_t minimum=0):
+        """Adds a queue at the first attach, or under the append lock. Raises StoreFullError when the table is full."""
+        cdef bytes name = topic.encode()
+        cdef control_block* block = self.checked()
+        cdef queue_entry* entry
+        entry = control_add_queue(block, <const uint8_t*><const char*>name, <int>len(name), queue_id)
+        if entry == NULL:
+            raise StoreFullError(f"no room for queue {topic}/{queue_id}: max_queues is {block.max_queues}",
+                                 path=self.file.path)
+        store_i64(&entry.claimed, next)
+        store_i64(&entry.next, next)
+        store_i64(&entry.dispatched, dispatched)
+        store_i64(&entry.flushed, dispatched)
+        store_i64(&entry.minimum, minimum)
+        return entry - control_slot(block, 0)
+
+    def more_queue_bytes(self):
+        """(begin, end) in the control file of the next step of slots, None when all are there."""
+        cdef control_block* block = self.checked()
+        cdef uint32_t capacity = load_u32(&block.queue_capacity)
+        if capacity >= block.max_queues:
+            return None
+        return (CONTROL_QUEUES_AT + sizeof(queue_entry) * capacity,
+                CONTROL_QUEUES_AT + sizeof(queue_entry) * min(capacity * 2, block.max_queues))
+
+    def publish_queue_capacity(self, int64_t end):
+        """After [begin, end) of `more_queue_bytes` is allocated."""
+        store_u32(&self.checked().queue_capacity, <uint32_t>((end - CONTROL_QUEUES_AT) // sizeof(queue_entry)))
+
+    # -------------------------------------------------------------------------------------------- locks
+
+    def lock(self, str name not None, *, int64_t timeout_ms=-1):
+        """Takes a lock; True when an owner died inside and its repair is due: repair, call `repaired`, go on.
+
+        Waits for a live owner for ever (Ctrl-C works; a long wait is logged) or `timeout_ms`, then StoreLockedError.
+        A second lock by the same thread is a StoreLockedError at once.
+        """
+        cdef int which = LOCK_NAMES.index(name)
+        cdef control_block* block = self._writable()
+        cdef pthread_mutex_t* mutex = control_lock_at(block, which)
+        cdef int status = control_locked(block, which, pthread_mutex_trylock(mutex))
+        cdef int64_t waited = 0, piece
+        keep = self.file  # a close meanwhile must not unmap what we wait on
+        while status == EBUSY or status == ETIMEDOUT:
+            piece = WAIT_SLICE_MS if timeout_ms < 0 else min(WAIT_SLICE_MS, timeout_ms - waited)
+            if piece <= 0:
+                raise StoreLockedError(f"the {name} lock is held by thread {robust_owner(mutex)}", path=self.file.path)
+            with nogil:
+                status = control_locked(block, which, robust_lock(mutex, piece))
+            waited += piece
+            if status == ETIMEDOUT and waited % REPORT_EVERY_MS == 0:
+                log.warning("%s: waiting for the %s lock for %d s; thread %d holds it", self.file.path, name,
+                            waited // 1000, robust_owner(mutex))
+            try:
+                PyErr_CheckSignals()
+                if self.block == NULL:
+                    raise StoreClosedError("the store was closed meanwhile")
+            except BaseException:
+                if status == 0:
+                    pthread_mutex_unlock(mutex)
+                raise
+        if status == EDEADLK:
+            raise StoreLockedError(f"this thread holds the {name} lock already", path=self.file.path)
+        if status != 0:
+            raise StoreFormatError(f"the {name} lock is unusable: {os.strerror(status)}", path=self.file.path)
+        return control_repair_due(block, which)
+
+    def try_lock(self, str name not None):
+        """None when somebody (this thread too) holds the lock, else what `lock` returns."""
+        cdef int which = LOCK_NAMES.index(name)
+        cdef control_block* block = self._writable()
+        cdef int status = control_locked(block, which, pthread_mutex_trylock(control_lock_at(block, which)))
+        if status == EBUSY or status == EDEADLK:
+            return None
+        if status != 0:
+            raise StoreFormatError(f"the {name} lock is unusable: {os.strerror(status)}", path=self.file.path)
+        return control_repair_due(block, which)
+
+    def repaired(self, str name not None):
+        """Says that what a dead owner left is repaired. By the holder of the lock."""
+        and_u32(&self.checked().repair_due, ~(1u << <int>LOCK_NAMES.index(name)))
+
+    def unlock(self, str name not None):
+        """Gives a lock back that this thread holds, also after `detach`: it belongs to all processes, who would wait for ever.
+
+        In a child that was forked inside it nothing happens, the lock is the parent's.
+        """
+        cdef MappedFile file = self.file
+        if file is not None:
+            pthread_mutex_unlock(control_lock_at(<control_block*>file.address, LOCK_NAMES.index(name)))
+
+    def owner(self, str name not None):
+        """Thread id that holds a lock, 0 when it is free."""
+        return robust_owner(control_lock_at(self.checked(), LOCK_NAMES.index(name)))
+
+    @contextlib.contextmanager
+    def locked(self, str name not None, *, int64_t timeout_ms=-1):
+        """`lock` for the length of a with block; yields whether a repair is due. The block repairs before it relies on
+        anything, and the repair counts as done when the block ends; an exception leaves it to the next owner."""
+        due = self.lock(name, timeout_ms=timeout_ms)
+        try:
+            yield due
+            if due:
+                self.repaired(name)
+        finally:
+            self.unlock(name)
+
+    # --------------------------------------------------------------------------------------------- waits
+
+    def wait_append(self, uint32_t seen, int64_t timeout_ms):
+        """Sleeps until `append_seq` differs from `seen`, at most `timeout_ms`. Signals are handled."""
+        cdef control_block* block = self.checked()
+        cdef bint counted = not self.read_only
+        keep = self.file  # a close meanwhile must not unmap what we sleep on
+        if counted:
+            add_u32(&block.append_waiters, 1)
+        try:
+            with nogil:
+                futex_wait(&block.append_seq, seen, timeout_ms)
+        finally:
+            if counted:
+                sub_u32(&block.append_waiters, 1)
+        PyErr_CheckSignals()
+
+    def wait_flush(self, uint32_t seen, int64_t timeout_ms):
+        """Sleeps until `flush_seq` differs from `seen`, at most `timeout_ms`."""
+        cdef control_block* block = self.checked()
+        keep = self.file
+        with nogil:
+            futex_wait(&block.flush_seq, seen, timeout_ms)
+        PyErr_CheckSignals()
+
+    @property
+    def flush_seq(self):
+        return load_u32(&self.checked().flush_seq)
+
+    def wake_flush(self):
+        """After the flushed position moved, or a flush failed."""
+        cdef control_block* block = self.checked()
+        add_u32(&block.flush_seq, 1)
+        futex_wake_all(&block.flush_seq)
+
+    def wake_append(self):
+        """Wakes everybody who waits for messages; also used when the store closes."""
+        cdef control_block* block = self.checked()
+        add_u32(&block.append_seq, 1)
+        futex_wake_all(&block.append_seq)

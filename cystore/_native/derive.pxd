@@ -1,0 +1,78 @@
+# What consume queue and index hold of a record: its tags code, and its keys in the order they are entered.
+
+from libc.stdint cimport INT32_MAX, int64_t, uint8_t
+from libc.string cimport memchr, memcmp
+
+from cystore._native.record cimport java_hash, property_next, property_view, record_view
+
+cdef struct derived:
+    int64_t tags_code
+    property_view unique
+    const uint8_t* keys         # what is left of them
+    const uint8_t* keys_end
+
+
+cdef inline int64_t derive_integer(const uint8_t* text, int length) noexcept nogil:
+    """Integer.parseInt: an optional sign and digits, within 32 bits; 0 for anything else."""
+    cdef int i = 0
+    cdef bint minus = False
+    cdef int64_t value = 0
+    if length and (text[0] == 43 or text[0] == 45):
+        minus = text[0] == 45
+        i = 1
+    if i == length:
+        return 0
+    while i < length:
+        if not 48 <= text[i] <= 57:
+            return 0
+        value = value * 10 + (text[i] - 48)
+        if value > <int64_t>INT32_MAX + minus:
+            return 0
+        i += 1
+    return -value if minus else value
+
+
+cdef inline void derive_begin(const record_view* v, const int64_t* delay_ms, int delay_levels, derived* d) noexcept nogil:
+    """In one pass over the properties; of a repeated name the last pair counts. `delay_ms`: level 1 first."""
+    cdef const uint8_t* at = v.properties
+    cdef const uint8_t* end = at + v.properties_len
+    cdef property_view pair, tags, keys, delay
+    cdef int64_t level
+    tags.value_len = keys.value_len = d.unique.value_len = delay.value_len = 0
+    tags.value = keys.value = d.unique.value = delay.value = at
+    while property_next(&at, end, &pair):
+        if pair.name_len == 4 and memcmp(pair.name, b"KEYS", 4) == 0:
+            keys = pair
+        elif pair.name_len == 4 and memcmp(pair.name, b"TAGS", 4) == 0:
+            tags = pair
+        elif pair.name_len == 8 and memcmp(pair.name, b"UNIQ_KEY", 8) == 0:
+            d.unique = pair
+        elif pair.name_len == 5 and memcmp(pair.name, b"DELAY", 5) == 0:
+            delay = pair
+    d.keys = keys.value
+    d.keys_end = keys.value + keys.value_len
+    d.tags_code = java_hash(0, tags.value, tags.value_len) if tags.value_len else 0
+    if delay.value_len and v.topic_len == 19 and memcmp(v.topic, b"SCHEDULE_TOPIC_XXXX", 19) == 0:
+        level = derive_integer(delay.value, delay.value_len)
+        if level > 0 and delay_levels:
+            d.tags_code = v.store_timestamp + delay_ms[min(level, <int64_t>delay_levels) - 1]
+
+
+cdef inline bint derive_next_key(derived* d, const uint8_t** key, size_t* length) noexcept nogil:
+    """The unique key first, then each of the keys; an empty one is none. 0 when there are no more."""
+    cdef const uint8_t* blank
+    if d.unique.value_len:
+        key[0] = d.unique.value
+        length[0] = <size_t>d.unique.value_len
+        d.unique.value_len = 0
+        return True
+    while d.keys < d.keys_end:
+        key[0] = d.keys
+        blank = <const uint8_t*>memchr(d.keys, 32, d.keys_end - d.keys)
+        if blank == NULL:
+            blank = d.keys_end
+        length[0] = <size_t>(blank - d.keys)
+        d.keys = blank + 1
+        if length[0]:
+            return True
+    return False

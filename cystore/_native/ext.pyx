@@ -1,0 +1,110 @@
+"""Units of extended consume queues: tags code, store time and a filter bitmap, beside a queue whose entries point here.
+
+Source of the format: ConsumeQueueExt of RocketMQ 4.9.3.
+"""
+
+from libc.stdint cimport INT64_MIN, int16_t, int64_t, uint8_t, uint64_t
+from libc.string cimport memcpy
+
+from cystore._native.layout cimport *
+
+cdef int FIXED_BYTES = 20
+cdef int UNIT_BYTES_MAX = 32767
+cdef size_t END_BYTES = 4           # a unit leaves room for the end mark of its file
+cdef int64_t ADDRESS_MAX = -2147483649  # tags codes are not below -2^31
+
+
+cdef bint ext_is_address(int64_t tags_code) noexcept nogil:
+    return tags_code <= ADDRESS_MAX
+
+
+cdef int64_t ext_address(int64_t position) noexcept nogil:
+    return <int64_t>(<uint64_t>position + <uint64_t>INT64_MIN)
+
+
+cdef int64_t ext_position(int64_t address) noexcept nogil:
+    return <int64_t>(<uint64_t>address - <uint64_t>INT64_MIN)
+
+
+cdef int ext_read(const uint8_t* p, size_t available, ext_view* v) noexcept nogil:
+    """The unit at `p`; a written unit states its own length twice, and both must agree."""
+    cdef int size
+    if available < 2:
+        return EXT_END
+    size = <int16_t>load_be16(p)
+    if size == 0 or size == -1:
+        return EXT_END
+    if size < FIXED_BYTES or <size_t>size > available:
+        return EXT_BAD
+    v.size = size
+    v.tags_code = <int64_t>load_be64(p + 2)
+    v.store_timestamp = <int64_t>load_be64(p + 10)
+    v.bitmap_len = <int16_t>load_be16(p + 18)
+    v.bitmap = p + FIXED_BYTES
+    return EXT_OK if v.bitmap_len == size - FIXED_BYTES else EXT_BAD
+
+
+cdef int ext_put(uint8_t* p, size_t room, int64_t tags_code, int64_t store_timestamp, const uint8_t* bitmap,
+                 int bitmap_len, int* size) noexcept nogil:
+    """Writes a unit where `room` bytes are left in the file; without room the end mark, once and for all."""
+    size[0] = FIXED_BYTES + bitmap_len
+    if bitmap_len < 0 or size[0] > UNIT_BYTES_MAX:
+        return EXT_BAD
+    if <size_t>size[0] + END_BYTES > room:
+        if room >= 2:
+            store_be16(p, 0xFFFF)
+        return EXT_NO_ROOM
+    store_be16(p, size[0])
+    store_be64(p + 2, <uint64_t>tags_code)
+    store_be64(p + 10, <uint64_t>store_timestamp)
+    store_be16(p + 18, bitmap_len)
+    if bitmap_len:
+        memcpy(p + FIXED_BYTES, bitmap, bitmap_len)
+    return EXT_OK
+
+
+# ------------------------------------------------------------------------------------------------------ for Python
+
+STATUS_NAMES: tuple[str, ...] = ("ok", "end", "bad", "no room")
+
+
+def is_address(int64_t tags_code):
+    """Whether the tags code of a queue entry is the address of a unit."""
+    return ext_is_address(tags_code)
+
+
+def address_of(int64_t position):
+    """What a queue entry holds for the unit at `position` (ConsumeQueueExt.decorate)."""
+    return ext_address(position)
+
+
+def position_of(int64_t address):
+    """Position in the extended queue that an address stands for (ConsumeQueueExt.unDecorate)."""
+    return ext_position(address)
+
+
+def read(const uint8_t[::1] data, Py_ssize_t position=0):
+    """(status name, size, tags code, store timestamp in ms, bitmap) of the unit at `position` in a file's bytes."""
+    cdef ext_view v
+    cdef int status
+    if not 0 <= position <= data.shape[0]:
+        raise ValueError(f"position {position} is outside {data.shape[0]} bytes")
+    if position == data.shape[0]:
+        return "end", 0, 0, 0, b""
+    status = ext_read(&data[position], data.shape[0] - position, &v)
+    if status != EXT_OK:
+        return STATUS_NAMES[status], 0, 0, 0, b""
+    return "ok", v.size, v.tags_code, v.store_timestamp, (<const char*>v.bitmap)[:v.bitmap_len]
+
+
+def put(uint8_t[::1] data, Py_ssize_t position, int64_t tags_code, int64_t store_timestamp, bytes bitmap=b""):
+    """(status name, size of the unit) after writing it at `position` of a file's bytes, or the end mark there."""
+    cdef int size = 0
+    cdef int status
+    if not 0 <= position < data.shape[0]:
+        raise ValueError(f"position {position} is outside {data.shape[0]} bytes")
+    if len(bitmap) > UNIT_BYTES_MAX:
+        raise ValueError(f"a bitmap of {len(bitmap)} bytes is longer than a unit can be")
+    status = ext_put(&data[position], data.shape[0] - position, tags_code, store_timestamp,
+                     <const uint8_t*><const char*>bitmap, <int>len(bitmap), &size)
+    return STATUS_NAMES[status], size

@@ -1,0 +1,127 @@
+"""What the append kernel asks for when it cannot go on: room, a mapping, a repair; or the error that says why not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from cystore._native.control import OVERWRITTEN, Control
+from cystore._native.failpoint import failpoint
+from cystore._native.mapping import MappedFile
+from cystore._native.message import message_at
+from cystore.commit_log import CommitLog
+from cystore.errors import StoreFormatError, StoreNotWritableError
+from cystore.layout import FLAGS, RECORD_MAGIC_BLANK
+from cystore.services.allocate import Allocator
+from cystore.services.flush import Flusher
+
+if TYPE_CHECKING:
+    from cystore._native.appender import Appender
+
+log = logging.getLogger("cystore")
+
+NO_QUEUE_OFFSET = (4, 12)  # prepared and rollback
+
+
+def repair_append(control: Control, commit_log: CommitLog) -> None:
+    """Under the append lock, after its owner died: the log ends where it was published, queue offsets follow it.
+
+    Before the wrote position moved nothing of the append counts: its bytes are zeroed, so that they never come back as records.
+    After it moved all of it counts: the queues' next offsets are read from the records. Safe to repeat.
+    """
+    intent = control.intent
+    if intent is not None:
+        begin, end = intent
+        failpoint("repair.begun")
+        segment = commit_log.files.get(commit_log.files.base_of(begin))
+        if segment is None:
+            raise StoreFormatError(
+                "the segment of an unfinished append is missing",
+                path=commit_log.files.directory,
+                offset=begin,
+            )
+        wrote = control.wrote
+        if wrote == begin:
+            segment.zero(begin - segment.base, min(end, control.allocated) - segment.base)
+        else:
+            _follow(control, segment, begin, min(wrote, segment.end))
+        failpoint("repair.log_mended")
+        log.warning(
+            "%s: repaired an append at %d that its process did not finish", commit_log.files.directory, begin
+        )
+    control.settle_claims()
+    failpoint("repair.settled")
+    control.clear_intent()
+    failpoint("repair.cleared")
+
+
+def _follow(control: Control, segment: MappedFile, begin: int, end: int) -> None:
+    """Sets next offsets and the last record from the published records of [begin, end)."""
+    at = begin
+    while at < end:
+        if int.from_bytes(segment.read(at - segment.base + 4, 4), "big") == RECORD_MAGIC_BLANK:
+            return
+        message = message_at(segment, at - segment.base, end - at)
+        if message.sys_flag & 12 not in NO_QUEUE_OFFSET:
+            slot = control.find_queue(message.topic, message.queue_id)
+            if slot >= 0 and control.queue_next(slot) <= message.queue_offset:
+                control.set_queue_next(slot, message.queue_offset + 1)
+        control.last_record = at
+        at += message.size_bytes
+
+
+class AppendPolicy:
+    """The parts of one attachment that the Appender calls."""
+
+    def __init__(
+        self,
+        control: Control,
+        commit_log: CommitLog,
+        allocator: Allocator,
+        flusher: Flusher,
+        revive: Callable[[], Appender],
+        *,
+        cystore_records: bool,
+    ) -> None:
+        self._control, self._commit_log = control, commit_log
+        self._allocator, self._flusher = allocator, flusher
+        self.make_room, self.more_queues = allocator.make_room, allocator.more_queues
+        self.sync, self.revive = flusher.flush_to, revive
+        self._marks = cystore_records
+
+    def segment_at(self, position: int) -> MappedFile:
+        """The mapped segment that holds `position`, made if need be. Asked before a process's first append, too."""
+        if self._marks:
+            self._commit_log.mark_cystore_records()
+            self._marks = False
+        base = self._commit_log.files.base_of(position)
+        segment = self._commit_log.files.get(base)
+        if segment is None:
+            self._allocator.make_room(position + 1)
+            segment = self._commit_log.files.get(base)
+        if segment is None:
+            raise StoreFormatError(
+                "the segment to write to is missing", path=self._commit_log.files.path(base)
+            )
+        if segment.removed:
+            self._flusher.check_files()
+        self._allocator.populate_ahead()
+        return segment
+
+    def repair(self) -> None:
+        """Called with the append lock held."""
+        repair_append(self._control, self._commit_log)
+        self._control.repaired("append")
+
+    def refused(self) -> None:
+        """Some flag forbids writing."""
+        self._flusher.check()
+        if self._control.flags & FLAGS["FLAG_NOT_WRITABLE"][0]:
+            raise StoreNotWritableError(
+                "writing to this store was switched off", path=self._commit_log.files.directory
+            )
+
+    def overwritten(self) -> None:
+        """The control block is not what this process left: nothing is written through this handle any more."""
+        raise StoreFormatError(OVERWRITTEN, path=self._control.file.path)

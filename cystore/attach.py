@@ -1,0 +1,428 @@
+"""Attaching to a store and detaching: first in recovers and builds the control block, last out shuts the store down cleanly.
+
+A reader (`read_only=True`) maps what live processes share; where nobody is attached it recovers into private memory and leaves
+every byte on disk alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cystore import files, host
+from cystore._native.appender import Appender
+from cystore._native.control import Control
+from cystore._native.failpoint import failpoint
+from cystore._native.mapping import MappedFile
+from cystore.append_policy import AppendPolicy, repair_append
+from cystore.checkpoint import Checkpoint
+from cystore.commit_log import DIRECTORY, CommitLog
+from cystore.config import StoreConfig
+from cystore.consume_queue import ConsumeQueues
+from cystore.errors import FlushFailedError, StoreClosedError, StoreError, StoreFormatError, StoreLockedError
+from cystore.holes import Holes, read_holes
+from cystore.index import IndexFiles
+from cystore.locks import StoreLocks
+from cystore.reader import Reader
+from cystore.recovery import RecoveredState, recover
+from cystore.segments import Mode
+from cystore.services.allocate import Allocator
+from cystore.services.flush import Flusher
+from cystore.services.reput import Dispatcher
+
+log = logging.getLogger("cystore")
+
+CONTROL_NAME, ABORT_NAME = "control", "abort"
+STORE_NAMES = frozenset({DIRECTORY, "consumequeue", "index", "checkpoint", "lock", "abort", "config"})
+
+
+@dataclass
+class Attachment:
+    """The parts of one process's access to one store."""
+
+    root: Path
+    config: StoreConfig
+    mode: Mode
+    control: Control
+    checkpoint: Checkpoint
+    commit_log: CommitLog
+    queues: ConsumeQueues
+    index: IndexFiles
+    dispatcher: Dispatcher
+    flusher: Flusher
+    allocator: Allocator
+    reader: Reader
+    appender: Appender | None
+    locks: StoreLocks | None
+    recovered: RecoveredState | None
+
+    def forget(self) -> None:
+        """Lets go of everything without a word to the others: a forked child, or a store on its way out."""
+        if self.appender is not None:
+            self.appender.detach()
+        self.control.detach()
+        if self.locks is not None:
+            self.locks.close()
+
+    def release(self) -> None:
+        """`forget`, and lets go of mappings and descriptors that no view holds."""
+        self.forget()
+        if self.appender is not None:
+            self.appender.release()
+        self.checkpoint.close()
+        self.queues.close()
+        self.index.close()
+        self.commit_log.files.close()
+
+
+def attach(
+    root: Path,
+    config: StoreConfig,
+    revive: Callable[[], Appender],
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Attachment:
+    """Opens the store at `root` for this process. Raises StoreLockedError, StoreFormatError, StorePermissionError."""
+    with files.translated(root):
+        if config.read_only:
+            return _attach_reader(root, config, revive, progress)
+        return _attach_writer(root, config, revive, progress)
+
+
+def _attach_writer(
+    root: Path,
+    config: StoreConfig,
+    revive: Callable[[], Appender],
+    progress: Callable[[str, int, int], None] | None,
+) -> Attachment:
+    _check_directory(root)
+    host.check_writable_file_system(root, allow_any=config.allow_any_file_system)
+    locks = StoreLocks(root, read_only=False)
+    try:
+        with locks.gate():
+            if locks.try_alone():
+                failpoint("attach.alone")
+                locks.claim_directory(alone=True)
+                attachment = _first(root, config, locks, revive, progress)
+                failpoint("attach.ready")
+                if not config.exclusive:
+                    locks.share()
+                    failpoint("attach.shared")
+                    locks.claim_directory(alone=False)
+                return attachment
+            if config.exclusive or not locks.share():
+                raise StoreLockedError("the store is open in another process", path=locks.path)
+            locks.claim_directory(alone=False)
+            failpoint("attach.joining")
+            return _join(root, config, Mode.WRITE, locks, revive)
+    except BaseException:
+        locks.close()
+        raise
+
+
+def _check_directory(root: Path) -> None:
+    """Makes a missing directory; refuses one that holds something else."""
+    if root.is_dir():
+        with files.translated(root):
+            names = set(os.listdir(root))
+        if names and not names & STORE_NAMES and names != {"lost+found"}:
+            raise StoreFormatError(
+                f"the directory is not empty and is no store (it holds {', '.join(sorted(names)[:3])})",
+                path=root,
+            )
+    elif root.exists():
+        raise StoreFormatError("not a directory", path=root)
+    else:
+        files.make_directory(root)
+
+
+# ------------------------------------------------------------------------------------------------ first in
+
+
+def _first(
+    root: Path,
+    config: StoreConfig,
+    locks: StoreLocks,
+    revive: Callable[[], Appender],
+    progress: Callable[[str, int, int], None] | None,
+) -> Attachment:
+    """Alone in the store: recover, build the control block, dispatch what is missing, make all of it durable."""
+    files.clear_temporaries(root)
+    abort = root / ABORT_NAME
+    state = recover(root, config, Mode.WRITE, abnormal=abort.exists(), progress=progress)
+    failpoint("attach.recovered")
+    if not abort.exists():
+        files.write_whole(root, abort, b"", keep_last=False)
+    failpoint("attach.marked")
+    attachment = _build(root, config, Mode.WRITE, state, locks, revive)
+    failpoint("attach.built")
+    try:
+        _finish(attachment, state, progress)
+    except BaseException:
+        attachment.control.detach()
+        raise
+    return attachment
+
+
+def _build(
+    root: Path,
+    config: StoreConfig,
+    mode: Mode,
+    state: RecoveredState,
+    locks: StoreLocks | None,
+    revive: Callable[[], Appender],
+) -> Attachment:
+    """A new control block, filled from what recovery found, and the parts on top of it."""
+    size, first = Control.size_bytes(config.max_queues), Control.first_bytes(config.max_queues)
+    if mode is Mode.WRITE:
+        path = root / CONTROL_NAME
+        files.create_sized(root, path, size, first, replace=True)
+        memory = MappedFile.open(path, 0, size)
+    else:
+        memory = MappedFile.anonymous(0, size)
+    identity = host.identity()
+    control = Control.create(
+        memory,
+        commit_log_file_bytes=state.commit_log_file_bytes or config.mapped_file_size_commit_log_bytes,
+        consume_queue_file_bytes=state.consume_queue_file_bytes
+        or config.mapped_file_size_consume_queue_bytes,
+        max_hash_slot_num=config.max_hash_slot_num,
+        max_index_num=config.max_index_num,
+        max_queues=config.max_queues,
+        **identity,
+    )
+    control.min_physical_offset = state.min_physical_offset
+    control.wrote = control.allocated = state.wrote
+    control.dispatched = state.dispatched
+    control.last_store_timestamp_ms = state.last_store_timestamp_ms
+    control.last_record = state.last_record
+    for topic, queue_id, dispatched, minimum in state.queues:
+        while control.queue_count >= control.queue_capacity:
+            _more_queues(control)
+        control.add_queue(topic, queue_id, next=dispatched, dispatched=dispatched, minimum=minimum)
+    attachment = _compose(root, config, mode, control, locks, revive, state.holes)
+    if mode is Mode.PRIVATE:
+        attachment.index.hide(state.index_drop)
+        for path, pieces in state.index_pieces.items():
+            attachment.index.overwrite(path, pieces)
+        for topic, queue_id, begin, end in state.queue_holes:
+            attachment.queues.get(control.find_queue(topic, queue_id)).overwrite_with_holes(begin, end)
+    attachment.recovered = state
+    return attachment
+
+
+def _more_queues(control: Control) -> None:
+    """More slots while nobody else is attached."""
+    step = control.more_queue_bytes()
+    if step is None:
+        raise StoreFormatError(
+            f"the store has more queues than max_queues = {control.max_queues}", path=control.file.path
+        )
+    if control.file.fd >= 0:
+        files.allocate(control.file.fd, step[0], step[1], control.file.path)
+    control.publish_queue_capacity(step[1])
+
+
+def _finish(
+    attachment: Attachment, state: RecoveredState, progress: Callable[[str, int, int], None] | None
+) -> None:
+    """Dispatches the tail, then makes everything from the watermark on dirty again and syncs it: a sync error before the
+    crash may have left pages that look clean and are not on disk."""
+    control = attachment.control
+    attachment.dispatcher.run_to_end(progress)
+    for slot in range(control.queue_count):
+        control.set_queue_next(slot, control.queue_dispatched(slot))
+    if attachment.mode is not Mode.WRITE:
+        control.flushed = control.wrote
+        return
+    begin, end = min(state.watermark, state.wrote), state.wrote
+    segments = attachment.commit_log.files
+    for base in range(segments.base_of(max(begin, state.min_physical_offset)), end, segments.file_bytes):
+        segment = segments.get(base)
+        if segment is not None:
+            segment.redirty(max(begin - base, 0), min(end - base, segments.file_bytes))
+    control.flushed = begin
+    attachment.flusher.flush()
+    control.flushed = end
+
+
+# -------------------------------------------------------------------------------------------- later arrivals
+
+
+def _join(
+    root: Path, config: StoreConfig, mode: Mode, locks: StoreLocks, revive: Callable[[], Appender]
+) -> Attachment:
+    """Others are attached: map the control block that the first of them built."""
+    path = root / CONTROL_NAME
+    try:
+        length = path.stat().st_size
+        memory = MappedFile.open(path, 0, length, writable=mode is Mode.WRITE)
+    except FileNotFoundError:
+        raise StoreLockedError("the control block was deleted under live processes", path=path) from None
+    except OSError as error:
+        with files.translated(path):
+            raise error
+    control = Control.attach(memory, **host.identity())
+    return _compose(root, config, mode, control, locks, revive, read_holes(root))
+
+
+def _attach_reader(
+    root: Path,
+    config: StoreConfig,
+    revive: Callable[[], Appender],
+    progress: Callable[[str, int, int], None] | None,
+) -> Attachment:
+    """Writes nothing. Joins live processes; alone, recovers into private memory."""
+    if not root.is_dir():
+        raise StoreFormatError("there is no store here", path=root)
+    with files.translated(root):
+        names = set(os.listdir(root))
+    if not names & STORE_NAMES:
+        raise StoreFormatError("the directory is no store", path=root)
+    if "lock" not in names:
+        return _private(root, config, revive, progress)
+    locks = StoreLocks(root, read_only=True)
+    try:
+        with locks.gate():
+            holder = locks.holder()
+            if holder == "exclusive":
+                raise StoreLockedError("the store is open exclusively in another process", path=locks.path)
+            if holder == "shared":
+                locks.share()
+                locks.claim_directory(alone=False)
+                return _join(root, config, Mode.READ, locks, revive)
+            attachment = _private(root, config, revive, progress)
+    except BaseException:
+        locks.close()
+        raise
+    locks.close()
+    return attachment
+
+
+def _private(
+    root: Path,
+    config: StoreConfig,
+    revive: Callable[[], Appender],
+    progress: Callable[[str, int, int], None] | None,
+) -> Attachment:
+    abnormal = (root / ABORT_NAME).exists()
+    state = recover(root, config, Mode.PRIVATE, abnormal=abnormal, progress=progress)
+    attachment = _build(root, config, Mode.PRIVATE, state, None, revive)
+    _finish(attachment, state, progress)
+    return attachment
+
+
+def _compose(
+    root: Path,
+    config: StoreConfig,
+    mode: Mode,
+    control: Control,
+    locks: StoreLocks | None,
+    revive: Callable[[], Appender],
+    holes: Holes,
+) -> Attachment:
+    """The parts over a control block. Sizes are the block's: the first attacher's, or the files' own."""
+    config = dataclasses.replace(
+        config,
+        mapped_file_size_commit_log_bytes=control.commit_log_file_bytes,
+        mapped_file_size_consume_queue_bytes=control.consume_queue_file_bytes,
+        max_hash_slot_num=control.max_hash_slot_num,
+        max_index_num=control.max_index_num,
+        max_queues=control.max_queues,
+    )
+    commit_log = CommitLog(root, config, mode, control, holes)
+    queues = ConsumeQueues(root, config, mode, control)
+    index = IndexFiles(root, config, mode, control)
+    checkpoint = Checkpoint(root, mode)
+    allocator = Allocator(control, commit_log, config)
+    flusher = Flusher(root, control, commit_log, queues, index, checkpoint, config)
+    dispatcher = Dispatcher(
+        control, commit_log, queues, index, holes, config, more_queues=allocator.more_queues
+    )
+    appender = None
+    if mode is Mode.WRITE:
+        cystore_records = config.record_format == "cystore"
+        policy = AppendPolicy(
+            control, commit_log, allocator, flusher, revive, cystore_records=cystore_records
+        )
+        appender = Appender(
+            control,
+            policy,
+            record_format=config.record_format,
+            store_host=config.store_host,
+            file_bytes=control.commit_log_file_bytes,
+            max_body_bytes=config.max_message_size_bytes,
+            busy_timeout_ms=config.os_page_cache_busy_timeout_ms,
+            sync_by_default=config.flush_disk_type == "sync",
+        )
+    reader = Reader(control, commit_log, queues, index, dispatcher, config)
+    return Attachment(
+        root, config, mode, control, checkpoint, commit_log, queues, index, dispatcher, flusher, allocator, reader, appender,
+        locks, None,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------- leaving
+
+
+def detach(attachment: Attachment) -> None:
+    """Leaves the store. The last one out dispatches, flushes and removes `abort`; after a failed sync it does not, so that the
+    next load recovers. Everybody repairs what dead owners of locks left. Nothing may use the attachment any more."""
+    if attachment.mode is not Mode.WRITE or attachment.locks is None:
+        attachment.release()
+        return
+    try:
+        with attachment.locks.gate():
+            alone = attachment.locks.try_alone()
+            failpoint("detach.alone" if alone else "detach.others_stay")
+            if not attachment.control.intact:
+                log.error("%s: the control block was overwritten; the next load recovers", attachment.root)
+            elif alone:
+                _shut_down(attachment)
+            else:
+                _repair(attachment)
+            failpoint("detach.done")
+            attachment.forget()
+    finally:
+        attachment.release()
+
+
+def _repair(attachment: Attachment) -> None:
+    """Finishes what dead owners of locks left. A lock that a live owner holds has nothing to repair."""
+    control = attachment.control
+    repairs: dict[str, Callable[[], None]] = {
+        "dispatch": attachment.dispatcher.repair,
+        "append": lambda: repair_append(control, attachment.commit_log),
+    }
+    for name, repair in repairs.items():
+        due = control.try_lock(name)
+        if due is None:
+            continue
+        try:
+            if due:
+                repair()
+                control.repaired(name)
+        finally:
+            control.unlock(name)
+
+
+def _shut_down(attachment: Attachment) -> None:
+    root = attachment.root
+    _repair(attachment)
+    try:
+        attachment.dispatcher.run_to_end()
+        failpoint("detach.dispatched")
+        attachment.flusher.flush()
+    except (FlushFailedError, StoreClosedError):
+        log.exception("%s: not shut down cleanly; the next load recovers", root)
+        return
+    except StoreError:
+        log.exception("%s: the tail could not be dispatched; the next load recovers", root)
+        return
+    failpoint("detach.flushed")
+    files.remove(root / CONTROL_NAME)
+    failpoint("detach.control_removed")
+    files.remove(root / ABORT_NAME)

@@ -1,0 +1,4 @@
+"""The Celery plugin: result backend, history and the store's duties as tasks. Configuration alone reaches it:
+
+result_backend = "cystore:///var/lib/app/store"
+"""

@@ -1,0 +1,122 @@
+"""How `.get()` is woken: every append changes a futex word in the store, and whoever waits follows the log from there.
+
+One position says it all. Everything below it was looked at for every id that is waited for, either record by record or, for
+an id that is new, by a query that sees all below the position. A thread waits until the log goes beyond the position *that it
+knew before it last looked whether its result is there*: an append, or another thread that read on, can come at no moment that
+would be missed. The log is read in physical order, where a record is from the moment of its commit, dispatched or not.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from celery import states
+from celery.backends.asynchronous import BaseResultConsumer
+
+from cystore import Message, OffsetError
+from cystore.celery.records import RESULTS, id_of, is_tombstone
+
+if TYPE_CHECKING:
+    from cystore.celery.backend import CystoreBackend
+
+NOWHERE = -1
+BYTES_PER_QUERY = 1024  # of log: reading so many costs about what a query by key does
+
+
+class _Seen(threading.local):
+    """The position up to which all was delivered when this thread last looked for its result."""
+
+    position = NOWHERE
+
+
+class ResultConsumer(BaseResultConsumer):
+    """Delivers results to those who wait in this process. Safe for threads; callbacks run in the thread that read."""
+
+    backend: CystoreBackend
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._reset()
+
+    def _reset(self) -> None:
+        # Held while results are read *and* delivered: who has it next sees both done. Reentrant, for callbacks that wait.
+        self._reading = threading.RLock()
+        self._seen = _Seen()
+        self._position = NOWHERE
+        # Sets in dicts, whose single operations need no lock: `cancel_for` is called by the garbage collector at any moment.
+        self._awaited: dict[str, None] = {}
+        self._new: dict[str, None] = {}
+
+    def on_after_fork(self) -> None:
+        """The lock may have been held by a thread that the child does not have; nobody in the child waits yet."""
+        self._reset()
+
+    # ---------------------------------------------------------------------------------- what Celery calls
+
+    def consume_from(self, task_id: str) -> None:
+        """From now on somebody waits for this result. What the store has of it already is read at the next look."""
+        self._new[task_id] = None
+        self._awaited[task_id] = None
+
+    def cancel_for(self, task_id: str) -> None:
+        """Nobody waits for it any more."""
+        self._awaited.pop(task_id, None)
+        self._new.pop(task_id, None)
+
+    def on_wait_for_pending(self, result: Any, timeout: float | None = None, **kwargs: Any) -> None:
+        """Before the first wait: delivers what is there, whatever the timeout."""
+        self._deliver()
+
+    def drain_events(self, timeout: float | None = None) -> None:
+        """Sleeps until the log has grown since this thread's last look, and delivers. Raises TimeoutError."""
+        if not self.backend.store.wait_log(self._seen.position, timeout):
+            raise TimeoutError
+        self._deliver()
+
+    # ------------------------------------------------------------------------------------------- reading
+
+    def _deliver(self) -> None:
+        with self._reading:
+            try:
+                metas = [self.backend.meta_of(message) for message in self._read()]
+            except BaseException:
+                self._position = NOWHERE  # all ids are looked up again next time: none can be lost
+                raise
+            for meta in metas:
+                if meta["task_id"] in self._awaited:  # else a record before it was the answer
+                    self.on_state_change(meta, None)
+            self._seen.position = self._position
+
+    def _read(self) -> list[Message]:
+        """Records that make awaited results ready, from the position (for new ids: from the beginning) to the log's end."""
+        store = self.backend.store
+        if not self._awaited:
+            self._position = store.wrote_position
+            return []
+        behind_bytes = store.wrote_position - self._position
+        everything = self._position == NOWHERE or behind_bytes > BYTES_PER_QUERY * len(self._awaited)
+        due = list(self._awaited if everything else self._new)
+        found: list[Message | None] = []
+        if due:
+            covered = store.catch_up()
+            for task_id in due:
+                self._new.pop(task_id, None)
+                found.append(self.backend.latest(task_id))
+            # Behind a dispatcher that stands still queries see less: the log is read from there, some of it twice.
+            self._position = covered if everything else min(covered, self._position)
+        end = store.wrote_position
+        try:
+            found += [message for message in store.scan(self._position, end) if self._is_awaited(message)]
+        except OffsetError:
+            # Cleaning overtook a reader that was away for long: the index knows what is left.
+            found += [self.backend.latest(task_id) for task_id in list(self._awaited)]
+        self._position = end
+        return [message for message in found if message is not None and message.tags in states.READY_STATES]
+
+    def _is_awaited(self, message: Message) -> bool:
+        return (
+            message.topic == RESULTS
+            and not is_tombstone(message)
+            and any(id_of(key) in self._awaited for key in message.keys)
+        )

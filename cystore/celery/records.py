@@ -1,0 +1,81 @@
+"""How results lie in the store: the one place that knows topics, queues, keys, tags and properties.
+
+| topic            | a record is                     | key      | tag       | body                                  |
+|------------------|---------------------------------|----------|-----------|---------------------------------------|
+| `celery_results` | one transition of one task      | task id  | the state | the result's meta, as Celery encoded it |
+| `celery_groups`  | a saved group                   | group id | `SAVED`   | the group as a tuple, encoded likewise |
+| both             | a tombstone: forgotten from here | the id   | `FORGET`  | empty                                 |
+
+Queue 0 of `celery_results` is for transitions of which the task's name is not known (a tombstone, a revoked task that nobody
+had begun); queue ``1 + crc32(name) % 1023`` is that of a name, so all of a name are read in order without reading the rest.
+Properties: `task` (the name), `content_type` and `content_encoding` of the body. Nothing is ever overwritten: a reader folds.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from urllib.parse import quote, unquote
+from uuid import UUID
+
+from celery import states
+
+from cystore import Message, MessageStore
+
+RESULTS, GROUPS = "celery_results", "celery_groups"
+FORGET, SAVED = "FORGET", "SAVED"
+NAMED_QUEUES = 1023
+FIRST_LOOK = 32  # records of one id; nearly all have two
+
+# Keys are stored with blanks between them, properties with two control characters; % is what escapes begin with.
+_UNSAFE = frozenset(" %\x01\x02")
+_SAFE_ASCII = "".join(c for c in map(chr, range(33, 127)) if c not in _UNSAFE)
+
+
+def key_of(task_id: str | UUID) -> str:
+    """The key under which a task's (or group's) records are found: its id, percent-encoded where it has to be."""
+    text = str(task_id)
+    if not text:
+        raise ValueError("a task id must not be empty")
+    return text if _UNSAFE.isdisjoint(text) else quote(text, safe=_SAFE_ASCII)
+
+
+def id_of(key: str) -> str:
+    """The id that a key stands for."""
+    return unquote(key) if "%" in key else key
+
+
+def queue_of(name: str | None) -> int:
+    """The queue of `celery_results` that holds the transitions of tasks of a name."""
+    return 1 + zlib.crc32(name.encode()) % NAMED_QUEUES if name else 0
+
+
+def is_tombstone(message: Message) -> bool:
+    """True for the record of a `forget`: alone it has no body."""
+    return len(message.body) == 0
+
+
+def fold(records: Iterable[Message]) -> Message | None:
+    """What is valid of an id's records, given newest first; None when there is nothing since it was last forgotten.
+
+    The newest one, but a SUCCESS stays one: a duplicate that fails or begins again later, redelivered after its worker was
+    lost, changes nothing, and of two successes the first one holds, which somebody may have read already.
+    """
+    newest = success = None
+    for record in records:
+        if is_tombstone(record):
+            break
+        newest = newest or record
+        if record.tags == states.SUCCESS:
+            success = record
+    return success or newest
+
+
+def records_of(store: MessageStore, topic: str, key: str, *, to_tombstone: bool = True) -> list[Message]:
+    """The records of an id, newest first: all, or at least those down to its last tombstone."""
+    count = FIRST_LOOK
+    while True:
+        found = store.query(topic, key, count)
+        if len(found) < count or (to_tombstone and any(map(is_tombstone, found))):
+            return found
+        count *= 16

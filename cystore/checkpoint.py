@@ -1,0 +1,147 @@
+"""The checkpoint: how far the log, the consume queues and the index are known to be on disk (RocketMQ's StoreCheckpoint).
+
+One page, mapped and shared by every attached process; written by whoever holds the flush lock. Each field is stored with one
+aligned 8-byte store inside one sector, so neither a kill nor a power cut leaves half a number; between two of the three
+watermark fields a kill leaves a set that does not agree with the log, which recovery notices and does not use.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from cystore import files
+from cystore._native.failpoint import failpoint
+from cystore.layout import CONSTANTS, DISK_STRUCTS
+from cystore.segments import Mode
+
+FILE_NAME = "checkpoint"
+FILE_BYTES = CONSTANTS["CHECKPOINT_BYTES"][0]
+
+_FIELDS = {f.name: f for struct_ in DISK_STRUCTS if struct_.name == "checkpoint" for f in struct_.fields}
+
+
+@dataclass(frozen=True)
+class CheckpointFields:
+    """The checkpoint's numbers. RocketMQ's own files have zeros behind the three timestamps.
+
+    Timestamps are store timestamps in ms: of the last record known flushed, of the last whose consume queue entry is, and of
+    the last in a flushed index file. `watermark` is the durable watermark, `last_record` the physical offset of the last
+    record below it, `last_record_checksum` that record's checksum field, `index_watermark` the physical offset through which
+    index entries are synced.
+    """
+
+    physic_timestamp: int = 0
+    logics_timestamp: int = 0
+    index_timestamp: int = 0
+    watermark: int = 0
+    last_record: int = 0
+    last_record_checksum: int = 0
+    index_watermark: int = 0
+
+
+def parse_checkpoint(data: bytes) -> CheckpointFields:
+    """The fields of a checkpoint's bytes; what a short file lacks counts as zero."""
+    padded = data.ljust(FILE_BYTES, b"\0")
+    return CheckpointFields(
+        **{
+            name: int.from_bytes(padded[f.at : f.at + f.width], "big", signed=not f.unsigned)
+            for name, f in _FIELDS.items()
+        }
+    )
+
+
+def read_checkpoint(root: Path) -> CheckpointFields:
+    """The fields of the store's checkpoint; all zero where there is none."""
+    path = root / FILE_NAME
+    if not path.exists():
+        return CheckpointFields()
+    return parse_checkpoint(files.read_all(path))
+
+
+def _field(name: str) -> property:
+    def get(checkpoint: Checkpoint) -> int:
+        return checkpoint._get(name)
+
+    def set_(checkpoint: Checkpoint, value: int) -> None:
+        checkpoint._set(name, value)
+
+    return property(get, set_, doc=f"{_FIELDS[name].doc}; see CheckpointFields.")
+
+
+class Checkpoint:
+    """The mapped checkpoint. Setting a field publishes it to the page cache, `sync` makes it durable.
+
+    Opened for writing it is made if it is missing or too short. READ follows what other processes store; PRIVATE stays in
+    this process.
+    """
+
+    def __init__(self, root: Path, mode: Mode) -> None:
+        self.path = root / FILE_NAME
+        self._map: mmap.mmap | None = None
+        self._fd = -1
+        found = files.read_all(self.path) if self.path.exists() else b""
+        if mode is Mode.WRITE:
+            if len(found) < FILE_BYTES:
+                files.write_whole(root, self.path, found.ljust(FILE_BYTES, b"\0"), keep_last=False)
+            self._fd = files.open_file(self.path, os.O_RDWR)
+            self._map = mmap.mmap(self._fd, FILE_BYTES)
+        elif mode is Mode.READ and len(found) >= FILE_BYTES:
+            self._fd = files.open_file(self.path, os.O_RDONLY)
+            self._map = mmap.mmap(self._fd, FILE_BYTES, prot=mmap.PROT_READ)
+        self._page = memoryview(
+            self._map if self._map is not None else bytearray(found[:FILE_BYTES].ljust(FILE_BYTES, b"\0"))
+        )
+        self._wide, self._narrow = self._page.cast("Q"), self._page.cast("I")
+
+    def fields(self) -> CheckpointFields:
+        """What the checkpoint says now."""
+        return parse_checkpoint(bytes(self._page))
+
+    def _get(self, name: str) -> int:
+        field = _FIELDS[name]
+        return int.from_bytes(self._page[field.at : field.at + field.width], "big", signed=not field.unsigned)
+
+    def _set(self, name: str, value: int) -> None:
+        field = _FIELDS[name]
+        data = value.to_bytes(field.width, "big", signed=not field.unsigned)
+        words = self._wide if field.width == 8 else self._narrow
+        words[field.at // field.width] = int.from_bytes(data, sys.byteorder)
+
+    def set_watermark(self, watermark: int, last_record: int, last_record_checksum: int) -> None:
+        """Stores the durable watermark with the record that proves it; after the fsync that made it true, before anybody is
+        told. Like every other store it is not durable before the next `sync`."""
+        self._set("last_record", last_record)
+        failpoint("checkpoint.last_record_stored")
+        self._set("last_record_checksum", last_record_checksum)
+        failpoint("checkpoint.checksum_stored")
+        self._set("watermark", watermark)
+
+    physic_timestamp = _field("physic_timestamp")
+    logics_timestamp = _field("logics_timestamp")
+    index_timestamp = _field("index_timestamp")
+    watermark = _field("watermark")
+    last_record = _field("last_record")
+    last_record_checksum = _field("last_record_checksum")
+    index_watermark = _field("index_watermark")
+
+    def sync(self) -> None:
+        """Makes what was stored durable. Raises StoreIOError; never to be repeated and believed after it failed."""
+        if self._map is not None and self._fd >= 0:
+            with files.translated(self.path):
+                self._map.flush()
+
+    def close(self) -> None:
+        """Unmaps the page without syncing it."""
+        self._wide.release()
+        self._narrow.release()
+        self._page.release()
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,100 @@
+"""What a command is, and the arguments that commands share."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cystore.config import StoreConfig
+
+OK, FOUND_WRONG, FAILED = 0, 1, 2  # exit codes; 1 is damage, or nothing found where that is meant
+INT64_MAX = (1 << 63) - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """One command: `run` gets the parsed arguments and returns the exit code."""
+
+    name: str
+    summary: str
+    description: str
+    examples: tuple[str, ...]
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+    def add_to(self, commands: Any) -> None:
+        """Adds the command to the group of commands of a parser."""
+        examples = "\n".join(f"  {line}" for line in self.examples)
+        parser = commands.add_parser(
+            self.name,
+            help=self.summary,
+            description=self.description,
+            epilog=f"examples:\n{examples}\n\nExit codes and settings: cystore --help",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        parser.add_argument("path", metavar="PATH", type=Path, help="directory of the store")
+        self.add_arguments(parser)
+        settings = parser.add_argument_group("settings of the store")
+        settings.add_argument(
+            "--set", metavar="NAME=VALUE", dest="settings", action="append", default=[],
+            help="a field of cystore.StoreConfig; may be repeated and wins over --config",
+        )  # fmt: skip
+        settings.add_argument(
+            "--config",
+            metavar="FILE.toml",
+            help="fields of cystore.StoreConfig, at the top or in the table [cystore]",
+        )
+        parser.set_defaults(command=self, usage_error=parser.error)
+
+
+def add_json(parser: argparse.ArgumentParser, what: str) -> None:
+    """The option --json."""
+    parser.add_argument("--json", action="store_true", help=f"{what}, for programs")
+
+
+def whole_number(text: str) -> int:
+    """An argument that is a whole number from 0 on."""
+    try:
+        value = int(text.replace("_", ""))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+    if not 0 <= value <= INT64_MAX:
+        raise argparse.ArgumentTypeError(f"must be from 0 to {INT64_MAX}, not {value}")
+    return value
+
+
+def count(text: str) -> int:
+    """An argument that is a whole number from 1 on."""
+    value = whole_number(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def store_config(args: argparse.Namespace, **fixed: Any) -> StoreConfig:
+    """The settings that the arguments give; `fixed` are the command's own and win. Raises StoreConfigError."""
+    given = dict(StoreConfig.parse_setting(text) for text in args.settings) | fixed
+    return (
+        StoreConfig.from_toml(args.config, **given)
+        if args.config is not None
+        else StoreConfig.from_mapping(given)
+    )
+
+
+def reading_config(args: argparse.Namespace) -> StoreConfig:
+    """Settings of a command that writes nothing and reads in large batches: RocketMQ's limits are for its clients."""
+    config = store_config(args, read_only=True, services=())
+    limits = {
+        name: max(getattr(config, name), 1024 if "count" in name else 4 << 20)
+        for name in (
+            "max_transfer_bytes_on_message_in_memory",
+            "max_transfer_count_on_message_in_memory",
+            "max_transfer_bytes_on_message_in_disk",
+            "max_transfer_count_on_message_in_disk",
+        )
+    }
+    return dataclasses.replace(config, **limits)

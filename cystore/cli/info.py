@@ -1,0 +1,172 @@
+"""`cystore info`: what a store is, holds and takes."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import Any
+
+from cystore import files, host
+from cystore.attach import Attachment
+from cystore.checkpoint import read_checkpoint
+from cystore.cli import facts
+from cystore.cli.attached import attached
+from cystore.cli.command import OK, Command, add_json, store_config
+from cystore.cli.output import one_line, size_text, time_text, write_json, write_line, write_table
+from cystore.holes import read_holes
+from cystore.layout import FLAGS
+from cystore.stats import store_stats
+
+STATES = {
+    "live": "in use by other processes",
+    "exclusive": "in use by one process for itself (RocketMQ, or exclusive=True); its positions cannot be read meanwhile",
+    "crashed": "not in use; the last process did not close it, the next one to open it recovers it",
+    "closed": "not in use; closed cleanly",
+}
+
+
+def _files(args: argparse.Namespace, state: facts.State) -> dict[str, Any]:
+    """What the files say by themselves."""
+    free, capacity = files.free_space(args.path)
+    return {
+        "path": str(args.path),
+        "state": state.name,
+        "writable": state.writable,
+        "file_system": host.file_system(args.path),
+        "has_cystore_records": state.has_cystore_records,
+        "segments": [dataclasses.asdict(segment) for segment in facts.segments(args.path)],
+        "checkpoint": dataclasses.asdict(read_checkpoint(args.path)),
+        "holes": [dataclasses.asdict(hole) for hole in read_holes(args.path)],
+        "disk": {name: dataclasses.asdict(use) for name, use in facts.disk_use(args.path).items()},
+        "disk_free_bytes": free,
+        "disk_capacity_bytes": capacity,
+    }
+
+
+def _positions(parts: Attachment) -> dict[str, Any]:
+    """What an attached process sees."""
+    control = parts.control
+    queues = []
+    for slot in range(control.queue_count):
+        topic, queue_id, next_offset, dispatched, minimum = control.queue(slot)
+        offsets = {"min_offset": minimum, "max_offset": dispatched, "next_offset": next_offset}
+        queues.append({"topic": topic, "queue_id": queue_id, **offsets})
+    index_files = [
+        {"name": f"{file.name:017d}", "slots": file.slots, "capacity": file.capacity, **file.header._asdict()}
+        for file in parts.index.files()
+    ]
+    report = parts.recovered.report if parts.recovered is not None else None
+    return {
+        "positions": store_stats(control),
+        "flags": [
+            name.removeprefix("FLAG_").lower() for name, (bit, _) in FLAGS.items() if control.flags & bit
+        ],
+        "queues": sorted(queues, key=lambda queue: (queue["topic"], queue["queue_id"])),
+        "index_files": index_files,
+        "recovery": None if report is None else str(report),
+    }
+
+
+def _show(info: dict[str, Any]) -> None:
+    access = "" if info["writable"] else "; this user may only read it"
+    write_line(f"{one_line(info['path'])}: {STATES[info['state']]}{access}")
+    kinds = "RocketMQ and cystore records" if info["has_cystore_records"] else "RocketMQ records only"
+    write_line(f"on {info['file_system']}; may hold {kinds}")
+    if "positions" in info:
+        _show_positions(info)
+    write_line(f"segments: {len(info['segments'])}")
+    rows: list[tuple[object, ...]] = [
+        (s["name"], size_text(s["size_bytes"]), size_text(s["allocated_bytes"]), time_text(s["modified_ms"]))
+        for s in info["segments"]
+    ]
+    write_table(("file", "length", "on disk", "written"), rows)
+    if "positions" in info:
+        _show_queues(info)
+    _show_checkpoint(info["checkpoint"])
+    write_line(f"holes: {len(info['holes'])}")
+    rows = [(h["begin"], h["end"], h["reason"], h["copy"], time_text(h["found_ms"])) for h in info["holes"]]
+    write_table(("begin", "end", "reason", "kept in", "found"), rows)
+    free, capacity = size_text(info["disk_free_bytes"]), size_text(info["disk_capacity_bytes"])
+    write_line(f"disk: {free} of {capacity} free")
+    rows = [
+        (name, use["files"], size_text(use["size_bytes"]), size_text(use["allocated_bytes"]))
+        for name, use in info["disk"].items()
+    ]
+    write_table(("part", "files", "length", "on disk"), rows)
+
+
+def _show_positions(info: dict[str, Any]) -> None:
+    at = info["positions"]
+    write_line(
+        f"log: {at['min_physical_offset']} to {at['wrote']}, flushed to {at['flushed']}, dispatched to {at['dispatched']}"
+    )
+    write_line(f"dispatch behind: {at['dispatch_behind_bytes']} bytes")
+    write_line(f"last message: {time_text(at['last_store_timestamp_ms'])}")
+    if info["state"] == "live":
+        write_line(f"since the first process opened it: {at['put_count']} puts, {size_text(at['put_bytes'])}")
+    for flag in info["flags"]:
+        write_line(f"NOT WRITABLE: {FLAGS['FLAG_' + flag.upper()][1]}")
+    if info["recovery"] is not None:
+        write_line(f"as the next process to open it will find it: {info['recovery']}")
+
+
+def _show_queues(info: dict[str, Any]) -> None:
+    topics = {queue["topic"] for queue in info["queues"]}
+    write_line(f"topics: {len(topics)}, queues: {len(info['queues'])}")
+    rows: list[tuple[object, ...]] = [
+        (q["topic"], q["queue_id"], q["min_offset"], q["max_offset"], q["max_offset"] - q["min_offset"])
+        for q in info["queues"]
+    ]
+    write_table(("topic", "queue", "min offset", "max offset", "between"), rows)
+    write_line(f"index files: {len(info['index_files'])}")
+    rows = [
+        (
+            f["name"],
+            f["next_entry"] - 1,
+            f["capacity"] - 1,
+            time_text(f["begin_timestamp_ms"]),
+            time_text(f["end_timestamp_ms"]),
+        )
+        for f in info["index_files"]
+    ]
+    write_table(("file", "entries", "room for", "first message", "last message"), rows)
+
+
+def _show_checkpoint(checkpoint: dict[str, int]) -> None:
+    times = ", ".join(
+        f"{name} {time_text(checkpoint[field])}"
+        for name, field in (
+            ("log", "physic_timestamp"),
+            ("queues", "logics_timestamp"),
+            ("index", "index_timestamp"),
+        )
+    )
+    write_line(f"checkpoint: {times}; durable up to {checkpoint['watermark']}")
+
+
+def _run(args: argparse.Namespace) -> int:
+    state = facts.state(args.path)
+    info = _files(args, state)
+    if state.name != "exclusive":
+        with attached(args.path, store_config(args, read_only=True, services=())) as parts:
+            info |= _positions(parts)
+            if parts.recovered is None:
+                info["state"] = "live"
+    if args.json:
+        write_json(info)
+    else:
+        _show(info)
+    return OK
+
+
+COMMAND = Command(
+    name="info",
+    summary="segments, offsets, topics and queues, index files, checkpoint, disk use",
+    description=(
+        "Shows what a store is, holds and takes, whether it is in use, closed, left by a crash, or in a directory that may\n"
+        "only be read. Changes nothing. For a store that nobody has open the positions are those that recovery would find."
+    ),
+    examples=("cystore info /var/lib/app/store", "cystore info /var/lib/app/store --json"),
+    add_arguments=lambda parser: add_json(parser, "one JSON object"),
+    run=_run,
+)

@@ -1,0 +1,124 @@
+"""How commands write: one JSON object a line for programs, short lines for people."""
+
+from __future__ import annotations
+
+import binascii
+import json
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from cystore import Message
+
+BODY_CHARACTERS = 60
+TABLE_ROWS = 40
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_encode = json.JSONEncoder(separators=(",", ":")).encode  # plain ASCII: right in any locale
+
+
+def write_line(text: str) -> None:
+    """One line for people, on standard output."""
+    sys.stdout.write(text + "\n")
+
+
+def write_json(value: object) -> None:
+    """One JSON value on a line of its own."""
+    sys.stdout.write(_encode(value) + "\n")
+
+
+def write_note(text: str) -> None:
+    """One line on standard error."""
+    sys.stdout.flush()
+    sys.stderr.write(f"cystore: {one_line(text)}\n")
+
+
+def message_object(message: Message) -> dict[str, Any]:
+    """All fields of a message under their names; `body` in base64."""
+    return {
+        "topic": message.topic,
+        "queue_id": message.queue_id,
+        "queue_offset": message.queue_offset,
+        "physical_offset": message.physical_offset,
+        "size_bytes": message.size_bytes,
+        "body": binascii.b2a_base64(message.body, newline=False).decode("ascii"),
+        "keys": list(message.keys),
+        "tags": message.tags,
+        "properties": dict(message.properties),
+        "flag": message.flag,
+        "sys_flag": message.sys_flag,
+        "born_timestamp_ms": message.born_timestamp_ms,
+        "store_timestamp_ms": message.store_timestamp_ms,
+        "born_host": message.born_host,
+        "store_host": message.store_host,
+        "reconsume_times": message.reconsume_times,
+        "prepared_transaction_offset": message.prepared_transaction_offset,
+        "body_crc": message.body_crc,
+    }
+
+
+def message_line(message: Message) -> str:
+    """Where a message is and the beginning of what it says."""
+    body = bytes(message.body[: 4 * BODY_CHARACTERS]).decode("utf-8", "replace")
+    shown = body[:BODY_CHARACTERS] + (
+        "..." if len(message.body) > len(body[:BODY_CHARACTERS].encode()) else ""
+    )
+    words = [
+        f"{message.topic}/{message.queue_id}@{message.queue_offset}",
+        time_text(message.store_timestamp_ms),
+        *([f"tag {one_line(message.tags)}"] if message.tags else []),
+        *([f"keys {one_line(','.join(message.keys))}"] if message.keys else []),
+        one_line(shown),
+    ]
+    return "  ".join(words)
+
+
+def write_message(message: Message, *, as_json: bool) -> None:
+    """One message on one line."""
+    if as_json:
+        write_json(message_object(message))
+    else:
+        write_line(message_line(message))
+
+
+def one_line(text: str) -> str:
+    """The text with everything that could move the cursor written as an escape."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def time_text(timestamp_ms: int) -> str:
+    """A time in UTC to the millisecond; one outside of the calendar, and 0 for "never", as the number it is."""
+    if timestamp_ms <= 0:
+        return str(timestamp_ms)
+    try:
+        moment = _EPOCH + timedelta(milliseconds=timestamp_ms)
+    except OverflowError:
+        return str(timestamp_ms)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def size_text(size_bytes: int) -> str:
+    """A number of bytes in the unit that suits it."""
+    value, unit = float(size_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{size_bytes} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def write_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Columns of text, numbers to the right; nothing without rows, and of very many only the first and the last."""
+    if not rows:
+        return
+    shown = [*rows[:TABLE_ROWS], rows[-1]] if len(rows) > TABLE_ROWS + 1 else rows
+    cells = [[one_line(str(cell)) for cell in row] for row in shown]
+    widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
+    is_number = [all(cell.isdecimal() for cell in column) for column in zip(*cells, strict=True)]
+    for number, row in enumerate([list(head), *cells]):
+        if number == TABLE_ROWS + 1 and len(rows) > len(shown):
+            write_line(f"  ... {len(rows) - len(shown)} more; --json has all")
+        columns = zip(row, widths, is_number, strict=True)
+        write_line(
+            ("  " + "  ".join(c.rjust(w) if right else c.ljust(w) for c, w, right in columns)).rstrip()
+        )

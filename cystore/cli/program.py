@@ -1,0 +1,184 @@
+"""The program around the commands: arguments, errors as one line, exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import logging
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from cystore import __version__
+from cystore.cli.command import FAILED, Command
+from cystore.cli.dump import COMMAND as DUMP
+from cystore.cli.info import COMMAND as INFO
+from cystore.cli.output import one_line, write_note
+from cystore.cli.put import COMMAND as PUT
+from cystore.cli.query import COMMAND as QUERY
+from cystore.cli.rebuild import COMMAND as REBUILD
+from cystore.cli.recover import COMMAND as RECOVER
+from cystore.cli.tail import COMMAND as TAIL
+from cystore.cli.verify import COMMAND as VERIFY
+from cystore.consume_queue import DIRECTORY as QUEUES
+from cystore.consume_queue_ext import DIRECTORY as EXT_QUEUES
+from cystore.errors import (
+    CorruptRecordError,
+    FlushFailedError,
+    StoreConfigError,
+    StoreError,
+    StoreFormatError,
+    StoreFullError,
+    StoreIOError,
+    StoreLockedError,
+    StorePermissionError,
+    StoreTimeoutError,
+)
+from cystore.index import DIRECTORY as INDEX
+
+COMMANDS: tuple[Command, ...] = (INFO, DUMP, QUERY, PUT, TAIL, VERIFY, RECOVER, REBUILD)
+DERIVED = {QUEUES, EXT_QUEUES, INDEX}
+ALIKE = 3  # reports that differ in numbers and names only
+INTERRUPTED, TERMINATED, PIPE_CLOSED = 128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGPIPE
+
+EPILOG = """\
+exit codes:
+  0    done
+  1    damage was found, or nothing where something was asked for
+  2    wrong usage, or an error of the store: one line on standard error says which
+  130  ended by Ctrl-C; 143 by SIGTERM; 141 the reader of the output went away
+
+settings:
+  Every command takes --set NAME=VALUE and --config FILE.toml with fields of cystore.StoreConfig. Commands that write
+  need those that the store's other users have.
+
+examples:
+  cystore info /var/lib/app/store
+  cystore COMMAND --help
+"""
+
+# The first that fits says what to do about an error.
+HINTS: tuple[tuple[type[StoreError], str], ...] = (
+    (StoreConfigError, "settings are the fields of cystore.StoreConfig"),
+    (StoreLockedError, "`cystore info PATH` says who has it; end that process, or try again"),
+    (StorePermissionError, "run it as the user that owns the store, or look at a copy"),
+    (StoreFormatError, "check PATH and the settings the store was made with (--set, --config)"),
+    (CorruptRecordError, "`cystore verify PATH` lists all damage"),
+    (FlushFailedError, "the disk reported an error: check it before the store is opened again"),
+    (StoreIOError, "check the disk"),
+    (StoreFullError, "`cystore info PATH` shows what takes the space"),
+    (StoreTimeoutError, "see whether a process that uses the store is stopped"),
+)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="cystore",
+        description="Looks at, reads, writes and mends message stores (directories).",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"cystore {__version__}")
+    group = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add_to(group)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit code. Errors of the store are one line on standard error."""
+    _streams()
+    args = build_parser().parse_args(argv)
+    name = args.command.name
+    reports = _reports()
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        status = args.command.run(args)
+        reports.summary()
+        sys.stdout.flush()
+    except StoreError as error:
+        return _failed(name, f"{error}{hint(error)}")
+    except KeyboardInterrupt:
+        return _leave(INTERRUPTED)
+    except BrokenPipeError:
+        return _leave(PIPE_CLOSED)
+    except OSError as error:
+        return _failed(name, str(error))
+    return status
+
+
+def _streams() -> None:
+    """Makes the standard streams whole: those for output take any text; a closed one would be None, and the number of its
+    descriptor that of the next file that the store opens."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as the process lives
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    """Ends like an error does, so that the store is closed."""
+    raise SystemExit(TERMINATED)
+
+
+def hint(error: StoreError) -> str:
+    """What to do about an error, as the end of its line."""
+    if isinstance(error, StoreFormatError) and DERIVED & set(Path(str(error.path)).parts):
+        return "; `cystore rebuild PATH` makes what follows from the log anew"
+    return next((f"; {remedy}" for kind, remedy in HINTS if isinstance(error, kind)), "")
+
+
+def _failed(name: str, text: str) -> int:
+    """Says what went wrong, after what was written before it."""
+    status = _leave(FAILED)
+    sys.stderr.write(f"cystore {name}: error: {one_line(text)}\n")
+    return status
+
+
+def _leave(status: int) -> int:
+    """Writes out what can be written; what cannot must not fail again when the interpreter ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return status
+
+
+class _Reports(logging.Handler):
+    """Reports of the library, a line each; an error takes the place of its traceback. Of those that differ in numbers and names
+    only the first few are written, and then how many there were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: Counter[str] = Counter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._seen[record.msg] += 1
+        if self._seen[record.msg] > ALIKE:
+            return
+        error = record.exc_info[1] if record.exc_info else None
+        text = record.getMessage() + (f": {error}" if error is not None else "")
+        sys.stderr.write(f"cystore: {record.levelname.lower()}: {one_line(text)}\n")
+
+    def summary(self) -> None:
+        """Reports how many were left out."""
+        left_out = sum(count - ALIKE for count in self._seen.values() if count > ALIKE)
+        if left_out:
+            write_note(f"{left_out} more reports like these")
+
+
+def _reports() -> _Reports:
+    """The handler, in place."""
+    handler = _Reports()
+    logger = logging.getLogger("cystore")
+    logger.addHandler(handler)
+    logger.propagate = False
+    return handler

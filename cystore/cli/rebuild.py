@@ -1,0 +1,67 @@
+"""`cystore rebuild`: consume queues and index anew from the log."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import cystore
+from cystore import StoreLockedError, files, host
+from cystore.attach import ABORT_NAME
+from cystore.checkpoint import Checkpoint
+from cystore.cli import facts
+from cystore.cli.command import FOUND_WRONG, OK, Command, add_json, store_config
+from cystore.cli.output import size_text, write_json, write_line
+from cystore.cli.progress import progress
+from cystore.locks import StoreLocks
+from cystore.recovery import drop_derived
+from cystore.segments import Mode
+
+
+def _drop(root: Path) -> None:
+    """Removes what follows from the log. Before the first file goes the store is marked as crashed with nothing dispatched:
+    of a store of RocketMQ's, which keeps no list of its queues, recovery would not miss one that a kill left without files."""
+    locks = StoreLocks(root, read_only=False)
+    try:
+        with locks.gate():
+            if not locks.try_alone():
+                raise StoreLockedError("the store is in use", path=root)
+            locks.claim_directory(alone=True)
+            files.write_whole(root, root / ABORT_NAME, b"", keep_last=False)
+            checkpoint = Checkpoint(root, Mode.WRITE)
+            checkpoint.logics_timestamp = checkpoint.index_timestamp = checkpoint.index_watermark = 0
+            checkpoint.sync()
+            checkpoint.close()
+            drop_derived(root)
+    finally:
+        locks.close()
+
+
+def _run(args: argparse.Namespace) -> int:
+    config = store_config(args, exclusive=True, services=())
+    facts.state(args.path)
+    host.check_writable_file_system(args.path, allow_any=config.allow_any_file_system)
+    _drop(args.path)
+    with progress() as report, cystore.open(args.path, config=config, progress=report) as store:
+        at, found = store.stats(), store.recovery
+        log_bytes = at["dispatched"] - at["min_physical_offset"]
+        result = {"log_bytes": log_bytes, "records": at["dispatch_count"], "queues": at["queues"]}
+    if args.json:
+        write_json(result)
+    else:
+        log = f"{result['records']} records in {size_text(log_bytes)} of log"
+        write_line(f"{log}: {result['queues']} queues and the index rebuilt")
+    return FOUND_WRONG if found.new_holes or found.lost else OK
+
+
+COMMAND = Command(
+    name="rebuild",
+    summary="consume queues and index anew from the log",
+    description=(
+        "Removes consume queues and index and builds them from the log, while nobody else has the store open. Killed\n"
+        "half-way, the next one to open the store finishes it. Exit code 1: durable records are damaged or lost."
+    ),
+    examples=("cystore rebuild /var/lib/app/store",),
+    add_arguments=lambda parser: add_json(parser, "one JSON object"),
+    run=_run,
+)

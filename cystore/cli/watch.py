@@ -1,0 +1,46 @@
+"""Waiting until somebody has a store open, without looking again and again."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+from cystore import StoreIOError, files
+
+# inotify(7)
+_IN_CREATE, _IN_MOVED_TO, _IN_DELETE_SELF, _IN_MOVE_SELF = 0x100, 0x80, 0x400, 0x800
+_EVENT_BYTES = 64 * 1024
+
+
+class DirectoryChanges:
+    """Tells when something appears in a directory. Made before the directory is looked at, it misses nothing."""
+
+    def __init__(self, directory: Path) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._directory = directory
+        self._fd = libc.inotify_init1(os.O_CLOEXEC)
+        events = _IN_CREATE | _IN_MOVED_TO | _IN_DELETE_SELF | _IN_MOVE_SELF
+        if self._fd < 0 or libc.inotify_add_watch(self._fd, os.fsencode(directory), events) < 0:
+            code = ctypes.get_errno()
+            self.close()
+            with files.translated(directory):
+                raise OSError(code, f"cannot be watched: {os.strerror(code)}")
+
+    def wait(self) -> None:
+        """Sleeps until something appeared since the last call. Raises StoreIOError when the directory is gone."""
+        os.read(self._fd, _EVENT_BYTES)
+        if not self._directory.is_dir():
+            raise StoreIOError("the store was removed", path=self._directory)
+
+    def close(self) -> None:
+        """Ends watching."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> DirectoryChanges:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

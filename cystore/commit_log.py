@@ -1,0 +1,120 @@
+"""The commit log as a place to read from: segments by physical offset, single records, records in physical order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from cystore import files
+from cystore._native.control import Control
+from cystore._native.mapping import MappedFile
+from cystore._native.message import Message, message_at, messages_in
+from cystore.config import StoreConfig
+from cystore.errors import CorruptRecordError, OffsetError
+from cystore.holes import Holes
+from cystore.layout import RECORD_MAGIC_BLANK
+from cystore.segments import MappedFileQueue, Mode
+
+DIRECTORY = "commitlog"
+MARKER = "CYSTORE"
+SCAN_BATCH = 256
+
+
+class CommitLog:
+    """Readable part: from the minimum offset to the wrote position, holes left out (RocketMQ's CommitLog, MappedFileQueue)."""
+
+    def __init__(self, root: Path, config: StoreConfig, mode: Mode, control: Control, holes: Holes) -> None:
+        self.files = MappedFileQueue(
+            root, root / DIRECTORY, config.mapped_file_size_commit_log_bytes, mode, max_mapped=4096
+        )
+        self.control, self.holes = control, holes
+        self._root, self._mode = root, mode
+
+    @property
+    def file_bytes(self) -> int:
+        return self.files.file_bytes
+
+    def segment_for(self, physical_offset: int) -> MappedFile:
+        """The mapped segment that holds a readable offset. Raises OffsetError."""
+        self._check_readable(physical_offset)
+        segment = self.files.get(self.files.base_of(physical_offset))
+        if segment is None:
+            self._check_readable(physical_offset)  # cleaned meanwhile?
+            raise CorruptRecordError(
+                "the commit log file is missing",
+                path=self.files.path(self.files.base_of(physical_offset)),
+                offset=physical_offset,
+            )
+        return segment
+
+    def _check_readable(self, physical_offset: int) -> None:
+        minimum, wrote = self.control.min_physical_offset, self.control.wrote
+        if physical_offset < minimum:
+            raise OffsetError(
+                f"below the log's minimum offset {minimum}", path=self.files.directory, offset=physical_offset
+            )
+        if physical_offset >= wrote:
+            raise OffsetError(
+                f"past the log's end {wrote}", path=self.files.directory, offset=physical_offset
+            )
+
+    def read(self, physical_offset: int) -> Message:
+        """The record that begins at an offset. A blank, a hole or a place inside a record is an error."""
+        if isinstance(physical_offset, bool) or not isinstance(physical_offset, int):
+            raise OffsetError(f"a physical offset must be a whole number, not {physical_offset!r}")
+        hole = self.holes.covering(physical_offset)
+        if hole is not None:
+            raise CorruptRecordError(
+                f"inside the damaged range {hole[0]}..{hole[1]}",
+                path=self.files.directory,
+                offset=physical_offset,
+            )
+        segment = self.segment_for(physical_offset)
+        limit = min(segment.end, self.control.wrote) - physical_offset
+        if self._is_blank(segment, physical_offset, limit):
+            raise OffsetError(
+                "a blank at the end of a file, no record", path=segment.path, offset=physical_offset
+            )
+        message = message_at(segment, physical_offset - segment.base, limit)
+        if message.physical_offset != physical_offset:
+            raise OffsetError("not the beginning of a record", path=segment.path, offset=physical_offset)
+        return message
+
+    @staticmethod
+    def _is_blank(segment: MappedFile, physical_offset: int, limit: int) -> bool:
+        if limit < 8:
+            return True
+        return (
+            int.from_bytes(segment.read(physical_offset - segment.base + 4, 4), "big") == RECORD_MAGIC_BLANK
+        )
+
+    def scan(self, begin: int | None = None, end: int | None = None) -> Iterator[Message]:
+        """Records in physical order from `begin` (a record's beginning; default: the minimum) to before `end` (default: the
+        wrote position when the scan began). Damage that is not a reported hole raises CorruptRecordError."""
+        at = self.control.min_physical_offset if begin is None else begin
+        until = self.control.wrote if end is None else min(end, self.control.wrote)
+        ranges = self.holes.ranges()
+        while at < until:
+            hole = self.holes.covering(at)
+            if hole is not None:
+                at = hole[1]
+                continue
+            segment = self.segment_for(at)
+            sound_until = min(
+                [segment.end, self.control.wrote, *(begin for begin, _ in ranges if begin > at)]
+            )
+            messages, following = messages_in(
+                segment, at - segment.base, sound_until - segment.base, SCAN_BATCH
+            )
+            for message in messages:
+                if message.physical_offset >= until:
+                    return
+                yield message
+            at = segment.base + following
+
+    def mark_cystore_records(self) -> None:
+        """Makes the marker durable that keeps RocketMQ from loading (and cutting) a log with records it cannot read."""
+        marker = self.files.directory / MARKER
+        if not marker.exists():
+            files.make_directory(self.files.directory)
+            files.write_whole(self._root, marker, b"", keep_last=False)

@@ -1,0 +1,214 @@
+"""Settings of a store: RocketMQ's MessageStoreConfig, names in snake_case with the unit last, RocketMQ's defaults.
+
+Where a default differs from RocketMQ's, its comment says why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import types
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from cystore.errors import StoreConfigError
+
+SERVICE_NAMES = ("flush", "allocate", "reput")
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """All settings of a `MessageStore`; immutable. Unknown names, wrong types and values are a StoreConfigError."""
+
+    mapped_file_size_commit_log_bytes: int = GIB
+    mapped_file_size_consume_queue_bytes: int = 300_000 * 20
+    enable_consume_queue_ext: bool = False
+    mapped_file_size_consume_queue_ext_bytes: int = 48 * MIB
+    bit_map_length_consume_queue_ext: int = 64
+    max_hash_slot_num: int = 5_000_000
+    max_index_num: int = 20_000_000
+    message_index_enable: bool = True
+
+    record_format: Literal["cystore", "rocketmq"] = "cystore"  # "rocketmq" has no checksum over the header
+    max_message_size_bytes: int = 4 * MIB
+    max_queues: int = 65_536
+    store_host: str = "127.0.0.1:10911"
+    message_delay_level: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+
+    flush_disk_type: Literal["async", "sync"] = "async"
+    flush_interval_commit_log_ms: int = 500
+    flush_commit_log_least_pages: int = 4
+    flush_commit_log_thorough_interval_ms: int = 10_000
+    flush_interval_consume_queue_ms: int = 1_000
+    flush_consume_queue_least_pages: int = 2
+    flush_consume_queue_thorough_interval_ms: int = 60_000
+    sync_flush_timeout_ms: int = 5_000
+    os_page_cache_busy_timeout_ms: int = 1_000
+    allocate_ahead_bytes: int = 64 * MIB
+    populate_ahead_bytes: int = 16 * MIB
+
+    max_transfer_bytes_on_message_in_memory: int = 256 * 1024
+    max_transfer_count_on_message_in_memory: int = 32
+    max_transfer_bytes_on_message_in_disk: int = 64 * 1024
+    max_transfer_count_on_message_in_disk: int = 8
+    access_message_in_memory_max_ratio: int = 40
+    default_query_max_num: int = 32
+
+    check_crc_on_recover: bool = True
+    damaged_range: Literal["keep", "truncate"] = "keep"  # RocketMQ truncates: acknowledged records are lost
+    file_reserved_time_h: int = 72
+
+    exclusive: bool = False
+    read_only: bool = False
+    allow_any_file_system: bool = False
+    services: tuple[str, ...] | str = ("flush", "allocate")
+
+    def __post_init__(self) -> None:
+        for name, kind in _types().items():
+            object.__setattr__(self, name, _checked(name, kind, getattr(self, name)))
+        for name, (low, high) in _BOUNDS.items():
+            if not low <= getattr(self, name) <= high:
+                raise StoreConfigError(f"{name} must be {low} to {high}, not {getattr(self, name)}")
+        if self.mapped_file_size_consume_queue_bytes % 20:
+            object.__setattr__(
+                self,
+                "mapped_file_size_consume_queue_bytes",
+                -(-self.mapped_file_size_consume_queue_bytes // 20) * 20,  # as RocketMQ rounds it
+            )
+        object.__setattr__(self, "services", _service_names(self.services))
+        self.delay_levels_ms()
+
+    def delay_levels_ms(self) -> tuple[int, ...]:
+        """`message_delay_level` in milliseconds, level 1 first (ScheduleMessageService.parseDelayLevel)."""
+        units = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+        levels = []
+        for word in self.message_delay_level.split():
+            if word[-1] not in units or not word[:-1].isdecimal():
+                raise StoreConfigError(
+                    f"message_delay_level: {word!r} is not a number followed by s, m, h or d"
+                )
+            levels.append(int(word[:-1]) * units[word[-1]])
+        return tuple(levels)
+
+    @classmethod
+    def from_mapping(cls, settings: dict[str, Any]) -> StoreConfig:
+        """A configuration from name/value pairs; unknown names are refused with the nearest known ones."""
+        import difflib
+
+        for name in settings:
+            if name not in _types():
+                near = difflib.get_close_matches(name, _types(), n=3)
+                hint = f"; did you mean {', '.join(near)}?" if near else ""
+                raise StoreConfigError(f"there is no setting {name!r}{hint}")
+        return cls(**settings)
+
+    @classmethod
+    def from_toml(cls, path: Path | str, **more: Any) -> StoreConfig:
+        """A configuration from the top level (or the table ``[cystore]``) of a TOML file; `more` wins over the file."""
+        try:
+            with open(path, "rb") as file:
+                data = tomllib.load(file)
+        except (OSError, ValueError) as error:  # TOMLDecodeError, or bytes that are no UTF-8
+            raise StoreConfigError(f"cannot read settings: {error}", path=path) from error
+        table = data.get("cystore", data)
+        if not isinstance(table, dict):
+            raise StoreConfigError("cystore must be a table of settings", path=path)
+        return cls.from_mapping({**table, **more})
+
+    @classmethod
+    def parse_setting(cls, text: str) -> tuple[str, Any]:
+        """``NAME=VALUE`` from a command line as (name, typed value)."""
+        name, equals, value = text.partition("=")
+        name = name.strip()
+        if not equals or name not in _types():
+            cls.from_mapping({name: value})
+            raise StoreConfigError(f"{text!r} is not NAME=VALUE")
+        kind = _types()[name]
+        if kind is bool:
+            words = {
+                "true": True,
+                "1": True,
+                "yes": True,
+                "on": True,
+                "false": False,
+                "0": False,
+                "no": False,
+                "off": False,
+            }
+            if value.lower() not in words:
+                raise StoreConfigError(f"{name} must be true or false, not {value!r}")
+            return name, words[value.lower()]
+        if kind is int:
+            try:
+                return name, int(value.replace("_", ""))
+            except ValueError:
+                raise StoreConfigError(f"{name} must be a whole number, not {value!r}") from None
+        if name == "services":
+            return name, value if value in ("all", "none") else tuple(value.split(","))
+        return name, value
+
+
+_BOUNDS = {
+    "mapped_file_size_commit_log_bytes": (4096, 1 << 40),
+    "mapped_file_size_consume_queue_bytes": (20, 1 << 31),
+    "mapped_file_size_consume_queue_ext_bytes": (64, 1 << 31),
+    "bit_map_length_consume_queue_ext": (8, 1 << 18),
+    "max_hash_slot_num": (1, 1 << 29),
+    "max_index_num": (2, 1 << 30),
+    "max_message_size_bytes": (1, (1 << 31) - 1024 * 256),
+    "max_queues": (1, 1 << 20),
+    "flush_interval_commit_log_ms": (1, 86_400_000),
+    "flush_interval_consume_queue_ms": (1, 86_400_000),
+    "sync_flush_timeout_ms": (1, 86_400_000),
+    "os_page_cache_busy_timeout_ms": (1, 86_400_000),
+    "allocate_ahead_bytes": (4096, 1 << 40),
+    "populate_ahead_bytes": (0, 1 << 40),
+    "access_message_in_memory_max_ratio": (0, 100),
+    "max_transfer_count_on_message_in_memory": (1, 1 << 20),
+    "max_transfer_count_on_message_in_disk": (1, 1 << 20),
+}
+
+_type_cache: dict[str, Any] = {}
+
+
+def _types() -> dict[str, Any]:
+    if not _type_cache:
+        hints = typing.get_type_hints(StoreConfig)
+        _type_cache.update({f.name: hints[f.name] for f in dataclasses.fields(StoreConfig)})
+    return _type_cache
+
+
+def _checked(name: str, kind: Any, value: Any) -> Any:
+    if kind is int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise StoreConfigError(f"{name} must be a whole number, not {value!r}")
+    elif kind is bool:
+        if not isinstance(value, bool):
+            raise StoreConfigError(f"{name} must be True or False, not {value!r}")
+    elif kind is str:
+        if not isinstance(value, str):
+            raise StoreConfigError(f"{name} must be text, not {value!r}")
+    elif typing.get_origin(kind) is Literal:
+        if value not in typing.get_args(kind):
+            raise StoreConfigError(f"{name} must be one of {', '.join(typing.get_args(kind))}, not {value!r}")
+    elif isinstance(kind, types.UnionType) and not isinstance(value, (str, tuple, list, set, frozenset)):
+        raise StoreConfigError(f"{name} must be names of services, not {value!r}")
+    return value
+
+
+def _service_names(value: Any) -> tuple[str, ...]:
+    if value == "all":
+        return SERVICE_NAMES
+    if value == "none":
+        return ()
+    names = (value,) if isinstance(value, str) else tuple(value)
+    for name in names:
+        if name not in SERVICE_NAMES:
+            raise StoreConfigError(
+                f"services: there is no {name!r}; choose from {', '.join(SERVICE_NAMES)}, or 'all'"
+            )
+    return names

@@ -1,0 +1,285 @@
+"""Consume queues: for each message of a (topic, queue id) where its record is, how long, and its tags code (ConsumeQueue).
+
+Entries are fixed in size and follow from the log: whoever holds the dispatch lock writes them, at `dispatched`, and publishes
+that; readers look at nothing behind it. Space is reserved in steps before it is written to, so a full disk is a StoreFullError
+here and never a signal.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from cystore._native import queue as kernel
+from cystore._native.control import Control
+from cystore._native.mapping import MappedFile
+from cystore.config import StoreConfig
+from cystore.consume_queue_ext import ConsumeQueueExt
+from cystore.errors import OffsetError, StoreFormatError
+from cystore.layout import CONSTANTS
+from cystore.segments import MappedFileQueue, Mode
+
+DIRECTORY = "consumequeue"
+ENTRY_BYTES = CONSTANTS["QUEUE_ENTRY_BYTES"][0]
+FIRST_STEP_BYTES = 4 * 1024
+LAST_STEP_BYTES = 64 * 1024
+MAX_OPEN = 4096  # queues with files mapped in one process; a process may have some 65,000 mappings in all
+
+
+class QueueEntry(NamedTuple):
+    """Where a message is: `physical_offset` and `size_bytes` of its record; its tags code, or what stands in its place."""
+
+    physical_offset: int
+    size_bytes: int
+    tags_code: int
+
+
+class ConsumeQueue:
+    """One queue. Offsets count messages; positions are bytes, `20 * offset`."""
+
+    def __init__(
+        self,
+        root: Path,
+        topic: str,
+        queue_id: int,
+        slot: int,
+        config: StoreConfig,
+        mode: Mode,
+        control: Control,
+    ) -> None:
+        self.topic, self.queue_id, self.slot = topic, queue_id, slot
+        self._control = control
+        self.files = MappedFileQueue(
+            root,
+            root / DIRECTORY / topic / str(queue_id),
+            control.consume_queue_file_bytes,
+            mode,
+            max_mapped=2,
+            keep_descriptors=False,
+            durable_names=False,
+        )
+        if self.files.file_bytes % ENTRY_BYTES:
+            raise StoreFormatError(
+                f"consume queue files of {self.files.file_bytes} bytes do not hold whole entries",
+                path=self.files.directory,
+            )
+        self.ext = (
+            ConsumeQueueExt(root, topic, queue_id, config, mode) if config.enable_consume_queue_ext else None
+        )
+        self._last: MappedFile | None = None
+
+    @property
+    def min_offset(self) -> int:
+        """The lowest offset that can be read."""
+        return self._control.queue_minimum(self.slot)
+
+    @property
+    def max_offset(self) -> int:
+        """The offset behind the last entry."""
+        return self._control.queue_dispatched(self.slot)
+
+    def file_of(self, queue_offset: int) -> MappedFile | None:
+        """The mapped file that holds an entry, None where there is no file."""
+        position = queue_offset * ENTRY_BYTES
+        file = self._last
+        if file is None or not file.base <= position < file.end:
+            file = self._last = self.files.get(self.files.base_of(position))
+        return file
+
+    def entry(self, queue_offset: int) -> QueueEntry | None:
+        """The entry of an offset; None for a hole. Raises OffsetError where there is no entry."""
+        file = self.file_of(queue_offset) if 0 <= queue_offset < self.max_offset else None
+        if file is None:
+            raise OffsetError(f"no entry for queue offset {queue_offset}", path=self.files.directory)
+        found = kernel.entry_at(file, queue_offset * ENTRY_BYTES - file.base)
+        return None if found is None else QueueEntry(*found)
+
+    def entries(self, begin: int, end: int) -> Iterator[tuple[int, QueueEntry | None]]:
+        """(offset, entry) from `begin` to before `end`, within what there is."""
+        for queue_offset in range(max(begin, self.min_offset), min(end, self.max_offset)):
+            yield queue_offset, self.entry(queue_offset)
+
+    def has_files(self) -> bool:
+        """Whether the queue has any file."""
+        return bool(self.files.bases() or self.files.refresh())
+
+    # ------------------------------------------------------------------- under the dispatch lock
+
+    def prepare(self, position: int) -> MappedFile:
+        """The file for the next entry, which goes to `position`: made if need be, with space for the entry.
+
+        A queue that begins inside a file is filled up to its first entry with pre-blank entries, as RocketMQ does; a kill
+        before the last of them is written leaves the filling to be done again. Raises StoreFullError.
+        """
+        base = self.files.base_of(position)
+        file = self.files.get(base)
+        if file is None:
+            file = self.files.create(base, _stepped(0, position - base + ENTRY_BYTES, self.files.file_bytes))
+        self.allocate(position)
+        inside = position - base
+        if (
+            inside
+            and position == ENTRY_BYTES * self.min_offset
+            and not any(file.read(inside - ENTRY_BYTES, ENTRY_BYTES))
+        ):
+            kernel.put_holes(file, 0, inside // ENTRY_BYTES)
+        return file
+
+    def allocate(self, position: int) -> None:
+        """Reserves space for the entry at `position` and some behind it. Raises StoreFullError."""
+        base = self.files.base_of(position)
+        allocated = max(self._control.queue_allocated(self.slot), base)
+        needed = position + ENTRY_BYTES
+        if needed <= allocated:
+            return
+        end = _stepped(allocated - base, needed - base, self.files.file_bytes)
+        self.files.allocate(base, allocated - base, end)
+        self._control.set_queue_allocated(self.slot, base + end)
+
+    def fill_gap(self, queue_offset: int) -> None:
+        """Enters holes up to an offset whose predecessors are lost; in a queue without entries it becomes the first."""
+        control, slot = self._control, self.slot
+        if not self.has_files():
+            control.set_queue_minimum(slot, queue_offset)
+            control.set_queue_dispatched(slot, queue_offset)
+            return
+        at = control.queue_dispatched(slot)
+        while at < queue_offset:
+            file = self.prepare(at * ENTRY_BYTES)
+            end = min(queue_offset, file.end // ENTRY_BYTES)
+            self.allocate((end - 1) * ENTRY_BYTES)
+            kernel.put_holes(file, at * ENTRY_BYTES - file.base, end - at)
+            at = end
+            control.set_queue_dispatched(slot, at)
+
+    def overwrite_with_holes(self, begin: int, end: int) -> None:
+        """PRIVATE: makes hole entries of [begin, end) in this process's view, where recovery would have written them."""
+        while begin < end:
+            file = self.file_of(begin)
+            if file is None:
+                return
+            stop = min(end, file.end // ENTRY_BYTES)
+            kernel.put_holes(file, begin * ENTRY_BYTES - file.base, stop - begin)
+            begin = stop
+
+    def next_message(self, begin: int, end: int) -> int | None:
+        """The first offset of [begin, end) that stands for a message."""
+        while begin < end:
+            file = self.file_of(begin)
+            if file is None:
+                return None
+            first, stop = begin * ENTRY_BYTES - file.base, min(end * ENTRY_BYTES, file.end) - file.base
+            at = kernel.step_over_holes(file, first, stop)
+            if at >= 0:
+                return (file.base + at) // ENTRY_BYTES
+            begin = (file.base + stop) // ENTRY_BYTES
+        return None
+
+    def previous_message(self, begin: int, end: int) -> int | None:
+        """The last offset of [begin, end) that stands for a message."""
+        while begin < end:
+            file = self.file_of(end - 1)
+            if file is None:
+                return None
+            first, stop = max(begin * ENTRY_BYTES, file.base) - file.base, end * ENTRY_BYTES - file.base
+            at = kernel.step_over_holes(file, first, stop, backwards=True)
+            if at >= 0:
+                return (file.base + at) // ENTRY_BYTES
+            end = (file.base + first) // ENTRY_BYTES
+        return None
+
+    def next_file_offset(self, queue_offset: int) -> int:
+        """The first offset of the file behind the one that holds an offset (ConsumeQueue.rollNextFile)."""
+        return (self.files.base_of(queue_offset * ENTRY_BYTES) + self.files.file_bytes) // ENTRY_BYTES
+
+    def end_of_last_record(self) -> int:
+        """Physical offset behind the newest record that has an entry, 0 where there is none."""
+        last = self.previous_message(self.min_offset, self.max_offset)
+        entry = None if last is None else self.entry(last)
+        return 0 if entry is None else entry.physical_offset + entry.size_bytes
+
+    def prepare_ext(self, position: int) -> tuple[MappedFile, int, int]:
+        """The extended file for the next unit, where in the queue that goes (`position` if that is known, else below 0), and up
+        to where space is reserved. Raises StoreFullError."""
+        if self.ext is None:
+            raise StoreFormatError(
+                "the queue is not opened with its extended units", path=self.files.directory
+            )
+        if position < 0:
+            newest_first = (
+                self.entry(offset) for offset in range(self.max_offset - 1, self.min_offset - 1, -1)
+            )
+            position = self.ext.next_position(entry.tags_code for entry in newest_first if entry is not None)
+        file, allocated = self.ext.prepare(position)
+        return file, position, allocated
+
+    # ------------------------------------------------------------------------------------- flush
+
+    def flush(self) -> None:
+        """Makes all entries durable, and the names of files that had none before. Raises OSError."""
+        begin, end = self._control.queue_flushed(self.slot), self.max_offset
+        if begin >= end:
+            return
+        bases = range(self.files.base_of(begin * ENTRY_BYTES), end * ENTRY_BYTES, self.files.file_bytes)
+        for base in bases:
+            file = self.files.get(base)
+            if file is not None:
+                file.sync()
+        if begin <= self.min_offset or bases[-1] >= begin * ENTRY_BYTES:
+            self.files.sync_names()
+        if self.ext is not None:
+            first = next((entry for _, entry in self.entries(begin, end) if entry is not None), None)
+            if first is not None:
+                self.ext.flush(first.tags_code)
+        self._control.set_queue_flushed(self.slot, end)
+
+
+def _stepped(allocated: int, needed: int, file_bytes: int) -> int:
+    """How far to reserve a file of which `allocated` bytes are: steps of 4 KiB that double to 64 KiB."""
+    while allocated < needed:
+        allocated += min(max(allocated, FIRST_STEP_BYTES), LAST_STEP_BYTES)
+    return min(allocated, file_bytes)
+
+
+class ConsumeQueues:
+    """All queues of a store, opened when they are used; the `MAX_OPEN` used last stay open. Safe for threads."""
+
+    def __init__(self, root: Path, config: StoreConfig, mode: Mode, control: Control) -> None:
+        self._root, self._config, self._mode, self._control = root, config, mode, control
+        self._open: OrderedDict[int, ConsumeQueue] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, slot: int) -> ConsumeQueue:
+        """The queue in a slot of the control block's table."""
+        with self._lock:
+            opened = self._open
+            queue = opened.get(slot)
+            if queue is None:
+                topic, queue_id, *_ = self._control.queue(slot)
+                queue = ConsumeQueue(
+                    self._root, topic, queue_id, slot, self._config, self._mode, self._control
+                )
+                opened[slot] = queue
+                # Private files hold what recovery and dispatch wrote into them, and only there.
+                while len(opened) > MAX_OPEN and self._mode is not Mode.PRIVATE:
+                    opened.popitem(last=False)
+            else:
+                opened.move_to_end(slot)
+            return queue
+
+    def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """The queue of a topic, None when it is unknown."""
+        slot = self._control.find_queue(topic, queue_id)
+        return None if slot < 0 else self.get(slot)
+
+    def flush(self) -> None:
+        """Makes every entry dispatched by now durable. Raises OSError."""
+        for slot in kernel.queues_to_flush(self._control):
+            self.get(slot).flush()
+
+    def close(self) -> None:
+        """Lets all mappings go. Takes no lock: in a forked child a thread that is gone may hold it."""
+        self._open = OrderedDict()

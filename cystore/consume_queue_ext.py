@@ -1,0 +1,91 @@
+"""Extended consume queues: a tags code, a store time and a filter bitmap for each entry of a queue (RocketMQ's ConsumeQueueExt).
+
+The queue's entry holds the address of its unit in the place of the tags code. Units are weakly reliable by design: a reader
+that cannot find one goes by the message itself. A unit is written before the entry that points to it, so what a kill leaves
+behind the last entry's unit is written over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from cystore._native import ext
+from cystore._native.mapping import MappedFile
+from cystore.config import StoreConfig
+from cystore.errors import CorruptRecordError
+from cystore.segments import MappedFileQueue, Mode
+
+DIRECTORY = "consumequeue_ext"
+ALLOCATE_BYTES = 64 * 1024
+
+
+class ExtUnit(NamedTuple):
+    """`size_bytes` of the unit, the message's `tags_code` and `store_timestamp_ms`, and the filter `bitmap` (may be empty)."""
+
+    size_bytes: int
+    tags_code: int
+    store_timestamp_ms: int
+    bitmap: bytes
+
+
+class ConsumeQueueExt:
+    """The units of one queue."""
+
+    def __init__(self, root: Path, topic: str, queue_id: int, config: StoreConfig, mode: Mode) -> None:
+        self.files = MappedFileQueue(
+            root,
+            root / DIRECTORY / topic / str(queue_id),
+            config.mapped_file_size_consume_queue_ext_bytes,
+            mode,
+            max_mapped=2,
+            keep_descriptors=False,
+        )
+
+    def get(self, address: int) -> ExtUnit | None:
+        """The unit at an address; None where `address` is a plain tags code, or its file is gone.
+
+        A place that holds no whole unit raises CorruptRecordError.
+        """
+        if not ext.is_address(address):
+            return None
+        position = ext.position_of(address)
+        file = self.files.get(self.files.base_of(position))
+        if file is None:
+            return None
+        status, size_bytes, tags_code, store_timestamp_ms, bitmap = ext.read(file, position - file.base)
+        if status != "ok":
+            raise CorruptRecordError(f"no extended unit: {status}", path=file.path, offset=position)
+        return ExtUnit(size_bytes, tags_code, store_timestamp_ms, bitmap)
+
+    def next_position(self, tags_codes_backwards: Iterable[int]) -> int:
+        """Where the next unit goes: behind that of the newest entry which has one. The tags codes come newest first."""
+        if not self.files.bases():
+            return 0
+        for code in tags_codes_backwards:
+            unit = self.get(code)
+            if unit is not None:
+                return ext.position_of(code) + unit.size_bytes
+        return self.files.bases()[0]
+
+    def prepare(self, position: int) -> tuple[MappedFile, int]:
+        """The file that holds `position`, made if need be, and the position up to which space is reserved there.
+
+        Raises StoreFullError.
+        """
+        base = self.files.base_of(position)
+        upto = min(position - base + ALLOCATE_BYTES, self.files.file_bytes)
+        file = self.files.create(base, upto)
+        self.files.allocate(base, position - base, upto)
+        return file, base + upto
+
+    def flush(self, address: int) -> None:
+        """Makes the unit at an address, and all behind it, durable. Raises OSError."""
+        if not ext.is_address(address):
+            return
+        begin = self.files.base_of(ext.position_of(address))
+        for base in self.files.refresh():
+            file = self.files.get(base) if base >= begin else None
+            if file is not None:
+                file.sync()

@@ -1,0 +1,81 @@
+"""The errors users see: one small tree. Each message names path, offset or field, and says what to do."""
+
+from __future__ import annotations
+
+
+class StoreError(Exception):
+    """Base of every error that cystore raises by itself.
+
+    `path` and `offset` say where, if there is a where. An error raised after the commit point of a put carries the
+    `results` (list of PutResult) of what was appended all the same.
+    """
+
+    def __init__(
+        self, message: str, *, path: object = None, offset: int | None = None, results: list | None = None
+    ) -> None:
+        where = "".join(
+            [
+                f" [path {path}]" if path is not None else "",
+                f" [offset {offset}]" if offset is not None else "",
+            ]
+        )
+        super().__init__(message + where)
+        self.path = path
+        self.offset = offset
+        self.results = results
+
+
+class MessageIllegalError(StoreError, ValueError):
+    """A message that cannot be stored: topic, properties, body or key out of bounds (PutMessageStatus.MESSAGE_ILLEGAL)."""
+
+
+class StoreConfigError(StoreError, ValueError):
+    """A setting with a wrong name, type or value."""
+
+
+class StoreFullError(StoreError):
+    """No space on the disk, or all queue slots taken. Puts are accepted again when there is space."""
+
+
+class StoreNotWritableError(StoreError):
+    """The store refuses writes: read-only, an fsync failed, or switched off (PutMessageStatus.SERVICE_NOT_AVAILABLE)."""
+
+
+class PageCacheBusyError(StoreError):
+    """The append lock has been held for longer than os_page_cache_busy_timeout_ms (PutMessageStatus.OS_PAGE_CACHE_BUSY)."""
+
+
+class StoreTimeoutError(StoreError, TimeoutError):
+    """A bounded wait ended: a sync flush, or a lock whose live owner does not move."""
+
+
+class FlushFailedError(StoreError, OSError):
+    """msync or fsync reported an error: what it covered may not be durable. The store is read-only until reopened."""
+
+
+class CorruptRecordError(StoreError):
+    """Stored bytes that fail their checksum or contradict each other. Never served as data."""
+
+
+class OffsetError(StoreError, LookupError):
+    """A physical offset at which no record can be read: below the minimum, past the end, a blank, inside a record."""
+
+
+class StoreLockedError(StoreError):
+    """Another process holds the store in a way that excludes this one, or its `lock` file was replaced."""
+
+
+class StoreClosedError(StoreError):
+    """The store was closed."""
+
+
+class StoreFormatError(StoreError):
+    """A directory, file or control block of another layout, size or version than this build reads."""
+
+
+class StorePermissionError(StoreError, PermissionError):
+    """The operating system refused access."""
+
+
+class StoreIOError(StoreError, OSError):
+    """The operating system reported an input/output error."""

@@ -1,0 +1,342 @@
+"""The only callers of open, fsync, rename, unlink and fallocate on the Python side. Links are never followed."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from cystore._native.failpoint import failpoint
+from cystore.errors import StoreError, StoreFullError, StoreIOError, StorePermissionError
+
+FILE_MODE = 0o600
+DIRECTORY_MODE = 0o700
+TMP_DIRECTORY = "tmp"
+
+_FALLOC_FL_KEEP_SIZE = 1
+_RENAME_NOREPLACE = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@contextlib.contextmanager
+def translated(path: Path | str) -> Iterator[None]:
+    """Turns an OSError into the store's error for it, with the path."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except PermissionError as error:
+        raise StorePermissionError(f"access refused: {error.strerror}", path=path) from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StoreFullError(
+                "no space left on the disk; free some, appends then go on", path=path
+            ) from error
+        raise StoreIOError(f"{error.strerror}", path=path) from error
+
+
+def open_file(path: Path, flags: int, directory: int | None = None) -> int:
+    """A descriptor that is closed on exec, opened without following a link."""
+    with translated(path):
+        return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE, dir_fd=directory)
+
+
+@contextlib.contextmanager
+def opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """`open_file` for the length of a with block."""
+    fd = open_file(path, flags)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def read_all(path: Path) -> bytes:
+    """The whole file."""
+    with opened(path) as fd, translated(path):
+        return b"".join(iter(lambda: os.read(fd, 1 << 20), b""))
+
+
+def pread_full(fd: int, offset: int, count: int, path: Path | str = "") -> bytes:
+    """`count` bytes at `offset`; fewer only at the end of the file. A bad sector is a StoreIOError, not a signal."""
+    parts: list[bytes] = []
+    with translated(path):
+        while count > 0:
+            part = os.pread(fd, count, offset)
+            if not part:
+                break
+            parts.append(part)
+            offset += len(part)
+            count -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def sync_directory(path: Path) -> None:
+    """Makes names made or removed in `path` durable."""
+    with opened(path, os.O_RDONLY | os.O_DIRECTORY) as fd, translated(path):
+        os.fsync(fd)
+
+
+def make_directory(path: Path, *, durable: bool = True) -> None:
+    """`path` and its parents, each name durable unless that is done later."""
+    with translated(path):
+        if path.is_dir():
+            return
+    make_directory(path.parent, durable=durable)
+    with translated(path), contextlib.suppress(FileExistsError):
+        path.mkdir(mode=DIRECTORY_MODE)
+    if durable:
+        sync_directory(path.parent)
+
+
+def temporary_path(root: Path) -> Path:
+    """A new name in the store's tmp folder: a strange name beside the log would stop RocketMQ's load."""
+    make_directory(root / TMP_DIRECTORY)
+    return root / TMP_DIRECTORY / uuid.uuid4().hex
+
+
+def write_whole(root: Path, path: Path, data: bytes, *, keep_last: bool = True) -> None:
+    """Writes a small file whole or not at all; the last good copy stays beside it as NAME.bak."""
+    make_directory(path.parent)
+    temporary = temporary_path(root)
+    try:
+        with opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd, translated(path):
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fsync(fd)
+        failpoint("files.written")
+        with translated(path):
+            if keep_last and path.exists():
+                backup = path.with_name(path.name + ".bak")
+                with contextlib.suppress(FileNotFoundError):
+                    backup.unlink()
+                failpoint("files.backup_gone")
+                os.link(path, backup, follow_symlinks=False)
+            os.rename(temporary, path)
+        failpoint("files.replaced")
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+    sync_directory(path.parent)
+
+
+def allocate(fd: int, begin: int, end: int, path: Path | str = "") -> None:
+    """Reserves disk space for [begin, end) of a file and leaves its length alone."""
+    if end <= begin:
+        return
+    length, offset = ctypes.c_int64(end - begin), ctypes.c_int64(begin)
+    with translated(path):
+        while _libc.fallocate(fd, _FALLOC_FL_KEEP_SIZE, offset, length):
+            code = ctypes.get_errno()
+            if code != errno.EINTR:
+                raise OSError(code, os.strerror(code), str(path))
+
+
+def create_sized(
+    root: Path, path: Path, length: int, allocated_bytes: int, *, replace: bool = False, durable: bool = True
+) -> None:
+    """Makes `path` with full `length`, its first `allocated_bytes` reserved, zero everywhere.
+
+    The file gets its name only when all that is durable. Unless `replace`, it never replaces another: losing that race to
+    another process is no error. A crash leaves at most a nameless file in tmp/, removed at the next load. Without `durable`
+    a power cut may take the file away again until it and its folder are synced; a name that is there has its length all the
+    same, because the file systems that we write to keep such changes in order.
+    """
+    make_directory(path.parent, durable=durable)
+    temporary = temporary_path(root)
+    try:
+        with opened(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd, translated(path):
+            os.ftruncate(fd, length)
+            allocate(fd, 0, min(allocated_bytes, length), path)
+            if durable:
+                os.fsync(fd)
+        failpoint("files.made")
+        if replace:
+            with translated(path):
+                os.rename(temporary, path)
+        else:
+            with contextlib.suppress(FileExistsError):
+                rename_no_replace(temporary, path)
+        failpoint("files.named")
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+    if durable:
+        sync_directory(path.parent)
+
+
+def rename_no_replace(source: Path, target: Path) -> None:
+    """renameat2 with RENAME_NOREPLACE: FileExistsError when `target` is there."""
+    at_cwd = -100
+    if _libc.renameat2(at_cwd, os.fsencode(source), at_cwd, os.fsencode(target), _RENAME_NOREPLACE):
+        code = ctypes.get_errno()
+        if code == errno.EEXIST:
+            raise FileExistsError(code, os.strerror(code), str(target))
+        with translated(target):
+            raise OSError(code, os.strerror(code), str(target))
+
+
+def remove(path: Path) -> None:
+    """Unlinks `path` durably; one that is gone already is fine."""
+    with translated(path), contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    sync_directory(path.parent)
+
+
+def remove_directory(path: Path) -> None:
+    """Removes an empty directory durably; one that is gone already is fine."""
+    with translated(path), contextlib.suppress(FileNotFoundError):
+        path.rmdir()
+    sync_directory(path.parent)
+
+
+def clear_temporaries(root: Path) -> None:
+    """Removes what a crash left in tmp/. Only for whoever is alone in the store."""
+    folder = root / TMP_DIRECTORY
+    if folder.is_dir():
+        for entry in folder.iterdir():
+            with translated(entry):
+                entry.unlink()
+
+
+def free_space(path: Path) -> tuple[int, int]:
+    """(free, total) bytes of the filesystem that holds `path`, for an unprivileged writer."""
+    with translated(path):
+        status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
+
+
+# ------------------------------------------------------------------------------- ranges: recovery, verify, scrub
+
+
+def pread_into(fd: int, offset: int, buffer: memoryview, path: Path | str = "") -> int:
+    """Fills `buffer` from `offset` on; fewer bytes only at the end of the file. A bad sector is a StoreIOError."""
+    done = 0
+    try:
+        while done < len(buffer):
+            count = os.preadv(fd, [buffer[done:]], offset + done)
+            if count == 0:
+                break
+            done += count
+    except OSError as error:
+        raise StoreIOError(f"cannot be read: {error.strerror}", path=path, offset=offset + done) from error
+    return done
+
+
+def data_ranges(fd: int, begin: int, end: int, path: Path | str = "") -> list[tuple[int, int]]:
+    """The parts of [begin, end) that are not holes in the file; what lies between them reads as zero."""
+    found: list[tuple[int, int]] = []
+    with translated(path):
+        while begin < end:
+            try:
+                data = os.lseek(fd, begin, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:
+                    break
+                if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
+                    return [(begin, end)]
+                raise
+            if data >= end:
+                break
+            hole = min(os.lseek(fd, data, os.SEEK_HOLE), end)
+            found.append((data, hole))
+            begin = hole
+    return found
+
+
+def write_at(path: Path, pieces: list[tuple[int, bytes]]) -> None:
+    """Overwrites (offset, bytes) of a file in place; all of it is durable afterwards."""
+    with opened(path, os.O_WRONLY) as fd, translated(path):
+        for offset, data in pieces:
+            view = memoryview(data)
+            while view:
+                count = os.pwrite(fd, view, offset)
+                view, offset = view[count:], offset + count
+        os.fdatasync(fd)
+
+
+def length_of(fd: int, path: Path | str = "") -> int:
+    """Length of an open file."""
+    with translated(path):
+        return os.fstat(fd).st_size
+
+
+def zero_range(path: Path, begin: int, end: int) -> None:
+    """Makes [begin, end) of a file zero, durably; what is a hole stays one."""
+    zeros = bytes(1 << 20)
+    with opened(path, os.O_RDWR) as fd:
+        for data, hole in data_ranges(fd, begin, end, path):
+            with translated(path):
+                while data < hole:
+                    data += os.pwrite(fd, memoryview(zeros)[: hole - data], data)
+        with translated(path):
+            os.fdatasync(fd)
+
+
+def copy_ranges(root: Path, pieces: list[tuple[Path, int, int]], target: Path) -> None:
+    """Makes `target` of [begin, end) of each file in turn, whole and durable or not at all; FileExistsError when it is there.
+
+    What is a hole in a source stays one.
+    """
+    make_directory(target.parent)
+    temporary = temporary_path(root)
+    try:
+        with opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as out:
+            at = 0
+            for path, begin, end in pieces:
+                with opened(path) as fd:
+                    for data, hole in data_ranges(fd, begin, end, path):
+                        for place in range(data, hole, 1 << 20):
+                            chunk = pread_full(fd, place, min(1 << 20, hole - place), path)
+                            view = memoryview(chunk)
+                            to = at + place - begin
+                            while view:
+                                with translated(target):
+                                    count = os.pwrite(out, view, to)
+                                view, to = view[count:], to + count
+                at += end - begin
+            with translated(target):
+                os.ftruncate(out, at)
+                os.fsync(out)
+        rename_no_replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+    sync_directory(target.parent)
+
+
+def same_bytes(pieces: list[tuple[Path, int, int]], target: Path) -> bool:
+    """Whether `target` is what `copy_ranges` would make."""
+    with opened(target) as copy:
+        at = 0
+        for path, begin, end in pieces:
+            with opened(path) as fd:
+                for place in range(begin, end, 1 << 20):
+                    piece = pread_full(fd, place, min(1 << 20, end - place), path)
+                    if pread_full(copy, at, len(piece), target) != piece:
+                        return False
+                    at += len(piece)
+        return length_of(copy, target) == at
+
+
+def move(source: Path, target: Path) -> None:
+    """Renames durably, never over another file (FileExistsError)."""
+    make_directory(target.parent)
+    rename_no_replace(source, target)
+    sync_directory(target.parent)
+    sync_directory(source.parent)
+
+
+def extend(path: Path, length: int) -> None:
+    """Makes a file that is too short `length` bytes long, durably; the new part reads as zero."""
+    with opened(path, os.O_RDWR) as fd, translated(path):
+        if os.fstat(fd).st_size < length:
+            os.ftruncate(fd, length)
+            os.fsync(fd)

@@ -1,0 +1,132 @@
+"""Holes: ranges of the log where damage swallowed records while good ones stand behind it.
+
+Recovery finds them, copies their bytes to quarantine/ and lists them in quarantine/holes.json; from then on scans, dispatch and
+reads step over them. The bytes in the log itself stay as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cystore import files
+from cystore.errors import StoreFormatError
+
+QUARANTINE = "quarantine"
+FILE_NAME = "holes.json"
+
+
+@dataclass(frozen=True, order=True)
+class Hole:
+    """[begin, end) of the log: `reason` says what was wrong at `begin`, `copy` names the file in quarantine/."""
+
+    begin: int
+    end: int
+    reason: str = ""
+    copy: str = ""
+    found_ms: int = 0
+
+
+class Holes:
+    """The holes of a log, ascending and apart from each other; immutable."""
+
+    def __init__(self, holes: Iterable[Hole] = ()) -> None:
+        self._holes = tuple(sorted(holes))
+        for before, after in zip(self._holes, self._holes[1:], strict=False):
+            if after.begin < before.end:
+                raise ValueError(f"holes overlap at {after.begin}")
+        if any(not 0 <= hole.begin < hole.end for hole in self._holes):
+            raise ValueError("a hole ends before it begins")
+        self._begins = [hole.begin for hole in self._holes]
+
+    def __iter__(self) -> Iterator[Hole]:
+        return iter(self._holes)
+
+    def __len__(self) -> int:
+        return len(self._holes)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Holes) and self._holes == other._holes
+
+    def __hash__(self) -> int:
+        return hash(self._holes)
+
+    def __repr__(self) -> str:
+        return f"Holes({list(self._holes)})"
+
+    def covering(self, offset: int) -> tuple[int, int] | None:
+        """(begin, end) of the hole that holds physical offset `offset`."""
+        place = bisect_right(self._begins, offset) - 1
+        if place < 0 or offset >= self._holes[place].end:
+            return None
+        return self._holes[place].begin, self._holes[place].end
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """(begin, end) of each, ascending."""
+        return [(hole.begin, hole.end) for hole in self._holes]
+
+    def within(self, begin: int, end: int) -> Holes:
+        """Those that touch [begin, end): a log that lost its start or its end has no holes there."""
+        return Holes(hole for hole in self._holes if hole.end > begin and hole.begin < end)
+
+    def merged(self, more: Iterable[Hole]) -> Holes:
+        """With `more` taken in: what overlaps or touches becomes one hole that keeps the first one's reason and copy."""
+        out: list[Hole] = []
+        for hole in sorted([*self._holes, *more]):
+            if out and hole.begin <= out[-1].end:
+                if hole.end > out[-1].end:
+                    out[-1] = dataclasses.replace(out[-1], end=hole.end)
+            else:
+                out.append(hole)
+        return Holes(out)
+
+
+def read_holes(root: Path) -> Holes:
+    """quarantine/holes.json, empty where there is none. StoreFormatError where it and its last good copy are damaged."""
+    path = root / QUARANTINE / FILE_NAME
+    problem: Exception | None = None
+    for candidate in (path, path.with_name(path.name + ".bak")):
+        if not candidate.exists():
+            continue
+        try:
+            return parse_holes(files.read_all(candidate))
+        except ValueError as error:
+            problem = problem or error
+    if problem is not None:
+        raise StoreFormatError(f"the list of holes cannot be read: {problem}", path=path) from problem
+    return Holes()
+
+
+def parse_holes(data: bytes) -> Holes:
+    """The holes in the bytes of holes.json. Raises ValueError."""
+    try:
+        content = json.loads(data)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(content, dict) or not isinstance(content.get("holes"), list):
+        raise ValueError("there is no list of holes")
+    return Holes(_hole(entry) for entry in content["holes"])
+
+
+def _hole(entry: object) -> Hole:
+    if not isinstance(entry, dict):
+        raise ValueError(f"{entry!r} is no hole")
+    kinds = {"begin": int, "end": int, "reason": str, "copy": str, "found_ms": int}
+    for name, kind in kinds.items():
+        if not isinstance(entry.get(name), kind) or isinstance(entry.get(name), bool):
+            raise ValueError(f"{name} is {entry.get(name)!r}")
+    return Hole(**{name: entry[name] for name in kinds})
+
+
+def render_holes(holes: Holes) -> bytes:
+    """The bytes of holes.json."""
+    return json.dumps({"holes": [dataclasses.asdict(hole) for hole in holes]}, indent=1).encode() + b"\n"
+
+
+def write_holes(root: Path, holes: Holes) -> None:
+    """Writes quarantine/holes.json whole or not at all."""
+    files.write_whole(root, root / QUARANTINE / FILE_NAME, render_holes(holes))

@@ -1,0 +1,79 @@
+"""What kind of place the store lives in: filesystem, boot, PID namespace, C library."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import TypedDict
+
+from cystore import files
+from cystore.errors import StoreFormatError
+
+# statfs(2) magic numbers. Promised: space that is reserved stays reserved, and a mapped page is never moved away.
+PROMISED = {0xEF53: "ext4", 0x58465342: "xfs", 0x01021994: "tmpfs"}
+NETWORK = {
+    0x6969: "nfs",
+    0xFF534D42: "cifs",
+    0xFE534D42: "smb2",
+    0x517B: "smb",
+    0x01021997: "9p",
+    0x00C36400: "ceph",
+    0x0BD00BD0: "lustre",
+    0x5346414F: "afs",
+    0x6B414653: "afs",
+    0x7461636F: "ocfs2",
+    0x01161970: "gfs2",
+}
+
+LIBC = ctypes.CDLL(None, use_errno=True)  # once: each CDLL keeps a class of its own for ever
+
+
+def file_system(path: Path) -> str:
+    """Name of the filesystem type that holds `path`, or its magic number in hexadecimal."""
+    buffer = ctypes.create_string_buffer(256)
+    if LIBC.statfs(os.fsencode(path), buffer):
+        with files.translated(path):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
+    magic = ctypes.c_long.from_buffer(buffer).value & 0xFFFFFFFF
+    return {**PROMISED, **NETWORK}.get(magic, f"{magic:#x}")
+
+
+def check_writable_file_system(path: Path, *, allow_any: bool) -> None:
+    """Refuses to write where mapped files do not behave as the store needs. Raises StoreFormatError."""
+    kind = file_system(path)
+    if kind in NETWORK.values():
+        raise StoreFormatError(
+            f"the store is on a network file system ({kind}): shared memory does not work there", path=path
+        )
+    if kind not in PROMISED.values() and not allow_any:
+        raise StoreFormatError(
+            f"file system {kind} is not one of {', '.join(PROMISED.values())}: a full disk may kill the process there; "
+            "set allow_any_file_system=True to write all the same",
+            path=path,
+        )
+
+
+class Identity(TypedDict):
+    """See Control.attach."""
+
+    boot_id: str
+    pid_namespace: int
+    c_library: str
+
+
+def identity() -> Identity:
+    """What attached processes must have in common beside the layout: see Control.attach."""
+    return {
+        "boot_id": files.read_all(Path("/proc/sys/kernel/random/boot_id")).decode("ascii").strip(),
+        "pid_namespace": os.stat("/proc/self/ns/pid").st_ino,
+        "c_library": _c_library(),
+    }
+
+
+def _c_library() -> str:
+    """The layout of a mutex is the C library's own affair: name and version, as far as it tells them."""
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or "unknown"
+    except ValueError:
+        return "not glibc"

@@ -1,0 +1,361 @@
+"""Index files: from a topic and key to the records that hold it (RocketMQ's IndexService and IndexFile).
+
+Files follow each other by name, the local time of their creation; keys go into the newest until it is full. What the index
+holds follows from the log: entries at or past a log position are taken back (`cut`) before the log is dispatched again from
+there, so no key is entered twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import struct
+import threading
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+from cystore import clock, files
+from cystore._native import index as kernel
+from cystore._native.control import Control
+from cystore._native.mapping import MappedFile
+from cystore.config import StoreConfig
+from cystore.errors import StoreFormatError
+from cystore.layout import CONSTANTS, DISK_STRUCTS
+from cystore.segments import Mode
+
+log = logging.getLogger("cystore")
+
+DIRECTORY = "index"
+NAME_DIGITS = 17
+HEADER_BYTES = CONSTANTS["INDEX_HEADER_BYTES"][0]
+SLOT_BYTES = CONSTANTS["INDEX_SLOT_BYTES"][0]
+ENTRY_BYTES = CONSTANTS["INDEX_ENTRY_BYTES"][0]
+ALLOCATE_BYTES = 4 * 1024 * 1024
+MAX_GUESSES = 100_000  # places looked at for the last entry of a file of unknown shape
+_FIELDS = {disk.name: disk.fields for disk in DISK_STRUCTS}
+_END_PHYSICAL_OFFSET = next(f for f in _FIELDS["index_header"] if f.name == "end_physical_offset")
+
+
+def _format(name: str) -> struct.Struct:
+    """The fields of a disk struct, which follow each other without gaps."""
+    return struct.Struct(">" + "".join({4: "i", 8: "q"}[field.width] for field in _FIELDS[name]))
+
+
+_HEADER, _ENTRY = _format("index_header"), _format("index_entry")
+
+
+class IndexHeader(NamedTuple):
+    """First and last store timestamp (ms) and physical offset of a file, its used slots and the number of the next entry."""
+
+    begin_timestamp_ms: int
+    end_timestamp_ms: int
+    begin_physical_offset: int
+    end_physical_offset: int
+    used_slots: int
+    next_entry: int
+
+
+def file_length(slots: int, capacity: int) -> int:
+    """Bytes of a file with so many slots and entries (entry 0, which is never used, included)."""
+    return HEADER_BYTES + SLOT_BYTES * slots + ENTRY_BYTES * capacity
+
+
+class IndexFile:
+    """One index file. `name` is its file name as a number; `slots` and `capacity` are its own, whatever the settings say."""
+
+    def __init__(self, file: MappedFile, name: int, slots: int, capacity: int) -> None:
+        self.file, self.name, self.slots, self.capacity = file, name, slots, capacity
+
+    @property
+    def header(self) -> IndexHeader:
+        """The header as it is now."""
+        header = IndexHeader(*_HEADER.unpack(self.file.read(0, HEADER_BYTES)))
+        return header._replace(next_entry=max(header.next_entry, 1))
+
+    @property
+    def end_physical_offset(self) -> int:
+        """The header's, by itself: dispatch looks at it each time it begins."""
+        return int.from_bytes(
+            self.file.read(_END_PHYSICAL_OFFSET.at, _END_PHYSICAL_OFFSET.width), "big", signed=True
+        )
+
+    def set_bounds(self, header: IndexHeader) -> None:
+        """Writes the first four fields; the counts belong to the kernel."""
+        self.file.write(0, struct.pack(">qqqq", *header[:4]))
+
+    def entry(self, number: int) -> tuple[int, int, int, int]:
+        """(key hash, physical offset, seconds, previous entry) of an entry."""
+        at = HEADER_BYTES + SLOT_BYTES * self.slots + ENTRY_BYTES * number
+        return _ENTRY.unpack(self.file.read(at, ENTRY_BYTES))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for another entry."""
+        return self.header.next_entry >= self.capacity
+
+
+class IndexFiles:
+    """All index files of a store. Queries run beside dispatch; what changes files belongs to the dispatch lock."""
+
+    def __init__(self, root: Path, config: StoreConfig, mode: Mode, control: Control) -> None:
+        self.directory = root / DIRECTORY
+        self._root, self._mode, self._control = root, mode, control
+        self._slots, self._capacity = config.max_hash_slot_num, config.max_index_num
+        self._lock = threading.Lock()
+        self._files: list[IndexFile] = []  # ascending by name; replaced as a whole, never changed
+        self._seen = -1  # index_seq when the files were listed
+        self._dropped: set[int] = set()  # PRIVATE: files that are gone for this process only
+
+    # -------------------------------------------------------------------------------------- files
+
+    def files(self) -> list[IndexFile]:
+        """The files there are, oldest first. Raises StoreFormatError for a name or a length that no index file has."""
+        seen = self._control.index_seq
+        if seen != self._seen:
+            with self._lock:
+                self._files = self._list()
+                self._seen = seen
+        return self._files
+
+    def _list(self) -> list[IndexFile]:
+        known = {file.name: file for file in self._files}
+        names = {name for name in known if known[name].file.path == "(memory)"}
+        try:
+            entries = list(os.scandir(self.directory))
+        except FileNotFoundError:
+            entries = []
+        except OSError as error:
+            with files.translated(self.directory):
+                raise error
+        for entry in entries:
+            if (
+                len(entry.name) != NAME_DIGITS
+                or not entry.name.isdecimal()
+                or not entry.is_file(follow_symlinks=False)
+            ):
+                raise StoreFormatError("strange name among the index files; move it away", path=entry.path)
+            names.add(int(entry.name))
+        opened = ((known.get(name) or self._open(name)) for name in sorted(names - self._dropped))
+        return [file for file in opened if file is not None]
+
+    def hide(self, paths: Iterable[Path]) -> None:
+        """PRIVATE: leaves out files that recovery would have removed from the disk."""
+        self._dropped.update(int(path.name) for path in paths)
+
+    def overwrite(self, path: Path, pieces: Iterable[tuple[int, bytes]]) -> None:
+        """PRIVATE: writes (position, bytes) into this process's view of a file, where recovery would have written them."""
+        for file in self.files():
+            if file.name == int(path.name):
+                for at, data in pieces:
+                    file.file.write(at, data)
+
+    def _path(self, name: int) -> Path:
+        return self.directory / f"{name:0{NAME_DIGITS}d}"
+
+    def _open(self, name: int) -> IndexFile | None:
+        """Maps a file; None when it is gone, or has no entry and another shape than the settings give."""
+        path = self._path(name)
+        try:
+            length = path.stat(follow_symlinks=False).st_size
+            shape = self._shape(path, length)
+            if shape is None:
+                return None
+            writable, private = self._mode is not Mode.READ, self._mode is Mode.PRIVATE
+            file = MappedFile.open(path, 0, length, writable=writable, private=private, keep_descriptor=False)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            with files.translated(path):
+                raise error
+        return IndexFile(file, name, *shape)
+
+    def _shape(self, path: Path, length: int) -> tuple[int, int] | None:
+        """(slots, capacity) of a file: the settings' if its length is theirs, else what its entries tell."""
+        if length == file_length(self._slots, self._capacity):
+            return self._slots, self._capacity
+        if length <= file_length(1, 1):
+            raise StoreFormatError(f"an index file cannot have {length} bytes", path=path)
+        with files.opened(path) as fd, mmap.mmap(fd, length, access=mmap.ACCESS_READ) as data:
+            header = IndexHeader(*_HEADER.unpack(data[:HEADER_BYTES]))
+            if header.next_entry <= 1:
+                return None
+            shape = _shape_from_entries(data, length, header)
+        if shape is None:
+            raise StoreFormatError(
+                f"the file has {length} bytes, not the {file_length(self._slots, self._capacity)} of max_hash_slot_num "
+                f"{self._slots} and max_index_num {self._capacity}; set these as they were when it was made",
+                path=path,
+            )
+        log.warning(
+            "%s: has %d slots and %d entries; the configuration says %d and %d",
+            path,
+            *shape,
+            self._slots,
+            self._capacity,
+        )
+        return shape
+
+    # ------------------------------------------------------------------- under the dispatch lock
+
+    def newest(self) -> IndexFile | None:
+        """The file that keys go into, None when there is none with room."""
+        listed = self.files()
+        if not listed:
+            return None
+        newest = listed[-1]
+        if self._control.index_base != newest.name:
+            self._publish(newest, 0)
+        if len(listed) > 1 and newest.header.next_entry == 1 and newest.header.end_physical_offset == 0:
+            self.allocate(newest, HEADER_BYTES)
+            self._continue(newest, listed[-2])
+        return None if newest.is_full else newest
+
+    def _publish(self, newest: IndexFile | None, allocated: int) -> None:
+        """Makes the newest file, and how much of it may be written to, known to everybody."""
+        self._control.index_allocated = allocated
+        self._control.index_base = newest.name if newest is not None else 0
+        self._seen = self._control.index_seq
+
+    @staticmethod
+    def _continue(file: IndexFile, before: IndexFile) -> None:
+        """A file without entries begins and ends where the one before it ends."""
+        end = before.header
+        file.set_bounds(
+            IndexHeader(
+                end.end_timestamp_ms,
+                end.end_timestamp_ms,
+                end.end_physical_offset,
+                end.end_physical_offset,
+                0,
+                1,
+            )
+        )
+
+    def add(self) -> IndexFile:
+        """Makes the file that follows the newest one. Raises StoreFullError.
+
+        A kill leaves it without its begin and end, which `newest` then gives it.
+        """
+        listed = self.files()
+        name = _next_name(listed[-1].name if listed else 0)
+        length = file_length(self._slots, self._capacity)
+        allocated = min(HEADER_BYTES + SLOT_BYTES * self._slots + ALLOCATE_BYTES, length)
+        if self._mode is Mode.PRIVATE:
+            file = MappedFile.anonymous(0, length)
+        else:
+            files.create_sized(self._root, self._path(name), length, allocated)
+            file = MappedFile.open(self._path(name), 0, length, keep_descriptor=False)
+        added = IndexFile(file, name, self._slots, self._capacity)
+        if listed:
+            self._continue(added, listed[-1])
+        self._files = [*listed, added]
+        self._publish(added, allocated)
+        return added
+
+    def allocate(self, file: IndexFile, needed: int) -> None:
+        """Reserves space in the newest file up to `needed` bytes and some more. Raises StoreFullError."""
+        begin = self._control.index_allocated
+        end = min(max(needed, HEADER_BYTES + SLOT_BYTES * file.slots) + ALLOCATE_BYTES, file.file.length)
+        if self._mode is Mode.WRITE:
+            with files.opened(self._path(file.name), os.O_RDWR) as fd:
+                files.allocate(fd, begin, end, file.file.path)
+        self._control.index_allocated = end
+
+    def cut(self, physical_offset: int) -> None:
+        """Takes back all entries at or past a log position.
+
+        Safe to repeat after a kill at any point: a file's end is the last thing mended, and tells that there is work.
+        """
+        listed = self.files()
+        while listed and listed[-1].end_physical_offset >= physical_offset:
+            newest = listed[-1]
+            left = kernel.trim_file(newest.file, newest.slots, newest.capacity, physical_offset)
+            if left:
+                self._end_with(newest, left)
+                break
+            if len(listed) == 1:
+                newest.set_bounds(IndexHeader(0, 0, 0, 0, 0, 1))
+                break
+            if listed[-2].end_physical_offset < physical_offset:
+                self._continue(newest, listed[-2])
+                break
+            listed = listed[:-1]
+            self._remove(newest)
+            self._files = listed
+            self._publish(listed[-1], 0)
+
+    @staticmethod
+    def _end_with(file: IndexFile, number: int) -> None:
+        """Makes an entry the file's last. Of its time only the second is known: the end is that second's."""
+        _, physical_offset, seconds, _ = file.entry(number)
+        header = file.header
+        latest = header.begin_timestamp_ms + (1000 * seconds + 999 if number > 1 else 0)
+        file.set_bounds(
+            header._replace(
+                end_timestamp_ms=min(latest, header.end_timestamp_ms), end_physical_offset=physical_offset
+            )
+        )
+
+    def _remove(self, file: IndexFile) -> None:
+        if self._mode is Mode.PRIVATE:
+            self._dropped.add(file.name)
+        else:
+            files.remove(self._path(file.name))
+
+    # ------------------------------------------------------------------------------ flush and close
+
+    def flush(self) -> None:
+        """Makes every entry dispatched by now durable. Raises OSError."""
+        flushed = self._control.index_flushed
+        for file in reversed(self.files()):
+            if file.end_physical_offset < flushed:
+                break
+            file.file.sync()
+
+    def close(self) -> None:
+        """Lets all mappings go."""
+        self._files, self._seen = [], -1
+
+
+def _next_name(newest: int) -> int:
+    """The name of a new file: now, or the millisecond after the newest one's where that is not earlier."""
+    name = int(clock.index_file_name(clock.now_ms()))
+    if name > newest:
+        return name
+    text = f"{newest:0{NAME_DIGITS}d}"
+    try:
+        moment = datetime.strptime(text[:14], "%Y%m%d%H%M%S") + timedelta(milliseconds=int(text[14:]) + 1)
+    except ValueError:  # no date: RocketMQ would not have made it, but it sorts all the same
+        return newest + 1
+    return int(f"{moment:%Y%m%d%H%M%S}{moment.microsecond // 1000:03d}")
+
+
+def _shape_from_entries(data: mmap.mmap, length: int, header: IndexHeader) -> tuple[int, int] | None:
+    """Slots and capacity of a file whose settings are not known, from where its last entry stands.
+
+    The last entry holds the header's end offset; from its place follows the number of slots, and then its key hash must lead
+    to a slot that holds an entry number, and the first entry must hold the header's begin offset.
+    """
+    number, wanted = header.next_entry - 1, struct.pack(">q", header.end_physical_offset)
+    at = data.find(wanted, HEADER_BYTES)
+    for _ in range(MAX_GUESSES):
+        if at < 0:
+            break
+        slots, odd = divmod(at - 4 - HEADER_BYTES - ENTRY_BYTES * number, SLOT_BYTES)
+        capacity, rest = divmod(length - HEADER_BYTES - SLOT_BYTES * slots, ENTRY_BYTES)
+        if not odd and not rest and slots > 0 and capacity > number:
+            key_hash = _ENTRY.unpack_from(data, at - 4)[0]
+            (chain,) = struct.unpack_from(">i", data, HEADER_BYTES + SLOT_BYTES * (key_hash % slots))
+            first = _ENTRY.unpack_from(data, HEADER_BYTES + SLOT_BYTES * slots + ENTRY_BYTES)
+            if (
+                key_hash >= 0
+                and chain == number
+                and first[1] == header.begin_physical_offset
+                and first[3] == 0
+            ):
+                return slots, capacity
+        at = data.find(wanted, at + 1)
+    return None

@@ -1,0 +1,511 @@
+"""Every stored or shared struct, once, as data.
+
+Disk structs are big-endian and reached through accessors; the control block is a native C struct that the attached processes
+share. Run by path (``python cystore/layout.py``) this file writes ``_native/layout.h``, ``_native/layout.pxd`` and the tables
+between markers in ``docs/format.md``; with ``--check`` it only compares and exits 1 when one of them is stale. It imports
+nothing of the package, so it runs before any build.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+LAYOUT_VERSION = 1
+
+RECORD_MAGIC_ROCKETMQ = 0xDAA320A7
+RECORD_MAGIC_BLANK = 0xCBD43194
+RECORD_MAGIC_CYSTORE = 0x43595331
+
+CONSTANTS: dict[str, tuple[int, str]] = {
+    "RECORD_MAGIC_ROCKETMQ": (
+        RECORD_MAGIC_ROCKETMQ,
+        "record of RocketMQ 4.9.3 (CommitLog.MESSAGE_MAGIC_CODE)",
+    ),
+    "RECORD_MAGIC_BLANK": (RECORD_MAGIC_BLANK, "end-of-file filler (CommitLog.BLANK_MAGIC_CODE)"),
+    "RECORD_MAGIC_CYSTORE": (RECORD_MAGIC_CYSTORE, "record whose checksum covers all of it, 'CYS1'"),
+    "RECORD_SIZE_MIN": (91, "IPv4 hosts, no body, no topic byte, no properties"),
+    "BLANK_SIZE_MIN": (8, "total size and magic"),
+    "TOPIC_BYTES_MAX": (127, "the length is a signed byte"),
+    "PROPERTIES_BYTES_MAX": (32767, "the length is a signed short"),
+    "SYS_FLAG_COMPRESSED": (1, "body is compressed"),
+    "SYS_FLAG_MULTI_TAGS": (2, ""),
+    "SYS_FLAG_TRANSACTION_MASK": (12, ""),
+    "SYS_FLAG_PREPARED": (4, "half message: indexed, no queue entry"),
+    "SYS_FLAG_COMMIT": (8, ""),
+    "SYS_FLAG_ROLLBACK": (12, "no index entry, no queue entry"),
+    "SYS_FLAG_BORN_HOST_V6": (16, ""),
+    "SYS_FLAG_STORE_HOST_V6": (32, ""),
+    "QUEUE_ENTRY_BYTES": (20, "one message in a consume queue"),
+    "HOLE_ENTRY_SIZE": (0x7FFFFFFF, "size field of pre-blank and hole entries"),
+    "INDEX_HEADER_BYTES": (40, ""),
+    "INDEX_SLOT_BYTES": (4, ""),
+    "INDEX_ENTRY_BYTES": (20, ""),
+    "CHECKPOINT_BYTES": (4096, ""),
+}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a disk struct: `at` bytes from the start, `width` bytes wide; signed unless `unsigned`."""
+
+    name: str
+    at: int
+    width: int
+    doc: str
+    unsigned: bool = False
+
+
+@dataclass(frozen=True)
+class DiskStruct:
+    name: str
+    doc: str
+    fields: tuple[Field, ...]
+
+
+DISK_STRUCTS = (
+    DiskStruct(
+        "record",
+        "Fixed prefix of a record in the commit log; hosts and what follows them vary in length",
+        (
+            Field("total_size", 0, 4, "bytes of the whole record"),
+            Field("magic", 4, 4, "record format", unsigned=True),
+            Field(
+                "checksum_field",
+                8,
+                4,
+                "RocketMQ: CRC-32 of the body, top bit 0; cystore: CRC-32C of all but this field",
+                True,
+            ),
+            Field("queue_id", 12, 4, ""),
+            Field("flag", 16, 4, "the user's"),
+            Field("queue_offset", 20, 8, "position in the consume queue; 0 for prepared and rollback"),
+            Field("physical_offset", 28, 8, "position of this record in the commit log"),
+            Field(
+                "sys_flag",
+                36,
+                4,
+                "1 compressed, 2 multi tags, 4/8/12 transaction, 16/32 IPv6 born/store host",
+            ),
+            Field("born_timestamp", 40, 8, "ms"),
+        ),
+    ),
+    DiskStruct(
+        "queue_entry_disk",
+        "Consume queue entry",
+        (
+            Field("physical_offset", 0, 8, "of the record"),
+            Field("size", 8, 4, "of the record; 0x7FFFFFFF in pre-blank and hole entries"),
+            Field("tags_code", 12, 8, "hash of the tags, due time of a delayed message, or ext address"),
+        ),
+    ),
+    DiskStruct(
+        "index_header",
+        "Index file header",
+        (
+            Field("begin_timestamp", 0, 8, "ms"),
+            Field("end_timestamp", 8, 8, "ms"),
+            Field("begin_physical_offset", 16, 8, ""),
+            Field("end_physical_offset", 24, 8, ""),
+            Field("used_slots", 32, 4, ""),
+            Field("next_entry", 36, 4, "number of the next entry; the first is 1"),
+        ),
+    ),
+    DiskStruct(
+        "index_entry",
+        "Index entry",
+        (
+            Field("key_hash", 0, 4, "|Java hashCode of topic#key|"),
+            Field("physical_offset", 4, 8, "of the record"),
+            Field("seconds", 12, 4, "store time since the header's begin, s"),
+            Field("previous", 16, 4, "entry number of the slot's previous entry, 0 = none"),
+        ),
+    ),
+    DiskStruct(
+        "checkpoint",
+        "Checkpoint; what stands at 24 and after is zero in RocketMQ's own",
+        (
+            Field("physic_timestamp", 0, 8, "store time of the last record known flushed, ms"),
+            Field("logics_timestamp", 8, 8, "store time of the last record whose queue entry is flushed, ms"),
+            Field("index_timestamp", 16, 8, "store time of the last record in a flushed index file, ms"),
+            Field("watermark", 24, 8, "durable watermark: flushed physical offset"),
+            Field("last_record", 32, 8, "physical offset of the last record below the watermark"),
+            Field("last_record_checksum", 40, 4, "that record's checksum field", unsigned=True),
+            Field("index_watermark", 48, 8, "physical offset through which index entries are synced"),
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """One field of the control block. `type` is a C type; `count` > 1 makes an array. `owner` says who may write it."""
+
+    name: str
+    type: str
+    owner: str
+    doc: str
+    count: int = 1
+
+
+TYPE_BYTES = {"int64_t": 8, "uint64_t": 8, "int32_t": 4, "uint32_t": 4, "char": 1, "uint8_t": 1}
+CACHE_LINE_BYTES = 64
+MUTEX_BYTES = 64
+
+LOCK_NAMES = ("housekeeping", "deliver", "dispatch", "append", "flush")
+LATENCY_BUCKETS = 13
+
+QUEUE_SLOT_LINES: tuple[tuple[Shared, ...], ...] = (
+    (
+        Shared("next", "int64_t", "append", "next queue offset, of what is published"),
+        Shared("claimed", "int64_t", "append", "next queue offset, of what is being written too"),
+        Shared("hash_next", "uint32_t", "append", "slot + 1 of the next queue in this bucket, 0 = none"),
+        Shared("hash", "uint32_t", "append", "of topic and queue id"),
+        Shared("queue_id", "int32_t", "append", "constant once published"),
+        Shared("topic_bytes", "uint32_t", "append", "length of topic"),
+    ),
+    (Shared("topic", "char", "append", "UTF-8, constant once published", 128),),
+    (
+        Shared(
+            "dispatched", "int64_t", "dispatch", "queue offset behind the last entry in the consume queue"
+        ),
+        Shared("minimum", "int64_t", "dispatch", "lowest queue offset that can be read"),
+        Shared("flushed", "int64_t", "flush", "queue offset behind the last entry known synced"),
+        Shared(
+            "allocated",
+            "int64_t",
+            "dispatch",
+            "consume queue position (bytes) up to which space is allocated",
+        ),
+        Shared("last_physical_end", "int64_t", "dispatch", "end of the last dispatched record of this queue"),
+        Shared("last_store_timestamp", "int64_t", "dispatch", "its store timestamp, ms"),
+    ),
+)
+
+CONTROL_LINES: tuple[tuple[Shared, ...], ...] = (
+    (
+        Shared("magic", "uint64_t", "attach", "CYSTORE1; the first thing a later attacher looks at"),
+        Shared("fingerprint", "uint64_t", "attach", "hash of this layout"),
+        Shared("page_bytes", "uint32_t", "attach", ""),
+        Shared("mutex_bytes", "uint32_t", "attach", "sizeof(pthread_mutex_t)"),
+        Shared(
+            "pid_namespace",
+            "uint64_t",
+            "attach",
+            "inode of the PID namespace: robust ownership is a thread id in it",
+        ),
+        Shared("commit_log_file_bytes", "int64_t", "attach", ""),
+        Shared("consume_queue_file_bytes", "int64_t", "attach", ""),
+        Shared("max_hash_slot_num", "uint32_t", "attach", ""),
+        Shared("max_index_num", "uint32_t", "attach", ""),
+        Shared("max_queues", "uint32_t", "attach", "slots that the address range holds"),
+        Shared("bucket_count", "uint32_t", "attach", "power of two"),
+    ),
+    (
+        Shared("boot_id", "char", "attach", "", 40),
+        Shared("c_library", "char", "attach", "", 40),
+        Shared("generation", "uint64_t", "attach", "random; new with each control block"),
+    ),
+    (
+        Shared(
+            "wrote", "int64_t", "append", "wrote position; its release store is the commit point of an append"
+        ),
+        Shared("last_store_timestamp", "int64_t", "append", "ms; store timestamps never go back"),
+        Shared("append_seq", "uint32_t", "append", "futex word: changes with each append"),
+        Shared("queue_count", "uint32_t", "append", "published queue slots"),
+        Shared(
+            "last_record",
+            "int64_t",
+            "append",
+            "physical offset of the last record; stored after wrote, so its end is never past it",
+        ),
+        Shared("put_count", "uint64_t", "append", "messages appended since the first attach"),
+        Shared("put_bytes", "uint64_t", "append", "their record bytes"),
+        Shared(
+            "clock_clamps", "uint64_t", "append", "puts whose clock was more than 60 s behind the last one"
+        ),
+    ),
+    (
+        Shared("intent_active", "uint32_t", "append", "1 while [intent_from, intent_to) is being written"),
+        Shared("intent_owner", "uint32_t", "append", "thread id, for reports"),
+        Shared("intent_from", "int64_t", "append", ""),
+        Shared("intent_to", "int64_t", "append", ""),
+    ),
+    (
+        Shared(
+            "put_latency",
+            "uint64_t",
+            "append",
+            "puts by milliseconds taken, StoreStatsService's bounds",
+            LATENCY_BUCKETS,
+        ),
+        Shared("put_time_max_ms", "int64_t", "append", "longest put"),
+    ),
+    (
+        Shared("append_waiters", "uint32_t", "atomic", "threads that sleep on append_seq"),
+        Shared("flush_waiters", "uint32_t", "atomic", "threads that sleep on flush_seq"),
+    ),
+    (
+        Shared("flushed", "int64_t", "flush", "flushed position: everything below is durable"),
+        Shared("flush_seq", "uint32_t", "flush", "futex word: changes with each flush and each failure"),
+        Shared("queues_flushed_timestamp", "int64_t", "flush", "checkpoint's logics timestamp"),
+        Shared("index_flushed", "int64_t", "flush", "physical offset through which index entries are synced"),
+    ),
+    (
+        Shared("dispatched", "int64_t", "dispatch", "log position up to which queues and index are built"),
+        Shared("dispatch_seq", "uint32_t", "dispatch", "futex word: changes with each dispatch"),
+        Shared("index_seq", "uint32_t", "dispatch", "changes when an index file is made or removed"),
+        Shared("index_base", "int64_t", "dispatch", "name of the newest index file as a number"),
+        Shared("index_allocated", "int64_t", "dispatch", "bytes of the newest index file that are allocated"),
+        Shared(
+            "dispatched_timestamp", "int64_t", "dispatch", "store timestamp of the last dispatched record, ms"
+        ),
+        Shared("dispatch_count", "uint64_t", "dispatch", "records dispatched since the first attach"),
+    ),
+    (
+        Shared("allocated", "int64_t", "housekeeping", "log position up to which space is allocated"),
+        Shared(
+            "min_physical_offset",
+            "int64_t",
+            "housekeeping",
+            "lowest readable log position; published before an unlink",
+        ),
+        Shared(
+            "segment_seq",
+            "uint32_t",
+            "housekeeping",
+            "futex word: changes when allocated moves or a segment goes",
+        ),
+        Shared("queue_capacity", "uint32_t", "housekeeping", "queue slots whose memory is allocated"),
+        Shared("ready_base", "int64_t", "housekeeping", "base of the newest commit log file"),
+    ),
+    (
+        Shared("flags", "uint32_t", "atomic", "why the store cannot be written: see FLAG_*"),
+        Shared("failed_errno", "int32_t", "atomic", "errno of the sync that failed"),
+        Shared(
+            "repair_due",
+            "uint32_t",
+            "atomic",
+            "a bit for each lock whose owner died inside and left a repair to do",
+        ),
+        Shared("guard", "uint64_t", "attach", "static guard, ~magic"),
+    ),
+)
+
+FLAGS = {
+    "FLAG_SYNC_FAILED": (1, "an fsync failed: read-only until reopened"),
+    "FLAG_NOT_WRITABLE": (2, "switched off by an operator"),
+    "FLAG_CORRUPT": (4, "dispatch met a damaged record"),
+}
+
+
+def _line_offsets(
+    lines: tuple[tuple[Shared, ...], ...], start: int = 0
+) -> tuple[list[tuple[Shared, int]], int]:
+    """Offset of each field when every line starts on a cache line; and the end, rounded up to one."""
+    placed, at = [], start
+    for line in lines:
+        at = -(-at // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
+        for field in line:
+            width = TYPE_BYTES[field.type]
+            at = -(-at // width) * width
+            placed.append((field, at))
+            at += width * field.count
+    return placed, -(-at // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
+
+
+QUEUE_SLOT_FIELDS, QUEUE_SLOT_BYTES = _line_offsets(QUEUE_SLOT_LINES)
+CONTROL_FIELDS, CONTROL_LOCKS_AT = _line_offsets(CONTROL_LINES)
+CONTROL_BYTES = CONTROL_LOCKS_AT + MUTEX_BYTES * len(LOCK_NAMES)
+CONTROL_BUCKETS_AT = 4096
+CONTROL_BUCKETS = 16384
+CONTROL_QUEUES_AT = CONTROL_BUCKETS_AT + 4 * CONTROL_BUCKETS
+
+_canonical = repr(
+    (
+        LAYOUT_VERSION,
+        QUEUE_SLOT_FIELDS,
+        CONTROL_FIELDS,
+        LOCK_NAMES,
+        CONTROL_BYTES,
+        CONTROL_BUCKETS,
+        DISK_STRUCTS,
+    )
+)
+FINGERPRINT = int.from_bytes(hashlib.sha256(_canonical.encode()).digest()[:8], "big") >> 1
+CONTROL_MAGIC = int.from_bytes(b"CYSTORE1", "big")
+
+assert CONTROL_BYTES <= CONTROL_BUCKETS_AT
+
+# ---------------------------------------------------------------------------------------------------- generation
+
+_NOTE = "Generated by cystore/layout.py; change it there."
+
+
+def _disk_constants(struct: DiskStruct) -> list[tuple[str, int]]:
+    return [(f"{struct.name}_{field.name}_at".upper(), field.at) for field in struct.fields]
+
+
+def _c_struct(name: str, placed: list[tuple[Shared, int]], end: int, extra: list[str]) -> list[str]:
+    lines, at, pad = [f"typedef struct {name} {{"], 0, 0
+    for field, offset in placed:
+        if offset > at:
+            lines.append(f"    uint8_t pad_{pad}[{offset - at}];")
+            pad += 1
+        array = f"[{field.count}]" if field.count > 1 else ""
+        lines.append(f"    {field.type} {field.name}{array}; /* {field.owner}: {field.doc} */")
+        at = offset + TYPE_BYTES[field.type] * field.count
+    if end > at:
+        lines.append(f"    uint8_t pad_{pad}[{end - at}];")
+    lines += [*extra, f"}} {name};"]
+    lines += [f'_Static_assert(offsetof({name}, {f.name}) == {o}, "{name}.{f.name}");' for f, o in placed]
+    return lines
+
+
+def header_text() -> str:
+    """The C header: constants, accessors of disk structs, the control block with its size checks."""
+    out = [f"/* {_NOTE} */", "#ifndef CYSTORE_LAYOUT_H", "#define CYSTORE_LAYOUT_H", ""]
+    out += ["#include <pthread.h>", "#include <stddef.h>", "#include <stdint.h>", "#include <string.h>", ""]
+    for name, (value, doc) in {**CONSTANTS, **FLAGS}.items():
+        out.append(
+            f"#define {name} {value:#x}{'u' if value > 0x7FFFFFFF else ''}" + (f" /* {doc} */" if doc else "")
+        )
+    out += [f"#define CONTROL_MAGIC {CONTROL_MAGIC:#x}ull", f"#define LAYOUT_FINGERPRINT {FINGERPRINT:#x}ull"]
+    out += [f"#define CONTROL_BUCKETS_AT {CONTROL_BUCKETS_AT}", f"#define CONTROL_BUCKETS {CONTROL_BUCKETS}"]
+    out += [f"#define CONTROL_QUEUES_AT {CONTROL_QUEUES_AT}", f"#define LATENCY_BUCKETS {LATENCY_BUCKETS}"]
+    out += [f"#define LOCK_{name.upper()} {i}" for i, name in enumerate(LOCK_NAMES)] + [""]
+    for bits in (16, 32, 64):
+        swap = f"__builtin_bswap{bits}"
+        out += [
+            f"static inline uint{bits}_t load_be{bits}(const uint8_t *p) {{",
+            f"    uint{bits}_t v;",
+            "    memcpy(&v, p, sizeof v);",
+            f"    return __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? {swap}(v) : v;",
+            "}",
+            f"static inline void store_be{bits}(uint8_t *p, uint{bits}_t v) {{",
+            f"    v = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? {swap}(v) : v;",
+            "    memcpy(p, &v, sizeof v);",
+            "}",
+        ]
+    out.append("")
+    for struct in DISK_STRUCTS:
+        out.append(f"/* {struct.doc} */")
+        out += [f"#define {name} {value}" for name, value in _disk_constants(struct)]
+        for field in struct.fields:
+            bits = field.width * 8
+            ctype = f"{'u' if field.unsigned else ''}int{bits}_t"
+            where = f"{struct.name}_{field.name}_at".upper()
+            out.append(
+                f"static inline {ctype} {struct.name}_{field.name}(const uint8_t *p)"
+                f" {{ return ({ctype})load_be{bits}(p + {where}); }}"
+            )
+            out.append(
+                f"static inline void {struct.name}_set_{field.name}(uint8_t *p, {ctype} v)"
+                f" {{ store_be{bits}(p + {where}, (uint{bits}_t)v); }}"
+            )
+        out.append("")
+    out += _c_struct("queue_entry", QUEUE_SLOT_FIELDS, QUEUE_SLOT_BYTES, [])
+    out.append(f'_Static_assert(sizeof(queue_entry) == {QUEUE_SLOT_BYTES}, "queue_entry");')
+    out += [
+        "",
+        "typedef union shared_mutex {",
+        "    pthread_mutex_t mutex;",
+        f"    uint8_t pad[{MUTEX_BYTES}];",
+        "} shared_mutex;",
+    ]
+    out += [f'_Static_assert(sizeof(shared_mutex) == {MUTEX_BYTES}, "shared_mutex");', ""]
+    out += _c_struct(
+        "control_block", CONTROL_FIELDS, CONTROL_LOCKS_AT, [f"    shared_mutex locks[{len(LOCK_NAMES)}];"]
+    )
+    out += [f'_Static_assert(sizeof(control_block) == {CONTROL_BYTES}, "control_block");', "", "#endif", ""]
+    return "\n".join(out)
+
+
+def pxd_text() -> str:
+    """The Cython declarations of what `header_text` defines."""
+    out = [
+        f"# {_NOTE}",
+        "from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t",
+        "",
+    ]
+    out += ['cdef extern from "layout.h" nogil:']
+    for name in [
+        *CONSTANTS,
+        *FLAGS,
+        "CONTROL_BUCKETS_AT",
+        "CONTROL_BUCKETS",
+        "CONTROL_QUEUES_AT",
+        "LATENCY_BUCKETS",
+    ]:
+        out.append(f"    const uint32_t {name}")
+    out += ["    const uint64_t CONTROL_MAGIC", "    const uint64_t LAYOUT_FINGERPRINT"]
+    out += [f"    const int LOCK_{name.upper()}" for name in LOCK_NAMES]
+    for bits in (16, 32, 64):
+        out += [
+            f"    uint{bits}_t load_be{bits}(const uint8_t* p)",
+            f"    void store_be{bits}(uint8_t* p, uint{bits}_t v)",
+        ]
+    for struct in DISK_STRUCTS:
+        out += [f"    const int {name}" for name, _ in _disk_constants(struct)]
+        for field in struct.fields:
+            ctype = f"{'u' if field.unsigned else ''}int{field.width * 8}_t"
+            out.append(f"    {ctype} {struct.name}_{field.name}(const uint8_t* p)")
+            out.append(f"    void {struct.name}_set_{field.name}(uint8_t* p, {ctype} v)")
+    for name, placed in (("queue_entry", QUEUE_SLOT_FIELDS), ("control_block", CONTROL_FIELDS)):
+        out.append(f"    ctypedef struct {name}:")
+        for shared, _ in placed:
+            array = f"[{shared.count}]" if shared.count > 1 else ""
+            out.append(f"        {shared.type} {shared.name}{array}")
+    return "\n".join(out) + "\n"
+
+
+def format_tables() -> str:
+    """Markdown tables of the disk structs, for docs/format.md."""
+    out: list[str] = []
+    for struct in DISK_STRUCTS:
+        out += [f"**{struct.doc}**", "", "| at | bytes | field | meaning |", "|---|---|---|---|"]
+        out += [
+            f"| {f.at} | {f.width} | `{f.name}` | {f.doc.replace('|', chr(92) + '|')} |"
+            for f in struct.fields
+        ]
+        out.append("")
+    return "\n".join(out)
+
+
+TABLES_BEGIN = "<!-- generated by cystore/layout.py: begin -->"
+TABLES_END = "<!-- generated by cystore/layout.py: end -->"
+
+
+def outputs() -> dict[Path, str]:
+    """Path and whole text of each generated file."""
+    here = Path(__file__).resolve().parent
+    result = {here / "_native" / "layout.h": header_text(), here / "_native" / "layout.pxd": pxd_text()}
+    document = here.parent / "docs" / "format.md"
+    if document.exists():
+        text = document.read_text(encoding="utf-8")
+        head, _, rest = text.partition(TABLES_BEGIN)
+        _, _, tail = rest.partition(TABLES_END)
+        result[document] = f"{head}{TABLES_BEGIN}\n{format_tables()}{TABLES_END}{tail}"
+    return result
+
+
+def main(arguments: list[str]) -> int:
+    stale = [
+        path
+        for path, text in outputs().items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
+    if "--check" in arguments:
+        for path in stale:
+            sys.stderr.write(f"{path} is stale: run python cystore/layout.py\n")
+        return 1 if stale else 0
+    for path in stale:
+        path.write_text(outputs()[path], encoding="utf-8")
+        sys.stdout.write(f"wrote {path}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,145 @@
+"""Who may have the store open: the `lock` file and the store directory.
+
+Byte 0 of `lock` is shared by attached processes and taken exclusively by whoever is alone (or by RocketMQ's JVM); byte 1 is the
+gate, held while attaching or detaching. They are open-file-description locks: RocketMQ's JVM sees them, threads and libraries
+that close other descriptors do not release them. `flock` on the directory notices a `lock` file that was deleted or replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+from cystore import files
+from cystore.errors import StoreLockedError
+
+LOCK_NAME = "lock"
+STORE_BYTE, GATE_BYTE = 0, 1
+
+_F_OFD_GETLK, _F_OFD_SETLK, _F_OFD_SETLKW = 36, 37, 38
+_FLOCK = struct.Struct("hhqqi0q")
+_DIRECTORY_WAIT_S = 5.0
+
+
+_held: weakref.WeakSet[StoreLocks] = weakref.WeakSet()
+_descriptors = threading.RLock()  # no fork between a descriptor's open or close and what `_held` says of it
+
+
+class StoreLocks:
+    """The descriptors of one attachment. Their owner's `close` ends every lock, the kernel does when the owner is killed. A
+    forked child calls `close` too, which leaves the parent's locks alone."""
+
+    def __init__(self, root: Path, *, read_only: bool) -> None:
+        self.root = root
+        self.path = root / LOCK_NAME
+        self._read_only = read_only
+        self._owner = os.getpid()
+        self._directory = self._fd = -1
+        flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
+        try:
+            with _descriptors:
+                _held.add(self)
+                # Opened first, so that an exiting process gives it up first: see `_flock`.
+                self._directory = files.open_file(root, os.O_RDONLY | os.O_DIRECTORY)
+                self._fd = files.open_file(self.path, flags)
+            if not read_only and os.fstat(self._fd).st_size == 0:
+                with files.translated(self.path):
+                    os.pwrite(self._fd, b"lock", 0)  # as RocketMQ fills it
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Gives everything up. Safe to call twice."""
+        with _descriptors:
+            # By hand too: a child that another thread is just starting has the descriptors until it executes its program.
+            unlock = os.getpid() == self._owner
+            if self._directory >= 0:
+                if unlock:
+                    fcntl.flock(self._directory, fcntl.LOCK_UN)
+                os.close(self._directory)
+                self._directory = -1
+            if self._fd >= 0:
+                if unlock:
+                    self._set(STORE_BYTE, fcntl.F_UNLCK)
+                    self._set(GATE_BYTE, fcntl.F_UNLCK)
+                os.close(self._fd)
+                self._fd = -1
+
+    def _set(self, byte: int, kind: int, *, wait: bool = False) -> bool:
+        request = _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0)
+        try:
+            fcntl.fcntl(self._fd, _F_OFD_SETLKW if wait else _F_OFD_SETLK, request)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return False
+            with files.translated(self.path):
+                raise
+        return True
+
+    @contextlib.contextmanager
+    def gate(self) -> Iterator[None]:
+        """Excludes everybody else who is attaching or detaching; waits for them (Ctrl-C works)."""
+        self._set(GATE_BYTE, fcntl.F_RDLCK if self._read_only else fcntl.F_WRLCK, wait=True)
+        try:
+            yield
+        finally:
+            if self._fd >= 0:
+                self._set(GATE_BYTE, fcntl.F_UNLCK)
+
+    def try_alone(self) -> bool:
+        """Takes byte 0 exclusively: True when nobody else has the store open."""
+        return self._set(STORE_BYTE, fcntl.F_WRLCK)
+
+    def share(self) -> bool:
+        """Takes byte 0 shared, or steps down to it. False when somebody holds it exclusively."""
+        return self._set(STORE_BYTE, fcntl.F_RDLCK)
+
+    def holder(self) -> str:
+        """Who has the store open: "nobody", "shared" (attached processes) or "exclusive" (a JVM, or exclusive=True)."""
+        request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, STORE_BYTE, 1, 0)
+        kind = _FLOCK.unpack(fcntl.fcntl(self._fd, _F_OFD_GETLK, request))[0]
+        return {fcntl.F_UNLCK: "nobody", fcntl.F_RDLCK: "shared", fcntl.F_WRLCK: "exclusive"}[kind]
+
+    def claim_directory(self, *, alone: bool) -> None:
+        """`flock` on the directory in step with byte 0. Refused: somebody is attached through another `lock` file."""
+        self._flock(fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+
+    def _flock(self, kind: int) -> None:
+        # A killed process loses its locks one after the other: give the rest of its exit a moment.
+        until = time.monotonic() + _DIRECTORY_WAIT_S
+        while True:
+            try:
+                fcntl.flock(self._directory, kind | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise StoreLockedError(
+                        "live processes are attached through another lock file: it was deleted or replaced under them; "
+                        "stop them before you open the store",
+                        path=self.path,
+                    ) from None
+                time.sleep(0.005)
+
+
+def _close_inherited() -> None:
+    """In a forked child: a descriptor that it kept would keep the parent's locks alive."""
+    global _descriptors
+    _descriptors = threading.RLock()
+    for locks in list(_held):
+        locks.close()
+
+
+os.register_at_fork(
+    before=lambda: _descriptors.acquire(),
+    after_in_parent=lambda: _descriptors.release(),
+    after_in_child=_close_inherited,
+)

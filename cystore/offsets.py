@@ -1,0 +1,168 @@
+"""The offset tables in config/: small JSON files as RocketMQ's ConfigManager writes them through fastjson.
+
+fastjson leaves integer keys unquoted, which is no JSON; reading accepts both. A file is written whole or not at all, and the
+last good copy beside it (NAME.bak) is read where the file itself is damaged.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cystore import files
+from cystore.errors import StoreFormatError
+
+DELAY_OFFSETS = "delayOffset.json"
+CONSUMER_OFFSETS = "consumerOffset.json"
+QUEUE_OFFSETS = "queueOffset.json"
+
+OFFSET_MAX = (1 << 63) - 1
+# A string, which is left as it is, or a key without quotes behind a brace or a comma.
+_BARE_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|(?<=[{,])(\s*)(-?\w+)(?=\s*:)')
+
+
+@dataclass(frozen=True)
+class OffsetFile:
+    """An offset table and what else stands beside it at the top level."""
+
+    table: dict[str, Any] = field(default_factory=dict)
+    rest: dict[str, Any] = field(default_factory=dict)
+
+
+def parse_offsets(text: str) -> OffsetFile:
+    """The content of an offset file; keys are text, offsets whole numbers ≥ 0, nested at most once. Raises ValueError."""
+    quoted = _BARE_KEY.sub(lambda m: m[0] if m[2] is None else f'{m[1]}"{m[2]}"', text)
+    try:
+        data = json.loads(quoted, parse_float=_refuse, parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(data, dict):
+        raise ValueError("there is no offsetTable")
+    table = check_table("offsetTable", data.pop("offsetTable", {}))
+    return OffsetFile(table, data)
+
+
+def check_table(name: str, table: Any) -> dict[str, Any]:
+    """`table` if it maps names to offsets, or to maps of offsets. Raises ValueError."""
+    if not isinstance(table, dict):
+        raise ValueError(f"there is no {name}")
+    for key, value in table.items():
+        inner = value if isinstance(value, dict) else {"": value}
+        for number, offset in inner.items():
+            if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= OFFSET_MAX:
+                raise ValueError(
+                    f"{name}[{key!r}]{f'[{number!r}]' if number else ''} is {offset!r}, no offset"
+                )
+    return table
+
+
+def _refuse(text: str) -> None:
+    raise ValueError(f"{text} is no whole number")
+
+
+def render_offsets(table: dict[Any, Any], **rest: Any) -> str:
+    """JSON that fastjson reads into maps with integer keys: numbers as keys stay without quotes."""
+
+    def pairs(entries: dict[Any, Any]) -> str:
+        return ",".join(
+            f"{key if isinstance(key, int) else json.dumps(key)}:{value_of(value)}"
+            for key, value in entries.items()
+        )
+
+    def value_of(value: Any) -> str:
+        return "{" + pairs(value) + "}" if isinstance(value, dict) else str(int(value))
+
+    lines = [f'\t"offsetTable":{{{pairs(table)}\n\t}}'] + [
+        f'\t"{name}":{value_of(value)}' for name, value in rest.items()
+    ]
+    return "{\n" + ",\n".join(lines) + "\n}"
+
+
+def read_offsets(root: Path, name: str) -> OffsetFile:
+    """The offset file `name` of a store, empty where there is none.
+
+    A damaged file is replaced by its last good copy; StoreFormatError when neither can be read.
+    """
+    path = root / "config" / name
+    problem: Exception | None = None
+    for candidate in (path, path.with_name(path.name + ".bak")):
+        if not candidate.exists():
+            continue
+        try:
+            return parse_offsets(files.read_all(candidate).decode())
+        except ValueError as error:
+            problem = problem or error
+    if problem is not None:
+        raise StoreFormatError(f"no offset table can be read: {problem}", path=path) from problem
+    return OffsetFile()
+
+
+def write_offsets(root: Path, name: str, table: dict[Any, Any], **rest: Any) -> None:
+    """Writes the offset file `name` of a store whole or not at all."""
+    files.write_whole(root, root / "config" / name, render_offsets(table, **rest).encode())
+
+
+@dataclass(frozen=True)
+class QueueOffsets:
+    """Next and minimum queue offset of each (topic, queue id), taken when the log ended at `physical_offset`.
+
+    Every record below `physical_offset` is counted in; records above it may be too. A queue whose minimum is its next offset
+    has no message left.
+    """
+
+    next: dict[tuple[str, int], int] = field(default_factory=dict)
+    minimum: dict[tuple[str, int], int] = field(default_factory=dict)
+    physical_offset: int = 0
+
+    @classmethod
+    def of(cls, queues: Iterable[tuple[str, int, int, int, int]], physical_offset: int) -> QueueOffsets:
+        """From rows of the queue table (topic, queue id, next, dispatched, minimum)."""
+        rows = list(queues)
+        return cls(
+            {(topic, queue_id): next_ for topic, queue_id, next_, _, _ in rows},
+            {(topic, queue_id): minimum for topic, queue_id, _, _, minimum in rows},
+            physical_offset,
+        )
+
+
+def read_queue_offsets(root: Path) -> QueueOffsets:
+    """config/queueOffset.json; empty where there is none. StoreFormatError where it and its copy are damaged."""
+    found = read_offsets(root, QUEUE_OFFSETS)
+    position = found.rest.get("physicalOffset", 0)
+    try:
+        if isinstance(position, bool) or not isinstance(position, int) or position < 0:
+            raise ValueError(f"physicalOffset is {position!r}")
+        minimums = check_table("minimumTable", found.rest.get("minimumTable", {}))
+        return QueueOffsets(_by_queue(found.table), _by_queue(minimums), position)
+    except (ValueError, AttributeError) as error:
+        raise StoreFormatError(f"no offset table: {error}", path=root / "config" / QUEUE_OFFSETS) from error
+
+
+def _by_queue(table: dict[str, Any]) -> dict[tuple[str, int], int]:
+    return {
+        (topic, int(queue_id)): offset
+        for topic, queues in table.items()
+        for queue_id, offset in queues.items()
+    }
+
+
+def _by_topic(offsets: dict[tuple[str, int], int]) -> dict[str, dict[int, int]]:
+    table: dict[str, dict[int, int]] = {}
+    for (topic, queue_id), offset in sorted(offsets.items()):
+        table.setdefault(topic, {})[queue_id] = offset
+    return table
+
+
+def write_queue_offsets(root: Path, offsets: QueueOffsets) -> None:
+    """Saves each queue's next offset, so that a queue whose messages are all gone goes on counting."""
+    write_offsets(
+        root,
+        QUEUE_OFFSETS,
+        _by_topic(offsets.next),
+        minimumTable=_by_topic(offsets.minimum),
+        physicalOffset=offsets.physical_offset,
+    )

@@ -1,0 +1,323 @@
+"""Reading messages: by queue offset, by key, by time (DefaultMessageStore.getMessage, queryMessage, getOffsetInQueueByTime).
+
+A reader that finds queues or index behind the log dispatches first, so it sees what was written before it asked. It waits
+for another dispatcher a bounded time; behind one that stands still it answers with what there is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from array import array
+from functools import lru_cache
+from typing import Any
+
+from cystore._native import index as index_kernel
+from cystore._native import queue as queue_kernel
+from cystore._native.control import Control
+from cystore._native.message import Message, message_at
+from cystore._native.queue import BatchLimits, TagFilter
+from cystore._native.window import LogWindow
+from cystore.commit_log import CommitLog
+from cystore.config import StoreConfig
+from cystore.consume_queue import ENTRY_BYTES, ConsumeQueue, ConsumeQueues
+from cystore.errors import CorruptRecordError, MessageIllegalError, OffsetError, StoreFullError
+from cystore.index import IndexFiles
+from cystore.result import GetResult, GetStatus
+from cystore.services.reput import Dispatcher
+
+log = logging.getLogger("cystore")
+
+FOREVER_MS = (1 << 63) - 1
+FILTERED_ENTRIES = 800  # at least so many entries are looked at in one batch (16,000 bytes in RocketMQ)
+HELP_WAIT_MS = 1_000  # for another dispatcher
+SPARE_WINDOWS = 8
+INT32_MAX = (1 << 31) - 1
+REPLACED = "�"  # what bytes that are not UTF-8 are read as
+
+
+def total_memory_bytes() -> int:
+    """Physical memory of this host (StoreUtil.TOTAL_PHYSICAL_MEMORY_SIZE)."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+class Reader:
+    """Reads one store, from any thread."""
+
+    def __init__(
+        self,
+        control: Control,
+        commit_log: CommitLog,
+        queues: ConsumeQueues,
+        index: IndexFiles,
+        dispatcher: Dispatcher,
+        config: StoreConfig,
+    ) -> None:
+        self._control, self._commit_log, self._queues, self._index = control, commit_log, queues, index
+        self._dispatcher = dispatcher
+        self._limits = BatchLimits(
+            memory_bytes=total_memory_bytes() * config.access_message_in_memory_max_ratio // 100,
+            bytes_in_memory=config.max_transfer_bytes_on_message_in_memory,
+            count_in_memory=config.max_transfer_count_on_message_in_memory,
+            bytes_in_disk=config.max_transfer_bytes_on_message_in_disk,
+            count_in_disk=config.max_transfer_count_on_message_in_disk,
+        )
+        self._windows: list[LogWindow] = []
+        self._found = self._missed = self._messages = self._queries = 0
+
+    def help_dispatch(self) -> None:
+        """Dispatches what is appended by now, or waits a while for whoever is at it.
+
+        Trouble in there (a full disk, a damaged record) is no reason not to read what is dispatched: it is logged here and
+        raised to who calls for dispatch.
+        """
+        try:
+            self._dispatcher.run_once(timeout_ms=HELP_WAIT_MS)
+        except (StoreFullError, CorruptRecordError):
+            log.warning(
+                "%s: dispatch cannot go on; reading what is dispatched",
+                self._commit_log.files.directory,
+                exc_info=True,
+            )
+
+    def counters(self) -> dict[str, Any]:
+        """Reads of this process: gets that found something or nothing, messages they gave, queries (StoreStatsService)."""
+        return {
+            "get_found": self._found,
+            "get_missed": self._missed,
+            "get_messages": self._messages,
+            "queries": self._queries,
+        }
+
+    def _window(self) -> LogWindow:
+        """A window for one call; `_windows.append` gives it back."""
+        try:
+            return self._windows.pop()
+        except IndexError:
+            return LogWindow(self._commit_log.segment_for, self._commit_log.holes.ranges())
+
+    # ------------------------------------------------------------------------------- by queue offset
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        max_count: int = 32,
+        *,
+        tags: str | None = None,
+        group: str | None = None,
+        raw: bool = False,
+    ) -> GetResult:
+        """Messages of a queue from an offset on, at most `max_count` and within RocketMQ's limits of a batch.
+
+        `group`, who reads, changes nothing.
+        `tags`: "A", or "A || B"; None, "" and "*" are all. A batch ends before a message whose bytes are damaged, which is
+        a CorruptRecordError when it comes first. Source: DefaultMessageStore.getMessage.
+        """
+        name = _topic(topic)
+        if not (
+            type(queue_id) is type(queue_offset) is type(max_count) is int
+            and 0 <= queue_id <= INT32_MAX >= max_count > 0
+        ):
+            _check_int("queue_id", queue_id, 0, INT32_MAX)
+            _check_int("queue_offset", queue_offset, -FOREVER_MS, FOREVER_MS)
+            _check_int("max_count", max_count, 1, INT32_MAX)
+        wanted_tags = None if tags is None or tags in ("", "*") else _tag_filter(tags)
+        result = self._get(name, queue_id, queue_offset, max_count, wanted_tags, raw)
+        if raw and result.raw is None:
+            result.raw, result.record_offsets = b"", array("q")
+        if result.status is GetStatus.FOUND:
+            self._found += 1
+            self._messages += len(result.record_offsets) if raw else len(result.messages)
+        else:
+            self._missed += 1
+        return result
+
+    def _state(self, topic: bytes, queue_id: int) -> tuple[int, int, int, int, int, int] | None:
+        """(slot, minimum, dispatched, next, log minimum, wrote) of a queue, whose messages are dispatched first."""
+        state = queue_kernel.queue_state(self._control, topic, queue_id)
+        if state is not None and state[2] < state[3]:
+            self.help_dispatch()
+            state = queue_kernel.queue_state(self._control, topic, queue_id)
+        return state
+
+    def _get(
+        self,
+        name: bytes,
+        queue_id: int,
+        queue_offset: int,
+        max_count: int,
+        wanted_tags: TagFilter | None,
+        raw: bool,
+    ) -> GetResult:
+        state = self._state(name, queue_id)
+        if state is None:
+            return GetResult(GetStatus.NO_MATCHED_LOGIC_QUEUE)
+        slot, minimum, maximum, _, log_minimum, wrote = state
+        refused = _outside(queue_offset, minimum, maximum)
+        if refused is not None:
+            return refused
+        file = self._queues.get(slot).file_of(queue_offset)
+        if file is None:
+            next_offset = self._queues.get(slot).next_file_offset(queue_offset)
+            return GetResult(GetStatus.OFFSET_FOUND_NULL, [], next_offset, minimum, maximum)
+        count = min(maximum, file.end // ENTRY_BYTES) - queue_offset
+        window = self._window()
+        found, done, gone = queue_kernel.read_batch(
+            window, log_minimum, wrote, file, queue_offset, min(count, max(FILTERED_ENTRIES, max_count)),
+            name, queue_id, self._limits, max_count, wanted_tags, raw,
+        )  # fmt: skip
+        if len(self._windows) < SPARE_WINDOWS:
+            self._windows.append(window)
+        records = found[0] if raw else found
+        status = GetStatus.FOUND
+        if not records:
+            status = GetStatus.MESSAGE_WAS_REMOVING if gone == done else GetStatus.NO_MATCHED_MESSAGE
+        if raw:
+            return GetResult(status, [], queue_offset + done, minimum, maximum, *found)
+        return GetResult(status, found, queue_offset + done, minimum, maximum)
+
+    # ---------------------------------------------------------------------------------------- by key
+
+    def query(
+        self, topic: str, key: str, max_count: int = 32, *, begin_ms: int = 0, end_ms: int | None = None
+    ) -> list[Message]:
+        """The newest `max_count` messages of a topic that hold a key (one of `keys`, or the unique key), newest first.
+
+        Only messages with a store timestamp from `begin_ms` to `end_ms` (default: any later one). Each message is looked at,
+        so another key with the same hash is no match, and none comes twice. Source: DefaultMessageStore.queryMessage.
+        """
+        name = _topic(topic)
+        if not isinstance(key, str):
+            raise MessageIllegalError(f"key must be text, not {type(key).__name__}")
+        _check_int("max_count", max_count, 1, INT32_MAX)
+        _check_int("begin_ms", begin_ms, -FOREVER_MS, FOREVER_MS)
+        end = FOREVER_MS if end_ms is None else _check_int("end_ms", end_ms, -FOREVER_MS, FOREVER_MS)
+        try:
+            encoded = key.encode()
+        except UnicodeEncodeError as error:
+            raise MessageIllegalError(f"key {key!r} cannot be encoded: {error.reason}") from error
+        control = self._control
+        self._queries += 1
+        if control.dispatched < control.wrote:
+            self.help_dispatch()
+        # A key that reads like bytes which are no text is compared as text; any other key by its bytes.
+        as_text = REPLACED in key
+        shapes = [(file.file, file.slots, file.capacity) for file in reversed(self._index.files())]
+        window = self._window()
+        wrote = control.wrote
+        found = index_kernel.find_messages(
+            window, control.min_physical_offset, wrote, shapes, name, encoded, FOREVER_MS if as_text else max_count,
+            begin_ms, end, any_key=as_text,
+        )  # fmt: skip
+        if len(self._windows) < SPARE_WINDOWS:
+            self._windows.append(window)
+        if as_text:
+            found = [m for m in found if key in m.keys or key == m.properties.get("UNIQ_KEY")][:max_count]
+        return found
+
+    # --------------------------------------------------------------------------------------- by time
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """The queue offset for a store timestamp: the lowest with exactly that one, else the nearer of the last earlier and
+        the first later message, the earlier one on a tie. An empty queue gives its minimum, an unknown one 0.
+
+        The whole queue is searched; RocketMQ searches one file, chosen by its modification time. Source:
+        ConsumeQueue.getOffsetInQueueByTime.
+        """
+        name = _topic(topic)
+        _check_int("queue_id", queue_id, 0, INT32_MAX)
+        _check_int("timestamp_ms", timestamp_ms, -FOREVER_MS, FOREVER_MS)
+        state = self._state(name, queue_id)
+        if state is None:
+            return 0
+        slot, minimum, maximum, *_ = state
+        queue = self._queues.get(slot)
+        low, high = minimum, maximum
+        # The first message that is not before the time is at or behind `low`, and before `high` if there is one.
+        while low < high:
+            middle = (low + high) // 2
+            at = self._next(queue, middle, high)
+            if at is None:
+                high = middle
+            elif (time := self._timestamp(queue, at)) is None or time < timestamp_ms:
+                low = at + 1
+            else:
+                high = middle
+        return self._nearer(queue, minimum, low, maximum, timestamp_ms)
+
+    def _next(self, queue: ConsumeQueue, begin: int, end: int) -> int | None:
+        """The first offset of [begin, end) that has a message outside of the log's holes."""
+        while (at := queue.next_message(begin, end)) is not None and self._in_hole(queue, at):
+            begin = at + 1
+        return at
+
+    def _previous(self, queue: ConsumeQueue, begin: int, end: int) -> int | None:
+        """The last offset of [begin, end) that has a message outside of the log's holes."""
+        while (at := queue.previous_message(begin, end)) is not None and self._in_hole(queue, at):
+            end = at
+        return at
+
+    def _in_hole(self, queue: ConsumeQueue, queue_offset: int) -> bool:
+        holes = self._commit_log.holes
+        entry = queue.entry(queue_offset) if holes else None
+        return entry is not None and holes.covering(entry.physical_offset) is not None
+
+    def _nearer(self, queue: ConsumeQueue, minimum: int, split: int, maximum: int, timestamp_ms: int) -> int:
+        """Of the last message before `split` and the first one from there on, the one nearer in time."""
+        later, earlier = self._next(queue, split, maximum), self._previous(queue, minimum, split)
+        later_ms = None if later is None else self._timestamp(queue, later)
+        earlier_ms = None if earlier is None else self._timestamp(queue, earlier)
+        if later is not None and later_ms is not None:
+            if earlier is None or earlier_ms is None or later_ms == timestamp_ms:
+                return later
+            return later if later_ms - timestamp_ms < timestamp_ms - earlier_ms else earlier
+        return minimum if earlier is None or earlier_ms is None else earlier
+
+    def _timestamp(self, queue: ConsumeQueue, queue_offset: int) -> int | None:
+        """Store timestamp of a message, None when its record was removed meanwhile."""
+        entry = queue.entry(queue_offset)
+        if entry is None:
+            return None
+        try:
+            segment = self._commit_log.segment_for(entry.physical_offset)
+        except OffsetError:
+            if entry.physical_offset < self._control.min_physical_offset:
+                return None
+            raise
+        at = entry.physical_offset - segment.base
+        return message_at(segment, at, min(entry.size_bytes, segment.length - at)).store_timestamp_ms
+
+
+@lru_cache(256)
+def _tag_filter(expression: str) -> TagFilter:
+    return TagFilter(expression)
+
+
+def _topic(topic: str) -> bytes:
+    """A topic as stored; one that cannot be is that of no message."""
+    if not isinstance(topic, str):
+        raise MessageIllegalError(f"topic must be text, not {type(topic).__name__}")
+    return topic.encode("utf-8", "surrogatepass")
+
+
+def _check_int(name: str, value: int, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise MessageIllegalError(f"{name} must be a whole number from {low} to {high}, not {value!r}")
+    return value
+
+
+def _outside(queue_offset: int, minimum: int, maximum: int) -> GetResult | None:
+    """The answer for an offset at which the queue has no entry."""
+    if maximum == 0:
+        return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE)
+    if queue_offset < minimum:
+        return GetResult(GetStatus.OFFSET_TOO_SMALL, [], minimum, minimum, maximum)
+    if queue_offset == maximum:
+        return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, [], queue_offset, minimum, maximum)
+    if queue_offset > maximum:
+        # RocketMQ starts over where nothing was removed yet.
+        next_offset = maximum if minimum else 0
+        return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, [], next_offset, minimum, maximum)
+    return None

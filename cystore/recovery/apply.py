@@ -1,0 +1,209 @@
+"""Recovery, third part: do what the plan says. Every step may be repeated after a crash, and destroys nothing that is not
+copied aside; a full disk or an input/output error ends it before the step that would."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+from cystore import clock, files
+from cystore._native import mend
+from cystore.commit_log import DIRECTORY as LOG
+from cystore.consume_queue import DIRECTORY as QUEUES
+from cystore.consume_queue import ENTRY_BYTES
+from cystore.consume_queue_ext import DIRECTORY as EXT_QUEUES
+from cystore.holes import QUARANTINE, Hole, Holes, write_holes
+from cystore.index import DIRECTORY as INDEX
+from cystore.index import ENTRY_BYTES as INDEX_ENTRY_BYTES
+from cystore.index import HEADER_BYTES, SLOT_BYTES
+from cystore.recovery.model import (
+    CutQueue,
+    ExtendLogFile,
+    FillQueueHoles,
+    IndexMend,
+    MendIndex,
+    MoveLogFile,
+    PutAside,
+    QueueScan,
+    RecoveryPlan,
+    RemoveFile,
+    RemoveLogFile,
+    WriteHoles,
+    ZeroLog,
+)
+from cystore.recovery.plan import copy_name
+from cystore.recovery.queue_reader import HOLE_BYTES
+from cystore.segments import file_name
+
+PIECE_ENTRIES = 200_000  # index entries read at once
+BLOCK_BYTES = 4096
+HEADER = struct.Struct(">qqqqii")
+
+
+class Apply:
+    """Does one plan on the store at `root`; `put_aside` are the names given in quarantine/."""
+
+    def __init__(self, root: Path, plan: RecoveryPlan) -> None:
+        self._root, self._plan = root, plan
+        self._log_bytes = plan.scan.log.file_bytes
+        self._queues: dict[tuple[str, int], QueueScan] = {(q.topic, q.queue_id): q for q in plan.scan.queues}
+        self._names: dict[tuple[int, int], str] = {}
+        self.put_aside: list[str] = []
+
+    def run(self) -> Holes:
+        """Gives the holes of the log afterwards. Raises StoreFullError, StoreIOError, StorePermissionError."""
+        holes = self._plan.holes
+        for action in self._plan.actions:
+            match action:
+                case ExtendLogFile(base, _):
+                    files.extend(self._log_path(base), self._log_bytes)
+                case PutAside(begin, end, _):
+                    self._put_aside(begin, end)
+                case WriteHoles():
+                    holes = Holes(self._named(hole) for hole in holes)
+                    write_holes(self._root, holes)
+                case ZeroLog(begin, end):
+                    base = begin - begin % self._log_bytes
+                    files.zero_range(self._log_path(base), begin - base, end - base)
+                case MoveLogFile(base):
+                    self._move(base)
+                case RemoveLogFile(base):
+                    files.remove(self._log_path(base))
+                case RemoveFile(path):
+                    files.remove(path)
+                case CutQueue(topic, queue_id, end):
+                    self._cut_queue(self._queues[topic, queue_id], end)
+                case FillQueueHoles(topic, queue_id, begin, end):
+                    self._fill_queue(self._queues[topic, queue_id], begin, end)
+                case MendIndex(index):
+                    mend_index(index)
+        return holes
+
+    def _log_path(self, base: int) -> Path:
+        return self._root / LOG / file_name(base)
+
+    # -------------------------------------------------------------------------------- the log
+
+    def _named(self, hole: Hole) -> Hole:
+        """A new hole with the name its copy was given, and when it was found."""
+        name = self._names.get((hole.begin, hole.end))
+        return hole if name is None else Hole(hole.begin, hole.end, hole.reason, name, clock.now_ms())
+
+    def _put_aside(self, begin: int, end: int) -> None:
+        pieces = []
+        for base in range(begin - begin % self._log_bytes, end, self._log_bytes):
+            path = self._log_path(base)
+            if path.exists():
+                pieces.append((path, max(begin - base, 0), min(end - base, self._log_bytes)))
+        name = self._free_name(copy_name(begin, end), pieces)
+        self._names[begin, end] = name
+        self.put_aside.append(name)
+
+    def _free_name(self, wanted: str, pieces: list[tuple[Path, int, int]]) -> str:
+        """Copies under `wanted`, or finds that this was done before; another copy of that name is left alone."""
+        for number in range(1_000_000):
+            name = wanted if number == 0 else f"{wanted}.{number}"
+            target = self._root / QUARANTINE / name
+            try:
+                files.copy_ranges(self._root, pieces, target)
+            except FileExistsError:
+                if files.same_bytes(pieces, target):
+                    return name
+                continue
+            return name
+        raise FileExistsError(f"{wanted} and a million more")
+
+    def _move(self, base: int) -> None:
+        source, wanted = self._log_path(base), copy_name(base, base + self._log_bytes)
+        for number in range(1_000_000):
+            name = wanted if number == 0 else f"{wanted}.{number}"
+            try:
+                files.move(source, self._root / QUARANTINE / name)
+            except FileExistsError:
+                continue
+            self.put_aside.append(name)
+            return
+
+    # ------------------------------------------------------------------------------ queues, index
+
+    def _queue_path(self, queue: QueueScan, base: int) -> Path:
+        return self._root / QUEUES / queue.topic / str(queue.queue_id) / file_name(base)
+
+    def _cut_queue(self, queue: QueueScan, end: int) -> None:
+        """Files behind the cut are removed from the last one on, so that a crash leaves no gap."""
+        position = end * ENTRY_BYTES
+        for base in reversed(queue.bases):
+            if base >= position and base != queue.bases[0]:
+                files.remove(self._queue_path(queue, base))
+            else:
+                files.zero_range(self._queue_path(queue, base), max(position - base, 0), queue.file_bytes)
+                if base < position:
+                    break
+
+    def _fill_queue(self, queue: QueueScan, begin: int, end: int) -> None:
+        for base in queue.bases:
+            first, last = max(begin, base // ENTRY_BYTES), min(end, (base + queue.file_bytes) // ENTRY_BYTES)
+            if first < last:
+                holes = HOLE_BYTES * (last - first)
+                files.write_at(self._queue_path(queue, base), [(first * ENTRY_BYTES - base, holes)])
+
+
+Pieces = list[tuple[int, bytes]]
+
+
+def mended(index: IndexMend) -> Pieces:
+    """(position, bytes) to be written so that the slots of an index file lead to its first `keep - 1` entries and its header
+    speaks of them; the header is the last piece."""
+    path, entries_at = index.path, index.entries_at
+    with files.opened(path) as fd:
+
+        def entries(first: int, count: int) -> bytes:
+            at = entries_at + INDEX_ENTRY_BYTES * first
+            return files.pread_full(fd, at, INDEX_ENTRY_BYTES * count, path)
+
+        head = files.pread_full(fd, 0, HEADER_BYTES, path)
+        before = files.pread_full(fd, HEADER_BYTES, SLOT_BYTES * index.slots, path)
+        slots = bytearray(before)
+        behind = (files.length_of(fd, path) - entries_at) // INDEX_ENTRY_BYTES - index.keep
+        count = max(min(mend.newest(slots) + 1 - index.keep, behind), 0)
+        if mend.mend_slots(slots, entries(index.keep, count), index.keep, index.keep):
+            for first in range(1, index.keep, PIECE_ENTRIES):
+                mend.relink(slots, entries(first, min(PIECE_ENTRIES, index.keep - first)), first)
+    used = mend.settle(slots)
+    changed = [
+        (HEADER_BYTES + at, bytes(slots[at : at + BLOCK_BYTES]))
+        for at in range(0, len(slots), BLOCK_BYTES)
+        if slots[at : at + BLOCK_BYTES] != before[at : at + BLOCK_BYTES]
+    ]
+    begin_timestamp, _, begin_offset, *_ = HEADER.unpack(head)
+    bounds = (begin_timestamp, index.end_timestamp, begin_offset, index.end_physical_offset)
+    return [*changed, (0, HEADER.pack(*bounds, used, index.keep))]
+
+
+def mend_index(index: IndexMend) -> None:
+    """Writes what `mended` says, durably.
+
+    The header comes last: until it is written a second run finds the same to do. What stands behind the kept entries is
+    zeroed before, so that no later crash takes an old entry for a new one.
+    """
+    *slots, header = mended(index)
+    files.write_at(index.path, slots)
+    with files.opened(index.path) as fd:
+        length = files.length_of(fd, index.path)
+    files.zero_range(index.path, index.entries_at + INDEX_ENTRY_BYTES * index.keep, length)
+    files.write_at(index.path, [header])
+
+
+def drop_derived(root: Path) -> None:
+    """Removes what follows from the log: consume queues and index; the next recovery dispatches everything again.
+
+    Only for whoever is alone in the store. Next offsets of queues whose messages are all gone stay in config/. A crash half-way
+    leaves queues and index that lack files: recovery finds that and dispatches from the beginning, so does a second run.
+    """
+    for name in (QUEUES, EXT_QUEUES, INDEX):
+        folder = root / name
+        for path in sorted(folder.rglob("*"), reverse=True):
+            if path.is_dir() and not path.is_symlink():
+                files.remove_directory(path)
+            else:
+                files.remove(path)

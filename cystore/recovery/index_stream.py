@@ -1,0 +1,77 @@
+"""The entries of all index files as one row, read with pread: what verify compares with the keys of the log."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from pathlib import Path
+
+from cystore import files
+from cystore._native import mend
+from cystore.index import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES
+from cystore.recovery.index_check import IndexReader
+
+ENTRIES_AT_ONCE = 50_000
+
+
+class IndexStream:
+    """Entries are numbered over all files, from 0."""
+
+    def __init__(self, readers: list[IndexReader]) -> None:
+        self._readers = [reader for reader in readers if reader.count > 1]
+        self._starts: list[int] = []
+        total = 0
+        for reader in self._readers:
+            self._starts.append(total)
+            total += reader.count - 1
+        self.limit = total
+
+    def place(self, number: int) -> tuple[IndexReader, int]:
+        """The file that holds an entry, and its number in there."""
+        at = bisect_right(self._starts, number) - 1
+        return self._readers[at], number - self._starts[at] + 1
+
+    def read(self, number: int, count: int = ENTRIES_AT_ONCE) -> bytes:
+        """`count` entries from `number` on, fewer at the end."""
+        parts = []
+        while count > 0 and number < self.limit:
+            reader, inside = self.place(number)
+            parts.append(reader.read_entries(inside, min(count, reader.count - inside)))
+            taken = len(parts[-1]) // ENTRY_BYTES
+            number, count = number + taken, count - taken
+        return b"".join(parts)
+
+    def physical_offset(self, number: int) -> int:
+        reader, inside = self.place(number)
+        return reader.physical_offset(inside)
+
+    def first_from(self, number: int, physical_offset: int) -> int:
+        """The first entry at or behind `number` that points at or past a log position, `limit` when there is none."""
+        while number < self.limit:
+            data = self.read(number)
+            for at in range(0, len(data), ENTRY_BYTES):
+                if int.from_bytes(data[at + 4 : at + 12], "big") >= physical_offset:
+                    return number + at // ENTRY_BYTES
+            number += len(data) // ENTRY_BYTES
+        return self.limit
+
+    def broken_chains(self) -> list[tuple[Path, int, str]]:
+        """Files in which an entry cannot be found by its key: (path, number of the entry, what is wrong)."""
+        found = []
+        for reader in self._readers:
+            slots, count = bytearray(SLOT_BYTES * reader.slots), reader.count
+            for first in range(1, count, ENTRIES_AT_ONCE):
+                bad = mend.chain(
+                    slots, reader.read_entries(first, min(ENTRIES_AT_ONCE, count - first)), first
+                )
+                if bad >= 0:
+                    found.append(
+                        (reader.path, bad, "the entry does not lead to the one before it in its slot")
+                    )
+                    break
+            else:
+                with files.opened(reader.path) as fd:
+                    stored = files.pread_full(fd, HEADER_BYTES, len(slots), reader.path)
+                bad = mend.other_slot(slots, stored, count)
+                if bad >= 0:
+                    found.append((reader.path, bad, f"hash slot {bad} does not lead to its newest entry"))
+        return found

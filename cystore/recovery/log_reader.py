@@ -1,0 +1,263 @@
+"""The commit log as recovery reads it: with pread, in pieces of a few MiB, never mapped. A bad sector is an error here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from cystore import files
+from cystore._native import record, scan
+from cystore.commit_log import DIRECTORY
+from cystore.errors import StoreFormatError
+from cystore.layout import CONSTANTS
+from cystore.recovery.model import DirtyRange, LaterFile
+from cystore.segments import NAME_DIGITS, OURS, file_name
+
+PIECE_BYTES = 4 << 20
+GONE = -1  # a status beside those of the kernel: there is no file at the position
+SMALL_RECORD_BYTES = 4096
+RECORD_SIZE_MIN = CONSTANTS["RECORD_SIZE_MIN"][0]
+BESIDE_BODY_MAX = (
+    RECORD_SIZE_MIN + 24 + CONSTANTS["TOPIC_BYTES_MAX"][0] + CONSTANTS["PROPERTIES_BYTES_MAX"][0]
+)
+
+
+class LogReader:
+    """The files of one commit log. `file_bytes` is the length that most of them have; shorter ones read as if zeros followed.
+
+    Raises StoreFormatError for a strange name, for a file that is longer than the others, for one whose name is no multiple
+    of the length.
+    """
+
+    def __init__(self, root: Path, configured_bytes: int) -> None:
+        self.directory = root / DIRECTORY
+        self.lengths = self._list()
+        self.bases = sorted(self.lengths)
+        self.file_bytes = self._file_bytes(configured_bytes)
+        self._fd, self._fd_base = -1, -1
+        for base, length in self.lengths.items():
+            if length > self.file_bytes:
+                raise StoreFormatError(
+                    f"the file has {length} bytes, the others {self.file_bytes}", path=self.path(base)
+                )
+            if base % self.file_bytes:
+                raise StoreFormatError(
+                    f"the name is no multiple of the file length {self.file_bytes}", path=self.path(base)
+                )
+
+    def _list(self) -> dict[int, int]:
+        if not self.directory.is_dir():
+            return {}
+        found = {}
+        with files.translated(self.directory):
+            for entry in os.scandir(self.directory):
+                if entry.name in OURS:
+                    continue
+                regular = entry.is_file(follow_symlinks=False)
+                if len(entry.name) != NAME_DIGITS or not entry.name.isdecimal() or not regular:
+                    raise StoreFormatError("strange name in the commit log; move it away", path=entry.path)
+                found[int(entry.name)] = entry.stat(follow_symlinks=False).st_size
+        return found
+
+    def _file_bytes(self, configured: int) -> int:
+        """The configured length if a file has it, else that of the most files, the longest of those."""
+        lengths = list(self.lengths.values())
+        if not lengths or configured in lengths:
+            return configured
+        chosen = max(lengths, key=lambda length: (lengths.count(length), length))
+        if chosen <= 0:
+            raise StoreFormatError("the commit log files are empty", path=self.directory)
+        return chosen
+
+    @property
+    def begin(self) -> int:
+        """The log's minimum offset."""
+        return self.bases[0] if self.bases else 0
+
+    @property
+    def end(self) -> int:
+        """Behind the last file."""
+        return self.bases[-1] + self.file_bytes if self.bases else 0
+
+    @property
+    def short(self) -> tuple[tuple[int, int], ...]:
+        """(base, length) of the files that are too short."""
+        return tuple(
+            (base, length) for base, length in sorted(self.lengths.items()) if length < self.file_bytes
+        )
+
+    def path(self, base: int) -> Path:
+        return self.directory / file_name(base)
+
+    def base_of(self, offset: int) -> int:
+        return offset - offset % self.file_bytes
+
+    def has(self, base: int) -> bool:
+        return base in self.lengths
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd, self._fd_base = -1, -1
+
+    def _open(self, base: int) -> int:
+        if self._fd_base != base:
+            self.close()
+            self._fd = files.open_file(self.path(base), os.O_RDONLY)
+            self._fd_base = base
+        return self._fd
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fills `buffer` from physical offset `offset`; all of it lies in one file. Raises StoreIOError."""
+        base = self.base_of(offset)
+        fd = self._open(base)
+        done = files.pread_into(fd, offset - base, buffer, self.path(base))
+        buffer[done:] = bytes(len(buffer) - done)
+
+    def read(self, offset: int, count: int) -> bytes:
+        """`count` bytes from `offset`, or as many as the file has behind it."""
+        buffer = bytearray(max(min(count, self.base_of(offset) + self.file_bytes - offset), 0))
+        self.read_into(offset, memoryview(buffer))
+        return bytes(buffer)
+
+    def record(self, offset: int) -> dict[str, Any] | None:
+        """The fields of the valid record at `offset`, None where there is none."""
+        if not self.has(self.base_of(offset)):
+            return None
+        room = self.base_of(offset) + self.file_bytes - offset
+        data = self.read(offset, SMALL_RECORD_BYTES)
+        size = int.from_bytes(data[:4], "big")
+        if SMALL_RECORD_BYTES < size <= room and int.from_bytes(data[28:36], "big") == offset:
+            data = self.read(offset, size)
+        status, fields = record.parse(data)
+        return fields if status == "ok" and fields["physical_offset"] == offset else None
+
+    def blank_fills(self, offset: int) -> bool:
+        """Whether a blank stands at `offset` and reaches to the end of its file."""
+        if not self.has(self.base_of(offset)):
+            return False
+        status, fields = record.parse(self.read(offset, 8))
+        return (
+            status == "blank" and offset + int(fields["total_size"]) == self.base_of(offset) + self.file_bytes
+        )
+
+    def records(self, offset: int) -> Iterator[dict[str, Any]]:
+        """The valid records from `offset` on, up to the first place where none stands."""
+        while True:
+            found = self.record(offset)
+            if found is not None:
+                yield found
+                offset += found["total_size"]
+            elif self.blank_fills(offset):
+                offset = self.base_of(offset) + self.file_bytes
+            else:
+                return
+
+    def data_ranges(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """The parts of [begin, end) of one file that may hold something, as physical offsets."""
+        base = self.base_of(begin)
+        fd = self._open(base)
+        inside = files.data_ranges(fd, begin - base, min(end - base, self.lengths[base]), self.path(base))
+        return [(base + first, base + last) for first, last in inside]
+
+    def nonzero(self, begin: int, end: int) -> DirtyRange | None:
+        """From the first to behind the last byte of [begin, end) of one file that is not zero."""
+        first = last = -1
+        for data, hole in self.data_ranges(begin, end):
+            for at in range(data, hole, PIECE_BYTES):
+                piece = self.read(at, min(PIECE_BYTES, hole - at))
+                zeros = scan.leading_zeros(piece)
+                if zeros == len(piece):
+                    continue
+                if first < 0:
+                    first = at + zeros
+                last = at + len(piece) - scan.trailing_zeros(piece)
+        return DirtyRange(first, last) if first >= 0 else None
+
+    def later_files(self, end: int) -> tuple[LaterFile, ...]:
+        """The files that begin at or behind `end`, but for the one that `end` is in."""
+        behind = [base for base in self.bases if base >= end and base != self.base_of(end)]
+        return tuple(LaterFile(base, self.nonzero(base, base + self.file_bytes) is None) for base in behind)
+
+
+class Walk:
+    """A scanner that is fed with pieces of the log."""
+
+    def __init__(
+        self, reader: LogReader, scanner: scan.LogScanner, progress: Callable[[int], None] | None = None
+    ) -> None:
+        self.reader, self.scanner = reader, scanner
+        self._progress = progress
+        self._buffer = bytearray(PIECE_BYTES)
+        self._begin = self._end = 0
+
+    def _fill(self, position: int, file_end: int, needed: int) -> None:
+        count = min(max(PIECE_BYTES, needed), file_end - position)
+        if count > len(self._buffer):
+            self._buffer = bytearray(count)
+        self.reader.read_into(position, memoryview(self._buffer)[:count])
+        self._begin, self._end = position, position + count
+        if self._progress is not None:
+            self._progress(position)
+
+    def run(self) -> int:
+        """Goes on until the scanner stops for something else than missing bytes; GONE where there is no file."""
+        scanner, reader, needed = self.scanner, self.reader, 0
+        while True:
+            position = scanner.position
+            base = reader.base_of(position)
+            if not reader.has(base):
+                return GONE
+            file_end = base + reader.file_bytes
+            scanner.move(position, file_end)
+            if not self._begin <= position < self._end or position + needed > self._end:
+                self._fill(position, file_end, needed)
+            status = scanner.run(self._buffer, self._end - self._begin, self._begin)
+            if status != scan.MORE:
+                return status
+            needed = scanner.needed
+
+    def run_over_blanks(self) -> int:
+        """Like `run`; a blank that another file follows is stepped over."""
+        while (status := self.run()) == scan.BLANK:
+            following = self.reader.base_of(self.scanner.position) + self.reader.file_bytes
+            if not self.reader.has(following):
+                break
+            self.scanner.move(following, following + self.reader.file_bytes)
+        return status
+
+
+class Finder:
+    """Looks for valid records behind damage."""
+
+    def __init__(self, reader: LogReader, *, check_checksum: bool) -> None:
+        self._reader = reader
+        self._scanner = scan.LogScanner(check_checksum=check_checksum, follow_queues=False)
+
+    def find(self, begin: int, end: int) -> tuple[int, tuple[bytes, int, int, int, int, int, int]] | None:
+        """(place, `LogScanner.record`) of the first valid record that begins in [begin, end), in any file."""
+        reader = self._reader
+        for base in [base for base in reader.bases if base + reader.file_bytes > begin and base < end]:
+            file_end = base + reader.file_bytes
+            for data, hole in reader.data_ranges(max(begin, base), file_end):
+                # The zeros that a record's size begins with may be the end of a page that is a hole.
+                found = self._find_in(max(data - 3, begin, base), min(hole, end), file_end)
+                if found >= 0:
+                    return found, self._scanner.record()
+        return None
+
+    def _find_in(self, position: int, until: int, file_end: int) -> int:
+        scanner, needed = self._scanner, 0
+        while position < until:
+            piece = self._reader.read(position, max(PIECE_BYTES, needed))
+            scanner.move(position, file_end)
+            found = scanner.find(piece, len(piece), position)
+            if found >= 0:
+                return found if found < until else -1
+            needed = scanner.needed
+            if not needed and position + len(piece) == file_end:
+                return -1
+            position = scanner.position
+        return -1

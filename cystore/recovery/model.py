@@ -1,0 +1,360 @@
+"""What recovery knows, decides and reports. Data only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from cystore.holes import Hole, Holes
+from cystore.layout import CONSTANTS
+
+INDEX_HEADER_BYTES = CONSTANTS["INDEX_HEADER_BYTES"][0]
+INDEX_SLOT_BYTES = CONSTANTS["INDEX_SLOT_BYTES"][0]
+
+
+class QueueState(NamedTuple):
+    """A consume queue after recovery: entries below `dispatched` are there and right, `minimum` is the lowest readable one."""
+
+    topic: str
+    queue_id: int
+    dispatched: int
+    minimum: int
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A range of a stored file that is not what it should be. `kind`: record, consume_queue or index.
+
+    `begin` and `end` are physical offsets for records and for the index (of the records whose keys are wrong or missing), and
+    positions in the file for consume queues.
+    """
+
+    kind: str
+    path: Path
+    begin: int
+    end: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class DirtyRange:
+    """Bytes that are not zero where nothing should stand: [begin, end) of one commit log file, physical offsets."""
+
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class LaterFile:
+    """A commit log file wholly behind the log's end."""
+
+    base: int
+    zero: bool
+
+
+@dataclass(frozen=True)
+class QueueScan:
+    """What was found of one consume queue.
+
+    `holes` are queue offsets [begin, end) whose records damage swallowed and whose entries must become hole entries; `dirty`:
+    something stands behind `dispatched`; `strays` are files that cannot belong to the queue or follow a missing one.
+    """
+
+    topic: str
+    queue_id: int
+    dispatched: int
+    minimum: int
+    file_bytes: int
+    bases: tuple[int, ...] = ()
+    holes: tuple[tuple[int, int], ...] = ()
+    dirty: bool = False
+    strays: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class IndexMend:
+    """An index file of which the entries from number `keep` on are not to be trusted, with its slots mended accordingly."""
+
+    path: Path
+    slots: int
+    keep: int
+    end_timestamp: int
+    end_physical_offset: int
+
+    @property
+    def entries_at(self) -> int:
+        """Position of entry 0 in the file."""
+        return INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * self.slots
+
+
+@dataclass(frozen=True)
+class IndexScan:
+    """What is to be done about the index so that it holds exactly the keys of the records below `through`."""
+
+    through: int
+    drop: tuple[Path, ...] = ()
+    mend: tuple[IndexMend, ...] = ()
+
+
+@dataclass(frozen=True)
+class LogScan:
+    """Where the log ends and why, and what lies around it.
+
+    `reason` says what stands at `end`; below `watermark` the log is known to be durable (`watermark_source`: checkpoint,
+    consume queues, timestamps); `lost_end` > `end` when durable records below it had to be given up.
+    """
+
+    begin: int
+    start: int
+    end: int
+    reason: str
+    watermark: int
+    watermark_source: str
+    damage: tuple[Hole, ...]
+    lost_end: int
+    last_record: int
+    last_checksum: int
+    last_store_timestamp_ms: int
+    records: int
+    dirty: DirtyRange | None
+    later: tuple[LaterFile, ...]
+    short: tuple[tuple[int, int], ...]
+    file_bytes: int
+
+
+@dataclass(frozen=True)
+class ScanResult:
+    """Everything that the plan is made from. Nothing was changed to get it."""
+
+    log: LogScan
+    queues: tuple[QueueScan, ...]
+    index: IndexScan
+    known_holes: Holes
+    dispatched: int
+    queue_file_bytes: int
+    warnings: tuple[str, ...] = ()
+
+
+# ------------------------------------------------------------------------------------------------ the plan
+
+
+@dataclass(frozen=True)
+class PutAside:
+    """Copy [begin, end) of the log to quarantine/."""
+
+    begin: int
+    end: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"copy log bytes {self.begin}..{self.end} to quarantine/ ({self.why})"
+
+
+@dataclass(frozen=True)
+class ZeroLog:
+    """Make [begin, end) of the log zero."""
+
+    begin: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"zero log bytes {self.begin}..{self.end}"
+
+
+@dataclass(frozen=True)
+class MoveLogFile:
+    """Rename a commit log file into quarantine/."""
+
+    base: int
+
+    def __str__(self) -> str:
+        return f"move commit log file {self.base} to quarantine/"
+
+
+@dataclass(frozen=True)
+class RemoveLogFile:
+    """Unlink a commit log file that is all zero and follows nothing."""
+
+    base: int
+
+    def __str__(self) -> str:
+        return f"remove empty commit log file {self.base}"
+
+
+@dataclass(frozen=True)
+class RemoveFile:
+    """Unlink a file of what is derived from the log."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return f"remove {self.path}"
+
+
+@dataclass(frozen=True)
+class ExtendLogFile:
+    """Give a commit log file that was cut short its length back."""
+
+    base: int
+    length: int
+
+    def __str__(self) -> str:
+        return f"extend commit log file {self.base} from {self.length} bytes"
+
+
+@dataclass(frozen=True)
+class CutQueue:
+    """Leave nothing in a consume queue behind queue offset `end`."""
+
+    topic: str
+    queue_id: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"cut consume queue {self.topic}/{self.queue_id} at queue offset {self.end}"
+
+
+@dataclass(frozen=True)
+class FillQueueHoles:
+    """Turn queue offsets [begin, end) into hole entries."""
+
+    topic: str
+    queue_id: int
+    begin: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"mark queue offsets {self.begin}..{self.end} of {self.topic}/{self.queue_id} as lost"
+
+
+@dataclass(frozen=True)
+class MendIndex:
+    """Keep the first entries of an index file and lead its slots to them."""
+
+    mend: IndexMend
+
+    def __str__(self) -> str:
+        return f"keep {self.mend.keep - 1} entries of index file {self.mend.path}"
+
+
+@dataclass(frozen=True)
+class WriteHoles:
+    """Write quarantine/holes.json."""
+
+    holes: Holes
+
+    def __str__(self) -> str:
+        return f"write {len(self.holes)} holes to quarantine/holes.json"
+
+
+Action = (
+    PutAside
+    | ZeroLog
+    | MoveLogFile
+    | RemoveLogFile
+    | RemoveFile
+    | ExtendLogFile
+    | CutQueue
+    | FillQueueHoles
+    | MendIndex
+    | WriteHoles
+)
+
+
+@dataclass(frozen=True)
+class RecoveryPlan:
+    """What recovery will do, in this order; printable. `holes` are those of the log afterwards."""
+
+    scan: ScanResult
+    actions: tuple[Action, ...]
+    holes: Holes
+
+    def lines(self) -> list[str]:
+        """The plan for people, one thing a line."""
+        log = self.scan.log
+        out = [
+            f"log {log.begin}..{log.end}, checked from {log.start}: {log.records} records, then {log.reason}",
+            f"durable up to {log.watermark} (by {log.watermark_source})",
+            f"dispatch from {self.scan.dispatched}",
+        ]
+        out += [f"damaged: {hole.begin}..{hole.end} ({hole.reason})" for hole in log.damage]
+        if log.lost_end > log.end:
+            out.append(f"lost: {log.end}..{log.lost_end}")
+        return (
+            out
+            + [f"warning: {text}" for text in self.scan.warnings]
+            + [str(action) for action in self.actions]
+        )
+
+
+# ---------------------------------------------------------------------------------------------- the outcome
+
+
+@dataclass(frozen=True)
+class RecoveryReport:
+    """What recovery found and did. Ranges are physical offsets."""
+
+    abnormal: bool
+    begin: int
+    end: int
+    start: int
+    reason: str
+    watermark: int
+    watermark_source: str
+    records: int
+    dispatch_from: int
+    queues: int
+    queues_cut: int
+    holes: tuple[tuple[int, int], ...]
+    new_holes: tuple[tuple[int, int], ...]
+    cut: tuple[int, int] | None
+    lost: tuple[int, int] | None
+    put_aside: tuple[str, ...]
+    warnings: tuple[str, ...]
+    duration_s: float
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing was damaged, cut or lost."""
+        return not (self.new_holes or self.cut or self.lost or self.warnings)
+
+    def __str__(self) -> str:
+        parts = [
+            f"log {self.begin}..{self.end}, {self.records} records checked from {self.start} in {self.duration_s:.2f} s"
+        ]
+        parts += [f"damaged range {begin}..{end} stepped over" for begin, end in self.new_holes]
+        if self.cut:
+            parts.append(f"cut {self.cut[0]}..{self.cut[1]} ({self.reason})")
+        if self.lost:
+            parts.append(f"LOST {self.lost[0]}..{self.lost[1]}")
+        if self.put_aside:
+            parts.append(f"put aside: {', '.join(self.put_aside)}")
+        return "; ".join([*parts, *self.warnings])
+
+
+@dataclass(frozen=True)
+class RecoveredState:
+    """Where the store goes on: the control block is filled from this.
+
+    Everything below `dispatched` is in the consume queues and the index; from `watermark` on the log has to be made durable
+    again. `last_record` is -1 where no record was seen. Where nothing may be written on disk, `index_drop` are the index files
+    not to be looked at, `index_pieces` is what is to be written into private mappings of the others, and `queue_holes` are
+    (topic, queue id, begin, end) of entries to be made holes there.
+    """
+
+    min_physical_offset: int
+    wrote: int
+    dispatched: int
+    last_store_timestamp_ms: int
+    last_record: int
+    last_record_checksum: int
+    watermark: int
+    commit_log_file_bytes: int
+    consume_queue_file_bytes: int
+    queues: list[QueueState]
+    holes: Holes
+    report: RecoveryReport
+    index_drop: tuple[Path, ...] = field(default=())
+    index_pieces: dict[Path, list[tuple[int, bytes]]] = field(default_factory=dict)
+    queue_holes: tuple[tuple[str, int, int, int], ...] = ()

@@ -1,0 +1,88 @@
+"""Recovery, second part: from what was found to what will be done. Pure.
+
+The order is what makes a crash in the middle harmless: bytes are copied aside before their place is touched, holes are listed
+before anybody steps over them, files are changed before those behind them move. A second run finds less to do and does it.
+"""
+
+from __future__ import annotations
+
+from cystore.holes import Hole, Holes
+from cystore.layout import CONSTANTS
+from cystore.recovery import rules
+from cystore.recovery.model import (
+    Action,
+    CutQueue,
+    ExtendLogFile,
+    FillQueueHoles,
+    LogScan,
+    MendIndex,
+    MoveLogFile,
+    PutAside,
+    QueueScan,
+    RecoveryPlan,
+    RemoveFile,
+    RemoveLogFile,
+    ScanResult,
+    WriteHoles,
+    ZeroLog,
+)
+from cystore.segments import file_name
+
+BLANK_SIZE_MIN = CONSTANTS["BLANK_SIZE_MIN"][0]
+
+
+def plan(scan: ScanResult) -> RecoveryPlan:
+    """What recovery will do about what the scan found."""
+    holes = _holes(scan)
+    actions: list[Action] = [ExtendLogFile(base, length) for base, length in scan.log.short]
+    actions += [PutAside(hole.begin, hole.end, hole.reason) for hole in scan.log.damage]
+    if scan.log.dirty is not None and not _only_a_blank(scan.log):
+        actions.append(PutAside(scan.log.end, scan.log.dirty.end, scan.log.reason))
+    if scan.log.damage:
+        actions.append(WriteHoles(holes))
+    if scan.log.dirty is not None:
+        actions.append(ZeroLog(scan.log.dirty.begin, scan.log.dirty.end))
+    actions += _later_files(scan)
+    for queue in scan.queues:
+        actions += _queue(queue)
+    actions += [RemoveFile(path) for path in scan.index.drop]
+    actions += [MendIndex(mend) for mend in scan.index.mend]
+    return RecoveryPlan(scan, tuple(actions), holes)
+
+
+def copy_name(begin: int, end: int) -> str:
+    """Name in quarantine/ of the copy of log bytes [begin, end)."""
+    return f"commitlog-{file_name(begin)}-{file_name(end)}"
+
+
+def _holes(scan: ScanResult) -> Holes:
+    new = [Hole(h.begin, h.end, h.reason, copy_name(h.begin, h.end), h.found_ms) for h in scan.log.damage]
+    return scan.known_holes.merged(new)
+
+
+def _only_a_blank(log: LogScan) -> bool:
+    """A blank in the last file is not part of the log, and nothing is lost with it."""
+    return log.reason == rules.A_BLANK and log.dirty is not None and log.dirty.end <= log.end + BLANK_SIZE_MIN
+
+
+def _later_files(scan: ScanResult) -> list[Action]:
+    """All-zero files that follow the end without a gap were made ahead of need and stay; what holds something is moved."""
+    log = scan.log
+    actions: list[Action] = []
+    following = log.end - log.end % log.file_bytes + log.file_bytes
+    for file in log.later:
+        if not file.zero:
+            actions.append(MoveLogFile(file.base))
+        elif file.base == following:
+            following += log.file_bytes
+        else:
+            actions.append(RemoveLogFile(file.base))
+    return actions
+
+
+def _queue(queue: QueueScan) -> list[Action]:
+    actions: list[Action] = [RemoveFile(path) for path in queue.strays]
+    actions += [FillQueueHoles(queue.topic, queue.queue_id, begin, end) for begin, end in queue.holes]
+    if queue.dirty:
+        actions.append(CutQueue(queue.topic, queue.queue_id, queue.dispatched))
+    return actions

@@ -1,0 +1,169 @@
+"""What a walk over the log says about each consume queue: how far its entries are right, and from where to dispatch again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cystore.offsets import QueueOffsets
+from cystore.recovery.log_pass import Key, LogPass, Situation
+from cystore.recovery.model import QueueScan
+from cystore.recovery.queue_reader import QueueReader
+
+
+@dataclass(frozen=True)
+class QueueFindings:
+    """`dispatch_from`: every record below it has its entry. `earlier`: walk again from there first."""
+
+    queues: tuple[QueueScan, ...]
+    dispatch_from: int
+    earlier: int | None
+
+
+class QueueCheck:
+    """Compares the queues on disk with the records of one walk."""
+
+    def __init__(self, situation: Situation, walked: LogPass, saved: QueueOffsets) -> None:
+        self._about, self._walked, self._saved = situation, walked, saved
+        self._result, self._scanner = walked.result, walked.scanner
+        self._begin, self._start = situation.reader.begin, walked.result.start
+        self._dispatch_from = walked.result.end
+        self._earlier: int | None = None
+        self._entered_up_to = self._begin  # end of the newest record that has an entry
+        lost = [(self._result.end, self._result.lost_end)] if self._result.lost_end > self._result.end else []
+        self._gone = situation.known_holes.ranges() + [(h.begin, h.end) for h in self._result.damage] + lost
+
+    def run(self) -> QueueFindings:
+        keys = sorted({*self._about.queues, *self._result.slots, *self._saved.next})
+        found = (self._seen(key) if key in self._result.slots else self._unseen(key) for key in keys)
+        queues = tuple(queue for queue in found if queue.bases or queue.dispatched or queue.strays)
+        if self._begin == 0 and any(reader.first > 0 for reader in self._about.queues.values()):
+            # Nothing has expired yet, so a queue begins with 0: its first files are missing.
+            self._walk_again_from(0)
+        if self._entered_up_to < self._start:
+            # Not one record from the start on has an entry: dispatch stopped before it.
+            self._walk_again_from(self._entered_up_to)
+        return QueueFindings(queues, self._dispatch_from, self._earlier)
+
+    def without_log(self) -> tuple[QueueScan, ...]:
+        """Every queue begins anew, with empty files, at the offset that was saved for it."""
+        keys = sorted({*self._about.queues, *self._saved.next})
+        return tuple(
+            QueueScan(*key, offset, offset, 0, strays=self._all_files(self._about.queues.get(key)))
+            for key in keys
+            for offset in [self._saved.next.get(key, 0)]
+        )
+
+    def _walk_again_from(self, physical_offset: int) -> None:
+        if self._start > self._begin:
+            reader = self._about.reader
+            base = min(reader.base_of(max(physical_offset, self._begin)), self._start - reader.file_bytes)
+            base = max(base, self._begin)
+            self._earlier = base if self._earlier is None else min(base, self._earlier)
+
+    # ------------------------------------------------------------------ queues with records in the walk
+
+    def _seen(self, key: Key) -> QueueScan:
+        slot, scanner = self._result.slots[key], self._scanner
+        first_offset, first_physical = scanner.queue_first(slot)
+        if first_physical < 0:
+            return self._unseen(key)  # its first record ended the walk
+        following, missing = scanner.queue_next(slot), scanner.queue_missing(slot)
+        dispatched = following if missing < 0 else min(scanner.queue_entries_limit(slot), following)
+        if missing != first_physical:
+            self._entered_up_to = max(self._entered_up_to, first_physical + 1)
+        reader = self._about.queues.get(key)
+        if reader is None or not self._holds(reader, dispatched):
+            self._dispatch_from = min(self._dispatch_from, first_physical)
+            strays = self._all_files(reader)
+            return QueueScan(
+                *key, first_offset, first_offset, reader.file_bytes if reader else 0, strays=strays
+            )
+        if missing >= 0:
+            self._dispatch_from = min(self._dispatch_from, missing)
+        return self._scan_of(reader, dispatched, whole=missing < 0)
+
+    @staticmethod
+    def _holds(reader: QueueReader, dispatched: int) -> bool:
+        """Whether the files hold entries right up to `dispatched`, or begin with it."""
+        if not reader.bases or not reader.first <= dispatched <= reader.limit:
+            return False
+        if dispatched == reader.first:
+            return True
+        return reader.entry(reader.first).written and reader.entry(dispatched - 1).written
+
+    @staticmethod
+    def _all_files(reader: QueueReader | None) -> tuple[Path, ...]:
+        return () if reader is None else (*(reader.path(base) for base in reader.bases), *reader.strays)
+
+    def _scan_of(self, reader: QueueReader, dispatched: int, *, whole: bool) -> QueueScan:
+        key = reader.topic, reader.queue_id
+        holes = [
+            (begin, min(end, dispatched))
+            for begin, end in self._result.swallowed.get(key, ())
+            if max(begin, reader.first) < min(end, dispatched)
+        ]
+        if whole and self._about.keep:
+            given_up = self._given_up_behind(reader, dispatched)
+            if given_up > dispatched:
+                holes.append((dispatched, given_up))
+                dispatched = given_up
+        minimum = reader.first_message(self._begin, dispatched)
+        for begin, end in sorted(holes):
+            if begin <= minimum < end:
+                minimum = reader.next_message(end, dispatched)
+        return QueueScan(
+            *key,
+            dispatched=dispatched,
+            minimum=minimum,
+            file_bytes=reader.file_bytes,
+            bases=tuple(reader.bases),
+            holes=tuple(h for h in holes if not reader.all_holes(max(h[0], reader.first), h[1])),
+            dirty=reader.nonzero_from(dispatched),
+            strays=tuple(reader.strays),
+        )
+
+    def _given_up_behind(self, reader: QueueReader, number: int) -> int:
+        """Behind the entries at `number` that stand for records which damage swallowed: their offsets are not used again."""
+        while number < reader.limit:
+            entry = reader.entry(number)
+            in_damage = entry.written and any(b <= entry.physical_offset < e for b, e in self._gone)
+            if not entry.hole and not in_damage:
+                break
+            number += 1
+        return number
+
+    # --------------------------------------------------------------- queues without records in the walk
+
+    def _unseen(self, key: Key) -> QueueScan:
+        reader, saved = self._about.queues.get(key), self._saved.next.get(key, 0)
+        if reader is None or not reader.bases:
+            if self._saved.minimum.get(key, saved) < saved and self._saved_counts():
+                self._walk_again_from(self._begin)  # it had messages, and now it has no entries
+            return QueueScan(*key, saved, saved, 0, strays=self._all_files(reader))
+        end = reader.below(self._start)
+        last = reader.message_before(end)
+        self._check_last(key, reader, end, last, saved)
+        never_used = end == 0 and self._given_up_behind(reader, end) == end
+        if last < 0 and (saved > end or never_used):
+            # Not one message is left, or ever was there: only the count goes on.
+            return QueueScan(*key, saved, saved, reader.file_bytes, strays=self._all_files(reader))
+        return self._scan_of(reader, end, whole=True)
+
+    def _saved_counts(self) -> bool:
+        """Whether the saved offsets speak of records that the log still has, all of them."""
+        return self._saved.physical_offset <= self._result.end
+
+    def _check_last(self, key: Key, reader: QueueReader, end: int, last: int, saved: int) -> None:
+        if last >= 0:
+            entry = reader.entry(last)
+            if self._walked.entry_is_true(key, last):
+                self._entered_up_to = max(self._entered_up_to, entry.physical_offset + entry.size)
+            else:
+                self._walk_again_from(self._begin)
+                return
+        at = self._begin if last < 0 else reader.entry(last).physical_offset
+        confirmed = self._saved.physical_offset >= self._start and self._saved_counts() and saved == end
+        more = end < reader.limit and reader.entry(end).written and self._given_up_behind(reader, end) == end
+        if (more and not confirmed) or (saved > end and self._saved_counts()):
+            self._walk_again_from(at)

@@ -1,0 +1,78 @@
+"""The decisions of recovery that need no disk. Pure functions; docs/recovery.md says which crash each one answers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cystore.checkpoint import CheckpointFields
+from cystore.layout import CONSTANTS, RECORD_MAGIC_CYSTORE
+
+RECORD_SIZE_MIN = CONSTANTS["RECORD_SIZE_MIN"][0]
+A_BLANK = "a blank, and no file behind it"  # why a log ends that ends in nothing worse
+CHECKPOINT_SLACK_MS = 3_000  # StoreCheckpoint.getMinTimestamp
+FILES_AFTER_CLEAN_CLOSE = 3  # CommitLog.recoverNormally
+# A jump of queue offsets that no damage explains is believed up to this; beyond it the number itself is damaged.
+BELIEVED_GAP = 1 << 20
+
+
+class FirstRecord(NamedTuple):
+    """What stands at the start of a commit log file; `store_timestamp` in ms, 0 when it is no record."""
+
+    base: int
+    store_timestamp: int
+
+
+def start_after_clean_close(bases: list[int]) -> int:
+    """Where checking begins after a clean close: the last three files (CommitLog.recoverNormally)."""
+    return bases[-FILES_AFTER_CLEAN_CLOSE:][0]
+
+
+def is_old_enough(first: FirstRecord, checkpoint: CheckpointFields) -> bool:
+    """Whether log and consume queues were on disk up to this file when the checkpoint was
+    (CommitLog.isMappedFileMatchedRecover)."""
+    limit = max(min(checkpoint.physic_timestamp, checkpoint.logics_timestamp) - CHECKPOINT_SLACK_MS, 0)
+    return 0 < first.store_timestamp <= limit
+
+
+class LastRecord(NamedTuple):
+    """The record that the checkpoint names as the last below its watermark, as it is found in the log."""
+
+    end: int
+    checksum: int
+    store_timestamp: int
+    blank_end: int  # end of the blank behind it, -1 when there is none
+
+
+def watermark_holds(checkpoint: CheckpointFields, found: LastRecord | None) -> bool:
+    """Whether the checkpoint's watermark speaks of this log, and nobody has written to the log since who does not keep it.
+
+    RocketMQ moves the physic timestamp on and leaves the watermark alone.
+    """
+    return (
+        found is not None
+        and checkpoint.watermark > 0
+        and found.checksum == checkpoint.last_record_checksum
+        and checkpoint.watermark in (found.end, found.blank_end)
+        and checkpoint.physic_timestamp <= found.store_timestamp
+    )
+
+
+def explained_by_damage(gap: int, swallowed_bytes: int) -> bool:
+    """Whether `gap` records can have been in the damage stepped over since the queue's last record."""
+    return 0 < gap <= swallowed_bytes // RECORD_SIZE_MIN
+
+
+def header_is_proven(magic: int) -> bool:
+    """A cystore record's checksum covers its queue offset; RocketMQ's covers the body alone."""
+    return magic == RECORD_MAGIC_CYSTORE
+
+
+def resume_is_sound(
+    *, trusted: bool, store_timestamp: int, last_timestamp: int, queue_offset: int, expected: int
+) -> bool:
+    """Whether a valid record behind damage belongs to this log, or is one that an earlier cut left behind.
+
+    Where the watermark is ours, nothing stale can be below it: cuts are zeroed. RocketMQ leaves the bytes behind its cuts; a
+    record that is older than the one before the damage, or repeats a queue offset, is taken for such a leftover.
+    """
+    return trusted or (store_timestamp >= last_timestamp and queue_offset >= expected)

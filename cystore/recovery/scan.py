@@ -1,0 +1,211 @@
+"""Recovery, first part: look at everything, change nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from cystore.checkpoint import read_checkpoint
+from cystore.commit_log import MARKER
+from cystore.config import StoreConfig
+from cystore.errors import StoreFormatError
+from cystore.holes import Holes, read_holes
+from cystore.offsets import QueueOffsets, read_queue_offsets
+from cystore.recovery import rules
+from cystore.recovery.index_check import IndexCheck
+from cystore.recovery.log_pass import EVERYTHING, LogPass, Situation
+from cystore.recovery.log_reader import LogReader
+from cystore.recovery.model import LogScan, ScanResult
+from cystore.recovery.queue_check import QueueCheck, QueueFindings
+from cystore.recovery.queue_reader import QueueReader, list_queues
+
+T = TypeVar("T")
+Progress = Callable[[str, int, int], None]
+
+
+def scan(root: Path, config: StoreConfig, *, abnormal: bool, progress: Progress | None = None) -> ScanResult:
+    """What is in the store's files. `progress` is called with a word, what is done and what there is, in bytes of log.
+
+    Raises StoreFormatError for files that are none of a store, StoreIOError for what cannot be read.
+    """
+    reader = LogReader(root, config.mapped_file_size_commit_log_bytes)
+    try:
+        return _Scan(root, config, reader, abnormal=abnormal, progress=progress).run()
+    finally:
+        reader.close()
+
+
+class _Scan:
+    def __init__(
+        self, root: Path, config: StoreConfig, reader: LogReader, *, abnormal: bool, progress: Progress | None
+    ) -> None:
+        self._root, self._config, self._reader = root, config, reader
+        self._abnormal, self._progress = abnormal, progress
+        self._warnings: list[str] = []
+        self._checkpoint = read_checkpoint(root)
+        self._queues, self._queue_file_bytes = list_queues(
+            root, config.mapped_file_size_consume_queue_bytes, self._warnings
+        )
+        self._saved = self._read(read_queue_offsets, QueueOffsets())
+        unreadable = Holes()
+        self._holes = self._read(read_holes, unreadable)
+        self._from_the_beginning = (
+            self._holes is unreadable
+        )  # holes below the usual start are known from their list alone
+        self._last = self._last_record()
+        self._ours = rules.watermark_holds(self._checkpoint, self._last)
+        if reader.bases and reader.file_bytes != config.mapped_file_size_commit_log_bytes:
+            self._warnings.append(
+                f"commit log files have {reader.file_bytes} bytes, the configuration says "
+                f"{config.mapped_file_size_commit_log_bytes}"
+            )
+
+    def _read(self, read: Callable[[Path], T], default: T) -> T:
+        """A small file that recovery can do without; damage in it is a warning."""
+        try:
+            return read(self._root)
+        except StoreFormatError as error:
+            self._warnings.append(str(error))
+            return default
+
+    def _last_record(self) -> rules.LastRecord | None:
+        """The record that the checkpoint names as the last below its watermark."""
+        at = self._checkpoint.last_record
+        record = self._reader.record(at) if self._checkpoint.watermark > 0 and at >= 0 else None
+        if record is None:
+            return None
+        end = at + record["total_size"]
+        blank_end = (
+            self._reader.base_of(end) + self._reader.file_bytes if self._reader.blank_fills(end) else -1
+        )
+        return rules.LastRecord(end, record["checksum"], record["store_timestamp"], blank_end)
+
+    # ------------------------------------------------------------------------------------ the walk
+
+    def run(self) -> ScanResult:
+        if not self._reader.bases:
+            return self._without_log()
+        situation = self._situation()
+        start = self._start()
+        while True:
+            walked = LogPass(situation, start)
+            result = walked.run()
+            if result.earlier is None:
+                found = QueueCheck(situation, walked, self._saved).run()
+                if found.earlier is None:
+                    break
+                result.earlier = found.earlier
+            self._warnings.append(
+                f"consume queues lack entries below {start}: checked again from {result.earlier}"
+            )
+            start = result.earlier
+        return self._result(walked, found)
+
+    def _start(self) -> int:
+        bases = self._reader.bases
+        if self._from_the_beginning:
+            return bases[0]
+        if not self._abnormal:
+            return rules.start_after_clean_close(bases)
+        start = next(
+            (b for b in reversed(bases) if rules.is_old_enough(self._first_record(b), self._checkpoint)),
+            bases[0],
+        )
+        return min(start, self._reader.base_of(self._checkpoint.last_record)) if self._ours else start
+
+    def _first_record(self, base: int) -> rules.FirstRecord:
+        record = self._reader.record(base)
+        return rules.FirstRecord(base, record["store_timestamp"] if record is not None else 0)
+
+    def _situation(self) -> Situation:
+        config, watermark = self._config, -1
+        if self._ours:
+            watermark = self._checkpoint.watermark
+        elif not self._abnormal:
+            watermark = max((_end_of_entries(queue) for queue in self._queues.values()), default=0)
+            watermark = min(watermark, self._reader.end)
+        return Situation(
+            reader=self._reader,
+            queues=self._queues,
+            known_holes=self._holes,
+            watermark=watermark,
+            trusted=self._ours,
+            physic_timestamp=self._checkpoint.physic_timestamp,
+            keep=config.damaged_range == "keep",
+            check_checksum=config.check_crc_on_recover,
+            in_time_order=(self._reader.directory / MARKER).exists(),
+            progress=None if self._progress is None else self._show,
+        )
+
+    def _show(self, position: int) -> None:
+        if self._progress is not None:
+            self._progress("recover", position - self._reader.begin, self._reader.end - self._reader.begin)
+
+    def _result(self, walked: LogPass, found: QueueFindings) -> ScanResult:
+        result, scanner, reader = walked.result, walked.scanner, self._reader
+        index = IndexCheck(
+            self._root, self._config, reader, self._checkpoint, abnormal=self._abnormal, ours=self._ours
+        ).run(result.end, found.dispatch_from)
+        last_record, last_checksum, last_time = self._last_of(walked)
+        watermark = result.watermark
+        if watermark < 0:  # nothing was met that made it matter
+            watermark = max(scanner.timed_end, result.start)
+        end_base = reader.base_of(result.end)
+        log = LogScan(
+            begin=reader.begin,
+            start=result.start,
+            end=result.end,
+            reason=result.reason,
+            watermark=min(watermark, result.end),
+            watermark_source="checkpoint"
+            if self._ours
+            else "timestamps"
+            if self._abnormal
+            else "consume queues",
+            damage=tuple(result.damage),
+            lost_end=max(result.lost_end, result.end),
+            last_record=last_record,
+            last_checksum=last_checksum,
+            last_store_timestamp_ms=last_time,
+            records=scanner.record_count,
+            dirty=reader.nonzero(result.end, end_base + reader.file_bytes) if reader.has(end_base) else None,
+            later=reader.later_files(result.end),
+            short=reader.short,
+            file_bytes=reader.file_bytes,
+        )
+        return ScanResult(
+            log=log,
+            queues=found.queues,
+            index=index,
+            known_holes=self._holes.within(reader.begin, result.end),
+            dispatched=max(min(found.dispatch_from, index.through), reader.begin),
+            queue_file_bytes=self._queue_file_bytes,
+            warnings=tuple(self._warnings),
+        )
+
+    def _last_of(self, walked: LogPass) -> tuple[int, int, int]:
+        """Place and checksum of the last record, and the newest store timestamp known."""
+        scanner = walked.scanner
+        if scanner.record_count:
+            return scanner.last_record, scanner.last_checksum, scanner.last_timestamp
+        return -1, 0, self._checkpoint.physic_timestamp
+
+    def _without_log(self) -> ScanResult:
+        """No commit log file: whatever else is there speaks of a log that is gone (CommitLog.recoverNormally)."""
+        situation = dataclasses.replace(self._situation(), watermark=0)
+        walked = LogPass(situation, 0)
+        walked.run()
+        queues = QueueCheck(situation, walked, self._saved).without_log()
+        found = QueueFindings(queues, 0, None)
+        return self._result(walked, found)
+
+
+def _end_of_entries(queue: QueueReader) -> int:
+    """Physical offset behind the last record that a queue has an entry for, 0 where there is none."""
+    last = queue.message_before(queue.below(EVERYTHING))
+    if last < 0:
+        return 0
+    entry = queue.entry(last)
+    return entry.physical_offset + entry.size

@@ -1,0 +1,127 @@
+"""Space ahead of need: segments are made, reserved on disk and faulted in before an append gets there.
+
+Source: AllocateMappedFileService; reserving in steps, and publishing how far, is ours: nothing is ever written to beyond
+`allocated`, so a full disk is an error of fallocate and never a signal.
+"""
+
+from __future__ import annotations
+
+import os
+
+from cystore import files
+from cystore._native.control import Control
+from cystore._native.failpoint import failpoint
+from cystore._native.mapping import MappedFile
+from cystore.commit_log import CommitLog
+from cystore.config import StoreConfig
+from cystore.errors import StoreFullError
+from cystore.services.progress import Progress
+
+PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+
+
+class Allocator:
+    """Keeps the log allocated ahead of the wrote position. Any process may do it; the housekeeping lock makes it one."""
+
+    def __init__(self, control: Control, commit_log: CommitLog, config: StoreConfig) -> None:
+        self._control, self._commit_log = control, commit_log
+        self._ahead_bytes = config.allocate_ahead_bytes
+        self._populate_bytes = config.populate_ahead_bytes
+        self._populated = 0  # of this process's mappings: log position up to which pages are faulted in
+        self._appended_from = control.put_count
+
+    def make_room(self, needed: int) -> None:
+        """Allocates the log at least up to `needed`, and some steps more where there is space. Raises StoreFullError."""
+        with self._control.locked("housekeeping"):
+            begin = self._control.allocated
+            if begin >= needed:
+                return
+            try:
+                self._allocate_up_to(max(needed, self._target()))
+            except StoreFullError:
+                self._allocate_up_to(
+                    needed
+                )  # the disk has no room for a whole step: take what this append needs
+
+    def _target(self) -> int:
+        """The end of the next step, at most one whole successor ahead."""
+        wrote, file_bytes = self._control.wrote, self._commit_log.file_bytes
+        successor_end = self._commit_log.files.base_of(wrote) + 2 * file_bytes
+        return min(wrote + self._ahead_bytes, successor_end)
+
+    def _allocate_up_to(self, end: int) -> None:
+        """Under the housekeeping lock. Each piece is published as soon as it is there, so a kill loses at most one step."""
+        log = self._commit_log.files
+        at = self._control.allocated
+        while at < end:
+            base = log.base_of(at)
+            upto = min(base + log.file_bytes, max(end, at + PAGE_BYTES))
+            upto = min(base + log.file_bytes, -(-upto // PAGE_BYTES) * PAGE_BYTES)
+            if at == base:
+                log.create(base, upto - base)
+                self._control.ready_base = base
+                failpoint("allocate.created")
+            # A file that was there already, because a kill came before its step was published, may have less than this one.
+            log.allocate(base, at - base, upto - base)
+            at = upto
+            failpoint("allocate.reserved")
+            self._control.allocated = at
+            failpoint("allocate.published")
+
+    def more_queues(self) -> None:
+        """Reserves memory for more queue slots in the control block. Raises StoreFullError at max_queues."""
+        with self._control.locked("housekeeping"):
+            step = self._control.more_queue_bytes()
+            if step is None:
+                raise StoreFullError(
+                    f"all {self._control.max_queues} queue slots are taken (max_queues)",
+                    path=self._control.file.path,
+                )
+            block: MappedFile = self._control.file
+            if block.fd >= 0:
+                files.allocate(block.fd, step[0], step[1], block.path)
+            failpoint("allocate.slots_reserved")
+            self._control.publish_queue_capacity(step[1])
+
+    def run_once(self) -> Progress:
+        """Goes a step ahead once half of the last is used, and faults the next pages of this process in.
+
+        Nothing happens in a store that was only read: a file appears when something was appended.
+        """
+        control = self._control
+        if control.put_count == 0:
+            return Progress(0)
+        before = control.allocated
+        if before - control.wrote < self._ahead_bytes // 2 and before < self._target():
+            due = control.try_lock("housekeeping")
+            if due is None:
+                return Progress(0)  # somebody else is at it
+            try:
+                self._allocate_up_to(max(self._target(), control.allocated))
+                if due:
+                    control.repaired("housekeeping")
+            finally:
+                control.unlock("housekeeping")
+        return Progress(control.allocated - before + self.populate_ahead())
+
+    def populate_ahead(self, ahead_bytes: int | None = None) -> int:
+        """Faults allocated pages ahead of the wrote position in, in this process; returns how many bytes.
+
+        Only in a process that appends: in others the pages would be work for nothing.
+        """
+        wrote = self._control.wrote
+        begin = max(self._populated, wrote)
+        end = min(
+            wrote + (self._populate_bytes if ahead_bytes is None else ahead_bytes), self._control.allocated
+        )
+        done = 0
+        while begin < end:
+            segment = self._commit_log.files.get(self._commit_log.files.base_of(begin))
+            if segment is None:
+                break
+            upto = min(end, segment.end)
+            if not segment.populate(begin - segment.base, upto - segment.base):
+                break
+            done += upto - begin
+            begin = self._populated = upto
+        return done

@@ -1,0 +1,270 @@
+"""Flush: one fsync makes many appends durable, whichever processes they came from.
+
+Source: CommitLog.GroupCommitService and FlushRealTimeService, DefaultMessageStore.FlushConsumeQueueService, StoreCheckpoint. A
+failed sync is never repeated and believed: it makes the store read-only for everybody until it is reopened.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+from cystore._native.control import Control
+from cystore._native.failpoint import failpoint
+from cystore._native.mapping import MappedFile
+from cystore.checkpoint import Checkpoint
+from cystore.clock import monotonic_s
+from cystore.commit_log import CommitLog
+from cystore.config import StoreConfig
+from cystore.consume_queue import ConsumeQueues
+from cystore.errors import CorruptRecordError, FlushFailedError, StoreTimeoutError
+from cystore.index import IndexFiles
+from cystore.layout import CONSTANTS, FLAGS, RECORD_MAGIC_BLANK
+from cystore.offsets import QueueOffsets, write_queue_offsets
+from cystore.services.progress import Progress
+
+log = logging.getLogger("cystore")
+
+SYNC_FAILED = FLAGS["FLAG_SYNC_FAILED"][0]
+WAIT_SLICE_MS = 100
+PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+RECORD_SIZE_MIN = CONSTANTS["RECORD_SIZE_MIN"][0]
+BORN_HOST_V6 = CONSTANTS["SYS_FLAG_BORN_HOST_V6"][0]
+SYS_FLAG_AT, BORN_HOST_AT = 36, 48
+
+
+class LastRecord(NamedTuple):
+    """End (physical offset), checksum field and store timestamp of the last record below the flushed position."""
+
+    end: int
+    checksum: int
+    store_timestamp_ms: int
+
+
+class Flusher:
+    """Flushes log, queues and index, and keeps the checkpoint. One leader at a time, in whatever process."""
+
+    def __init__(
+        self,
+        root: Path,
+        control: Control,
+        commit_log: CommitLog,
+        queues: ConsumeQueues,
+        index: IndexFiles,
+        checkpoint: Checkpoint,
+        config: StoreConfig,
+    ) -> None:
+        self._root = root
+        self._control, self._commit_log, self._queues, self._index = control, commit_log, queues, index
+        self._checkpoint, self._config = checkpoint, config
+        self._log_flushed_at = self._queues_flushed_at = self._offsets_saved_at = monotonic_s()
+        self._checkpointed = control.flushed  # flushed position when this process last synced the checkpoint
+
+    # ------------------------------------------------------------------------------------------ commit log
+
+    def flush_to(self, position: int, timeout_ms: int | None = None) -> None:
+        """Returns when everything below `position` is durable. Raises FlushFailedError, or StoreTimeoutError after
+        sync_flush_timeout_ms: the bytes are in the log then, but may not be durable yet."""
+        control = self._control
+        limit_ms = self._config.sync_flush_timeout_ms if timeout_ms is None else timeout_ms
+        until = monotonic_s() + limit_ms / 1000
+        while control.flushed < position:
+            self.check()
+            seen = control.flush_seq
+            due = control.try_lock("flush")
+            if due is None:
+                if monotonic_s() > until:
+                    raise StoreTimeoutError(
+                        f"not flushed after {limit_ms} ms; thread {control.owner('flush')} is flushing",
+                        offset=position,
+                    )
+                if control.flushed < position:
+                    control.wait_flush(seen, WAIT_SLICE_MS)
+                continue
+            try:
+                self._lead(due)
+            finally:
+                control.unlock("flush")
+                control.wake_flush()
+        self.check_covered(position)
+
+    def check_covered(self, position: int) -> None:
+        """After a failed sync nothing is acknowledged any more."""
+        if self._control.flushed < position:
+            self.check()
+
+    def check(self) -> None:
+        """Raises FlushFailedError when a sync failed since the store was opened."""
+        if self._control.flags & SYNC_FAILED:
+            raise self._failure()
+
+    def _failure(self) -> FlushFailedError:
+        code = self._control.failed_errno or errno.EIO
+        return FlushFailedError(
+            f"a sync failed with {os.strerror(code)}: the store is read-only until every process has closed it",
+            path=self._commit_log.files.directory,
+        )
+
+    def _lead(self, leader_died: bool) -> None:
+        """Under the flush lock: syncs what is appended by now, then publishes the flushed position."""
+        control = self._control
+        begin, (target, last_record) = control.flushed, self._appended()
+        if target <= begin:
+            return
+        failpoint("flush.leading")
+        log = self._commit_log.files
+        try:
+            for base in range(log.base_of(begin), target, log.file_bytes):
+                segment = log.get(base)
+                if segment is None:
+                    continue  # cleaned: its pages went with it
+                first, last = max(begin - base, 0), min(target - base, log.file_bytes)
+                if leader_died:
+                    # An error is reported once per descriptor and may have died with the last leader.
+                    segment.redirty(first, last)
+                # Only what was appended: the pages ahead are dirty because they were faulted in, and a page that was
+                # synced is write-protected, so that the append that gets there would fault again.
+                segment.sync_range(first, last)
+                self._check_linked(segment)
+        except OSError as error:
+            self._poison(error)
+        failpoint("flush.synced")
+        if leader_died:
+            control.repaired("flush")
+        newest = self._last(last_record)
+        if newest is not None:
+            # Of this very record: recovery takes a timestamp behind it for somebody else's, and the watermark for stale.
+            self._checkpoint.physic_timestamp = max(
+                self._checkpoint.physic_timestamp, newest.store_timestamp_ms
+            )
+            self._checkpoint.set_watermark(newest.end, last_record, newest.checksum)
+        failpoint("flush.watermark_stored")
+        control.flushed = target
+        failpoint("flush.published")
+        self._log_flushed_at = monotonic_s()
+
+    def _appended(self) -> tuple[int, int]:
+        """(end, last record): a position that is surely written, and the last record below it, read without the append lock.
+
+        `last_record` follows `wrote`: an append may be between the two, or was killed there. Then the records behind it are
+        walked; they are published, so they are whole.
+        """
+        control, log = self._control, self._commit_log.files
+        wrote, last_record = control.wrote, control.last_record
+        newest = self._last(last_record)
+        at = control.min_physical_offset if newest is None else newest.end
+        while at < wrote:
+            segment = log.get(log.base_of(at))
+            if segment is None:
+                return wrote, last_record  # cleaned meanwhile
+            head = segment.read(at - segment.base, 8)
+            if int.from_bytes(head[4:], "big") == RECORD_MAGIC_BLANK:
+                at = segment.end
+                continue
+            size = int.from_bytes(head[:4], "big")
+            if size < RECORD_SIZE_MIN:
+                raise CorruptRecordError("a published record is damaged", path=segment.path, offset=at)
+            last_record, at = at, at + size
+        return at, last_record
+
+    def _last(self, position: int) -> LastRecord | None:
+        """What the checkpoint says of the last record; None when there is none, or its segment was cleaned."""
+        segment = (
+            self._commit_log.files.get(self._commit_log.files.base_of(position)) if position >= 0 else None
+        )
+        if segment is None:
+            return None
+        head = segment.read(position - segment.base, RECORD_SIZE_MIN)
+        size, _, checksum = struct.unpack_from(">iII", head)
+        (sys_flag,) = struct.unpack_from(">i", head, SYS_FLAG_AT)
+        born_host_bytes = 20 if sys_flag & BORN_HOST_V6 else 8
+        (timestamp_ms,) = struct.unpack_from(">q", head, BORN_HOST_AT + born_host_bytes)
+        return LastRecord(position + size, checksum, timestamp_ms)
+
+    def _check_linked(self, segment: MappedFile) -> None:
+        """RocketMQ's load removes files ahead of the log's end before it looks at the lock, and a hand may do so too. What is
+        appended to such a file is lost with its last mapping: it is never acknowledged as durable."""
+        if segment.removed:
+            log.error("%s was removed while processes were attached", segment.path)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), segment.path)
+
+    def check_files(self) -> None:
+        """Looks whether the segment being written to still has its name; if not, nothing more is accepted."""
+        try:
+            segment = self._commit_log.files.get(self._commit_log.files.base_of(self._control.wrote))
+            if segment is not None:
+                self._check_linked(segment)
+        except OSError as error:
+            self._poison(error)
+
+    def _poison(self, error: OSError) -> None:
+        self._control.failed_errno = error.errno or errno.EIO
+        self._control.set_flag(SYNC_FAILED)
+        raise self._failure() from error
+
+    # ------------------------------------------------------------------------------------ derived files
+
+    def flush_derived(self) -> None:
+        """Syncs queues and index, then the checkpoint that speaks of them. Order: log, queues, index, checkpoint."""
+        control = self._control
+        position, timestamp = control.dispatched, control.dispatched_timestamp_ms
+        self.flush_to(position)
+        flushed = control.flushed
+        try:
+            self._queues.flush()
+            self._index.flush()
+            failpoint("flush.derived_synced")
+            control.queues_flushed_timestamp_ms = timestamp
+            control.index_flushed = position
+            self._checkpoint.logics_timestamp = max(self._checkpoint.logics_timestamp, timestamp)
+            self._checkpoint.index_timestamp = max(self._checkpoint.index_timestamp, timestamp)
+            if self._config.message_index_enable:
+                self._checkpoint.index_watermark = position
+            failpoint("flush.checkpoint_stored")
+            self._checkpoint.sync()
+        except OSError as error:
+            self._poison(error)
+        self._checkpointed = flushed
+        self._queues_flushed_at = monotonic_s()
+
+    def save_queue_offsets(self) -> None:
+        """Writes config/queueOffset.json: queues whose messages are all gone go on counting from there. One process at a time:
+        an older table must not replace a newer one."""
+        control = self._control
+        with control.locked("housekeeping", timeout_ms=self._config.sync_flush_timeout_ms):
+            position = control.wrote
+            queues = [control.queue(slot) for slot in range(control.queue_count)]
+            if queues:
+                write_queue_offsets(self._root, QueueOffsets.of(queues, position))
+        self._offsets_saved_at = monotonic_s()
+
+    def flush(self) -> None:
+        """Everything up to now: log, then what was dispatched, then the queues' next offsets."""
+        self.flush_to(self._control.wrote)
+        self.flush_derived()
+        self.save_queue_offsets()
+
+    def run_once(self) -> Progress:
+        """One look: flushes the log when enough pages or time have gathered, then the same for queues and checkpoint."""
+        control, config, now = self._control, self._config, monotonic_s()
+        if control.flags & SYNC_FAILED:
+            return Progress(0)
+        dirty = control.wrote - control.flushed
+        if dirty:
+            self.check_files()
+        enough = config.flush_commit_log_least_pages * PAGE_BYTES
+        if dirty >= max(enough, 1) or (
+            dirty and (now - self._log_flushed_at) * 1000 >= config.flush_commit_log_thorough_interval_ms
+        ):
+            self.flush_to(control.wrote)
+        if (now - self._queues_flushed_at) * 1000 >= config.flush_interval_consume_queue_ms and (
+            control.index_flushed < control.dispatched or self._checkpointed < control.flushed
+        ):
+            self.flush_derived()
+            if (now - self._offsets_saved_at) * 1000 >= config.flush_consume_queue_thorough_interval_ms:
+                self.save_queue_offsets()
+        return Progress(dirty)

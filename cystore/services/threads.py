@@ -1,0 +1,58 @@
+"""Drives a service's `run_once` from a thread, for programs that embed a store."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from cystore.errors import StoreClosedError, StoreError
+from cystore.services.progress import Progress
+
+log = logging.getLogger("cystore")
+
+
+class ServiceThread:
+    """Calls `run_once` until `stop`: at once while there is more, else after `wait(interval)`.
+
+    An error of the store is logged when it begins and when it is another one, and the service goes on: space may come back. It
+    ends by itself when the store is closed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        run_once: Callable[[], Progress],
+        interval_s: float,
+        wait: Callable[[float], None] | None = None,
+    ) -> None:
+        self._run_once, self._interval_s = run_once, interval_s
+        self._stopping = threading.Event()
+        self._wait = wait or self._stopping.wait
+        self._thread = threading.Thread(target=self._run, name=f"cystore-{name}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        reported = ""
+        while not self._stopping.is_set():
+            try:
+                progress = self._run_once()
+                reported = ""
+                if not progress.more:
+                    self._wait(self._interval_s)
+            except StoreClosedError:
+                return
+            except StoreError as error:
+                if str(error) != reported:
+                    log.exception("%s", self._thread.name)
+                    reported = str(error)
+                self._stopping.wait(self._interval_s)
+
+    def stop(self) -> None:
+        """Asks the thread to end."""
+        self._stopping.set()
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Waits until the thread has ended."""
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)

@@ -1,0 +1,392 @@
+"""MessageStore: the one object that users open. It composes the parts of an attachment and holds no bytes itself."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from cystore._native.appender import Appender
+from cystore._native.message import Message, PutResult
+from cystore.attach import Attachment, attach, detach
+from cystore.clock import monotonic_s
+from cystore.config import StoreConfig
+from cystore.errors import MessageIllegalError, StoreClosedError, StoreConfigError, StoreNotWritableError
+from cystore.layout import FLAGS
+from cystore.result import GetResult
+from cystore.services.progress import Progress
+from cystore.services.threads import ServiceThread
+from cystore.stats import QueueRange, store_stats
+
+log = logging.getLogger("cystore")
+
+WAIT_SLICE_S = 0.25
+ALLOCATE_INTERVAL_S = 0.02
+_open_stores: weakref.WeakSet[MessageStore] = weakref.WeakSet()
+
+
+def open(  # noqa: A001 - the surface's name
+    path: str | os.PathLike[str],
+    *,
+    config: StoreConfig | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+    **settings: Any,
+) -> MessageStore:
+    """Attaches this process to the store in directory `path`, which is made if it is missing.
+
+    `settings` are fields of `StoreConfig` (or give a whole `config`). Any number of processes and threads may attach at once;
+    ``exclusive=True`` refuses others, ``read_only=True`` writes nothing. `progress(what, done, total)` is called during long
+    recovery. Close the store, or use it as a context manager.
+
+    Raises StoreConfigError, StoreLockedError, StoreFormatError (no store, foreign directory, other version attached),
+    StorePermissionError, StoreFullError.
+    """
+    if config is not None and settings:
+        raise StoreConfigError("give a config or single settings, not both")
+    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+        raise StoreConfigError(f"path must name a directory, not {path!r}")
+    return MessageStore(Path(os.path.abspath(path)), config or StoreConfig.from_mapping(settings), progress)
+
+
+class MessageStore:
+    """A store that this process is attached to; made by `cystore.open`. Safe for threads.
+
+    A forked child attaches again by itself at first use. Offsets: a *queue offset* counts messages of one (topic, queue id), a
+    *physical offset* is a byte position in the commit log. Times are ms since the epoch. Source: DefaultMessageStore.
+    """
+
+    def __init__(
+        self, path: Path, config: StoreConfig, progress: Callable[[str, int, int], None] | None = None
+    ) -> None:
+        self.path = path
+        self.config = config
+        self._lock = threading.RLock()
+        self._closed = False
+        self._threads: list[ServiceThread] = []
+        self._progress = progress
+        self._parts: Attachment | None = attach(path, config, self._revive, progress)
+        self._started()
+        _open_stores.add(self)
+
+    # ----------------------------------------------------------------------------------------- attachment
+
+    def _attached(self) -> Attachment:
+        """The parts; a forked child gets its own here."""
+        parts = self._parts
+        if parts is not None:
+            return parts
+        with self._lock:
+            if self._closed:
+                raise StoreClosedError("the store is closed", path=self.path)
+            if self._parts is None:
+                self._parts = attach(self.path, self.config, self._revive, self._progress)
+                self._started()
+            return self._parts
+
+    def _revive(self) -> Appender:
+        """For an Appender that was detached: the one of the new attachment."""
+        parts = self._attached()
+        if parts.appender is None:
+            raise StoreNotWritableError("the store is open for reading only", path=self.path)
+        if self._closed:
+            raise StoreClosedError("the store is closed", path=self.path)
+        return parts.appender
+
+    def _started(self) -> None:
+        """Puts the kernel's own methods in front of `put` and `put_many` (a call through Python costs as much as the append
+        itself) and starts the services."""
+        parts = self._parts
+        if parts is None or parts.appender is None:
+            return
+        if type(self).put is MessageStore.put:
+            self.put = parts.appender.put  # type: ignore[method-assign]
+        if type(self).put_many is MessageStore.put_many:
+            self.put_many = parts.appender.put_many  # type: ignore[method-assign]
+        intervals: dict[str, tuple[Callable[[], Progress], float, Callable[[float], None] | None]] = {
+            "flush": (parts.flusher.run_once, self.config.flush_interval_commit_log_ms / 1000, None),
+            "allocate": (parts.allocator.run_once, ALLOCATE_INTERVAL_S, None),
+            "reput": (parts.dispatcher.run_once, WAIT_SLICE_S, self._wait_for_appends),
+        }
+        self._threads = [ServiceThread(name, *intervals[name]) for name in self.config.services]
+
+    def _wait_for_appends(self, timeout_s: float) -> None:
+        control = self._attached().control
+        seen = control.append_seq
+        if control.dispatched >= control.wrote:
+            control.wait_append(seen, int(timeout_s * 1000))
+
+    def _forked(self) -> None:
+        """In a forked child: threads are gone, locks are the parent's. Only closes, never unlocks."""
+        self._lock = threading.RLock()
+        self._threads = []
+        parts, self._parts = self._parts, None
+        self._unbind()
+        if parts is not None:
+            parts.release()
+            # Frames of the parent's threads are never cleared in a child: what they refer to stays.
+            parts.control.release()
+
+    def _unbind(self) -> None:
+        self.__dict__.pop("put", None)
+        self.__dict__.pop("put_many", None)
+
+    @property
+    def closed(self) -> bool:
+        """True after `close`."""
+        return self._closed
+
+    def close(self) -> None:
+        """Detaches. The last process out flushes everything and marks the store clean. Views of bodies stay readable.
+
+        Waits for calls of other threads that are inside the store. Safe to call twice.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            _open_stores.discard(self)
+            parts, self._parts = self._parts, None
+            threads, self._threads = self._threads, []
+        self._unbind()
+        for thread in threads:
+            thread.stop()
+        if parts is None:
+            return
+        if not parts.control.closed and not parts.control.read_only and parts.control.intact:
+            parts.control.wake_append()
+        for thread in threads:
+            thread.join()
+        if parts.appender is not None:
+            parts.appender.detach()
+            while parts.appender.active_calls:
+                _yield_to_other_threads()
+        detach(parts)
+
+    def __enter__(self) -> MessageStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<MessageStore {str(self.path)!r}{' closed' if self._closed else ''}>"
+
+    # ---------------------------------------------------------------------------------------------- write
+
+    def put(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        queue_id: int = 0,
+        keys: Sequence[str] = (),
+        tags: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        flag: int = 0,
+        flush: str | None = None,
+        unique_key: str | None = None,
+    ) -> PutResult:
+        """Appends one message and returns where it is.
+
+        `topic` is 1 to 127 of letters, digits, % | _ and -; `body` any bytes-like object of at most max_message_size_bytes
+        (anything but `bytes` is copied); `keys` are found by `query`, `tags` filters `get`, both together with `properties`
+        take at most 32,767 bytes. ``flush="sync"`` returns only when the message is durable, ``"async"`` at once; the default
+        is the setting flush_disk_type.
+
+        Raises MessageIllegalError, StoreFullError, StoreNotWritableError, PageCacheBusyError, StoreClosedError; with sync flush
+        also FlushFailedError and StoreTimeoutError, whose `results` hold what was appended all the same.
+        """
+        return self._revive().put(
+            topic, body, queue_id=queue_id, keys=keys, tags=tags, properties=properties, flag=flag, flush=flush,
+            unique_key=unique_key,
+        )  # fmt: skip
+
+    def put_many(self, messages: Sequence[Message], *, flush: str | None = None) -> list[PutResult]:
+        """Appends messages in order, with one lock and one flush; all are checked before the first is written.
+
+        All or none of those that share a segment survive a kill. Raises what `put` raises; `results` of an error hold what was
+        appended before it.
+        """
+        return self._revive().put_many(messages, flush=flush)
+
+    def flush(self) -> None:
+        """Makes everything appended so far durable, queues and index too. Raises FlushFailedError."""
+        self._writable().flusher.flush()
+
+    def dispatch(self, *, max_bytes: int | None = None, timeout_s: float | None = None) -> int:
+        """Builds consume queues and index up to the wrote position as it is now; returns how many bytes that took.
+
+        `max_bytes` of log, about, end it earlier; `timeout_s` bounds the wait for whoever else is dispatching (default: none).
+        """
+        parts = self._writable()
+        before = parts.control.dispatched
+        if max_bytes is None and timeout_s is None:
+            parts.dispatcher.run_to_end()
+        else:
+            parts.dispatcher.run_once(
+                max_bytes, timeout_ms=None if timeout_s is None else int(timeout_s * 1000)
+            )
+        return parts.control.dispatched - before
+
+    def set_writable(self, writable: bool) -> None:
+        """Switches writing off (or on again) for every attached process (RunningFlags)."""
+        control = self._writable().control
+        flag = FLAGS["FLAG_NOT_WRITABLE"][0]
+        if writable:
+            control.clear_flag(flag)
+        else:
+            control.set_flag(flag)
+
+    def _writable(self) -> Attachment:
+        parts = self._attached()
+        if parts.appender is None:
+            raise StoreNotWritableError("the store is open for reading only", path=self.path)
+        return parts
+
+    # ----------------------------------------------------------------------------------------------- read
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        max_count: int = 32,
+        *,
+        tags: str | None = None,
+        group: str | None = None,
+        raw: bool = False,
+    ) -> GetResult:
+        """Reads up to `max_count` messages of a queue from `queue_offset` on (DefaultMessageStore.getMessage).
+
+        `tags` keeps only messages with one of the tags of an expression like ``"A || B"``. A read sees everything that was
+        appended before it. ``raw=True`` gives the records in one buffer and an array of their offsets instead of objects.
+        Raises CorruptRecordError when a record it would return is damaged.
+        """
+        return self._attached().reader.get(
+            topic, queue_id, queue_offset, max_count, tags=tags, group=group, raw=raw
+        )
+
+    def query(
+        self, topic: str, key: str, max_count: int = 32, *, begin_ms: int = 0, end_ms: int | None = None
+    ) -> list[Message]:
+        """The newest `max_count` messages of `topic` with `key` among their keys (or as unique key), newest first, whose store
+        timestamp is in [begin_ms, end_ms] (DefaultMessageStore.queryMessage)."""
+        return self._attached().reader.query(topic, key, max_count, begin_ms=begin_ms, end_ms=end_ms)
+
+    def read(self, physical_offset: int) -> Message:
+        """The record at a physical offset. Raises OffsetError where none begins, CorruptRecordError where it is damaged."""
+        return self._attached().commit_log.read(physical_offset)
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """The queue offset for a store timestamp: the lowest with exactly that one; else the nearer of the last earlier and the
+        first later message, the earlier one on a tie; the minimum before all of them, the last message after all."""
+        return self._attached().reader.offset_by_time(topic, queue_id, timestamp_ms)
+
+    def scan(self, begin: int | None = None, end: int | None = None) -> Iterator[Message]:
+        """Messages in physical order, from the record at `begin` to before `end`; reported holes are stepped over. Raises
+        OffsetError, CorruptRecordError."""
+        return self._attached().commit_log.scan(begin, end)
+
+    def wait(self, topic: str, queue_id: int, queue_offset: int, timeout_s: float | None = None) -> bool:
+        """Sleeps until the message at `queue_offset` can be read: True; False after `timeout_s`. Not polling: an append in any
+        process wakes it."""
+        until = None if timeout_s is None else monotonic_s() + timeout_s
+        while True:
+            parts = self._attached()
+            seen = parts.control.append_seq
+            parts.reader.help_dispatch()
+            slot = parts.control.find_queue(_topic_text(topic), queue_id)
+            if slot >= 0 and parts.control.queue_dispatched(slot) > queue_offset:
+                return True
+            left_s = WAIT_SLICE_S if until is None else min(WAIT_SLICE_S, until - monotonic_s())
+            if left_s <= 0:
+                return False
+            parts.control.wait_append(seen, max(1, int(left_s * 1000)))
+
+    @property
+    def wrote_position(self) -> int:
+        """The physical offset behind the last record (or blank): where the next append begins."""
+        return self._attached().control.wrote
+
+    def catch_up(self) -> int:
+        """Helps to dispatch, as every read does, and returns the dispatched position: `get` and `query` see all below it.
+
+        Behind a dispatcher that stands still that is less than the wrote position.
+        """
+        parts = self._attached()
+        parts.reader.help_dispatch()
+        return parts.control.dispatched
+
+    def wait_log(self, physical_offset: int, timeout_s: float | None = None) -> bool:
+        """Sleeps until the wrote position is beyond `physical_offset`: True; False after `timeout_s`.
+
+        With the wrote position of an earlier look no append can be missed: one that came since makes it return at once. The
+        records are there for `scan`, dispatched or not.
+        """
+        until = None if timeout_s is None else monotonic_s() + timeout_s
+        while True:
+            control = self._attached().control
+            seen = control.append_seq
+            if control.wrote > physical_offset:
+                return True
+            left_s = WAIT_SLICE_S if until is None else min(WAIT_SLICE_S, until - monotonic_s())
+            if left_s <= 0:
+                return False
+            control.wait_append(seen, max(1, int(left_s * 1000)))
+
+    def topics(self) -> dict[str, dict[int, QueueRange]]:
+        """Topics with their queues and the queue offsets that can be read."""
+        parts = self._attached()
+        parts.reader.help_dispatch()
+        found: dict[str, dict[int, QueueRange]] = {}
+        for slot in range(parts.control.queue_count):
+            topic, queue_id, _, dispatched, minimum = parts.control.queue(slot)
+            found.setdefault(topic, {})[queue_id] = QueueRange(minimum, dispatched)
+        return {topic: dict(sorted(queues.items())) for topic, queues in sorted(found.items())}
+
+    def stats(self) -> dict[str, Any]:
+        """Positions, counters since the first attach, and put latency buckets (StoreStatsService)."""
+        parts = self._attached()
+        return {
+            **store_stats(parts.control),
+            **parts.reader.counters(),
+            "holes": parts.commit_log.holes.ranges(),
+        }
+
+    @property
+    def recovery(self) -> Any:
+        """The RecoveryReport of this attachment, None when others had the store open already."""
+        recovered = self._attached().recovered
+        return None if recovered is None else recovered.report
+
+
+def _topic_text(topic: object) -> str:
+    if not isinstance(topic, str):
+        raise MessageIllegalError(f"topic: must be text, not {type(topic).__name__}")
+    return topic
+
+
+def _yield_to_other_threads() -> None:
+    """Lets threads that are inside a put finish; each leaves within its own bounded wait."""
+    threading.Event().wait(0.001)
+
+
+def _forked() -> None:
+    for store in list(_open_stores):
+        store._forked()
+
+
+def close_all() -> None:
+    """Closes every open store of this process; registered to run at exit."""
+    for store in list(_open_stores):
+        store.close()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,257 @@
+"""Goal: whoever waits is woken by the append, and no wake-up is ever lost. Method: real appends from other processes and
+threads, with every periodic second look taken away: then a lost wake-up is a thread that waits for ever."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from celery import states
+from celery.exceptions import TimeoutError as ResultTimeoutError
+from celery.result import AsyncResult, ResultSet
+
+import cystore.store
+from cystore.celery.backend import CystoreBackend
+from tests.process import Process
+
+HANGS_AFTER_S = 60
+NEVER_S = 3600.0
+
+BEGIN = """
+from celery import Celery
+app = Celery("writer", broker="memory://", backend=url)
+app.backend.store.wrote_position
+"""
+
+
+@contextmanager
+def writer_of(url: str) -> Iterator[Process]:
+    """A process with an app of its own on the same store, open."""
+    with Process() as writer:
+        writer.do(BEGIN, url=url)
+        yield writer
+
+
+def write(writer: Process, task_id: str, state: str = states.SUCCESS) -> None:
+    """Has a result stored, at some time from now on."""
+    result = "ValueError(task_id)" if state == states.FAILURE else "task_id"
+    writer.send(f"app.backend.store_result(task_id, {result}, state); None", task_id=task_id, state=state)
+
+
+@pytest.fixture
+def no_second_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits end by an append alone: the store's slices and Celery's interval are an hour."""
+    monkeypatch.setattr(cystore.store, "WAIT_SLICE_S", NEVER_S)
+
+
+@pytest.fixture
+def backend(make_backend: Callable[..., CystoreBackend], no_second_looks: None) -> CystoreBackend:
+    backend = make_backend()
+    drain = backend.result_consumer.drain_events
+    backend.result_consumer.drain_events = lambda timeout=None: drain(NEVER_S)
+    return backend
+
+
+class Waiter(threading.Thread):
+    """A thread that calls something which waits; `answer` is what that gave or raised."""
+
+    def __init__(self, wait: Callable[[], object]) -> None:
+        super().__init__(daemon=True)
+        self._wait = wait
+        self.answer: object = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.answer = self._wait()
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            self.answer = error
+
+    def finish(self) -> object:
+        self.join(HANGS_AFTER_S)
+        assert not self.is_alive(), "a wake-up was lost"
+        return self.answer
+
+
+def test_get_is_woken_by_another_process(backend, url):
+    with writer_of(url) as writer:
+        for number in range(200):
+            task_id = f"t{number}"
+            waiter = Waiter(AsyncResult(task_id, backend=backend).get)
+            if number % 2:
+                backend.store.put("noise", b"x" * 3000)
+            write(writer, task_id, states.STARTED)
+            write(writer, task_id)
+            assert waiter.finish() == task_id
+
+
+def test_a_failure_wakes_too(backend, url):
+    with writer_of(url) as writer:
+        waiter = Waiter(AsyncResult("t", backend=backend).get)
+        write(writer, "t", states.FAILURE)
+        error = waiter.finish()
+    assert isinstance(error, ValueError)
+    assert error.args == ("t",)
+
+
+def test_threads_that_share_a_backend(backend, url, rng: random.Random):
+    """Whichever thread reads on delivers for all; those it delivered to must notice although nothing is appended any more."""
+    threads, rounds = 8, 40
+    ids = [[f"{thread}-{number}" for number in range(rounds)] for thread in range(threads)]
+
+    def get_all(mine: list[str]) -> list[object]:
+        return [AsyncResult(task_id, backend=backend).get() for task_id in mine]
+
+    with writer_of(url) as writer:
+        waiters = [Waiter(lambda mine=mine: get_all(mine)) for mine in ids]
+        everything = [task_id for mine in ids for task_id in mine]
+        rng.shuffle(everything)
+        for task_id in everything:
+            write(writer, task_id)
+        assert [waiter.finish() for waiter in waiters] == ids
+
+
+def test_a_set_of_results_arrives_as_it_gets_ready(backend, url, rng: random.Random):
+    ids = [f"t{number}" for number in range(300)]
+    results = ResultSet(
+        [AsyncResult(task_id, backend=backend, app=backend.app) for task_id in ids], app=backend.app
+    )
+    for task_id in ids[:50]:
+        backend.store_result(task_id, task_id, states.SUCCESS)
+    with writer_of(url) as writer:
+        waiter = Waiter(lambda: [task_id for task_id, _ in results.iter_native()])
+        order = ids[50:]
+        rng.shuffle(order)
+        for task_id in order:
+            write(writer, task_id)
+        assert sorted(waiter.finish()) == sorted(ids)
+    assert results.join_native() == ids
+
+
+def test_a_wait_for_many(backend, url):
+    backend.store_result("ready", 1, states.SUCCESS)
+    with writer_of(url) as writer:
+        waiter = Waiter(lambda: [task_id for task_id, _ in backend.get_many(["ready", "later"])])
+        write(writer, "later")
+        assert waiter.finish() == ["ready", "later"]
+
+
+def test_callbacks_may_wait_themselves(backend, url):
+    """A callback runs in the thread that reads, in the middle of delivering."""
+    got = []
+    first = AsyncResult("first", backend=backend)
+    first.then(lambda result: got.append(AsyncResult("second", backend=backend).get()))
+    with writer_of(url) as writer:
+        waiter = Waiter(first.get)
+        write(writer, "first")
+        write(writer, "second")
+        assert waiter.finish() == "first"
+    assert got == ["second"]
+
+
+def test_a_stopped_dispatcher_holds_no_result_up(backend, url, tmp_path):
+    """Queries see nothing new behind it; the log does."""
+    backend.store_result("before", 1, states.SUCCESS)
+    assert backend.get_result("before") == 1
+    with writer_of(url) as writer, Process() as dispatcher:
+        dispatcher.do("import cystore; store = cystore.open(path)", path=str(tmp_path / "store"))
+        dispatcher.do("store._attached().control.lock('dispatch')")
+        dispatcher.stop()
+        write(writer, "behind")
+        writer.answer()
+        assert Waiter(AsyncResult("behind", backend=backend).get).finish() == "behind"
+        waiter = Waiter(AsyncResult("later", backend=backend).get)
+        write(writer, "later")
+        assert waiter.finish() == "later"
+
+
+def test_a_busy_store_fails_no_task(backend, url, tmp_path):
+    """Storing a result outlasts a process that stands still inside an append for longer than RocketMQ would wait."""
+    with Process() as appender:
+        appender.do("import cystore; store = cystore.open(path)", path=str(tmp_path / "store"))
+        backend.store_result("before", 1, states.SUCCESS)
+        appender.do("control = store._attached().control; control.lock('append')")
+        waiter = Waiter(lambda: backend.store_result("t", 1, states.SUCCESS))
+        waiter.join(2 * cystore.StoreConfig().os_page_cache_busy_timeout_ms / 1000)
+        assert waiter.is_alive()
+        appender.do("control.unlock('append')")
+        assert waiter.finish() == 1
+    assert backend.get_result("t") == 1
+
+
+def test_much_log_passed_while_nobody_waited(backend):
+    pending = AsyncResult("t", backend=backend)
+    with pytest.raises(ResultTimeoutError):
+        pending.get(timeout=0)
+    for _ in range(50):
+        backend.store.put("noise", b"x" * 100_000)
+    backend.store_result("t", 1, states.SUCCESS)
+    assert pending.get(timeout=0) == 1
+
+
+def test_timeouts(make_backend):
+    backend = make_backend()
+    with pytest.raises(ResultTimeoutError):
+        AsyncResult("never", backend=backend).get(timeout=0)
+    with pytest.raises(ResultTimeoutError):
+        AsyncResult("never", backend=backend).get(timeout=0.2)
+    backend.store_result("there", 1, states.SUCCESS)
+    assert AsyncResult("there", backend=backend).get(timeout=0) == 1
+
+
+def test_a_result_that_cannot_be_read_is_an_error_not_a_hang(make_backend, no_second_looks):
+    """Each time: what was read when it failed is read again."""
+    writer = make_backend(result_serializer="pickle", accept_content=["pickle"])
+    reader = make_backend(accept_content=["json"])
+    reader.store_result("readable", 1, states.SUCCESS)
+    assert AsyncResult("readable", backend=reader).get(timeout=0) == 1
+    writer.store_result("unreadable", 1, states.SUCCESS)
+    pending = AsyncResult("unreadable", backend=reader)
+    for _ in range(2):
+        assert type(Waiter(pending.get).finish()).__name__ == "ContentDisallowed"
+
+
+def test_a_thread_notices_what_another_one_delivered_to_it(backend):
+    """Between its look whether the result is there and its sleep, another thread read on, and nothing comes after that."""
+    mine, other = AsyncResult("mine", backend=backend), AsyncResult("other", backend=backend)
+    backend.add_pending_result(mine)
+    backend.result_consumer.on_wait_for_pending(mine)
+    assert not mine.on_ready.ready
+    waiter = Waiter(other.get)
+    backend.store_result("mine", 1, states.SUCCESS)
+    backend.store_result("other", 2, states.SUCCESS)
+    assert waiter.finish() == 2
+    assert mine.on_ready.ready
+    rescue = threading.Timer(HANGS_AFTER_S, lambda: backend.store.put("noise", b"too late"))
+    rescue.start()
+    backend.result_consumer.drain_events()
+    rescue.cancel()
+    assert "noise" not in backend.store.topics(), "slept on"
+
+
+def test_waiting_is_no_polling(make_backend):
+    """While nothing is appended a waiting thread sleeps in the store, and reads nothing."""
+    backend = make_backend()
+    pending = AsyncResult("t", backend=backend)
+    backend.add_pending_result(pending)
+    backend.result_consumer.on_wait_for_pending(pending)
+    before = backend.store.stats()["queries"]
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            backend.result_consumer.drain_events(timeout=0.3)
+    assert backend.store.stats()["queries"] == before
+    backend.store_result("t", 1, states.SUCCESS)
+    backend.result_consumer.drain_events(timeout=NEVER_S)
+    assert pending.result == 1
+
+
+def test_a_result_nobody_waits_for_any_more(backend):
+    pending = AsyncResult("t", backend=backend)
+    backend.add_pending_result(pending)
+    assert "t" in backend.result_consumer._awaited
+    backend.remove_pending_result(pending)
+    assert not backend.result_consumer._awaited
+    assert not backend.result_consumer._new

@@ -1,0 +1,195 @@
+"""Goal: `cystore dump` writes every message once, in order, with all fields, and changes nothing. Method: the command on stores
+in every state, compared with what the library wrote."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+
+import pytest
+
+import cystore
+from tests.cli import stores
+from tests.cli.command import golden_settings
+
+FIELDS = [
+    *(
+        "topic",
+        "queue_id",
+        "queue_offset",
+        "physical_offset",
+        "size_bytes",
+        "body",
+        "keys",
+        "tags",
+        "properties",
+    ),
+    *("flag", "sys_flag", "born_timestamp_ms", "store_timestamp_ms", "born_host", "store_host"),
+    *("reconsume_times", "prepared_transaction_offset", "body_crc"),
+]
+
+
+def place(row):
+    return row["topic"], row["queue_id"], row["queue_offset"]
+
+
+def test_all_fields_in_order(command, store_path):
+    puts = stores.write(store_path, 200)
+    rows = command.json_lines("dump", store_path)
+    assert [list(row) for row in rows] == [FIELDS] * 200
+    assert [place(row) for row in rows] == sorted(place(row) for row in rows)
+    by_offset = {row["physical_offset"]: row for row in rows}
+    for message, put in zip(stores.messages(200), puts, strict=True):
+        row = by_offset[put.physical_offset]
+        assert (row["topic"], row["queue_id"], row["queue_offset"]) == (
+            message.topic,
+            message.queue_id,
+            put.queue_offset,
+        )
+        assert base64.b64decode(row["body"]) == message.body
+        assert row["size_bytes"] == put.size_bytes
+        assert row["store_timestamp_ms"] == put.store_timestamp_ms
+        assert (row["keys"], row["tags"], row["flag"]) == (list(message.keys), message.tags, message.flag)
+        assert row["properties"]["number"] == message.properties["number"]
+        assert row["properties"]["KEYS"] == " ".join(message.keys)
+    with cystore.open(store_path, read_only=True) as store:
+        stored = store.read(puts[7].physical_offset)
+        row = by_offset[puts[7].physical_offset]
+        for name in FIELDS[5:]:
+            value = getattr(stored, name)
+            if name == "body":
+                assert base64.b64decode(row[name]) == value
+            elif name == "keys":
+                assert tuple(row[name]) == value
+            else:
+                assert row[name] == value, name
+
+
+def test_filters(command, store_path):
+    stores.write(store_path, 200)
+    everything = command.json_lines("dump", store_path)
+    assert command.json_lines("dump", store_path, "--topic", "beta") == [
+        r for r in everything if r["topic"] == "beta"
+    ]
+    one = [r for r in everything if (r["topic"], r["queue_id"]) == ("beta", 1)]
+    assert command.json_lines("dump", store_path, "--topic", "beta", "--queue", 1) == one
+    assert (
+        command.json_lines("dump", store_path, "--topic", "beta", "--queue", 1, "--from", 10, "--count", 5)
+        == one[10:15]
+    )
+    assert command.json_lines("dump", store_path, "--topic", "beta", "--queue", 1, "--from", len(one)) == []
+    late = [r for r in everything if r["queue_offset"] >= 40]
+    assert command.json_lines("dump", store_path, "--from", 40) == late
+    assert command.json_lines("dump", store_path, "--count", 60) == everything[:60]
+
+
+@pytest.mark.parametrize("asked", [("--topic", "gamma"), ("--topic", "beta", "--queue", 9)])
+def test_a_queue_that_is_not_there(command, store_path, asked):
+    stores.write(store_path, 4)
+    done = command.run("dump", store_path, *asked, "--json")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("cystore: there is no queue ")
+
+
+def test_a_queue_without_its_topic_is_wrong_usage(command, store_path):
+    done = command.run("dump", store_path, "--queue", 1)
+    assert done.returncode == 2
+    assert "--queue needs --topic" in done.stderr
+
+
+def test_lines_for_people(command, store_path):
+    with cystore.open(store_path, **stores.SMALL) as store:
+        store.put("notes", "Grüße\n\x1b[2J".encode() + b"x" * 200, keys=("k1", "k2"), tags="t")
+    (line,) = command.ok("dump", store_path).splitlines()
+    assert line.startswith("notes/0@0  20")
+    assert "tag t  keys k1,k2  Grüße\\n\\x1b[2Jxxx" in line
+    assert line.endswith("x...")
+
+
+def test_a_store_that_nobody_recovered_stays_as_it_is(command, store_path):
+    stores.write(store_path, 50)
+    stores.write_and_crash(store_path, 30, start=50)
+    before = stores.snapshot(store_path)
+    rows = command.json_lines("dump", store_path)
+    assert sorted(int(r["properties"]["number"]) for r in rows) == list(range(80))
+    assert stores.snapshot(store_path) == before
+    assert command.json_lines("dump", store_path) == rows
+
+
+def test_a_store_in_use_shows_what_is_not_dispatched_yet(command, store_path):
+    with cystore.open(store_path, services=(), **stores.SMALL) as store:
+        store.put_many(stores.messages(20))
+        rows = command.json_lines("dump", store_path)
+        store.put_many(stores.messages(20, 20))
+        more = command.json_lines("dump", store_path)
+    assert sorted(int(r["properties"]["number"]) for r in rows) == list(range(20))
+    assert sorted(int(r["properties"]["number"]) for r in more) == list(range(40))
+
+
+def test_an_empty_store(command, store_path):
+    stores.write(store_path, 0)
+    assert command.json_lines("dump", store_path) == []
+
+
+@pytest.mark.parametrize("name", ["a_clean", "b_crash", "k_edge"])  # tests/golden dumps them all
+def test_golden_stores_are_dumped_as_rocketmq_reads_them(command, unpack_golden, name):
+    golden = unpack_golden(name)
+    rows = command.json_lines(
+        "dump", golden.store, *golden_settings(golden), "--set", "damaged_range=truncate"
+    )
+    wanted = {(m["topic"], m["queueId"], m["queueOffset"]): m for m in golden.rows_of("msg")}
+    assert [place(r) for r in rows] == sorted(wanted)
+    for row in rows:
+        theirs = wanted[place(row)]
+        assert row["body"] == theirs["bodyB64"]
+        assert row["properties"] == theirs["properties"]
+        assert (row["physical_offset"], row["size_bytes"]) == (theirs["physicalOffset"], theirs["storeSize"])
+        assert (row["body_crc"], row["tags"]) == (theirs["bodyCRC"], theirs["tags"])
+
+
+def test_a_damaged_record_is_reported_and_stepped_over(command, store_path):
+    with cystore.open(store_path, **stores.SMALL) as store:
+        puts = store.put_many(stores.messages(40))
+        store.dispatch()
+        stores.damage(store_path, puts[10].physical_offset + 100)
+        done = command.run("dump", store_path, "--json")
+    numbers = sorted(int(json.loads(line)["properties"]["number"]) for line in done.stdout.splitlines())
+    assert numbers == [n for n in range(40) if n != 10]
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "alpha/1@" in line
+    assert str(store_path / "commitlog") in line
+    assert f"[offset {puts[10].physical_offset}]" in line
+
+
+PEAK = """
+import os, sys, tracemalloc
+tracemalloc.start()
+from cystore.cli import main
+sys.stdout = open(os.devnull, "w")
+tracemalloc.reset_peak()
+status = main(sys.argv[1:])
+print(status, tracemalloc.get_traced_memory()[1], file=sys.stderr)
+"""
+
+
+def test_memory_does_not_grow_with_the_store(command, tmp_path):
+    """Peak of what Python allocates, at the same batch size, for four times as many messages."""
+    peaks = []
+    for count in (2_000, 8_000):
+        path = tmp_path / f"store{count}"
+        with cystore.open(path, **stores.SMALL) as store:
+            for start in range(0, count, 1_000):
+                store.put_many(
+                    [cystore.Message(topic="big", body=b"x" * 1_000) for _ in range(start, start + 1_000)]
+                )
+        done = subprocess.run(
+            [sys.executable, "-c", PEAK, "dump", str(path), "--json"],
+            env=command.environment, capture_output=True, text=True, timeout=120, check=True,
+        )  # fmt: skip
+        status, peak = map(int, done.stderr.split())
+        assert status == 0
+        peaks.append(peak)
+    assert peaks[1] < 1.5 * peaks[0] + 1_000_000, peaks

@@ -1,0 +1,135 @@
+"""Goal: `cystore tail` shows the newest messages in the order of appending, and misses none that comes. Method: the command
+follows what this process appends; each line is awaited, no time is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+
+import pytest
+
+import cystore
+from tests.cli import stores
+
+
+def number(line):
+    return int(json.loads(line)["properties"]["number"])
+
+
+def put(store, start, count=1):
+    store.put_many(stores.messages(count, start))
+
+
+@contextlib.contextmanager
+def following(command, *arguments):
+    """The command with -f --json; it must end by Ctrl-C with 130 and without a word."""
+    with command.start("tail", *arguments, "-f", "--json") as process:
+        yield process
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        assert process.stdout.read() == b""
+        assert process.stderr.read() == b""
+
+
+def test_the_newest_in_the_order_of_appending(command, store_path):
+    stores.write(store_path, 100)
+    even = list(range(0, 100, 2))
+    assert [int(r["properties"]["number"]) for r in command.json_lines("tail", store_path, "alpha")] == even[
+        -10:
+    ]
+    rows = command.json_lines("tail", store_path, "alpha", "-n", 100)
+    assert [int(r["properties"]["number"]) for r in rows] == even
+    rows = command.json_lines("tail", store_path, "alpha", "-n", 3, "--queue", 1)
+    assert [int(r["properties"]["number"]) for r in rows] == [90, 94, 98]
+    assert command.json_lines("tail", store_path, "alpha", "-n", 0) == []
+
+
+def test_what_is_not_dispatched_counts_too(command, store_path):
+    with cystore.open(store_path, services=(), **stores.SMALL) as store:
+        put(store, 0, 20)
+        store.dispatch()
+        put(store, 20, 20)
+        rows = command.json_lines("tail", store_path, "beta", "-n", 15)
+    assert [int(r["properties"]["number"]) for r in rows] == list(range(11, 40, 2))
+
+
+def test_lines_for_people(command, store_path):
+    stores.write(store_path, 3)
+    first, second = command.ok("tail", store_path, "alpha").splitlines()
+    assert first.startswith("alpha/0@0  ")
+    assert second.startswith("alpha/1@0  ")
+
+
+@pytest.mark.parametrize("asked", [("gamma",), ("alpha", "--queue", 7)])
+def test_nothing_there(command, store_path, asked):
+    stores.write(store_path, 3)
+    done = command.run("tail", store_path, *asked)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "there is no message of topic" in done.stderr
+
+
+def test_follows_a_store_in_use(command, store_path):
+    with cystore.open(store_path, **stores.SMALL) as store:
+        put(store, 0, 4)
+        with following(command, store_path, "alpha", "-n", 1) as process:
+            assert number(process.stdout.readline()) == 2
+            for start in range(4, 40, 4):
+                put(store, start, 4)
+                assert [number(process.stdout.readline()) for _ in range(2)] == [start, start + 2]
+            store.put("alpha", b"in a new queue", queue_id=17, properties={"number": "1000"})
+            assert number(process.stdout.readline()) == 1000
+
+
+def test_follows_without_anybody_who_dispatches(command, store_path):
+    with cystore.open(store_path, services=(), **stores.SMALL) as store:
+        put(store, 0)
+        with following(command, store_path, "alpha") as process:
+            assert number(process.stdout.readline()) == 0
+            put(store, 2)
+            assert number(process.stdout.readline()) == 2
+
+
+def test_a_topic_that_does_not_exist_yet(command, store_path):
+    with cystore.open(store_path, **stores.SMALL) as store, following(command, store_path, "new") as process:
+        store.put("old", b"")
+        store.put("new", b"", properties={"number": "7"})
+        assert number(process.stdout.readline()) == 7
+
+
+def test_waits_for_a_store_that_nobody_has_open(command, store_path):
+    stores.write(store_path, 4)
+    with following(command, store_path, "alpha") as process:
+        assert [number(process.stdout.readline()) for _ in range(2)] == [0, 2]
+        with cystore.open(store_path) as store:
+            put(store, 4)
+            assert number(process.stdout.readline()) == 4
+            put(store, 6)
+            assert number(process.stdout.readline()) == 6
+        with cystore.open(store_path) as store:
+            put(store, 8)
+            assert number(process.stdout.readline()) == 8
+
+
+def test_looking_at_a_closed_store_changes_nothing(command, store_path):
+    stores.write(store_path, 4)
+    before = stores.snapshot(store_path)
+    with following(command, store_path, "alpha") as process:
+        assert [number(process.stdout.readline()) for _ in range(2)] == [0, 2]
+    assert stores.snapshot(store_path) == before
+
+
+def test_prepared_and_rolled_back_messages_are_not_shown(command, store_path):
+    with cystore.open(store_path, services=(), **stores.SMALL) as store:
+        for sys_flag in (4, 12, 8, 0):
+            store.put_many([cystore.Message(topic="t", body=b"", sys_flag=sys_flag)])
+        assert [r["sys_flag"] for r in command.json_lines("tail", store_path, "t")] == [8, 0]
+
+
+def test_the_store_is_removed_meanwhile(command, store_path):
+    stores.write(store_path, 1)
+    with command.start("tail", store_path, "alpha", "-f", "--json") as process:
+        assert number(process.stdout.readline()) == 0
+        store_path.rename(store_path.with_name("elsewhere"))
+        assert process.wait(60) == 2
+        assert b"the store was removed" in process.stderr.read()

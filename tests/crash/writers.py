@@ -1,0 +1,48 @@
+"""Processes that write until they are killed, and note outside the store what was acknowledged to them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.process import Process
+from tests.small import SETTINGS
+
+# `work(n)` puts n times: one by one and in batches, to queues that all share and to new ones; `sync` tells how durable.
+WRITER = """
+import cystore, os, random
+store = cystore.open(path, **settings)
+rng = random.Random(seed)
+out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+def acknowledge(topic, queue_id, r, key):
+    os.write(out, f"{topic} {queue_id} {r.queue_offset} {key}\\n".encode())
+def work(count, flush="async"):
+    for n in range(count):
+        topic = f"T{rng.randrange(50)}" if n % 10 == 0 else "shared"
+        if n % 4 == 0:
+            batch = [cystore.Message(topic=topic, body=b"b" * rng.randrange(200), queue_id=q % 2, keys=(f"{seed}.{n}.{q}",))
+                     for q in range(3)]
+            for q, r in enumerate(store.put_many(batch, flush=flush)):
+                acknowledge(topic, q % 2, r, f"{seed}.{n}.{q}")
+        else:
+            key = f"{seed}.{n}"
+            r = store.put(topic, b"x" * rng.randrange(300), queue_id=n % 2, keys=(key,), flush=flush)
+            acknowledge(topic, n % 2, r, key)
+        if n % 9 == 0:
+            store.dispatch()
+"""
+
+
+def start(process: Process, path: Path, log: Path, seed: int, settings: dict[str, Any] = SETTINGS) -> None:
+    """Opens the store in the process and defines `work`."""
+    process.do(WRITER, path=str(path), settings=settings, seed=seed, log=str(log))
+
+
+def arm(process: Process, failpoint: str) -> None:
+    """From now on the process is killed (or stopped) at this place."""
+    process.do("os.environ['CYSTORE_FAILPOINT'] = failpoint", failpoint=failpoint)
+
+
+def acknowledged(log: Path) -> list[list[str]]:
+    """What was acknowledged: topic, queue id, queue offset, key."""
+    return [line.split() for line in log.read_text().splitlines()] if log.exists() else []

@@ -1,0 +1,123 @@
+"""Goal: a forked child neither harms its parent's store nor needs to know that it was forked. Method: fork in a fresh process,
+look at both sides and ask a third process."""
+
+from __future__ import annotations
+
+from tests.isolated import fresh
+
+
+def both_append(path: str) -> list:
+    """Parent and forked child put in turn through the same object; both see all four, in one order."""
+    import os
+
+    import cystore
+
+    store = cystore.open(path, mapped_file_size_commit_log_bytes=1 << 20)
+    store.put("T", b"parent 1")
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            store.put("T", b"child 1")
+            store.put("T", b"child 2")
+            store.close()
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    store.put("T", b"parent 2")
+    bodies = [bytes(message.body).decode() for message in store.get("T", 0, 0, 32).messages]
+    store.close()
+    return [os.waitstatus_to_exitcode(status), bodies]
+
+
+def test_a_child_attaches_again_at_first_use(tmp_path):
+    code, bodies = fresh.run(both_append, str(tmp_path / "store"))
+    assert code == 0
+    assert bodies == ["parent 1", "child 1", "child 2", "parent 2"]
+
+
+def child_ends(path: str, way: str) -> list:
+    """A child that never uses the store ends; then a third process asks for the store alone, while the parent holds it."""
+    import os
+    import subprocess
+    import sys
+
+    import cystore
+
+    store = cystore.open(path, mapped_file_size_commit_log_bytes=1 << 20)
+    store.put("T", b"1")
+    pid = os.fork()
+    if pid == 0:
+        if way == "close":
+            store.close()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    ask = (
+        "import cystore, sys\n"
+        "try: cystore.open(sys.argv[1], exclusive=True).close()\n"
+        "except cystore.StoreLockedError: print('locked')\n"
+        "else: print('free')"
+    )
+
+    def third() -> str:
+        done = subprocess.run([sys.executable, "-c", ask, path], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    while_open = third()
+    store.put("T", b"2")
+    count = len(store.get("T", 0, 0).messages)
+    store.close()
+    return [while_open, count, third()]
+
+
+def test_a_child_that_just_ends_does_not_unlock_the_parent(tmp_path):
+    assert fresh.run(child_ends, str(tmp_path / "store"), "exit") == ["locked", 2, "free"]
+
+
+def test_a_child_that_closes_does_not_unlock_the_parent(tmp_path):
+    assert fresh.run(child_ends, str(tmp_path / "store"), "close") == ["locked", 2, "free"]
+
+
+def descriptors_in_child(path: str) -> list:
+    """Descriptors on the store's files that a child has before and after it first uses the store, and after an exec."""
+    import os
+    import subprocess
+
+    import cystore
+
+    def on_store() -> int:
+        count = 0
+        for name in os.listdir("/proc/self/fd"):
+            try:
+                count += os.readlink(f"/proc/self/fd/{name}").startswith(path)
+            except FileNotFoundError:  # the listing's own
+                continue
+        return count
+
+    store = cystore.open(path, mapped_file_size_commit_log_bytes=1 << 20)
+    store.put("T", b"1")
+    in_parent = on_store()
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        before = on_store()
+        store.put("T", b"2")
+        os.write(writing, f"{before} {on_store()}".encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    before, used = map(int, os.read(reading, 100).split())
+    listing = subprocess.run(
+        ["ls", "-l", "/proc/self/fd"], capture_output=True, text=True, check=True, close_fds=False
+    )
+    store.close()
+    return [in_parent, before, used, listing.stdout.count(path), on_store()]
+
+
+def test_a_child_closes_what_it_inherited(tmp_path):
+    in_parent, before, used, after_exec, at_end = fresh.run(descriptors_in_child, str(tmp_path / "store"))
+    assert in_parent > 0
+    assert before == 0
+    assert 0 < used <= in_parent
+    assert after_exec == 0
+    assert at_end == 0

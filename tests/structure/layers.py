@@ -1,0 +1,68 @@
+"""The layers, once: a module may import modules of lower layers, and modules of its own layer that do not lead back to it.
+
+A new module is entered here; `test_layers.py` fails for one that is not.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+# From the bottom up. A pattern with * covers a package's modules.
+LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (
+        "L0 settings, errors and the layout of bytes",
+        ("cystore.layout", "cystore.errors", "cystore.config", "cystore.result"),
+    ),
+    ("L1 kernels", ("cystore._native", "cystore._native.*")),
+    (
+        "L2 the operating system",
+        ("cystore.clock", "cystore.files", "cystore.host", "cystore.segments", "cystore.locks"),
+    ),
+    (
+        "L3 the store's parts",
+        (
+            "cystore.commit_log",
+            "cystore.consume_queue",
+            "cystore.consume_queue_ext",
+            "cystore.index",
+            "cystore.checkpoint",
+            "cystore.offsets",
+            "cystore.holes",
+            "cystore.stats",
+        ),
+    ),
+    (
+        "L4 services, recovery and what composes them",
+        (
+            "cystore.services",
+            "cystore.services.*",
+            "cystore.recovery*",
+            "cystore.reader",
+            "cystore.append_policy",
+            "cystore.attach",
+        ),
+    ),
+    ("L5 the store", ("cystore.store", "cystore")),
+    (
+        "L6 what users plug in",
+        ("cystore.cli*", "cystore.celery*", "cystore.spark*", "cystore.arrow", "cystore.__main__"),
+    ),
+    ("L7 the ready-made app", ("celery_app*",)),
+)
+
+# Modules that only import once their extra is there: module pattern, the package it needs.
+NEEDS_EXTRA: tuple[tuple[str, str], ...] = (
+    ("cystore.celery*", "celery"),
+    ("celery_app*", "celery"),
+    ("cystore.spark*", "pyspark"),
+    ("cystore.arrow", "pyarrow"),
+)
+
+
+def layer_of(module: str) -> int | None:
+    """The number of the module's layer, an exact name before a pattern; None for a module that is in no layer."""
+    for matches in (lambda pattern: pattern == module, lambda pattern: fnmatchcase(module, pattern)):
+        for number, (_, patterns) in enumerate(LAYERS):
+            if any(matches(pattern) for pattern in patterns):
+                return number
+    return None

@@ -1,0 +1,56 @@
+"""Goal: what is generated is fresh, and what describes the kernels is true. Method: run the generators and stubtest."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.structure.sources import ROOT, files, module_of, name_of
+
+KERNELS = files(".pyx", under="cystore/_native")
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, text=True, capture_output=True, timeout=300, check=False
+    )
+
+
+def test_what_layout_generates_is_fresh():
+    done = _run("cystore/layout.py", "--check")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_stale_file_is_seen(tmp_path):
+    """The check itself: a copy of the sources with one changed byte does not pass."""
+    native = tmp_path / "cystore" / "_native"
+    native.mkdir(parents=True)
+    (tmp_path / "cystore" / "layout.py").write_text((ROOT / "cystore/layout.py").read_text())
+    for name in ("layout.h", "layout.pxd"):
+        (native / name).write_text((ROOT / "cystore/_native" / name).read_text())
+    (native / "layout.h").write_text((native / "layout.h").read_text().replace("0", "1", 1))
+    done = _run(str(tmp_path / "cystore/layout.py"), "--check")
+    assert done.returncode == 1
+    assert "layout.h is stale" in done.stderr
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=name_of)
+def test_every_kernel_has_a_stub(kernel):
+    assert kernel.with_suffix(".pyi").exists()
+
+
+def test_stubs_match_the_built_modules():
+    allowed = (
+        "--allowlist",
+        "tests/structure/stubtest.txt",
+        "--ignore-unused-allowlist",
+        "--ignore-disjoint-bases",
+    )
+    done = _run("-m", "mypy.stubtest", *(module_of(path) for path in KERNELS), *allowed)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_package_says_that_it_is_typed():
+    assert (ROOT / "cystore" / "py.typed").exists()

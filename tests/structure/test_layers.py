@@ -1,0 +1,128 @@
+"""Goal: imports only point down. Method: read every import and cimport of every module, and import each in a fresh process."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from fnmatch import fnmatchcase
+from graphlib import CycleError, TopologicalSorter
+
+import pytest
+
+from tests.structure import layers
+from tests.structure.sources import ROOT, Import, files, imports, module_of
+
+PACKAGES = ("cystore", "celery_app")
+SOURCES = files(".py", ".pyx", ".pxd", under=PACKAGES)
+MODULES = sorted({module_of(path) for path in SOURCES})
+IMPORTS = sorted({found for path in SOURCES for found in imports(path, MODULES)})
+OURS = [found for found in IMPORTS if found.imported.split(".")[0] in PACKAGES]
+# What `import cystore` must not bring along: the extras' packages.
+HEAVY = ("celery", "kombu", "redis", "pyspark", "pyarrow", "rich", "hypothesis", "crc32c", "Cython")
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_has_a_layer(module):
+    assert layers.layer_of(module) is not None, f"enter {module} into tests/structure/layers.py"
+
+
+def _points_up(found: Import) -> bool:
+    upper, lower = layers.layer_of(found.importer), layers.layer_of(found.imported)
+    return upper is not None and lower is not None and lower > upper and not found.typing_only
+
+
+def test_imports_only_point_down():
+    wrong = [
+        f"{i.importer}:{i.line} imports {i.imported}, which is in a higher layer"
+        for i in OURS
+        if _points_up(i)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_an_import_that_points_up_is_seen():
+    assert _points_up(Import("cystore.files", "cystore.store", 1))
+    assert not _points_up(Import("cystore.store", "cystore.files", 1))
+
+
+def test_no_imports_lead_in_a_circle():
+    """Naming a package inside it (`from cystore import files`) counts as naming the module, not the package."""
+    graph: dict[str, set[str]] = {module: set() for module in MODULES}
+    for found in OURS:
+        inside = found.importer.startswith(found.imported + ".")
+        if not found.typing_only and not inside:
+            graph[found.importer].add(found.imported)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail("imports in a circle: " + " -> ".join(reversed(error.args[1])))
+
+
+def test_the_library_does_not_import_what_is_around_it():
+    outside = {"tests", "tools", "benchmarks"}
+    wrong = [i for i in IMPORTS if i.importer.startswith("cystore") and i.imported.split(".")[0] in outside]
+    assert not wrong
+
+
+def test_no_module_is_dead():
+    """Each is imported by another one, or reached by an entry point or by `python -m`."""
+    project = (ROOT / "pyproject.toml").read_text()
+    imported = {found.imported for found in OURS} | {part for i in OURS for part in _parents(i.imported)}
+    entered = {module for module in MODULES if module.endswith("__main__") or f'"{module}:' in project}
+    dead = sorted(set(MODULES) - imported - entered - set(PACKAGES))
+    assert not dead, f"nobody imports {dead}"
+
+
+def _parents(module: str) -> list[str]:
+    parts = module.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def _in_a_fresh_process(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, timeout=120, check=False
+    )
+
+
+def _importable(module: str) -> bool:
+    path = ROOT.joinpath(*module.split("."))
+    return path.with_suffix(".py").exists() or path.is_dir() or path.with_suffix(".pyx").exists()
+
+
+ALONE = [
+    pytest.param(
+        module,
+        marks=[pytest.mark.may_skip("that extra comes with its own issue")]
+        if module.startswith("cystore.spark")
+        else [],
+    )
+    for module in MODULES
+    if _importable(module) and not module.endswith("__main__")
+]
+
+
+@pytest.mark.parametrize("module", ALONE)
+def test_every_module_imports_alone(module):
+    for pattern, extra in layers.NEEDS_EXTRA:
+        if fnmatchcase(module, pattern) and importlib.util.find_spec(extra) is None:
+            pytest.skip(f"{extra} is not installed")
+    done = _in_a_fresh_process(f"import {module}")
+    assert done.returncode == 0, done.stderr
+
+
+def test_import_cystore_loads_no_extra():
+    done = _in_a_fresh_process(
+        f"import cystore, sys; print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_the_command_needs_no_extra():
+    """The command line gets along without the packages that only make its output nicer."""
+    block = f"import sys; sys.modules.update(dict.fromkeys({HEAVY!r}))"
+    done = _in_a_fresh_process(
+        f"{block}; import cystore.cli; sys.argv = ['cystore', '--help']; cystore.cli.main()"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "verify" in done.stdout

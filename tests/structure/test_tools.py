@@ -1,0 +1,163 @@
+"""Goal: the helpers that everything else stands on do what they say. Method: use them for real, their failures too."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.structure.sources import ROOT
+from tools import build, redis_server, run_tests
+
+needs_redis = pytest.mark.skipif(redis_server.find_executable() is None, reason="no redis-server to start")
+
+
+def _ping(url: str) -> bytes:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(url.removeprefix("unix://"))
+        client.sendall(b"PING\r\n")
+        return client.recv(100)
+
+
+@needs_redis
+def test_a_redis_is_started_answers_and_is_gone():
+    with redis_server.redis_server(own=True) as redis:
+        assert _ping(redis.url) == b"+PONG\r\n"
+        assert redis.broker_url.startswith("redis+socket:///")
+        folder = Path(redis.url.removeprefix("unix://")).parent
+    assert not folder.exists()
+    assert not Path(f"/proc/{redis.pid}").exists()
+
+
+@needs_redis
+def test_a_redis_ends_with_the_process_that_started_it():
+    code = (
+        "import signal\nfrom tools.redis_server import redis_server\n"
+        "with redis_server(own=True) as redis:\n    print(redis.pid, flush=True)\n    signal.pause()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, text=True, stdout=subprocess.PIPE
+    ) as starter:
+        assert starter.stdout is not None
+        server = os.pidfd_open(int(starter.stdout.readline()))
+        starter.send_signal(signal.SIGKILL)
+    try:
+        ended, _, _ = select.select([server], [], [], 30)
+        assert ended
+    finally:
+        os.close(server)
+
+
+def test_the_redis_that_is_given_is_used(monkeypatch):
+    monkeypatch.setenv("CYSTORE_REDIS_URL", "redis+socket:///somewhere/s")
+    with redis_server.redis_server() as redis:
+        assert (redis.url, redis.broker_url) == ("unix:///somewhere/s", "redis+socket:///somewhere/s")
+        assert not redis.started_by_us
+
+
+def test_without_a_redis_the_error_says_what_to_type(monkeypatch):
+    monkeypatch.delenv("CYSTORE_REDIS_URL", raising=False)
+    monkeypatch.setattr(redis_server, "find_executable", lambda: None)
+    with pytest.raises(redis_server.RedisUnavailableError, match="apt-get install redis-server"):
+        redis_server.redis_server().__enter__()
+
+
+def test_a_redis_that_does_not_start_says_why(monkeypatch):
+    monkeypatch.setattr(redis_server, "find_executable", lambda: "/bin/false")
+    with pytest.raises(redis_server.RedisUnavailableError, match="did not start"):
+        redis_server.redis_server(own=True).__enter__()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "cystore/_native/append.c:12:3: warning: unused variable 'x' [-Wunused-variable]",
+        "warning: cystore/_native/index.pyx:3:4: Unreachable code",
+        "performance hint: cystore/_native/scan.pyx:9:1: Exception check will always require the GIL",
+    ],
+)
+def test_warnings_of_our_sources_are_seen(line):
+    assert build.warnings_in(f"running build_ext\n{line}\n") == [line]
+
+
+def test_warnings_of_others_are_not_ours():
+    assert not build.warnings_in(
+        "setuptools/dist.py:1: SetuptoolsDeprecationWarning: soon\nwarning: build_py: byte-compiling is off"
+    )
+
+
+def _group(folder: Path, text: str) -> run_tests.Group:
+    (folder / "test_it.py").write_text(text)
+    return run_tests.Group("sample", 60, "not crash", paths=(str(folder),))
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("def test_a(): pass", 0, "sample"),
+        ("def test_a(): assert 0", 1, "FAILED"),
+        ("x = 1", 1, "no test ran"),
+        ("import pytest\ndef test_a(): pytest.skip('x')", 1, "no test ran"),
+        ("import nothing_of_that_name", 1, "FAILED"),
+        ("import os\ndef test_a(): os.abort()", 1, "FAILED"),
+    ],
+)
+def test_the_runner_fails_when_it_should(text, code, said, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(run_tests, "GROUPS", (_group(tmp_path, text),))
+    monkeypatch.setattr(run_tests, "RESULTS", tmp_path / "results")
+    monkeypatch.setenv("CI", "")
+    assert run_tests.main([]) == code
+    assert said in capfd.readouterr().out
+
+
+def test_a_group_beyond_its_budget_is_reported():
+    group = run_tests.Group("slow one", 10, "")
+    text = run_tests.table([run_tests.Outcome(group, 11.0, 0, tests=3)], everything=False, setup_s=0)
+    assert "BEYOND ITS BUDGET" in text
+    assert "BEYOND" not in run_tests.table(
+        [run_tests.Outcome(group, 11.0, 0, tests=3)], everything=True, setup_s=0
+    )
+
+
+def test_every_test_is_in_one_group():
+    """The selections of the groups that run the whole tree leave nothing out and take nothing twice."""
+    whole = [group.markers for group in run_tests.GROUPS if group.paths == ("tests",)]
+    names = ["crash", "rocketmq", "celery", "spark"]
+    for marker in [None, *names]:
+        values = {name: name == marker for name in names}
+        assert sum(bool(eval(selection, {}, values)) for selection in whole) == 1
+
+
+def test_a_group_ends_with_its_runner(tmp_path):
+    """Whoever ends the runner ends the tests too: nothing goes on working in the tree unseen."""
+    (tmp_path / "test_it.py").write_text(
+        "import os, signal\n"
+        "def test_a():\n"
+        "    with open(os.environ['PIPE'], 'w') as pipe:\n"
+        "        pipe.write(str(os.getpid()))\n"
+        "    signal.pause()\n"
+    )
+    os.mkfifo(tmp_path / "pipe")
+    code = (
+        "import pathlib, runpy, signal, sys\n"
+        "from tools import run_tests\n"
+        f"group = run_tests.Group('sample', 60, 'not crash', paths=({str(tmp_path)!r},))\n"
+        f"run_tests.RESULTS = pathlib.Path({str(tmp_path)!r})\n"
+        "run_tests.run(group, everything=False, seed=1)\n"
+    )
+    env = {**os.environ, "PIPE": str(tmp_path / "pipe")}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, env=env, stdout=subprocess.DEVNULL
+    ) as runner:
+        tests = os.pidfd_open(int((tmp_path / "pipe").read_text()))
+        runner.send_signal(signal.SIGKILL)
+    try:
+        assert select.select([tests], [], [], 30)[0]
+    finally:
+        os.close(tests)

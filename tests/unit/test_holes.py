@@ -1,0 +1,70 @@
+"""Goal: the list of holes answers every offset and survives damage. Method: compare with a plain loop, damage the file."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cystore.errors import StoreFormatError
+from cystore.holes import (
+    FILE_NAME,
+    QUARANTINE,
+    Hole,
+    Holes,
+    parse_holes,
+    read_holes,
+    render_holes,
+    write_holes,
+)
+
+ranges = st.tuples(st.integers(0, 60), st.integers(1, 8)).map(lambda r: (r[0], r[0] + r[1]))
+
+
+@given(st.lists(ranges, max_size=8), st.integers(-1, 80), st.integers(-1, 80))
+def test_merged_ranges_cover_what_the_parts_cover(parts, one, other):
+    holes = Holes()
+    for begin, end in parts:
+        holes = holes.merged([Hole(begin, end)])
+    covered = {at for begin, end in parts for at in range(begin, end)}
+    assert {at for begin, end in holes.ranges() for at in range(begin, end)} == covered
+    assert {at for at in range(-1, 80) if holes.covering(at)} == covered
+    begin, end = min(one, other), max(one, other)
+    assert set(holes.within(begin, end).ranges()) == {
+        r for r in holes.ranges() if r[1] > begin and r[0] < end
+    }
+    assert parse_holes(render_holes(holes)) == holes
+
+
+def test_a_merged_hole_keeps_the_first_reason_and_copy():
+    first = Hole(10, 20, "bad checksum", "copy-a", 5)
+    assert list(Holes([first]).merged([Hole(15, 30, "other", "copy-b", 6)])) == [
+        Hole(10, 30, "bad checksum", "copy-a", 5)
+    ]
+
+
+@pytest.mark.parametrize("holes", [[Hole(5, 5)], [Hole(-1, 5)], [Hole(0, 5), Hole(4, 9)]])
+def test_impossible_holes_are_refused(holes):
+    with pytest.raises(ValueError):
+        Holes(holes)
+
+
+def test_a_damaged_list_is_replaced_by_its_last_good_copy(tmp_path):
+    assert read_holes(tmp_path) == Holes()
+    one, two = Holes([Hole(1, 2, "zero", "c", 3)]), Holes([Hole(1, 2, "zero", "c", 3), Hole(7, 9)])
+    write_holes(tmp_path, one)
+    write_holes(tmp_path, two)
+    path = tmp_path / QUARANTINE / FILE_NAME
+    assert read_holes(tmp_path) == two
+    path.write_bytes(path.read_bytes()[:-9])
+    assert read_holes(tmp_path) == one
+    path.with_name(FILE_NAME + ".bak").write_bytes(b'{"holes":[{"begin":"x"}]}')
+    with pytest.raises(StoreFormatError, match=FILE_NAME):
+        read_holes(tmp_path)
+
+
+@given(st.binary(max_size=40))
+def test_arbitrary_bytes_are_holes_or_a_value_error(data):
+    for candidate in (data, b'{"holes":[' + data + b"]}"):
+        try:
+            assert isinstance(parse_holes(candidate), Holes)
+        except ValueError:
+            pass

@@ -1,0 +1,153 @@
+"""Goal: a mapped file is readable as long as anybody refers to it, and no call reaches outside of it. Method: every verb at and
+beyond the edges, and the process's list of mappings."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+from pathlib import Path
+
+import pytest
+
+from cystore._native.mapping import MappedFile
+from cystore.errors import StoreError
+
+PAGE = os.sysconf("SC_PAGESIZE")
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(256)) * (3 * PAGE // 256))
+    return path
+
+
+def is_mapped(path: Path) -> bool:
+    return str(path) in Path("/proc/self/maps").read_text()
+
+
+def test_bytes_written_by_one_mapping_are_seen_by_another(path):
+    one, other = MappedFile.open(path, 0, 3 * PAGE), MappedFile.open(path, 0, 3 * PAGE, writable=False)
+    one.write(10, b"hello")
+    assert other.read(10, 5) == b"hello"
+    assert path.read_bytes()[10:15] == b"hello"
+    one.zero(10, 12)
+    assert other.read(9, 4) == b"\x09\0\0l"
+
+
+def test_private_mapping_keeps_its_writes_to_itself(path):
+    path.chmod(0o400)
+    before = path.read_bytes()
+    private = MappedFile.open(path, 0, 3 * PAGE, private=True)
+    private.write(0, b"mine")
+    private.redirty(0, 3 * PAGE)
+    private.sync()
+    private.sync_range(0, PAGE)
+    assert private.read(0, 4) == b"mine"
+    assert path.read_bytes() == before
+
+
+def test_anonymous_memory_has_the_interface_of_a_file():
+    file = MappedFile.anonymous(100, 50)
+    assert (file.base, file.end, file.length, file.fd, file.path) == (100, 150, 50, -1, "(memory)")
+    assert file.read(0, 50) == bytes(50)
+    file.write(48, b"ab")
+    file.sync()
+    assert file.view(48, 2) == b"ab"
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_file_of_another_length_is_refused_with_both_lengths(path, writable):
+    with pytest.raises(StoreError, match=f"the file has {3 * PAGE} bytes, expected {4 * PAGE}.*{path}"):
+        MappedFile.open(path, 0, 4 * PAGE, writable=writable)
+
+
+@pytest.mark.parametrize("length", [0, -1])
+def test_empty_file_is_refused(tmp_path, length):
+    path = tmp_path / "empty"
+    path.touch()
+    with pytest.raises(StoreError, match=r"0 bytes|expected -1"):
+        MappedFile.open(path, 0, length)
+    with pytest.raises(StoreError, match="cannot map"):
+        MappedFile.anonymous(0, length)
+
+
+def test_missing_file_and_link_are_not_followed(tmp_path, path):
+    with pytest.raises(FileNotFoundError):
+        MappedFile.open(tmp_path / "none", 0, PAGE)
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    with pytest.raises(OSError, match="symbolic links"):
+        MappedFile.open(link, 0, 3 * PAGE)
+
+
+OUTSIDE = [(-1, 5), (0, 3 * PAGE + 1), (3 * PAGE + 1, 3 * PAGE + 2), (-5, -1), ((1 << 63) - 1, (1 << 63) - 1)]
+
+
+@pytest.mark.parametrize(("begin", "end"), OUTSIDE)
+@pytest.mark.parametrize("verb", ["zero", "redirty", "populate", "sync_range", "read", "view", "write"])
+def test_nothing_reaches_outside_the_file(path, verb, begin, end):
+    file = MappedFile.open(path, 0, 3 * PAGE)
+    last = bytes(max(end - begin, 1)) if verb == "write" else end - begin if verb in ("read", "view") else end
+    with pytest.raises(StoreError, match="outside the file"):
+        getattr(file, verb)(begin, last)
+
+
+@pytest.mark.parametrize("verb", ["zero", "redirty", "populate", "write"])
+def test_mapping_for_reading_is_not_written_to(path, verb):
+    file = MappedFile.open(path, 0, 3 * PAGE, writable=False)
+    with pytest.raises(StoreError, match="for reading only"):
+        getattr(file, verb)(0, b"x" if verb == "write" else 5)
+    with pytest.raises(TypeError, match="read-write"):
+        io.BytesIO(b"x").readinto(file)
+
+
+def test_view_cannot_be_written_even_of_a_writable_mapping(path):
+    view = MappedFile.open(path, 0, 3 * PAGE).view(0, 10)
+    assert view.readonly
+    with pytest.raises(TypeError):
+        view[0] = 1
+
+
+def test_mapping_lives_as_long_as_a_view_of_it(path):
+    file = MappedFile.open(path, 0, 3 * PAGE)
+    view = file.view(PAGE, 4)
+    part = view[1:3]
+    del file, view
+    gc.collect()
+    assert is_mapped(path)
+    path.unlink()
+    assert bytes(part) == b"\x01\x02"
+    del part
+    gc.collect()
+    assert not is_mapped(path)
+
+
+def test_descriptor_is_closed_on_exec_and_with_the_object(path):
+    file = MappedFile.open(path, 0, 3 * PAGE)
+    assert not os.get_inheritable(file.fd)
+    number = file.fd
+    del file
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
+
+
+def test_no_descriptor_is_kept_where_none_is_wanted(path):
+    file = MappedFile.open(path, 0, 3 * PAGE, keep_descriptor=False)
+    assert file.fd == -1
+    file.write(0, b"synced")
+    file.sync()
+    assert path.read_bytes()[:6] == b"synced"
+
+
+def test_populate_redirty_and_sync_change_no_byte(path):
+    before = path.read_bytes()
+    file = MappedFile.open(path, 0, 3 * PAGE)
+    assert file.populate(5, 2 * PAGE + 1) in (True, False)
+    file.redirty(0, 3 * PAGE)
+    file.redirty(7, 7)
+    file.sync_range(5, 6)
+    file.sync()
+    assert path.read_bytes() == before

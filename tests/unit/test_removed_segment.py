@@ -1,0 +1,52 @@
+"""Goal: what is appended to a commit log file whose name is gone is never acknowledged as durable (I3). Method: the file is
+unlinked under a live store, as RocketMQ's load does before it looks at the lock."""
+
+from __future__ import annotations
+
+import pytest
+
+import cystore
+
+SEGMENT_BYTES = 1 << 16
+
+
+@pytest.fixture
+def store(tmp_path):
+    opened = cystore.open(tmp_path / "store", mapped_file_size_commit_log_bytes=SEGMENT_BYTES, services=())
+    yield opened
+    opened.close()
+
+
+def unlink_log(store):
+    for file in (store.path / "commitlog").glob("0*"):
+        file.unlink()
+
+
+def test_a_sync_put_into_a_removed_file_is_refused_with_its_result(store):
+    store.put("T", b"before", flush="sync")
+    unlink_log(store)
+    with pytest.raises(cystore.FlushFailedError) as caught:
+        store.put("T", b"after", flush="sync")
+    assert [result.queue_offset for result in caught.value.results] == [1]
+    assert (store.path / "abort").exists()
+
+
+def test_nothing_is_accepted_after_it_and_reads_go_on(store):
+    store.put("T", b"before")
+    unlink_log(store)
+    with pytest.raises(cystore.FlushFailedError):
+        store.flush()
+    with pytest.raises(cystore.FlushFailedError):
+        store.put("T", b"after")
+    assert [bytes(m.body) for m in store.get("T", 0, 0).messages] == [b"before"]
+
+
+def test_stepping_to_a_removed_file_is_refused(store):
+    store.put("T", b"x")
+    for file in (store.path / "commitlog").glob("0*"):
+        if int(file.name):
+            file.unlink()
+    more = [cystore.Message(topic="T", body=b"x" * 1000) for _ in range(SEGMENT_BYTES // 1000 + 2)]
+    with pytest.raises(cystore.StoreError):
+        store.put_many(more, flush="sync")
+    assert store.stats()["flushed"] <= SEGMENT_BYTES

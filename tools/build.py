@@ -1,0 +1,153 @@
+"""Builds the kernels in place or as a variant beside it; a compiler or Cython warning from our sources fails the build.
+
+    python tools/build.py [inplace | asan | failpoints] ...
+
+Variants are whole trees under build/VARIANT/lib, so that they never meet the in-place build. `environment(variant)` is what a
+process needs to import the tree instead of the repository.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VARIANTS = ("asan", "failpoints")
+# What `environment` sets for a sanitized run; a build under it must not inherit them.
+SANITIZER_VARIABLES = ("LD_PRELOAD", "ASAN_OPTIONS", "UBSAN_OPTIONS", "PYTHONMALLOC")
+SANITIZER_FINDINGS = ROOT / "build" / "asan" / "findings"
+WARNING = re.compile(r"\bwarning:|performance hint:", re.IGNORECASE)
+# Not about our sources: setuptools and Python speak of their own future.
+FOREIGN_WARNING = re.compile(
+    r"DeprecationWarning|SetuptoolsDeprecation|UserWarning|FutureWarning|site-packages/|byte-compiling"
+)
+
+
+class BuildError(RuntimeError):
+    """The build failed or warned; the text holds its output."""
+
+
+def tree(variant: str) -> Path:
+    """The folder that holds the variant's `cystore` package."""
+    return ROOT / "build" / variant / "lib"
+
+
+def build(variant: str = "inplace") -> Path:
+    """Builds what is not up to date and returns the folder to import from. Raises BuildError."""
+    python = [sys.executable, "setup.py", "-q"]
+    env = {name: value for name, value in os.environ.items() if name not in SANITIZER_VARIABLES}
+    env.pop("CYSTORE_BUILD", None)
+    jobs = str(os.cpu_count() or 1)
+    if variant == "inplace":
+        target, command = ROOT, [*python, "build_ext", "--inplace", "--parallel", jobs]
+    elif variant in VARIANTS:
+        target = tree(variant)
+        env["CYSTORE_BUILD"] = variant
+        command = [*python, "build", "--parallel", jobs]
+        command += ["--build-base", f"build/{variant}", "--build-lib", str(target.relative_to(ROOT))]
+    else:
+        raise BuildError(f"no build variant {variant!r}: choose inplace, {', '.join(VARIANTS)}")
+    with _alone():
+        if variant != "inplace":
+            _drop_copied_sources(target)
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=env,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+        warned = warnings_in(done.stdout)
+        if done.returncode == 0 and not warned:
+            return target
+        _forget(variant)
+    what = (
+        f"failed ({done.returncode})"
+        if done.returncode
+        else f"gave {len(warned)} warnings, and none is allowed"
+    )
+    raise BuildError(f"{done.stdout}\nbuild {variant}: {what}")
+
+
+def warnings_in(output: str) -> list[str]:
+    """The compilers' warnings about our sources, line by line."""
+    return [line for line in output.splitlines() if WARNING.search(line) and not FOREIGN_WARNING.search(line)]
+
+
+def environment(variant: str) -> dict[str, str]:
+    """Environment variables, to be added to a process's own, under which Python imports the variant's tree.
+
+    `asan` also loads the sanitizers' run time and makes their first finding end the process. Leaks are not looked for: the
+    interpreter itself keeps memory until its end.
+    """
+    env = {
+        "CYSTORE_BUILD": variant,
+        "PYTHONPATH": os.pathsep.join([str(tree(variant)), str(ROOT)]),
+        "PYTHONSAFEPATH": "1",  # else the working directory, usually the repository, would come first
+    }
+    if variant == "asan":
+        library = subprocess.run(
+            [os.environ.get("CC", "gcc"), "-print-file-name=libasan.so"],
+            text=True,
+            capture_output=True,
+            check=True,
+        ).stdout.strip()
+        if not os.path.isabs(library):
+            raise BuildError(
+                "the C compiler has no address sanitizer (libasan.so): apt-get install libgcc-12-dev or gcc"
+            )
+        env["LD_PRELOAD"] = os.path.realpath(library)
+        # Findings go to files: a test's standard error is captured, and lost with its process.
+        findings = f"log_path={SANITIZER_FINDINGS}/finding"
+        env["ASAN_OPTIONS"] = (
+            f"{findings}:detect_leaks=0:halt_on_error=1:abort_on_error=1:allocator_may_return_null=1"
+        )
+        env["UBSAN_OPTIONS"] = f"{findings}:halt_on_error=1:abort_on_error=1:print_stacktrace=1"
+        env["PYTHONMALLOC"] = "malloc"  # else small objects share arenas and an overrun goes unseen
+    return env
+
+
+def _drop_copied_sources(target: Path) -> None:
+    """Removes the Python files of the last build, so that a module that was deleted does not live on in the tree."""
+    for path in target.rglob("*.py") if target.exists() else ():
+        path.unlink()
+
+
+def _forget(variant: str) -> None:
+    """Makes the next build compile everything again: else a warning would be shown once and then never."""
+    base = ROOT / "build" / ("" if variant == "inplace" else variant)
+    for path in base.glob("temp.*"):
+        shutil.rmtree(path, ignore_errors=True)
+    shutil.rmtree(ROOT / "build" / "cython", ignore_errors=True)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """One build at a time: tests may ask for one from several processes, and all variants share Cython's output."""
+    (ROOT / "build").mkdir(exist_ok=True)
+    with open(ROOT / "build" / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def main(variants: list[str]) -> int:
+    for variant in variants or ["inplace"]:
+        try:
+            print(f"built {variant} in {build(variant)}")
+        except BuildError as error:
+            print(error, file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

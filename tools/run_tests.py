@@ -1,0 +1,222 @@
+"""Runs the tests group by group, each in a pytest of its own, and prints how long each group took against its budget.
+
+    python tools/run_tests.py [--all] [GROUP ...]
+
+Without --all the tests marked `slow` are left out. Exit code not 0 when a test failed, a group hung, or no test ran at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tools import build  # noqa: E402
+from tools.processes import ends_with_us  # noqa: E402
+
+RESULTS = ROOT / "build" / "test-results"
+NOTHING_COLLECTED = 5  # pytest's exit code
+SETUP_BUDGET_S = 420
+WORKERS = min(4, os.cpu_count() or 1)
+HANG_FACTOR = 4  # a group that needs this many budgets hangs
+
+
+@dataclass(frozen=True)
+class Group:
+    name: str
+    budget_s: int
+    markers: str
+    paths: tuple[str, ...] = ("tests",)
+    variant: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+    workers: int = 1  # pytest processes; only for tests that are about one process
+
+    @property
+    def slug(self) -> str:
+        return self.name.split()[0].lower()
+
+
+# Budgets for 2 cores. Every test belongs to exactly one group; the sanitized one repeats the kernels' tests.
+GROUPS = (
+    Group("store", 240, "not crash and not rocketmq and not celery and not spark", workers=WORKERS),
+    Group("crash slice", 180, "crash"),
+    Group("interop", 120, "rocketmq"),
+    Group(
+        "sanitized kernels",
+        120,
+        "not crash and not rocketmq and not celery and not spark",
+        paths=("tests/unit", "tests/property"),
+        variant="asan",
+        environment={"CYSTORE_HYPOTHESIS": "quick"},
+        workers=WORKERS,
+    ),
+    Group("celery", 240, "celery"),
+    Group("spark", 180, "spark"),
+)
+
+
+@dataclass
+class Outcome:
+    group: Group
+    seconds: float
+    exit_code: int
+    tests: int = 0
+    failed: int = 0
+    skipped: int = 0
+    cpu_seconds: float = 0.0
+
+    @property
+    def ran(self) -> int:
+        return self.tests - self.skipped
+
+    @property
+    def good(self) -> bool:
+        return self.exit_code in (0, NOTHING_COLLECTED) and self.failed == 0
+
+
+def run(group: Group, *, everything: bool, seed: int) -> Outcome:
+    begin, cpu_before = time.monotonic(), _cpu_seconds()
+    if not any((ROOT / path).exists() for path in group.paths):
+        return Outcome(group, 0.0, NOTHING_COLLECTED)
+    report = RESULTS / f"{group.slug}.xml"
+    report.unlink(missing_ok=True)
+    try:
+        env = _environment(group, everything=everything, seed=seed)
+        code = _pytest(group, report, env, everything=everything)
+    except build.BuildError as error:
+        print(error)
+        code = 1
+    _show_findings(group)
+    outcome = Outcome(group, time.monotonic() - begin, code, cpu_seconds=_cpu_seconds() - cpu_before)
+    if report.exists():
+        for suite in ET.parse(report).getroot().iter("testsuite"):
+            outcome.tests += int(suite.get("tests", 0))
+            outcome.failed += int(suite.get("failures", 0)) + int(suite.get("errors", 0))
+            outcome.skipped += int(suite.get("skipped", 0))
+    return outcome
+
+
+def _environment(group: Group, *, everything: bool, seed: int) -> dict[str, str]:
+    env = {**os.environ, **group.environment, "CYSTORE_SEED": str(seed)}
+    if everything and not group.variant:
+        env["CYSTORE_HYPOTHESIS"] = "long"
+    if group.variant:
+        shutil.rmtree(build.SANITIZER_FINDINGS, ignore_errors=True)
+        build.build(group.variant)
+        build.SANITIZER_FINDINGS.mkdir(parents=True)
+        env.update(build.environment(group.variant))
+    return env
+
+
+def _pytest(group: Group, report: Path, env: dict[str, str], *, everything: bool) -> int:
+    """Runs the group's tests and gives pytest's exit code; 1 for a group that hangs."""
+    markers = group.markers if everything else f"({group.markers}) and not slow"
+    command = [sys.executable, "-m", "pytest", "-q", "-m", markers, f"--junitxml={report}", "--durations=5"]
+    command += [path for path in group.paths if (ROOT / path).exists()]
+    if group.workers > 1:
+        command += ["-n", str(group.workers), "--dist", "worksteal"]
+    process = subprocess.Popen(ends_with_us(command), cwd=ROOT, env=env, start_new_session=True)
+    try:
+        return process.wait(None if everything else group.budget_s * HANG_FACTOR)
+    except subprocess.TimeoutExpired:
+        print(f"{group.name}: not finished after {HANG_FACTOR} budgets, ended")
+        _end(process)
+        return 1
+    except BaseException:  # Ctrl-C or an end from outside: the group has a session of its own and would go on
+        _end(process)
+        raise
+
+
+def _show_findings(group: Group) -> None:
+    """What the sanitizers wrote, without the frames of the interpreter."""
+    for path in sorted(build.SANITIZER_FINDINGS.glob("*")) if group.variant == "asan" else []:
+        lines = path.read_text(errors="replace").splitlines()
+        print(
+            "\n".join(
+                [
+                    f"== {path.name}",
+                    *(line for line in lines if "Python/" not in line and "Objects/" not in line),
+                ][:40]
+            )
+        )
+
+
+def _cpu_seconds() -> float:
+    """Of all processes that ended under us: what a group costs on a machine that others use too."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends the group's pytest and what it started: SIGABRT first, which makes faulthandler print every stack."""
+    for sign in (signal.SIGABRT, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, sign)
+            process.wait(10)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue
+
+
+def table(outcomes: list[Outcome], *, everything: bool, setup_s: int) -> str:
+    lines = [
+        f"{'group':<18} {'tests':>6} {'failed':>7} {'skipped':>8} {'seconds':>8} {'cpu':>7} {'budget':>7}"
+    ]
+    late = "  BEYOND ITS BUDGET" if setup_s > SETUP_BUDGET_S else ""
+    lines.append(f"{'set-up':<18} {'':>23} {setup_s:>8.1f} {'':>7} {SETUP_BUDGET_S:>7}{late}")
+    for outcome in outcomes:
+        over = not everything and outcome.seconds > outcome.group.budget_s
+        note = "  no tests" if not outcome.tests and outcome.good else ""
+        note += "  FAILED" if not outcome.good else ""
+        note += "  BEYOND ITS BUDGET: move cases to make test-all (mark them slow)" if over else ""
+        lines.append(
+            f"{outcome.group.name:<18} {outcome.tests:>6} {outcome.failed:>7} {outcome.skipped:>8} "
+            f"{outcome.seconds:>8.1f} {outcome.cpu_seconds:>7.1f} {outcome.group.budget_s:>7}{note}"
+        )
+    lines.append(
+        f"{'all':<18} {sum(o.tests for o in outcomes):>6} {'':>16} {setup_s + sum(o.seconds for o in outcomes):>8.1f}"
+    )
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="Runs the tests group by group.")
+    parser.add_argument("groups", nargs="*", help=f"only these: {', '.join(group.slug for group in GROUPS)}")
+    parser.add_argument("--all", action="store_true", help="the slow tests too, and many more examples")
+    parser.add_argument(
+        "--setup-seconds", type=int, default=0, help="what the set-up before took, for the table"
+    )
+    options = parser.parse_args(arguments)
+    unknown = set(options.groups) - {group.slug for group in GROUPS}
+    if unknown:
+        parser.error(f"no such group: {', '.join(sorted(unknown))}")
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    seed = int(os.environ.get("CYSTORE_SEED") or random.SystemRandom().randrange(2**32))
+    outcomes = []
+    for group in GROUPS:
+        if not options.groups or group.slug in options.groups:
+            print(f"\n== {group.name}", flush=True)
+            outcomes.append(run(group, everything=options.all, seed=seed))
+    print(
+        f"\n{table(outcomes, everything=options.all, setup_s=options.setup_seconds)}\nseed: CYSTORE_SEED={seed}"
+    )
+    if not any(outcome.ran for outcome in outcomes):
+        print("no test ran")
+        return 1
+    return 0 if all(outcome.good for outcome in outcomes) else 1
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that a group's processes are ended too
+    sys.exit(main(sys.argv[1:]))

