@@ -2,7 +2,9 @@
 pieces, and finds the next good record behind damage. Method: valid logs whole, cut at every byte of their
 last 4 KiB, damaged, and arbitrary bytes; the scan kernel, fed piece by piece, against the oracle's walk."""
 
+import os
 from dataclasses import dataclass
+from itertools import islice
 
 import pytest
 from hypothesis import given, settings
@@ -18,6 +20,7 @@ scan = pytest.importorskip("cystore._native.scan", reason="the kernels are not b
 
 EVERYTHING = 2**62
 TAIL_BYTES = 4096
+FILLERS = (b"\0", b"\xff", b"\x01\x02")
 
 
 @dataclass(frozen=True)
@@ -152,22 +155,26 @@ def cuts(log: Log, end: int, filler: bytes):
         yield cut, Log(log.file_size, {base: data[: cut - base] + tail})
 
 
-def assert_every_cut(log: Log, end: int, filler: bytes) -> None:
+def assert_every_cut(log: Log, end: int, filler: bytes, first: int = 0, step: int = 1) -> None:
     base = (end - 1) - (end - 1) % log.file_size
     # The oracle walks from the last record that no cut touches.
     near = base
     for offset, found in log.walk(base, end):
         if offset + found.size <= max(base, end - TAIL_BYTES):
             near = offset + found.size
-    for _, cut in cuts(log, end, filler):
+    for _, cut in islice(cuts(log, end, filler), first, None, step):
         assert kernel_walk(cut, near) == oracle_walk(cut, near)
 
 
-@pytest.mark.parametrize("filler", [b"\0", b"\xff", b"\x01\x02"], ids=["zeros", "ones", "bytes"])
+@pytest.mark.parametrize("filler", FILLERS, ids=["zeros", "ones", "bytes"])
 @pytest.mark.parametrize("golden", NAMES, indirect=True)
 def test_every_golden_log_cut_at_every_byte_of_its_last_4_kib(golden, filler):
+    """Each byte with each filler; in a quick run (the sanitizers') the fillers share the bytes among them."""
     log = read_log(golden.store)
-    assert_every_cut(log, oracle_walk(log, log.minimum).position, filler)
+    share = (
+        (FILLERS.index(filler), len(FILLERS)) if os.environ.get("CYSTORE_HYPOTHESIS") == "quick" else (0, 1)
+    )
+    assert_every_cut(log, oracle_walk(log, log.minimum).position, filler, *share)
 
 
 @given(logs(max_records=10))
