@@ -54,6 +54,7 @@ CYSTORE = Contestant(OURS, "cystore")
 MEMCPY = Contestant("C memcpy loop", "memory")
 MEMCPY_CACHED = Contestant("C memcpy loop, 1,024 records", "memory", overrides={"case": "put_cached"})
 ROCKETMQ = Contestant("RocketMQ 4.9.3 (JVM)", "rocketmq")
+ROCKETMQ_BUILT = Contestant("RocketMQ, message built on the way", "rocketmq", overrides={"case": "put_built"})
 LMDB = Contestant("LMDB", "lmdb", slower=20)
 SQLITE = Contestant("SQLite WAL", "sqlite", slower=20)
 ROCKSDB = Contestant("RocksDB", "rocksdb", slower=5)
@@ -70,7 +71,18 @@ def _put(name: str, body_bytes: int, count: int, goals: tuple[Goal, ...]) -> Cas
         f"put from one thread, {body_bytes} B bodies, a key and a tag, async flush",
         "message",
         Job("put", count, "", body_bytes=body_bytes),
-        (CYSTORE, MEMCPY, MEMCPY_CACHED, ROCKETMQ, LMDB, SQLITE, ROCKSDB, REDIS, REDIS_PIPELINED),
+        (
+            CYSTORE,
+            MEMCPY,
+            MEMCPY_CACHED,
+            ROCKETMQ,
+            ROCKETMQ_BUILT,
+            LMDB,
+            SQLITE,
+            ROCKSDB,
+            REDIS,
+            REDIS_PIPELINED,
+        ),
         goals,
     )
 
@@ -97,6 +109,19 @@ def _scan(name: str, body_bytes: int, count: int) -> Case:
 CASES = (
     _put("put-100", 100, 1_000_000, (Goal(MEMCPY.label, 0.25), Goal(ROCKETMQ.label, 3.0))),
     _put("put-1k", 1024, 300_000, ()),
+    Case(
+        "put-floors",
+        "what a put with 100 B bodies cannot do without, each by itself",
+        "message",
+        Job("put", 1_000_000, ""),
+        (
+            CYSTORE,
+            MEMCPY,
+            Contestant("checksum of the record", "memory", overrides={"case": "checksum_pieces"}),
+            Contestant("free robust lock, shared", "memory", overrides={"case": "lock"}),
+            Contestant("Python function that does nothing", "memory", overrides={"case": "call"}),
+        ),
+    ),
     Case(
         "put-many-1k",
         "put_many of 1,000 messages, 1,024 B bodies, a key and a tag, async flush",

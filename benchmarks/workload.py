@@ -6,10 +6,13 @@ import gc
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
 
 TOPIC = "BenchTopic"
 TAG = "TagA"
@@ -76,6 +79,11 @@ def flat(number: int, job: Job) -> bytes:
 
 def flat_ring(job: Job) -> list[bytes]:
     return [flat(number, job) for number in range(RING)]
+
+
+def in_turn(ring: Sequence[Item], count: int) -> Iterator[Item]:
+    """`count` times one of the ring, in turn, with next to no work of its own."""
+    return islice(cycle(ring), count)
 
 
 def timed(operations: int, work: Callable[[], Any], **facts: Any) -> Measure:

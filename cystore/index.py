@@ -97,6 +97,9 @@ class IndexFile:
         return self.header.next_entry >= self.capacity
 
 
+Shape = tuple[MappedFile, int, int]  # an index file with its slots and capacity
+
+
 class IndexFiles:
     """All index files of a store. Queries run beside dispatch; what changes files belongs to the dispatch lock."""
 
@@ -106,6 +109,7 @@ class IndexFiles:
         self._slots, self._capacity = config.max_hash_slot_num, config.max_index_num
         self._lock = threading.Lock()
         self._files: list[IndexFile] = []  # ascending by name; replaced as a whole, never changed
+        self._shapes: tuple[list[IndexFile], list[Shape]] = ([], [])  # of these very files
         self._seen = -1  # index_seq when the files were listed
         self._dropped: set[int] = set()  # PRIVATE: files that are gone for this process only
 
@@ -119,6 +123,14 @@ class IndexFiles:
                 self._files = self._list()
                 self._seen = seen
         return self._files
+
+    def shapes(self) -> list[Shape]:
+        """What the kernel searches, newest file first."""
+        listed, (known, shapes) = self.files(), self._shapes
+        if known is not listed:
+            shapes = [(file.file, file.slots, file.capacity) for file in reversed(listed)]
+            self._shapes = listed, shapes
+        return shapes
 
     def _list(self) -> list[IndexFile]:
         known = {file.name: file for file in self._files}
@@ -318,6 +330,7 @@ class IndexFiles:
     def close(self) -> None:
         """Lets all mappings go."""
         self._files, self._seen = [], -1
+        self._shapes = [], []
 
 
 def _next_name(newest: int) -> int:

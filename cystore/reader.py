@@ -191,9 +191,16 @@ class Reader:
         name = _topic(topic)
         if not isinstance(key, str):
             raise MessageIllegalError(f"key must be text, not {type(key).__name__}")
-        _check_int("max_count", max_count, 1, INT32_MAX)
-        _check_int("begin_ms", begin_ms, -FOREVER_MS, FOREVER_MS)
-        end = FOREVER_MS if end_ms is None else _check_int("end_ms", end_ms, -FOREVER_MS, FOREVER_MS)
+        if end_ms is None:
+            end_ms = FOREVER_MS
+        if not (
+            type(max_count) is type(begin_ms) is type(end_ms) is int
+            and 0 < max_count <= INT32_MAX
+            and -FOREVER_MS <= begin_ms <= end_ms <= FOREVER_MS
+        ):
+            _check_int("max_count", max_count, 1, INT32_MAX)
+            _check_int("begin_ms", begin_ms, -FOREVER_MS, FOREVER_MS)
+            _check_int("end_ms", end_ms, -FOREVER_MS, FOREVER_MS)
         try:
             encoded = key.encode()
         except UnicodeEncodeError as error:
@@ -202,20 +209,16 @@ class Reader:
         self._queries += 1
         if control.dispatched < control.wrote:
             self.help_dispatch()
-        # A key that reads like bytes which are no text is compared as text; any other key by its bytes.
-        as_text = REPLACED in key
-        shapes = [(file.file, file.slots, file.capacity) for file in reversed(self._index.files())]
         window = self._window()
-        wrote = control.wrote
+        # A key that reads like bytes which are no text is compared as text; any other key by its bytes.
+        as_text = not key.isascii() and REPLACED in key
         found = index_kernel.find_messages(
-            window, control.min_physical_offset, wrote, shapes, name, encoded, FOREVER_MS if as_text else max_count,
-            begin_ms, end, any_key=as_text,
+            window, control, self._index.shapes(), name, encoded, FOREVER_MS if as_text else max_count, begin_ms, end_ms,
+            any_key=as_text,
         )  # fmt: skip
         if len(self._windows) < SPARE_WINDOWS:
             self._windows.append(window)
-        if as_text:
-            found = [m for m in found if key in m.keys or key == m.properties.get("UNIQ_KEY")][:max_count]
-        return found
+        return _holding(found, key)[:max_count] if as_text else found
 
     # --------------------------------------------------------------------------------------- by time
 
@@ -299,7 +302,16 @@ def _topic(topic: str) -> bytes:
     """A topic as stored; one that cannot be is that of no message."""
     if not isinstance(topic, str):
         raise MessageIllegalError(f"topic must be text, not {type(topic).__name__}")
+    return _encoded(topic)
+
+
+@lru_cache(1024)
+def _encoded(topic: str) -> bytes:
     return topic.encode("utf-8", "surrogatepass")
+
+
+def _holding(messages: list[Message], key: str) -> list[Message]:
+    return [m for m in messages if key in m.keys or key == m.properties.get("UNIQ_KEY")]
 
 
 def _check_int(name: str, value: int, low: int, high: int) -> int:

@@ -22,10 +22,12 @@ def library() -> ctypes.CDLL:
     if not LIBRARY.exists() or LIBRARY.stat().st_mtime < SOURCE.stat().st_mtime:
         _compile()
     loaded = ctypes.CDLL(str(LIBRARY))
-    loaded.copy_records.restype = loaded.checksum_pieces.restype = ctypes.c_int64
+    for function in (loaded.copy_records, loaded.checksum_pieces, loaded.lock_and_unlock):
+        function.restype = ctypes.c_int64
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     loaded.copy_records.argtypes = [pointer, number, pointer, pointer, number, number]
     loaded.checksum_pieces.argtypes = [pointer, pointer, number, pointer]
+    loaded.lock_and_unlock.argtypes = [number]
     loaded.choose_kernel()
     return loaded
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import cystore
 from benchmarks import workload
-from benchmarks.workload import RING, TAG, TOPIC, Job, Measure
+from benchmarks.workload import TAG, TOPIC, Job, Measure
 from cystore._native.scan import BLANK, LIMIT, LogScanner
 
 WARM_UP = 20_000
@@ -43,8 +43,8 @@ def open_store(job: Job, **settings: Any) -> cystore.MessageStore:
 def prepare(store: cystore.MessageStore, job: Job, warm_up: int = WARM_UP) -> None:
     """Puts some messages, then has the segment allocated and faulted in up to its end."""
     body, keys = workload.body(job.body_bytes), workload.key_ring(job.keys)
-    for number in range(warm_up):
-        store.put(TOPIC, body, keys=keys[number % RING], tags=TAG, flush="async")
+    for some in workload.in_turn(keys, warm_up):
+        store.put(TOPIC, body, keys=some, tags=TAG, flush="async")
     allocator = store._attached().allocator
     while allocator.run_once().done:
         pass
@@ -71,8 +71,8 @@ def put(job: Job) -> Measure:
 
         def work() -> None:
             put = store.put
-            for number in range(job.count):
-                put(TOPIC, body, keys=keys[number % RING], tags=TAG)
+            for some in workload.in_turn(keys, job.count):
+                put(TOPIC, body, keys=some, tags=TAG)
 
         return workload.timed(job.count, work)
 
@@ -103,8 +103,9 @@ def put_processes(job: Job) -> Measure:
             queue_id = max(0, process - job.processes // 2)
 
             def work() -> None:
-                for number in range(each):
-                    store.put(TOPIC, body, queue_id=queue_id, keys=keys[number % RING], tags=TAG)
+                put = store.put
+                for some in workload.in_turn(keys, each):
+                    put(TOPIC, body, queue_id=queue_id, keys=some, tags=TAG)
 
             return work
 

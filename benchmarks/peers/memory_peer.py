@@ -1,4 +1,5 @@
-"""The floors: copying the very records that cystore wrote, and their checksum alone, in C (benchmarks/native)."""
+"""The floors: copying the very records that cystore wrote, their checksum alone, a free lock (C, benchmarks/native), and a call
+from Python that does nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import crc32c
 
 from benchmarks import native, workload
 from benchmarks.peers import cystore_peer
-from benchmarks.workload import RING, Job, Measure
+from benchmarks.workload import RING, TAG, TOPIC, Job, Measure
 
 
 def _records(job: Job, count: int) -> tuple[bytes, array[int]]:
@@ -78,3 +79,27 @@ def checksum_whole(job: Job) -> Measure:
     job.path.joinpath("records").mkdir()
     records, _ = _records(job, job.count)
     return workload.timed(job.count, lambda: crc32c.crc32c(records), bytes=len(records))
+
+
+def lock(job: Job) -> Measure:
+    """A free process-shared robust lock, taken and given back."""
+    ns = native.library().lock_and_unlock(job.count)
+    if ns < 0:
+        raise RuntimeError("the lock could not be taken")
+    return Measure(job.count, ns / 1e9)
+
+
+def call(job: Job) -> Measure:
+    """The loop of `put`, with a function that has its parameters and returns at once."""
+    body, keys = workload.body(job.body_bytes), workload.key_ring(job.keys)
+
+    def put(
+        topic: str, body: bytes, *, queue_id: int = 0, keys: tuple[str, ...] = (), tags: str | None = None
+    ) -> None:
+        return None
+
+    def work() -> None:
+        for some in workload.in_turn(keys, job.count):
+            put(TOPIC, body, keys=some, tags=TAG)
+
+    return workload.timed(job.count, work)

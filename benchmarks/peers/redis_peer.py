@@ -40,8 +40,8 @@ def _put(job: Job, client: redis.Redis) -> Measure:
     fields = _fields(job)
 
     def work() -> None:
-        for number in range(job.count):
-            client.xadd(TOPIC, fields[number % RING])
+        for one in workload.in_turn(fields, job.count):
+            client.xadd(TOPIC, one)
 
     def work_pipelined() -> None:
         for start in range(0, job.count, job.batch):
@@ -83,8 +83,8 @@ def put_processes(job: Job) -> Measure:
             client.ping()
 
             def work() -> None:
-                for number in range(each):
-                    client.xadd(TOPIC, fields[number % RING])
+                for one in workload.in_turn(fields, each):
+                    client.xadd(TOPIC, one)
 
             return work
 

@@ -46,8 +46,8 @@ def put(job: Job) -> Measure:
 
     def work() -> None:
         pack = NUMBER.pack
-        for number in range(job.count):
-            database[pack(number)] = values[number % RING]
+        for number, value in enumerate(workload.in_turn(values, job.count)):
+            database[pack(number)] = value
 
     measure = workload.timed(job.count, work)
     database.close()

@@ -48,8 +48,8 @@ def put(job: Job) -> Measure:
 
     def work() -> None:
         execute = connection.execute
-        for number in range(job.count):
-            execute(INSERT, rows[number % RING])
+        for row in workload.in_turn(rows, job.count):
+            execute(INSERT, row)
 
     def work_in_batches() -> None:
         for start in range(0, job.count, job.batch):
@@ -104,8 +104,8 @@ def put_processes(job: Job) -> Measure:
         connection, rows = _open(job), _rows(job)
 
         def work() -> None:
-            for number in range(each):
-                connection.execute(INSERT, rows[number % RING])
+            for row in workload.in_turn(rows, each):
+                connection.execute(INSERT, row)
 
         return work
 

@@ -40,6 +40,7 @@ cdef extern from "wallclock.h" nogil:
     ctypedef struct wall_clock:
         int64_t ms
     int64_t wall_clock_ms(wall_clock* clock)
+    int64_t wall_clock_took_ms(wall_clock* clock)
 
 # Where this process writes: the mapped segment, and what it saw last. Touched under the append lock only.
 cdef struct append_target:
@@ -50,8 +51,10 @@ cdef struct append_target:
     uint32_t magic
     int64_t last_seen
     int64_t needed
+    int32_t prefix_size     # of the last record: sizes repeat, and with them the checksum of size and magic
+    uint32_t prefix_checksum
     wall_clock clock
 
 # Appends items[done:count] under the append lock; every run of them that fits a segment is published as one.
 cdef int append_locked(control_block* block, append_target* target, append_item* items, Py_ssize_t count, Py_ssize_t* done,
-                       int64_t started_ms) noexcept nogil
+                       int64_t waits_since_ms) noexcept nogil

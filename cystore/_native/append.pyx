@@ -46,13 +46,13 @@ cdef inline bint takes_queue_offset(int32_t sys_flag) noexcept nogil:
     return transaction == 0 or transaction == SYS_FLAG_COMMIT
 
 
-cdef inline void write_record(uint8_t* p, const append_item* item, uint32_t magic) noexcept nogil:
+cdef inline void write_record(append_target* target, uint8_t* p, const append_item* item) noexcept nogil:
     """The whole record; its checksum field last."""
     cdef uint8_t* at = p + 48
     cdef uint8_t* body
     cdef uint32_t checksum
     record_set_total_size(p, item.size)
-    record_set_magic(p, magic)
+    record_set_magic(p, target.magic)
     record_set_queue_id(p, item.queue_id)
     record_set_flag(p, item.flag)
     record_set_queue_offset(p, item.queue_offset)
@@ -78,22 +78,29 @@ cdef inline void write_record(uint8_t* p, const append_item* item, uint32_t magi
     if item.properties_len:  # without any the pointer may be NULL
         memcpy(at + 2, item.properties, item.properties_len)
     failpoint("append.bytes_written")
-    if magic == RECORD_MAGIC_ROCKETMQ:
-        checksum = item.body_checksum
-    elif item.has_body_checksum:
-        checksum = crc32c_update(crc32c_update(0, p, 8), p + 12, body - p - 12)
+    if target.magic == RECORD_MAGIC_ROCKETMQ:
+        record_set_checksum_field(p, item.body_checksum)
+        return
+    if item.size != target.prefix_size:
+        target.prefix_size = item.size
+        target.prefix_checksum = crc32c_update(0, p, 8)
+    if item.has_body_checksum:
+        checksum = crc32c_update(target.prefix_checksum, p + 12, body - p - 12)
         checksum = crc32c_combine(checksum, item.body_checksum, item.body_len)
         checksum = crc32c_update(checksum, body + item.body_len, item.size - (body - p) - item.body_len)
     else:
-        checksum = crc32c_update(crc32c_update(0, p, 8), p + 12, item.size - 12)
+        checksum = crc32c_update(target.prefix_checksum, p + 12, body - p - 12)
+        checksum = crc32c_update(checksum, item.body, item.body_len)  # not from the log: that would wait for the copy
+        checksum = crc32c_update(checksum, body + item.body_len, item.size - (body - p) - item.body_len)
     record_set_checksum_field(p, checksum)
 
 
 cdef int append_locked(control_block* block, append_target* target, append_item* items, Py_ssize_t count, Py_ssize_t* done,
-                       int64_t started_ms) noexcept nogil:
+                       int64_t waits_since_ms) noexcept nogil:
     """Appends items[done:count] under the append lock; every run of them that fits a segment is published as one.
 
-    `block` is the caller's: another thread's `detach` takes the target's away at any time.
+    `block` is the caller's: another thread's `detach` takes the target's away at any time. `waits_since_ms` (coarse clock) is
+    when the caller began to wait for the lock or for room, 0 when it did not.
     """
     cdef append_item* item
     cdef int64_t wrote = block.wrote, total, room, now, at, size, took_ms
@@ -167,7 +174,7 @@ cdef int append_locked(control_block* block, append_target* target, append_item*
             else:
                 item.queue_offset = 0
             failpoint("append.claimed")
-            write_record(target.address + (at - target.base), item, target.magic)
+            write_record(target, target.address + (at - target.base), item)
             at += item.size
         failpoint("append.before_publish")
         wrote = at
@@ -186,7 +193,7 @@ cdef int append_locked(control_block* block, append_target* target, append_item*
         block.put_count += <uint64_t>(end - done[0])
         block.put_bytes += <uint64_t>total
         done[0] = end
-    took_ms = clock_coarse_ms() - started_ms
+    took_ms = clock_coarse_ms() - waits_since_ms if waits_since_ms else wall_clock_took_ms(&target.clock)
     block.put_latency[latency_bucket(took_ms)] += <uint64_t>count
     if took_ms > block.put_time_max_ms:
         block.put_time_max_ms = took_ms

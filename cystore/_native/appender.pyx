@@ -77,6 +77,7 @@ cdef class Appender:
     cdef MappedFile segment
     cdef readonly object policy
     cdef bytes store_host
+    cdef append_item blank          # what items of `put` begin with: our host, nothing else
     cdef int64_t file_bytes
     cdef int32_t max_body_bytes
     cdef int64_t busy_timeout_ms
@@ -91,6 +92,10 @@ cdef class Appender:
         self.target.magic = RECORD_MAGIC_ROCKETMQ if record_format == "rocketmq" else RECORD_MAGIC_CYSTORE
         self.policy = policy
         self.store_host = encode_host(store_host, "store_host")
+        memset(&self.blank, 0, sizeof(append_item))
+        set_store_host(&self.blank, self.store_host)
+        set_born_host(&self.blank, self.blank.store_host, self.blank.store_host_len)
+        self.blank.born_timestamp = -1
         self.file_bytes = file_bytes
         self.max_body_bytes = max_body_bytes
         self.busy_timeout_ms = busy_timeout_ms
@@ -154,7 +159,7 @@ cdef class Appender:
         item.entry = cached.entry
         return 0
 
-    cdef int _body(self, object body, append_item* item, list keep) except -1:
+    cdef inline int _body(self, object body, append_item* item, list keep) except -1:
         """Checks the body. One that is not bytes is copied first: nobody may change it under the checksum."""
         cdef Py_ssize_t length
         if not PyBytes_CheckExact(body):
@@ -176,7 +181,7 @@ cdef class Appender:
         item.body_len = <int32_t>length
         return 0
 
-    cdef int _finish(self, append_item* item) except -1:
+    cdef inline int _finish(self, append_item* item) except -1:
         """The size, once all lengths are known."""
         cdef int64_t size = 75 + item.born_host_len + item.store_host_len
         size += <int64_t>item.body_len + item.topic_len + item.properties_len
@@ -204,14 +209,17 @@ cdef class Appender:
         """Takes the lock and appends; asks the policy for what is missing, outside of the lock, and goes on."""
         cdef control_block* block = self.target.block
         cdef pthread_mutex_t* mutex
-        cdef int64_t started_ms = clock_coarse_ms()
+        cdef int64_t waits_since_ms = 0
         cdef int status
         if block == NULL:  # checking the message let other threads run
             raise StoreClosedError("the store was closed meanwhile")
         mutex = control_lock_at(block, LOCK_APPEND)
         keep_block = self.control.file
         while True:
-            self._lock(block, mutex)
+            status = control_locked(block, LOCK_APPEND, pthread_mutex_trylock(mutex))
+            if status != 0:
+                waits_since_ms = waits_since_ms or clock_coarse_ms()
+                self._wait_for_lock(block, mutex, status)
             if self.target.block == NULL:
                 pthread_mutex_unlock(mutex)
                 raise StoreClosedError("the store was closed meanwhile")
@@ -219,21 +227,18 @@ cdef class Appender:
                 self._repair(mutex)
             keep_segment = self.segment
             if may_hold_gil:
-                status = append_locked(block, &self.target, items, count, done, started_ms)
+                status = append_locked(block, &self.target, items, count, done, waits_since_ms)
                 pthread_mutex_unlock(mutex)
             else:
                 with nogil:
-                    status = append_locked(block, &self.target, items, count, done, started_ms)
+                    status = append_locked(block, &self.target, items, count, done, waits_since_ms)
                     pthread_mutex_unlock(mutex)
             if load_u32(&block.append_waiters) != 0:
                 futex_wake_all(&block.append_seq)
             if status == APPEND_OK:
                 return 0
-            self._mend(status, done[0] > 0)
-
-    cdef inline int _lock(self, control_block* block, pthread_mutex_t* mutex) except -1:
-        cdef int status = control_locked(block, LOCK_APPEND, pthread_mutex_trylock(mutex))
-        return 0 if status == 0 else self._wait_for_lock(block, mutex, status)
+            waits_since_ms = waits_since_ms or clock_coarse_ms()
+            self._mend(status)
 
     cdef int _wait_for_lock(self, control_block* block, pthread_mutex_t* mutex, int status) except -1:
         """Another thread or process holds the append lock: waits for it as long as appends go on, and for one that does not
@@ -269,7 +274,7 @@ cdef class Appender:
             raise
         return 0
 
-    cdef int _mend(self, int status, bint published) except -1:
+    cdef int _mend(self, int status) except -1:
         cdef MappedFile file
         if status == APPEND_NEED_SEGMENT:
             file = self.policy.segment_at(self.target.needed)
@@ -288,12 +293,15 @@ cdef class Appender:
         """Makes a segment the one to write to. Another thread may be appending: under the lock."""
         cdef control_block* block = self.target.block
         cdef pthread_mutex_t* mutex
+        cdef int status
         if not file.writable:
             raise StoreError("the segment is mapped for reading only", path=file.path)
         if block == NULL:
             raise StoreClosedError("the store was closed meanwhile")
         mutex = control_lock_at(block, LOCK_APPEND)
-        self._lock(block, mutex)
+        status = control_locked(block, LOCK_APPEND, pthread_mutex_trylock(mutex))
+        if status != 0:
+            self._wait_for_lock(block, mutex, status)
         self.segment = file
         self.target.address = file.address
         self.target.base = file.base
@@ -312,7 +320,7 @@ cdef class Appender:
 
     def put(self, topic, body, *, queue_id=0, keys=(), tags=None, properties=None, flag=0, flush=None, unique_key=None):
         """Appends one message; see MessageStore.put."""
-        cdef append_item item
+        cdef append_item item = self.blank
         cdef property_buffer buffer
         cdef uint8_t[512] room
         cdef Py_ssize_t done = 0
@@ -331,19 +339,11 @@ cdef class Appender:
         try:
             self._topic(topic, number, &item)
             item.flag = 0 if flag is ZERO else _int32("flag", flag, -0x80000000)
-            item.sys_flag = item.reconsume_times = 0
-            item.prepared_transaction_offset = 0
-            item.has_body_checksum = False
             if not PyBytes_CheckExact(body):
                 keep = []
             self._body(body, &item, keep)
             item.properties_len = put_properties(&buffer, keys, tags, properties, unique_key)
             item.properties = buffer.start
-            item.born_host = item.store_host = <const uint8_t*>PyBytes_AS_STRING(self.store_host)
-            item.born_host_len = item.store_host_len = <int32_t>PyBytes_GET_SIZE(self.store_host)
-            if item.born_host_len != 8:
-                item.sys_flag = <int32_t>(SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6)
-            item.born_timestamp = -1
             self._finish(&item)
             if item.body_len >= LARGE_BODY_BYTES or self.target.magic == RECORD_MAGIC_ROCKETMQ:
                 self._body_checksums(&item, 1)

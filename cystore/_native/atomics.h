@@ -24,6 +24,8 @@ static inline uint32_t or_u32(uint32_t *p, uint32_t v) { return __atomic_fetch_o
 static inline uint32_t and_u32(uint32_t *p, uint32_t v) { return __atomic_fetch_and(p, v, __ATOMIC_SEQ_CST); }
 static inline void release_fence(void) { __atomic_thread_fence(__ATOMIC_RELEASE); }
 static inline void full_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+/* Wherever it points: a prefetch never faults. */
+static inline void prefetch_for_read(const void *p) { __builtin_prefetch(p, 0); }
 static inline void prefetch_for_write(const void *p) { __builtin_prefetch(p, 1); }
 /* Dirties the byte's page and changes nothing, whoever else writes to it meanwhile. */
 static inline void touch_byte(uint8_t *p) { (void)__atomic_fetch_or(p, 0, __ATOMIC_SEQ_CST); }

@@ -2,14 +2,14 @@ from collections.abc import Sequence
 
 from _typeshed import ReadableBuffer, WriteableBuffer
 
+from cystore._native.control import Control
 from cystore._native.mapping import MappedFile
 from cystore._native.message import Message
 from cystore._native.window import LogWindow
 
 def find_messages(
     window: LogWindow,
-    minimum: int,
-    wrote: int,
+    control: Control,
     files: Sequence[tuple[MappedFile, int, int]],
     topic: bytes,
     key: bytes,

@@ -11,6 +11,8 @@ so a cyclic one ends. Source of the format: IndexFile and IndexHeader of RocketM
 from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp
 
+from cystore._native.atomics cimport load_i64
+from cystore._native.control cimport Control
 from cystore._native.layout cimport *
 from cystore._native.mapping cimport MappedFile
 from cystore._native.message cimport stored_message
@@ -276,7 +278,7 @@ cdef index_view index_view_of(MappedFile file, uint32_t slots, uint32_t capacity
     return index
 
 
-def find_messages(LogWindow window not None, int64_t minimum, int64_t wrote, list files not None, bytes topic not None,
+def find_messages(LogWindow window not None, Control control not None, list files not None, bytes topic not None,
                   bytes key not None, int64_t max_count, int64_t begin_ms, int64_t end_ms, *, bint any_key=False):
     """Messages of a topic that hold the key, newest first, from `files`: (mapped file, slots, capacity), newest first.
 
@@ -286,8 +288,9 @@ def find_messages(LogWindow window not None, int64_t minimum, int64_t wrote, lis
     cdef index_view index
     cdef MappedFile file, segment
     cdef const uint8_t* key_bytes = <const uint8_t*><const char*>key
-    cdef int64_t i
+    cdef int64_t i, wrote
     cdef int status
+    cdef control_block* block = control.checked()
     q.topic = <const uint8_t*><const char*>topic
     q.topic_len = <int>len(topic)
     q.key = NULL
@@ -300,7 +303,8 @@ def find_messages(LogWindow window not None, int64_t minimum, int64_t wrote, lis
     q.found_count = 0
     q.room = min(max_count, 64)
     q.found = window.room(q.room)
-    window.move(minimum, wrote)
+    wrote = load_i64(&block.wrote)
+    window.move(load_i64(&block.min_physical_offset), wrote)
     for mapped, slots, capacity in files:
         file = mapped
         index = index_view_of(file, slots, capacity)

@@ -2,7 +2,7 @@
 
 from cpython.exc cimport PyErr_Clear
 from cpython.unicode cimport PyUnicode_Check
-from libc.stdint cimport int32_t, uint8_t, uint64_t
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
@@ -13,6 +13,10 @@ from cystore.errors import MessageIllegalError
 
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size)  # NULL: `_refuse_text` says why
+    bint PyUnicode_IS_COMPACT_ASCII(object text)
+    void* PyUnicode_DATA(object text)
+    Py_ssize_t PyUnicode_GET_LENGTH(object text)
+    Py_ssize_t PyUnicode_FindChar(object text, Py_UCS4 character, Py_ssize_t start, Py_ssize_t end, int direction) except -2
 
 
 cdef int property_room(property_buffer* buffer, Py_ssize_t more) except -1:
@@ -42,40 +46,61 @@ cdef int _refuse_text(object text, str field) except -1:
     raise MessageIllegalError(f"{field}: {text!r} is not valid Unicode text")
 
 
-cdef inline uint64_t has_byte(uint64_t word, uint64_t byte) noexcept nogil:
-    """Not 0 when one of the word's eight bytes is `byte`."""
-    word ^= byte * 0x0101010101010101u
-    return (word - 0x0101010101010101u) & ~word & 0x8080808080808080u
+cdef inline uint64_t _has_less(uint64_t word, uint64_t bound) noexcept nogil:
+    """Not 0 when one of the word's eight bytes is less than `bound`."""
+    return (word - bound * 0x0101010101010101u) & ~word & 0x8080808080808080u
+
+
+cdef inline uint64_t _copy_text(uint8_t* target, const char* data, Py_ssize_t length, uint64_t bound) noexcept nogil:
+    """Copies; not 0 when one of the bytes is less than `bound`. The words at the end overlap: no text is read beyond its end."""
+    cdef uint64_t word, found = 0
+    cdef uint32_t low, high
+    cdef Py_ssize_t i = 0
+    if length >= 8:
+        while i < length:
+            if i > length - 8:
+                i = length - 8
+            memcpy(&word, data + i, 8)
+            memcpy(target + i, &word, 8)
+            found |= _has_less(word, bound)
+            i += 8
+    elif length >= 4:
+        memcpy(&low, data, 4)
+        memcpy(&high, data + length - 4, 4)
+        memcpy(target, &low, 4)
+        memcpy(target + length - 4, &high, 4)
+        found = _has_less(<uint64_t>high << 32 | low, bound)
+    else:
+        for i in range(length):
+            target[i] = <uint8_t>data[i]
+            found |= <uint8_t>data[i] < bound
+    return found
+
+
+cdef inline bint _has(object text, Py_UCS4 character) except -1:
+    return PyUnicode_FindChar(text, character, 0, PyUnicode_GET_LENGTH(text), 1) >= 0
 
 
 cdef inline int _put_text(property_buffer* buffer, object text, str field, bint is_key) except -1:
     """Appends UTF-8 text; refuses the separators of the property string, and spaces in keys."""
-    cdef Py_ssize_t length = 0, i = 0
+    cdef Py_ssize_t length = 0
     cdef const char* data
-    cdef uint8_t* target
-    cdef uint64_t word, refused = 0
-    cdef uint8_t c, space = 32 if is_key else 1
     if not PyUnicode_Check(text):
         raise MessageIllegalError(f"{field}: must be text, not {type(text).__name__}")
-    data = PyUnicode_AsUTF8AndSize(text, &length)
-    if data == NULL:
-        _refuse_text(text, field)
+    if PyUnicode_IS_COMPACT_ASCII(text):
+        data = <const char*>PyUnicode_DATA(text)
+        length = PyUnicode_GET_LENGTH(text)
+    else:
+        data = PyUnicode_AsUTF8AndSize(text, &length)
+        if data == NULL:
+            _refuse_text(text, field)
     if buffer.length + length + 1 > buffer.capacity:
         property_room(buffer, length + 1)
-    target = buffer.start + buffer.length
-    memcpy(target, data, length)
-    while i + 8 <= length:
-        memcpy(&word, data + i, 8)  # not from `target`: that would wait for the copy to arrive
-        refused |= has_byte(word, 1) | has_byte(word, 2) | has_byte(word, space)
-        i += 8
-    while i < length:
-        c = <uint8_t>data[i]
-        refused |= (c == 1) | (c == 2) | (c == space)
-        i += 1
-    if refused:
-        if is_key and " " in text:
+    if _copy_text(buffer.start + buffer.length, data, length, 33 if is_key else 3):
+        if is_key and _has(text, 32):
             raise MessageIllegalError(f"{field}: {text!r} contains a space; give several keys as a tuple")
-        raise MessageIllegalError(f"{field}: {text!r} contains a control character that separates properties")
+        if _has(text, 1) or _has(text, 2):
+            raise MessageIllegalError(f"{field}: {text!r} contains a control character that separates properties")
     buffer.length += <int32_t>length
     return 0
 
@@ -100,7 +125,7 @@ cdef int put_properties(property_buffer* buffer, object keys, object tags, objec
     cdef bint first = True
     if keys is not None:
         if PyUnicode_Check(keys):
-            if keys:
+            if PyUnicode_GET_LENGTH(keys):
                 _put_name(buffer, "KEYS", 4, begin)
                 _put_text(buffer, keys, "keys", True)
         else:
@@ -117,7 +142,7 @@ cdef int put_properties(property_buffer* buffer, object keys, object tags, objec
                     buffer.start[buffer.length] = 32
                     buffer.length += 1
                 _put_text(buffer, key, "keys", True)
-    if tags is not None and (not PyUnicode_Check(tags) or tags):
+    if tags is not None and (not PyUnicode_Check(tags) or PyUnicode_GET_LENGTH(tags)):
         _put_name(buffer, "TAGS", 4, begin)
         _put_text(buffer, tags, "tags", False)
     if unique_key is not None:

@@ -11,6 +11,9 @@ from libc.stdint cimport int64_t, uint8_t
 from cystore._native.mapping cimport MappedFile
 from cystore._native.record cimport RECORD_BAD_POSITION, RECORD_OK, record_parse, record_view
 
+cdef extern from "atomics.h" nogil:
+    void prefetch_for_read(const void* p)
+
 
 cdef inline bint _in_hole(const log_window* window, int64_t offset) noexcept nogil:
     cdef int low = 0
@@ -49,6 +52,10 @@ cdef int window_record(log_window* window, int64_t offset, record_view* v, const
         return WINDOW_NEED_SEGMENT
     segment = &window.segments[window.latest]
     at[0] = segment.address + (offset - segment.base)
+    # A record looked up by itself is in no cache: its lines are fetched at once, not one after the other.
+    prefetch_for_read(at[0] + 64)
+    prefetch_for_read(at[0] + 128)
+    prefetch_for_read(at[0] + 192)
     status = record_parse(at[0], <size_t>(min(segment.end, window.wrote) - offset), v)
     return RECORD_BAD_POSITION if status == RECORD_OK and v.physical_offset != offset else status
 
