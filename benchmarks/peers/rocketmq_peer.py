@@ -14,6 +14,7 @@ CASES = {
     "put": "put",
     "put_built": "put",
     "get": "get",
+    "get_decoded": "get",
     "query": "query",
     "dispatch": "reput",
     "recover": "recover",
@@ -25,7 +26,7 @@ NOT_FACTS = {"peer", "case", "count", "seconds", "ns_per_op", "ops_per_s", "conf
 def _run(job: Job) -> Measure:
     jars = rocketmq.build()
     options: dict[str, object] = {"count": job.count, "body-bytes": job.body_bytes, "keys": job.keys}
-    if job.case == "get":
+    if job.case.startswith("get"):
         options["batch"] = job.batch
     if job.case == "query":
         options["queries"] = job.options["queries"]
@@ -53,6 +54,11 @@ def _run(job: Job) -> Measure:
 def put_built(job: Job) -> Measure:
     """`put` when each message is built on the way, as ours is: from topic, body, key and tag."""
     return Measure(1_000_000_000, _run(job).facts["built_ns_per_op"])
+
+
+def get_decoded(job: Job) -> Measure:
+    """`get` with each record decoded to an object, as ours are."""
+    return Measure(1_000_000_000, _run(job).facts["decoded_ns_per_op"])
 
 
 put = get = query = dispatch = recover = _run

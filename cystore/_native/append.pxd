@@ -1,5 +1,6 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
+from cystore._native.checksum cimport head_checksum
 from cystore._native.layout cimport control_block, queue_entry
 
 cdef enum AppendStatus:
@@ -51,8 +52,7 @@ cdef struct append_target:
     uint32_t magic
     int64_t last_seen
     int64_t needed
-    int32_t prefix_size     # of the last record: sizes repeat, and with them the checksum of size and magic
-    uint32_t prefix_checksum
+    head_checksum head
     wall_clock clock
 
 # Appends items[done:count] under the append lock; every run of them that fits a segment is published as one.

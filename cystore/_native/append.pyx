@@ -8,7 +8,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from cystore._native.atomics cimport clock_coarse_ms, load_i64, load_u32, store_i64, store_u32
-from cystore._native.checksum cimport crc32c_combine, crc32c_update
+from cystore._native.checksum cimport crc32c_combine, crc32c_head, crc32c_update
 from cystore._native.control cimport control_add_queue, control_find_queue, control_intact
 from cystore._native.layout cimport *
 
@@ -81,17 +81,12 @@ cdef inline void write_record(append_target* target, uint8_t* p, const append_it
     if target.magic == RECORD_MAGIC_ROCKETMQ:
         record_set_checksum_field(p, item.body_checksum)
         return
-    if item.size != target.prefix_size:
-        target.prefix_size = item.size
-        target.prefix_checksum = crc32c_update(0, p, 8)
+    checksum = crc32c_update(crc32c_head(&target.head, p), p + 12, body - p - 12)
     if item.has_body_checksum:
-        checksum = crc32c_update(target.prefix_checksum, p + 12, body - p - 12)
         checksum = crc32c_combine(checksum, item.body_checksum, item.body_len)
-        checksum = crc32c_update(checksum, body + item.body_len, item.size - (body - p) - item.body_len)
-    else:
-        checksum = crc32c_update(target.prefix_checksum, p + 12, body - p - 12)
-        checksum = crc32c_update(checksum, item.body, item.body_len)  # not from the log: that would wait for the copy
-        checksum = crc32c_update(checksum, body + item.body_len, item.size - (body - p) - item.body_len)
+    else:  # not from the log: that would wait for the copy
+        checksum = crc32c_update(checksum, item.body, item.body_len)
+    checksum = crc32c_update(checksum, body + item.body_len, item.size - (body - p) - item.body_len)
     record_set_checksum_field(p, checksum)
 
 

@@ -1,5 +1,7 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
+from cystore._native.checksum cimport head_checksum
+
 cdef enum RecordStatus:
     RECORD_OK = 0
     RECORD_BLANK = 1        # end-of-file filler; total_size is the room it fills
@@ -37,8 +39,7 @@ cdef struct record_view:
     int properties_len
 
 cdef int record_parse(const uint8_t* p, size_t available, record_view* v) noexcept nogil
-cdef bint record_check(const uint8_t* p, const record_view* v) noexcept nogil
-cdef uint32_t record_checksum(const uint8_t* p, const record_view* v) noexcept nogil
+cdef bint record_check(const uint8_t* p, const record_view* v, head_checksum* last) noexcept nogil
 cdef bint topic_valid(const uint8_t* topic, Py_ssize_t length) noexcept nogil
 
 # One name and value inside a record's properties.

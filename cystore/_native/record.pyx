@@ -6,7 +6,7 @@ Source of the format: CommitLog.DefaultAppendMessageCallback and CommitLog.check
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t
 from libc.string cimport memchr, memcmp
 
-from cystore._native.checksum cimport crc32_body, crc32c_update
+from cystore._native.checksum cimport crc32_body, crc32c_head, crc32c_update, head_checksum
 from cystore._native.layout cimport *
 
 STATUS_NAMES: tuple[str, ...] = (
@@ -86,18 +86,22 @@ cdef int record_parse(const uint8_t* p, size_t available, record_view* v) noexce
     return RECORD_OK
 
 
-cdef uint32_t record_checksum(const uint8_t* p, const record_view* v) noexcept nogil:
-    """What the checksum field of a parsed record should hold."""
+cdef uint32_t record_checksum(const uint8_t* p, const record_view* v, head_checksum* last) noexcept nogil:
+    """What the checksum field of a parsed record should hold. `last`: for a walk over many records, or NULL."""
+    cdef head_checksum alone
     if v.magic == RECORD_MAGIC_CYSTORE:
-        return crc32c_update(crc32c_update(0, p, 8), p + 12, <size_t>v.total_size - 12)
+        if last == NULL:
+            alone.bytes = 0
+            last = &alone
+        return crc32c_update(crc32c_head(last, p), p + 12, <size_t>v.total_size - 12)
     return crc32_body(v.body, <size_t>v.body_len) if v.body_len > 0 else 0
 
 
-cdef bint record_check(const uint8_t* p, const record_view* v) noexcept nogil:
+cdef bint record_check(const uint8_t* p, const record_view* v, head_checksum* last) noexcept nogil:
     # RocketMQ does not look at the checksum of an empty body, and its batch encoder writes one; neither do we.
     if v.magic == RECORD_MAGIC_ROCKETMQ and v.body_len == 0:
         return True
-    return v.checksum == record_checksum(p, v)
+    return v.checksum == record_checksum(p, v, last)
 
 
 cdef bint property_next(const uint8_t** at, const uint8_t* end, property_view* found) noexcept nogil:
@@ -210,7 +214,7 @@ def parse(const uint8_t[::1] data):
         "reconsume_times": v.reconsume_times, "prepared_transaction_offset": v.prepared_transaction_offset,
         "body": v.body[:v.body_len], "topic": v.topic[:v.topic_len], "properties": v.properties[:v.properties_len],
     }
-    if not record_check(p, &v):
+    if not record_check(p, &v, NULL):
         status = RECORD_BAD_CHECKSUM
     return STATUS_NAMES[status], fields
 

@@ -64,7 +64,7 @@ cdef inline int _item(const uint8_t* p, int64_t available, scan_state* s) noexce
     elif status == RECORD_OK:
         if s.v.physical_offset != s.position:
             status = RECORD_BAD_POSITION
-        elif not s.check_checksum or record_check(p, &s.v):
+        elif not s.check_checksum or record_check(p, &s.v, &s.head):
             return SCAN_LIMIT
         else:
             status = RECORD_BAD_CHECKSUM
