@@ -23,9 +23,9 @@ test-all: ## the long tests too
 	$(SETUP) test
 	@$(VENV_PYTHON) tools/run_tests.py --all
 
-crash: ## the whole fault matrix
+crash: ## the whole fault matrix; ARGS="kill --count 500" passes arguments
 	$(SETUP) test
-	@$(VENV_PYTHON) tools/run_tests.py --all crash
+	@$(VENV_PYTHON) -m tests.crash --json build/crash.json $(ARGS)
 
 bench: ## all benchmarks beside their peers; ARGS="--quick put" passes arguments
 	$(SETUP) bench

@@ -50,6 +50,7 @@ EXTENSIONS: dict[str, list[str]] = {
     "failpoint": [],
     "checksum": ["z"],
     "control": [],
+    "queue_table": [],
     "mapping": [],
     "record": [],
     "message": [],

@@ -9,8 +9,9 @@ from libc.string cimport memcpy
 
 from cystore._native.atomics cimport clock_coarse_ms, load_i64, load_u32, store_i64, store_u32
 from cystore._native.checksum cimport crc32c_combine, crc32c_head, crc32c_update
-from cystore._native.control cimport control_add_queue, control_find_queue, control_intact
+from cystore._native.control cimport control_intact
 from cystore._native.layout cimport *
+from cystore._native.queue_table cimport control_add_queue, control_find_queue
 
 cdef extern from "failpoints.h" nogil:
     void failpoint(const char* name)

@@ -17,12 +17,13 @@ from cystore._native.append cimport *
 from cystore._native.atomics cimport *
 from cystore._native.checksum cimport crc32_body, crc32c_update
 from cystore._native.control cimport (
-    Control, control_find_queue, control_intact, control_lock_at, control_locked, control_repair_due,
+    Control, control_intact, control_lock_at, control_locked, control_repair_due,
 )
 from cystore._native.layout cimport *
 from cystore._native.mapping cimport MappedFile
 from cystore._native.message cimport Message, PutResult, put_result
 from cystore._native.properties cimport property_buffer, property_room, put_properties
+from cystore._native.queue_table cimport control_find_queue
 from cystore._native.record cimport topic_valid
 
 from cystore._native.message import encode_host

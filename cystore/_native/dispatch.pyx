@@ -11,7 +11,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memset
 
 from cystore._native.atomics cimport add_u32, load_i64, store_i64
-from cystore._native.control cimport Control, control_find_queue, control_slot
+from cystore._native.control cimport Control
 from cystore._native.derive cimport derive_begin, derive_next_key, derived
 from cystore._native.ext cimport EXT_NO_ROOM, ext_address, ext_put
 from cystore._native.index cimport (
@@ -21,6 +21,7 @@ from cystore._native.index cimport (
 from cystore._native.layout cimport *
 from cystore._native.mapping cimport MappedFile
 from cystore._native.queue cimport queue_put
+from cystore._native.queue_table cimport control_find_queue, control_slot
 from cystore._native.record cimport (
     RECORD_BAD_LENGTH, RECORD_BAD_POSITION, RECORD_BLANK, RECORD_OK, record_parse, record_view,
 )

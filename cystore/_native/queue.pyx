@@ -11,11 +11,12 @@ from cpython cimport array
 import array
 
 from cystore._native.atomics cimport load_i64, load_u32
-from cystore._native.control cimport Control, control_find_queue, control_slot
+from cystore._native.control cimport Control
 from cystore._native.ext cimport ext_is_address
 from cystore._native.layout cimport *
 from cystore._native.mapping cimport MappedFile
 from cystore._native.message cimport stored_message
+from cystore._native.queue_table cimport control_find_queue, control_slot
 from cystore._native.record cimport java_hash, property_find, record_check, record_parse, record_view
 from cystore._native.record import STATUS_NAMES as _STATUS_NAMES
 from cystore._native.window cimport (

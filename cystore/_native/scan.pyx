@@ -8,11 +8,11 @@ from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Realloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcmp, memcpy, memset
 
-from cystore._native.control cimport queue_hash
 from cystore._native.derive cimport derive_begin, derive_next_key, derived
 from cystore._native.ext cimport ext_is_address
 from cystore._native.index cimport index_key_hash, index_topic_seed
 from cystore._native.layout cimport *
+from cystore._native.queue_table cimport queue_hash
 from cystore._native.record cimport (
     RECORD_BAD_CHECKSUM, RECORD_BAD_LENGTH, RECORD_BAD_POSITION, RECORD_BLANK, RECORD_OK, RECORD_SHORT, record_check,
     record_parse, record_view,

@@ -173,3 +173,28 @@ def test_what_cystore_holds_the_jvm_does_not_start(rocketmq, writer, tmp_path):
     rows = dump_of_copy(rocketmq, path, spec, tmp_path)
     check_records(rows, stored)
     check_queues(rows, stored)
+
+
+def test_rocketmqs_load_on_a_store_that_cystore_holds_loses_nothing_acknowledged(rocketmq, writer, tmp_path):
+    """I3. RocketMQ looks at the lock after its load, which cuts what it takes for a dirty tail and removes empty segments."""
+    path, spec = tmp_path / "store", {"config": specs.SMALL}
+    ahead = {"allocate_ahead_bytes": specs.SMALL["mapedFileSizeCommitLog"], "services": ()}
+    with cystore.open(path, **cystore_config(spec), **ahead) as store:
+        stored = put_all(store, list(writer.many(60)))
+        with (
+            pytest.raises(Refused, match=r"start refused: .*Lock failed"),
+            rocketmq.opened(path, specs.SMALL),
+        ):
+            pass
+        for _ in range(3):
+            items = list(writer.many(60))
+            try:
+                put = put_all(store, items)
+                store.flush()
+            except cystore.StoreError:
+                break
+            stored += put
+    with cystore.open(path, **cystore_config(spec)) as store:
+        check_with_cystore(store, stored)
+        kept = {m.physical_offset for m in store.scan()}
+        assert kept >= {one.physical_offset for one in stored}

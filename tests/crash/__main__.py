@@ -1,0 +1,74 @@
+"""The fault matrix: python -m tests.crash [FAULT ...] [--seed N] [--case M] [--minutes N] [--count N] [--json FILE]
+
+Example: python -m tests.crash kill --count 200 --seed 7
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.crash import matrix
+from tests.crash.faults import FAULTS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.crash",
+        description="Runs the fault matrix and prints its table.",
+        epilog=__doc__,
+    )
+    parser.add_argument("faults", nargs="*", help=f"only these rows: {', '.join(f.name for f in FAULTS)}")
+    parser.add_argument("--seed", type=int, help="repeats a run (default: a new one, printed)")
+    parser.add_argument("--case", type=int, help="only the case with this number")
+    parser.add_argument("--count", type=int, help="faults of each row (default: the full count)")
+    parser.add_argument("--minutes", type=float, help="at most so long for each row")
+    parser.add_argument("--json", type=Path, help="writes the results there")
+    parser.add_argument(
+        "--document", type=Path, metavar="JSON", help="writes docs/reliability.md from results; runs nothing"
+    )
+    options = parser.parse_args(arguments)
+    if options.document:
+        text = matrix.document(json.loads(options.document.read_text()))
+        (ROOT / "docs" / "reliability.md").write_text(text)
+        return 0
+    unknown = set(options.faults) - {fault.name for fault in FAULTS}
+    if unknown:
+        parser.error(f"no such row: {', '.join(sorted(unknown))}")
+    seed = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed
+    print(f"seed: {seed}", flush=True)
+    shown = sys.stderr.isatty()
+    rows = []
+    for fault in FAULTS:
+        if options.faults and fault.name not in options.faults:
+            continue
+        folder = tempfile.mkdtemp(prefix="cystore-crash-")
+        row = matrix.run(
+            fault,
+            seed=seed,
+            count=options.count or fault.full,
+            folder=Path(folder),
+            minutes=options.minutes,
+            only=options.case,
+            progress=lambda text: print(f"\r{text}   ", end="", file=sys.stderr) if shown else None,
+        )
+        if row.good:
+            shutil.rmtree(folder, ignore_errors=True)  # else it shows what the failed cases left
+        rows.append(row)
+        print(matrix.table([row]), flush=True)
+        if options.json:
+            options.json.parent.mkdir(parents=True, exist_ok=True)
+            options.json.write_text(matrix.as_json(rows))
+    print(f"\n{matrix.table(rows)}\nseed: {seed}")
+    return 0 if rows and all(row.good for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,199 @@
+"""The fault matrix: rows of faults, run case by case from one seed, counted, and never called passed where they could not run."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import random
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+FAILURES_MAX = 5  # a row ends there: what is broken is known
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One row. `run` takes its cases from `Run.cases` and raises AssertionError (or anything else) when an invariant does not hold.
+
+    `full` and `part` are the cases of `make crash` and of the slice in `make test`; `obstacle` says why the fault cannot be
+    made on this machine, or nothing.
+    """
+
+    name: str
+    how: str
+    full: int
+    part: int
+    run: Callable[[Run], None]
+    obstacle: Callable[[], str] = lambda: ""
+
+
+@dataclass
+class Case:
+    """One fault, made from its own random generator in its own folder (outside of the store that it harms)."""
+
+    number: int
+    rng: random.Random
+    folder: Path
+
+
+@dataclass
+class Row:
+    """What became of a fault; `tally` counts what was looked at (acknowledged, cut bytes, ...)."""
+
+    name: str
+    how: str
+    seed: int
+    wanted: int
+    ran: int = 0
+    seconds: float = 0.0
+    not_run: str = ""
+    failures: list[str] = field(default_factory=list)
+    tally: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> str:
+        if self.not_run:
+            return f"not run: {self.not_run}"
+        if self.failures:
+            return f"FAILED {len(self.failures)}"
+        if not self.ran:
+            return "FAILED: no case ran"
+        return "passed" if self.ran >= self.wanted else f"passed as far as it ran ({self.wanted} wanted)"
+
+    @property
+    def good(self) -> bool:
+        return not self.failures and (bool(self.not_run) or self.ran > 0)
+
+
+class Run:
+    """The run of one row: hands out cases and counts them."""
+
+    def __init__(
+        self,
+        row: Row,
+        folder: Path,
+        *,
+        until: float | None = None,
+        only: int | None = None,
+        progress: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.row, self._folder, self._until, self._only, self._progress = row, folder, until, only, progress
+        self._tally: Counter[str] = Counter()
+
+    def cases(self, worth: int = 1) -> Iterator[Case]:
+        """Cases until enough ran, or the time is over; each counts as `worth` faults. Use `with run.case(one)` in the loop."""
+        number = 0
+        while self.row.ran < self.row.wanted:
+            if len(self.row.failures) >= FAILURES_MAX or (self._until and time.monotonic() > self._until):
+                return
+            if self._only is None or number == self._only:
+                folder = Path(tempfile.mkdtemp(prefix=f"{self.row.name}-", dir=self._folder))
+                yield Case(number, random.Random(f"{self.row.seed} {self.row.name} {number}"), folder)
+                self.row.ran += worth
+                self._progress(f"{self.row.name}: {self.row.ran} of {self.row.wanted}")
+                if self._only is not None:
+                    return
+            number += 1
+
+    @contextmanager
+    def case(self, case: Case) -> Iterator[None]:
+        """Notes what goes wrong inside with the case's number and keeps its folder; removes the folder otherwise."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever fails is the result
+            text = "".join(traceback.format_exception(error, limit=-6)).strip()
+            self.row.failures.append(f"case {case.number} in {case.folder}\n{text}")
+        else:
+            shutil.rmtree(case.folder, ignore_errors=True)
+
+    def tally(self, **numbers: int) -> None:
+        """Counts what the row looked at."""
+        self._tally.update(numbers)
+        self.row.tally = dict(self._tally)
+
+
+def run(
+    fault: Fault,
+    *,
+    seed: int,
+    count: int,
+    folder: Path,
+    minutes: float | None = None,
+    only: int | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Row:
+    """Runs one row with `count` faults, for at most some minutes."""
+    row = Row(fault.name, fault.how, seed, count, not_run=fault.obstacle())
+    if row.not_run:
+        return row
+    begin = time.monotonic()
+    until = None if minutes is None else begin + minutes * 60
+    try:
+        fault.run(Run(row, folder, until=until, only=only, progress=progress))
+    except Exception as error:  # noqa: BLE001 - the same
+        row.failures.append("".join(traceback.format_exception(error)).strip())
+    row.seconds = time.monotonic() - begin
+    return row
+
+
+def table(rows: list[Row]) -> str:
+    lines = [f"{'fault':<16} {'faults':>10} {'of':>10} {'seconds':>8}  result"]
+    for row in rows:
+        lines.append(f"{row.name:<16} {row.ran:>10,} {row.wanted:>10,} {row.seconds:>8.1f}  {row.verdict}")
+        if row.tally:
+            lines.append(
+                "                 "
+                + ", ".join(f"{name.replace('_', ' ')} {n:,}" for name, n in row.tally.items())
+            )
+    for row in rows:
+        lines += [f"\n{row.name}: {failure}" for failure in row.failures]
+    return "\n".join(lines)
+
+
+def as_json(rows: list[Row]) -> str:
+    machine = {
+        "kernel": platform.release(),
+        "python": sys.version.split()[0],
+        "cores": os.cpu_count(),
+        "when": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+    return json.dumps({"machine": machine, "rows": [asdict(row) for row in rows]}, indent=1) + "\n"
+
+
+def document(results: dict[str, Any]) -> str:
+    """docs/reliability.md, from the JSON of a run."""
+    machine, rows = results["machine"], [Row(**row) for row in results["rows"]]
+    head = HEAD.format(**machine)
+    lines = [head, "| fault | how | faults made | wanted | result |", "|---|---|---|---|---|"]
+    for row in rows:
+        made = f"{row.ran:,}" if not row.not_run else "-"
+        lines.append(f"| {row.name} | {row.how} | {made} | {row.wanted:,} | {row.verdict} |")
+    lines += ["", "What the runs looked at, and the seed that repeats each:", ""]
+    for row in rows:
+        if not row.not_run:
+            counted = ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in row.tally.items()) or "-"
+            lines.append(f"* **{row.name}** (`--seed {row.seed}`, {row.seconds:.0f} s): {counted}")
+    return "\n".join(lines) + "\n"
+
+
+HEAD = """# Reliability
+
+What was done to stores, and what came of it. Every case has writers whose acknowledged puts are recorded outside the store, the
+fault, a recovery, and a checker that reads everything back: no acknowledged put lost (under damage: the damaged record alone, and
+that one reported), no wrong byte served, no gap or repeat in a queue but reported holes, no hang, no signal.
+
+`make crash` runs all rows and writes `build/crash.json`; `python -m tests.crash --document build/crash.json` writes this page from it;
+`python -m tests.crash FAULT --seed N --case M` repeats one case. `make test` runs a slice of every row.
+
+This page is of a run on {when}: {cores} cores, Linux {kernel}, Python {python}. "not run" is what the machine could not do.
+"""
