@@ -228,7 +228,8 @@ class Dispatcher:
         raise self._damage(STATUS_NAMES[self._kernel.detail])
 
     def _damage(self, reason: str) -> CorruptRecordError:
-        """The error for a record that cannot be dispatched; the store is not written to until somebody looked at it."""
+        """The error for a record that cannot be dispatched. Dispatch stays before it, and the flag tells everybody; appends and
+        reads go on. The next load's recovery makes a hole of it."""
         self._control.set_flag(FLAGS["FLAG_CORRUPT"][0])
         position = self._kernel.position
         return CorruptRecordError(
