@@ -145,6 +145,7 @@ class IndexFiles:
         for entry in entries:
             if (
                 len(entry.name) != NAME_DIGITS
+                or not entry.name.isascii()
                 or not entry.name.isdecimal()
                 or not entry.is_file(follow_symlinks=False)
             ):

@@ -32,6 +32,11 @@ def file_name(base: int) -> str:
     return f"{base:0{NAME_DIGITS}d}"
 
 
+def base_of_name(name: str) -> int | None:
+    """The position that a file's name tells, None for another kind of name."""
+    return int(name) if len(name) == NAME_DIGITS and name.isascii() and name.isdecimal() else None
+
+
 class MappedFileQueue:
     """Files of one directory. Safe for threads of a process; several processes may create files at once.
 
@@ -75,10 +80,9 @@ class MappedFileQueue:
         for entry in entries:
             if entry.name in OURS:
                 continue
-            named = len(entry.name) == NAME_DIGITS and entry.name.isascii() and entry.name.isdecimal()
-            if not named or not entry.is_file(follow_symlinks=False):
+            base = base_of_name(entry.name)
+            if base is None or not entry.is_file(follow_symlinks=False):
                 raise StoreFormatError("strange name in a queue of files; move it away", path=entry.path)
-            base = int(entry.name)
             bases.append(base)
             sizes[base] = entry.stat(follow_symlinks=False).st_size
         bases.sort()

@@ -13,7 +13,7 @@ from cystore.commit_log import DIRECTORY
 from cystore.errors import StoreFormatError
 from cystore.layout import CONSTANTS
 from cystore.recovery.model import DirtyRange, LaterFile
-from cystore.segments import NAME_DIGITS, OURS, file_name
+from cystore.segments import OURS, base_of_name, file_name
 
 PIECE_BYTES = 4 << 20
 GONE = -1  # a status beside those of the kernel: there is no file at the position
@@ -55,10 +55,10 @@ class LogReader:
             for entry in os.scandir(self.directory):
                 if entry.name in OURS:
                     continue
-                regular = entry.is_file(follow_symlinks=False)
-                if len(entry.name) != NAME_DIGITS or not entry.name.isdecimal() or not regular:
+                base = base_of_name(entry.name)
+                if base is None or not entry.is_file(follow_symlinks=False):
                     raise StoreFormatError("strange name in the commit log; move it away", path=entry.path)
-                found[int(entry.name)] = entry.stat(follow_symlinks=False).st_size
+                found[base] = entry.stat(follow_symlinks=False).st_size
         return found
 
     def _file_bytes(self, configured: int) -> int:

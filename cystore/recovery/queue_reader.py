@@ -12,7 +12,7 @@ from pathlib import Path
 from cystore import files
 from cystore.consume_queue import DIRECTORY, ENTRY_BYTES
 from cystore.layout import CONSTANTS
-from cystore.segments import NAME_DIGITS, file_name
+from cystore.segments import base_of_name, file_name
 
 TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}\Z", re.ASCII)
 HOLE_SIZE = CONSTANTS["HOLE_ENTRY_SIZE"][0]
@@ -204,9 +204,9 @@ def _folders(path: Path) -> list[str]:
 def _lengths(directory: Path) -> dict[int, int]:
     with files.translated(directory):
         return {
-            int(entry.name): entry.stat(follow_symlinks=False).st_size
+            base: entry.stat(follow_symlinks=False).st_size
             for entry in os.scandir(directory)
-            if len(entry.name) == NAME_DIGITS and entry.name.isdecimal()
+            if (base := base_of_name(entry.name)) is not None
         }
 
 
