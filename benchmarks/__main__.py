@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 from dataclasses import replace
@@ -11,8 +12,10 @@ from pathlib import Path
 
 from benchmarks import report, runner
 from benchmarks.cases import CASES
+from benchmarks.document import document
 
-RESULTS = Path(__file__).resolve().parent / "results"
+HERE = Path(__file__).resolve().parent
+RESULTS, PAGE = HERE / "results", HERE.parent / "docs" / "benchmarks.md"
 
 
 def main(arguments: list[str]) -> int:
@@ -31,8 +34,17 @@ def main(arguments: list[str]) -> int:
         "--folder", type=Path, default=Path(tempfile.gettempdir()), help="where stores are made (%(default)s)"
     )
     parser.add_argument("--json", type=Path, help="the result file (benchmarks/results/TIME.json)")
+    parser.add_argument(
+        "--document",
+        type=Path,
+        metavar="FILE",
+        help="write docs/benchmarks.md from a result file; measure nothing",
+    )
     parser.add_argument("--list", action="store_true", help="name the cases and end")
     options = parser.parse_args(arguments)
+    if options.document:
+        PAGE.write_text(document(json.loads(options.document.read_text())))
+        return 0
     if options.list:
         print("\n".join(f"{case.name:<20} {case.title}" for case in CASES))
         return 0

@@ -1,0 +1,46 @@
+"""docs/benchmarks.md from the JSON of a run: every row that was measured, good or bad."""
+
+from __future__ import annotations
+
+from typing import Any
+
+HEAD = """# Benchmarks
+
+Made by `make bench` (`python -m benchmarks --document FILE` writes this page from the result file that a run names at its end). Every
+contestant of a case runs in a process of its own with an empty folder, in turn, {rounds} rounds; figures are medians, the last column is
+our speed divided by the row's, round by round, and of these the median. "spread" lies between the fastest and the slowest round.
+
+This page: {cpu}, {cores} cores, {memory_mib} MiB, Linux {release}, Python {python}, {file_system}. Compare ratios, not
+times: another machine has other times.
+"""
+
+
+def document(results: dict[str, Any]) -> str:
+    """The page; raises KeyError for a file that is no result of `python -m benchmarks`."""
+    machine = results["machine"]
+    release = machine["kernel"].partition("-")[0]
+    lines = [HEAD.format(rounds=results["arguments"]["rounds"], release=release, **machine)]
+    for case in results["cases"]:
+        lines += [
+            f"## {case['name']}",
+            "",
+            f"{case['title'][0].upper()}{case['title'][1:]}; one operation is a {case['operation']}.",
+            "",
+        ]
+        lines += [
+            f"| | ns a {case['operation']} | a second | spread | cystore / it | goal |",
+            "|---|---:|---:|---:|---:|---|",
+        ]
+        lines += [_line(row) for row in case["rows"]]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _line(row: dict[str, Any]) -> str:
+    if row["error"]:
+        return f"| {row['label']} | not measured: {row['error']} | | | | |"
+    median, rounds = row["ns_per_op_median"], row["ns_per_op"]
+    ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
+    goal = "" if row["goal"] is None else f"{row['goal']:g}: {'reached' if row['reached'] else 'missed'}"
+    spread = (max(rounds) - min(rounds)) / median
+    return f"| {row['label']} | {median:,.0f} | {1e9 / median:,.0f} | {spread:.0%} | {ratio} | {goal} |"
