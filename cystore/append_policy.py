@@ -14,6 +14,7 @@ from cystore.commit_log import CommitLog
 from cystore.errors import StoreFormatError, StoreNotWritableError
 from cystore.layout import FLAGS, RECORD_MAGIC_BLANK
 from cystore.services.allocate import Allocator
+from cystore.services.disk_space import DiskSpace
 from cystore.services.flush import Flusher
 
 if TYPE_CHECKING:
@@ -80,12 +81,13 @@ class AppendPolicy:
         commit_log: CommitLog,
         allocator: Allocator,
         flusher: Flusher,
+        space: DiskSpace,
         revive: Callable[[], Appender],
         *,
         cystore_records: bool,
     ) -> None:
         self._control, self._commit_log = control, commit_log
-        self._allocator, self._flusher = allocator, flusher
+        self._allocator, self._flusher, self._space = allocator, flusher, space
         self.make_room, self.more_queues = allocator.make_room, allocator.more_queues
         self.sync, self.revive = flusher.flush_to, revive
         self._marks = cystore_records
@@ -115,8 +117,9 @@ class AppendPolicy:
         self._control.repaired("append")
 
     def refused(self) -> None:
-        """Some flag forbids writing."""
+        """Some flag forbids writing; a disk that was full may have space again."""
         self._flusher.check()
+        self._space.check()
         if self._control.flags & FLAGS["FLAG_NOT_WRITABLE"][0]:
             raise StoreNotWritableError(
                 "writing to this store was switched off", path=self._commit_log.files.directory

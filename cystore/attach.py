@@ -31,8 +31,11 @@ from cystore.reader import Reader
 from cystore.recovery import RecoveredState, recover
 from cystore.segments import Mode
 from cystore.services.allocate import Allocator
+from cystore.services.clean import Cleaner
+from cystore.services.disk_space import DiskSpace
 from cystore.services.flush import Flusher
 from cystore.services.reput import Dispatcher
+from cystore.services.roll import Roller
 
 log = logging.getLogger("cystore")
 
@@ -55,6 +58,7 @@ class Attachment:
     dispatcher: Dispatcher
     flusher: Flusher
     allocator: Allocator
+    cleaner: Cleaner
     reader: Reader
     appender: Appender | None
     locks: StoreLocks | None
@@ -342,11 +346,14 @@ def _compose(
     dispatcher = Dispatcher(
         control, commit_log, queues, index, holes, config, more_queues=allocator.more_queues
     )
+    space = DiskSpace(root, control, config)
+    roller = Roller(control, commit_log, allocator, config)
+    cleaner = Cleaner(control, commit_log, queues, index, dispatcher, roller, space, config)
     appender = None
     if mode is Mode.WRITE:
         cystore_records = config.record_format == "cystore"
         policy = AppendPolicy(
-            control, commit_log, allocator, flusher, revive, cystore_records=cystore_records
+            control, commit_log, allocator, flusher, space, revive, cystore_records=cystore_records
         )
         appender = Appender(
             control,
@@ -360,7 +367,7 @@ def _compose(
         )
     reader = Reader(control, commit_log, queues, index, dispatcher, config)
     return Attachment(
-        root, config, mode, control, checkpoint, commit_log, queues, index, dispatcher, flusher, allocator, reader, appender,
+        root, config, mode, control, checkpoint, commit_log, queues, index, dispatcher, flusher, allocator, cleaner, reader, appender,
         locks, None,
     )  # fmt: skip
 

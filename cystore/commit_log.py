@@ -29,6 +29,7 @@ class CommitLog:
         )
         self.control, self.holes = control, holes
         self._root, self._mode = root, mode
+        self._forgotten_below = 0
 
     @property
     def file_bytes(self) -> int:
@@ -46,6 +47,13 @@ class CommitLog:
                 offset=physical_offset,
             )
         return segment
+
+    def forget_cleaned(self) -> None:
+        """Lets this process's mappings of segments go that were cleaned: their space is free when nobody has them any more."""
+        minimum = self.control.min_physical_offset
+        if minimum != self._forgotten_below:
+            self.files.forget_below(minimum)
+            self._forgotten_below = minimum
 
     def _check_readable(self, physical_offset: int) -> None:
         minimum, wrote = self.control.min_physical_offset, self.control.wrote

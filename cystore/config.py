@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from cystore.errors import StoreConfigError
 
-SERVICE_NAMES = ("flush", "allocate", "reput")
+SERVICE_NAMES = ("flush", "allocate", "reput", "clean")
 GIB = 1 << 30
 MIB = 1 << 20
 
@@ -61,6 +61,15 @@ class StoreConfig:
     check_crc_on_recover: bool = True
     damaged_range: Literal["keep", "truncate"] = "keep"  # RocketMQ truncates: acknowledged records are lost
     file_reserved_time_h: int = 72
+    delete_when: str = "04"
+    roll_interval_h: int = 24  # RocketMQ has none: a small store would never fill a file, and so never expire
+    disk_max_used_space_ratio: int = 75
+    disk_space_clean_forcibly_ratio: int = 85
+    disk_space_warning_level_ratio: int = 90
+    clean_file_forcibly_enable: bool = (
+        False  # RocketMQ: True; other people's files must not delete your messages
+    )
+    min_free_bytes: int = 0
 
     exclusive: bool = False
     read_only: bool = False
@@ -81,6 +90,11 @@ class StoreConfig:
             )
         object.__setattr__(self, "services", _service_names(self.services))
         self.delay_levels_ms()
+        for hour in self.delete_when.split(";"):
+            if not hour.isdecimal() or not 0 <= int(hour) <= 23:
+                raise StoreConfigError(
+                    f"delete_when must be hours from 00 to 23 with semicolons, not {self.delete_when!r}"
+                )
 
     def delay_levels_ms(self) -> tuple[int, ...]:
         """`message_delay_level` in milliseconds, level 1 first (ScheduleMessageService.parseDelayLevel)."""
@@ -167,6 +181,12 @@ _BOUNDS = {
     "os_page_cache_busy_timeout_ms": (1, 86_400_000),
     "allocate_ahead_bytes": (4096, 1 << 40),
     "populate_ahead_bytes": (0, 1 << 40),
+    "file_reserved_time_h": (0, 24 * 366 * 100),
+    "roll_interval_h": (1, 24 * 366 * 100),
+    "disk_max_used_space_ratio": (0, 100),
+    "disk_space_clean_forcibly_ratio": (0, 100),
+    "disk_space_warning_level_ratio": (0, 100),
+    "min_free_bytes": (0, 1 << 60),
     "access_message_in_memory_max_ratio": (0, 100),
     "max_transfer_count_on_message_in_memory": (1, 1 << 20),
     "max_transfer_count_on_message_in_disk": (1, 1 << 20),

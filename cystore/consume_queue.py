@@ -195,6 +195,34 @@ class ConsumeQueue:
         """The first offset of the file behind the one that holds an offset (ConsumeQueue.rollNextFile)."""
         return (self.files.base_of(queue_offset * ENTRY_BYTES) + self.files.file_bytes) // ENTRY_BYTES
 
+    def offset_at(self, physical_offset: int) -> int:
+        """The first offset whose message is at or behind a log position; the end where there is none."""
+        low, high = self.min_offset, self.max_offset
+        while low < high:
+            middle = (low + high) // 2
+            at = self.next_message(middle, high)
+            if at is None:
+                high = middle
+                continue
+            entry = self.entry(at)
+            if entry is not None and entry.physical_offset < physical_offset:
+                low = at + 1
+            else:
+                high = middle
+        return low
+
+    def remove_expired(self) -> int:
+        """Unlinks the files that lie wholly below the minimum offset, extended ones too, but never the last; returns how many."""
+        minimum = self.min_offset
+        removed = self.files.remove_below(minimum * ENTRY_BYTES)
+        if removed and self.ext is not None:
+            first = next(
+                (entry for _, entry in self.entries(minimum, self.max_offset) if entry is not None), None
+            )
+            if first is not None:
+                removed += self.ext.remove_below(first.tags_code)
+        return removed
+
     def end_of_last_record(self) -> int:
         """Physical offset behind the newest record that has an entry, 0 where there is none."""
         last = self.previous_message(self.min_offset, self.max_offset)

@@ -89,3 +89,7 @@ class ConsumeQueueExt:
             file = self.files.get(base) if base >= begin else None
             if file is not None:
                 file.sync()
+
+    def remove_below(self, address: int) -> int:
+        """Unlinks the files before the one of a unit's address, but never the last; returns how many."""
+        return self.files.remove_below(ext.position_of(address)) if ext.is_address(address) else 0

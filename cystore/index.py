@@ -300,6 +300,18 @@ class IndexFiles:
             self._files = listed
             self._publish(listed[-1], 0)
 
+    def remove_below(self, physical_offset: int) -> int:
+        """Unlinks the files whose entries all point below a log position, oldest first, but never the newest; returns how many."""
+        listed = self.files()
+        old = 0
+        while old < len(listed) - 1 and listed[old].end_physical_offset < physical_offset:
+            self._remove(listed[old])
+            old += 1
+        if old:
+            self._files = listed[old:]
+            self._publish(listed[-1], self._control.index_allocated)
+        return old
+
     @staticmethod
     def _end_with(file: IndexFile, number: int) -> None:
         """Makes an entry the file's last. Of its time only the second is known: the end is that second's."""

@@ -298,6 +298,7 @@ FLAGS = {
     "FLAG_SYNC_FAILED": (1, "an fsync failed: read-only until reopened"),
     "FLAG_NOT_WRITABLE": (2, "switched off by an operator"),
     "FLAG_CORRUPT": (4, "dispatch met a damaged record"),
+    "FLAG_DISK_FULL": (8, "the disk is fuller than the settings allow"),
 }
 
 

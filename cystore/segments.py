@@ -211,6 +211,13 @@ class MappedFileQueue:
                 return
         files.remove(self.path(base))
 
+    def remove_below(self, position: int) -> int:
+        """Unlinks the files that end at or below a position, oldest first, but never the last; returns how many."""
+        old = [base for base in self.refresh()[:-1] if base + self.file_bytes <= position]
+        for base in old:
+            self.remove(base)
+        return len(old)
+
     def close(self) -> None:
         """Lets all mappings go; views keep theirs. Takes no lock: in a forked child a thread that is gone may hold it."""
         self._mapped, self._imagined = OrderedDict(), {}

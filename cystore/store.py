@@ -19,6 +19,7 @@ from cystore.config import StoreConfig
 from cystore.errors import MessageIllegalError, StoreClosedError, StoreConfigError, StoreNotWritableError
 from cystore.layout import FLAGS
 from cystore.result import GetResult
+from cystore.services.clean import Cleaned
 from cystore.services.progress import Progress
 from cystore.services.threads import ServiceThread
 from cystore.stats import QueueRange, store_stats
@@ -27,6 +28,7 @@ log = logging.getLogger("cystore")
 
 WAIT_SLICE_S = 0.25
 ALLOCATE_INTERVAL_S = 0.02
+CLEAN_INTERVAL_S = 10.0  # RocketMQ's cleanResourceInterval
 _open_stores: weakref.WeakSet[MessageStore] = weakref.WeakSet()
 
 
@@ -110,6 +112,7 @@ class MessageStore:
         intervals: dict[str, tuple[Callable[[], Progress], float, Callable[[float], None] | None]] = {
             "flush": (parts.flusher.run_once, self.config.flush_interval_commit_log_ms / 1000, None),
             "allocate": (parts.allocator.run_once, ALLOCATE_INTERVAL_S, None),
+            "clean": (parts.cleaner.run_once, CLEAN_INTERVAL_S, None),
             "reput": (parts.dispatcher.run_once, WAIT_SLICE_S, self._wait_for_appends),
         }
         self._threads = [ServiceThread(name, *intervals[name]) for name in self.config.services]
@@ -234,6 +237,14 @@ class MessageStore:
                 max_bytes, timeout_ms=None if timeout_s is None else int(timeout_s * 1000)
             )
         return parts.control.dispatched - before
+
+    def clean(self, max_segments: int | None = None) -> Cleaned:
+        """Removes what expired (file_reserved_time_h), at any hour: whole segments, oldest first, then what only led there.
+
+        Views of bodies stay readable. The service "clean" does the same at delete_when, and when the disk fills up (RocketMQ's
+        executeDeleteFilesManually).
+        """
+        return self._writable().cleaner.clean(max_segments)
 
     def set_writable(self, writable: bool) -> None:
         """Switches writing off (or on again) for every attached process (RunningFlags)."""

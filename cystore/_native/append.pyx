@@ -9,8 +9,9 @@ from libc.string cimport memcpy
 
 from cystore._native.atomics cimport clock_coarse_ms, load_i64, load_u32, store_i64, store_u32
 from cystore._native.checksum cimport crc32c_combine, crc32c_head, crc32c_update
-from cystore._native.control cimport control_intact
+from cystore._native.control cimport Control, control_intact
 from cystore._native.layout cimport *
+from cystore._native.mapping cimport MappedFile
 from cystore._native.queue_table cimport control_add_queue, control_find_queue
 
 cdef extern from "failpoints.h" nogil:
@@ -91,6 +92,33 @@ cdef inline void write_record(append_target* target, uint8_t* p, const append_it
     record_set_checksum_field(p, checksum)
 
 
+cdef void _end_file(control_block* block, uint8_t* p, int64_t wrote, int32_t room) noexcept nogil:
+    """Fills the room that is left in a file with a blank and publishes that: appends go on in the next."""
+    block.intent_from = wrote
+    block.intent_to = wrote + BLANK_SIZE_MIN
+    store_u32(&block.intent_active, 1)
+    failpoint("append.blank_intent")
+    record_set_total_size(p, room)
+    record_set_magic(p, RECORD_MAGIC_BLANK)
+    failpoint("append.blank_written")
+    store_i64(&block.wrote, wrote + room)
+    failpoint("append.blank_published")
+    store_u32(&block.intent_active, 0)
+
+
+def end_segment(Control control not None, MappedFile file not None):
+    """Ends the segment that is written to, under the append lock. False when the log does not stand inside of `file`, or its
+    successor has no room yet."""
+    cdef control_block* block = control.checked()
+    cdef int64_t wrote = block.wrote
+    if not file.writable or wrote <= file.base or wrote > file.base + file.length - BLANK_SIZE_MIN:
+        return False
+    if load_i64(&block.allocated) < file.base + file.length + BLANK_SIZE_MIN:
+        return False
+    _end_file(block, file.address + (wrote - file.base), wrote, <int32_t>(file.base + file.length - wrote))
+    return True
+
+
 cdef int append_locked(control_block* block, append_target* target, append_item* items, Py_ssize_t count, Py_ssize_t* done,
                        int64_t waits_since_ms) noexcept nogil:
     """Appends items[done:count] under the append lock; every run of them that fits a segment is published as one.
@@ -103,7 +131,7 @@ cdef int append_locked(control_block* block, append_target* target, append_item*
     cdef Py_ssize_t i, end
     if not control_intact(block) or wrote < target.last_seen:
         return APPEND_OVERWRITTEN
-    if load_u32(&block.flags) & (FLAG_SYNC_FAILED | FLAG_NOT_WRITABLE):
+    if load_u32(&block.flags) & (FLAG_SYNC_FAILED | FLAG_NOT_WRITABLE | FLAG_DISK_FULL):
         return APPEND_REFUSED
     now = wall_clock_ms(&target.clock)
     if now < block.last_store_timestamp:
@@ -127,18 +155,9 @@ cdef int append_locked(control_block* block, append_target* target, append_item*
             if load_i64(&block.allocated) < at + size + BLANK_SIZE_MIN:
                 target.needed = at + size + BLANK_SIZE_MIN
                 return APPEND_NEED_SPACE
-            block.intent_from = wrote
-            block.intent_to = wrote + BLANK_SIZE_MIN
-            store_u32(&block.intent_active, 1)
-            failpoint("append.blank_intent")
-            record_set_total_size(target.address + (wrote - target.base), <int32_t>room)
-            record_set_magic(target.address + (wrote - target.base), RECORD_MAGIC_BLANK)
-            failpoint("append.blank_written")
+            _end_file(block, target.address + (wrote - target.base), wrote, <int32_t>room)
             wrote = at
             target.last_seen = wrote
-            store_i64(&block.wrote, wrote)
-            failpoint("append.blank_published")
-            store_u32(&block.intent_active, 0)
             continue
         if load_i64(&block.allocated) < wrote + total + BLANK_SIZE_MIN:
             target.needed = wrote + total + BLANK_SIZE_MIN

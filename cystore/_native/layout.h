@@ -31,6 +31,7 @@
 #define FLAG_SYNC_FAILED 0x1 /* an fsync failed: read-only until reopened */
 #define FLAG_NOT_WRITABLE 0x2 /* switched off by an operator */
 #define FLAG_CORRUPT 0x4 /* dispatch met a damaged record */
+#define FLAG_DISK_FULL 0x8 /* the disk is fuller than the settings allow */
 #define CONTROL_MAGIC 0x435953544f524531ull
 #define LAYOUT_FINGERPRINT 0x101d1e81bca1f9b0ull
 #define CONTROL_BUCKETS_AT 4096

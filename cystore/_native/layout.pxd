@@ -26,6 +26,7 @@ cdef extern from "layout.h" nogil:
     const uint32_t FLAG_SYNC_FAILED
     const uint32_t FLAG_NOT_WRITABLE
     const uint32_t FLAG_CORRUPT
+    const uint32_t FLAG_DISK_FULL
     const uint32_t CONTROL_BUCKETS_AT
     const uint32_t CONTROL_BUCKETS
     const uint32_t CONTROL_QUEUES_AT

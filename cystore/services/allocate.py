@@ -89,6 +89,7 @@ class Allocator:
         Nothing happens in a store that was only read: a file appears when something was appended.
         """
         control = self._control
+        self._commit_log.forget_cleaned()
         if control.put_count == 0:
             return Progress(0)
         before = control.allocated

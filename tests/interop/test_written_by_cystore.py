@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import cystore
+from cystore import clock
 from tests.golden.cystore_config import cystore_config
 from tests.interop import specs
 from tests.interop.cystore_side import dump_of_copy, killed_while_putting, put_all
@@ -120,3 +121,22 @@ def test_rocketmq_recovers_a_store_whose_writer_was_killed(rocketmq, shape, seed
                 assert one.physical_offset in {
                     m.physical_offset for m in store.query(one.item["topic"], key, 10_000)
                 }
+
+
+def test_rocketmq_reads_a_log_whose_segments_ended_early(rocketmq, rng, monkeypatch, tmp_path):
+    """A blank that fills most of a file, as `roll_interval_h` leaves it."""
+    writer, spec = specs.Writer(rng), {"config": specs.SMALL}
+    with cystore.open(tmp_path / "store", **cystore_config(spec)) as store:
+        stored = []
+        for hours in (25, 50):
+            stored += put_all(store, list(writer.many(15)))
+            now = clock.now_ms()
+            monkeypatch.setattr(clock, "now_ms", lambda now=now, hours=hours: now + hours * 3_600_000)
+            assert store._attached().cleaner._roller.run_once()
+            monkeypatch.undo()
+        stored += put_all(store, list(writer.many(15)))
+        store.dispatch()
+    rows = dump_of_copy(rocketmq, tmp_path / "store", spec, tmp_path)
+    check_records(rows, stored)
+    check_queues(rows, stored)
+    check_queries(rows, stored)

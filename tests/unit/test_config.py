@@ -65,7 +65,7 @@ REFUSED = {
     "read_only": (0,),
     "store_host": (10911, None),
     "message_delay_level": ("1x", "1s s", "1s  -2s", 5),
-    "services": (7, ("flush", "dispatch"), "clean"),
+    "services": (7, ("flush", "dispatch"), "sweep"),
 }
 
 
@@ -115,7 +115,7 @@ def test_delay_levels_are_milliseconds():
 @pytest.mark.parametrize(
     ("given", "names"),
     [
-        ("all", ("flush", "allocate", "reput")),
+        ("all", ("flush", "allocate", "reput", "clean")),
         ("none", ()),
         ("reput", ("reput",)),
         (["flush"], ("flush",)),

@@ -1,0 +1,63 @@
+"""How full the file system of a store is, and what that forbids (RunningFlags' disk full bit)."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from cystore import files
+from cystore._native.control import Control
+from cystore.config import StoreConfig
+from cystore.errors import StoreFullError
+from cystore.layout import FLAGS
+
+log = logging.getLogger("cystore")
+
+DISK_FULL = FLAGS["FLAG_DISK_FULL"][0]
+
+
+class DiskSpace:
+    """Watches the file system that holds the store, whatever else is mounted where: inside quotas and loop mounts too."""
+
+    def __init__(self, root: Path, control: Control, config: StoreConfig) -> None:
+        self._root, self._control, self._config = root, control, config
+
+    def used_percent(self) -> float:
+        """As `df` counts: of what this user may have, how much is taken."""
+        return self._look()[0]
+
+    def _look(self) -> tuple[float, int]:
+        with files.translated(self._root):
+            found = os.statvfs(self._root)
+        used, free = found.f_blocks - found.f_bfree, found.f_bavail
+        return 100.0 * used / max(used + free, 1), free * found.f_frsize
+
+    def _full(self) -> str:
+        """Why nothing more may be written, or nothing."""
+        used, free_bytes = self._look()
+        if used > self._config.disk_space_warning_level_ratio:
+            return f"{used:.1f} % of the disk are used, more than disk_space_warning_level_ratio"
+        if free_bytes < self._config.min_free_bytes:
+            return f"{free_bytes} bytes are left on the disk, less than min_free_bytes"
+        return ""
+
+    def watch(self) -> float:
+        """Switches writing off on a full disk, for every attached process, and on again; returns the used percentage."""
+        reason = self._full()
+        if reason and not self._control.flags & DISK_FULL:
+            log.error("%s: %s; nothing is appended until there is space", self._root, reason)
+            self._control.set_flag(DISK_FULL)
+        elif not reason and self._control.flags & DISK_FULL:
+            log.warning("%s: there is space again", self._root)
+            self._control.clear_flag(DISK_FULL)
+        return self.used_percent()
+
+    def check(self) -> None:
+        """For a put that was refused: raises StoreFullError unless there is space again."""
+        if self._control.flags & DISK_FULL:
+            self.watch()
+            if self._control.flags & DISK_FULL:
+                raise StoreFullError(
+                    f"{self._full()}; make space, appends then go on by themselves", path=self._root
+                )

@@ -1,0 +1,51 @@
+"""Ends a segment that has been written to for long, so that a store with few messages expires too.
+
+RocketMQ has nothing like it; a file that ends early ends in a blank, as each of its own does.
+"""
+
+from __future__ import annotations
+
+from cystore import clock
+from cystore._native.append import end_segment
+from cystore._native.control import Control
+from cystore.append_policy import repair_append
+from cystore.commit_log import CommitLog
+from cystore.config import StoreConfig
+from cystore.errors import CorruptRecordError, OffsetError
+from cystore.layout import CONSTANTS
+from cystore.services.allocate import Allocator
+
+HOUR_MS = 3_600_000
+BLANK_SIZE_MIN = CONSTANTS["BLANK_SIZE_MIN"][0]
+
+
+class Roller:
+    """Rolls the log of one store over to its next segment."""
+
+    def __init__(
+        self, control: Control, commit_log: CommitLog, allocator: Allocator, config: StoreConfig
+    ) -> None:
+        self._control, self._commit_log, self._allocator = control, commit_log, allocator
+        self._interval_ms = config.roll_interval_h * HOUR_MS
+
+    def run_once(self) -> bool:
+        """Ends the segment that is written to if its first record is older than roll_interval_h. Raises StoreFullError."""
+        base = self._commit_log.files.base_of(self._control.wrote)
+        if not self._is_due(base):
+            return False
+        self._allocator.make_room(base + self._commit_log.file_bytes + BLANK_SIZE_MIN)
+        segment = self._commit_log.files.get(base)
+        if segment is None:
+            return False
+        with self._control.locked("append") as due:
+            if due:
+                repair_append(self._control, self._commit_log)
+            return end_segment(self._control, segment)
+
+    def _is_due(self, base: int) -> bool:
+        """A segment whose first record is damaged is as old as nobody knows: it stays."""
+        try:
+            first = self._commit_log.read(base)
+        except (OffsetError, CorruptRecordError):  # nothing there yet, or it cannot be read
+            return False
+        return clock.now_ms() - first.store_timestamp_ms >= self._interval_ms

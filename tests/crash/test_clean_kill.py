@@ -1,0 +1,46 @@
+"""Goal: a process may be killed anywhere in a clean (I1, I2, I7): nothing that is still needed is gone, and the next clean ends
+what it began. Method: a process of the build with failpoints cleans a store that lives on, or whose last process it was."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+import cystore
+from tests.cleaned import check_cleaned, fill
+from tests.process import Process
+from tests.small import SETTINGS
+
+EXPIRED = {**SETTINGS, "file_reserved_time_h": 0, "max_index_num": 100}
+
+
+@pytest.mark.parametrize("survivors", [True, False], ids=["somebody lives", "everybody died"])
+@pytest.mark.parametrize("place", ["clean.published", "clean.segment_gone", "clean.queue_minimum"])
+def test_i7_a_kill_while_cleaning(tmp_path, rng, build_environment, place, survivors):
+    path = tmp_path / "store"
+    passes = 1 if place == "clean.published" else rng.randrange(1, 3)
+    environment = {**build_environment("failpoints"), "CYSTORE_FAILPOINT": f"{place}:{passes}"}
+    with Process(environment) as victim:
+        store = cystore.open(path, **EXPIRED)
+        put = fill(store, 450)
+        store.dispatch()
+        store.flush()
+        victim.do("import cystore; store = cystore.open(path, **settings)", path=str(path), settings=EXPIRED)
+        if not survivors:
+            store.close()
+        with pytest.raises(EOFError):
+            victim.do("store.clean()")
+        assert victim.wait() == -signal.SIGKILL
+    if not survivors:
+        store = cystore.open(path, **EXPIRED)
+    with store:
+        put += fill(store, 40, start=len(put))
+        if not survivors:
+            check_cleaned(store, put)
+        done = store.clean()
+        assert done.files
+        check_cleaned(store, put)
+        assert min(int(p.name) for p in (path / "commitlog").glob("0*")) == done.min_physical_offset
+    with cystore.open(path, **EXPIRED) as store:
+        check_cleaned(store, put)

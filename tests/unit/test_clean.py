@@ -1,0 +1,261 @@
+"""Goal: cleaning removes what expired and nothing that is still needed (I7), and who reads meanwhile is told. Method: stores of
+small segments, and a clock that the test sets."""
+
+from __future__ import annotations
+
+import datetime
+import os
+
+import pytest
+
+import cystore
+from cystore import clock
+from cystore.services.progress import Progress
+from tests.checks import check_closed, everything
+from tests.cleaned import check_cleaned, fill
+from tests.process import Process
+from tests.small import LOG_BYTES, SETTINGS, open_small
+
+HOUR_MS = 3_600_000
+HOURS = {"file_reserved_time_h": 72}
+
+
+@pytest.fixture
+def later(monkeypatch):
+    """Moves the clock that cleaning looks at; puts have the real one."""
+    real = clock.now_ms
+
+    def move(hours: float) -> None:
+        monkeypatch.setattr(clock, "now_ms", lambda: real() + int(hours * HOUR_MS))
+
+    return move
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """Makes the file system as full as the test says (percent used, bytes free)."""
+
+    def fill(percent: float, free_bytes: int = 1 << 30) -> None:
+        blocks = 1_000_000
+        free = blocks - int(blocks * percent / 100)
+        size = max(free_bytes // max(free, 1), 1)
+        values = (size, size, blocks, free, free, 0, 0, 0, 0, 255)
+        monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(values))
+
+    return fill
+
+
+def segments(store) -> list[int]:
+    return sorted(int(p.name) for p in (store.path / "commitlog").iterdir() if p.name != "CYSTORE")
+
+
+def settle(store):
+    store.dispatch()
+    store.flush()
+
+
+def test_i7_what_expired_goes_and_the_rest_stays(tmp_path, later):
+    with open_small(tmp_path / "s", **HOURS) as store:
+        put = fill(store, 450)
+        settle(store)
+        before = segments(store)
+        assert store.clean().files == 0
+        later(73)
+        done = store.clean()
+        assert done.segments == len(
+            [base for base in before if base < store.stats()["wrote"] // LOG_BYTES * LOG_BYTES]
+        )
+        assert segments(store)[0] == done.min_physical_offset == store.stats()["min_physical_offset"]
+        assert done.queue_files > 0
+        check_cleaned(store, put)
+        put += fill(store, 50, start=len(put))
+        settle(store)
+        check_cleaned(store, put)
+    with open_small(tmp_path / "s", **HOURS) as store:
+        check_cleaned(store, put)
+
+
+def test_a_segment_is_as_old_as_its_newest_record(tmp_path, monkeypatch):
+    """Two halves of a log, three days apart: only segments wholly of the first go."""
+    with open_small(tmp_path / "s", **HOURS) as store:
+        old = fill(store)
+        middle = clock.now_ms() + 1
+        while clock.now_ms() <= middle:
+            pass
+        young = fill(store, start=len(old))
+        settle(store)
+        monkeypatch.setattr(clock, "now_ms", lambda: middle + 72 * HOUR_MS)
+        done = store.clean()
+        # The segment before one that begins with a young record may hold a young one itself: it stays.
+        assert 0 < done.min_physical_offset == (young[0].physical_offset - 1) // LOG_BYTES * LOG_BYTES
+        check_cleaned(store, old + young)
+
+
+@pytest.mark.parametrize("step", ["dispatch", "flush"])
+def test_i7_what_is_not_dispatched_or_not_durable_stays(tmp_path, later, step):
+    with open_small(tmp_path / "s", **HOURS) as store:
+        fill(store)
+        getattr(store, step)()
+        if step == "flush":
+            assert store.stats()["dispatch_behind_bytes"]
+        later(1000)
+        assert store.clean().segments == 0
+
+
+def test_index_files_that_lead_nowhere_go(tmp_path, later):
+    with open_small(tmp_path / "s", max_index_num=40, **HOURS) as store:
+        put = fill(store)
+        settle(store)
+        files = len(list((store.path / "index").iterdir()))
+        later(73)
+        assert 0 < store.clean().index_files < files
+        check_cleaned(store, put)
+
+
+def test_extended_units_go_with_their_queue(tmp_path, later):
+    ext = {"enable_consume_queue_ext": True, "mapped_file_size_consume_queue_ext_bytes": 1024}
+    with open_small(tmp_path / "s", record_format="rocketmq", **ext, **HOURS) as store:
+        for n in range(300):
+            store.put("T", b"x" * 300, keys=(f"k{n}",), tags="a")
+        settle(store)
+        folder = store.path / "consumequeue_ext" / "T" / "0"
+        before = len(list(folder.iterdir()))
+        later(73)
+        store.clean()
+        assert 0 < len(list(folder.iterdir())) < before
+        assert all(m.tags == "a" for m in everything(store)["T", 0])
+
+
+def test_a_view_taken_before_stays_readable(tmp_path, later):
+    with open_small(tmp_path / "s", **HOURS) as store:
+        fill(store)
+        settle(store)
+        message = store.get("T", 0, 0, 1).messages[0]
+        later(73)
+        assert store.clean().segments
+    assert bytes(message.body) == b"x" * 300
+
+
+def test_other_processes_see_it_and_let_go(tmp_path, later):
+    with open_small(tmp_path / "s", **HOURS) as store, Process() as other:
+        put = fill(store)
+        settle(store)
+        other.do(
+            "import cystore; store = cystore.open(path, **settings); store.scan().__next__(); parts = store._attached()",
+            path=str(store.path),
+            settings=SETTINGS,
+        )
+        assert other.do("sum(1 for _ in store.scan())") == len(put)
+        later(73)
+        store.clean()
+        assert other.do("store.get('T', 0, 0).status.name") == "OFFSET_TOO_SMALL"
+        other.do("parts.allocator.run_once()")
+        assert "(deleted)" not in other.do(
+            "'\\n'.join(x for x in open('/proc/self/maps') if 'commitlog' in x)"
+        )
+
+
+def test_bounded_and_goes_on(tmp_path, later, monkeypatch):
+    now = datetime.datetime.fromtimestamp(clock.now_ms() / 1000 + 73 * 3600)
+    with open_small(tmp_path / "s", delete_when=f"{now.hour:02d}", **HOURS) as store:
+        fill(store, 600)
+        settle(store)
+        cleaner = store._attached().cleaner
+        later(73)
+        first = cleaner.run_once()
+        assert first.more and first.done >= 10
+        while cleaner.run_once().more:
+            pass
+        assert cleaner.run_once() == Progress(0)
+        assert len(segments(store)) <= 2
+
+
+def test_only_at_its_hour(tmp_path, later):
+    hour = datetime.datetime.fromtimestamp(clock.now_ms() / 1000 + 73 * 3600).hour
+    with open_small(tmp_path / "s", delete_when=f"{(hour + 5) % 24};{(hour + 9) % 24}", **HOURS) as store:
+        fill(store)
+        settle(store)
+        later(73)
+        assert store._attached().cleaner.run_once() == Progress(0)
+
+
+def test_a_filling_disk_cleans_at_any_hour_but_only_what_expired(tmp_path, later, disk):
+    hour = (datetime.datetime.now().hour + 12) % 24
+    with open_small(tmp_path / "s", delete_when=f"{hour}", disk_max_used_space_ratio=75, **HOURS) as store:
+        fill(store)
+        settle(store)
+        cleaner = store._attached().cleaner
+        disk(88)
+        assert cleaner.run_once() == Progress(0)
+        later(73)
+        assert cleaner.run_once().done
+
+
+def test_forced_cleaning_takes_the_oldest_and_only_when_it_is_enabled(tmp_path, disk):
+    with open_small(tmp_path / "s", clean_file_forcibly_enable=True, **HOURS) as store:
+        put = fill(store)
+        settle(store)
+        before = segments(store)
+        disk(86)
+        store._attached().cleaner.run_once()
+        assert segments(store) == before[1:]
+        check_cleaned(store, put)
+
+
+def test_full_disk_refuses_puts_and_space_brings_them_back(tmp_path, disk):
+    with open_small(tmp_path / "s", **HOURS) as store:
+        fill(store, 3)
+        disk(91)
+        store._attached().cleaner.run_once()
+        with pytest.raises(cystore.StoreFullError, match=r"91\.0 % of the disk"):
+            store.put("T", b"")
+        assert store.get("T", 0, 0).messages
+        disk(80)
+        store.put("T", b"")  # nobody has to run for it
+
+
+def test_too_few_bytes_left(tmp_path, disk):
+    with open_small(tmp_path / "s", min_free_bytes=1 << 20, **HOURS) as store:
+        fill(store, 3)
+        disk(50, free_bytes=500_000)
+        store._attached().cleaner.run_once()
+        with pytest.raises(cystore.StoreFullError, match="min_free_bytes"):
+            store.put("T", b"")
+
+
+def test_a_small_store_rolls_and_expires(tmp_path, later):
+    with open_small(tmp_path / "s", roll_interval_h=24, **HOURS) as store:
+        put = fill(store, 5)
+        settle(store)
+        roller = store._attached().cleaner._roller
+        assert not roller.run_once()
+        later(25)
+        assert roller.run_once()
+        assert store.stats()["wrote"] == LOG_BYTES
+        assert not roller.run_once()  # an empty segment is not old
+        settle(store)
+        check_cleaned(store, put)
+        later(100)
+        assert store.clean().segments == 1
+        assert everything(store) == {("T", 0): [], ("T", 1): []}
+        put += fill(store, 5, start=5)
+        assert put[5].queue_offset == put[3].queue_offset + 1
+        settle(store)
+        check_cleaned(store, put)
+    with open_small(tmp_path / "s", **HOURS) as store:
+        check_cleaned(store, put)
+
+
+def test_a_rolled_log_is_sound_for_verify(tmp_path, later):
+    with open_small(tmp_path / "s") as store:
+        fill(store, 5)
+        later(25)
+        store._attached().cleaner._roller.run_once()
+        fill(store, 5, start=5)
+    check_closed(tmp_path / "s", SETTINGS)
+
+
+def test_wrong_hours_are_refused(tmp_path):
+    for wrong in ("24", "4;x", "", "-1"):
+        with pytest.raises(cystore.StoreConfigError, match="delete_when"):
+            cystore.open(tmp_path / "s", delete_when=wrong)
