@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV_PYTHON := .venv/bin/python
 SETUP = @$(PYTHON) tools/setup_env.py
 
-.PHONY: help build run test test-all crash bench lint format clean
+.PHONY: help build run test test-all crash fuzz bench lint format clean
 
 help: ## what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -26,6 +26,10 @@ test-all: ## the long tests too
 crash: ## the whole fault matrix; ARGS="kill --count 500" passes arguments
 	$(SETUP) test
 	@$(VENV_PYTHON) -m tests.crash --json build/crash.json $(ARGS)
+
+fuzz: ## every fuzz target for a minute; ARGS="record scan --seconds 600" passes arguments
+	$(SETUP) test
+	@$(VENV_PYTHON) -m tests.fuzz $(ARGS)
 
 bench: ## all benchmarks beside their peers; ARGS="--quick put" passes arguments
 	$(SETUP) bench

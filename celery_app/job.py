@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from celery_app import sources
-from celery_app.app import REDELIVER_AFTER_S, app
+from celery_app.app import REDELIVER_AFTER_S, app, store_url
 from celery_app.collect import CollectError, Collection, Meta
 from celery_app.fleet import PROCESSES, ROOT, Fleet
 from celery_app.folder import RunFolder
@@ -49,7 +49,7 @@ def run_job(folder: RunFolder, count: int | None) -> Run:
     added = [] if failing else sources.write_broken(folder.broken)
     files = sources.chosen(everything, added or failing, count)
     with redis_server() as redis, Fleet(redis.broker_url, folder.store, folder.logs) as fleet:
-        app.conf.update(broker_url=redis.broker_url, result_backend=f"cystore://{folder.store}")
+        app.conf.update(broker_url=redis.broker_url, result_backend=store_url(folder.store))
         app.control.purge()  # what an earlier run left in a Redis that outlives it
         version = sys.version.split()[0]
         say(f"input   {len(files):,} Python files: standard library and site-packages of Python {version}")

@@ -13,7 +13,7 @@ from cystore._native.message import message_at
 from cystore.commit_log import CommitLog
 from cystore.errors import StoreFormatError, StoreNotWritableError
 from cystore.layout import FLAGS, RECORD_MAGIC_BLANK
-from cystore.services.allocate import Allocator
+from cystore.services.allocate import Allocator, writes_end_when_it_fails
 from cystore.services.disk_space import DiskSpace
 from cystore.services.flush import Flusher
 
@@ -94,6 +94,10 @@ class AppendPolicy:
 
     def segment_at(self, position: int) -> MappedFile:
         """The mapped segment that holds `position`, made if need be. Asked before a process's first append, too."""
+        with writes_end_when_it_fails(self._control, self._commit_log.files.directory):
+            return self._segment_at(position)
+
+    def _segment_at(self, position: int) -> MappedFile:
         if self._marks:
             self._commit_log.mark_cystore_records()
             self._marks = False

@@ -13,24 +13,32 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cystore import files, host
+from cystore import files, guard, host
 from cystore._native.appender import Appender
 from cystore._native.control import Control
 from cystore._native.failpoint import failpoint
 from cystore._native.mapping import MappedFile
-from cystore.append_policy import AppendPolicy, repair_append
+from cystore.append_policy import NO_QUEUE_OFFSET, AppendPolicy, repair_append
 from cystore.checkpoint import Checkpoint
 from cystore.commit_log import DIRECTORY, CommitLog
 from cystore.config import StoreConfig
 from cystore.consume_queue import ConsumeQueues
-from cystore.errors import FlushFailedError, StoreClosedError, StoreError, StoreFormatError, StoreLockedError
+from cystore.errors import (
+    FlushFailedError,
+    StoreClosedError,
+    StoreError,
+    StoreFormatError,
+    StoreFullError,
+    StoreLockedError,
+)
 from cystore.holes import Holes, read_holes
 from cystore.index import IndexFiles
+from cystore.layout import CONTROL_BYTES
 from cystore.locks import StoreLocks
 from cystore.reader import Reader
 from cystore.recovery import RecoveredState, recover
 from cystore.segments import Mode
-from cystore.services.allocate import Allocator
+from cystore.services.allocate import HEADROOM_NAME, Allocator
 from cystore.services.clean import Cleaner
 from cystore.services.disk_space import DiskSpace
 from cystore.services.flush import Flusher
@@ -102,7 +110,7 @@ def _attach_writer(
     revive: Callable[[], Appender],
     progress: Callable[[str, int, int], None] | None,
 ) -> Attachment:
-    _check_directory(root)
+    _check_directory(root, config)
     host.check_writable_file_system(root, allow_any=config.allow_any_file_system)
     locks = StoreLocks(root, read_only=False)
     try:
@@ -127,8 +135,11 @@ def _attach_writer(
         raise
 
 
-def _check_directory(root: Path) -> None:
-    """Makes a missing directory; refuses one that holds something else."""
+def _check_directory(root: Path, config: StoreConfig) -> None:
+    """Makes a missing directory; refuses one that holds something else, or that somebody else could replace."""
+    group = guard.group_id(config.group)
+    if not config.allow_any_owner:
+        guard.check_way(root, group)
     if root.is_dir():
         with files.translated(root):
             names = set(os.listdir(root))
@@ -137,10 +148,14 @@ def _check_directory(root: Path) -> None:
                 f"the directory is not empty and is no store (it holds {', '.join(sorted(names)[:3])})",
                 path=root,
             )
-    elif root.exists():
+        if group is not None and not names and root.stat().st_uid == os.geteuid():
+            files.share(root, group)
+    elif root.exists() and not root.is_dir():  # another process may be making it
         raise StoreFormatError("not a directory", path=root)
     else:
-        files.make_directory(root)
+        files.make_root(root, group)
+    if not config.allow_any_owner:
+        guard.check_store(root, group)
 
 
 # ------------------------------------------------------------------------------------------------ first in
@@ -155,6 +170,7 @@ def _first(
 ) -> Attachment:
     """Alone in the store: recover, build the control block, dispatch what is missing, make all of it durable."""
     files.clear_temporaries(root)
+    files.remove(root / HEADROOM_NAME, durable=False)
     abort = root / ABORT_NAME
     state = recover(root, config, Mode.WRITE, abnormal=abort.exists(), progress=progress)
     failpoint("attach.recovered")
@@ -184,7 +200,7 @@ def _build(
     if mode is Mode.WRITE:
         path = root / CONTROL_NAME
         files.create_sized(root, path, size, first, replace=True)
-        memory = MappedFile.open(path, 0, size)
+        memory = files.map_file(path, 0, size)
     else:
         memory = MappedFile.anonymous(0, size)
     identity = host.identity()
@@ -236,9 +252,13 @@ def _finish(
     """Dispatches the tail, then makes everything from the watermark on dirty again and syncs it: a sync error before the
     crash may have left pages that look clean and are not on disk."""
     control = attachment.control
-    attachment.dispatcher.run_to_end(progress)
+    try:
+        attachment.dispatcher.run_to_end(progress)
+    except StoreFullError:
+        log.warning("%s: no space to dispatch the tail; it can be read when there is", attachment.root)
     for slot in range(control.queue_count):
         control.set_queue_next(slot, control.queue_dispatched(slot))
+    _count_undispatched(attachment)
     if attachment.mode is not Mode.WRITE:
         control.flushed = control.wrote
         return
@@ -249,8 +269,29 @@ def _finish(
         if segment is not None:
             segment.redirty(max(begin - base, 0), min(end - base, segments.file_bytes))
     control.flushed = begin
-    attachment.flusher.flush()
+    attachment.flusher.flush_to(end)
+    attachment.flusher.flush_derived()
     control.flushed = end
+    try:
+        attachment.flusher.save_queue_offsets()
+        attachment.allocator.keep_headroom()
+    except StoreFullError:
+        log.warning("%s: the disk is full; puts are refused until there is space", attachment.root)
+
+
+def _count_undispatched(attachment: Attachment) -> None:
+    """Queues go on counting behind records that could not be dispatched."""
+    control = attachment.control
+    for record in attachment.commit_log.scan(begin=control.dispatched):
+        if record.sys_flag & 12 in NO_QUEUE_OFFSET:
+            continue
+        slot = control.find_queue(record.topic, record.queue_id)
+        if slot < 0:
+            while control.queue_count >= control.queue_capacity:
+                _more_queues(control)
+            at = record.queue_offset
+            slot = control.add_queue(record.topic, record.queue_id, next=at, dispatched=at, minimum=at)
+        control.set_queue_next(slot, record.queue_offset + 1)
 
 
 # -------------------------------------------------------------------------------------------- later arrivals
@@ -262,8 +303,10 @@ def _join(
     """Others are attached: map the control block that the first of them built."""
     path = root / CONTROL_NAME
     try:
-        length = path.stat().st_size
-        memory = MappedFile.open(path, 0, length, writable=mode is Mode.WRITE)
+        length = path.lstat().st_size
+        if length < CONTROL_BYTES:
+            raise StoreFormatError("the control block was cut short under live processes", path=path)
+        memory = files.map_file(path, 0, length, writable=mode is Mode.WRITE)
     except FileNotFoundError:
         raise StoreLockedError("the control block was deleted under live processes", path=path) from None
     except OSError as error:
@@ -420,6 +463,7 @@ def _shut_down(attachment: Attachment) -> None:
     root = attachment.root
     _repair(attachment)
     try:
+        files.remove(root / HEADROOM_NAME, durable=False)  # closing on a full disk needs some, too
         attachment.dispatcher.run_to_end()
         failpoint("detach.dispatched")
         attachment.flusher.flush()

@@ -25,7 +25,12 @@ class CommitLog:
 
     def __init__(self, root: Path, config: StoreConfig, mode: Mode, control: Control, holes: Holes) -> None:
         self.files = MappedFileQueue(
-            root, root / DIRECTORY, config.mapped_file_size_commit_log_bytes, mode, max_mapped=4096
+            root,
+            root / DIRECTORY,
+            config.mapped_file_size_commit_log_bytes,
+            mode,
+            max_mapped=4096,
+            odd_files="extend",
         )
         self.control, self.holes = control, holes
         self._root, self._mode = root, mode

@@ -74,6 +74,8 @@ class StoreConfig:
     exclusive: bool = False
     read_only: bool = False
     allow_any_file_system: bool = False
+    group: str = ""  # name or number: files 0660 and folders 2770 of that group; "" is the owner alone
+    allow_any_owner: bool = False  # opens a store that another user could replace
     services: tuple[str, ...] | str = ("flush", "allocate")
 
     def __post_init__(self) -> None:

@@ -60,6 +60,7 @@ class ConsumeQueue:
             max_mapped=2,
             keep_descriptors=False,
             durable_names=False,
+            odd_files="remove",
         )
         if self.files.file_bytes % ENTRY_BYTES:
             raise StoreFormatError(

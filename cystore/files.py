@@ -1,4 +1,8 @@
-"""The only callers of open, fsync, rename, unlink and fallocate on the Python side. Links are never followed."""
+"""The only callers of open, fsync, rename, unlink and fallocate on the Python side.
+
+No symbolic link is followed, not as the last part of a path and not on the way to it: a store's root is resolved once, when it is
+opened. A new file or folder takes the access of the folder it is made in: for the owner alone, or for a group (`share`).
+"""
 
 from __future__ import annotations
 
@@ -6,20 +10,32 @@ import contextlib
 import ctypes
 import errno
 import os
+import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 from cystore._native.failpoint import failpoint
+from cystore._native.mapping import MappedFile
 from cystore.errors import StoreError, StoreFullError, StoreIOError, StorePermissionError
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
+SHARED_FILE_MODE = 0o660
+SHARED_DIRECTORY_MODE = 0o2770  # with the set-group-id bit, what is made inside belongs to the group too
 TMP_DIRECTORY = "tmp"
 
+_AT_FDCWD = -100
 _FALLOC_FL_KEEP_SIZE = 1
 _RENAME_NOREPLACE = 1
+_SYS_OPENAT2 = 437  # on every architecture
+_RESOLVE_NO_SYMLINKS = 0x04
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = [("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64)]
 
 
 @contextlib.contextmanager
@@ -32,6 +48,8 @@ def translated(path: Path | str) -> Iterator[None]:
     except PermissionError as error:
         raise StorePermissionError(f"access refused: {error.strerror}", path=path) from error
     except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR) and (link := _link_in(Path(path))) is not None:
+            raise link_refused(link) from error
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StoreFullError(
                 "no space left on the disk; free some, appends then go on", path=path
@@ -39,10 +57,111 @@ def translated(path: Path | str) -> Iterator[None]:
         raise StoreIOError(f"{error.strerror}", path=path) from error
 
 
-def open_file(path: Path, flags: int, directory: int | None = None) -> int:
+def link_refused(path: Path | str) -> StorePermissionError:
+    """The error for a symbolic link where a store has a file or a folder."""
+    return StorePermissionError(
+        "a symbolic link stands in the place of a store's file or folder; remove it, or put what it leads to there",
+        path=path,
+    )
+
+
+def _link_in(path: Path) -> Path | None:
+    """The first part of a path that is a symbolic link."""
+    return next((part for part in [*reversed(path.parents), path] if part.is_symlink()), None)
+
+
+def _open_folder(path: Path) -> int:
+    """A descriptor that only names a folder, reached without following a link. Raises OSError."""
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+    how = _OpenHow(flags, 0, _RESOLVE_NO_SYMLINKS)
+    fd: int = _libc.syscall(
+        ctypes.c_long(_SYS_OPENAT2),
+        ctypes.c_long(_AT_FDCWD),
+        os.fsencode(path),
+        ctypes.byref(how),
+        ctypes.c_size_t(ctypes.sizeof(how)),
+    )
+    if fd >= 0:
+        return fd
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EPERM):  # before Linux 5.6, or a sandbox that does not know the call
+        return _walk_to_folder(path)
+    raise OSError(code, os.strerror(code), str(path))
+
+
+def _walk_to_folder(path: Path) -> int:
+    """The same, one part after the other."""
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(path.anchor or ".", flags)
+    for name in path.parts[1:] if path.anchor else path.parts:
+        try:
+            step = os.open(name, flags, dir_fd=fd)
+        finally:
+            os.close(fd)
+        fd = step
+    return fd
+
+
+def _open(path: Path, flags: int) -> int:
+    """`open_file` with the system's own errors."""
+    folder = _open_folder(path.parent)
+    try:
+        flags |= os.O_CLOEXEC | os.O_NOFOLLOW
+        shared = bool(flags & os.O_CREAT) and is_shared(os.fstat(folder))
+        fd = os.open(path.name or ".", flags, SHARED_FILE_MODE if shared else FILE_MODE, dir_fd=folder)
+    finally:
+        os.close(folder)
+    if shared:
+        try:
+            status = os.fstat(fd)
+            if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != SHARED_FILE_MODE:
+                os.fchmod(fd, SHARED_FILE_MODE)  # whatever the umask is
+        except BaseException:
+            os.close(fd)
+            raise
+    return fd
+
+
+def is_shared(folder: os.stat_result) -> bool:
+    """Whether what is made in a folder is for its group too."""
+    bits = stat.S_ISGID | stat.S_IWGRP
+    return folder.st_mode & bits == bits
+
+
+def open_file(path: Path, flags: int) -> int:
     """A descriptor that is closed on exec, opened without following a link."""
     with translated(path):
-        return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE, dir_fd=directory)
+        return _open(path, flags)
+
+
+def map_file(
+    path: Path,
+    base: int,
+    length: int,
+    *,
+    writable: bool = True,
+    private: bool = False,
+    keep_descriptor: bool = True,
+) -> MappedFile:
+    """`MappedFile.of` a file opened without following a link. Raises OSError; StoreError when the file has another length."""
+    fd = _open(path, os.O_RDWR if writable and not private else os.O_RDONLY)
+    return MappedFile.of(
+        fd, path, base, length, writable=writable, private=private, keep_descriptor=keep_descriptor
+    )
+
+
+def entries(path: Path) -> list[os.DirEntry[str]]:
+    """What is in a folder, sorted by name; nothing where there is no folder. A link in it is refused."""
+    with translated(path):
+        try:
+            os.close(_open_folder(path))
+            found = sorted(os.scandir(path), key=lambda entry: entry.name)
+        except FileNotFoundError:
+            return []
+    for entry in found:
+        if entry.is_symlink():
+            raise link_refused(entry.path)
+    return found
 
 
 @contextlib.contextmanager
@@ -82,21 +201,57 @@ def sync_directory(path: Path) -> None:
 
 
 def make_directory(path: Path, *, durable: bool = True) -> None:
-    """`path` and its parents, each name durable unless that is done later."""
-    with translated(path):
-        if path.is_dir():
-            return
+    """`path` and its parents, each name durable unless that is done later, with the access of the folder that each is made in."""
+    if _is_folder(path):
+        return
     make_directory(path.parent, durable=durable)
     with translated(path), contextlib.suppress(FileExistsError):
         path.mkdir(mode=DIRECTORY_MODE)
+        if is_shared(path.parent.stat()):
+            path.chmod(SHARED_DIRECTORY_MODE)
     if durable:
         sync_directory(path.parent)
+
+
+def make_root(path: Path, group: int | None) -> None:
+    """`path` and its parents durably, for the owner alone or for a group too."""
+    if _is_folder(path):
+        return
+    make_root(path.parent, group)
+    with translated(path), contextlib.suppress(FileExistsError):
+        path.mkdir(mode=DIRECTORY_MODE)
+        if group is not None:
+            share(path, group)
+    sync_directory(path.parent)
+
+
+def share(folder: Path, group: int) -> None:
+    """Gives a group access to a folder, and to what is made in it from now on."""
+    with opened(folder, os.O_RDONLY | os.O_DIRECTORY) as fd, translated(folder):
+        os.fchown(fd, -1, group)
+        os.fchmod(fd, SHARED_DIRECTORY_MODE)
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether there is a folder. A link on the way, or something else in its place, is refused."""
+    with translated(path):
+        try:
+            os.close(_open_folder(path))
+        except FileNotFoundError:
+            return False
+    return True
 
 
 def temporary_path(root: Path) -> Path:
     """A new name in the store's tmp folder: a strange name beside the log would stop RocketMQ's load."""
     make_directory(root / TMP_DIRECTORY)
     return root / TMP_DIRECTORY / uuid.uuid4().hex
+
+
+def _give_up(temporary: Path) -> None:
+    """After an error, which is what is told. On a failing disk the file may stay; a temporary one goes at the next load."""
+    with contextlib.suppress(OSError):
+        temporary.unlink()
 
 
 def write_whole(root: Path, path: Path, data: bytes, *, keep_last: bool = True) -> None:
@@ -120,8 +275,7 @@ def write_whole(root: Path, path: Path, data: bytes, *, keep_last: bool = True) 
             os.rename(temporary, path)
         failpoint("files.replaced")
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
+        _give_up(temporary)
         raise
     sync_directory(path.parent)
 
@@ -138,6 +292,12 @@ def allocate(fd: int, begin: int, end: int, path: Path | str = "") -> None:
                 raise OSError(code, os.strerror(code), str(path))
 
 
+def reserve(path: Path, length: int) -> None:
+    """Makes `path`, an empty file that takes up `length` bytes of the disk. Raises StoreFullError."""
+    with opened(path, os.O_RDWR | os.O_CREAT) as fd:
+        allocate(fd, 0, length, path)
+
+
 def create_sized(
     root: Path, path: Path, length: int, allocated_bytes: int, *, replace: bool = False, durable: bool = True
 ) -> None:
@@ -149,7 +309,7 @@ def create_sized(
     same, because the file systems that we write to keep such changes in order.
     """
     make_directory(path.parent, durable=durable)
-    temporary = temporary_path(root)
+    temporary, named = temporary_path(root), True
     try:
         with opened(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd, translated(path):
             os.ftruncate(fd, length)
@@ -161,20 +321,29 @@ def create_sized(
             with translated(path):
                 os.rename(temporary, path)
         else:
-            with contextlib.suppress(FileExistsError):
+            try:
                 rename_no_replace(temporary, path)
+            except FileExistsError:
+                named = False
+                with translated(temporary):
+                    temporary.unlink()
         failpoint("files.named")
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
+    except BaseException:
+        _give_up(temporary)
+        raise
     if durable:
-        sync_directory(path.parent)
+        try:
+            sync_directory(path.parent)
+        except BaseException:
+            if named:
+                _give_up(path)  # found there later, its name would be taken for durable
+            raise
 
 
 def rename_no_replace(source: Path, target: Path) -> None:
     """renameat2 with RENAME_NOREPLACE: FileExistsError when `target` is there."""
-    at_cwd = -100
-    if _libc.renameat2(at_cwd, os.fsencode(source), at_cwd, os.fsencode(target), _RENAME_NOREPLACE):
+    names = os.fsencode(source), os.fsencode(target)
+    if _libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_NOREPLACE):
         code = ctypes.get_errno()
         if code == errno.EEXIST:
             raise FileExistsError(code, os.strerror(code), str(target))
@@ -182,11 +351,12 @@ def rename_no_replace(source: Path, target: Path) -> None:
             raise OSError(code, os.strerror(code), str(target))
 
 
-def remove(path: Path) -> None:
-    """Unlinks `path` durably; one that is gone already is fine."""
+def remove(path: Path, *, durable: bool = True) -> None:
+    """Unlinks `path`, durably unless a power cut may bring it back; one that is gone already is fine."""
     with translated(path), contextlib.suppress(FileNotFoundError):
         path.unlink()
-    sync_directory(path.parent)
+    if durable:
+        sync_directory(path.parent)
 
 
 def remove_directory(path: Path) -> None:
@@ -198,11 +368,9 @@ def remove_directory(path: Path) -> None:
 
 def clear_temporaries(root: Path) -> None:
     """Removes what a crash left in tmp/. Only for whoever is alone in the store."""
-    folder = root / TMP_DIRECTORY
-    if folder.is_dir():
-        for entry in folder.iterdir():
-            with translated(entry):
-                entry.unlink()
+    for entry in entries(root / TMP_DIRECTORY):
+        with translated(entry.path):
+            os.unlink(entry.path)
 
 
 def free_space(path: Path) -> tuple[int, int]:
@@ -306,8 +474,7 @@ def copy_ranges(root: Path, pieces: list[tuple[Path, int, int]], target: Path) -
                 os.fsync(out)
         rename_no_replace(temporary, target)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
+        _give_up(temporary)
         raise
     sync_directory(target.parent)
 

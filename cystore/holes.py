@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cystore import files
+from cystore._native.checksum import crc32c
 from cystore.errors import StoreFormatError
 
 QUARANTINE = "quarantine"
@@ -87,18 +88,23 @@ class Holes:
 
 def read_holes(root: Path) -> Holes:
     """quarantine/holes.json, empty where there is none. StoreFormatError where it and its last good copy are damaged."""
+    return read_holes_or_copy(root)[0]
+
+
+def read_holes_or_copy(root: Path) -> tuple[Holes, bool]:
+    """`read_holes`, and whether that is the newest list: its copy may lack the holes that were found last."""
     path = root / QUARANTINE / FILE_NAME
     problem: Exception | None = None
     for candidate in (path, path.with_name(path.name + ".bak")):
         if not candidate.exists():
             continue
         try:
-            return parse_holes(files.read_all(candidate))
+            return parse_holes(files.read_all(candidate)), problem is None
         except ValueError as error:
             problem = problem or error
     if problem is not None:
         raise StoreFormatError(f"the list of holes cannot be read: {problem}", path=path) from problem
-    return Holes()
+    return Holes(), True
 
 
 def parse_holes(data: bytes) -> Holes:
@@ -109,7 +115,10 @@ def parse_holes(data: bytes) -> Holes:
         raise ValueError("nested too deeply") from None
     if not isinstance(content, dict) or not isinstance(content.get("holes"), list):
         raise ValueError("there is no list of holes")
-    return Holes(_hole(entry) for entry in content["holes"])
+    holes = Holes(_hole(entry) for entry in content["holes"])
+    if content.get("checksum", _checksum(holes)) != _checksum(holes):
+        raise ValueError("the checksum is that of other holes")
+    return holes
 
 
 def _hole(entry: object) -> Hole:
@@ -124,7 +133,13 @@ def _hole(entry: object) -> Hole:
 
 def render_holes(holes: Holes) -> bytes:
     """The bytes of holes.json."""
-    return json.dumps({"holes": [dataclasses.asdict(hole) for hole in holes]}, indent=1).encode() + b"\n"
+    listed = [dataclasses.asdict(hole) for hole in holes]
+    return json.dumps({"holes": listed, "checksum": _checksum(holes)}, indent=1).encode() + b"\n"
+
+
+def _checksum(holes: Holes) -> int:
+    """A flipped bit often makes another number of a number, and a longer hole hides good records."""
+    return crc32c(json.dumps([dataclasses.astuple(hole) for hole in holes]).encode())
 
 
 def write_holes(root: Path, holes: Holes) -> None:

@@ -135,14 +135,7 @@ class IndexFiles:
     def _list(self) -> list[IndexFile]:
         known = {file.name: file for file in self._files}
         names = {name for name in known if known[name].file.path == "(memory)"}
-        try:
-            entries = list(os.scandir(self.directory))
-        except FileNotFoundError:
-            entries = []
-        except OSError as error:
-            with files.translated(self.directory):
-                raise error
-        for entry in entries:
+        for entry in files.entries(self.directory):
             if (
                 len(entry.name) != NAME_DIGITS
                 or not entry.name.isascii()
@@ -177,7 +170,7 @@ class IndexFiles:
             if shape is None:
                 return None
             writable, private = self._mode is not Mode.READ, self._mode is Mode.PRIVATE
-            file = MappedFile.open(path, 0, length, writable=writable, private=private, keep_descriptor=False)
+            file = files.map_file(path, 0, length, writable=writable, private=private, keep_descriptor=False)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -191,11 +184,9 @@ class IndexFiles:
             return self._slots, self._capacity
         if length <= file_length(1, 1):
             raise StoreFormatError(f"an index file cannot have {length} bytes", path=path)
-        with files.opened(path) as fd, mmap.mmap(fd, length, access=mmap.ACCESS_READ) as data:
-            header = IndexHeader(*_HEADER.unpack(data[:HEADER_BYTES]))
-            if header.next_entry <= 1:
-                return None
-            shape = _shape_from_entries(data, length, header)
+        has_entries, shape = told_shape(path, length)
+        if not has_entries:
+            return None
         if shape is None:
             raise StoreFormatError(
                 f"the file has {length} bytes, not the {file_length(self._slots, self._capacity)} of max_hash_slot_num "
@@ -260,7 +251,7 @@ class IndexFiles:
             file = MappedFile.anonymous(0, length)
         else:
             files.create_sized(self._root, self._path(name), length, allocated)
-            file = MappedFile.open(self._path(name), 0, length, keep_descriptor=False)
+            file = files.map_file(self._path(name), 0, length, keep_descriptor=False)
         added = IndexFile(file, name, self._slots, self._capacity)
         if listed:
             self._continue(added, listed[-1])
@@ -357,6 +348,17 @@ def _next_name(newest: int) -> int:
     except ValueError:  # no date: RocketMQ would not have made it, but it sorts all the same
         return newest + 1
     return int(f"{moment:%Y%m%d%H%M%S}{moment.microsecond // 1000:03d}")
+
+
+def told_shape(path: Path, length: int) -> tuple[bool, tuple[int, int] | None]:
+    """Whether a file of another shape than the settings give has entries, and the slots and capacity that these tell, if they do."""
+    if length <= file_length(1, 1):
+        return True, None
+    with files.opened(path) as fd, mmap.mmap(fd, length, access=mmap.ACCESS_READ) as data:
+        header = IndexHeader(*_HEADER.unpack(data[:HEADER_BYTES]))
+        if header.next_entry <= 1:
+            return False, None
+        return True, _shape_from_entries(data, length, header)
 
 
 def _shape_from_entries(data: mmap.mmap, length: int, header: IndexHeader) -> tuple[int, int] | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import struct
 import threading
@@ -21,12 +22,15 @@ from pathlib import Path
 from cystore import files
 from cystore.errors import StoreLockedError
 
+log = logging.getLogger("cystore")
+
 LOCK_NAME = "lock"
 STORE_BYTE, GATE_BYTE = 0, 1
 
 _F_OFD_GETLK, _F_OFD_SETLK, _F_OFD_SETLKW = 36, 37, 38
 _FLOCK = struct.Struct("hhqqi0q")
 _DIRECTORY_WAIT_S = 5.0
+_REPORT_AFTER_S = 5.0
 
 
 _held: weakref.WeakSet[StoreLocks] = weakref.WeakSet()
@@ -87,13 +91,28 @@ class StoreLocks:
 
     @contextlib.contextmanager
     def gate(self) -> Iterator[None]:
-        """Excludes everybody else who is attaching or detaching; waits for them (Ctrl-C works)."""
-        self._set(GATE_BYTE, fcntl.F_RDLCK if self._read_only else fcntl.F_WRLCK, wait=True)
+        """Excludes everybody else who is attaching or detaching; waits for them (Ctrl-C works), and tells the log so."""
+        kind = fcntl.F_RDLCK if self._read_only else fcntl.F_WRLCK
+        if not self._set(GATE_BYTE, kind):
+            with self._reported():
+                self._set(GATE_BYTE, kind, wait=True)
         try:
             yield
         finally:
             if self._fd >= 0:
                 self._set(GATE_BYTE, fcntl.F_UNLCK)
+
+    @contextlib.contextmanager
+    def _reported(self) -> Iterator[None]:
+        """Who waits at the gate sleeps in the kernel, where nothing can be told: a timer does it."""
+        text = "%s: waiting for another process that is attaching or detaching, for more than %.0f s"
+        timer = threading.Timer(_REPORT_AFTER_S, log.warning, [text, self.path, _REPORT_AFTER_S])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def try_alone(self) -> bool:
         """Takes byte 0 exclusively: True when nobody else has the store open."""

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cystore import files
+from cystore._native.checksum import crc32c
 from cystore.errors import StoreFormatError
 
 DELAY_OFFSETS = "delayOffset.json"
 CONSUMER_OFFSETS = "consumerOffset.json"
 QUEUE_OFFSETS = "queueOffset.json"
 
+T = TypeVar("T")
 OFFSET_MAX = (1 << 63) - 1
 # A string, which is left as it is, or a key without quotes behind a brace or a comma.
 _BARE_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|(?<=[{,])(\s*)(-?\w+)(?=\s*:)')
@@ -87,18 +89,23 @@ def read_offsets(root: Path, name: str) -> OffsetFile:
 
     A damaged file is replaced by its last good copy; StoreFormatError when neither can be read.
     """
+    return _first_good(root, name, lambda found: found, OffsetFile())
+
+
+def _first_good(root: Path, name: str, convert: Callable[[OffsetFile], T], nothing: T) -> T:
+    """What `convert` makes of an offset file, or of its copy where it raises ValueError."""
     path = root / "config" / name
     problem: Exception | None = None
     for candidate in (path, path.with_name(path.name + ".bak")):
         if not candidate.exists():
             continue
         try:
-            return parse_offsets(files.read_all(candidate).decode())
+            return convert(parse_offsets(files.read_all(candidate).decode()))
         except ValueError as error:
             problem = problem or error
     if problem is not None:
         raise StoreFormatError(f"no offset table can be read: {problem}", path=path) from problem
-    return OffsetFile()
+    return nothing
 
 
 def write_offsets(root: Path, name: str, table: dict[Any, Any], **rest: Any) -> None:
@@ -131,23 +138,39 @@ class QueueOffsets:
 
 def read_queue_offsets(root: Path) -> QueueOffsets:
     """config/queueOffset.json; empty where there is none. StoreFormatError where it and its copy are damaged."""
-    found = read_offsets(root, QUEUE_OFFSETS)
+    return _first_good(root, QUEUE_OFFSETS, _queue_offsets, QueueOffsets())
+
+
+def _queue_offsets(found: OffsetFile) -> QueueOffsets:
+    """Raises ValueError."""
     position = found.rest.get("physicalOffset", 0)
-    try:
-        if isinstance(position, bool) or not isinstance(position, int) or position < 0:
-            raise ValueError(f"physicalOffset is {position!r}")
-        minimums = check_table("minimumTable", found.rest.get("minimumTable", {}))
-        return QueueOffsets(_by_queue(found.table), _by_queue(minimums), position)
-    except (ValueError, AttributeError) as error:
-        raise StoreFormatError(f"no offset table: {error}", path=root / "config" / QUEUE_OFFSETS) from error
+    if isinstance(position, bool) or not isinstance(position, int) or position < 0:
+        raise ValueError(f"physicalOffset is {position!r}")
+    minimums = check_table("minimumTable", found.rest.get("minimumTable", {}))
+    offsets = QueueOffsets(_by_queue(found.table), _by_queue(minimums), position)
+    if found.rest.get("checksum", _checksum(offsets)) != _checksum(offsets):
+        raise ValueError("the checksum is that of other numbers")
+    return offsets
+
+
+def _checksum(offsets: QueueOffsets) -> int:
+    """A flipped bit often makes another number of a number."""
+    rows = [sorted(offsets.next.items()), sorted(offsets.minimum.items()), offsets.physical_offset]
+    return crc32c(repr(rows).encode())
 
 
 def _by_queue(table: dict[str, Any]) -> dict[tuple[str, int], int]:
     return {
         (topic, int(queue_id)): offset
         for topic, queues in table.items()
-        for queue_id, offset in queues.items()
+        for queue_id, offset in _queues(queues).items()
     }
+
+
+def _queues(queues: Any) -> dict[str, int]:
+    if not isinstance(queues, dict):
+        raise ValueError(f"{queues!r} is no map of queue ids")
+    return queues
 
 
 def _by_topic(offsets: dict[tuple[str, int], int]) -> dict[str, dict[int, int]]:
@@ -165,4 +188,5 @@ def write_queue_offsets(root: Path, offsets: QueueOffsets) -> None:
         _by_topic(offsets.next),
         minimumTable=_by_topic(offsets.minimum),
         physicalOffset=offsets.physical_offset,
+        checksum=_checksum(offsets),
     )

@@ -21,7 +21,7 @@ from cystore._native.window import LogWindow
 from cystore.commit_log import CommitLog
 from cystore.config import StoreConfig
 from cystore.consume_queue import ENTRY_BYTES, ConsumeQueue, ConsumeQueues
-from cystore.errors import CorruptRecordError, MessageIllegalError, OffsetError, StoreFullError
+from cystore.errors import CorruptRecordError, MessageIllegalError, OffsetError, StoreFullError, StoreIOError
 from cystore.index import IndexFiles
 from cystore.result import GetResult, GetStatus
 from cystore.services.reput import Dispatcher
@@ -68,12 +68,12 @@ class Reader:
     def help_dispatch(self) -> None:
         """Dispatches what is appended by now, or waits a while for whoever is at it.
 
-        Trouble in there (a full disk, a damaged record) is no reason not to read what is dispatched: it is logged here and
+        Trouble in there (a full or failing disk, a damaged record) is no reason not to read what is dispatched: it is logged here and
         raised to who calls for dispatch.
         """
         try:
             self._dispatcher.run_once(timeout_ms=HELP_WAIT_MS)
-        except (StoreFullError, CorruptRecordError):
+        except (StoreFullError, StoreIOError, CorruptRecordError):
             log.warning(
                 "%s: dispatch cannot go on; reading what is dispatched",
                 self._commit_log.files.directory,

@@ -8,6 +8,7 @@ import os
 import threading
 from collections import OrderedDict
 from pathlib import Path
+from typing import Literal
 
 from cystore import files
 from cystore._native.mapping import MappedFile
@@ -43,6 +44,8 @@ class MappedFileQueue:
     `file_bytes` is that of the first file found; a configured length that differs is reported once and not used.
     Mappings are kept for the `max_mapped` files used last; one that somebody still holds stays mapped all the same.
     Without `durable_names` files are made without waiting for the disk, and `sync_names` does that for all of them at once.
+    A file of another length is refused; with Mode.PRIVATE `odd_files` says what recovery would have made of it: lengthened with
+    zeros ("extend") or removed ("remove").
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class MappedFileQueue:
         max_mapped: int = 64,
         keep_descriptors: bool = True,
         durable_names: bool = True,
+        odd_files: Literal["refuse", "extend", "remove"] = "refuse",
     ) -> None:
         self.root, self.directory, self.mode = root, directory, mode
         self.file_bytes = file_bytes
@@ -63,6 +67,7 @@ class MappedFileQueue:
         self._mapped: OrderedDict[int, MappedFile] = OrderedDict()
         self._imagined: dict[int, MappedFile] = {}  # PRIVATE: files that exist in memory only
         self._removed: set[int] = set()  # PRIVATE: files that recovery dropped
+        self._odd_files = odd_files if mode is Mode.PRIVATE else "refuse"
         self._lock = threading.RLock()
         self._configured_bytes = file_bytes
         self._bases = self._list()
@@ -70,14 +75,7 @@ class MappedFileQueue:
     def _list(self) -> list[int]:
         """Bases of the files there are. A strange name or a length that fits no other file is a StoreFormatError."""
         bases, sizes = [], {}
-        try:
-            entries = list(os.scandir(self.directory))
-        except FileNotFoundError:
-            entries = []
-        except OSError as error:
-            with files.translated(self.directory):
-                raise error
-        for entry in entries:
+        for entry in files.entries(self.directory):
             if entry.name in OURS:
                 continue
             base = base_of_name(entry.name)
@@ -86,6 +84,8 @@ class MappedFileQueue:
             bases.append(base)
             sizes[base] = entry.stat(follow_symlinks=False).st_size
         bases.sort()
+        if self._odd_files != "refuse":
+            bases = self._as_recovered(bases, sizes)
         if bases:
             first = sizes[bases[0]]
             if first != self._configured_bytes:
@@ -108,6 +108,18 @@ class MappedFileQueue:
                     )
         bases = [base for base in bases if base not in self._removed]
         return sorted({*bases, *self._imagined})
+
+    def _as_recovered(self, bases: list[int], sizes: dict[int, int]) -> list[int]:
+        """PRIVATE: the files that recovery would have left; a lengthened one exists in memory only."""
+        odd = [base for base in bases if sizes[base] != self._configured_bytes]
+        for base in odd:
+            if self._odd_files == "remove":
+                self._removed.add(base)
+            elif base not in self._imagined and sizes[base] < self._configured_bytes:
+                whole = MappedFile.anonymous(base, self._configured_bytes, self.path(base))
+                whole.write(0, files.read_all(self.path(base)))
+                self._imagined[base] = whole
+        return [base for base in bases if base not in odd]
 
     def path(self, base: int) -> Path:
         """Path of the file that begins at `base`."""
@@ -135,7 +147,7 @@ class MappedFileQueue:
                 if base in self._removed:
                     return None
                 try:
-                    found = MappedFile.open(
+                    found = files.map_file(
                         self.path(base),
                         base,
                         self.file_bytes,
@@ -174,6 +186,8 @@ class MappedFileQueue:
             files.create_sized(
                 self.root, self.path(base), self.file_bytes, allocated_bytes, durable=self._durable_names
             )
+        elif self._durable_names:
+            files.sync_directory(self.directory)  # whoever named it may have died before that
         created = self.get(base)
         if created is None:
             raise StoreFormatError("the file vanished while it was being made", path=self.path(base))

@@ -45,14 +45,16 @@ def open(  # noqa: A001 - the surface's name
     ``exclusive=True`` refuses others, ``read_only=True`` writes nothing. `progress(what, done, total)` is called during long
     recovery. Close the store, or use it as a context manager.
 
+    A symbolic link to a store is resolved here, once; inside of a store none is followed.
+
     Raises StoreConfigError, StoreLockedError, StoreFormatError (no store, foreign directory, other version attached),
-    StorePermissionError, StoreFullError.
+    StorePermissionError (also for a store that another user could replace), StoreFullError.
     """
     if config is not None and settings:
         raise StoreConfigError("give a config or single settings, not both")
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
         raise StoreConfigError(f"path must name a directory, not {path!r}")
-    return MessageStore(Path(os.path.abspath(path)), config or StoreConfig.from_mapping(settings), progress)
+    return MessageStore(Path(os.path.realpath(path)), config or StoreConfig.from_mapping(settings), progress)
 
 
 class MessageStore:

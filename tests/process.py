@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 90.0  # a process that says nothing for so long hangs
 
 # Runs in the child. Its standard output becomes standard error, so that nothing else gets between the answers.
-_LOOP = """
+LOOP = """
 import ast, json, os, sys
 answers = os.fdopen(os.dup(1), "w", buffering=1)
 os.dup2(2, 1)
@@ -55,13 +55,19 @@ class Failed(Exception):
 
 class Process:
     """A Python process beside the test; it inherits the descriptors `keep`. A context manager: it is killed at the end unless it
-    ended by itself."""
+    ended by itself. `through` is a command that starts it somewhere else, and dies with it."""
 
-    def __init__(self, environment: dict[str, str] | None = None, *, keep: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        environment: dict[str, str] | None = None,
+        *,
+        keep: Sequence[int] = (),
+        through: Sequence[str] = (),
+    ) -> None:
         given = {**os.environ} if environment is None else dict(environment)
         given["PYTHONPATH"] = os.pathsep.join(filter(None, [given.get("PYTHONPATH", ""), str(ROOT)]))
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _LOOP],
+            [*through, sys.executable, "-c", LOOP],
             cwd=ROOT,
             env=given,
             text=True,
@@ -84,6 +90,12 @@ class Process:
         """Sends statements, with names that they may use; does not wait for the answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([source, names]) + "\n")
+
+    @property
+    def answers(self) -> int:
+        """The descriptor that can be read when there is an answer, or the process is dead."""
+        assert self._process.stdout is not None
+        return self._process.stdout.fileno()
 
     def answer(self) -> Any:
         """The value of the last expression of what was sent longest ago. Raises Failed, EOFError when the process is dead."""

@@ -1,6 +1,6 @@
 """Builds the kernels in place or as a variant beside it; a compiler or Cython warning from our sources fails the build.
 
-    python tools/build.py [inplace | asan | failpoints] ...
+    python tools/build.py [inplace | asan | failpoints | fuzz] ...
 
 Variants are whole trees under build/VARIANT/lib, so that they never meet the in-place build. `environment(variant)` is what a
 process needs to import the tree instead of the repository.
@@ -19,10 +19,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-VARIANTS = ("asan", "failpoints")
+VARIANTS = ("asan", "failpoints", "fuzz")
 # What `environment` sets for a sanitized run; a build under it must not inherit them.
 SANITIZER_VARIABLES = ("LD_PRELOAD", "ASAN_OPTIONS", "UBSAN_OPTIONS", "PYTHONMALLOC")
 SANITIZER_FINDINGS = ROOT / "build" / "asan" / "findings"
+COVERAGE = ROOT / "build" / "fuzz" / "libcoverage.so"  # what the fuzz build's branches call
 WARNING = re.compile(r"\bwarning:|performance hint:", re.IGNORECASE)
 # Not about our sources: setuptools and Python speak of their own future.
 FOREIGN_WARNING = re.compile(
@@ -55,6 +56,8 @@ def build(variant: str = "inplace") -> Path:
     else:
         raise BuildError(f"no build variant {variant!r}: choose inplace, {', '.join(VARIANTS)}")
     with _alone():
+        if variant == "fuzz":
+            _build_coverage()
         if variant != "inplace":
             _drop_copied_sources(target)
         done = subprocess.run(
@@ -94,7 +97,7 @@ def environment(variant: str) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join([str(tree(variant)), str(ROOT)]),
         "PYTHONSAFEPATH": "1",  # else the working directory, usually the repository, would come first
     }
-    if variant == "asan":
+    if variant in ("asan", "fuzz"):
         library = subprocess.run(
             [os.environ.get("CC", "gcc"), "-print-file-name=libasan.so"],
             text=True,
@@ -105,7 +108,7 @@ def environment(variant: str) -> dict[str, str]:
             raise BuildError(
                 "the C compiler has no address sanitizer (libasan.so): apt-get install libgcc-12-dev or gcc"
             )
-        env["LD_PRELOAD"] = os.path.realpath(library)
+        env["LD_PRELOAD"] = os.path.realpath(library) + (f":{COVERAGE}" if variant == "fuzz" else "")
         # Findings go to files: a test's standard error is captured, and lost with its process.
         findings = f"log_path={SANITIZER_FINDINGS}/finding"
         env["ASAN_OPTIONS"] = (
@@ -114,6 +117,24 @@ def environment(variant: str) -> dict[str, str]:
         env["UBSAN_OPTIONS"] = f"{findings}:halt_on_error=1:abort_on_error=1:print_stacktrace=1"
         env["PYTHONMALLOC"] = "malloc"  # else small objects share arenas and an overrun goes unseen
     return env
+
+
+def _build_coverage() -> None:
+    COVERAGE.parent.mkdir(parents=True, exist_ok=True)
+    source = ROOT / "tools" / "coverage.c"
+    command = [
+        os.environ.get("CC", "gcc"),
+        "-O2",
+        "-Wall",
+        "-shared",
+        "-fPIC",
+        "-o",
+        str(COVERAGE),
+        str(source),
+    ]
+    done = subprocess.run(command, text=True, capture_output=True, check=False)
+    if done.returncode or done.stderr:
+        raise BuildError(f"{done.stderr}\nbuild fuzz: {COVERAGE.name} could not be built")
 
 
 def _drop_copied_sources(target: Path) -> None:

@@ -57,7 +57,7 @@ GROUPS = (
         "sanitized kernels",
         120,
         "not crash and not rocketmq and not celery and not spark",
-        paths=("tests/unit", "tests/property"),
+        paths=("tests/unit", "tests/property", "tests/fuzz"),
         variant="asan",
         environment={"CYSTORE_HYPOTHESIS": "quick"},
         workers=WORKERS,

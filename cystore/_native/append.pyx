@@ -7,7 +7,7 @@ position (the commit point), next queue offsets, intent cleared. Source: CommitL
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from cystore._native.atomics cimport clock_coarse_ms, load_i64, load_u32, store_i64, store_u32
+from cystore._native.atomics cimport clock_coarse_ms, load_i64, load_u32, release_fence, store_i64, store_u32
 from cystore._native.checksum cimport crc32c_combine, crc32c_head, crc32c_update
 from cystore._native.control cimport Control, control_intact
 from cystore._native.layout cimport *
@@ -189,8 +189,12 @@ cdef int append_locked(control_block* block, append_target* target, append_item*
             else:
                 item.queue_offset = 0
             failpoint("append.claimed")
-            write_record(target, target.address + (at - target.base), item)
             at += item.size
+        # From the last to the first: when everybody dies the wrote position is lost, and recovery takes what stands in the log.
+        # It finds none of them until the first one is whole, and then all.
+        for i in range(end - 1, done[0] - 1, -1):
+            write_record(target, target.address + (items[i].physical_offset - target.base), &items[i])
+            release_fence()
         failpoint("append.before_publish")
         wrote = at
         target.last_seen = wrote

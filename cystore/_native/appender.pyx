@@ -26,8 +26,12 @@ from cystore._native.properties cimport property_buffer, property_room, put_prop
 from cystore._native.queue_table cimport control_find_queue
 from cystore._native.record cimport topic_valid
 
+import logging
+
 from cystore._native.message import encode_host
 from cystore.errors import MessageIllegalError, PageCacheBusyError, StoreClosedError, StoreError
+
+log = logging.getLogger("cystore")
 
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size)  # NULL: the text has no UTF-8 form
@@ -35,6 +39,7 @@ cdef extern from "Python.h":
 cdef enum:
     LARGE_BODY_BYTES = 16 * 1024    # from here on the body's checksum is computed before the lock
     WAIT_SLICE_MS = 250
+    REPORT_EVERY_MS = 5_000
 
 
 cdef inline void set_born_host(append_item* item, const uint8_t* packed, int32_t length) noexcept:
@@ -217,6 +222,8 @@ cdef class Appender:
         mutex = control_lock_at(block, LOCK_APPEND)
         keep_block = self.control.file
         while True:
+            if not control_intact(block):
+                self.policy.overwritten()  # its mutexes too, perhaps: the C library ends a process over one
             status = control_locked(block, LOCK_APPEND, pthread_mutex_trylock(mutex))
             if status != 0:
                 waits_since_ms = waits_since_ms or clock_coarse_ms()
@@ -244,7 +251,7 @@ cdef class Appender:
     cdef int _wait_for_lock(self, control_block* block, pthread_mutex_t* mutex, int status) except -1:
         """Another thread or process holds the append lock: waits for it as long as appends go on, and for one that does not
         at most os_page_cache_busy_timeout_ms."""
-        cdef int64_t waited = 0
+        cdef int64_t waited = 0, piece
         cdef uint32_t seen = load_u32(&block.append_seq)
         while status == EBUSY or status == ETIMEDOUT:
             if load_u32(&block.append_seq) != seen:
@@ -253,16 +260,24 @@ cdef class Appender:
             if waited >= self.busy_timeout_ms:
                 raise PageCacheBusyError(
                     f"thread {robust_owner(mutex)} has held the append lock for {waited} ms; nothing was appended")
+            piece = min(<int64_t>WAIT_SLICE_MS, self.busy_timeout_ms - waited)
             with nogil:
-                status = control_locked(block, LOCK_APPEND, robust_lock(mutex, WAIT_SLICE_MS))
-            waited += WAIT_SLICE_MS
+                status = control_locked(block, LOCK_APPEND, robust_lock(mutex, piece))
+            waited += piece
+            if status == ETIMEDOUT and waited % REPORT_EVERY_MS == 0:
+                log.warning("%s: waiting for the append lock for %d s; thread %d holds it", self.control.file.path,
+                            waited // 1000, robust_owner(mutex))
             try:
                 PyErr_CheckSignals()
+                if not control_intact(block):
+                    self.policy.overwritten()
             except BaseException:
                 if status == 0:
                     pthread_mutex_unlock(mutex)
                 raise
         if status != 0:
+            if not control_intact(block):
+                self.policy.overwritten()
             raise StoreError(f"the append lock is unusable (error {status})")
         return 0
 
@@ -299,6 +314,8 @@ cdef class Appender:
             raise StoreError("the segment is mapped for reading only", path=file.path)
         if block == NULL:
             raise StoreClosedError("the store was closed meanwhile")
+        if not control_intact(block):
+            self.policy.overwritten()
         mutex = control_lock_at(block, LOCK_APPEND)
         status = control_locked(block, LOCK_APPEND, pthread_mutex_trylock(mutex))
         if status != 0:

@@ -22,6 +22,7 @@ cdef extern from "atomics.h" nogil:
     uint32_t or_u32(uint32_t* p, uint32_t v)
     uint32_t and_u32(uint32_t* p, uint32_t v)
     void full_fence()
+    void release_fence()
     void touch_byte(uint8_t* p)
     void publish_be32(uint8_t* p, uint32_t v)
     uint32_t observe_be32(const uint8_t* p)

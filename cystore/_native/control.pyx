@@ -489,6 +489,7 @@ cdef class Control:
                 PyErr_CheckSignals()
                 if self.block == NULL:
                     raise StoreClosedError("the store was closed meanwhile")
+                self.checked()
             except BaseException:
                 if status == 0:
                     pthread_mutex_unlock(mutex)
@@ -496,6 +497,7 @@ cdef class Control:
         if status == EDEADLK:
             raise StoreLockedError(f"this thread holds the {name} lock already", path=self.file.path)
         if status != 0:
+            self.checked()
             raise StoreFormatError(f"the {name} lock is unusable: {os.strerror(status)}", path=self.file.path)
         return control_repair_due(block, which)
 
@@ -507,6 +509,7 @@ cdef class Control:
         if status == EBUSY or status == EDEADLK:
             return None
         if status != 0:
+            self.checked()
             raise StoreFormatError(f"the {name} lock is unusable: {os.strerror(status)}", path=self.file.path)
         return control_repair_due(block, which)
 

@@ -18,7 +18,8 @@ class MappedFile:
     @property
     def private(self) -> bool: ...
     @staticmethod
-    def open(
+    def of(
+        fd: int,
         path: str | os.PathLike[str],
         base: int,
         length: int,

@@ -41,18 +41,17 @@ cdef class MappedFile:
             close(self.fd)
 
     @staticmethod
-    def open(path, int64_t base, Py_ssize_t length, *, bint writable=True, bint private=False,
-             bint keep_descriptor=True):
-        """Maps an existing file of exactly `length` bytes. `private`: writes stay in this process.
+    def of(int fd, path, int64_t base, Py_ssize_t length, *, bint writable=True, bint private=False,
+           bint keep_descriptor=True):
+        """Maps an open file of exactly `length` bytes and takes its descriptor over. `private`: writes stay in this process.
 
         Without `keep_descriptor` the descriptor is closed once the file is mapped: for the many small files whose number
         may exceed what a process can hold open. Raises OSError; StoreError when the file has another length.
         """
         cdef MappedFile self = MappedFile.__new__(MappedFile)
         cdef int flags = MAP_PRIVATE if private else MAP_SHARED
-        mode = os.O_RDWR if writable and not private else os.O_RDONLY
+        self.fd = fd
         self.path = os.fspath(path)
-        self.fd = os.open(self.path, mode | os.O_CLOEXEC | os.O_NOFOLLOW)
         found = os.fstat(self.fd).st_size
         if found != length:
             raise StoreError(f"the file has {found} bytes, expected {length}", path=self.path)

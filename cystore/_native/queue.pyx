@@ -351,7 +351,7 @@ def queues_to_flush(Control control not None):
     cdef queue_entry* entry
     cdef uint32_t slot
     slots = []
-    for slot in range(load_u32(&block.queue_count)):
+    for slot in range(min(load_u32(&block.queue_count), block.max_queues)):
         entry = control_slot(block, slot)
         if load_i64(&entry.flushed) < load_i64(&entry.dispatched):
             slots.append(slot)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ class Command:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        parser.add_argument("path", metavar="PATH", type=Path, help="directory of the store")
+        parser.add_argument("path", metavar="PATH", type=_real_path, help="directory of the store")
         self.add_arguments(parser)
         settings = parser.add_argument_group("settings of the store")
         settings.add_argument(
@@ -49,6 +50,11 @@ class Command:
             help="fields of cystore.StoreConfig, at the top or in the table [cystore]",
         )
         parser.set_defaults(command=self, usage_error=parser.error)
+
+
+def _real_path(text: str) -> Path:
+    """Where a store is, with every link resolved: inside of a store none is followed."""
+    return Path(os.path.realpath(text))
 
 
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 import cystore
-from cystore import StoreLockedError, files, host
+from cystore import StoreLockedError, files, guard, host
 from cystore.attach import ABORT_NAME
 from cystore.checkpoint import Checkpoint
 from cystore.cli import facts
@@ -41,6 +41,8 @@ def _run(args: argparse.Namespace) -> int:
     config = store_config(args, exclusive=True, services=())
     facts.state(args.path)
     host.check_writable_file_system(args.path, allow_any=config.allow_any_file_system)
+    if not config.allow_any_owner:
+        guard.check(args.path, guard.group_id(config.group))
     _drop(args.path)
     with progress() as report, cystore.open(args.path, config=config, progress=report) as store:
         at, found = store.stats(), store.recovery

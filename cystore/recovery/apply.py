@@ -164,6 +164,10 @@ def mended(index: IndexMend) -> Pieces:
         head = files.pread_full(fd, 0, HEADER_BYTES, path)
         before = files.pread_full(fd, HEADER_BYTES, SLOT_BYTES * index.slots, path)
         slots = bytearray(before)
+        if index.checked:
+            slots[:] = bytes(len(slots))
+            for first in range(1, index.keep, PIECE_ENTRIES):
+                mend.chain(slots, entries(first, min(PIECE_ENTRIES, index.keep - first)), first)
         behind = (files.length_of(fd, path) - entries_at) // INDEX_ENTRY_BYTES - index.keep
         count = max(min(mend.newest(slots) + 1 - index.keep, behind), 0)
         if mend.mend_slots(slots, entries(index.keep, count), index.keep, index.keep):

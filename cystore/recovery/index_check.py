@@ -5,109 +5,26 @@ Whatever is not certain is dropped and entered again from the log, so that each 
 
 from __future__ import annotations
 
-import os
-import re
-import struct
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
-from cystore import files
+from cystore._native import mend, scan
 from cystore._native.record import find_property
 from cystore.checkpoint import CheckpointFields
 from cystore.config import StoreConfig
-from cystore.index import DIRECTORY, ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES, IndexHeader, file_length
+from cystore.holes import Holes
+from cystore.index import SLOT_BYTES
 from cystore.layout import CONSTANTS
-from cystore.recovery.log_reader import LogReader
+from cystore.recovery.index_reader import IndexReader, knows_its_shape, list_index
+from cystore.recovery.index_stream import IndexStream
+from cystore.recovery.log_reader import LogReader, Walk
 from cystore.recovery.model import IndexMend, IndexScan
 
-NAME = re.compile(r"[0-9]{17}\Z", re.ASCII)
 TRANSACTION_MASK = CONSTANTS["SYS_FLAG_TRANSACTION_MASK"][0]
 ROLLBACK = CONSTANTS["SYS_FLAG_ROLLBACK"][0]
 # Records looked through for one with keys before the index is believed without it.
 LOOK_FOR_KEYS_RECORDS = 2_000
-_HEADER = struct.Struct(">qqqqii")
-_ENTRY = struct.Struct(">iqii")
-
-
-@dataclass
-class IndexReader:
-    """One index file of the configured shape, read with pread."""
-
-    path: Path
-    slots: int
-    capacity: int
-    header: IndexHeader
-
-    @property
-    def count(self) -> int:
-        """Number of the next entry; what a damaged header says is bounded by the file."""
-        return min(max(self.header.next_entry, 1), self.capacity)
-
-    def read_entries(self, first: int, count: int) -> bytes:
-        at = HEADER_BYTES + SLOT_BYTES * self.slots + ENTRY_BYTES * first
-        with files.opened(self.path) as fd:
-            return files.pread_full(fd, at, ENTRY_BYTES * count, self.path)
-
-    def physical_offset(self, number: int) -> int:
-        """Of an entry; -1 for one that was never written."""
-        if self._is_first_of_log(number):
-            return 0
-        data = self.read_entries(number, 1)
-        key_hash, physical_offset, seconds, previous = _ENTRY.unpack(data)
-        written = any(data) and key_hash >= 0 and seconds >= 0 and 0 <= previous < number
-        return physical_offset if written else -1
-
-    def below(self, physical_offset: int) -> int:
-        """Number behind the last entry that points below a log position; entries ascend."""
-        low, high = 1, self.count
-        while low < high:
-            middle = (low + high) // 2
-            if 0 <= self.physical_offset(middle) < physical_offset:
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
-    def _is_first_of_log(self, number: int) -> bool:
-        """An entry of hash 0 for the record at 0 is all zero and yet one."""
-        return number == 1 and self.header.begin_physical_offset == 0 and self.header.end_physical_offset > 0
-
-    @property
-    def sound(self) -> bool:
-        """Whether header and first entry agree."""
-        head = self.header
-        if (
-            not 1 <= max(head.next_entry, 1) <= self.capacity
-            or head.begin_physical_offset > head.end_physical_offset
-        ):
-            return False
-        return self.count == 1 or self.physical_offset(1) == head.begin_physical_offset
-
-    @property
-    def whole(self) -> bool:
-        """Whether the last entry is the one that the header names as the last."""
-        return self.count == 1 or self.physical_offset(self.count - 1) == self.header.end_physical_offset
-
-
-def list_index(root: Path, config: StoreConfig) -> tuple[list[IndexReader], list[Path]]:
-    """The index files of the configured shape, oldest first, and those of another."""
-    slots, capacity = config.max_hash_slot_num, config.max_index_num
-    directory = root / DIRECTORY
-    readers: list[IndexReader] = []
-    strange: list[Path] = []
-    if not directory.is_dir():
-        return readers, strange
-    with files.translated(directory):
-        names = sorted(name for name in os.listdir(directory) if NAME.match(name))
-    for name in names:
-        path = directory / name
-        with files.opened(path) as fd:
-            head, length = files.pread_full(fd, 0, HEADER_BYTES, path), files.length_of(fd, path)
-        if length == file_length(slots, capacity):
-            readers.append(IndexReader(path, slots, capacity, IndexHeader(*_HEADER.unpack(head))))
-        else:
-            strange.append(path)
-    return readers, strange
+ENTRIES_AT_ONCE = 50_000
 
 
 class IndexCheck:
@@ -126,44 +43,119 @@ class IndexCheck:
         self._config, self._log, self._checkpoint = config, log, checkpoint
         self._abnormal, self._ours = abnormal, ours
         self._root = root
+        self._slots: dict[
+            Path, bytes
+        ] = {}  # of the files that were looked through: what their hash slots should hold
 
-    def run(self, end: int, dispatched: int) -> IndexScan:
-        """`end` of the log, and the position below which every record has its queue entry."""
+    def run(self, end: int, dispatched: int, start: int, holes: Holes) -> IndexScan:
+        """`end` of the log, and the position below which every record has its queue entry. From `start` on each kept entry is
+        compared with its record."""
         if not self._config.message_index_enable:
             return IndexScan(dispatched)
         readers, strange = list_index(self._root, self._config)
         if not self._log.bases:
             return IndexScan(0, drop=(*(reader.path for reader in readers), *strange))
-        if strange and not self._abnormal:
+        if strange and not self._abnormal and all(knows_its_shape(path) for path in strange):
             # Files of another shape after a clean close know their entries.
             return IndexScan(dispatched)
         through = min(self._known_through(readers, end, dispatched), dispatched, end)
         through = min(through, self._first_gap(readers, through))
-        drop = list(strange)
-        mend: list[IndexMend] = []
+        kept = {reader.path: reader.below(through) if reader.sound else 1 for reader in readers}
+        through = self._compare(readers, kept, through, start, holes)
+        found: list[IndexMend] = []
         for reader in readers:
-            if reader.path in drop:
+            keep = kept[reader.path]
+            if keep > 1:
+                found += self._mend(reader, keep, through, start, last=reader is readers[-1])
+        dropped = [path for path, keep in kept.items() if keep == 1]
+        return IndexScan(through, (*strange, *dropped), tuple(found))
+
+    def _compare(
+        self, readers: list[IndexReader], kept: dict[Path, int], through: int, start: int, holes: Holes
+    ) -> int:
+        """Takes out of `kept` what does not follow from the log from `start` on; gives the position that is left."""
+        for at, reader in enumerate(readers):
+            keep = kept[reader.path]
+            if keep == 1 or reader.header.end_physical_offset < start:
                 continue
-            keep = reader.below(through) if reader.sound else 1
-            if keep == 1:
-                drop.append(reader.path)
-            elif (
-                keep < reader.count
-                or reader.header.end_physical_offset >= through
-                or self._is_last(reader, readers)
-            ):
-                mend += self._mend(reader, keep)
-        return IndexScan(through, tuple(drop), tuple(mend))
+            slots = self._slots_of(reader, keep)
+            if slots is None:
+                through = min(through, reader.header.begin_physical_offset)
+                kept.update((behind.path, 1) for behind in readers[at:])
+                kept.update((r.path, min(kept[r.path], r.below(through))) for r in readers[:at])
+                break
+            self._slots[reader.path] = slots
+        rows = IndexStream([replace(r, header=r.header._replace(next_entry=kept[r.path])) for r in readers])
+        position, number = self._first_other_key(rows, start, through, holes)
+        behind = False
+        if number < rows.limit:
+            place, inside = rows.place(number)
+            for reader in readers:
+                kept[reader.path] = 1 if behind else kept[reader.path]
+                if reader.path == place.path:
+                    kept[reader.path], behind = inside, True
+        return min(through, position)
 
-    def _is_last(self, reader: IndexReader, readers: list[IndexReader]) -> bool:
-        """After a crash the file written to last may have pages of different ages."""
-        return self._abnormal and reader is readers[-1]
+    def _slots_of(self, reader: IndexReader, keep: int) -> bytes | None:
+        """What the hash slots of a file hold while it has the entries below `keep`; None when these do not lead to each other,
+        or the file does not begin when its first record was stored."""
+        slots = bytearray(SLOT_BYTES * reader.slots)
+        for first in range(1, keep, ENTRIES_AT_ONCE):
+            entries = reader.read_entries(first, min(ENTRIES_AT_ONCE, keep - first))
+            if mend.chain(slots, entries, first) >= 0:
+                return None
+        record = self._log.record(reader.header.begin_physical_offset)
+        if record is not None and record["store_timestamp"] != reader.header.begin_timestamp_ms:
+            return None
+        return bytes(slots)
 
-    def _mend(self, reader: IndexReader, keep: int) -> list[IndexMend]:
-        last = reader.physical_offset(keep - 1)
-        record = self._log.record(last)
-        timestamp = record["store_timestamp"] if record is not None else reader.header.end_timestamp_ms
-        return [IndexMend(reader.path, reader.slots, keep, timestamp, last)]
+    def _first_other_key(self, rows: IndexStream, start: int, through: int, holes: Holes) -> tuple[int, int]:
+        """The first record of [start, through) whose keys are not the next ones in the index, `through` when there is none; and
+        the first entry that is of no record before it."""
+        log = self._log
+        scanner = scan.LogScanner(check_checksum=False, follow_queues=False)
+        scanner.limit = through
+        scanner.move(start, log.base_of(start) + log.file_bytes)
+        scanner.compare_keys(rows.below(start), rows.limit)
+        walk = Walk(log, scanner)
+        while scanner.position < through:
+            status = walk.run_over_blanks()
+            if status == scan.LIMIT:
+                break
+            if status == scan.KEYS:
+                count = scanner.wanted - scanner.keys_at + ENTRIES_AT_ONCE
+                scanner.set_keys(rows.read(scanner.keys_at, count), scanner.keys_at)
+                continue
+            following = None if status == scan.OTHER_KEY else self._behind_hole(scanner.position, holes)
+            if following is None:
+                return scanner.position, scanner.keys_at
+            scanner.step_over(following, log.base_of(following) + log.file_bytes)
+        number = scanner.keys_at
+        while number < rows.limit and rows.physical_offset(number) == scanner.last_record:
+            number += 1  # RocketMQ may enter the last record of a file twice
+        return through, number
+
+    def _behind_hole(self, position: int, holes: Holes) -> int | None:
+        """Where the log goes on behind a hole at `position`, or at the next file when a blank stands here."""
+        for at in (position, self._log.base_of(position) + self._log.file_bytes):
+            hole = holes.covering(at)
+            if hole is not None:
+                return hole[1]
+        return None
+
+    def _mend(
+        self, reader: IndexReader, keep: int, through: int, start: int, *, last: bool
+    ) -> list[IndexMend]:
+        """What is to be done about a file whose entries below `keep` stay. After a crash the one written to last may have pages
+        of different ages."""
+        head, end = reader.header, reader.physical_offset(keep - 1)
+        record = self._log.record(end)
+        timestamp = record["store_timestamp"] if record is not None else head.end_timestamp_ms
+        checked = reader.path in self._slots
+        sound = keep == reader.count and head.end_physical_offset < through and not (last and self._abnormal)
+        if sound and checked:
+            sound = head.end_timestamp_ms >= timestamp and reader.read_slots() == self._slots[reader.path]
+        return [] if sound else [IndexMend(reader.path, reader.slots, keep, timestamp, end, checked)]
 
     def _known_through(self, readers: list[IndexReader], end: int, dispatched: int) -> int:
         """The log position up to which every key is known to be in the index, as far as the checkpoint and headers tell."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from pathlib import Path
 
-from cystore import files
 from cystore._native import mend
-from cystore.index import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES
-from cystore.recovery.index_check import IndexReader
+from cystore.index import ENTRY_BYTES, SLOT_BYTES
+from cystore.recovery.index_reader import IndexReader
 
 ENTRIES_AT_ONCE = 50_000
 
@@ -44,6 +43,14 @@ class IndexStream:
         reader, inside = self.place(number)
         return reader.physical_offset(inside)
 
+    def below(self, physical_offset: int) -> int:
+        """Behind the last entry that points below a log position; entries ascend."""
+        for start, reader in zip(reversed(self._starts), reversed(self._readers), strict=True):
+            inside = reader.below(physical_offset)
+            if inside > 1:
+                return start + inside - 1
+        return 0
+
     def first_from(self, number: int, physical_offset: int) -> int:
         """The first entry at or behind `number` that points at or past a log position, `limit` when there is none."""
         while number < self.limit:
@@ -69,9 +76,7 @@ class IndexStream:
                     )
                     break
             else:
-                with files.opened(reader.path) as fd:
-                    stored = files.pread_full(fd, HEADER_BYTES, len(slots), reader.path)
-                bad = mend.other_slot(slots, stored, count)
+                bad = mend.other_slot(slots, reader.read_slots(), count)
                 if bad >= 0:
                     found.append((reader.path, bad, f"hash slot {bad} does not lead to its newest entry"))
         return found

@@ -17,6 +17,7 @@ from cystore.segments import OURS, base_of_name, file_name
 
 PIECE_BYTES = 4 << 20
 GONE = -1  # a status beside those of the kernel: there is no file at the position
+PAGE_BYTES = 4096
 SMALL_RECORD_BYTES = 4096
 RECORD_SIZE_MIN = CONSTANTS["RECORD_SIZE_MIN"][0]
 BESIDE_BODY_MAX = (
@@ -48,11 +49,9 @@ class LogReader:
                 )
 
     def _list(self) -> dict[int, int]:
-        if not self.directory.is_dir():
-            return {}
         found = {}
         with files.translated(self.directory):
-            for entry in os.scandir(self.directory):
+            for entry in files.entries(self.directory):
                 if entry.name in OURS:
                     continue
                 base = base_of_name(entry.name)
@@ -62,11 +61,18 @@ class LogReader:
         return found
 
     def _file_bytes(self, configured: int) -> int:
-        """The configured length if a file has it, else that of the most files, the longest of those."""
+        """The configured length if a file has it, else that of the most files, the longest of those. One that is not in whole
+        pages is nobody's setting: files that could be of the configured length were cut short."""
         lengths = list(self.lengths.values())
         if not lengths or configured in lengths:
             return configured
         chosen = max(lengths, key=lambda length: (lengths.count(length), length))
+        if (
+            (chosen % PAGE_BYTES or chosen == 0)
+            and chosen < configured
+            and not any(base % configured for base in self.lengths)
+        ):
+            return configured
         if chosen <= 0:
             raise StoreFormatError("the commit log files are empty", path=self.directory)
         return chosen
@@ -190,7 +196,7 @@ class Walk:
     ) -> None:
         self.reader, self.scanner = reader, scanner
         self._progress = progress
-        self._buffer = bytearray(PIECE_BYTES)
+        self._buffer = bytearray(min(PIECE_BYTES, reader.file_bytes))
         self._begin = self._end = 0
 
     def _fill(self, position: int, file_end: int, needed: int) -> None:

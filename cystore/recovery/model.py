@@ -74,13 +74,17 @@ class QueueScan:
 
 @dataclass(frozen=True)
 class IndexMend:
-    """An index file of which the entries from number `keep` on are not to be trusted, with its slots mended accordingly."""
+    """An index file of which the entries from number `keep` on are not to be trusted, with its slots mended accordingly.
+
+    `checked`: the kept entries lead to each other, so its slots can be told from them alone.
+    """
 
     path: Path
     slots: int
     keep: int
     end_timestamp: int
     end_physical_offset: int
+    checked: bool = False
 
     @property
     def entries_at(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import struct
 from collections import Counter
@@ -195,17 +194,14 @@ def list_queues(
 
 
 def _folders(path: Path) -> list[str]:
-    if not path.is_dir():
-        return []
-    with files.translated(path):
-        return sorted(entry.name for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False))
+    return [entry.name for entry in files.entries(path) if entry.is_dir(follow_symlinks=False)]
 
 
 def _lengths(directory: Path) -> dict[int, int]:
     with files.translated(directory):
         return {
             base: entry.stat(follow_symlinks=False).st_size
-            for entry in os.scandir(directory)
+            for entry in files.entries(directory)
             if (base := base_of_name(entry.name)) is not None
         }
 

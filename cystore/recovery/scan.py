@@ -11,7 +11,7 @@ from cystore.checkpoint import read_checkpoint
 from cystore.commit_log import MARKER
 from cystore.config import StoreConfig
 from cystore.errors import StoreFormatError
-from cystore.holes import Holes, read_holes
+from cystore.holes import Holes, read_holes_or_copy
 from cystore.offsets import QueueOffsets, read_queue_offsets
 from cystore.recovery import rules
 from cystore.recovery.index_check import IndexCheck
@@ -49,13 +49,21 @@ class _Scan:
             root, config.mapped_file_size_consume_queue_bytes, self._warnings
         )
         self._saved = self._read(read_queue_offsets, QueueOffsets())
-        unreadable = Holes()
-        self._holes = self._read(read_holes, unreadable)
-        self._from_the_beginning = (
-            self._holes is unreadable
-        )  # holes below the usual start are known from their list alone
+        # Holes below the usual start are known from their list alone.
+        self._holes, newest = self._read(read_holes_or_copy, (Holes(), False))
+        self._from_the_beginning = not newest
+        if not newest and self._holes:
+            self._warnings.append(
+                "the list of holes is damaged; its copy may lack some, so all of the log is checked"
+            )
         self._last = self._last_record()
         self._ours = rules.watermark_holds(self._checkpoint, self._last)
+        # The watermark's last record is gone: it proves nothing any more, but what the log lacks of it was durable.
+        self._claimed = (
+            min(self._checkpoint.watermark, reader.end)
+            if self._last is None and 0 <= self._checkpoint.last_record < self._checkpoint.watermark
+            else 0
+        )
         if reader.bases and reader.file_bytes != config.mapped_file_size_commit_log_bytes:
             self._warnings.append(
                 f"commit log files have {reader.file_bytes} bytes, the configuration says "
@@ -92,6 +100,8 @@ class _Scan:
         while True:
             walked = LogPass(situation, start)
             result = walked.run()
+            if result.end < self._claimed:
+                result.lost_end = max(result.lost_end, self._claimed)
             if result.earlier is None:
                 found = QueueCheck(situation, walked, self._saved).run()
                 if found.earlier is None:
@@ -147,7 +157,12 @@ class _Scan:
         result, scanner, reader = walked.result, walked.scanner, self._reader
         index = IndexCheck(
             self._root, self._config, reader, self._checkpoint, abnormal=self._abnormal, ours=self._ours
-        ).run(result.end, found.dispatch_from)
+        ).run(
+            result.end,
+            found.dispatch_from,
+            max(result.start, reader.begin),
+            self._holes.merged(result.damage),
+        )
         last_record, last_checksum, last_time = self._last_of(walked)
         watermark = result.watermark
         if watermark < 0:  # nothing was met that made it matter

@@ -14,7 +14,7 @@ from cystore.consume_queue import ENTRY_BYTES
 from cystore.holes import read_holes
 from cystore.index import DIRECTORY as INDEX
 from cystore.recovery import rules
-from cystore.recovery.index_check import list_index
+from cystore.recovery.index_reader import list_index
 from cystore.recovery.index_stream import IndexStream
 from cystore.recovery.log_pass import Key
 from cystore.recovery.log_reader import GONE, Finder, LogReader, Walk

@@ -6,7 +6,11 @@ Source: AllocateMappedFileService; reserving in steps, and publishing how far, i
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 from cystore import files
 from cystore._native.control import Control
@@ -14,10 +18,25 @@ from cystore._native.failpoint import failpoint
 from cystore._native.mapping import MappedFile
 from cystore.commit_log import CommitLog
 from cystore.config import StoreConfig
-from cystore.errors import StoreFullError
+from cystore.errors import StoreFullError, StoreIOError
+from cystore.services.flush import refuse_writes
 from cystore.services.progress import Progress
 
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+HEADROOM_NAME = "headroom"
+HEADROOM_BYTES = 64 * 1024  # beside the control block: the tables in config/, first steps of consume queues
+
+
+@contextlib.contextmanager
+def writes_end_when_it_fails(control: Control, directory: Path) -> Iterator[None]:
+    """An input/output error inside makes the store read-only for everybody: what such a disk says later is not to be believed."""
+    try:
+        with files.translated(directory):
+            yield
+    except StoreIOError as error:
+        if getattr(error.__cause__, "errno", None) == errno.EIO:
+            refuse_writes(control, error)
+        raise
 
 
 class Allocator:
@@ -29,6 +48,15 @@ class Allocator:
         self._populate_bytes = config.populate_ahead_bytes
         self._populated = 0  # of this process's mappings: log position up to which pages are faulted in
         self._appended_from = control.put_count
+        self._has_headroom = False
+
+    def keep_headroom(self) -> None:
+        """Sets space aside that the next recovery begins with: on a disk that is full by then it needs some, for the control
+        block first of all. The log does not grow before that is done. Raises StoreFullError."""
+        if not self._has_headroom:
+            length = Control.first_bytes(self._control.max_queues) + HEADROOM_BYTES
+            files.reserve(self._commit_log.files.root / HEADROOM_NAME, length)
+            self._has_headroom = True
 
     def make_room(self, needed: int) -> None:
         """Allocates the log at least up to `needed`, and some steps more where there is space. Raises StoreFullError."""
@@ -36,6 +64,7 @@ class Allocator:
             begin = self._control.allocated
             if begin >= needed:
                 return
+            self.keep_headroom()
             try:
                 self._allocate_up_to(max(needed, self._target()))
             except StoreFullError:
@@ -50,6 +79,11 @@ class Allocator:
         return min(wrote + self._ahead_bytes, successor_end)
 
     def _allocate_up_to(self, end: int) -> None:
+        """`_reserve_up_to`; a disk that fails is written to no more."""
+        with writes_end_when_it_fails(self._control, self._commit_log.files.directory):
+            self._reserve_up_to(end)
+
+    def _reserve_up_to(self, end: int) -> None:
         """Under the housekeeping lock. Each piece is published as soon as it is there, so a kill loses at most one step."""
         log = self._commit_log.files
         at = self._control.allocated
@@ -98,6 +132,7 @@ class Allocator:
             if due is None:
                 return Progress(0)  # somebody else is at it
             try:
+                self.keep_headroom()
                 self._allocate_up_to(max(self._target(), control.allocated))
                 if due:
                     control.repaired("housekeeping")
@@ -121,8 +156,9 @@ class Allocator:
             if segment is None:
                 break
             upto = min(end, segment.end)
-            if not segment.populate(begin - segment.base, upto - segment.base):
-                break
+            with files.translated(segment.path):
+                if not segment.populate(begin - segment.base, upto - segment.base):
+                    break
             done += upto - begin
             begin = self._populated = upto
         return done

@@ -11,7 +11,7 @@ import logging
 import os
 import struct
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from cystore._native.control import Control
 from cystore._native.failpoint import failpoint
@@ -21,7 +21,7 @@ from cystore.clock import monotonic_s
 from cystore.commit_log import CommitLog
 from cystore.config import StoreConfig
 from cystore.consume_queue import ConsumeQueues
-from cystore.errors import CorruptRecordError, FlushFailedError, StoreTimeoutError
+from cystore.errors import CorruptRecordError, FlushFailedError, StoreFullError, StoreTimeoutError
 from cystore.index import IndexFiles
 from cystore.layout import CONSTANTS, FLAGS, RECORD_MAGIC_BLANK
 from cystore.offsets import QueueOffsets, write_queue_offsets
@@ -35,6 +35,13 @@ PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 RECORD_SIZE_MIN = CONSTANTS["RECORD_SIZE_MIN"][0]
 BORN_HOST_V6 = CONSTANTS["SYS_FLAG_BORN_HOST_V6"][0]
 SYS_FLAG_AT, BORN_HOST_AT = 36, 48
+
+
+def refuse_writes(control: Control, error: BaseException) -> None:
+    """The disk failed: from now on every put in every process is refused, until the store is opened anew."""
+    cause = error if isinstance(error, OSError) and error.errno else error.__cause__
+    control.failed_errno = getattr(cause, "errno", None) or errno.EIO
+    control.set_flag(SYNC_FAILED)
 
 
 class LastRecord(NamedTuple):
@@ -105,7 +112,7 @@ class Flusher:
     def _failure(self) -> FlushFailedError:
         code = self._control.failed_errno or errno.EIO
         return FlushFailedError(
-            f"a sync failed with {os.strerror(code)}: the store is read-only until every process has closed it",
+            f"the disk failed with {os.strerror(code)}: the store is read-only until every process has closed it",
             path=self._commit_log.files.directory,
         )
 
@@ -121,7 +128,9 @@ class Flusher:
             for base in range(log.base_of(begin), target, log.file_bytes):
                 segment = log.get(base)
                 if segment is None:
-                    continue  # cleaned: its pages went with it
+                    if base + log.file_bytes <= control.min_physical_offset:
+                        continue  # cleaned: its pages went with it
+                    self._vanished(log.path(base))
                 first, last = max(begin - base, 0), min(target - base, log.file_bytes)
                 if leader_died:
                     # An error is reported once per descriptor and may have died with the last leader.
@@ -189,8 +198,11 @@ class Flusher:
         """RocketMQ's load removes files ahead of the log's end before it looks at the lock, and a hand may do so too. What is
         appended to such a file is lost with its last mapping: it is never acknowledged as durable."""
         if segment.removed:
-            log.error("%s was removed while processes were attached", segment.path)
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), segment.path)
+            self._vanished(segment.path)
+
+    def _vanished(self, path: object) -> NoReturn:
+        log.error("%s was removed while processes were attached", path)
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
 
     def check_files(self) -> None:
         """Looks whether the segment being written to still has its name; if not, nothing more is accepted."""
@@ -201,9 +213,8 @@ class Flusher:
         except OSError as error:
             self._poison(error)
 
-    def _poison(self, error: OSError) -> None:
-        self._control.failed_errno = error.errno or errno.EIO
-        self._control.set_flag(SYNC_FAILED)
+    def _poison(self, error: OSError | StoreFullError) -> None:
+        refuse_writes(self._control, error)
         raise self._failure() from error
 
     # ------------------------------------------------------------------------------------ derived files
@@ -226,7 +237,7 @@ class Flusher:
                 self._checkpoint.index_watermark = position
             failpoint("flush.checkpoint_stored")
             self._checkpoint.sync()
-        except OSError as error:
+        except (OSError, StoreFullError) as error:
             self._poison(error)
         self._checkpointed = flushed
         self._queues_flushed_at = monotonic_s()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from cystore import files
 from cystore._native import dispatch as kernel
 from cystore._native.control import Control
 from cystore._native.message import Message, message_at
@@ -67,7 +68,7 @@ class Dispatcher:
         """Dispatches what was appended by now, at most about `budget_bytes` of log; `done` counts bytes.
 
         When another thread or process is dispatching it waits for that up to `timeout_ms` (None: for ever) and then gives up;
-        a thread that is dispatching already (a signal handler inside of it) never waits. Raises StoreFullError and
+        a thread that is dispatching already (a signal handler inside of it) never waits. Raises StoreFullError, StoreIOError and
         CorruptRecordError; the dispatched position stays where the trouble is.
         """
         control = self._control
@@ -82,9 +83,10 @@ class Dispatcher:
             except StoreLockedError:
                 return Progress(0, more=True)
         try:
-            begin = self._begin()
-            end = control.wrote
-            self._run(end if budget_bytes is None else min(end, begin + max(budget_bytes, 1)), end)
+            with files.translated(self._commit_log.files.root):
+                begin = self._begin()
+                end = control.wrote
+                self._run(end if budget_bytes is None else min(end, begin + max(budget_bytes, 1)), end)
             if due:
                 control.repaired("dispatch")
             return Progress(control.dispatched - begin, more=control.dispatched < control.wrote)

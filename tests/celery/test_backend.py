@@ -132,9 +132,16 @@ def test_a_backend_travels_by_its_url(make_backend, backend):
 
 
 def test_the_url_names_path_and_settings():
-    location = Location.parse("cystore:///var/lib/my%20app/store?flush=sync&max_queues=100&services=flush")
+    location = Location.parse(
+        "cystore:///var/lib/my%20app/store?flush=sync&max_queues=100&services=flush&group=app"
+    )
     assert location.path == "/var/lib/my app/store"
-    assert location.settings == {"flush_disk_type": "sync", "max_queues": 100, "services": ("flush",)}
+    assert location.settings == {
+        "flush_disk_type": "sync",
+        "max_queues": 100,
+        "services": ("flush",),
+        "group": "app",
+    }
 
 
 @pytest.mark.parametrize(

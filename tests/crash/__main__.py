@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import random
 import shutil
 import sys
@@ -44,6 +45,7 @@ def main(arguments: list[str]) -> int:
         parser.error(f"no such row: {', '.join(sorted(unknown))}")
     seed = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed
     print(f"seed: {seed}", flush=True)
+    logging.getLogger("cystore").addHandler(logging.NullHandler())  # repairs are what this is about
     shown = sys.stderr.isatty()
     rows = []
     for fault in FAULTS:

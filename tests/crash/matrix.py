@@ -18,7 +18,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 FAILURES_MAX = 5  # a row ends there: what is broken is known
+MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,29 @@ class Fault:
 
 @dataclass
 class Case:
-    """One fault, made from its own random generator in its own folder (outside of the store that it harms)."""
+    """One fault, made from its own random generator in its own folder (outside of the store that it harms).
+
+    `faults` is how many it counts as; a case that makes another number than `Run.cases` was told sets it.
+    """
 
     number: int
     rng: random.Random
     folder: Path
+    faults: int = 1
+
+    @contextmanager
+    def in_memory(self) -> Iterator[Path]:
+        """A folder on tmpfs where there is one, for faults that no disk takes part in. What is in it when the case fails goes
+        into the case's own folder."""
+        if not os.access(MEMORY, os.W_OK):
+            yield self.folder
+            return
+        with tempfile.TemporaryDirectory(prefix="cystore-crash-", dir=MEMORY) as name:
+            try:
+                yield Path(name)
+            except BaseException:
+                shutil.copytree(name, self.folder, dirs_exist_ok=True)
+                raise
 
 
 @dataclass
@@ -91,26 +112,33 @@ class Run:
         self._tally: Counter[str] = Counter()
 
     def cases(self, worth: int = 1) -> Iterator[Case]:
-        """Cases until enough ran, or the time is over; each counts as `worth` faults. Use `with run.case(one)` in the loop."""
+        """Cases until enough ran, or the time is over; each counts as `worth` faults, unless it says otherwise. Use
+        `with run.case(one)` in the loop."""
         number = 0
         while self.row.ran < self.row.wanted:
             if len(self.row.failures) >= FAILURES_MAX or (self._until and time.monotonic() > self._until):
                 return
             if self._only is None or number == self._only:
                 folder = Path(tempfile.mkdtemp(prefix=f"{self.row.name}-", dir=self._folder))
-                yield Case(number, random.Random(f"{self.row.seed} {self.row.name} {number}"), folder)
-                self.row.ran += worth
+                rng = random.Random(f"{self.row.seed} {self.row.name} {number}")
+                case = Case(number, rng, folder, worth)
+                yield case
+                self.row.ran += case.faults
                 self._progress(f"{self.row.name}: {self.row.ran} of {self.row.wanted}")
                 if self._only is not None:
                     return
             number += 1
+
+    def folder(self, name: str) -> Path:
+        """A folder for what all cases share."""
+        return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._folder))
 
     @contextmanager
     def case(self, case: Case) -> Iterator[None]:
         """Notes what goes wrong inside with the case's number and keeps its folder; removes the folder otherwise."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - whatever fails is the result
+        except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - whatever fails is the result
             text = "".join(traceback.format_exception(error, limit=-6)).strip()
             self.row.failures.append(f"case {case.number} in {case.folder}\n{text}")
         else:
@@ -140,7 +168,7 @@ def run(
     until = None if minutes is None else begin + minutes * 60
     try:
         fault.run(Run(row, folder, until=until, only=only, progress=progress))
-    except Exception as error:  # noqa: BLE001 - the same
+    except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - the same
         row.failures.append("".join(traceback.format_exception(error)).strip())
     row.seconds = time.monotonic() - begin
     return row

@@ -49,6 +49,22 @@ def test_i1_i2_a_kill_inside_an_append(tmp_path, rng, build_environment, failpoi
     check_closed(path, SETTINGS)
 
 
+@pytest.mark.parametrize("passes", [1, 2, 3])
+def test_a_batch_is_there_as_a_whole_or_not_at_all_when_everybody_died(tmp_path, build_environment, passes):
+    """Recovery does not know the wrote position: it takes what stands in the log."""
+    path = tmp_path / "store"
+    failpoint = f"append.bytes_written:{passes}"
+    with Process({**build_environment("failpoints"), "CYSTORE_FAILPOINT": failpoint}) as process:
+        process.do(
+            "import cystore; store = cystore.open(path, **settings)", path=str(path), settings=SETTINGS
+        )
+        with pytest.raises(EOFError):
+            process.do("store.put_many([cystore.Message(topic='T', body=b'b')] * 3)")
+    with cystore.open(path, **SETTINGS) as store:
+        assert list(store.scan()) == []
+    check_closed(path, SETTINGS)
+
+
 def test_one_writer_after_another_is_killed_while_the_rest_goes_on(tmp_path, rng):
     """20 kills at moments that nobody chose, 4 writers at a time; async puts survive them all."""
     path, log = tmp_path / "store", tmp_path / "acknowledged"

@@ -16,7 +16,14 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("L1 kernels", ("cystore._native", "cystore._native.*")),
     (
         "L2 the operating system",
-        ("cystore.clock", "cystore.files", "cystore.host", "cystore.segments", "cystore.locks"),
+        (
+            "cystore.clock",
+            "cystore.files",
+            "cystore.guard",
+            "cystore.host",
+            "cystore.segments",
+            "cystore.locks",
+        ),
     ),
     (
         "L3 the store's parts",

@@ -40,7 +40,6 @@ SYSTEM_CALLS = {
     "cystore/files.py": "the only caller",
     "cystore/clock.py": "the only caller",
     "cystore/config.py": "reads a settings file; below files.py",
-    "cystore/_native/mapping.pyx": "opens what it maps; below files.py",
     "cystore/layout.py": "writes the generated sources, run by path before any build",
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from cystore import files
 from cystore._native.control import Control
 from cystore._native.mapping import MappedFile
 from cystore.commit_log import CommitLog
@@ -46,7 +47,7 @@ def control_block(config: StoreConfig, size: int = 1024, path: Path | None = Non
     if path is not None:
         path.write_bytes(bytes(length))
     return Control.create(
-        MappedFile.anonymous(0, length) if path is None else MappedFile.open(path, 0, length),
+        MappedFile.anonymous(0, length) if path is None else files.map_file(path, 0, length),
         commit_log_file_bytes=config.mapped_file_size_commit_log_bytes,
         consume_queue_file_bytes=config.mapped_file_size_consume_queue_bytes,
         max_hash_slot_num=config.max_hash_slot_num,
@@ -58,7 +59,7 @@ def control_block(config: StoreConfig, size: int = 1024, path: Path | None = Non
 
 def join_control(path: Path) -> Control:
     """A second process's handle on a control block in a file."""
-    return Control.attach(MappedFile.open(path, 0, path.stat().st_size), **HOST)
+    return Control.attach(files.map_file(path, 0, path.stat().st_size), **HOST)
 
 
 def attach(

@@ -3,16 +3,20 @@ space again. Method: the allocator on real files, files that a kill left behind,
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import cystore
 from cystore import files
-from cystore.errors import StoreFullError
+from cystore.consume_queue import ConsumeQueue
+from cystore.errors import FlushFailedError, StoreFullError, StoreIOError
 from cystore.services.progress import Progress
-from tests.process import Process
+from tests.process import Failed, Process
 from tests.small import LOG_BYTES, SETTINGS, body_for, open_small
 
 PAGE = os.sysconf("SC_PAGESIZE")
@@ -128,7 +132,7 @@ def test_pages_ahead_are_faulted_in_by_a_process_that_appends(tmp_path):
 STORE_ON_A_SMALL_DISK = """
 import os, sys
 from tests.small import open_small
-from cystore.errors import StoreFullError
+from cystore.errors import FlushFailedError, StoreFullError, StoreIOError
 root = sys.argv[1]
 ballast = os.path.join(root, "ballast")
 with open(ballast, "wb") as file:
@@ -173,6 +177,116 @@ def test_full_disk_refuses_puts_and_free_space_lets_them_go_on(tmp_path):
     assert done.stdout == "went on\n", done.stderr
 
 
+KILLED_ON_A_FULL_DISK = """
+import logging, os, signal, sys
+import cystore
+from tests.small import open_small
+logging.disable()
+root = sys.argv[1]
+settings = {"mapped_file_size_commit_log_bytes": 1 << 18}
+rest = os.open(os.path.join(root, "rest"), os.O_WRONLY | os.O_CREAT)
+os.write(rest, bytes(600_000))
+if os.fork() == 0:
+    store = open_small(os.path.join(root, "s"), **settings)
+    try:
+        while True:
+            store.put(f"T{store.stats()['put_count'] % 70}", os.urandom(5000), keys=("k",))
+    except cystore.StoreFullError:
+        os.kill(os.getpid(), signal.SIGKILL)
+assert os.WTERMSIG(os.wait()[1]) == signal.SIGKILL
+def use_up(fd):
+    try:
+        while os.write(fd, bytes(4096)):
+            pass
+    except OSError:
+        os.close(fd)
+use_up(rest)
+store = open_small(os.path.join(root, "s"), **settings)
+before = len(list(store.scan()))
+assert before > 100, before
+try:
+    while True:
+        store.put("T0", bytes(5000))
+        before += 1
+except cystore.StoreFullError:
+    pass
+os.unlink(os.path.join(root, "rest"))
+store.put("T0", b"goes on", keys=("k",))
+for queue in range(70):
+    messages, maximum = store.get(f"T{queue}", 0, 0, 1000).messages, store.topics()[f"T{queue}"][0][1]
+    assert [m.queue_offset for m in messages][:maximum] == list(range(len(messages))), queue
+assert len(list(store.scan())) == before + 1
+assert bytes(store.query("T0", "k", 1)[0].body) == b"goes on"
+use_up(os.open(os.path.join(root, "rest"), os.O_WRONLY | os.O_CREAT))
+store.close()
+assert not os.path.exists(os.path.join(root, "s", "abort")), "not closed as clean"
+print("went on")
+"""
+
+
+@pytest.mark.may_skip(NOT_ASKED)
+def test_store_that_was_killed_on_a_full_disk_opens_without_space(tmp_path):
+    """And closes cleanly on one."""
+    script = 'mount -t tmpfs -o size=3m none "$0" && exec "$@"'
+    mount = ["unshare", "--mount", "--map-root-user", "sh", "-c", script]
+    done = subprocess.run(
+        [*mount, str(tmp_path), sys.executable, "-c", KILLED_ON_A_FULL_DISK, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode and "unshare" in done.stderr:
+        pytest.skip(NOT_ASKED)
+    assert done.stdout == "went on\n", done.stderr
+
+
+def test_log_does_not_grow_while_there_is_no_headroom(tmp_path, monkeypatch):
+    """Whoever takes the last space must not take what the next recovery begins with."""
+
+    def refuse(path, length):
+        raise StoreFullError("no space left", path=path)
+
+    with monkeypatch.context() as full:
+        full.setattr(files, "reserve", refuse)
+        with open_small(tmp_path / "s") as store:
+            with pytest.raises(StoreFullError, match="headroom"):
+                store.put("T", b"")
+            full.undo()
+            assert store.put("T", b"").queue_offset == 0
+            assert reserved(store.path / "headroom") > 64 * 1024
+    assert not (tmp_path / "s" / "headroom").exists()
+
+
+def test_records_that_could_not_be_dispatched_at_load_are_counted(tmp_path, monkeypatch):
+    """On a full disk: no offset is given away twice, in queues that are known and in new ones."""
+    store = open_small(tmp_path / "s")
+    for n in range(6):
+        store.put(f"T{n % 3}", b"%d" % n)
+    store._parts.control.lock("dispatch")
+    store._parts.forget()  # as if it was killed
+
+    def refuse(*_):
+        raise StoreFullError("no space left")
+
+    with monkeypatch.context() as full:
+        full.setattr(ConsumeQueue, "prepare", refuse)
+        reopened = open_small(tmp_path / "s")
+        assert [reopened.put(f"T{n}", b"").queue_offset for n in range(4)] == [2, 2, 2, 0]
+    with reopened:
+        assert [m.queue_offset for m in reopened.get("T1", 0, 0).messages] == [0, 1, 2]
+
+
+def test_fresh_store_and_ten_thousand_empty_queues_cost_megabytes(in_memory):
+    with cystore.open(in_memory / "s") as store:
+        store.put_many(
+            [cystore.Message(topic=f"T{n % 100}", queue_id=n // 100, body=b"") for n in range(10_000)]
+        )
+        store.dispatch()
+        taken = sum(reserved(path) for path in (in_memory / "s").rglob("*") if path.is_file())
+        apparent = sum(path.stat().st_size for path in (in_memory / "s").rglob("*") if path.is_file())
+    assert taken < 192 << 20 < 10 << 30 < apparent
+
+
 def test_step_that_does_not_fit_is_taken_as_small_as_the_append_needs(tmp_path, monkeypatch):
     limit = 3 * PAGE
     original = files.allocate
@@ -190,3 +304,81 @@ def test_step_that_does_not_fit_is_taken_as_small_as_the_append_needs(tmp_path, 
             store.put("T", body_for(3 * PAGE))
         limit = LOG_BYTES
         assert store.put("T", body_for(3 * PAGE - 100)).queue_offset == 1
+
+
+def test_name_of_a_file_that_a_killed_allocator_left_is_made_durable(tmp_path, monkeypatch):
+    """It may have died between the name and the sync of the folder."""
+    synced = []
+    original = files.sync_directory
+    with open_small(tmp_path / "s") as store:
+        store.put("T", body_for(LOG_BYTES - 8))
+        base = store.stats()["allocated"]
+        files.create_sized(store.path, segment_path(store, base), LOG_BYTES, PAGE)
+        monkeypatch.setattr(files, "sync_directory", lambda path: (synced.append(path), original(path)))
+        parts(store).allocator.make_room(base + 1)
+        assert store.path / "commitlog" in synced
+
+
+@pytest.mark.parametrize(("code", "stops"), [(errno.EIO, True), (errno.ENOMEM, False)])
+def test_disk_that_fails_while_a_segment_is_made_is_not_written_to_any_more(
+    tmp_path, monkeypatch, code, stops
+):
+    """For everybody; what passes by itself (no memory) is an error of that put alone."""
+
+    def refuse(*_):
+        raise OSError(code, os.strerror(code))
+
+    with open_small(tmp_path / "s") as store, Process() as other:
+        store.put("T", b"kept", flush="sync")
+        other.do(
+            "import cystore; store = cystore.open(path, **settings)", path=str(store.path), settings=SETTINGS
+        )
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "fsync", refuse)
+            with pytest.raises(StoreIOError, match=os.strerror(code)):
+                store.put_many([cystore.Message(topic="T", body=body_for(LOG_BYTES // 2))] * 20)
+        if stops:
+            with pytest.raises(FlushFailedError, match="the disk failed with Input/output error"):
+                store.put("T", b"")
+            with pytest.raises(Failed, match="FlushFailedError"):
+                other.do("store.put('T', b'')")
+        else:
+            store.put("T", b"")
+            other.do("store.put('T', b'')")
+        assert bytes(store.get("T", 0, 0).messages[0].body) == b"kept"
+
+
+def test_read_goes_on_where_dispatch_meets_a_failing_disk(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise StoreIOError("the disk is gone")
+
+    with open_small(tmp_path / "s") as store:
+        store.put("T", b"dispatched")
+        store.dispatch()
+        with monkeypatch.context() as broken:
+            broken.setattr(ConsumeQueue, "prepare", refuse)
+            store.put("U", b"not yet")
+            assert store.get("U", 0, 0).messages == []
+            assert [bytes(m.body) for m in store.get("T", 0, 0).messages] == [b"dispatched"]
+            with pytest.raises(StoreIOError, match="the disk is gone"):
+                store.dispatch()
+        assert [bytes(m.body) for m in store.get("U", 0, 0).messages] == [b"not yet"]
+
+
+def test_every_error_of_a_failing_disk_has_a_type_and_a_path(tmp_path, monkeypatch):
+    """Even where a look at a file fails."""
+
+    def refuse(*_, **__):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with open_small(tmp_path / "s", max_index_num=3) as store:
+        for _ in range(3):
+            store.put("T", b"", keys=("k",))
+        with monkeypatch.context() as broken:
+            broken.setattr(files, "create_sized", refuse)
+            with pytest.raises(StoreIOError, match="path"):
+                store.dispatch()
+        with monkeypatch.context() as broken:
+            broken.setattr(Path, "exists", refuse)
+            with pytest.raises(StoreIOError, match="commitlog"):
+                store.put_many([cystore.Message(topic="T", body=body_for(LOG_BYTES // 2))] * 20)

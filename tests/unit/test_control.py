@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cystore import layout
+from cystore import files, layout
 from cystore._native.control import Control
 from cystore._native.mapping import MappedFile
+from cystore._native.queue import queues_to_flush
 from cystore.config import StoreConfig
 from cystore.errors import (
     StoreClosedError,
@@ -42,7 +43,7 @@ def control(path):
 
 
 def joined(path, **host) -> Control:
-    return Control.attach(MappedFile.open(path, 0, path.stat().st_size), **{**parts.HOST, **host})
+    return Control.attach(files.map_file(path, 0, path.stat().st_size), **{**parts.HOST, **host})
 
 
 # ---------------------------------------------------------------------------------------------- who may join
@@ -149,6 +150,16 @@ def test_handle_on_an_overwritten_block_is_poisoned(control, field):
             use()
 
 
+def test_a_count_of_queues_that_was_overwritten_leads_nowhere(control):
+    """Found by the fuzz target `control`: who looked for queues to flush read far behind the block."""
+    slot = control.add_queue("T", 0)
+    control.set_queue_dispatched(slot, 5)
+    control.file.write(AT["queue_count"], b"\xff\xff\xff\x7f")
+    assert queues_to_flush(control) == [slot]
+    with pytest.raises(IndexError):
+        control.queue(1000)
+
+
 def test_closed_handle_refuses_everything(control):
     names = [
         name
@@ -190,7 +201,7 @@ def test_closed_handle_refuses_everything(control):
 
 def test_read_only_handle_reads_and_takes_no_lock(path, control):
     control.add_queue("T", 3, next=7)
-    reader = Control.attach(MappedFile.open(path, 0, path.stat().st_size, writable=False), **parts.HOST)
+    reader = Control.attach(files.map_file(path, 0, path.stat().st_size, writable=False), **parts.HOST)
     assert reader.read_only
     assert reader.queue(reader.find_queue("T", 3))[2] == 7
     for take in (reader.lock, reader.try_lock):

@@ -46,7 +46,7 @@ def test_descriptors_are_closed_on_exec_and_links_are_not_followed(tmp_path):
     with files.opened(tmp_path / "a") as fd:
         assert not os.get_inheritable(fd)
     (tmp_path / "link").symlink_to(tmp_path / "a")
-    with pytest.raises(StoreIOError, match="link"):
+    with pytest.raises(StorePermissionError, match="link"):
         files.read_all(tmp_path / "link")
 
 
@@ -287,3 +287,36 @@ def test_full_disk_is_an_error_of_the_reservation(tmp_path):
     if done.returncode and "unshare" in done.stderr:
         pytest.skip(NOT_ASKED)
     assert done.stdout == f"full [] []\nfull {64 << 20}\n", done.stderr
+
+
+def test_error_is_told_although_the_temporary_file_cannot_be_removed_either(tmp_path, monkeypatch):
+    """A disk that fails does so for every call."""
+
+    def refuse(*_, **__):
+        raise OSError(errno.EIO, "the disk is gone")
+
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(os, "fsync", refuse)
+    monkeypatch.setattr(os, "unlink", refuse)
+    for make in (
+        lambda: files.create_sized(tmp_path, tmp_path / "a", 4096, 4096),
+        lambda: files.write_whole(tmp_path, tmp_path / "b", b"b"),
+        lambda: files.copy_ranges(tmp_path, [], tmp_path / "c"),
+    ):
+        with pytest.raises(StoreIOError, match="the disk is gone"):
+            make()
+
+
+def test_file_whose_name_may_not_be_durable_is_not_left_there(tmp_path, monkeypatch):
+    """The next one to look would find it and believe in it: a second sync of the folder proves nothing."""
+    (tmp_path / "log").mkdir()
+
+    def refuse(path):
+        raise StoreIOError("the disk is gone", path=path)
+
+    with monkeypatch.context() as patched:
+        (tmp_path / "tmp").mkdir()
+        patched.setattr(files, "sync_directory", refuse)
+        with pytest.raises(StoreIOError, match="the disk is gone"):
+            files.create_sized(tmp_path, tmp_path / "log" / "0", 4096, 4096)
+    assert os.listdir(tmp_path / "log") == []

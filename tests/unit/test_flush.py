@@ -217,7 +217,7 @@ def test_failed_sync_in_one_process_stops_all_of_them(store, log):
         other.do("store.put('T', b'1')")
         with pytest.raises(FlushFailedError):
             store.put("T", b"2", flush="sync")
-        with pytest.raises(Failed, match="FlushFailedError: a sync failed with Input/output error"):
+        with pytest.raises(Failed, match="FlushFailedError: the disk failed with Input/output error"):
             other.do("store.put('T', b'3')")
         assert other.do("len(store.get('T', 0, 0).messages)") == 2
 

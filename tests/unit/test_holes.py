@@ -68,3 +68,15 @@ def test_arbitrary_bytes_are_holes_or_a_value_error(data):
             assert isinstance(parse_holes(candidate), Holes)
         except ValueError:
             pass
+
+
+def test_every_flipped_bit_is_found_out():
+    holes = Holes([Hole(100, 200, "bad checksum", "commitlog-100-200", 1), Hole(4096, 5000)])
+    data = bytearray(render_holes(holes))
+    for bit in range(8 * len(data)):
+        data[bit // 8] ^= 1 << bit % 8
+        try:
+            assert parse_holes(data) == holes
+        except ValueError:
+            pass
+        data[bit // 8] ^= 1 << bit % 8

@@ -118,6 +118,25 @@ def test_gate_lets_one_in_at_a_time(tmp_path, store):
             assert third.do("order") == ["in"]
 
 
+def pass_the_gate(store):
+    with store.gate():
+        pass
+
+
+def test_a_long_wait_at_the_gate_is_told_to_the_log(tmp_path, store, monkeypatch):
+    told = threading.Event()
+    monkeypatch.setattr(locks, "_REPORT_AFTER_S", 0.01)
+    monkeypatch.setattr(locks.log, "warning", lambda *_: told.set())
+    with Process() as other:
+        other.do(ATTACHED + "gate = locks.gate()\ngate.__enter__()", root=str(tmp_path))
+        other.stop()
+        waiting = threading.Thread(target=pass_the_gate, args=(store,))
+        waiting.start()
+        assert told.wait(30)
+        other.kill()
+        waiting.join()
+
+
 def test_gate_is_given_back_by_a_killed_process(tmp_path, store):
     with Process() as other:
         other.do(ATTACHED + "gate = locks.gate()\ngate.__enter__()", root=str(tmp_path))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cystore import files
 from cystore._native.mapping import MappedFile
 from cystore.errors import StoreError
 
@@ -28,7 +29,7 @@ def is_mapped(path: Path) -> bool:
 
 
 def test_bytes_written_by_one_mapping_are_seen_by_another(path):
-    one, other = MappedFile.open(path, 0, 3 * PAGE), MappedFile.open(path, 0, 3 * PAGE, writable=False)
+    one, other = files.map_file(path, 0, 3 * PAGE), files.map_file(path, 0, 3 * PAGE, writable=False)
     one.write(10, b"hello")
     assert other.read(10, 5) == b"hello"
     assert path.read_bytes()[10:15] == b"hello"
@@ -39,7 +40,7 @@ def test_bytes_written_by_one_mapping_are_seen_by_another(path):
 def test_private_mapping_keeps_its_writes_to_itself(path):
     path.chmod(0o400)
     before = path.read_bytes()
-    private = MappedFile.open(path, 0, 3 * PAGE, private=True)
+    private = files.map_file(path, 0, 3 * PAGE, private=True)
     private.write(0, b"mine")
     private.redirty(0, 3 * PAGE)
     private.sync()
@@ -60,7 +61,7 @@ def test_anonymous_memory_has_the_interface_of_a_file():
 @pytest.mark.parametrize("writable", [True, False])
 def test_file_of_another_length_is_refused_with_both_lengths(path, writable):
     with pytest.raises(StoreError, match=f"the file has {3 * PAGE} bytes, expected {4 * PAGE}.*{path}"):
-        MappedFile.open(path, 0, 4 * PAGE, writable=writable)
+        files.map_file(path, 0, 4 * PAGE, writable=writable)
 
 
 @pytest.mark.parametrize("length", [0, -1])
@@ -68,18 +69,18 @@ def test_empty_file_is_refused(tmp_path, length):
     path = tmp_path / "empty"
     path.touch()
     with pytest.raises(StoreError, match=r"0 bytes|expected -1"):
-        MappedFile.open(path, 0, length)
+        files.map_file(path, 0, length)
     with pytest.raises(StoreError, match="cannot map"):
         MappedFile.anonymous(0, length)
 
 
 def test_missing_file_and_link_are_not_followed(tmp_path, path):
     with pytest.raises(FileNotFoundError):
-        MappedFile.open(tmp_path / "none", 0, PAGE)
+        files.map_file(tmp_path / "none", 0, PAGE)
     link = tmp_path / "link"
     link.symlink_to(path)
     with pytest.raises(OSError, match="symbolic links"):
-        MappedFile.open(link, 0, 3 * PAGE)
+        files.map_file(link, 0, 3 * PAGE)
 
 
 OUTSIDE = [(-1, 5), (0, 3 * PAGE + 1), (3 * PAGE + 1, 3 * PAGE + 2), (-5, -1), ((1 << 63) - 1, (1 << 63) - 1)]
@@ -88,7 +89,7 @@ OUTSIDE = [(-1, 5), (0, 3 * PAGE + 1), (3 * PAGE + 1, 3 * PAGE + 2), (-5, -1), (
 @pytest.mark.parametrize(("begin", "end"), OUTSIDE)
 @pytest.mark.parametrize("verb", ["zero", "redirty", "populate", "sync_range", "read", "view", "write"])
 def test_nothing_reaches_outside_the_file(path, verb, begin, end):
-    file = MappedFile.open(path, 0, 3 * PAGE)
+    file = files.map_file(path, 0, 3 * PAGE)
     last = bytes(max(end - begin, 1)) if verb == "write" else end - begin if verb in ("read", "view") else end
     with pytest.raises(StoreError, match="outside the file"):
         getattr(file, verb)(begin, last)
@@ -96,7 +97,7 @@ def test_nothing_reaches_outside_the_file(path, verb, begin, end):
 
 @pytest.mark.parametrize("verb", ["zero", "redirty", "populate", "write"])
 def test_mapping_for_reading_is_not_written_to(path, verb):
-    file = MappedFile.open(path, 0, 3 * PAGE, writable=False)
+    file = files.map_file(path, 0, 3 * PAGE, writable=False)
     with pytest.raises(StoreError, match="for reading only"):
         getattr(file, verb)(0, b"x" if verb == "write" else 5)
     with pytest.raises(TypeError, match="read-write"):
@@ -104,14 +105,14 @@ def test_mapping_for_reading_is_not_written_to(path, verb):
 
 
 def test_view_cannot_be_written_even_of_a_writable_mapping(path):
-    view = MappedFile.open(path, 0, 3 * PAGE).view(0, 10)
+    view = files.map_file(path, 0, 3 * PAGE).view(0, 10)
     assert view.readonly
     with pytest.raises(TypeError):
         view[0] = 1
 
 
 def test_mapping_lives_as_long_as_a_view_of_it(path):
-    file = MappedFile.open(path, 0, 3 * PAGE)
+    file = files.map_file(path, 0, 3 * PAGE)
     view = file.view(PAGE, 4)
     part = view[1:3]
     del file, view
@@ -125,7 +126,7 @@ def test_mapping_lives_as_long_as_a_view_of_it(path):
 
 
 def test_descriptor_is_closed_on_exec_and_with_the_object(path):
-    file = MappedFile.open(path, 0, 3 * PAGE)
+    file = files.map_file(path, 0, 3 * PAGE)
     assert not os.get_inheritable(file.fd)
     number = file.fd
     del file
@@ -135,7 +136,7 @@ def test_descriptor_is_closed_on_exec_and_with_the_object(path):
 
 
 def test_no_descriptor_is_kept_where_none_is_wanted(path):
-    file = MappedFile.open(path, 0, 3 * PAGE, keep_descriptor=False)
+    file = files.map_file(path, 0, 3 * PAGE, keep_descriptor=False)
     assert file.fd == -1
     file.write(0, b"synced")
     file.sync()
@@ -144,7 +145,7 @@ def test_no_descriptor_is_kept_where_none_is_wanted(path):
 
 def test_populate_redirty_and_sync_change_no_byte(path):
     before = path.read_bytes()
-    file = MappedFile.open(path, 0, 3 * PAGE)
+    file = files.map_file(path, 0, 3 * PAGE)
     assert file.populate(5, 2 * PAGE + 1) in (True, False)
     file.redirty(0, 3 * PAGE)
     file.redirty(7, 7)

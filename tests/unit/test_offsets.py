@@ -129,3 +129,16 @@ def test_strange_queue_offsets_are_refused_by_name(tmp_path, text):
     (tmp_path / "config" / "queueOffset.json").write_text(text)
     with pytest.raises(StoreFormatError, match="queueOffset"):
         read_queue_offsets(tmp_path)
+
+
+def test_every_flipped_bit_of_queue_offsets_is_found_out(tmp_path):
+    offsets = QueueOffsets({("T", 0): 1234, ("T", 10): 7}, {("T", 0): 12, ("T", 10): 7}, 4096)
+    write_queue_offsets(tmp_path, offsets)
+    write_queue_offsets(tmp_path, offsets)
+    path = tmp_path / "config" / "queueOffset.json"
+    data = bytearray(path.read_bytes())
+    for bit in range(8 * len(data)):
+        data[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(data)
+        assert read_queue_offsets(tmp_path) == offsets
+        data[bit // 8] ^= 1 << bit % 8

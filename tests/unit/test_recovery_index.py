@@ -177,3 +177,45 @@ def test_files_below_the_logs_minimum_do_no_harm(tmp_path):
     state = store.recover(abnormal=False)
     assert state.dispatched == store.end
     assert_every_key_is_found(store, left)
+
+
+@pytest.mark.parametrize("part", ["slot", "first entry", "entry", "last entry", "key hash", "place", "chain"])
+@pytest.mark.parametrize(("number", "clean"), [(0, False), (2, False), (-1, False), (-1, True)])
+def test_a_flipped_bit_is_found_out(tmp_path, rng, clean, part, number):
+    """Entries are compared with the keys of the log, and slots with the entries, from where the walk begins: after a clean
+    close that is the last three files."""
+    store = write(tmp_path / "s", make_records(100), durable=-1, clean=clean)
+    set_checkpoint(store, index_synced=store.end)
+    path = index_files(store)[number]
+    content = bytearray(path.read_bytes())
+    entries = 40 + 4 * stores.SMALL.slots
+    count = int.from_bytes(content[36:40], "big")
+    one = {"first entry": 1, "last entry": count - 1}.get(part, rng.randrange(1, count))
+    at = entries + 20 * one
+    begin, end = {
+        "slot": (40, entries),
+        "key hash": (at, at + 4),
+        "place": (at + 4, at + 12),
+        "chain": (at + 16, at + 20),
+    }.get(part, (at, at + 12))
+    content[rng.randrange(begin, end)] ^= 1 << rng.randrange(8)
+    path.write_bytes(content)
+    assert_every_key_is_found(store)
+    built = stores.index_images(store.records)
+    assert [f.read_bytes() for f in index_files(store)] == list(built.values())
+
+
+def test_entries_that_no_record_stands_behind_are_cut(tmp_path):
+    """Dispatch begins again before what the index had: what it has beyond that is not believed."""
+    store = write(tmp_path / "s", make_records(19), durable=-1)
+    set_checkpoint(store, index_synced=store.end)
+    (path,) = index_files(store)
+    content = bytearray(path.read_bytes())
+    entries = 40 + 4 * stores.SMALL.slots
+    content[entries + 20 * 9 : entries + 20 * 10] = bytes(20)
+    path.write_bytes(content)
+    queue = store.queue_file(0, 0)
+    queue.write_bytes(queue.read_bytes()[:60] + bytes(len(queue.read_bytes()) - 60))
+    assert_every_key_is_found(store)
+    built = stores.index_images(store.records)
+    assert [f.read_bytes() for f in index_files(store)] == list(built.values())

@@ -11,13 +11,16 @@ from dataclasses import replace
 
 import pytest
 
+import cystore
 from cystore.config import StoreConfig
 from cystore.errors import StoreFormatError, StoreIOError
+from cystore.holes import Hole, Holes, write_holes
 from cystore.recovery import recover
 from cystore.segments import Mode
 from tests.oracle.checkpoint import Checkpoint
 from tests.oracle.checkpoint import encode as encode_checkpoint
 from tests.oracle.record import ROCKETMQ_MAGIC, encode, encode_blank
+from tests.property import stores
 from tests.unit.recovery_stores import FILE_BYTES, NOW_MS, aside, fingerprint, log_bytes, make_records, write
 
 
@@ -280,6 +283,40 @@ def test_a_file_that_was_cut_short_is_made_whole(tmp_path):
     assert last.stat().st_size == FILE_BYTES
 
 
+@pytest.mark.parametrize("damage", ["zeros", "rot"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_lost_tail_is_reported_after_a_crash_too(tmp_path, both, damage, count):
+    """The record that the watermark names is gone with it: nobody else may be given its queue offset."""
+    store = write(tmp_path / "s", make_records(30), durable=-1)
+    first = store.records[-count]
+    if damage == "zeros":
+        store.overwrite(first.physical_offset, bytes(store.end - first.physical_offset))
+    else:
+        for record in store.records[-count:]:
+            store.flip(record)
+    state = both(store)
+    assert state.wrote == first.physical_offset
+    assert state.report.lost == (first.physical_offset, store.end)
+    assert {(q.queue_id, q.dispatched) for q in state.queues} == {(0, 10), (1, 10), (2, 10)}
+
+
+@pytest.mark.parametrize("kind", ["commitlog", "consumequeue", "index"])
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("read_only", [True, False])
+@pytest.mark.parametrize("left", [0, 1, 55, 1999])
+def test_a_store_with_a_file_that_was_cut_short_opens(tmp_path, kind, clean, read_only, left):
+    store = write(tmp_path / "s", make_records(10, body=20), durable=-1, clean=clean)
+    path = sorted(p for p in (store.path / kind).rglob("*") if p.is_file() and p.name != "CYSTORE")[0]
+    path.write_bytes(path.read_bytes()[:left])
+    there = [r for r in store.records if r.end <= left or kind != "commitlog"]
+    with cystore.open(store.path, read_only=read_only, **stores.config(store.log)) as opened:
+        assert [m.physical_offset for m in opened.scan()] == [r.physical_offset for r in there]
+        for record in there:
+            assert [m.physical_offset for m in opened.query("T", record.keys[0])] == [record.physical_offset]
+            found = opened.get("T", record.queue_id, record.queue_offset, 1).messages
+            assert [m.physical_offset for m in found] == [record.physical_offset]
+
+
 def test_the_size_of_the_files_wins_over_the_configuration(tmp_path, both):
     store = write(tmp_path / "s", make_records(60), durable=-1)
     state = both(store, mapped_file_size_commit_log_bytes=1 << 20, mapped_file_size_consume_queue_bytes=4000)
@@ -413,6 +450,20 @@ def test_an_unreadable_list_of_holes_makes_it_begin_at_the_beginning(tmp_path):
     assert state.report.start == 0
     assert state.holes.ranges() == [(store.records[3].physical_offset, store.records[3].end)]
     assert any("holes" in warning for warning in state.report.warnings)
+
+
+def test_an_older_list_of_holes_does_not_hide_a_newer_hole(tmp_path):
+    store = write(tmp_path / "s", make_records(400, step_ms=100), durable=-1)
+    bad = [store.records[3], store.records[9]]
+    for record in bad:
+        store.flip(record)
+    for count in (1, 2):
+        write_holes(store.path, Holes(Hole(r.physical_offset, r.end) for r in bad[:count]))
+    assert store.recover(mode=Mode.PRIVATE).report.start > 0
+    (store.path / "quarantine" / "holes.json").write_text("{")
+    state = store.recover()
+    assert state.report.start == 0
+    assert state.holes.ranges() == [(r.physical_offset, r.end) for r in bad]
 
 
 # ------------------------------------------------------------------- a damaged header that RocketMQ's checksum leaves out

@@ -84,6 +84,7 @@ def test_dispatch_goes_on_where_the_entries_end(tmp_path):
         ("never written", bytes(ENTRY), 0),
         ("another place", (77).to_bytes(8, "big"), 0),
         ("another size", (5).to_bytes(4, "big"), 8),
+        ("other tags", (5).to_bytes(8, "big"), 12),
         ("past the end", (1 << 62).to_bytes(8, "big"), 0),
         ("below zero", b"\xff" * ENTRY, 0),
         ("a hole", queue.encode_entry(queue.HOLE), 0),

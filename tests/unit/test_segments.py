@@ -66,7 +66,7 @@ def test_folder_and_link_with_a_good_name_are_refused(tmp_path):
         queue(tmp_path)
     place.rmdir()
     place.symlink_to(tmp_path / "commitlog" / file_name(0))
-    with pytest.raises(StoreFormatError, match="strange name"):
+    with pytest.raises(StorePermissionError, match="link"):
         queue(tmp_path)
 
 

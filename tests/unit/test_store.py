@@ -253,6 +253,19 @@ def test_store_opened_twice_in_one_process_is_one_store(path):
         assert other.put("T", b"3").queue_offset == 2
 
 
+def test_directory_that_another_opener_makes_at_the_same_moment(path, monkeypatch):
+    is_dir = Path.is_dir
+
+    def made_meanwhile(self: Path) -> bool:
+        was = is_dir(self)
+        if self == path:
+            os.makedirs(self, exist_ok=True)
+        return was
+
+    monkeypatch.setattr(Path, "is_dir", made_meanwhile)
+    open_small(path).close()
+
+
 def test_lock_file_deleted_under_live_processes(path, monkeypatch):
     monkeypatch.setattr(locks, "_DIRECTORY_WAIT_S", 0.0)
     with open_small(path) as store:
@@ -279,7 +292,7 @@ def test_control_block_replaced_under_live_processes(path, damage):
     with open_small(path) as store:
         (path / "control").unlink()
         (path / "control").write_bytes(damage)
-        with pytest.raises(StoreError, match="control"):
+        with pytest.raises(StoreFormatError, match="control"):
             open_small(path)
         store.put("T", b"1")
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import threading
 import traceback
+from pathlib import Path
 
 import pytest
 
@@ -418,3 +419,20 @@ def test_wait_ends_when_the_store_is_closed(path):
     store.close()
     thread.join()
     assert outcome == ["closed"]
+
+
+# ------------------------------------------------------------------------------------------------------ attaching
+
+
+def test_directory_that_another_process_makes_meanwhile_is_no_obstacle(path, monkeypatch):
+    original = Path.is_dir
+
+    def made_after_the_look(self) -> bool:
+        found = original(self)
+        if self == path and not found:
+            path.mkdir()
+        return found
+
+    monkeypatch.setattr(Path, "is_dir", made_after_the_look)
+    with open_small(path) as store:
+        store.put("T", b"")

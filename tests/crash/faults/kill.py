@@ -1,30 +1,160 @@
-"""Kill: SIGKILL for any of several writers, at random moments."""
+"""Kill: SIGKILL for any of eight writers, at random moments and at every named place.
+
+A case is one store. A crowd of eight is killed one by one, some at places that they are armed with, while the rest goes on; then
+single writers are killed at places whose turn it is. After each round everything is read back: by an observer who was attached
+all the time and goes on without a restart, or, where everybody died, by the next to open, who recovers.
+"""
 
 from __future__ import annotations
 
+import random
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 import cystore
 from tests.checks import check, check_closed
+from tests.crash.herd import Herd, environment, no_compiler
+from tests.crash.lives import BATCH
 from tests.crash.matrix import Fault, Run
-from tests.crash.writers import acknowledged, start
-from tests.process import processes
-from tests.small import SETTINGS
+from tests.crash.places import PLACES, WHEN_WRITING
+from tests.small import BLANK_BYTES, LOG_BYTES, SETTINGS, open_small
+
+CROWD = 8
+PLACES_A_CASE = 4
+DIGITS = 4  # by which a key may be longer than the one before
+STEPS = 4000  # a writer ends after so many: the place it is armed with is not on its way
+
+
+def check_batches(store: cystore.MessageStore) -> None:
+    """Messages of one `put_many` stand side by side, and are all there unless the rest did not fit into the segment."""
+    batches: dict[str, list[cystore.Message]] = {}
+    for message in store.scan():
+        if message.tags:
+            batches.setdefault(message.tags, []).append(message)
+    for tag, found in batches.items():
+        if len(found) < BATCH:
+            last = found[-1]
+            room = -(last.physical_offset + last.size_bytes) % LOG_BYTES
+            assert room < last.size_bytes + BLANK_BYTES + DIGITS, (tag, len(found), room)
+
+
+class Scene:
+    """One store, the herd that writes to it, and perhaps an observer who stays."""
+
+    def __init__(self, herd: Herd, rng: random.Random, path: Path) -> None:
+        self.herd, self.rng, self.path = herd, rng, path
+        self.kills = 0
+        self._born = 0
+        self._observer: cystore.MessageStore | None = None
+
+    @contextmanager
+    def played(self) -> Iterator[Scene]:
+        try:
+            yield self
+            self._leave()
+            check_closed(self.path, SETTINGS)
+            with open_small(self.path, read_only=True) as store:
+                check(store, self.herd.acknowledged)
+        finally:
+            if self._observer is not None:
+                self._observer.close()
+
+    def _leave(self) -> None:
+        """Nobody is attached."""
+        if self._observer is not None:
+            self._observer.close()
+            self._observer = None
+
+    def _stay(self) -> cystore.MessageStore:
+        if self._observer is None:
+            self._observer = open_small(self.path)
+        return self._observer
+
+    def _attend(self, company: bool | None) -> None:
+        """Somebody who stays, nobody, or by chance."""
+        if self.rng.random() < 0.5 if company is None else company:
+            self._stay()
+        else:
+            self._leave()
+
+    def _fork(self, life: str, place: str = "") -> int:
+        self._born += 1
+        failpoint = f"{place}:{self.rng.randrange(PLACES[place].passes) + 1}" if place else ""
+        services = self.rng.choice(["none", "none", "all"])
+        return self.herd.fork(
+            life,
+            failpoint,
+            path=str(self.path),
+            seed=self._born,
+            settings={**SETTINGS, "services": services},
+            steps=STEPS,
+        )
+
+    def _check(self) -> None:
+        """Every verb works, and all that was acknowledged is there."""
+        store = self._stay()
+        store.put("shared", b"goes on", keys=("after",), flush="sync")
+        store.put_many([cystore.Message(topic=topic, body=b"goes on") for topic in ("shared", "T0")])
+        assert {bytes(m.body) for m in store.query("shared", "after")} == {b"goes on"}
+        store.flush()
+        assert store.stats()["flushed"] == store.stats()["wrote"]
+        check(store, self.herd.acknowledged)
+        check_batches(store)
+
+    def crowd(self) -> None:
+        """Eight writers, half of them armed; they are killed in any order, and each time the rest goes on."""
+        self._attend(None)
+        armed = [self._fork("live", place) for place in self.rng.sample(WHEN_WRITING, CROWD // 2)]
+        plain = [self._fork("live") for _ in range(CROWD - len(armed))]
+        others = armed + plain[:-1]
+        self.rng.shuffle(others)
+        for pid in (*others, plain[-1]):
+            self.herd.news(self.rng.randrange(40))
+            self.herd.kill(pid)
+        assert self.herd.reap(*armed, *plain) == [-signal.SIGKILL] * CROWD
+        self.kills += CROWD
+        self._check()
+
+    def at(self, name: str) -> None:
+        """One writer is killed there, sometimes over what another one left."""
+        place = PLACES[name]
+        self._attend(place.company)
+        if place.before:
+            self._killed_at(self.rng.choice(place.before))
+        elif self.rng.random() < 0.3:
+            self._killed_at(self.rng.choice(WHEN_WRITING))
+        self._killed_at(name)
+        self._check()
+
+    def _killed_at(self, name: str) -> None:
+        (code,) = self.herd.reap(self._fork(PLACES[name].life, name))
+        assert code == -signal.SIGKILL, f"{name} was not reached, the writer ended with {code}"
+        self.kills += 1
 
 
 def run(run: Run) -> None:
-    for case in run.cases(worth=4):
-        with run.case(case):
-            path, log = case.folder / "store", case.folder / "acknowledged"
-            with cystore.open(path, **SETTINGS) as store, processes(4) as writers:
-                for number, writer in enumerate(writers):
-                    start(writer, path, log, number)
-                    writer.send("work(100000)")
-                until = case.rng.randrange(50, 1000)
-                while store.stats()["put_count"] < until:
-                    store.wait_log(store.wrote_position, 1)
-                for writer in writers:
-                    writer.kill()
-                run.tally(acknowledged=check(store, acknowledged(log)))
-            check_closed(path, SETTINGS)
+    names = sorted(PLACES)
+    with Herd(environment("failpoints")) as herd:
+        for case in run.cases():
+            turn = case.number * PLACES_A_CASE
+            with run.case(case), case.in_memory() as folder:
+                herd.begin()
+                scene = Scene(herd, case.rng, folder / "store")
+                with scene.played():
+                    for name in (names[(turn + n) % len(names)] for n in range(PLACES_A_CASE)):
+                        scene.at(name)
+                    scene.crowd()
+                case.faults = scene.kills
+                run.tally(acknowledged=len(herd.acknowledged), at_named_places=scene.kills - CROWD)
 
 
-FAULT = Fault("kill", "SIGKILL for any of the writers, at random moments", 20_000, 20, run)
+FAULT = Fault(
+    "kill",
+    f"SIGKILL for any of {CROWD} writers, at random moments and at each of {len(PLACES)} named places",
+    20_000,
+    200,
+    run,
+    no_compiler,
+)

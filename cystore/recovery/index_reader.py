@@ -1,0 +1,126 @@
+"""Index files as recovery reads them: with pread, without trusting header or entries."""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from cystore import files
+from cystore.config import StoreConfig
+from cystore.index import (
+    DIRECTORY,
+    ENTRY_BYTES,
+    HEADER_BYTES,
+    SLOT_BYTES,
+    IndexHeader,
+    file_length,
+    told_shape,
+)
+
+NAME = re.compile(r"[0-9]{17}\Z", re.ASCII)
+BLOCK_ENTRIES = 200
+_HEADER = struct.Struct(">qqqqii")
+_ENTRY = struct.Struct(">iqii")
+
+
+@dataclass
+class IndexReader:
+    """One index file of the configured shape, read with pread."""
+
+    path: Path
+    slots: int
+    capacity: int
+    header: IndexHeader
+    _block: tuple[int, bytes] = (0, b"")
+
+    @property
+    def count(self) -> int:
+        """Number of the next entry; what a damaged header says is bounded by the file."""
+        return min(max(self.header.next_entry, 1), self.capacity)
+
+    def read_entries(self, first: int, count: int) -> bytes:
+        at = HEADER_BYTES + SLOT_BYTES * self.slots + ENTRY_BYTES * first
+        with files.opened(self.path) as fd:
+            return files.pread_full(fd, at, ENTRY_BYTES * count, self.path)
+
+    def _entry(self, number: int) -> bytes:
+        """One entry; those around it are kept for the next question."""
+        first, data = self._block
+        at = ENTRY_BYTES * (number - first)
+        if not 0 <= at < len(data):
+            first = number - number % BLOCK_ENTRIES
+            data = self.read_entries(first, min(BLOCK_ENTRIES, self.capacity - first))
+            self._block = first, data
+            at = ENTRY_BYTES * (number - first)
+        return data[at : at + ENTRY_BYTES]
+
+    def read_slots(self) -> bytes:
+        with files.opened(self.path) as fd:
+            return files.pread_full(fd, HEADER_BYTES, SLOT_BYTES * self.slots, self.path)
+
+    def physical_offset(self, number: int) -> int:
+        """Of an entry; -1 for one that was never written."""
+        if self._is_first_of_log(number):
+            return 0
+        data = self._entry(number)
+        key_hash, physical_offset, seconds, previous = _ENTRY.unpack(data)
+        written = any(data) and key_hash >= 0 and seconds >= 0 and 0 <= previous < number
+        return physical_offset if written else -1
+
+    def below(self, physical_offset: int) -> int:
+        """Number behind the last entry that points below a log position; entries ascend."""
+        low, high = 1, self.count
+        while low < high:
+            middle = (low + high) // 2
+            if 0 <= self.physical_offset(middle) < physical_offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _is_first_of_log(self, number: int) -> bool:
+        """An entry of hash 0 for the record at 0 is all zero and yet one."""
+        return number == 1 and self.header.begin_physical_offset == 0 and self.header.end_physical_offset > 0
+
+    @property
+    def sound(self) -> bool:
+        """Whether header and first entry agree."""
+        head = self.header
+        if (
+            not 1 <= max(head.next_entry, 1) <= self.capacity
+            or head.begin_physical_offset > head.end_physical_offset
+        ):
+            return False
+        return self.count == 1 or self.physical_offset(1) == head.begin_physical_offset
+
+    @property
+    def whole(self) -> bool:
+        """Whether the last entry is the one that the header names as the last."""
+        return self.count == 1 or self.physical_offset(self.count - 1) == self.header.end_physical_offset
+
+
+def list_index(root: Path, config: StoreConfig) -> tuple[list[IndexReader], list[Path]]:
+    """The index files of the configured shape, oldest first, and those of another."""
+    slots, capacity = config.max_hash_slot_num, config.max_index_num
+    directory = root / DIRECTORY
+    readers: list[IndexReader] = []
+    strange: list[Path] = []
+    for name in [entry.name for entry in files.entries(directory) if NAME.match(entry.name)]:
+        path = directory / name
+        with files.opened(path) as fd:
+            head, length = files.pread_full(fd, 0, HEADER_BYTES, path), files.length_of(fd, path)
+        if length == file_length(slots, capacity):
+            readers.append(IndexReader(path, slots, capacity, IndexHeader(*_HEADER.unpack(head))))
+        else:
+            strange.append(path)
+    return readers, strange
+
+
+def knows_its_shape(path: Path) -> bool:
+    """Whether a file of another shape than the settings give tells its own, or has no entry; else it was damaged."""
+    with files.opened(path) as fd:
+        length = files.length_of(fd, path)
+    has_entries, shape = told_shape(path, length)
+    return shape is not None or not has_entries

@@ -1,0 +1,69 @@
+"""Writers of a herd that live on one store while something is done to it; and what must hold afterwards."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import cystore
+from tests.checks import check, check_closed
+from tests.crash.herd import Herd
+from tests.small import SETTINGS
+
+STEPS = 1_000_000  # until they are killed
+
+
+class Crew:
+    """Some writers. Their keys begin with their numbers, so it shows who goes on."""
+
+    def __init__(
+        self,
+        herd: Herd,
+        path: Path,
+        rng: random.Random,
+        count: int,
+        *,
+        life: str = "live",
+        settings: dict[str, Any] = SETTINGS,
+        **more: Any,
+    ) -> None:
+        self._herd, self._rng = herd, rng
+        given = {"path": str(path), "settings": settings, "steps": STEPS, **more}
+        self.members = {herd.fork(life, seed=number, **given): number for number in range(1, count + 1)}
+
+    def goes_on(self) -> None:
+        """Every one of them gets more puts acknowledged."""
+        self._herd.news()
+        begin, waited_for = len(self._herd.acknowledged), {str(n) for n in self.members.values()}
+        while waited_for:
+            self._herd.news(1)
+            new = self._herd.acknowledged[begin:]
+            waited_for -= {key.partition(".")[0] for *_, key in new}
+
+    def lose_one(self) -> None:
+        pid = self._rng.choice(list(self.members))
+        del self.members[pid]
+        self._herd.kill(pid)
+        self._herd.reap(pid)
+
+    def end(self) -> list[int]:
+        """All of them are killed; gives their exit codes, for some may have ended before."""
+        self._herd.kill(*self.members)
+        return self.ended()
+
+    def ended(self) -> list[int]:
+        """Exit codes of all of them, once they have ended."""
+        codes = self._herd.reap(*self.members)
+        self.members = {}
+        return codes
+
+
+def check_reopened(path: Path, herd: Herd, settings: dict[str, Any] = SETTINGS) -> int:
+    """Nobody is attached any more: the next to open gets in, goes on, and finds all that was acknowledged; gives how many."""
+    with cystore.open(path, **settings) as store:
+        store.put("shared", b"goes on", keys=("after",), flush="sync")
+        assert store.query("shared", "after")
+        count = check(store, herd.acknowledged)
+    check_closed(path, settings)
+    return count

@@ -1,0 +1,141 @@
+"""Clock: the wall clock jumps by an hour or a day, forwards and back, under live writers and between lives.
+
+Store timestamps never go back in the log's order, every message is found by key in its time range and by `offset_by_time`, and
+recovery, which looks at timestamps too, loses nothing. The checker's own clock does not jump: it is one more life with another
+time.
+"""
+
+from __future__ import annotations
+
+import bisect
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import cystore
+from tests.checks import check, check_closed, everything
+from tests.crash.herd import Herd, environment, no_compiler
+from tests.crash.lives import BATCH
+from tests.crash.matrix import Fault, Run
+from tests.crash.shifted import ShiftedClock
+from tests.small import SETTINGS
+
+HOUR_MS, DAY_MS = 3_600_000, 86_400_000
+JUMPS_MS = (HOUR_MS, -HOUR_MS, DAY_MS, -DAY_MS)
+JUMPS_A_CASE = 5
+WRITERS = 3
+SAME_TIME_S = 0.003
+STEPS = 1_000_000
+SOME = 150  # messages, and times, that a check asks for
+SMALL = SETTINGS | {"max_index_num": 60}  # index files are named by the clock: there must be several
+
+
+def check_clock(herd: Herd, clock: ShiftedClock) -> None:
+    """The herd has the clock that jumps, else this row would prove nothing."""
+    for offset_ms in (DAY_MS, -DAY_MS, 0):
+        clock.offset_ms = offset_ms
+        off_ms = herd.ask("__import__('time').time_ns() // 1000000") - time.time_ns() // 1_000_000
+        assert abs(off_ms - offset_ms) < 60_000, (off_ms, offset_ms)
+
+
+def nearest(times: Sequence[int], asked: int) -> int:
+    """What `offset_by_time` promises, the plain way: queue offsets are the indexes of `times`."""
+    later = bisect.bisect_left(times, asked)
+    if later == len(times):
+        return later - 1
+    if later == 0 or times[later] == asked:
+        return later
+    return later if times[later] - asked < asked - times[later - 1] else later - 1
+
+
+def check_times(store: cystore.MessageStore, rng: random.Random) -> None:
+    stamped = [m.store_timestamp_ms for m in store.scan()]
+    assert stamped == sorted(stamped), "a store timestamp went back"
+    queues = everything(store)
+    messages = [m for found in queues.values() for m in found if m.keys]
+    for m in rng.sample(messages, min(SOME, len(messages))):
+        at = m.store_timestamp_ms
+        within = store.query(m.topic, m.keys[0], begin_ms=at, end_ms=at)
+        assert m.physical_offset in {found.physical_offset for found in within}, (m.keys, at)
+        for begin, end in ((0, at - 1), (at + 1, None)):
+            outside = store.query(m.topic, m.keys[0], begin_ms=begin, end_ms=end)
+            assert m.physical_offset not in {found.physical_offset for found in outside}, (m.keys, at)
+    for (topic, queue_id), found in queues.items():
+        times = [m.store_timestamp_ms for m in found]
+        asked = {t + d for t in rng.sample(times, min(5, len(times))) for d in (-HOUR_MS, -1, 0, 1, HOUR_MS)}
+        for at in asked:
+            assert store.offset_by_time(topic, queue_id, at) == nearest(times, at), (topic, queue_id, at)
+
+
+class Scene:
+    """One store under a clock that jumps."""
+
+    def __init__(self, herd: Herd, clock: ShiftedClock, rng: random.Random, path: Path) -> None:
+        self.herd, self.clock, self.rng, self.path = herd, clock, rng, path
+        self._born = 0
+        self._writers: list[int] = []
+        self.latest_ms = 0
+
+    def _fill(self) -> None:
+        while len(self._writers) < WRITERS:
+            self._born += 1
+            settings: dict[str, Any] = {**SMALL, "services": self.rng.choice(["none", "all"])}
+            self._writers.append(
+                self.herd.fork("live", path=str(self.path), seed=self._born, settings=settings, steps=STEPS)
+            )
+
+    def end(self, count: int = WRITERS) -> None:
+        """So many writers are killed."""
+        self.rng.shuffle(self._writers)
+        gone, self._writers = self._writers[:count], self._writers[count:]
+        self.herd.kill(*gone)
+        self.herd.reap(*gone)
+
+    def jump(self) -> None:
+        """A jump under live writers, or in between, when some or all of them are new."""
+        self._fill()
+        self.herd.news(self.rng.randrange(5, 30))
+        self.end(self.rng.choice([0, 0, 1, WRITERS]))
+        self.clock.offset_ms += self.rng.choice(JUMPS_MS)
+        jumped_s, now_ms = time.monotonic(), time.time_ns() // 1_000_000
+        self._fill()
+        # A put that was on its way has the time before the jump, and so may those of the same millisecond.
+        while time.monotonic() < jumped_s + SAME_TIME_S:
+            self.herd.news(1)
+        self.herd.news(WRITERS * BATCH + self.rng.randrange(1, 20))
+        self.latest_ms = max(self.latest_ms, now_ms + self.clock.offset_ms)
+
+
+def run(run: Run) -> None:
+    for_all = run.folder("clock")
+    clock = ShiftedClock(for_all)
+    with Herd(clock.environment(environment("failpoints"))) as herd:
+        check_clock(herd, clock)
+        for case in run.cases(worth=JUMPS_A_CASE):
+            with run.case(case), case.in_memory() as folder:
+                herd.begin()
+                clock.offset_ms = case.rng.choice(JUMPS_MS)
+                scene = Scene(herd, clock, case.rng, folder / "store")
+                for _ in range(JUMPS_A_CASE):
+                    scene.jump()
+                scene.end()
+                with cystore.open(folder / "store", **SMALL) as store:
+                    check(store, herd.acknowledged)
+                    store.put("shared", b"at the checker's time", keys=("last",), flush="sync")
+                    check_times(store, case.rng)
+                    newest = list(store.scan())[-1].store_timestamp_ms
+                    assert newest >= scene.latest_ms, "the clock did not jump for the store"
+                check_closed(folder / "store", SMALL)
+                run.tally(acknowledged=len(herd.acknowledged), stores=1)
+
+
+FAULT = Fault(
+    "clock",
+    "the wall clock jumps by an hour or a day, forwards and back, under live writers and between lives",
+    500,
+    20,
+    run,
+    no_compiler,
+)

@@ -1,0 +1,119 @@
+"""JVM: RocketMQ opens a store that is in use, or has it open when others come.
+
+Its JVM and we lock the same byte. But RocketMQ loads, and tidies files, before it looks at the lock: then a segment that lost its
+name takes no more durable puts, and what was acknowledged as durable is there for the next to open.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cystore
+from tests.checks import check
+from tests.crash.crew import Crew, check_reopened
+from tests.crash.herd import Herd, environment
+from tests.crash.matrix import Case, Fault, Run
+from tests.golden.cystore_config import cystore_config
+from tests.interop import specs
+from tests.interop.rocketmq import Refused, RocketMQ, Unavailable, build
+
+WRITERS = 2
+PUTS = 400
+AHEAD = {"allocate_ahead_bytes": specs.SMALL["mapedFileSizeCommitLog"], "services": "none"}
+SETTINGS: dict[str, Any] = {**cystore_config({"config": specs.SMALL}), **AHEAD}
+
+
+def obstacle() -> str:
+    for tool in ("java", "javac", "mvn"):
+        if not shutil.which(tool):
+            return f"no {tool}"
+    try:
+        build()
+    except (Unavailable, subprocess.TimeoutExpired) as reason:
+        return str(reason).splitlines()[0]
+    return ""
+
+
+def run(run: Run) -> None:
+    peer = RocketMQ(build())
+    try:
+        with Herd(environment()) as herd:
+            for case in run.cases():
+                with run.case(case), case.in_memory() as folder:
+                    herd.begin()
+                    if case.number % 2:
+                        _jvm_first(run, case, herd, peer, folder / "store")
+                    else:
+                        _jvm_late(run, case, herd, peer, folder / "store")
+    finally:
+        peer.close()
+
+
+def _jvm_late(run: Run, case: Case, herd: Herd, peer: RocketMQ, path: Path) -> None:
+    """Its start is refused; nothing that was durable is lost, whatever its load removed: surely the segment ahead, when nobody
+    writes meanwhile."""
+    crew = Crew(herd, path, case.rng, WRITERS, life="live_synced", settings=SETTINGS)
+    crew.goes_on()
+    still = case.rng.random() < 0.5
+    with cystore.open(path, **SETTINGS) as store:
+        if still:
+            parts = store._attached()
+            parts.allocator.make_room(parts.control.allocated + 1)
+            herd.stop(*crew.members)
+        for _ in range(case.rng.randrange(1, 4)):
+            with (
+                pytest.raises(Refused, match=r"start refused: .*Lock failed"),
+                peer.opened(path, specs.SMALL),
+            ):
+                pass
+        if still:
+            for pid in crew.members:
+                herd.go_on(pid)
+        refused = not _takes_puts(store, herd)
+    assert crew.end() == [-signal.SIGKILL] * WRITERS
+    run.tally(acknowledged=check_reopened(path, herd, SETTINGS), jvm_late=1, took_no_more_puts=refused)
+
+
+def _takes_puts(store: cystore.MessageStore, herd: Herd) -> bool:
+    """Durable puts through more than a segment; False when one is refused."""
+    for n in range(PUTS):
+        key = f"observer.{n}"
+        try:
+            put = store.put("shared", bytes(100), keys=(key,), flush="sync")
+        except (cystore.FlushFailedError, cystore.StoreNotWritableError, cystore.StoreFormatError):
+            return False
+        herd.acknowledged.append(["shared", "0", str(put.queue_offset), key])
+    return True
+
+
+def _jvm_first(run: Run, case: Case, herd: Herd, peer: RocketMQ, path: Path) -> None:
+    """We are refused and change nothing; when it has closed the store, everything is there."""
+    messages = specs.Writer(case.rng)
+    with peer.opened(path, specs.SMALL) as there:
+        count = len(there.put(list(messages.many(case.rng.randrange(1, 40)))))
+        for settings in ({}, {"exclusive": True}, {"read_only": True}):
+            assert herd.knock(path, **SETTINGS | settings).startswith("StoreLockedError")
+        count += len(there.put(list(messages.many(20))))
+    with cystore.open(path, **SETTINGS) as store:
+        assert sum(1 for _ in store.scan()) == count
+    crew = Crew(herd, path, case.rng, WRITERS, settings=SETTINGS)
+    crew.goes_on()
+    crew.end()
+    with cystore.open(path, **SETTINGS) as store:
+        run.tally(acknowledged=check(store, herd.acknowledged), jvm_first=1)
+
+
+FAULT = Fault(
+    "jvm",
+    "RocketMQ's JVM opens a store that is in use, or has it open when others come",
+    50,
+    2,
+    run,
+    obstacle,
+)

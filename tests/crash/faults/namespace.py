@@ -1,0 +1,59 @@
+"""Namespace: somebody in another PID namespace opens a store that is in use.
+
+Who owns a shared lock is known by a thread id of one namespace, so the other one is refused with an error that says so, whoever
+was there first; and those who are attached go on.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+from tests.crash.crew import Crew, check_reopened
+from tests.crash.herd import Herd, environment
+from tests.crash.matrix import Fault, Run
+from tests.small import SETTINGS
+
+WRITERS = 2
+# As a user's root where we are not root; its first process dies with it.
+UNSHARE = ["unshare", "--pid", "--fork", "--kill-child", *([] if os.geteuid() == 0 else ["--map-root-user"])]
+NAMESPACE = "__import__('os').stat('/proc/self/ns/pid').st_ino"
+REFUSED = "StoreFormatError: attached processes differ in PID namespace"
+
+
+def obstacle() -> str:
+    if not shutil.which("unshare"):
+        return "no unshare"
+    done = subprocess.run([*UNSHARE, "true"], capture_output=True, text=True, check=False)
+    return f"no PID namespace can be made: {done.stderr.strip()}" if done.returncode else ""
+
+
+def run(run: Run) -> None:
+    with Herd(environment()) as here, Herd(environment(), through=UNSHARE) as there:
+        assert here.ask(NAMESPACE) != there.ask(NAMESPACE)
+        for case in run.cases():
+            first, late = (here, there) if case.number % 2 else (there, here)
+            with run.case(case), case.in_memory() as folder:
+                here.begin()
+                there.begin()
+                path = folder / "store"
+                crew = Crew(first, path, case.rng, WRITERS)
+                crew.goes_on()
+                for settings in ({}, {"read_only": True}):
+                    met = late.knock(path, **settings)
+                    assert met.startswith(REFUSED), met
+                assert late.knock(path, exclusive=True).startswith("StoreLockedError")
+                crew.goes_on()
+                crew.lose_one()
+                assert late.knock(path).startswith(REFUSED)
+                crew.goes_on()
+                crew.end()
+                if late is there:
+                    assert (
+                        late.knock(path, **SETTINGS) == "opened"
+                    )  # nobody is attached: another namespace is as good
+                run.tally(acknowledged=check_reopened(path, first))
+
+
+FAULT = Fault("namespace", "a store in use is opened from another PID namespace", 50, 3, run, obstacle)

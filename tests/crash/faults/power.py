@@ -1,0 +1,87 @@
+"""Power: the file system under a store is shut down while others write; what was promised to be on the disk must be on it."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from tempfile import mkdtemp
+
+import cystore
+from tests.checks import check_closed
+from tests.crash import disks
+from tests.crash.disk_writers import Told, start
+from tests.crash.disks import Disk
+from tests.crash.forks import Nursery
+from tests.crash.matrix import Case, Fault, Run
+from tests.small import SETTINGS
+
+WRITERS = 3
+CUTS = 4  # of one store
+SIZE_BYTES = {"ext4": 48 * disks.MIB, "xfs": 320 * disks.MIB}
+# Mostly little reaches the disk by itself: that would hide what a sync forgot.
+HOW = (disks.NOTHING_FLUSHED, disks.NOTHING_FLUSHED, disks.LOG_FLUSHED, disks.LOG_FLUSHED, disks.WITH_FLUSH)
+
+
+def run(kind: str, run: Run) -> None:
+    with Told() as told, ExitStack() as machine:
+        disk: Disk | None = None
+        for case in run.cases(worth=CUTS):
+            done = False
+            with run.case(case):
+                if disk is None:
+                    nursery = machine.enter_context(Nursery(own_mounts=True, keep=(told.out,)))
+                    disk = Disk(nursery, Path(mkdtemp(dir=case.folder.parent)), kind, SIZE_BYTES[kind])
+                lives(case, nursery, disk, told, run)
+                done = True
+            if not done:
+                machine.close()
+                if disk is not None:
+                    disk.image.rename(case.folder / disk.image.name)
+                disk = None
+
+
+def lives(case: Case, nursery: Nursery, disk: Disk, told: Told, run: Run) -> None:
+    """A store that loses its power again and again, while it is written to or while it recovers."""
+    rng, folder = case.rng, case.folder / "disk"
+    told.forget()
+    settings = {
+        **SETTINGS,
+        "services": rng.choice(("none", "all", ["flush", "allocate"])),
+        "flush_interval_commit_log_ms": 2,
+        "flush_interval_consume_queue_ms": 5,
+    }
+    sync_share = rng.choice((0.0, 0.2, 1.0))
+    for _ in range(CUTS):
+        disk.mount(folder)
+        with ExitStack() as stack:
+            stack.callback(disk.unmount, folder, in_use=True)
+            writers = [stack.enter_context(nursery.fork()) for _ in range(WRITERS)]
+            for writer in writers:
+                seed = rng.randrange(1 << 40)
+                start(writer, told, folder / "store", settings, seed=seed, sync_share=sync_share)
+            more = rng.choice((0, rng.randrange(1, 60), rng.randrange(60, 300)))
+            told.wait(len(told.puts) + more, writers)
+            how = rng.choice(HOW)
+            told.take()
+            disk.cut(folder, how)
+        told.take(in_time=False)
+        with disk.mounted(folder) as seen:
+            # Half of the time only looked at: then the next life begins with a recovery, which may lose the power, too.
+            read_only = (seen / "store" / "lock").exists() and rng.random() < 0.5
+            with cystore.open(seen / "store", **{**SETTINGS, "read_only": read_only}) as store:
+                left, gone = told.check(store)
+            run.tally(acknowledged=left, lost_not_durable=gone)
+            if not read_only:
+                check_closed(seen / "store", SETTINGS)
+    with disk.mounted(folder) as seen:
+        shutil.rmtree(seen / "store")
+
+
+def fault(name: str, kind: str, part: int) -> Fault:
+    how = f"{kind} in an image is shut down by ioctl while several write, or recover; mounted again"
+    return Fault(name, how, 10_000, part, partial(run, kind), partial(disks.obstacle, kind))
+
+
+FAULTS = (fault("power", "ext4", 24), fault("power-xfs", "xfs", 12))

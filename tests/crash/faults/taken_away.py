@@ -1,0 +1,126 @@
+"""Taken away: `lock` or `control` is deleted, replaced or overwritten while processes are attached.
+
+Who comes is refused, for he could not know of those who are there; they go on, or (the block that they share was overwritten)
+notice it and write nothing more. When all are gone, the next to open finds what was acknowledged.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+import cystore
+from cystore.layout import CONTROL_BYTES, CONTROL_LOCKS_AT, LOCK_NAMES
+from tests.crash.crew import Crew, check_reopened
+from tests.crash.herd import Herd, environment
+from tests.crash.matrix import Fault, Run
+from tests.small import open_small
+
+WRITERS = 3
+TRIES = 1000
+
+
+def delete(path: Path, rng: random.Random) -> None:
+    path.unlink()
+
+
+def replace(path: Path, rng: random.Random) -> None:
+    other = path.with_name(path.name + ".other")
+    other.write_bytes(rng.choice([b"", b"x" * 100, bytes(100_000), rng.randbytes(100_000)]))
+    os.replace(other, path)
+
+
+def overwrite(path: Path, rng: random.Random, length: int = 100) -> None:
+    """In place; never shorter, for that would end every process that has it mapped."""
+    with open(path, "r+b") as file:
+        file.write(rng.choice([bytes(length), rng.randbytes(length)]))
+
+
+def overwrite_control(
+    path: Path, rng: random.Random, herd: Herd, crew: Crew, store: cystore.MessageStore
+) -> None:
+    """What all share but the locks, while everybody works; or the locks too, while nobody is inside of one or waits: what the C
+    library does to a process over a broken mutex is not ours."""
+    if rng.random() < 0.5:
+        overwrite(path, rng, CONTROL_LOCKS_AT)
+        return
+    control = store._attached().control
+    for _ in range(TRIES):
+        herd.stop(*crew.members)
+        nobody = not any(control.owner(name) for name in LOCK_NAMES)
+        if nobody:
+            overwrite(path, rng, CONTROL_BYTES)
+        for pid in crew.members:
+            herd.go_on(pid)
+        if nobody:
+            return
+        herd.news(1)
+    raise TimeoutError(f"somebody was inside a lock {TRIES} times")
+
+
+def run_lock(run: Run) -> None:
+    with Herd(environment()) as herd:
+        herd.ask("setattr(__import__('cystore.locks').locks, '_DIRECTORY_WAIT_S', 0.0)")
+        for case in run.cases():
+            harm = (delete, replace, overwrite)[case.number % 3]
+            with run.case(case), case.in_memory() as folder:
+                herd.begin()
+                path = folder / "store"
+                crew = Crew(herd, path, case.rng, WRITERS)
+                crew.goes_on()
+                harm(path / "lock", case.rng)
+                for settings in ({}, {"exclusive": True}, {}):
+                    met = herd.knock(path, **settings)
+                    if harm is overwrite and not settings:
+                        assert met == "opened", met  # what is in the file matters to nobody
+                    else:
+                        assert met.startswith("StoreLockedError"), met
+                crew.goes_on()
+                crew.lose_one()
+                crew.goes_on()
+                crew.end()
+                run.tally(acknowledged=check_reopened(path, herd), **{harm.__name__: 1})
+
+
+def run_control(run: Run) -> None:
+    with Herd(environment()) as herd:
+        for case in run.cases():
+            harm = (delete, replace, overwrite)[case.number % 3]
+            with run.case(case), case.in_memory() as folder:
+                herd.begin()
+                path = folder / "store"
+                life = "live_until_overwritten" if harm is overwrite else "live"
+                with open_small(path) as observer:
+                    crew = Crew(herd, path, case.rng, WRITERS, life=life)
+                    crew.goes_on()
+                    if harm is overwrite:
+                        overwrite_control(path / "control", case.rng, herd, crew, observer)
+                    else:
+                        harm(path / "control", case.rng)
+                    met = herd.knock(path)
+                    assert met.startswith(("StoreLockedError", "StoreFormatError")) and "control" in met, met
+                    if harm is overwrite:
+                        assert crew.ended() == [0] * WRITERS
+                        _refused(observer)
+                    else:
+                        crew.goes_on()
+                        crew.lose_one()
+                        crew.goes_on()
+                        observer.put("shared", b"goes on", flush="sync")
+                        crew.end()
+                run.tally(acknowledged=check_reopened(path, herd), **{harm.__name__: 1})
+
+
+def _refused(store: cystore.MessageStore) -> None:
+    for use in (lambda: store.put("shared", b""), lambda: store.get("shared", 0, 0), store.flush):
+        with pytest.raises(cystore.StoreFormatError, match="overwritten"):
+            use()
+
+
+LOCK = Fault("lock", "`lock` is deleted, replaced or overwritten under live processes", 50, 6, run_lock)
+CONTROL = Fault(
+    "control", "`control` is deleted, replaced or overwritten under live processes", 50, 6, run_control
+)

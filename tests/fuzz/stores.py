@@ -1,0 +1,350 @@
+"""Targets for what runs over several files: queues, index and dispatch beside a log, the control block, and whole stores."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import cystore
+from cystore import StoreError, layout
+from cystore._native import index as index_kernel
+from cystore._native import queue as queue_kernel
+from cystore._native.control import Control
+from cystore._native.mapping import MappedFile
+from cystore._native.queue import BatchLimits, TagFilter
+from cystore._native.window import LogWindow
+from cystore.errors import CorruptRecordError, MessageIllegalError, StoreFormatError
+from tests.fuzz import records
+from tests.fuzz.target import Target, Wrong, edit, overlay, same
+from tests.oracle import index as oracle_index
+from tests.oracle.log import Log
+from tests.oracle.queue import encode_entry, entries_of
+from tests.oracle.record import NotValid, Record, parse
+from tests.unit import parts
+
+logging.getLogger("cystore").setLevel(logging.CRITICAL)  # reports of damage, by the thousand
+MEMORY = Path("/dev/shm")
+_folder = tempfile.TemporaryDirectory(dir=MEMORY if os.access(MEMORY, os.W_OK) else None)
+ROOT = Path(_folder.name)
+
+LOG_BYTES = 4096
+SLOTS, CAPACITY = 11, 40
+LIMITS = BatchLimits(
+    memory_bytes=1 << 20, bytes_in_memory=1 << 16, count_in_memory=32, bytes_in_disk=1 << 14, count_in_disk=8
+)
+SETTINGS = {
+    "mapped_file_size_commit_log_bytes": LOG_BYTES,
+    "mapped_file_size_consume_queue_bytes": 400,
+    "max_hash_slot_num": SLOTS,
+    "max_index_num": CAPACITY,
+    "max_queues": 64,
+    "allocate_ahead_bytes": 4096,
+    "populate_ahead_bytes": 0,
+    "services": "none",
+}
+
+
+def _mapped(data: bytes, base: int = 0) -> MappedFile:
+    file = MappedFile.anonymous(base, max(len(data), 1))
+    file.write(0, data)
+    return file
+
+
+@cache
+def _log() -> Log:
+    return records.log_of(LOG_BYTES)
+
+
+@cache
+def _sound() -> tuple[bytes, bytes, bytes]:
+    """Log, entries of queue T/0, index file, as dispatch would make them."""
+    log = _log()
+    rows = log.records()
+    entries = entries_of(rows)["T", 0]
+    file = oracle_index.IndexFile(SLOTS, CAPACITY)
+    for row in rows:
+        for key in row.index_keys:
+            file.put(f"{row.topic}#{key}", row.physical_offset, row.store_timestamp_ms)
+    return log.files[0], b"".join(encode_entry(entries[n]) for n in sorted(entries)), bytes(file.data)
+
+
+def _edited(data: bytes) -> tuple[bytearray, bytearray, bytearray]:
+    log, entries, index = map(bytearray, _sound())
+    overlay(data, [log, entries, index])
+    return log, entries, index
+
+
+def _check(message: cystore.Message, log: bytes) -> None:
+    """I8: what is served is a valid record of the log, at its place, whole."""
+    try:
+        expected = parse(log, message.physical_offset)
+    except NotValid as error:
+        raise Wrong(f"served from {message.physical_offset}: {error}") from None
+    if not isinstance(expected, Record):
+        raise Wrong(f"a blank is served from {message.physical_offset}")
+    same("body", bytes(message.body), expected.body)
+    same("topic", message.topic, expected.topic)
+    same("queue", (message.queue_id, message.queue_offset), (expected.queue_id, expected.queue_offset))
+
+
+def run_queue(data: bytes) -> None:
+    """A batch through entries and a log that may both be wrong."""
+    log, entries, _ = _edited(data)
+    segment, file = _mapped(log), _mapped(entries)
+    window = LogWindow(lambda _: segment)
+    tags = TagFilter("red || t") if data[:1] > b"\x80" else None
+    first, count = 0, len(entries) // 20
+    while first < count:
+        try:
+            found, done, _ = queue_kernel.read_batch(
+                window, 0, len(log), file, first, count - first, b"T", 0, LIMITS, 32, tags
+            )
+        except CorruptRecordError:
+            first += 1
+            continue
+        for message in found:
+            _check(message, bytes(log))
+            same("queue", (message.topic, message.queue_id), ("T", 0))
+        first += max(done, 1)
+    with contextlib.suppress(CorruptRecordError):
+        queue_kernel.read_batch(window, 0, len(log), file, 0, count, b"T", 0, LIMITS, 32, tags, raw=True)
+    queue_kernel.step_over_holes(file, 0, len(entries), True)
+
+
+def run_query(data: bytes) -> None:
+    """Messages by key through an index and a log that may both be wrong."""
+    log, _, index = _edited(data)
+    segment, file = _mapped(log), _mapped(index)
+    control = _control()
+    control.wrote, control.min_physical_offset = len(log), 0
+    window = LogWindow(lambda _: segment)
+    for key in (b"a", b"u1", b"none"):
+        try:
+            found = index_kernel.find_messages(
+                window, control, [(file, SLOTS, CAPACITY)], b"T", key, 5, 0, 2**63 - 1
+            )
+        except CorruptRecordError:
+            continue
+        same("repeats", len({message.physical_offset for message in found}), len(found))
+        for message in found:
+            _check(message, bytes(log))
+            if key.decode() not in (*message.keys, message.unique_key) or message.topic != "T":
+                raise Wrong(f"{key!r} is no key of {message!r}")
+
+
+@cache
+def _control() -> Control:
+    return parts.control_block(cystore.StoreConfig(**SETTINGS), 64)
+
+
+@cache
+def _control_image() -> bytes:
+    control = parts.control_block(cystore.StoreConfig(**SETTINGS), 64)
+    for number in range(20):
+        control.add_queue(f"T{number}", number % 3, next=9, dispatched=5, minimum=1)
+    control.wrote, control.flushed, control.dispatched, control.last_record = 5000, 4000, 4500, 4900
+    return control.file.read(0, control.file.length)
+
+
+def run_control(data: bytes) -> None:
+    """A control block of somebody else's bytes: it is refused, or nothing that reads it leaves it."""
+    image = _control_image()
+    regions = [
+        bytearray(image[: layout.CONTROL_BUCKETS_AT]),
+        bytearray(image[layout.CONTROL_BUCKETS_AT : layout.CONTROL_QUEUES_AT]),
+        bytearray(image[layout.CONTROL_QUEUES_AT :]),
+    ]
+    overlay(data, regions)
+    try:
+        control = Control.attach(_mapped(b"".join(regions)), **parts.HOST)
+    except StoreFormatError:
+        return
+    for slot in range(min(control.queue_count, 70)):
+        try:
+            control.queue(slot)
+        except IndexError:
+            break
+    for number in (0, 5, 19, 99):
+        slot = control.find_queue(f"T{number}", number % 3)
+        state = queue_kernel.queue_state(control, b"T%d" % number, number % 3)
+        same("slot", state[0] if state else -1, slot)
+        if not -1 <= slot < 64:
+            raise Wrong(f"slot {slot}")
+    queue_kernel.queues_to_flush(control)
+    control.counters()
+    _ = control.intent, control.more_queue_bytes(), control.intact, control.flags, control.last_record
+
+
+@cache
+def _template() -> dict[str, bytes]:
+    """The files of a small store that was closed."""
+    root = ROOT / "template"
+    with cystore.open(root, **SETTINGS) as store:
+        for number in range(60):
+            store.put(
+                f"T{number % 3}", b"x" * (number * 7 % 90), keys=(f"k{number % 9}",), tags="red", flush="sync"
+            )
+        store.dispatch()
+    found = {
+        str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()
+    }
+    shutil.rmtree(root)
+    return found
+
+
+def _written(data: bytes) -> tuple[Path, dict[str, bytes]]:
+    """A store with some of its bytes changed; by the first byte's bits also one that was not closed."""
+    names = sorted(_template())
+    contents = [bytearray(_template()[name]) for name in names]
+    overlay(data[1:], contents)
+    root = ROOT / "store"
+    shutil.rmtree(root, ignore_errors=True)
+    for name, content in zip(names, contents, strict=True):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    if data[:1] >= b"\x80":
+        (root / "abort").touch()
+    return root, {name: bytes(content) for name, content in zip(names, contents, strict=True)}
+
+
+def _look(store: cystore.MessageStore, log: dict[int, bytes]) -> None:
+    """Everything that can be read is right (I8); what cannot be read says so."""
+    for topic, queues in store.topics().items():
+        for queue_id, (minimum, maximum) in queues.items():
+            at = minimum
+            while at < maximum:
+                try:
+                    got = store.get(topic, queue_id, at)
+                except CorruptRecordError:
+                    at += 1
+                    continue
+                for message in got.messages:
+                    _check_in(message, log)
+                at = max(got.next_offset, at + 1)
+    for number in range(9):
+        for topic in ("T0", "T1", "T2"):
+            with contextlib.suppress(CorruptRecordError):
+                for message in store.query(topic, f"k{number}"):
+                    _check_in(message, log)
+                    same("key", f"k{number}" in message.keys, True)
+
+
+def _check_in(message: cystore.Message, log: dict[int, bytes]) -> None:
+    base = message.physical_offset - message.physical_offset % LOG_BYTES
+    data = log[base]
+    expected = parse(data, message.physical_offset - base)
+    if not isinstance(expected, Record):
+        raise Wrong(f"a blank is served from {message.physical_offset}")
+    same("body", bytes(message.body), expected.body)
+    same("place", expected.physical_offset, message.physical_offset)
+
+
+def run_store(data: bytes) -> None:
+    """Recovery in private memory, then every read."""
+    root, contents = _written(data)
+    try:
+        with cystore.open(root, read_only=True, **SETTINGS) as store:
+            _look(store, _logs(contents))
+    except StoreError:
+        pass
+    same("files", {name: (root / name).read_bytes() for name in contents}, contents)
+
+
+def run_recovery(data: bytes) -> None:
+    """Recovery in place, puts behind it, and a second open that finds nothing to do."""
+    root, contents = _written(data)
+    try:
+        store = cystore.open(root, **SETTINGS)
+    except StoreError:
+        return
+    with store:
+        _look(store, _logs(contents))
+        put = store.put("T0", b"after", keys=("after",), flush="sync")
+    with cystore.open(root, **SETTINGS) as store:
+        found = [bytes(message.body) for message in store.query("T0", "after")]
+        same("what was put behind the damage", found, [b"after"])
+        same("its place", store.read(put.physical_offset).queue_offset, put.queue_offset)
+        same("cut again", store.recovery.cut_bytes if hasattr(store.recovery, "cut_bytes") else 0, 0)
+
+
+def _logs(contents: dict[str, bytes]) -> dict[int, bytes]:
+    return {
+        int(name.rpartition("/")[2]): data
+        for name, data in contents.items()
+        if name.startswith("commitlog/0")
+    }
+
+
+class _Open:
+    """A store that is made anew after some thousand puts."""
+
+    store: cystore.MessageStore | None = None
+    puts = 0
+
+    @classmethod
+    def close(cls) -> None:
+        if cls.store is not None:
+            cls.store.close()
+
+
+atexit.register(_Open.close)  # before the folder is removed
+
+
+def run_put(data: bytes) -> None:
+    """What users give: a put refuses it, or the message comes back as it was."""
+    if _Open.store is None or _Open.puts % 3000 == 0:
+        _Open.close()
+        shutil.rmtree(ROOT / "puts", ignore_errors=True)
+        _Open.store = cystore.open(
+            ROOT / "puts", **{**SETTINGS, "mapped_file_size_commit_log_bytes": 1 << 20}
+        )
+    _Open.puts += 1
+    body, *rest = data.split(b"\0")
+    topic, key, tag, name, value = (
+        *(part.decode("utf-8", "surrogateescape") for part in rest[:5]),
+        *("T", "k", "", "n", "v")[len(rest[:5]) :],
+    )
+    try:
+        put = _Open.store.put(topic, body, keys=(key,), tags=tag, properties={name: value} if name else None)
+    except MessageIllegalError:
+        return
+    except cystore.StoreFullError:
+        _Open.puts = 0  # every queue is taken
+        return
+    found = _Open.store.read(put.physical_offset)
+    same("message", (found.topic, bytes(found.body), found.keys), (topic, body, (key,) if key else ()))
+    same("tag", found.tags or "", tag)
+    if name:
+        same("property", found.properties.get(name, ""), value)  # an empty one is as good as none
+
+
+EDITS = [
+    b"",
+    edit(0, 20, b"\0\0\0\0\0\0\0\1"),
+    edit(1, 8, b"\x7f\xff\xff\xff"),
+    edit(1, 0, bytes(20)),
+    edit(2, 36, b"\x7f\xff\xff\xff"),
+    edit(2, 44, b"\0\0\0\1"),
+]
+WHOLE = [b"\0", b"\x80", *(bytes([128 * (n % 2)]) + edit(n, 8 + 40 * n, b"\xff" * 8) for n in range(8))]
+PUTS = [
+    b"body",
+    b"body\0T\0key\0tag\0name\0value",
+    b"\xff\0%RETRY%g\0\xc3\xa9\0\0KEYS\0x",
+    b"\0T\0a b\0t\0\x01\0y",
+]
+TARGETS = (
+    Target("queue", run_queue, lambda: EDITS, None, 8_000),
+    Target("query", run_query, lambda: EDITS, None, 8_000),
+    Target("control", run_control, lambda: EDITS, None, 3_000),
+    Target("put", run_put, lambda: PUTS, None, 15_000),
+    Target("store", run_store, lambda: WHOLE, None, 100, python=True),
+    Target("recovery", run_recovery, lambda: WHOLE, None, 30, python=True),
+)

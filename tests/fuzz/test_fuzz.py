@@ -1,0 +1,72 @@
+"""Goal: no bytes in a store, and nothing that a user gives, crash a kernel or a parser or are served for what they are not. Method: a
+short run of every fuzz target, in the build under test: its corpus, then mutations of it by the run's seed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz import loop
+from tests.fuzz.target import CORPUS, Target, Wrong
+from tests.fuzz.targets import TARGETS
+from tests.structure.sources import ROOT, files
+
+SHARE_S = 0.15  # of a target, in an uninstrumented build; twice that at most
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+def test_a_short_run_of(target, seed):
+    outcome = loop.run(target, seed=str(seed), seconds=2 * SHARE_S, inputs=int(SHARE_S * target.per_second))
+    if outcome.failed is not None:
+        data, error = outcome.failed
+        raise AssertionError(f"{target.name} fails for {data!r}") from error
+    assert outcome.inputs >= len(target.corpus()) > 0
+
+
+def test_a_target_that_fails_is_told_with_its_input():
+    """And the same seed finds the same input again."""
+
+    def refuse(data: bytes) -> None:
+        if b"\xff" in data:
+            raise Wrong("such bytes")
+
+    target = Target("record", refuse, list)
+    first, again = (loop.run(target, seed="1", inputs=100_000) for _ in range(2))
+    assert first.failed is not None and again.failed is not None
+    assert b"\xff" in first.failed[0] and first.failed[0] == again.failed[0]
+    assert first.inputs == again.inputs
+
+
+def test_every_target_has_a_small_corpus_and_every_corpus_a_target():
+    assert {path.name for path in CORPUS.iterdir()} == set(TARGETS)
+    for target in TARGETS.values():
+        sound = {path.name: path.read_bytes() for path in (CORPUS / target.name).glob("seed-*")}
+        assert sound == {f"seed-{number}": data for number, data in enumerate(target.seeds())}, target.name
+    assert sum(path.stat().st_size for path in CORPUS.rglob("*") if path.is_file()) < 32 * 1024
+
+
+# What a kernel's name does not tell: which target calls it.
+REACHED_BY = {
+    "checksum": "checksum",
+    "control": "control",
+    "queue_table": "control",
+    "mapping": "query",
+    "record": "record",
+    "message": "message",
+    "append": "put",
+    "properties": "properties",
+    "appender": "put",
+    "window": "queue",
+    "queue": "queue",
+    "ext": "ext",
+    "index": "index",
+    "dispatch": "recovery",
+    "scan": "scan",
+    "mend": "mend",
+    "failpoint": "recovery",
+}
+
+
+def test_every_kernel_has_a_target():
+    kernels = {path.stem for path in files(".pyx", under="cystore/_native")}
+    assert kernels == set(REACHED_BY), f"see {ROOT / 'docs' / 'fuzzing.md'}"
+    assert set(REACHED_BY.values()) <= set(TARGETS)

@@ -1,0 +1,84 @@
+"""Goal: a store's files are reached in one way, without following links, and nothing stored is ever executed. Method: rules over
+the syntax of every source of the library."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from tests.structure.sources import files, name_of
+
+# Beside the calls of test_tidy.py: methods that open, make or remove what a path names, whatever they are called on.
+PATH_METHODS = {
+    *("read_bytes", "read_text", "write_bytes", "write_text", "touch", "mkdir", "rmdir", "unlink"),
+    *("symlink_to", "hardlink_to", "rename", "replace", "chmod", "iterdir"),
+}
+MAY_REACH = {
+    "cystore/files.py": "the only caller",
+    "cystore/layout.py": "writes the generated sources, run by path before any build",
+}
+LISTS = {"os.scandir", "MappedFile.of", "MappedFile.open"}
+
+UNPICKLES = re.compile(
+    r"^\s*(?:from|import|cimport)\b.*\b(?:_?c?[pP]ickle|marshal|shelve|dill|cloudpickle|copyreg|joblib)\b"
+)
+
+
+def _reaching(text: str) -> list[tuple[int, str]]:
+    """Calls of such methods on something that is no text, and of what lists or maps by path."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        name, on = ast.unparse(node.func), node.func.value
+        is_method = node.func.attr in PATH_METHODS and not (isinstance(on, ast.Name) and on.id == "files")
+        # str.replace and dataclasses.replace are something else.
+        other = node.func.attr == "replace" and (len(node.args) != 1 or node.keywords)
+        if name in LISTS or (is_method and not other):
+            found.append((node.lineno, name))
+    return found
+
+
+def test_every_file_of_a_store_is_opened_by_files_py():
+    assert _reaching("path.read_bytes()\nfiles.rename(a)\n'a'.replace('a', 'b')\nos.scandir('/')") == [
+        (1, "path.read_bytes"),
+        (4, "os.scandir"),
+    ]
+    found = [
+        f"{name_of(path)}:{line} {call}"
+        for path in files(".py", under="cystore")
+        if name_of(path) not in MAY_REACH and not name_of(path).startswith("cystore/cli/")
+        for line, call in _reaching(path.read_text())
+    ]
+    assert not found, f"only cystore/files.py may: {found}"
+
+
+def test_the_one_way_follows_no_link():
+    """Of the calls that open, each says so."""
+    source = ast.parse((files(".py", under="cystore/files.py")[0]).read_text())
+    opens = [
+        node
+        for node in ast.walk(source)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "os.open"
+    ]
+    callers = {
+        function.name: ast.unparse(function)
+        for function in ast.walk(source)
+        if isinstance(function, ast.FunctionDef)
+        if any(node in opens for node in ast.walk(function))
+    }
+    assert set(callers) == {"_open", "_walk_to_folder"}
+    assert all("O_NOFOLLOW" in text and "O_CLOEXEC" in text for text in callers.values())
+
+
+def test_the_store_never_pickles():
+    """Nor does it load anything else that runs code of what it reads. The Celery plugin leaves that to Celery."""
+    assert UNPICKLES.match("import pickle") and UNPICKLES.match("    from marshal import loads")
+    found = [
+        f"{name_of(path)}:{number}"
+        for path in files(".py", ".pyx", ".pxd", under="cystore")
+        if not name_of(path).startswith("cystore/celery/")
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if UNPICKLES.match(line) or re.search(r"(?<![\w.])(?:eval|exec|__import__)\(", line)
+    ]
+    assert not found
