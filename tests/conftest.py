@@ -28,7 +28,6 @@ GROUP_OF_FOLDER = {
     "crash": "crash",
     "interop": "rocketmq",
     "celery": "celery",
-    "spark": "spark",
     "structure": "structure",
 }
 
