@@ -106,12 +106,9 @@ class AppendPolicy:
         if segment is None:
             self._allocator.make_room(position + 1)
             segment = self._commit_log.files.get(base)
-        if segment is None:
-            raise StoreFormatError(
-                "the segment to write to is missing", path=self._commit_log.files.path(base)
-            )
-        if segment.removed:
-            self._flusher.check_files()
+        if segment is None or segment.removed:
+            self._flusher.check_files(base)
+        assert segment is not None, "the check raises for a missing one"
         self._allocator.populate_ahead()
         return segment
 

@@ -128,6 +128,8 @@ class CommitLog:
     def mark_cystore_records(self) -> None:
         """Makes the marker durable that keeps RocketMQ from loading (and cutting) a log with records it cannot read."""
         marker = self.files.directory / MARKER
-        if not marker.exists():
-            files.make_directory(self.files.directory)
-            files.write_whole(self._root, marker, b"", keep_last=False)
+        with self.control.locked(
+            "housekeeping"
+        ):  # nobody sees one that is not durable, and is taken away again
+            if not marker.exists():
+                files.create_sized(self._root, marker, 0, 0)

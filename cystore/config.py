@@ -59,6 +59,9 @@ class StoreConfig:
     default_query_max_num: int = 32
 
     check_crc_on_recover: bool = True
+    check_at_load_bytes: int = (
+        GIB  # of log, with its queues and index, after a clean close; at least the last three files
+    )
     damaged_range: Literal["keep", "truncate"] = "keep"  # RocketMQ truncates: acknowledged records are lost
     file_reserved_time_h: int = 72
     delete_when: str = "04"
@@ -183,6 +186,7 @@ _BOUNDS = {
     "os_page_cache_busy_timeout_ms": (1, 86_400_000),
     "allocate_ahead_bytes": (4096, 1 << 40),
     "populate_ahead_bytes": (0, 1 << 40),
+    "check_at_load_bytes": (0, 1 << 50),
     "file_reserved_time_h": (0, 24 * 366 * 100),
     "roll_interval_h": (1, 24 * 366 * 100),
     "disk_max_used_space_ratio": (0, 100),

@@ -118,7 +118,9 @@ class _Scan:
         if self._from_the_beginning:
             return bases[0]
         if not self._abnormal:
-            return rules.start_after_clean_close(bases)
+            return rules.start_after_clean_close(
+                bases, self._reader.file_bytes, self._config.check_at_load_bytes
+            )
         start = next(
             (b for b in reversed(bases) if rules.is_old_enough(self._first_record(b), self._checkpoint)),
             bases[0],

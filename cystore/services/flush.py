@@ -204,12 +204,17 @@ class Flusher:
         log.error("%s was removed while processes were attached", path)
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
 
-    def check_files(self) -> None:
-        """Looks whether the segment being written to still has its name; if not, nothing more is accepted."""
+    def check_files(self, position: int | None = None) -> None:
+        """Looks whether the segment being written to (or that of `position`) still has its name; if not, nothing more is
+        accepted."""
+        log = self._commit_log.files
+        base = log.base_of(self._control.wrote if position is None else position)
         try:
-            segment = self._commit_log.files.get(self._commit_log.files.base_of(self._control.wrote))
+            segment = log.get(base)
             if segment is not None:
                 self._check_linked(segment)
+            elif self._control.allocated > base:
+                self._vanished(log.path(base))
         except OSError as error:
             self._poison(error)
 

@@ -180,10 +180,12 @@ def test_files_below_the_logs_minimum_do_no_harm(tmp_path):
 
 
 @pytest.mark.parametrize("part", ["slot", "first entry", "entry", "last entry", "key hash", "place", "chain"])
-@pytest.mark.parametrize(("number", "clean"), [(0, False), (2, False), (-1, False), (-1, True)])
+@pytest.mark.parametrize(
+    ("number", "clean"), [(0, False), (0, True), (2, False), (2, True), (-1, False), (-1, True)]
+)
 def test_a_flipped_bit_is_found_out(tmp_path, rng, clean, part, number):
     """Entries are compared with the keys of the log, and slots with the entries, from where the walk begins: after a clean
-    close that is the last three files."""
+    close of a small log that is its beginning."""
     store = write(tmp_path / "s", make_records(100), durable=-1, clean=clean)
     set_checkpoint(store, index_synced=store.end)
     path = index_files(store)[number]

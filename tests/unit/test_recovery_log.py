@@ -438,7 +438,17 @@ def test_recovery_begins_at_the_checkpoint_and_not_at_the_beginning(tmp_path):
     state = store.recover()
     assert state.report.start > store.end - 5 * FILE_BYTES
     assert state.report.records < 150
-    assert store.recover(abnormal=False).report.start == store.end - store.end % FILE_BYTES - 2 * FILE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("check_bytes", "files"),
+    [(0, 3), (3 * FILE_BYTES, 3), (5 * FILE_BYTES, 5), (6 * FILE_BYTES - 1, 5), (1 << 30, None)],
+)
+def test_after_a_clean_close_it_begins_three_files_before_the_end_or_earlier(tmp_path, check_bytes, files):
+    store = write(tmp_path / "s", make_records(400), durable=-1, clean=True)
+    last = store.end - store.end % FILE_BYTES
+    start = 0 if files is None else last - (files - 1) * FILE_BYTES
+    assert store.recover(abnormal=False, check_at_load_bytes=check_bytes).report.start == start
 
 
 def test_an_unreadable_list_of_holes_makes_it_begin_at_the_beginning(tmp_path):

@@ -27,7 +27,7 @@ ON_DISK_EVERY = 6  # of those, one in so many is recovered on the disk
 READ_EVERY = 16  # flips of the log for one that is read by offset and key too
 SLOTS, CAPACITY = 1500, 2980  # an index file of a little more than FLIPS bytes
 QUEUE_ENTRIES = FLIPS // 20 + 1
-# So large that recovery walks over all of the log after a clean close too: it begins with the last three files.
+# So large that recovery walks over all of the log after a clean close too: it begins with the last three files at the latest.
 LOG_SETTINGS = {"mapped_file_size_commit_log_bytes": 1 << 20}
 CHECKPOINT_BYTES = 4096
 OFFSETS = "config/queueOffset.json"
