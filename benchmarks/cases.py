@@ -106,6 +106,71 @@ def _scan(name: str, body_bytes: int, count: int) -> Case:
     )
 
 
+CELERY_OURS = Contestant(OURS, "celery", overrides={"options": {"backend": "cystore"}})
+CELERY_PEERS = {
+    "Redis": {"backend": "redis"},
+    "SQLite (db+sqlite)": {"backend": "sqlite"},
+    "filesystem": {"backend": "filesystem"},
+    "in memory": {"backend": "memory"},
+}
+
+
+def _celery(
+    name: str, title: str, what: str, job: Job, peers: dict[str, int], goals: tuple[Goal, ...]
+) -> Case:
+    """`peers`: label and what its count is divided by."""
+    contestants = (
+        Contestant(label, "celery", slower, {"options": CELERY_PEERS[label]})
+        for label, slower in peers.items()
+    )
+    return Case(f"celery-{name}", title, what, job, (CELERY_OURS, *contestants), goals)
+
+
+ACROSS = {"Redis": 1, "SQLite (db+sqlite)": 1, "filesystem": 1}
+CELERY = (
+    _celery(
+        "store",
+        "result backends: store_result of a small SUCCESS, one process",
+        "result",
+        Job("store", 100_000, ""),
+        {"in memory": 1, "Redis": 5, "SQLite (db+sqlite)": 50, "filesystem": 10},
+        (Goal("in memory", 0.85),),
+    ),
+    _celery(
+        "get",
+        "result backends: get_task_meta of a stored result, one process",
+        "result",
+        Job("get", 50_000, ""),
+        {"in memory": 1, "Redis": 5, "SQLite (db+sqlite)": 25, "filesystem": 5},
+        (Goal("Redis", 6.0),),
+    ),
+    _celery(
+        "wait",
+        "result backends: .delay().get() through one prefork worker, median",
+        "task",
+        Job("wait", 300, ""),
+        ACROSS,
+        (Goal("Redis", 2.0),),
+    ),
+    _celery(
+        "tasks",
+        "result backends: tasks through one prefork worker",
+        "task",
+        Job("tasks", 2_000, ""),
+        ACROSS,
+        (Goal("Redis", 1.2),),
+    ),
+    _celery(
+        "chord",
+        "result backends: a chord of 50 through one prefork worker, median",
+        "chord",
+        Job("chords", 20, ""),
+        ACROSS,
+        (Goal("Redis", 2.5),),
+    ),
+)
+
+
 CASES = (
     _put("put-100", 100, 1_000_000, (Goal(MEMCPY.label, 0.25), Goal(ROCKETMQ.label, 3.0))),
     _put("put-1k", 1024, 300_000, ()),
@@ -211,4 +276,5 @@ CASES = (
             Contestant("cystore, from the beginning", "cystore"),
         ),
     ),
+    *CELERY,
 )

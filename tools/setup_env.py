@@ -33,7 +33,7 @@ EXTRAS = {
     "lint": ("dev", "celery", "cli"),
     "run": ("celery", "redis", "cli"),
     "test": ("dev", "celery", "redis", "cli"),
-    "bench": ("bench", "cli"),
+    "bench": ("bench", "celery", "redis", "cli"),
 }
 
 

@@ -1,0 +1,37 @@
+"""The app of the Celery cases: `celery -A benchmarks.celery_fleet worker` finds broker and backend in the environment."""
+
+from __future__ import annotations
+
+import os
+
+from celery import Celery
+
+BROKER_VARIABLE, BACKEND_VARIABLE = "CYSTORE_BENCH_BROKER", "CYSTORE_BENCH_BACKEND"
+LIFECYCLE_VARIABLE = "CYSTORE_BENCH_LIFECYCLE"
+
+app = Celery("benchmarks")
+
+
+def make_app(broker_url: str | None, result_backend: str | None, *, lifecycle: bool) -> Celery:
+    """The app with these, as its only settings beside the defaults."""
+    app.conf.update(broker_url=broker_url, result_backend=result_backend, cystore_lifecycle=lifecycle)
+    return app
+
+
+make_app(
+    os.environ.get(BROKER_VARIABLE),
+    os.environ.get(BACKEND_VARIABLE),
+    lifecycle=bool(os.environ.get(LIFECYCLE_VARIABLE)),
+)
+
+
+@app.task
+def add(a: int, b: int) -> int:
+    """A task that is next to nothing."""
+    return a + b
+
+
+@app.task
+def total(numbers: list[int]) -> int:
+    """The body of a chord."""
+    return sum(numbers)
