@@ -33,11 +33,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--minutes", type=float, help="at most so long for each row")
     parser.add_argument("--json", type=Path, help="writes the results there")
     parser.add_argument(
-        "--document", type=Path, metavar="JSON", help="writes docs/reliability.md from results; runs nothing"
+        "--document",
+        type=Path,
+        nargs="+",
+        metavar="JSON",
+        help="writes docs/reliability.md from results, rows of later files instead of earlier ones; runs nothing",
     )
     options = parser.parse_args(arguments)
     if options.document:
-        text = matrix.document(json.loads(options.document.read_text()))
+        text = matrix.document([json.loads(path.read_text()) for path in options.document])
         (ROOT / "docs" / "reliability.md").write_text(text)
         return 0
     unknown = set(options.faults) - {fault.name for fault in FAULTS}

@@ -198,10 +198,10 @@ def as_json(rows: list[Row]) -> str:
     return json.dumps({"machine": machine, "rows": [asdict(row) for row in rows]}, indent=1) + "\n"
 
 
-def document(results: dict[str, Any]) -> str:
-    """docs/reliability.md, from the JSON of a run."""
-    machine, rows = results["machine"], [Row(**row) for row in results["rows"]]
-    head = HEAD.format(**machine)
+def document(results: list[dict[str, Any]]) -> str:
+    """docs/reliability.md, from the JSON of runs on one machine; of a row that several have the last one's."""
+    by_name = {row["name"]: Row(**row) for result in results for row in result["rows"]}
+    rows, head = list(by_name.values()), HEAD.format(**results[-1]["machine"])
     lines = [head, "| fault | how | faults made | wanted | result |", "|---|---|---|---|---|"]
     for row in rows:
         made = f"{row.ran:,}" if not row.not_run else "-"
