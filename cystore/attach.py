@@ -391,7 +391,7 @@ def _compose(
     )
     space = DiskSpace(root, control, config)
     roller = Roller(control, commit_log, allocator, config)
-    cleaner = Cleaner(control, commit_log, queues, index, dispatcher, roller, space, config)
+    cleaner = Cleaner(control, commit_log, queues, index, dispatcher, roller, space, flusher, config)
     appender = None
     if mode is Mode.WRITE:
         cystore_records = config.record_format == "cystore"

@@ -20,6 +20,7 @@ from cystore.consume_queue import ConsumeQueues
 from cystore.errors import CorruptRecordError
 from cystore.index import IndexFiles
 from cystore.services.disk_space import DiskSpace
+from cystore.services.flush import Flusher
 from cystore.services.progress import Progress
 from cystore.services.reput import Dispatcher
 from cystore.services.roll import Roller
@@ -61,11 +62,12 @@ class Cleaner:
         dispatcher: Dispatcher,
         roller: Roller,
         space: DiskSpace,
+        flusher: Flusher,
         config: StoreConfig,
     ) -> None:
         self._control, self._commit_log, self._queues, self._index = control, commit_log, queues, index
         self._dispatcher, self._config = dispatcher, config
-        self._roller, self._space = roller, space
+        self._roller, self._space, self._flusher = roller, space, flusher
         self._hours = {int(hour) for hour in config.delete_when.split(";")}
 
     def run_once(self) -> Progress:
@@ -78,6 +80,7 @@ class Cleaner:
         due = time.localtime(clock.now_ms() / 1000).tm_hour in self._hours
         if not (due or forced or used >= self._config.disk_max_used_space_ratio):
             return Progress(0)
+        self._save_offsets(forced=forced)
         repair = self._control.try_lock("housekeeping")
         if repair is None:
             return Progress(0)  # somebody else is at it
@@ -91,8 +94,15 @@ class Cleaner:
 
     def clean(self, max_segments: int | None = None) -> Cleaned:
         """Removes what has expired, at any hour. Raises OSError's StoreError for a file that cannot be unlinked."""
+        self._save_offsets(forced=False)
         with self._control.locked("housekeeping"):
             return self._clean(max_segments, forced=False)
+
+    def _save_offsets(self, *, forced: bool) -> None:
+        """Before a segment goes: a queue that has no other messages goes on counting, whatever else is lost."""
+        bases = self._commit_log.files.refresh()
+        if self._end_of_expired(bases, forced=forced):
+            self._flusher.save_queue_offsets()
 
     # --------------------------------------------------------------------- under the housekeeping lock
 

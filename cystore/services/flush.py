@@ -21,10 +21,16 @@ from cystore.clock import monotonic_s
 from cystore.commit_log import CommitLog
 from cystore.config import StoreConfig
 from cystore.consume_queue import ConsumeQueues
-from cystore.errors import CorruptRecordError, FlushFailedError, StoreFullError, StoreTimeoutError
+from cystore.errors import (
+    CorruptRecordError,
+    FlushFailedError,
+    StoreFormatError,
+    StoreFullError,
+    StoreTimeoutError,
+)
 from cystore.index import IndexFiles
 from cystore.layout import CONSTANTS, FLAGS, RECORD_MAGIC_BLANK
-from cystore.offsets import QueueOffsets, write_queue_offsets
+from cystore.offsets import QueueOffsets, read_queue_offsets, write_queue_offsets
 from cystore.services.progress import Progress
 
 log = logging.getLogger("cystore")
@@ -248,15 +254,29 @@ class Flusher:
         self._queues_flushed_at = monotonic_s()
 
     def save_queue_offsets(self) -> None:
-        """Writes config/queueOffset.json: queues whose messages are all gone go on counting from there. One process at a time:
-        an older table must not replace a newer one."""
+        """Writes config/queueOffset.json: queues whose messages are all gone go on counting from there.
+
+        What it counts is durable in the log before: else a queue that a power cut takes away would begin with a gap. An older
+        table does not replace a newer one.
+        """
         control = self._control
+        position = control.wrote
+        queues = [control.queue(slot) for slot in range(control.queue_count)]
+        self.flush_to(control.wrote)
         with control.locked("housekeeping", timeout_ms=self._config.sync_flush_timeout_ms):
-            position = control.wrote
-            queues = [control.queue(slot) for slot in range(control.queue_count)]
-            if queues:
+            newer = (
+                position < self._saved_up_to() <= control.wrote
+            )  # beyond the log's end: of a log that was cut since
+            if queues and not newer:
                 write_queue_offsets(self._root, QueueOffsets.of(queues, position))
         self._offsets_saved_at = monotonic_s()
+
+    def _saved_up_to(self) -> int:
+        """The log position of the table on disk, 0 where none can be read."""
+        try:
+            return read_queue_offsets(self._root).physical_offset
+        except StoreFormatError:
+            return 0  # damaged, and so is its copy: a new one is what it needs
 
     def flush(self) -> None:
         """Everything up to now: log, then what was dispatched, then the queues' next offsets."""

@@ -10,6 +10,7 @@ import pytest
 
 import cystore
 from cystore import clock
+from cystore.offsets import read_queue_offsets
 from cystore.services.progress import Progress
 from tests.checks import check_closed, everything
 from tests.cleaned import check_cleaned, fill
@@ -52,6 +53,18 @@ def segments(store) -> list[int]:
 def settle(store):
     store.dispatch()
     store.flush()
+
+
+def test_offsets_are_saved_before_a_segment_goes(tmp_path, later):
+    """A queue whose messages all go then counts on, also after a crash that loses its files."""
+    with open_small(tmp_path / "s", **HOURS) as store:
+        store.put("Once", b"")
+        fill(store, 450)
+        settle(store)
+        (store.path / "config" / "queueOffset.json").unlink()
+        later(73)
+        assert store.clean().segments
+        assert read_queue_offsets(store.path).next["Once", 0] == 1
 
 
 def test_i7_what_expired_goes_and_the_rest_stays(tmp_path, later):

@@ -11,6 +11,7 @@ import pytest
 import cystore
 from cystore.checkpoint import read_checkpoint
 from cystore.errors import CorruptRecordError, FlushFailedError, StoreTimeoutError
+from cystore.offsets import QueueOffsets, read_queue_offsets, write_queue_offsets
 from tests.process import Failed, Process, processes
 from tests.small import LOG_BYTES, SETTINGS, body_for, open_small
 
@@ -324,6 +325,46 @@ def test_waiting_for_a_leader_can_be_broken_off(store):
             other.do("store.put('T', b'1', flush='sync')")
         store._parts.control.unlock("flush")
         assert other.do("store.put('T', b'2', flush='sync').queue_offset") == 1
+
+
+# ------------------------------------------------------------------------------------------- saved offsets
+
+
+def test_offsets_are_saved_only_of_what_is_durable(store):
+    """A queue that a power cut takes away must not go on counting behind messages that it never had."""
+    store.put("T", b"1")
+    store._parts.flusher.save_queue_offsets()
+    saved = read_queue_offsets(store.path)
+    assert saved.next == {("T", 0): 1}
+    assert saved.physical_offset <= flushed(store) == store.wrote_position
+
+
+def test_older_offsets_do_not_replace_newer_ones(store, monkeypatch):
+    """Another process put and saved while this one waited for its sync."""
+    store.put("T", b"1")
+    flusher = store._parts.flusher
+    flush_to = flusher.flush_to
+
+    def meanwhile(position):
+        put = store.put("T", b"2")
+        newer = QueueOffsets({("T", 0): 2}, {("T", 0): 0}, put.physical_offset + put.size_bytes)
+        write_queue_offsets(store.path, newer)
+        flush_to(position)
+
+    monkeypatch.setattr(flusher, "flush_to", meanwhile)
+    flusher.save_queue_offsets()
+    assert read_queue_offsets(store.path).next == {("T", 0): 2}
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_offsets_of_a_log_that_was_cut_since_and_damaged_ones_are_replaced(store, damaged):
+    write_queue_offsets(store.path, QueueOffsets({("T", 0): 7}, {("T", 0): 0}, 1 << 30))
+    if damaged:
+        (store.path / "config" / "queueOffset.json").write_bytes(b"{")
+        (store.path / "config" / "queueOffset.json.bak").unlink(missing_ok=True)
+    store.put("T", b"1")
+    store._parts.flusher.save_queue_offsets()
+    assert read_queue_offsets(store.path).next == {("T", 0): 1}
 
 
 # ---------------------------------------------------------------------------------------- how far is appended
