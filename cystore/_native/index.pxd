@@ -50,6 +50,8 @@ cdef int64_t index_entry_end(const index_view* index, int32_t number) noexcept n
 # Seed of the hashes of all keys of a topic: the hash of "topic#".
 cdef int32_t index_topic_seed(const uint8_t* topic, size_t length) noexcept nogil
 cdef int32_t index_key_hash(int32_t seed, const uint8_t* key, size_t length) noexcept nogil
+# What an entry holds of its record's time: seconds since its file's begin.
+cdef int32_t index_seconds(int64_t begin, int64_t store_timestamp) noexcept nogil
 cdef void index_prefetch(const index_view* index, int32_t hash) noexcept nogil
 cdef int index_put(index_view* index, int32_t hash, int64_t physical_offset, int64_t store_timestamp) noexcept nogil
 cdef int32_t index_trim(index_view* index, int64_t physical_offset) noexcept nogil

@@ -99,7 +99,7 @@ cdef inline void _set_counts(index_view* index, uint32_t used_slots, int32_t nex
     store_be64(index.p + INDEX_HEADER_USED_SLOTS_AT, (<uint64_t>used_slots << 32) | <uint32_t>next_entry)
 
 
-cdef inline int32_t _seconds(int64_t begin, int64_t store_timestamp) noexcept nogil:
+cdef int32_t index_seconds(int64_t begin, int64_t store_timestamp) noexcept nogil:
     cdef int64_t seconds
     if begin <= 0 or store_timestamp <= begin:
         return 0
@@ -125,7 +125,7 @@ cdef int index_put(index_view* index, int32_t hash, int64_t physical_offset, int
     index_entry_set_key_hash(entry, hash)
     index_entry_set_physical_offset(entry, physical_offset)
     # The first entry's seconds count from the end of the file before, which the begin still holds.
-    index_entry_set_seconds(entry, _seconds(index_header_begin_timestamp(index.p), store_timestamp))
+    index_entry_set_seconds(entry, index_seconds(index_header_begin_timestamp(index.p), store_timestamp))
     index_entry_set_previous(entry, previous)
     if number == 1:
         index_header_set_begin_physical_offset(index.p, physical_offset)

@@ -58,6 +58,9 @@ cdef struct scan_state:
     int64_t keys_end
     int64_t keys_limit
     int64_t keys_at             # the next one that is expected
+    const int64_t* keys_files   # (number of the first entry, time the seconds count from) of each file
+    int keys_file_count
+    int keys_file               # the one that was looked at last
     int64_t swallowed           # bytes of damage stepped over
     int64_t physic_timestamp
     int64_t timed_end           # end of the last record whose store timestamp is at most `physic_timestamp`

@@ -4,13 +4,15 @@
 and the caller judges (`LogScanner.accept`) and calls again. `scan_find` looks for the next record behind damage.
 """
 
+from array import array
+
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Realloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcmp, memcpy, memset
 
 from cystore._native.derive cimport derive_begin, derive_next_key, derived
 from cystore._native.ext cimport ext_is_address
-from cystore._native.index cimport index_key_hash, index_topic_seed
+from cystore._native.index cimport index_key_hash, index_seconds, index_topic_seed
 from cystore._native.layout cimport *
 from cystore._native.queue_table cimport queue_hash
 from cystore._native.record cimport (
@@ -100,6 +102,17 @@ cdef inline bint _is_entry_of(scan_state* s, const uint8_t* entry) noexcept nogi
     return found.tags_code == tags_code
 
 
+cdef inline bint _is_in_time(scan_state* s, const uint8_t* entry, int64_t at) noexcept nogil:
+    """Whether an entry's seconds are those of the record; the first one of a file counts from elsewhere."""
+    while s.keys_file + 1 < s.keys_file_count and at >= s.keys_files[2 * s.keys_file + 2]:
+        s.keys_file += 1
+    while s.keys_file > 0 and at < s.keys_files[2 * s.keys_file]:
+        s.keys_file -= 1
+    if s.keys_file_count == 0 or at == s.keys_files[2 * s.keys_file]:
+        return True
+    return index_entry_seconds(entry) == index_seconds(s.keys_files[2 * s.keys_file + 1], s.v.store_timestamp)
+
+
 cdef inline int _follow_keys(scan_state* s) noexcept nogil:
     """Compares a record's keys with the index entries that come next; SCAN_LIMIT when they are its keys."""
     cdef derived found
@@ -126,7 +139,7 @@ cdef inline int _follow_keys(scan_state* s) noexcept nogil:
                 break
             at += 1
         if index_entry_physical_offset(entry) != s.position \
-                or index_entry_key_hash(entry) != index_key_hash(seed, key, length):
+                or index_entry_key_hash(entry) != index_key_hash(seed, key, length) or not _is_in_time(s, entry, at):
             return SCAN_OTHER_KEY
         at += 1
     s.keys_at = at
@@ -248,6 +261,7 @@ cdef class LogScanner:
     cdef uint32_t room
     cdef int64_t* delay_ms
     cdef bytes keys             # the index entries that `s.keys` points into
+    cdef bytes key_files        # and what `s.keys_files` does
 
     def __cinit__(self, *, bint check_checksum=True, bint follow_queues=True, bint in_time_order=False,
                   int64_t watermark=0, int64_t physic_timestamp=-1, delay_levels_ms=None):
@@ -387,9 +401,14 @@ cdef class LogScanner:
         """Takes the entry of the record at `position` as it is."""
         self.s.accepted_entry = self.s.position
 
-    def compare_keys(self, int64_t at, int64_t limit):
+    def compare_keys(self, int64_t at, int64_t limit, files=()):
         """From here on the index must hold each record's keys, as entries number `at` to before `limit` (counted over all
-        files)."""
+        files). `files` are (number of the first entry, begin timestamp in ms) of each file, for the entries' seconds."""
+        cdef object table = array("q", [number for file in files for number in file])
+        self.key_files = table.tobytes()
+        self.s.keys_files = <const int64_t*><const char*>self.key_files
+        self.s.keys_file_count = <int>(len(table) // 2)
+        self.s.keys_file = 0
         self.s.compare_keys = True
         self.s.keys_at = at
         self.s.keys_limit = limit

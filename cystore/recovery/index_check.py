@@ -116,7 +116,7 @@ class IndexCheck:
         scanner = scan.LogScanner(check_checksum=False, follow_queues=False)
         scanner.limit = through
         scanner.move(start, log.base_of(start) + log.file_bytes)
-        scanner.compare_keys(rows.below(start), rows.limit)
+        scanner.compare_keys(rows.below(start), rows.limit, rows.files)
         walk = Walk(log, scanner)
         while scanner.position < through:
             status = walk.run_over_blanks()

@@ -24,6 +24,14 @@ class IndexStream:
             total += reader.count - 1
         self.limit = total
 
+    @property
+    def files(self) -> list[tuple[int, int]]:
+        """Number of the first entry of each file, and the time in ms that its entries' seconds count from."""
+        return [
+            (start, reader.header.begin_timestamp_ms)
+            for start, reader in zip(self._starts, self._readers, strict=True)
+        ]
+
     def place(self, number: int) -> tuple[IndexReader, int]:
         """The file that holds an entry, and its number in there."""
         at = bisect_right(self._starts, number) - 1

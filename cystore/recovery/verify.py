@@ -287,7 +287,9 @@ class _Verify:
         self._stream = IndexStream([reader for reader in readers if reader.sound])
         for path, number, reason in self._stream.broken_chains():
             yield Damage("index", path, 0, 0, f"entry {number}: {reason}")
-        scanner.compare_keys(self._stream.first_from(0, self._bounds.begin), self._stream.limit)
+        scanner.compare_keys(
+            self._stream.first_from(0, self._bounds.begin), self._stream.limit, self._stream.files
+        )
 
     def _other_key(self, scanner: kernel.LogScanner) -> Iterator[Damage]:
         """A record whose keys are not the next ones in the index: go on with the entries of a later record."""

@@ -179,7 +179,9 @@ def test_files_below_the_logs_minimum_do_no_harm(tmp_path):
     assert_every_key_is_found(store, left)
 
 
-@pytest.mark.parametrize("part", ["slot", "first entry", "entry", "last entry", "key hash", "place", "chain"])
+@pytest.mark.parametrize(
+    "part", ["slot", "first entry", "entry", "last entry", "key hash", "place", "seconds", "chain"]
+)
 @pytest.mark.parametrize(
     ("number", "clean"), [(0, False), (0, True), (2, False), (2, True), (-1, False), (-1, True)]
 )
@@ -192,12 +194,15 @@ def test_a_flipped_bit_is_found_out(tmp_path, rng, clean, part, number):
     content = bytearray(path.read_bytes())
     entries = 40 + 4 * stores.SMALL.slots
     count = int.from_bytes(content[36:40], "big")
-    one = {"first entry": 1, "last entry": count - 1}.get(part, rng.randrange(1, count))
+    one = {"first entry": 1, "last entry": count - 1}.get(
+        part, rng.randrange(2 if part == "seconds" else 1, count)
+    )
     at = entries + 20 * one
     begin, end = {
         "slot": (40, entries),
         "key hash": (at, at + 4),
         "place": (at + 4, at + 12),
+        "seconds": (at + 12, at + 16),
         "chain": (at + 16, at + 20),
     }.get(part, (at, at + 12))
     content[rng.randrange(begin, end)] ^= 1 << rng.randrange(8)
