@@ -1,7 +1,7 @@
 """Reading messages: by queue offset, by key, by time (DefaultMessageStore.getMessage, queryMessage, getOffsetInQueueByTime).
 
 A reader that finds queues or index behind the log dispatches first, so it sees what was written before it asked. It waits
-for another dispatcher a bounded time; behind one that stands still it answers with what there is.
+for another dispatcher a bounded time; behind one that stands still `get` answers with what there is, and `query` reads on in the log.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from array import array
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -23,6 +24,7 @@ from cystore.config import StoreConfig
 from cystore.consume_queue import ENTRY_BYTES, ConsumeQueue, ConsumeQueues
 from cystore.errors import CorruptRecordError, MessageIllegalError, OffsetError, StoreFullError, StoreIOError
 from cystore.index import IndexFiles
+from cystore.layout import CONSTANTS
 from cystore.result import GetResult, GetStatus
 from cystore.services.reput import Dispatcher
 
@@ -33,6 +35,8 @@ FILTERED_ENTRIES = 800  # at least so many entries are looked at in one batch (1
 HELP_WAIT_MS = 1_000  # for another dispatcher
 SPARE_WINDOWS = 8
 INT32_MAX = (1 << 31) - 1
+TRANSACTION_MASK = CONSTANTS["SYS_FLAG_TRANSACTION_MASK"][0]
+ROLLBACK = CONSTANTS["SYS_FLAG_ROLLBACK"][0]  # has no key in the index
 REPLACED = "�"  # what bytes that are not UTF-8 are read as
 
 
@@ -207,8 +211,10 @@ class Reader:
             raise MessageIllegalError(f"key {key!r} cannot be encoded: {error.reason}") from error
         control = self._control
         self._queries += 1
-        if control.dispatched < control.wrote:
+        wrote = control.wrote
+        if control.dispatched < wrote:
             self.help_dispatch()
+        dispatched = control.dispatched
         window = self._window()
         # A key that reads like bytes which are no text is compared as text; any other key by its bytes.
         as_text = not key.isascii() and REPLACED in key
@@ -218,7 +224,28 @@ class Reader:
         )  # fmt: skip
         if len(self._windows) < SPARE_WINDOWS:
             self._windows.append(window)
-        return _holding(found, key)[:max_count] if as_text else found
+        if as_text:
+            found = [message for message in found if _holds(message, key)][:max_count]
+        if dispatched < wrote:
+            newer = [
+                m for m in self._not_dispatched(dispatched, wrote, topic, begin_ms, end_ms) if _holds(m, key)
+            ]
+            known = {message.physical_offset for message in newer}
+            found = [*reversed(newer), *(m for m in found if m.physical_offset not in known)][:max_count]
+        return found
+
+    def _not_dispatched(
+        self, begin: int, end: int, topic: str, begin_ms: int, end_ms: int
+    ) -> Iterator[Message]:
+        """What the index does not know, because dispatch stands still (a full or failing disk, a stopped process), up to a record
+        that is damaged."""
+        try:
+            for message in self._commit_log.scan(begin, end):
+                in_time = begin_ms <= (message.store_timestamp_ms or 0) <= end_ms
+                if in_time and message.topic == topic and message.sys_flag & TRANSACTION_MASK != ROLLBACK:
+                    yield message
+        except CorruptRecordError as error:
+            log.warning("%s: a query cannot look behind %s", self._commit_log.files.directory, error)
 
     # --------------------------------------------------------------------------------------- by time
 
@@ -310,8 +337,8 @@ def _encoded(topic: str) -> bytes:
     return topic.encode("utf-8", "surrogatepass")
 
 
-def _holding(messages: list[Message], key: str) -> list[Message]:
-    return [m for m in messages if key in m.keys or key == m.properties.get("UNIQ_KEY")]
+def _holds(message: Message, key: str) -> bool:
+    return key in message.keys or key == message.properties.get("UNIQ_KEY")
 
 
 def _check_int(name: str, value: int, low: int, high: int) -> int:

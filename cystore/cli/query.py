@@ -24,10 +24,6 @@ def _run(args: argparse.Namespace) -> int:
     config = reading_config(args)
     limit = args.max if args.max is not None else config.default_query_max_num
     with progress() as report, cystore.open(args.path, config=config, progress=report) as store:
-        if (behind := store.wrote_position - store.catch_up()) > 0:
-            write_note(
-                f"the last {behind} bytes of the log are not dispatched yet: what is there is not found"
-            )
         found = store.query(args.topic, args.key, limit, begin_ms=args.begin_ms, end_ms=args.end_ms)
         for message in found:
             write_message(message, as_json=args.json)

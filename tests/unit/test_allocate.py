@@ -357,8 +357,9 @@ def test_read_goes_on_where_dispatch_meets_a_failing_disk(tmp_path, monkeypatch)
         store.dispatch()
         with monkeypatch.context() as broken:
             broken.setattr(ConsumeQueue, "prepare", refuse)
-            store.put("U", b"not yet")
+            store.put("U", b"not yet", keys=("k",))
             assert store.get("U", 0, 0).messages == []
+            assert [bytes(m.body) for m in store.query("U", "k")] == [b"not yet"]
             assert [bytes(m.body) for m in store.get("T", 0, 0).messages] == [b"dispatched"]
             with pytest.raises(StoreIOError, match="the disk is gone"):
                 store.dispatch()

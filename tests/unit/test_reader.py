@@ -352,7 +352,8 @@ def test_a_reader_sees_what_was_written_before_it_asked(tmp_path):
 
 def test_behind_a_dispatcher_that_stands_still_there_is_what_there_is(tmp_path, monkeypatch):
     monkeypatch.setattr("cystore.reader.HELP_WAIT_MS", 30)
-    written = WrittenLog(*lay_out([record(n) for n in range(10)], 8192))
+    rolled_back = replace(record(10, keys="k"), sys_flag=12, queue_offset=0)
+    written = WrittenLog(*lay_out([*(record(n, keys="k") for n in range(10)), rolled_back], 8192))
     parts.write_log(tmp_path, written.log)
     store = parts.attach(tmp_path, CONFIG, minimum=0, wrote=written.end)
     store.control.add_queue("T", 0, next=10)
@@ -373,6 +374,14 @@ def test_behind_a_dispatcher_that_stands_still_there_is_what_there_is(tmp_path, 
         result = store.reader.get("T", 0, 0)
         assert (offsets(result), result.max_offset) == (list(range(done)), done)
         assert store.reader.get("T", 0, done).status is GetStatus.OFFSET_OVERFLOW_ONE
+        # Keys are looked for in the log from there.
+        assert offsets_of(store.reader.query("T", "k")) == list(range(9, -1, -1))
+        assert offsets_of(store.reader.query("T", "k", 3)) == [9, 8, 7]
+        begin, end = NOW + 1000 * (done - 1), NOW + 1000 * 8
+        assert offsets_of(store.reader.query("T", "k", begin_ms=begin, end_ms=end)) == list(
+            range(8, done - 2, -1)
+        )
+        assert store.reader.query("T", "other") == store.reader.query("U", "k") == []
     finally:
         release.set()
         thread.join()
