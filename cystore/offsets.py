@@ -96,16 +96,19 @@ def _first_good(root: Path, name: str, convert: Callable[[OffsetFile], T], nothi
     """What `convert` makes of an offset file, or of its copy where it raises ValueError."""
     path = root / "config" / name
     problem: Exception | None = None
-    for candidate in (path, path.with_name(path.name + ".bak")):
-        if not candidate.exists():
-            continue
-        try:
-            return convert(parse_offsets(files.read_all(candidate).decode()))
-        except ValueError as error:
-            problem = problem or error
-    if problem is not None:
-        raise StoreFormatError(f"no offset table can be read: {problem}", path=path) from problem
-    return nothing
+    try:
+        for candidate in (path, path.with_name(path.name + ".bak")):
+            if not candidate.exists():
+                continue
+            try:
+                return convert(parse_offsets(files.read_all(candidate).decode()))
+            except ValueError as error:
+                problem = problem or error
+        if problem is not None:
+            raise StoreFormatError(f"no offset table can be read: {problem}", path=path) from problem
+        return nothing
+    finally:
+        problem = None  # it leads to this frame and so to every caller's, who could not let go of their files
 
 
 def write_offsets(root: Path, name: str, table: dict[Any, Any], **rest: Any) -> None:

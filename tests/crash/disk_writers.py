@@ -82,16 +82,20 @@ class Told:
         self.take()
         self.puts, self.durable = [], 0
 
-    def wait(self, count: int, writers: Sequence[Process]) -> None:
-        """Until so many puts were acknowledged. A writer that answers has failed."""
+    def wait(self, count: int, writers: Sequence[Process], gone: Sequence[int] = ()) -> bool:
+        """Until so many puts were acknowledged. A writer that answers has failed, but when `gone` has something to read, the disk
+        was gone before: then this is False at once."""
         lines = {writer.answers: writer for writer in writers}
         while len(self.puts) < count:
-            ready = select.select([self._read, *lines], [], [], WAIT_S)[0]
+            ready = select.select([self._read, *lines, *gone], [], [], WAIT_S)[0]
             assert ready, "nobody wrote anything for long"
+            if select.select(gone, [], [], 0)[0]:
+                return False
             for line in ready:
                 if line in lines:
                     raise AssertionError(f"a writer ended: {lines[line].answer()}")
             self.take()
+        return True
 
     def take(self, *, in_time: bool = True) -> None:
         """All that was said by now. What was not said in time, before the power was gone, is no promise: the kernel reports a sync

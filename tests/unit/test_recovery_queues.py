@@ -4,7 +4,11 @@ byte for byte those that follow from the log."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -210,6 +214,24 @@ def test_damaged_saved_offsets_are_a_warning(tmp_path, content):
     state = store.recover()
     assert "queueOffset" in state.report.warnings[0]
     assert state.wrote == store.end
+
+
+def test_damaged_saved_offsets_do_not_keep_a_closed_store_open(tmp_path):
+    """The error that tells of them leads to the frames of everybody who opened something."""
+    store = write(tmp_path / "s", make_records(30), durable=-1)
+    (store.path / "config").mkdir()
+    (store.path / "config" / "queueOffset.json").write_text("{")
+    gc.collect()
+    gc.disable()
+    try:
+        cystore.open(store.path, **stores.config(store.log)).close()
+        held = Path("/proc/self/maps").read_text().splitlines()
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+                held.append(os.readlink(f"/proc/self/fd/{name}"))
+    finally:
+        gc.enable()
+    assert [name for name in held if str(store.path) in name] == []
 
 
 # -------------------------------------------------------------------------------------------- holes and minimums
