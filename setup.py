@@ -60,6 +60,7 @@ EXTENSIONS: dict[str, list[str]] = {
     "append": [],
     "properties": [],
     "appender": [],
+    "delay": [],
     "window": [],
     "queue": [],
     "ext": [],
@@ -67,6 +68,7 @@ EXTENSIONS: dict[str, list[str]] = {
     "dispatch": [],
     "scan": [],
     "mend": [],
+    "columns": [],
 }
 
 # The whole set of Cython directives; files carry none of their own.

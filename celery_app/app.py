@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from celery import Celery
 
-from cystore.celery.tasks import QUEUE, REPUT, beat_schedule
+from cystore.celery.tasks import install
 
 BROKER_VARIABLE, STORE_VARIABLE = "CYSTORE_APP_BROKER_URL", "CYSTORE_APP_STORE"
 DEFAULT_STORE = Path(__file__).resolve().parent.parent / "run" / "store"
@@ -22,7 +22,7 @@ def store_url(path: str | Path) -> str:
     return f"cystore://{quote(str(path))}?allow_any_owner=true"
 
 
-app = Celery("celery_app", include=["celery_app.tasks", "cystore.celery.tasks"])
+app = Celery("celery_app", include=["celery_app.tasks"])
 app.conf.update(
     broker_url=os.environ.get(BROKER_VARIABLE, "redis://localhost:6379/0"),
     result_backend=store_url(os.environ.get(STORE_VARIABLE, DEFAULT_STORE)),
@@ -40,6 +40,5 @@ app.conf.update(
         "unacked_restore_throttle": 1,
         "unacked_mutex_expire": REDELIVER_AFTER_S,
     },
-    task_routes={REPUT: {"queue": QUEUE}},
-    beat_schedule=beat_schedule(),
 )
+install(app)

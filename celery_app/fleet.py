@@ -9,13 +9,12 @@ import sys
 from pathlib import Path
 
 from celery_app.app import BROKER_VARIABLE, STORE_VARIABLE, TASK_QUEUE
-from cystore.celery.tasks import QUEUE
 from tools.processes import ends_with_us
 
 ROOT = Path(__file__).resolve().parent.parent
 PROCESSES = 2
 STOP_S = 20
-WORKER = ["worker", "--pool", "prefork", "--concurrency", str(PROCESSES), "--queues", f"{TASK_QUEUE},{QUEUE}"]
+WORKER = ["worker", "--pool", "prefork", "--concurrency", str(PROCESSES), "--queues", TASK_QUEUE]
 QUIET = ["--without-gossip", "--without-mingle", "--loglevel", "WARNING"]
 
 

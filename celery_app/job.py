@@ -17,9 +17,10 @@ from celery_app.folder import RunFolder
 from celery_app.tasks import index_file
 from celery_app.tell import bar, say
 from celery_app.verify import Verdict, write_acknowledged
-from cystore.celery.coordination import last_token, redis_of, store_id_of
+from cystore.celery.coordination import last_token, redis_of
+from cystore.celery.duties import REPUT
+from cystore.celery.identity import store_id_of
 from cystore.celery.stores import close_shared
-from cystore.celery.tasks import REPUT_DUTY
 from tools.redis_server import redis_server
 
 LIMIT_S = 105.0  # for everything up to the last result; a run that takes longer has failed
@@ -81,7 +82,7 @@ def run_job(folder: RunFolder, count: int | None) -> Run:
             write_acknowledged(folder.acknowledged, collection.metas.values())
         seconds = time.monotonic() - begin
         store = app.backend.store
-        ticks = last_token(redis_of(app), store_id_of(store), REPUT_DUTY)
+        ticks = last_token(redis_of(app), store_id_of(store), REPUT.name)
         behind_bytes = store.stats()["dispatch_behind_bytes"]
         fleet.stop()
         close_shared()

@@ -8,11 +8,14 @@ with cystore.open("/var/lib/app/store") as store:
 """
 
 import atexit
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from cystore._native.message import Message, PutResult
 from cystore.config import StoreConfig
 from cystore.errors import (
     CorruptRecordError,
+    FencedError,
     FlushFailedError,
     MessageIllegalError,
     OffsetError,
@@ -32,10 +35,14 @@ from cystore.result import GetResult, GetStatus
 from cystore.stats import QueueRange
 from cystore.store import MessageStore, close_all, open  # noqa: A004 - the surface's name
 
+if TYPE_CHECKING:
+    from cystore.arrow import to_arrow
+
 __version__ = "0.1.0"
 
 __all__ = [
     "CorruptRecordError",
+    "FencedError",
     "FlushFailedError",
     "GetResult",
     "GetStatus",
@@ -58,6 +65,20 @@ __all__ = [
     "StorePermissionError",
     "StoreTimeoutError",
     "open",
+    "to_arrow",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`to_arrow` is loaded when it is used: it needs pyarrow."""
+    if name != "to_arrow":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return importlib.import_module("cystore.arrow").to_arrow
+    except ModuleNotFoundError as error:
+        if error.name != "pyarrow":
+            raise
+        raise ImportError("cystore.to_arrow needs pyarrow: pip install 'cystore[arrow]'") from error
+
 
 atexit.register(close_all)

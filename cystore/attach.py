@@ -16,6 +16,7 @@ from pathlib import Path
 from cystore import files, guard, host
 from cystore._native.appender import Appender
 from cystore._native.control import Control
+from cystore._native.delay import Delivered
 from cystore._native.failpoint import failpoint
 from cystore._native.mapping import MappedFile
 from cystore.append_policy import NO_QUEUE_OFFSET, AppendPolicy, repair_append
@@ -40,10 +41,12 @@ from cystore.recovery import RecoveredState, recover
 from cystore.segments import Mode
 from cystore.services.allocate import HEADROOM_NAME, Allocator
 from cystore.services.clean import Cleaner
+from cystore.services.delivered import DeliveryProgress
 from cystore.services.disk_space import DiskSpace
 from cystore.services.flush import Flusher
 from cystore.services.reput import Dispatcher
 from cystore.services.roll import Roller
+from cystore.services.schedule import Scheduler
 
 log = logging.getLogger("cystore")
 
@@ -66,6 +69,8 @@ class Attachment:
     dispatcher: Dispatcher
     flusher: Flusher
     allocator: Allocator
+    delivered: DeliveryProgress
+    scheduler: Scheduler
     cleaner: Cleaner
     reader: Reader
     appender: Appender | None
@@ -214,6 +219,7 @@ def _build(
         max_queues=config.max_queues,
         **identity,
     )
+    Delivered(control).set_levels(config.delay_levels_ms())
     control.min_physical_offset = state.min_physical_offset
     control.wrote = control.allocated = state.wrote
     control.dispatched = state.dispatched
@@ -261,6 +267,7 @@ def _finish(
     _count_undispatched(attachment)
     if attachment.mode is not Mode.WRITE:
         control.flushed = control.wrote
+        attachment.delivered.load(writable=False)
         return
     begin, end = min(state.watermark, state.wrote), state.wrote
     segments = attachment.commit_log.files
@@ -272,6 +279,7 @@ def _finish(
     attachment.flusher.flush_to(end)
     attachment.flusher.flush_derived()
     control.flushed = end
+    attachment.delivered.load(writable=True)
     try:
         attachment.flusher.save_queue_offsets()
         attachment.allocator.keep_headroom()
@@ -371,7 +379,7 @@ def _compose(
     revive: Callable[[], Appender],
     holes: Holes,
 ) -> Attachment:
-    """The parts over a control block. Sizes are the block's: the first attacher's, or the files' own."""
+    """The parts over a control block. Sizes and delay levels are the block's: the first attacher's, or the files' own."""
     config = dataclasses.replace(
         config,
         mapped_file_size_commit_log_bytes=control.commit_log_file_bytes,
@@ -379,6 +387,7 @@ def _compose(
         max_hash_slot_num=control.max_hash_slot_num,
         max_index_num=control.max_index_num,
         max_queues=control.max_queues,
+        message_delay_level=config.delay_level_text(Delivered(control).levels_ms),
     )
     commit_log = CommitLog(root, config, mode, control, holes)
     queues = ConsumeQueues(root, config, mode, control)
@@ -391,7 +400,10 @@ def _compose(
     )
     space = DiskSpace(root, control, config)
     roller = Roller(control, commit_log, allocator, config)
-    cleaner = Cleaner(control, commit_log, queues, index, dispatcher, roller, space, flusher, config)
+    delivered = DeliveryProgress(root, control, commit_log, queues)
+    cleaner = Cleaner(
+        control, commit_log, queues, index, dispatcher, roller, space, flusher, delivered, config
+    )
     appender = None
     if mode is Mode.WRITE:
         cystore_records = config.record_format == "cystore"
@@ -407,11 +419,13 @@ def _compose(
             max_body_bytes=config.max_message_size_bytes,
             busy_timeout_ms=config.os_page_cache_busy_timeout_ms,
             sync_by_default=config.flush_disk_type == "sync",
+            delay_levels=len(config.delay_levels_ms()),
         )
     reader = Reader(control, commit_log, queues, index, dispatcher, config)
+    scheduler = Scheduler(control, commit_log, queues, delivered, reader, flusher, appender, config)
     return Attachment(
-        root, config, mode, control, checkpoint, commit_log, queues, index, dispatcher, flusher, allocator, cleaner, reader, appender,
-        locks, None,
+        root, config, mode, control, checkpoint, commit_log, queues, index, dispatcher, flusher, allocator, delivered, scheduler,
+        cleaner, reader, appender, locks, None,
     )  # fmt: skip
 
 
@@ -446,6 +460,7 @@ def _repair(attachment: Attachment) -> None:
     repairs: dict[str, Callable[[], None]] = {
         "dispatch": attachment.dispatcher.repair,
         "append": lambda: repair_append(control, attachment.commit_log),
+        "deliver": lambda: None,  # what it had not counted is noted, and counted before the next delivery
     }
     for name, repair in repairs.items():
         due = control.try_lock(name)
@@ -467,6 +482,7 @@ def _shut_down(attachment: Attachment) -> None:
         attachment.dispatcher.run_to_end()
         failpoint("detach.dispatched")
         attachment.flusher.flush()
+        attachment.delivered.save()
     except (FlushFailedError, StoreClosedError):
         log.exception("%s: not shut down cleanly; the next load recovers", root)
         return

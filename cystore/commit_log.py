@@ -128,8 +128,6 @@ class CommitLog:
     def mark_cystore_records(self) -> None:
         """Makes the marker durable that keeps RocketMQ from loading (and cutting) a log with records it cannot read."""
         marker = self.files.directory / MARKER
-        with self.control.locked(
-            "housekeeping"
-        ):  # nobody sees one that is not durable, and is taken away again
-            if not marker.exists():
-                files.create_sized(self._root, marker, 0, 0)
+        if not marker.exists():
+            # Which takes it away again where it may not be durable.
+            files.create_sized(self._root, marker, 0, 0)

@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cystore.errors import StoreConfigError
+from cystore.layout import CONSTANTS
 
-SERVICE_NAMES = ("flush", "allocate", "reput", "clean")
+SERVICE_NAMES = ("flush", "allocate", "reput", "schedule", "clean")
 GIB = 1 << 30
+DELAY_LEVELS_MAX = CONSTANTS["DELAY_LEVELS_MAX"][0]
+DELAY_SECONDS_MAX = CONSTANTS["DELAY_SECONDS_MAX"][0]
 MIB = 1 << 20
 
 
@@ -38,6 +41,7 @@ class StoreConfig:
     max_queues: int = 65_536
     store_host: str = "127.0.0.1:10911"
     message_delay_level: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+    flush_delay_offset_interval_ms: int = 10_000
 
     flush_disk_type: Literal["async", "sync"] = "async"
     flush_interval_commit_log_ms: int = 500
@@ -106,12 +110,22 @@ class StoreConfig:
         units = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
         levels = []
         for word in self.message_delay_level.split():
-            if word[-1] not in units or not word[:-1].isdecimal():
+            number = word[:-1]
+            if word[-1] not in units or not (number.isascii() and number.isdecimal()):
                 raise StoreConfigError(
                     f"message_delay_level: {word!r} is not a number followed by s, m, h or d"
                 )
-            levels.append(int(word[:-1]) * units[word[-1]])
+            if len(number) > 10 or int(number) * units[word[-1]] > DELAY_SECONDS_MAX * 1000:
+                raise StoreConfigError(f"message_delay_level: {word!r} is more than a hundred years")
+            levels.append(int(number) * units[word[-1]])
+        if not 0 < len(levels) <= DELAY_LEVELS_MAX:
+            raise StoreConfigError(f"message_delay_level: {len(levels)} levels, not 1 to {DELAY_LEVELS_MAX}")
         return tuple(levels)
+
+    @staticmethod
+    def delay_level_text(levels_ms: tuple[int, ...]) -> str:
+        """The value of `message_delay_level` for so many milliseconds each."""
+        return " ".join(f"{delay_ms // 1000}s" for delay_ms in levels_ms)
 
     @classmethod
     def from_mapping(cls, settings: dict[str, Any]) -> StoreConfig:
@@ -182,6 +196,7 @@ _BOUNDS = {
     "max_queues": (1, 1 << 20),
     "flush_interval_commit_log_ms": (1, 86_400_000),
     "flush_interval_consume_queue_ms": (1, 86_400_000),
+    "flush_delay_offset_interval_ms": (1, 86_400_000),
     "sync_flush_timeout_ms": (1, 86_400_000),
     "os_page_cache_busy_timeout_ms": (1, 86_400_000),
     "allocate_ahead_bytes": (4096, 1 << 40),

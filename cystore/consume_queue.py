@@ -7,12 +7,12 @@ here and never a signal.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from cystore import os_threads
 from cystore._native import queue as kernel
 from cystore._native.control import Control
 from cystore._native.mapping import MappedFile
@@ -279,7 +279,7 @@ class ConsumeQueues:
     def __init__(self, root: Path, config: StoreConfig, mode: Mode, control: Control) -> None:
         self._root, self._config, self._mode, self._control = root, config, mode, control
         self._open: OrderedDict[int, ConsumeQueue] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = os_threads.Lock()
 
     def get(self, slot: int) -> ConsumeQueue:
         """The queue in a slot of the control block's table."""

@@ -49,6 +49,10 @@ class StoreTimeoutError(StoreError, TimeoutError):
     """A bounded wait ended: a sync flush, or a lock whose live owner does not move."""
 
 
+class FencedError(StoreError):
+    """A step of a duty whose lease somebody else has got since. Nothing was done; the newer holder goes on."""
+
+
 class FlushFailedError(StoreError, OSError):
     """msync or fsync reported an error: what it covered may not be durable. The store is read-only until reopened."""
 

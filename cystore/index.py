@@ -11,13 +11,12 @@ import logging
 import mmap
 import os
 import struct
-import threading
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from cystore import clock, files
+from cystore import clock, files, os_threads
 from cystore._native import index as kernel
 from cystore._native.control import Control
 from cystore._native.mapping import MappedFile
@@ -107,7 +106,7 @@ class IndexFiles:
         self.directory = root / DIRECTORY
         self._root, self._mode, self._control = root, mode, control
         self._slots, self._capacity = config.max_hash_slot_num, config.max_index_num
-        self._lock = threading.Lock()
+        self._lock = os_threads.Lock()
         self._files: list[IndexFile] = []  # ascending by name; replaced as a whole, never changed
         self._shapes: tuple[list[IndexFile], list[Shape]] = ([], [])  # of these very files
         self._seen = -1  # index_seq when the files were listed

@@ -44,6 +44,9 @@ CONSTANTS: dict[str, tuple[int, str]] = {
     "INDEX_SLOT_BYTES": (4, ""),
     "INDEX_ENTRY_BYTES": (20, ""),
     "CHECKPOINT_BYTES": (4096, ""),
+    "DELAY_LEVELS_MAX": (64, "levels in message_delay_level; RocketMQ's default has 18"),
+    "DELAY_SECONDS_MAX": (3_153_600_000, "of one level: a hundred years"),
+    "DELAY_PROPERTY_ROOM": (112, "bytes that delivery may add to the properties of a delayed message"),
 }
 
 
@@ -155,7 +158,13 @@ CACHE_LINE_BYTES = 64
 MUTEX_BYTES = 64
 
 LOCK_NAMES = ("housekeeping", "deliver", "dispatch", "append", "flush")
+# Work that is done for the whole store, each by one process at a time; a name stays at its place for ever.
+DUTIES = ("reput", "deliver_delayed", "clean_expired", "flush", "checkpoint", "chord_sweep", "scrub")
+DUTY_WORDS = ("token", "until_ms", "begun_ms", "took_us", "done", "outcome", "runs")
+DUTIES_MAX = WORDS_OF_DUTY = 8
+MUTEX_NAMES = (*LOCK_NAMES, *(f"duty_{name}" for name in DUTIES))
 LATENCY_BUCKETS = 13
+DELAY_LEVELS_MAX = CONSTANTS["DELAY_LEVELS_MAX"][0]
 
 QUEUE_SLOT_LINES: tuple[tuple[Shared, ...], ...] = (
     (
@@ -181,6 +190,12 @@ QUEUE_SLOT_LINES: tuple[tuple[Shared, ...], ...] = (
         ),
         Shared("last_physical_end", "int64_t", "dispatch", "end of the last dispatched record of this queue"),
         Shared("last_store_timestamp", "int64_t", "dispatch", "its store timestamp, ms"),
+        Shared(
+            "delivered",
+            "int64_t",
+            "deliver",
+            "delayed messages of this queue that were delivered end before it",
+        ),
     ),
 )
 
@@ -282,6 +297,19 @@ CONTROL_LINES: tuple[tuple[Shared, ...], ...] = (
         Shared("ready_base", "int64_t", "housekeeping", "base of the newest commit log file"),
     ),
     (
+        Shared(
+            "delivered",
+            "int64_t",
+            "deliver",
+            "log position up to which delivered messages are counted in their queues' delivered",
+        ),
+        Shared("delivering", "uint32_t", "deliver", "1: there may be delivered messages behind it"),
+        Shared("delay_level_count", "uint32_t", "attach", "delay levels of this store"),
+        Shared("delivered_saved", "int64_t", "deliver", "the position that config/delayOffset.json has"),
+        Shared("delivered_saved_ms", "int64_t", "deliver", "monotonic time when it was written"),
+        Shared("delay_ms", "int64_t", "attach", "of each level, 1 first", DELAY_LEVELS_MAX),
+    ),
+    (
         Shared("flags", "uint32_t", "atomic", "why the store cannot be written: see FLAG_*"),
         Shared("failed_errno", "int32_t", "atomic", "errno of the sync that failed"),
         Shared(
@@ -291,6 +319,15 @@ CONTROL_LINES: tuple[tuple[Shared, ...], ...] = (
             "a bit for each lock whose owner died inside and left a repair to do",
         ),
         Shared("guard", "uint64_t", "attach", "static guard, ~magic"),
+    ),
+    (
+        Shared(
+            "duties",
+            "int64_t",
+            "duty",
+            "a cache line for each of DUTIES: highest token, end of the lease, last run (DUTY_WORDS)",
+            DUTIES_MAX * WORDS_OF_DUTY,
+        ),
     ),
 )
 
@@ -319,7 +356,7 @@ def _line_offsets(
 
 QUEUE_SLOT_FIELDS, QUEUE_SLOT_BYTES = _line_offsets(QUEUE_SLOT_LINES)
 CONTROL_FIELDS, CONTROL_LOCKS_AT = _line_offsets(CONTROL_LINES)
-CONTROL_BYTES = CONTROL_LOCKS_AT + MUTEX_BYTES * len(LOCK_NAMES)
+CONTROL_BYTES = CONTROL_LOCKS_AT + MUTEX_BYTES * len(MUTEX_NAMES)
 CONTROL_BUCKETS_AT = 4096
 CONTROL_BUCKETS = 16384
 CONTROL_QUEUES_AT = CONTROL_BUCKETS_AT + 4 * CONTROL_BUCKETS
@@ -329,7 +366,8 @@ _canonical = repr(
         LAYOUT_VERSION,
         QUEUE_SLOT_FIELDS,
         CONTROL_FIELDS,
-        LOCK_NAMES,
+        MUTEX_NAMES,
+        DUTY_WORDS,
         CONTROL_BYTES,
         CONTROL_BUCKETS,
         DISK_STRUCTS,
@@ -376,7 +414,8 @@ def header_text() -> str:
     out += [f"#define CONTROL_MAGIC {CONTROL_MAGIC:#x}ull", f"#define LAYOUT_FINGERPRINT {FINGERPRINT:#x}ull"]
     out += [f"#define CONTROL_BUCKETS_AT {CONTROL_BUCKETS_AT}", f"#define CONTROL_BUCKETS {CONTROL_BUCKETS}"]
     out += [f"#define CONTROL_QUEUES_AT {CONTROL_QUEUES_AT}", f"#define LATENCY_BUCKETS {LATENCY_BUCKETS}"]
-    out += [f"#define LOCK_{name.upper()} {i}" for i, name in enumerate(LOCK_NAMES)] + [""]
+    out += [f"#define DUTIES_MAX {DUTIES_MAX}", f"#define WORDS_OF_DUTY {WORDS_OF_DUTY}"]
+    out += [f"#define LOCK_{name.upper()} {i}" for i, name in enumerate(MUTEX_NAMES)] + [""]
     for bits in (16, 32, 64):
         swap = f"__builtin_bswap{bits}"
         out += [
@@ -418,7 +457,7 @@ def header_text() -> str:
     ]
     out += [f'_Static_assert(sizeof(shared_mutex) == {MUTEX_BYTES}, "shared_mutex");', ""]
     out += _c_struct(
-        "control_block", CONTROL_FIELDS, CONTROL_LOCKS_AT, [f"    shared_mutex locks[{len(LOCK_NAMES)}];"]
+        "control_block", CONTROL_FIELDS, CONTROL_LOCKS_AT, [f"    shared_mutex locks[{len(MUTEX_NAMES)}];"]
     )
     out += [f'_Static_assert(sizeof(control_block) == {CONTROL_BYTES}, "control_block");', "", "#endif", ""]
     return "\n".join(out)
@@ -439,10 +478,12 @@ def pxd_text() -> str:
         "CONTROL_BUCKETS",
         "CONTROL_QUEUES_AT",
         "LATENCY_BUCKETS",
+        "DUTIES_MAX",
+        "WORDS_OF_DUTY",
     ]:
         out.append(f"    const uint32_t {name}")
     out += ["    const uint64_t CONTROL_MAGIC", "    const uint64_t LAYOUT_FINGERPRINT"]
-    out += [f"    const int LOCK_{name.upper()}" for name in LOCK_NAMES]
+    out += [f"    const int LOCK_{name.upper()}" for name in MUTEX_NAMES]
     for bits in (16, 32, 64):
         out += [
             f"    uint{bits}_t load_be{bits}(const uint8_t* p)",

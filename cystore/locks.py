@@ -13,13 +13,12 @@ import fcntl
 import logging
 import os
 import struct
-import threading
 import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
-from cystore import files
+from cystore import files, os_threads
 from cystore.errors import StoreLockedError
 
 log = logging.getLogger("cystore")
@@ -34,7 +33,7 @@ _REPORT_AFTER_S = 5.0
 
 
 _held: weakref.WeakSet[StoreLocks] = weakref.WeakSet()
-_descriptors = threading.RLock()  # no fork between a descriptor's open or close and what `_held` says of it
+_descriptors = os_threads.RLock()  # no fork between a descriptor's open or close and what `_held` says of it
 
 
 class StoreLocks:
@@ -106,13 +105,17 @@ class StoreLocks:
     def _reported(self) -> Iterator[None]:
         """Who waits at the gate sleeps in the kernel, where nothing can be told: a timer does it."""
         text = "%s: waiting for another process that is attaching or detaching, for more than %.0f s"
-        timer = threading.Timer(_REPORT_AFTER_S, log.warning, [text, self.path, _REPORT_AFTER_S])
-        timer.daemon = True
-        timer.start()
+        through = os_threads.Flag()
+
+        def report() -> None:
+            if not through.wait(_REPORT_AFTER_S):
+                log.warning(text, self.path, _REPORT_AFTER_S)
+
+        os_threads.Thread(report, "cystore-gate")
         try:
             yield
         finally:
-            timer.cancel()
+            through.set()
 
     def try_alone(self) -> bool:
         """Takes byte 0 exclusively: True when nobody else has the store open."""
@@ -146,13 +149,24 @@ class StoreLocks:
                         "stop them before you open the store",
                         path=self.path,
                     ) from None
-                time.sleep(0.005)
+                os_threads.pause(0.005)
+
+
+@contextlib.contextmanager
+def locked_byte(path: Path, byte: int) -> Iterator[None]:
+    """Excludes every other thread and process in `locked_byte` of the same byte of a file, which is made if it is missing. Waits
+    for them (Ctrl-C works); the kernel ends the lock of who is killed."""
+    files.make_directory(path.parent)
+    with files.opened(path, os.O_RDWR | os.O_CREAT) as fd:
+        with files.translated(path):
+            fcntl.fcntl(fd, _F_OFD_SETLKW, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+        yield
 
 
 def _close_inherited() -> None:
     """In a forked child: a descriptor that it kept would keep the parent's locks alive."""
     global _descriptors
-    _descriptors = threading.RLock()
+    _descriptors = os_threads.RLock()
     for locks in list(_held):
         locks.close()
 

@@ -92,8 +92,10 @@ def read_offsets(root: Path, name: str) -> OffsetFile:
     return _first_good(root, name, lambda found: found, OffsetFile())
 
 
-def _first_good(root: Path, name: str, convert: Callable[[OffsetFile], T], nothing: T) -> T:
-    """What `convert` makes of an offset file, or of its copy where it raises ValueError."""
+def _first_good(
+    root: Path, name: str, convert: Callable[[OffsetFile], T], nothing: T, damaged: list[Path] | None = None
+) -> T:
+    """What `convert` makes of an offset file, or of its copy where it raises ValueError; those that it did so for go to `damaged`."""
     path = root / "config" / name
     problem: Exception | None = None
     try:
@@ -104,6 +106,8 @@ def _first_good(root: Path, name: str, convert: Callable[[OffsetFile], T], nothi
                 return convert(parse_offsets(files.read_all(candidate).decode()))
             except ValueError as error:
                 problem = problem or error
+                if damaged is not None:
+                    damaged.append(candidate)
         if problem is not None:
             raise StoreFormatError(f"no offset table can be read: {problem}", path=path) from problem
         return nothing
@@ -192,4 +196,51 @@ def write_queue_offsets(root: Path, offsets: QueueOffsets) -> None:
         minimumTable=_by_topic(offsets.minimum),
         physicalOffset=offsets.physical_offset,
         checksum=_checksum(offsets),
+    )
+
+
+@dataclass(frozen=True)
+class DelayOffsets:
+    """How far each delay level's queue is delivered (level: next queue offset), taken when the log ended at `physical_offset`:
+    every delivered message below that is counted in. RocketMQ says nothing of it: 0."""
+
+    table: dict[int, int] = field(default_factory=dict)
+    physical_offset: int = 0
+
+    @property
+    def checksum(self) -> int:
+        """A flipped bit often makes another number of a number."""
+        return crc32c(repr([sorted(self.table.items()), self.physical_offset]).encode())
+
+
+def read_delay_offsets(
+    root: Path, check: Callable[[DelayOffsets], None], damaged: list[Path]
+) -> DelayOffsets:
+    """config/delayOffset.json, RocketMQ's or ours, or its copy; empty where there is neither.
+
+    `check` raises ValueError for one that cannot be right. Files that are damaged or not right are entered in `damaged`;
+    StoreFormatError where both are.
+    """
+
+    def convert(found: OffsetFile) -> DelayOffsets:
+        position = found.rest.get("physicalOffset", 0)
+        if isinstance(position, bool) or not isinstance(position, int) or position < 0:
+            raise ValueError(f"physicalOffset is {position!r}")
+        for level, offset in found.table.items():
+            if isinstance(offset, dict):
+                raise ValueError(f"offsetTable[{level!r}] is {offset!r}, no offset")
+        offsets = DelayOffsets({int(level): offset for level, offset in found.table.items()}, position)
+        if found.rest.get("checksum", offsets.checksum) != offsets.checksum:
+            raise ValueError("the checksum is that of other numbers")
+        check(offsets)
+        return offsets
+
+    return _first_good(root, DELAY_OFFSETS, convert, DelayOffsets(), damaged)
+
+
+def write_delay_offsets(root: Path, offsets: DelayOffsets) -> None:
+    """Saves how far each level is delivered, as RocketMQ reads it; what it does not know it leaves out."""
+    table = dict(sorted(offsets.table.items()))
+    write_offsets(
+        root, DELAY_OFFSETS, table, physicalOffset=offsets.physical_offset, checksum=offsets.checksum
     )

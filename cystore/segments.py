@@ -5,12 +5,11 @@ from __future__ import annotations
 import enum
 import logging
 import os
-import threading
 from collections import OrderedDict
 from pathlib import Path
 from typing import Literal
 
-from cystore import files
+from cystore import files, os_threads
 from cystore._native.mapping import MappedFile
 from cystore.errors import StoreFormatError
 
@@ -68,7 +67,7 @@ class MappedFileQueue:
         self._imagined: dict[int, MappedFile] = {}  # PRIVATE: files that exist in memory only
         self._removed: set[int] = set()  # PRIVATE: files that recovery dropped
         self._odd_files = odd_files if mode is Mode.PRIVATE else "refuse"
-        self._lock = threading.RLock()
+        self._lock = os_threads.RLock()
         self._configured_bytes = file_bytes
         self._bases = self._list()
 

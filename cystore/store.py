@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from cystore import os_threads
 from cystore._native.appender import Appender
 from cystore._native.message import Message, PutResult
 from cystore.attach import Attachment, attach, detach
 from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
 from cystore.errors import MessageIllegalError, StoreClosedError, StoreConfigError, StoreNotWritableError
+from cystore.holds import Hold
 from cystore.layout import FLAGS
 from cystore.result import GetResult
+from cystore.segments import Mode
 from cystore.services.clean import Cleaned
+from cystore.services.duties import Duties
 from cystore.services.progress import Progress
+from cystore.services.scrub import SLICE_BYTES, Scrubbed, Scrubber
 from cystore.services.threads import ServiceThread
+from cystore.snapshot import LogSnapshot
 from cystore.stats import QueueRange, store_stats
 
 log = logging.getLogger("cystore")
@@ -69,7 +74,7 @@ class MessageStore:
     ) -> None:
         self.path = path
         self.config = config
-        self._lock = threading.RLock()
+        self._lock = os_threads.RLock()
         self._closed = False
         self._threads: list[ServiceThread] = []
         self._progress = progress
@@ -111,9 +116,13 @@ class MessageStore:
             self.put = parts.appender.put  # type: ignore[method-assign]
         if type(self).put_many is MessageStore.put_many:
             self.put_many = parts.appender.put_many  # type: ignore[method-assign]
-        intervals: dict[str, tuple[Callable[[], Progress], float, Callable[[float], None] | None]] = {
+        intervals: dict[
+            str,
+            tuple[Callable[[], Progress], float | Callable[[], float], Callable[[float], None] | None],
+        ] = {
             "flush": (parts.flusher.run_once, self.config.flush_interval_commit_log_ms / 1000, None),
             "allocate": (parts.allocator.run_once, ALLOCATE_INTERVAL_S, None),
+            "schedule": (parts.scheduler.run_once, parts.scheduler.idle_s, None),
             "clean": (parts.cleaner.run_once, CLEAN_INTERVAL_S, None),
             "reput": (parts.dispatcher.run_once, WAIT_SLICE_S, self._wait_for_appends),
         }
@@ -127,7 +136,7 @@ class MessageStore:
 
     def _forked(self) -> None:
         """In a forked child: threads are gone, locks are the parent's. Only closes, never unlocks."""
-        self._lock = threading.RLock()
+        self._lock = os_threads.RLock()
         self._threads = []
         parts, self._parts = self._parts, None
         self._unbind()
@@ -197,6 +206,7 @@ class MessageStore:
         flag: int = 0,
         flush: str | None = None,
         unique_key: str | None = None,
+        delay_level: int = 0,
     ) -> PutResult:
         """Appends one message and returns where it is.
 
@@ -205,12 +215,15 @@ class MessageStore:
         take at most 32,767 bytes. ``flush="sync"`` returns only when the message is durable, ``"async"`` at once; the default
         is the setting flush_disk_type.
 
+        With a `delay_level` from 1 on (of message_delay_level; one above the last counts as the last) the message waits in
+        SCHEDULE_TOPIC_XXXX, which is what the result speaks of, until it is due and somebody delivers it (`deliver`).
+
         Raises MessageIllegalError, StoreFullError, StoreNotWritableError, PageCacheBusyError, StoreClosedError; with sync flush
         also FlushFailedError and StoreTimeoutError, whose `results` hold what was appended all the same.
         """
         return self._revive().put(
             topic, body, queue_id=queue_id, keys=keys, tags=tags, properties=properties, flag=flag, flush=flush,
-            unique_key=unique_key,
+            unique_key=unique_key, delay_level=delay_level,
         )  # fmt: skip
 
     def put_many(self, messages: Sequence[Message], *, flush: str | None = None) -> list[PutResult]:
@@ -240,6 +253,14 @@ class MessageStore:
             )
         return parts.control.dispatched - before
 
+    def deliver(self, *, max_messages: int | None = None, timeout_s: float | None = None) -> int:
+        """Delivers delayed messages that are due by now, each once, to the topics they were put to; returns how many.
+
+        At most `max_messages`, and for about `timeout_s`, the wait for another process that delivers counted in. The service
+        "schedule" does the same all the time. Raises what `put` raises.
+        """
+        return self._writable().scheduler.deliver(max_messages, timeout_s)
+
     def clean(self, max_segments: int | None = None) -> Cleaned:
         """Removes what expired (file_reserved_time_h), at any hour: whole segments, oldest first, then what only led there.
 
@@ -247,6 +268,65 @@ class MessageStore:
         executeDeleteFilesManually).
         """
         return self._writable().cleaner.clean(max_segments)
+
+    def hold(self, name: str, physical_offset: int, *, max_age_ms: int | None = None) -> Hold:
+        """From now on no clean removes what is at `physical_offset` or behind it, until the hold moves on or is released.
+
+        Records older than `max_age_ms` go all the same, with a warning: a hold that was forgotten does not fill the disk. The
+        answer says where the hold begins: at the log's minimum where that is beyond `physical_offset`. Holds outlive processes.
+        Raises StoreConfigError.
+        """
+        return self._writable().cleaner.holds.set(name, physical_offset, max_age_ms)
+
+    def release(self, name: str) -> bool:
+        """Ends a hold; False when there was none of that name."""
+        return self._writable().cleaner.holds.release(name)
+
+    def holds(self) -> Mapping[str, Hold]:
+        """Every hold by name."""
+        return self._attached().cleaner.holds.read()
+
+    def clean_due(self) -> Progress:
+        """One turn of the service "clean": what `clean` does when its hour has come (delete_when) or the disk fills up, at most ten
+        segments; begins a new segment by time (roll_interval_h), and switches writing off on a full disk."""
+        return self._writable().cleaner.run_once()
+
+    def flush_log(self) -> int:
+        """Makes what was appended so far durable, and no more; returns how many bytes were not. Raises FlushFailedError,
+        StoreTimeoutError after sync_flush_timeout_ms."""
+        parts = self._writable()
+        wrote, before = parts.control.wrote, parts.control.flushed
+        parts.flusher.flush_to(wrote)
+        return max(wrote - before, 0)
+
+    def checkpoint(self) -> int:
+        """Makes queues and index durable as far as they are dispatched, then the checkpoint and the queues' next offsets; returns
+        how many bytes of log the index was behind. Raises what `flush_log` raises."""
+        parts = self._writable()
+        behind = parts.control.dispatched - parts.control.index_flushed
+        parts.flusher.flush_derived()
+        parts.flusher.save_queue_offsets()
+        return max(behind, 0)
+
+    def scrub(self, max_bytes: int = SLICE_BYTES, *, pause_ms: int = 0) -> Scrubbed:
+        """Verifies the next slice of the store, about `max_bytes` of log: checksums, and queues and index against the records.
+
+        Where it is stands in config/scrub.json; wrong queue entries of whole records are written again. A new round begins
+        `pause_ms` after the last one. Raises StoreIOError for what cannot be read.
+        """
+        parts = self._writable()
+        return Scrubber(parts.root, parts.config, parts.control, parts.queues, parts.dispatcher).run_once(
+            max_bytes, pause_ms=pause_ms
+        )
+
+    @property
+    def duties(self) -> Duties:
+        """Who may do the work that is done for the whole store by one process at a time, and what came of it last."""
+        return Duties(self._writable().control)
+
+    def used_disk_percent(self) -> float:
+        """How much of the file system that holds the store is taken, as `df` counts."""
+        return self._attached().cleaner.used_percent()
 
     def set_writable(self, writable: bool) -> None:
         """Switches writing off (or on again) for every attached process (RunningFlags)."""
@@ -354,6 +434,13 @@ class MessageStore:
                 return False
             control.wait_append(seen, max(1, int(left_s * 1000)))
 
+    def snapshot(self) -> LogSnapshot:
+        """The log's bounds as they are now, for readers beside the store; what is below its end stays as it is."""
+        parts = self._attached()
+        parts.reader.help_dispatch()
+        live = parts.mode is not Mode.PRIVATE
+        return LogSnapshot(self.path, parts.control, parts.commit_log, parts.queues, live=live)
+
     def topics(self) -> dict[str, dict[int, QueueRange]]:
         """Topics with their queues and the queue offsets that can be read."""
         parts = self._attached()
@@ -370,6 +457,7 @@ class MessageStore:
         return {
             **store_stats(parts.control),
             **parts.reader.counters(),
+            "delayed": parts.delivered.pending(),
             "holes": parts.commit_log.holes.ranges(),
         }
 
@@ -388,7 +476,7 @@ def _topic_text(topic: object) -> str:
 
 def _yield_to_other_threads() -> None:
     """Lets threads that are inside a put finish; each leaves within its own bounded wait."""
-    threading.Event().wait(0.001)
+    os_threads.pause(0.001)
 
 
 def _forked() -> None:

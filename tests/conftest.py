@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ GROUP_OF_FOLDER = {
     "crash": "crash",
     "interop": "rocketmq",
     "celery": "celery",
+    "spark": "spark",
     "structure": "structure",
 }
 
@@ -42,6 +44,10 @@ hypothesis.settings.load_profile(os.environ.get("CYSTORE_HYPOTHESIS", "cystore")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # a shell that started us in the background; children inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = SEED
 

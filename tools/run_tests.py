@@ -50,19 +50,20 @@ class Group:
 
 # Budgets for 2 cores. Every test belongs to exactly one group; the sanitized one repeats the kernels' tests.
 GROUPS = (
-    Group("store", 240, "not crash and not rocketmq and not celery", workers=WORKERS),
+    Group("store", 240, "not crash and not rocketmq and not celery and not spark", workers=WORKERS),
     Group("crash slice", 180, "crash"),
     Group("interop", 120, "rocketmq"),
     Group(
         "sanitized kernels",
         120,
-        "not crash and not rocketmq and not celery",
+        "not crash and not rocketmq and not celery and not spark",
         paths=("tests/unit", "tests/property", "tests/fuzz"),
         variant="asan",
         environment={"CYSTORE_HYPOTHESIS": "quick"},
         workers=WORKERS,
     ),
     Group("celery", 240, "celery"),
+    Group("spark", 180, "spark"),
 )
 
 

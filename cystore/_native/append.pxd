@@ -1,7 +1,7 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from cystore._native.checksum cimport head_checksum
-from cystore._native.layout cimport control_block, queue_entry
+from cystore._native.layout cimport SYS_FLAG_COMMIT, SYS_FLAG_TRANSACTION_MASK, control_block, queue_entry
 
 cdef enum AppendStatus:
     APPEND_OK = 0
@@ -54,6 +54,11 @@ cdef struct append_target:
     int64_t needed
     head_checksum head
     wall_clock clock
+
+cdef inline bint takes_queue_offset(int32_t sys_flag) noexcept nogil:
+    """Prepared and rollback messages have no place in a consume queue."""
+    cdef uint32_t transaction = <uint32_t>sys_flag & SYS_FLAG_TRANSACTION_MASK
+    return transaction == 0 or transaction == SYS_FLAG_COMMIT
 
 # Appends items[done:count] under the append lock; every run of them that fits a segment is published as one.
 cdef int append_locked(control_block* block, append_target* target, append_item* items, Py_ssize_t count, Py_ssize_t* done,

@@ -42,12 +42,6 @@ cdef inline int latency_bucket(int64_t ms) noexcept nogil:
     return 11 if ms < 10000 else 12
 
 
-cdef inline bint takes_queue_offset(int32_t sys_flag) noexcept nogil:
-    """Prepared and rollback messages have no place in a consume queue."""
-    cdef uint32_t transaction = <uint32_t>sys_flag & SYS_FLAG_TRANSACTION_MASK
-    return transaction == 0 or transaction == SYS_FLAG_COMMIT
-
-
 cdef inline void write_record(append_target* target, uint8_t* p, const append_item* item) noexcept nogil:
     """The whole record; its checksum field last."""
     cdef uint8_t* at = p + 48

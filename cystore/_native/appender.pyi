@@ -4,6 +4,8 @@ from typing import Any, final
 from cystore._native.control import Control
 from cystore._native.message import Message, PutResult
 
+SCHEDULE_TOPIC: str
+
 @final
 class Appender:
     def __init__(
@@ -17,6 +19,7 @@ class Appender:
         max_body_bytes: int,
         busy_timeout_ms: int,
         sync_by_default: bool,
+        delay_levels: int,
     ) -> None: ...
     @property
     def policy(self) -> Any: ...
@@ -36,5 +39,7 @@ class Appender:
         flag: int = 0,
         flush: str | None = None,
         unique_key: str | None = None,
+        delay_level: int = 0,
     ) -> PutResult: ...
     def put_many(self, messages: Iterable[Message], *, flush: str | None = None) -> list[PutResult]: ...
+    def put_with(self, policy: Any, messages: Iterable[Message]) -> list[PutResult]: ...

@@ -11,7 +11,7 @@ from cpython.ref cimport Py_XDECREF, Py_XINCREF
 from cpython.unicode cimport PyUnicode_Check
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uintptr_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcmp, memcpy, memset
 
 from cystore._native.append cimport *
 from cystore._native.atomics cimport *
@@ -22,7 +22,7 @@ from cystore._native.control cimport (
 from cystore._native.layout cimport *
 from cystore._native.mapping cimport MappedFile
 from cystore._native.message cimport Message, PutResult, put_result
-from cystore._native.properties cimport property_buffer, property_room, put_properties
+from cystore._native.properties cimport property_buffer, property_room, put_delay, put_properties
 from cystore._native.queue_table cimport control_find_queue
 from cystore._native.record cimport topic_valid
 
@@ -56,6 +56,8 @@ cdef inline void set_store_host(append_item* item, bytes packed) noexcept:
         item.sys_flag |= <int32_t>SYS_FLAG_STORE_HOST_V6
 
 
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"  # where a message waits until it is due (TopicValidator.RMQ_SYS_SCHEDULE_TOPIC)
+
 cdef object ZERO = 0  # the small integer that defaults are: recognised without a conversion
 
 cdef enum:
@@ -88,11 +90,12 @@ cdef class Appender:
     cdef int32_t max_body_bytes
     cdef int64_t busy_timeout_ms
     cdef bint sync_by_default
+    cdef int32_t delay_levels
     cdef Py_ssize_t active
     cdef cached_topic topics[TOPIC_CACHE]
 
     def __init__(self, Control control not None, policy, *, str record_format, str store_host, int64_t file_bytes,
-                 int32_t max_body_bytes, int64_t busy_timeout_ms, bint sync_by_default):
+                 int32_t max_body_bytes, int64_t busy_timeout_ms, bint sync_by_default, int32_t delay_levels):
         self.control = control
         self.target.block = control.checked()
         self.target.magic = RECORD_MAGIC_ROCKETMQ if record_format == "rocketmq" else RECORD_MAGIC_CYSTORE
@@ -106,6 +109,7 @@ cdef class Appender:
         self.max_body_bytes = max_body_bytes
         self.busy_timeout_ms = busy_timeout_ms
         self.sync_by_default = sync_by_default
+        self.delay_levels = delay_levels
 
     def __dealloc__(self):
         self._forget_topics()
@@ -196,6 +200,31 @@ cdef class Appender:
         item.size = <int32_t>size
         return 0
 
+    cdef int _own_topic(self, object topic, int32_t queue_id, append_item* item) except -1:
+        """`_topic` for one that is the user's to choose."""
+        self._topic(topic, queue_id, item)
+        if item.topic_len == 19 and memcmp(item.topic, b"SCHEDULE_TOPIC_XXXX", 19) == 0:
+            raise MessageIllegalError(f"topic: {topic} is where delayed messages wait; put to their own topic with delay_level")
+        return 0
+
+    cdef int _delay(self, int32_t level, append_item* item, property_buffer* buffer) except -1:
+        """Turns a message whose properties are in the buffer into one that waits for its time (CommitLog.asyncPutMessage). Prepared and
+        rollback messages do not: their properties say how long the commit is to be delayed."""
+        cdef int32_t begin = buffer.length - item.properties_len
+        cdef int32_t longer = max(item.topic_len - 19, 0)
+        level = min(level, self.delay_levels)
+        if not takes_queue_offset(item.sys_flag):
+            item.properties_len = put_delay(buffer, begin, level, NULL, 0, 0)
+            return 0
+        item.properties_len = put_delay(buffer, begin, level, item.topic, item.topic_len, item.queue_id)
+        self._topic(SCHEDULE_TOPIC, level - 1, item)
+        self._finish(item)
+        if item.size + longer + <int64_t>DELAY_PROPERTY_ROOM + BLANK_SIZE_MIN > self.file_bytes:
+            raise MessageIllegalError(
+                f"body: delivered, the record has up to {item.size + longer + <int64_t>DELAY_PROPERTY_ROOM} bytes, a whole commit "
+                f"log file {self.file_bytes}")
+        return 0
+
     cdef int _body_checksums(self, append_item* items, Py_ssize_t count) except -1:
         """Checksums of bodies that are not worth holding the lock for."""
         cdef Py_ssize_t i
@@ -211,7 +240,8 @@ cdef class Appender:
                     item.has_body_checksum = True
         return 0
 
-    cdef int _append(self, append_item* items, Py_ssize_t count, Py_ssize_t* done, bint may_hold_gil) except -1:
+    cdef int _append(self, append_item* items, Py_ssize_t count, Py_ssize_t* done, bint may_hold_gil,
+                     object policy) except -1:
         """Takes the lock and appends; asks the policy for what is missing, outside of the lock, and goes on."""
         cdef control_block* block = self.target.block
         cdef pthread_mutex_t* mutex
@@ -246,7 +276,7 @@ cdef class Appender:
             if status == APPEND_OK:
                 return 0
             waits_since_ms = waits_since_ms or clock_coarse_ms()
-            self._mend(status)
+            self._mend(status, policy)
 
     cdef int _wait_for_lock(self, control_block* block, pthread_mutex_t* mutex, int status) except -1:
         """Another thread or process holds the append lock: waits for it as long as appends go on, and for one that does not
@@ -290,19 +320,19 @@ cdef class Appender:
             raise
         return 0
 
-    cdef int _mend(self, int status) except -1:
+    cdef int _mend(self, int status, object policy) except -1:
         cdef MappedFile file
         if status == APPEND_NEED_SEGMENT:
-            file = self.policy.segment_at(self.target.needed)
+            file = policy.segment_at(self.target.needed)
             self._use(file)
         elif status == APPEND_NEED_SPACE:
-            self.policy.make_room(self.target.needed)
+            policy.make_room(self.target.needed)
         elif status == APPEND_NEED_QUEUES:
-            self.policy.more_queues()
+            policy.more_queues()
         elif status == APPEND_REFUSED:
-            self.policy.refused()
+            policy.refused()
         else:
-            self.policy.overwritten()
+            policy.overwritten()
         return 0
 
     cdef int _use(self, MappedFile file) except -1:
@@ -336,7 +366,8 @@ cdef class Appender:
             return False
         raise MessageIllegalError(f"flush: must be 'sync', 'async' or None, not {flush!r}")
 
-    def put(self, topic, body, *, queue_id=0, keys=(), tags=None, properties=None, flag=0, flush=None, unique_key=None):
+    def put(self, topic, body, *, queue_id=0, keys=(), tags=None, properties=None, flag=0, flush=None, unique_key=None,
+            delay_level=0):
         """Appends one message; see MessageStore.put."""
         cdef append_item item = self.blank
         cdef property_buffer buffer
@@ -347,25 +378,28 @@ cdef class Appender:
         cdef bint sync = self.sync_by_default if flush is None else self._wants_sync(flush)
         if self.target.block == NULL:
             return self.policy.revive().put(topic, body, queue_id=queue_id, keys=keys, tags=tags, properties=properties,
-                                            flag=flag, flush=flush, unique_key=unique_key)
+                                            flag=flag, flush=flush, unique_key=unique_key, delay_level=delay_level)
         cdef int32_t number = 0 if queue_id is ZERO else _int32("queue_id", queue_id, 0)
+        cdef int32_t level = 0 if delay_level is ZERO else _int32("delay_level", delay_level, 0)
         buffer.start = room
         buffer.length = 0
         buffer.capacity = 512
         buffer.on_heap = False
         self.active += 1
         try:
-            self._topic(topic, number, &item)
+            self._own_topic(topic, number, &item)
             item.flag = 0 if flag is ZERO else _int32("flag", flag, -0x80000000)
             if not PyBytes_CheckExact(body):
                 keep = []
             self._body(body, &item, keep)
             item.properties_len = put_properties(&buffer, keys, tags, properties, unique_key)
+            if level:
+                self._delay(level, &item, &buffer)
             item.properties = buffer.start
             self._finish(&item)
             if item.body_len >= LARGE_BODY_BYTES or self.target.magic == RECORD_MAGIC_ROCKETMQ:
                 self._body_checksums(&item, 1)
-            self._append(&item, 1, &done, item.body_len < LARGE_BODY_BYTES)
+            self._append(&item, 1, &done, item.body_len < LARGE_BODY_BYTES, self.policy)
             result = put_result(item.physical_offset, item.queue_offset, item.size, item.store_timestamp)
             if sync:
                 try:
@@ -381,6 +415,17 @@ cdef class Appender:
 
     def put_many(self, messages, *, flush=None):
         """Appends messages in order; see MessageStore.put_many."""
+        cdef bint sync = self._wants_sync(flush)
+        if self.target.block == NULL:
+            return self.policy.revive().put_many(messages, flush=flush)
+        return self._put_batch(messages, sync, self.policy)
+
+    def put_with(self, policy, messages):
+        """`put_many` without a flush, for a caller that holds a lock: what is missing is asked of another policy. What that raises ends
+        the call; `results` of a StoreError hold what was appended before."""
+        return self._put_batch(messages, False, policy)
+
+    cdef list _put_batch(self, messages, bint sync, object policy):
         cdef tuple batch
         cdef append_item* items = NULL
         cdef append_item* item
@@ -389,9 +434,6 @@ cdef class Appender:
         cdef Message message
         cdef bytes host
         cdef list keep = []
-        cdef bint sync = self._wants_sync(flush)
-        if self.target.block == NULL:
-            return self.policy.revive().put_many(messages, flush=flush)
         try:
             batch = tuple(messages)
         except TypeError:
@@ -418,22 +460,31 @@ cdef class Appender:
                 item.reconsume_times = message._reconsume_times
                 item.prepared_transaction_offset = message._prepared_transaction_offset
                 set_store_host(item, self.store_host if message._store_host is None else <bytes>message._store_host)
-                self._topic(message._topic if message.source is None else message.topic, message._queue_id, item)
-                if message.source is None:
+                if message.stored_properties is not None:
+                    self._topic(message._topic, message._queue_id, item)
+                    item.born_timestamp = message._born_timestamp_ms
+                    item.body = <const uint8_t*>PyBytes_AS_STRING(message._body)
+                    item.body_len = <int32_t>PyBytes_GET_SIZE(message._body)
+                    self._copy_properties(&buffer, item, <const uint8_t*>PyBytes_AS_STRING(message.stored_properties),
+                                          PyBytes_GET_SIZE(message.stored_properties))
+                    host = <bytes>message._born_host
+                    set_born_host(item, <const uint8_t*>PyBytes_AS_STRING(host), <int32_t>PyBytes_GET_SIZE(host))
+                elif message.source is None:
+                    self._own_topic(message._topic, message._queue_id, item)
                     item.born_timestamp = message._born_timestamp_ms
                     self._body(message._body, item, keep)
                     item.properties_len = put_properties(&buffer, message._keys, message._tags, message._properties,
                                                           message._unique_key)
                     host = self.store_host if message._born_host is None else <bytes>message._born_host
                     set_born_host(item, <const uint8_t*>PyBytes_AS_STRING(host), <int32_t>PyBytes_GET_SIZE(host))
+                    if message._delay_level:
+                        self._delay(message._delay_level, item, &buffer)
                 else:
+                    self._topic(message.topic, message._queue_id, item)
                     item.born_timestamp = message.view.born_timestamp
                     item.body = message.view.body
                     item.body_len = message.view.body_len
-                    item.properties_len = message.view.properties_len
-                    property_room(&buffer, item.properties_len)
-                    memcpy(buffer.start + buffer.length, message.view.properties, item.properties_len)
-                    buffer.length += item.properties_len
+                    self._copy_properties(&buffer, item, message.view.properties, message.view.properties_len)
                     set_born_host(item, message.view.born_host, message.view.born_host_len)
                 self._finish(item)
             # The buffer moves while it grows: the pointers into it are set when it is complete.
@@ -443,7 +494,7 @@ cdef class Appender:
                 room += items[i].properties_len
             self._body_checksums(items, count)
             try:
-                self._append(items, count, &done, False)
+                self._append(items, count, &done, False, policy)
                 if sync:
                     self.policy.sync(items[count - 1].physical_offset + items[count - 1].size)
             except StoreError as error:
@@ -456,6 +507,17 @@ cdef class Appender:
             free(items)
             if buffer.on_heap:
                 free(buffer.start)
+
+    cdef int _copy_properties(self, property_buffer* buffer, append_item* item, const uint8_t* start,
+                              Py_ssize_t length) except -1:
+        if length > <Py_ssize_t>PROPERTIES_BYTES_MAX:
+            raise MessageIllegalError(f"properties: {length} bytes, at most {PROPERTIES_BYTES_MAX}")
+        property_room(buffer, length)
+        if length:
+            memcpy(buffer.start + buffer.length, start, length)
+        buffer.length += <int32_t>length
+        item.properties_len = <int32_t>length
+        return 0
 
     cdef list _results(self, append_item* items, Py_ssize_t count):
         cdef Py_ssize_t i

@@ -18,14 +18,14 @@ from cystore._native.layout cimport *
 from cystore._native.mapping cimport MappedFile
 from cystore._native.queue_table cimport control_add_queue, control_find_queue, control_relink_newest, control_slot
 from cystore.errors import StoreClosedError, StoreFormatError, StoreFullError, StoreLockedError, StoreNotWritableError
-from cystore.layout import LOCK_NAMES
+from cystore.layout import MUTEX_NAMES
 
 log = logging.getLogger("cystore")
 
 cdef extern from "failpoints.h" nogil:
     void failpoint(const char* name)
 
-cdef int LOCK_COUNT = len(LOCK_NAMES)
+cdef int LOCK_COUNT = len(MUTEX_NAMES)
 cdef int64_t WAIT_SLICE_MS = 250
 cdef int64_t REPORT_EVERY_MS = 5_000
 cdef uint32_t SLOTS_PER_STEP = 256
@@ -110,7 +110,7 @@ cdef class Control:
         text = c_library.encode()[:39]
         memcpy(&block.c_library[0], <const char*>text, len(text))
         block.generation = int.from_bytes(os.urandom(8), "big")
-        for which in range(len(LOCK_NAMES)):
+        for which in range(len(MUTEX_NAMES)):
             status = robust_init(control_lock_at(block, which))
             if status:
                 raise OSError(status, os.strerror(status), file.path)
@@ -345,6 +345,13 @@ cdef class Control:
     def clear_intent(self):
         store_u32(&self.checked().intent_active, 0)
 
+    def duty_word(self, uint32_t duty, uint32_t word):
+        """A number about a duty, by the places of both in layout.DUTIES and DUTY_WORDS."""
+        return load_i64(&self.checked().duties[duty % DUTIES_MAX * WORDS_OF_DUTY + word % WORDS_OF_DUTY])
+
+    def set_duty_word(self, uint32_t duty, uint32_t word, int64_t value):
+        store_i64(&self._writable().duties[duty % DUTIES_MAX * WORDS_OF_DUTY + word % WORDS_OF_DUTY], value)
+
     def counters(self):
         """Put and dispatch counters since the first attach, and puts by latency (StoreStatsService's buckets)."""
         cdef control_block* block = self.checked()
@@ -469,7 +476,7 @@ cdef class Control:
         Waits for a live owner for ever (Ctrl-C works; a long wait is logged) or `timeout_ms`, then StoreLockedError.
         A second lock by the same thread is a StoreLockedError at once.
         """
-        cdef int which = LOCK_NAMES.index(name)
+        cdef int which = MUTEX_NAMES.index(name)
         cdef control_block* block = self._writable()
         cdef pthread_mutex_t* mutex = control_lock_at(block, which)
         cdef int status = control_locked(block, which, pthread_mutex_trylock(mutex))
@@ -503,7 +510,7 @@ cdef class Control:
 
     def try_lock(self, str name not None):
         """None when somebody (this thread too) holds the lock, else what `lock` returns."""
-        cdef int which = LOCK_NAMES.index(name)
+        cdef int which = MUTEX_NAMES.index(name)
         cdef control_block* block = self._writable()
         cdef int status = control_locked(block, which, pthread_mutex_trylock(control_lock_at(block, which)))
         if status == EBUSY or status == EDEADLK:
@@ -515,7 +522,7 @@ cdef class Control:
 
     def repaired(self, str name not None):
         """Says that what a dead owner left is repaired. By the holder of the lock."""
-        and_u32(&self.checked().repair_due, ~(1u << <int>LOCK_NAMES.index(name)))
+        and_u32(&self.checked().repair_due, ~(1u << <int>MUTEX_NAMES.index(name)))
 
     def unlock(self, str name not None):
         """Gives a lock back that this thread holds, also after `detach`: it belongs to all processes, who would wait for ever.
@@ -524,11 +531,11 @@ cdef class Control:
         """
         cdef MappedFile file = self.file
         if file is not None:
-            pthread_mutex_unlock(control_lock_at(<control_block*>file.address, LOCK_NAMES.index(name)))
+            pthread_mutex_unlock(control_lock_at(<control_block*>file.address, MUTEX_NAMES.index(name)))
 
     def owner(self, str name not None):
         """Thread id that holds a lock, 0 when it is free."""
-        return robust_owner(control_lock_at(self.checked(), LOCK_NAMES.index(name)))
+        return robust_owner(control_lock_at(self.checked(), MUTEX_NAMES.index(name)))
 
     @contextlib.contextmanager
     def locked(self, str name not None, *, int64_t timeout_ms=-1):

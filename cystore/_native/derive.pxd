@@ -3,10 +3,12 @@
 from libc.stdint cimport INT32_MAX, int64_t, uint8_t
 from libc.string cimport memchr, memcmp
 
+from cystore._native.layout cimport DELAY_SECONDS_MAX
 from cystore._native.record cimport java_hash, property_next, property_view, record_view
 
 cdef struct derived:
     int64_t tags_code
+    bint delayed                # waits for its time, which stands in the place of a tags code
     property_view unique
     const uint8_t* keys         # what is left of them
     const uint8_t* keys_end
@@ -52,10 +54,19 @@ cdef inline void derive_begin(const record_view* v, const int64_t* delay_ms, int
     d.keys = keys.value
     d.keys_end = keys.value + keys.value_len
     d.tags_code = java_hash(0, tags.value, tags.value_len) if tags.value_len else 0
+    d.delayed = False
     if delay.value_len and v.topic_len == 19 and memcmp(v.topic, b"SCHEDULE_TOPIC_XXXX", 19) == 0:
         level = derive_integer(delay.value, delay.value_len)
-        if level > 0 and delay_levels:
+        d.delayed = level > 0
+        if d.delayed and delay_levels:
             d.tags_code = v.store_timestamp + delay_ms[min(level, <int64_t>delay_levels) - 1]
+
+
+cdef inline bint due_time_possible(int64_t due, int64_t store_timestamp) noexcept nogil:
+    """Whether some table of delay levels makes this of a store timestamp: all of them have whole seconds. Which one the message was
+    stored under nobody notes; of a due time that came to harm the difference is hardly ever whole seconds, after one flipped bit never."""
+    return store_timestamp <= due <= store_timestamp + 1000 * <int64_t>DELAY_SECONDS_MAX \
+        and (due - store_timestamp) % 1000 == 0
 
 
 cdef inline bint derive_next_key(derived* d, const uint8_t** key, size_t* length) noexcept nogil:

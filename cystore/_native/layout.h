@@ -28,21 +28,33 @@
 #define INDEX_SLOT_BYTES 0x4
 #define INDEX_ENTRY_BYTES 0x14
 #define CHECKPOINT_BYTES 0x1000
+#define DELAY_LEVELS_MAX 0x40 /* levels in message_delay_level; RocketMQ's default has 18 */
+#define DELAY_SECONDS_MAX 0xbbf81e00u /* of one level: a hundred years */
+#define DELAY_PROPERTY_ROOM 0x70 /* bytes that delivery may add to the properties of a delayed message */
 #define FLAG_SYNC_FAILED 0x1 /* an fsync failed: read-only until reopened */
 #define FLAG_NOT_WRITABLE 0x2 /* switched off by an operator */
 #define FLAG_CORRUPT 0x4 /* dispatch met a damaged record */
 #define FLAG_DISK_FULL 0x8 /* the disk is fuller than the settings allow */
 #define CONTROL_MAGIC 0x435953544f524531ull
-#define LAYOUT_FINGERPRINT 0x101d1e81bca1f9b0ull
+#define LAYOUT_FINGERPRINT 0x6e51a9c3c6133e0dull
 #define CONTROL_BUCKETS_AT 4096
 #define CONTROL_BUCKETS 16384
 #define CONTROL_QUEUES_AT 69632
 #define LATENCY_BUCKETS 13
+#define DUTIES_MAX 8
+#define WORDS_OF_DUTY 8
 #define LOCK_HOUSEKEEPING 0
 #define LOCK_DELIVER 1
 #define LOCK_DISPATCH 2
 #define LOCK_APPEND 3
 #define LOCK_FLUSH 4
+#define LOCK_DUTY_REPUT 5
+#define LOCK_DUTY_DELIVER_DELAYED 6
+#define LOCK_DUTY_CLEAN_EXPIRED 7
+#define LOCK_DUTY_FLUSH 8
+#define LOCK_DUTY_CHECKPOINT 9
+#define LOCK_DUTY_CHORD_SWEEP 10
+#define LOCK_DUTY_SCRUB 11
 
 static inline uint16_t load_be16(const uint8_t *p) {
     uint16_t v;
@@ -184,7 +196,8 @@ typedef struct queue_entry {
     int64_t allocated; /* dispatch: consume queue position (bytes) up to which space is allocated */
     int64_t last_physical_end; /* dispatch: end of the last dispatched record of this queue */
     int64_t last_store_timestamp; /* dispatch: its store timestamp, ms */
-    uint8_t pad_1[16];
+    int64_t delivered; /* deliver: delayed messages of this queue that were delivered end before it */
+    uint8_t pad_1[8];
 } queue_entry;
 _Static_assert(offsetof(queue_entry, next) == 0, "queue_entry.next");
 _Static_assert(offsetof(queue_entry, claimed) == 8, "queue_entry.claimed");
@@ -199,6 +212,7 @@ _Static_assert(offsetof(queue_entry, flushed) == 208, "queue_entry.flushed");
 _Static_assert(offsetof(queue_entry, allocated) == 216, "queue_entry.allocated");
 _Static_assert(offsetof(queue_entry, last_physical_end) == 224, "queue_entry.last_physical_end");
 _Static_assert(offsetof(queue_entry, last_store_timestamp) == 232, "queue_entry.last_store_timestamp");
+_Static_assert(offsetof(queue_entry, delivered) == 240, "queue_entry.delivered");
 _Static_assert(sizeof(queue_entry) == 256, "queue_entry");
 
 typedef union shared_mutex {
@@ -263,13 +277,21 @@ typedef struct control_block {
     uint32_t queue_capacity; /* housekeeping: queue slots whose memory is allocated */
     int64_t ready_base; /* housekeeping: base of the newest commit log file */
     uint8_t pad_8[32];
+    int64_t delivered; /* deliver: log position up to which delivered messages are counted in their queues' delivered */
+    uint32_t delivering; /* deliver: 1: there may be delivered messages behind it */
+    uint32_t delay_level_count; /* attach: delay levels of this store */
+    int64_t delivered_saved; /* deliver: the position that config/delayOffset.json has */
+    int64_t delivered_saved_ms; /* deliver: monotonic time when it was written */
+    int64_t delay_ms[64]; /* attach: of each level, 1 first */
+    uint8_t pad_9[32];
     uint32_t flags; /* atomic: why the store cannot be written: see FLAG_* */
     int32_t failed_errno; /* atomic: errno of the sync that failed */
     uint32_t repair_due; /* atomic: a bit for each lock whose owner died inside and left a repair to do */
-    uint8_t pad_9[4];
+    uint8_t pad_10[4];
     uint64_t guard; /* attach: static guard, ~magic */
-    uint8_t pad_10[40];
-    shared_mutex locks[5];
+    uint8_t pad_11[40];
+    int64_t duties[64]; /* duty: a cache line for each of DUTIES: highest token, end of the lease, last run (DUTY_WORDS) */
+    shared_mutex locks[12];
 } control_block;
 _Static_assert(offsetof(control_block, magic) == 0, "control_block.magic");
 _Static_assert(offsetof(control_block, fingerprint) == 8, "control_block.fingerprint");
@@ -317,10 +339,17 @@ _Static_assert(offsetof(control_block, min_physical_offset) == 648, "control_blo
 _Static_assert(offsetof(control_block, segment_seq) == 656, "control_block.segment_seq");
 _Static_assert(offsetof(control_block, queue_capacity) == 660, "control_block.queue_capacity");
 _Static_assert(offsetof(control_block, ready_base) == 664, "control_block.ready_base");
-_Static_assert(offsetof(control_block, flags) == 704, "control_block.flags");
-_Static_assert(offsetof(control_block, failed_errno) == 708, "control_block.failed_errno");
-_Static_assert(offsetof(control_block, repair_due) == 712, "control_block.repair_due");
-_Static_assert(offsetof(control_block, guard) == 720, "control_block.guard");
-_Static_assert(sizeof(control_block) == 1088, "control_block");
+_Static_assert(offsetof(control_block, delivered) == 704, "control_block.delivered");
+_Static_assert(offsetof(control_block, delivering) == 712, "control_block.delivering");
+_Static_assert(offsetof(control_block, delay_level_count) == 716, "control_block.delay_level_count");
+_Static_assert(offsetof(control_block, delivered_saved) == 720, "control_block.delivered_saved");
+_Static_assert(offsetof(control_block, delivered_saved_ms) == 728, "control_block.delivered_saved_ms");
+_Static_assert(offsetof(control_block, delay_ms) == 736, "control_block.delay_ms");
+_Static_assert(offsetof(control_block, flags) == 1280, "control_block.flags");
+_Static_assert(offsetof(control_block, failed_errno) == 1284, "control_block.failed_errno");
+_Static_assert(offsetof(control_block, repair_due) == 1288, "control_block.repair_due");
+_Static_assert(offsetof(control_block, guard) == 1296, "control_block.guard");
+_Static_assert(offsetof(control_block, duties) == 1344, "control_block.duties");
+_Static_assert(sizeof(control_block) == 2624, "control_block");
 
 #endif

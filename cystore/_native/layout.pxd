@@ -23,6 +23,9 @@ cdef extern from "layout.h" nogil:
     const uint32_t INDEX_SLOT_BYTES
     const uint32_t INDEX_ENTRY_BYTES
     const uint32_t CHECKPOINT_BYTES
+    const uint32_t DELAY_LEVELS_MAX
+    const uint32_t DELAY_SECONDS_MAX
+    const uint32_t DELAY_PROPERTY_ROOM
     const uint32_t FLAG_SYNC_FAILED
     const uint32_t FLAG_NOT_WRITABLE
     const uint32_t FLAG_CORRUPT
@@ -31,6 +34,8 @@ cdef extern from "layout.h" nogil:
     const uint32_t CONTROL_BUCKETS
     const uint32_t CONTROL_QUEUES_AT
     const uint32_t LATENCY_BUCKETS
+    const uint32_t DUTIES_MAX
+    const uint32_t WORDS_OF_DUTY
     const uint64_t CONTROL_MAGIC
     const uint64_t LAYOUT_FINGERPRINT
     const int LOCK_HOUSEKEEPING
@@ -38,6 +43,13 @@ cdef extern from "layout.h" nogil:
     const int LOCK_DISPATCH
     const int LOCK_APPEND
     const int LOCK_FLUSH
+    const int LOCK_DUTY_REPUT
+    const int LOCK_DUTY_DELIVER_DELAYED
+    const int LOCK_DUTY_CLEAN_EXPIRED
+    const int LOCK_DUTY_FLUSH
+    const int LOCK_DUTY_CHECKPOINT
+    const int LOCK_DUTY_CHORD_SWEEP
+    const int LOCK_DUTY_SCRUB
     uint16_t load_be16(const uint8_t* p)
     void store_be16(uint8_t* p, uint16_t v)
     uint32_t load_be32(const uint8_t* p)
@@ -145,6 +157,7 @@ cdef extern from "layout.h" nogil:
         int64_t allocated
         int64_t last_physical_end
         int64_t last_store_timestamp
+        int64_t delivered
     ctypedef struct control_block:
         uint64_t magic
         uint64_t fingerprint
@@ -192,7 +205,14 @@ cdef extern from "layout.h" nogil:
         uint32_t segment_seq
         uint32_t queue_capacity
         int64_t ready_base
+        int64_t delivered
+        uint32_t delivering
+        uint32_t delay_level_count
+        int64_t delivered_saved
+        int64_t delivered_saved_ms
+        int64_t delay_ms[64]
         uint32_t flags
         int32_t failed_errno
         uint32_t repair_due
         uint64_t guard
+        int64_t duties[64]

@@ -17,7 +17,8 @@ cdef class Message:
     cdef const uint8_t* start
     cdef record_view view
     cdef object _topic, _body, _keys, _tags, _properties, _unique_key, _born_host, _store_host
-    cdef int32_t _queue_id, _flag, _sys_flag, _reconsume_times
+    cdef int32_t _queue_id, _flag, _sys_flag, _reconsume_times, _delay_level
+    cdef bytes stored_properties    # of one to be put: the whole property string, in the place of keys, tags and properties
     cdef int64_t _born_timestamp_ms, _prepared_transaction_offset
 
 cdef PutResult put_result(int64_t physical_offset, int64_t queue_offset, int32_t size_bytes, int64_t store_timestamp_ms)

@@ -14,7 +14,9 @@ from types import MappingProxyType
 from cystore._native.record import STATUS_NAMES
 from cystore.errors import CorruptRecordError, MessageIllegalError
 
-RESERVED_PROPERTIES = frozenset({"KEYS", "TAGS", "UNIQ_KEY", "DELAY", "REAL_TOPIC", "REAL_QID", "WAIT"})
+RESERVED_PROPERTIES = frozenset({
+    "KEYS", "TAGS", "UNIQ_KEY", "DELAY", "REAL_TOPIC", "REAL_QID", "WAIT", "DELAY_SOURCE",
+})
 
 
 @cython.final
@@ -61,7 +63,7 @@ cdef class Message:
     """A message: made by you for `put_many`, or read from a store.
 
     `topic`, `queue_id`, `body`, `keys` (tuple of str), `tags` (str or None), `properties` (mapping of str to str), `flag`
-    are what a put takes; the rest is for programs that write what RocketMQ clients and brokers would: `sys_flag`,
+    and `delay_level` (0: none) are what a put takes; the rest is for programs that write what RocketMQ clients and brokers would: `sys_flag`,
     `born_timestamp_ms` (default: now), `born_host` and `store_host` ("address:port"), `reconsume_times`,
     `prepared_transaction_offset`, `unique_key` (property UNIQ_KEY).
 
@@ -73,7 +75,7 @@ cdef class Message:
 
     def __init__(self, *, topic, body, queue_id=0, keys=(), tags=None, properties=None, flag=0, sys_flag=0,
                  born_timestamp_ms=None, born_host=None, store_host=None, reconsume_times=0,
-                 prepared_transaction_offset=0, unique_key=None):
+                 prepared_transaction_offset=0, unique_key=None, delay_level=0):
         self._topic = topic
         self._body = body
         self._keys = keys
@@ -81,6 +83,7 @@ cdef class Message:
         self._properties = properties
         self._unique_key = unique_key
         self._queue_id = _integer("queue_id", queue_id, 0, 0x7FFFFFFF)
+        self._delay_level = _integer("delay_level", delay_level, 0, 0x7FFFFFFF)
         self._flag = _integer("flag", flag, -0x80000000, 0x7FFFFFFF)
         self._sys_flag = _integer("sys_flag", sys_flag, -0x80000000, 0x7FFFFFFF)
         self._reconsume_times = _integer("reconsume_times", reconsume_times, -0x80000000, 0x7FFFFFFF)
@@ -127,7 +130,7 @@ cdef class Message:
         if self.source is not None and self._properties is None:
             self._properties = MappingProxyType(parse_properties(self.view.properties[:self.view.properties_len]))
         elif self._properties is None:
-            self._properties = MappingProxyType({})
+            self._properties = MappingProxyType(parse_properties(self.stored_properties or b""))
         return self._properties
 
     @property
@@ -143,6 +146,11 @@ cdef class Message:
     @property
     def unique_key(self):
         return self._unique_key if self.source is None else self.properties.get("UNIQ_KEY")
+
+    @property
+    def delay_level(self):
+        """What was asked for, 0 is none; a delivered message still says how long it was delayed."""
+        return self._delay_level if self.source is None else delay_level_of(self.properties)
 
     @property
     def properties_bytes(self):
@@ -233,6 +241,36 @@ cdef Message stored_message(MappedFile file, Py_ssize_t at, Py_ssize_t limit):
     if at < 0 or limit < 0 or at > file.length or limit > file.length - at:
         raise CorruptRecordError(f"{limit} bytes run past the file's end", path=file.path, offset=file.base + at)
     return _fill(file, file.address + at, limit, file.base + at, file.path)
+
+
+def delay_level_of(properties):
+    """The level that stored properties name, as Java's Integer.parseInt reads it; 0 for what it refuses."""
+    text = properties.get("DELAY", "")
+    digits = text[1:] if text[:1] in ("+", "-") else text
+    if not (digits.isascii() and digits.isdecimal()):
+        return 0
+    digits = digits.lstrip("0") or "0"
+    level = int(digits) * (-1 if text[0] == "-" else 1) if len(digits) <= 10 else 0
+    return level if -0x80000000 <= level <= 0x7FFFFFFF else 0
+
+
+def due_message(Message source not None, str topic not None, int32_t queue_id, bytes properties not None):
+    """A message to be put: a delayed one on its way to its own topic, with this property string. Times, hosts, flags and body are
+    the source's (ScheduleMessageService.messageTimeup)."""
+    cdef Message message = Message.__new__(Message)
+    if source.source is None:
+        raise MessageIllegalError("the source must be a stored message")
+    message._topic = topic
+    message._queue_id = queue_id
+    message.stored_properties = properties
+    message._body = bytes(source.body)
+    message._flag = source._flag
+    message._sys_flag = source._sys_flag
+    message._reconsume_times = source._reconsume_times
+    message._born_timestamp_ms = source.view.born_timestamp
+    message._born_host = source.view.born_host[:source.view.born_host_len]
+    message._store_host = source.view.store_host[:source.view.store_host_len]
+    return message
 
 
 def message_at(MappedFile file not None, Py_ssize_t at, Py_ssize_t limit):

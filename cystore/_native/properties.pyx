@@ -3,10 +3,11 @@
 from cpython.exc cimport PyErr_Clear
 from cpython.unicode cimport PyUnicode_Check
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+from libc.stdio cimport snprintf
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from cystore._native.layout cimport PROPERTIES_BYTES_MAX
+from cystore._native.layout cimport DELAY_PROPERTY_ROOM, PROPERTIES_BYTES_MAX
 
 from cystore._native.message import RESERVED_PROPERTIES
 from cystore.errors import MessageIllegalError
@@ -168,4 +169,32 @@ cdef int put_properties(property_buffer* buffer, object keys, object tags, objec
     if buffer.length - begin > <int32_t>PROPERTIES_BYTES_MAX:
         raise MessageIllegalError(
             f"properties: {buffer.length - begin} bytes, at most {PROPERTIES_BYTES_MAX} (keys and tags included)")
+    return buffer.length - begin
+
+
+cdef int _put_bytes(property_buffer* buffer, const char* name, int length, const uint8_t* value, int32_t value_len,
+                    int32_t begin) except -1:
+    _put_name(buffer, name, length, begin)
+    property_room(buffer, value_len)
+    memcpy(buffer.start + buffer.length, value, value_len)
+    buffer.length += value_len
+    return 0
+
+
+cdef int _put_number(property_buffer* buffer, const char* name, int length, int32_t value, int32_t begin) except -1:
+    cdef char[16] text
+    cdef int digits = snprintf(text, 16, "%d", value)
+    return _put_bytes(buffer, name, length, <const uint8_t*>text, digits, begin)
+
+
+cdef int put_delay(property_buffer* buffer, int32_t begin, int32_t level, const uint8_t* topic, int32_t topic_len,
+                   int32_t queue_id) except -1:
+    cdef int32_t limit = <int32_t>(PROPERTIES_BYTES_MAX - DELAY_PROPERTY_ROOM)
+    _put_number(buffer, "DELAY", 5, level, begin)
+    if topic != NULL:
+        _put_bytes(buffer, "REAL_TOPIC", 10, topic, topic_len, begin)
+        _put_number(buffer, "REAL_QID", 8, queue_id, begin)
+    if buffer.length - begin > limit:
+        raise MessageIllegalError(
+            f"properties: {buffer.length - begin} bytes, at most {limit} for a delayed message (keys and tags included)")
     return buffer.length - begin

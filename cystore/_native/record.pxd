@@ -56,3 +56,5 @@ cdef bint property_find(const uint8_t* properties, int length, const char* name,
                         const uint8_t** value, int* value_len) noexcept nogil
 # Java's String.hashCode of UTF-8 text, continued from `seed`.
 cdef int32_t java_hash(int32_t seed, const uint8_t* text, size_t length) noexcept nogil
+# The character of UTF-8 text at `at`, which moves behind it; U+FFFD for bytes that are no text, as Java reads them.
+cdef uint32_t text_character(const uint8_t* text, size_t length, size_t* at) noexcept nogil

@@ -138,7 +138,7 @@ cdef bint property_find(const uint8_t* properties, int length, const char* name,
     return found
 
 
-cdef uint32_t _character(const uint8_t* text, size_t length, size_t* at) noexcept nogil:
+cdef uint32_t text_character(const uint8_t* text, size_t length, size_t* at) noexcept nogil:
     """The character at `at`, which moves behind it. What is not UTF-8 is U+FFFD, one for each longest piece that could have
     begun a character; an encoded surrogate is such a piece as a whole, as Java has it."""
     cdef uint32_t point = text[at[0]]
@@ -179,7 +179,7 @@ cdef int32_t java_hash(int32_t seed, const uint8_t* text, size_t length) noexcep
             i += 4
         if i == length:
             break
-        point = _character(text, length, &i)
+        point = text_character(text, length, &i)
         if point >= 0x10000:
             point -= 0x10000
             h = 31 * h + (0xD800u + (point >> 10))

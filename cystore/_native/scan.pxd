@@ -44,8 +44,6 @@ cdef struct scan_state:
     bint in_time_order          # store timestamps may not go back at or above the watermark
     bint compare_tags           # an entry's tags code must be the record's
     bint compare_keys           # and the index must hold the record's keys next
-    const int64_t* delay_ms
-    int delay_levels
     int64_t position
     int64_t limit
     int64_t file_end            # of the file that holds `position`

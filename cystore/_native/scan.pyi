@@ -1,4 +1,4 @@
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import final
 
 from _typeshed import ReadableBuffer
@@ -25,7 +25,7 @@ class LogScanner:
         in_time_order: bool = False,
         watermark: int = 0,
         physic_timestamp: int = -1,
-        delay_levels_ms: Sequence[int] | None = None,
+        compare_tags: bool = False,
     ) -> LogScanner: ...
     def run(self, data: ReadableBuffer, length: int, begin: int) -> int: ...
     def find(self, data: ReadableBuffer, length: int, begin: int) -> int: ...

@@ -10,7 +10,7 @@ from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Realloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcmp, memcpy, memset
 
-from cystore._native.derive cimport derive_begin, derive_next_key, derived
+from cystore._native.derive cimport derive_begin, derive_next_key, derived, due_time_possible
 from cystore._native.ext cimport ext_is_address
 from cystore._native.index cimport index_key_hash, index_seconds, index_topic_seed
 from cystore._native.layout cimport *
@@ -96,9 +96,9 @@ cdef inline bint _is_entry_of(scan_state* s, const uint8_t* entry) noexcept nogi
     tags_code = queue_entry_disk_tags_code(entry)
     if not s.compare_tags or ext_is_address(tags_code):
         return True
-    if not s.delay_levels and s.v.topic_len == 19 and memcmp(s.v.topic, b"SCHEDULE_TOPIC_XXXX", 19) == 0:
-        return True  # a due time, of levels that nobody told
-    derive_begin(&s.v, s.delay_ms, s.delay_levels, &found)
+    derive_begin(&s.v, NULL, 0, &found)
+    if found.delayed:
+        return due_time_possible(tags_code, s.v.store_timestamp)
     return found.tags_code == tags_code
 
 
@@ -122,7 +122,7 @@ cdef inline int _follow_keys(scan_state* s) noexcept nogil:
     cdef int32_t seed = 0
     cdef int64_t at = s.keys_at
     cdef bint seeded = False
-    derive_begin(&s.v, s.delay_ms, s.delay_levels, &found)
+    derive_begin(&s.v, NULL, 0, &found)
     while derive_next_key(&found, &key, &length):
         if not seeded:
             seed = index_topic_seed(s.v.topic, s.v.topic_len)
@@ -252,20 +252,18 @@ OTHER_KEY = SCAN_OTHER_KEY
 
 cdef class LogScanner:
     """One walk over the log. Set `position`, `limit` and `file_end`, call `run` with the bytes of that file, judge what it
-    stops at, go on. With `delay_levels_ms` tags codes are compared too (with none of them all but those of delayed messages),
-    and after `compare_keys` the index."""
+    stops at, go on. With `compare_tags` tags codes are compared too (a due time must be one that some table of delay levels
+    makes), and after `compare_keys` the index."""
 
     cdef scan_state s
     cdef list held              # the entries that each queue's pointer leads into
     cdef object data            # the bytes that `s.v` points into
     cdef uint32_t room
-    cdef int64_t* delay_ms
     cdef bytes keys             # the index entries that `s.keys` points into
     cdef bytes key_files        # and what `s.keys_files` does
 
     def __cinit__(self, *, bint check_checksum=True, bint follow_queues=True, bint in_time_order=False,
-                  int64_t watermark=0, int64_t physic_timestamp=-1, delay_levels_ms=None):
-        cdef int i
+                  int64_t watermark=0, int64_t physic_timestamp=-1, bint compare_tags=False):
         memset(&self.s, 0, sizeof(scan_state))
         self.held = []
         self.s.check_checksum = check_checksum
@@ -274,19 +272,13 @@ cdef class LogScanner:
         self.s.watermark = watermark
         self.s.physic_timestamp = physic_timestamp
         self.s.accepted = self.s.accepted_entry = self.s.accepted_keys = self.s.last_record = self.s.timed_end = -1
-        self.s.compare_tags = delay_levels_ms is not None
-        self.s.delay_levels = <int>len(delay_levels_ms or ())
-        self.delay_ms = <int64_t*>PyMem_Calloc(max(self.s.delay_levels, 1), sizeof(int64_t))
+        self.s.compare_tags = compare_tags
         self.s.bucket_mask = 63
         self.s.buckets = <uint32_t*>PyMem_Calloc(64, sizeof(uint32_t))
-        if self.s.buckets == NULL or self.delay_ms == NULL:
+        if self.s.buckets == NULL:
             raise MemoryError
-        self.s.delay_ms = self.delay_ms
-        for i in range(self.s.delay_levels):
-            self.delay_ms[i] = delay_levels_ms[i]
 
     def __dealloc__(self):
-        PyMem_Free(self.delay_ms)
         PyMem_Free(self.s.buckets)
         PyMem_Free(self.s.queues)
 

@@ -13,43 +13,97 @@ from typing import Any
 from celery import states
 from celery.backends.asynchronous import AsyncBackendMixin
 from celery.backends.base import Backend, decompress_payload
+from celery.exceptions import ImproperlyConfigured
 from celery.result import GroupResult, ResultSet, result_from_tuple
 from kombu.serialization import loads
 from kombu.utils.encoding import ensure_bytes
 
-from cystore import Message, MessageStore
-from cystore.celery import records
+from cystore import (
+    Message,
+    MessageStore,
+    PageCacheBusyError,
+    StoreConfig,
+    StoreError,
+    StoreFullError,
+    StoreNotWritableError,
+)
+from cystore.celery import greenlets, homes, lifecycle, records
+from cystore.celery.chords import Chords
 from cystore.celery.consumer import ResultConsumer
+from cystore.celery.encoding import encode_meta
+from cystore.celery.expiry import Expiry
 from cystore.celery.stores import Location, open_shared
 
+# Nothing was appended, and time or an operator may mend it.
+SAFE_TO_RETRY = (StoreFullError, PageCacheBusyError, StoreNotWritableError)
+
 _backends: weakref.WeakSet[CystoreBackend] = weakref.WeakSet()
+_checked: set[str] = (
+    set()
+)  # stores that this worker found usable when it started; its pool's processes inherit that
 
 
 class CystoreBackend(AsyncBackendMixin, Backend):
     """Stores results in the store that the URL names; opened when first used, once in each process.
 
     Writing never reads: states are appended as they come, and a reader folds them (`records.fold`). Raises
-    ImproperlyConfigured for a URL that makes no sense, `cystore.StoreError` for a store that cannot be used.
+    ImproperlyConfigured for a URL or options that make no sense, `cystore.StoreError` for a store that cannot be used; a worker
+    finds that out when it starts.
     """
 
     supports_native_join = True
     supports_result_compression = True
+    supports_autoexpire = True  # readers do it; there is nothing for celery.backend_cleanup to do
+    supports_failure_expires = True
 
     def __init__(self, app: Any, url: str | None = None, **kwargs: Any) -> None:
         super().__init__(app, url=url, **kwargs)
-        self.location = Location.parse(url)
+        conf = self.app.conf
+        location = Location.parse(url, conf.get("result_backend_transport_options"))
+        self.location = location.keeping(self.expires)
+        failures = conf.get("result_failure_expires")
+        self.expiry = Expiry(
+            self.expires, self.expires if failures is None else self.prepare_expires(failures)
+        )
+        # Greenlets share one backend: else each would wait in a native thread of its own, and the hub has few.
+        self.thread_safe: bool = bool(conf.get("result_backend_thread_safe")) or greenlets.in_use()
+        starts = getattr(self.app.loader, "worker_initialized", False)
+        if starts and self.location.path and self.location.path not in _checked:
+            self._refuse_to_start()
+            _checked.add(self.location.path)
         self.result_consumer = ResultConsumer(
             self, self.app, self.accept, self._pending_results, self._pending_messages
         )
+        self.chords = Chords(self)
+        self.home = homes.setting(app)
         _backends.add(self)
+        if self.location.path:
+            lifecycle.install(self.app, self.location)
 
     def __reduce__(self, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         return super().__reduce__(args, {**(kwargs or {}), "url": self.url})
 
     @property
     def store(self) -> MessageStore:
-        """The open store."""
+        """The open store. Raises `homes.ResultsElsewhereError` where this host has none."""
+        if not self.location.path:
+            raise homes.no_store(self)
         return open_shared(self.location)
+
+    def _refuse_to_start(self) -> None:
+        """In a worker: a store that cannot be opened is told once, not by every task."""
+        where = f"result_backend {self.as_uri()!r}"
+        if self.location.settings.get("read_only"):
+            raise ImproperlyConfigured(f"{where}: a worker stores results, which read_only does not allow")
+        try:
+            open_shared(self.location)
+        except StoreError as error:
+            raise ImproperlyConfigured(f"{where} cannot be used: {error}") from error
+
+    def exception_safe_to_retry(self, exc: BaseException) -> bool:
+        """True for a full disk, a busy append lock and a store that refuses writes: with result_backend_always_retry the
+        operation is repeated until it succeeds. Not where this app itself asked for read_only."""
+        return isinstance(exc, SAFE_TO_RETRY) and not self.location.settings.get("read_only")
 
     # ------------------------------------------------------------------------------------------ writing
 
@@ -59,8 +113,17 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         meta = self._get_result_meta(result=result, state=state, traceback=traceback, request=request)
         meta["task_id"] = str(task_id)
         name = getattr(request, "task", None)
-        self._append(records.RESULTS, task_id, self.encode(meta), tag=state, name=name)
+        part = self.chords.part_with(task_id, request, state, result)
+        body = encode_meta(
+            meta, self.encode, self.prepare_exception, name=name, limit_bytes=self._largest_bytes()
+        )
+        self._append(records.RESULTS, task_id, body, tag=state, name=name, request=request, part=part)
         return result
+
+    def _largest_bytes(self) -> int:
+        """What a record may hold; where this host has no store, what one holds unless it is told otherwise."""
+        config = self.store.config if self.location.path else StoreConfig()
+        return config.max_message_size_bytes
 
     def _forget(self, task_id: str) -> None:
         self._append(records.RESULTS, task_id, b"", tag=records.FORGET)
@@ -74,7 +137,15 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         self._append(records.GROUPS, group_id, b"", tag=records.FORGET)
 
     def _append(
-        self, topic: str, task_id: str, payload: str | bytes, *, tag: str, name: str | None = None
+        self,
+        topic: str,
+        task_id: str,
+        payload: str | bytes,
+        *,
+        tag: str,
+        name: str | None = None,
+        request: Any = None,
+        part: dict[str, Any] | None = None,
     ) -> None:
         body = ensure_bytes(payload)
         properties = (
@@ -82,20 +153,74 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         )
         if name:
             properties["task"] = name
-        self.store.put(
-            topic,
-            body,
-            queue_id=records.queue_of(name),
-            keys=(records.key_of(task_id),),
-            tags=tag,
-            properties=properties,
-        )
+        record = {
+            "topic": topic,
+            "body": body,
+            "queue_id": records.queue_of(name),
+            "keys": (records.key_of(task_id),),
+            "tags": tag,
+            "properties": properties,
+        }
+        home = homes.home_of(self, request)
+        if part is None:
+            homes.put(self, home, [record])
+        else:
+            homes.put(self, home, [part, record], flush="sync")
+            self.chords.stored()
+
+    # ------------------------------------------------------------------------------- chords, and other homes
+
+    def apply_chord(self, header_result_args: Any, body: Any, **kwargs: Any) -> None:
+        """A chord is about to send its header."""
+        self.ensure_chords_allowed()
+        self.chords.open(header_result_args[0], header_result_args[1], body)
+
+    def set_chord_size(self, group_id: str, chord_size: int) -> None:
+        """How many parts the chord has."""
+        self.chords.set_size(group_id, chord_size)
+
+    def add_to_chord(self, chord_id: str, result: Any) -> None:
+        """The chord waits for one more task."""
+        self.chords.add(chord_id, result.id)
+
+    def on_chord_part_return(self, request: Any, state: str, result: Any, **kwargs: Any) -> None:
+        """A task of a chord's header ended."""
+        self.chords.returned(request, state, result)
+
+    def mark_as_done(self, task_id: str, result: Any, request: Any = None, *args: Any, **kwargs: Any) -> None:
+        """A task succeeded."""
+        with self.chords.ending(request):
+            super().mark_as_done(task_id, result, request, *args, **kwargs)
+
+    def mark_as_failure(
+        self, task_id: str, exc: Any, traceback: Any = None, request: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        """A task failed, and with it what waits for it."""
+        with homes.at(homes.home_of(self, request)), self.chords.ending(request):
+            super().mark_as_failure(task_id, exc, traceback, request, *args, **kwargs)
+
+    def mark_as_revoked(
+        self, task_id: str, reason: str = "", request: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        """A task was revoked."""
+        with self.chords.ending(request):
+            super().mark_as_revoked(task_id, reason, request, *args, **kwargs)
+
+    def on_task_call(self, producer: Any, task_id: str) -> dict[str, Any]:
+        """A task is about to be sent."""
+        homes.calling(self, task_id)
+        return {}
+
+    def _wait_for_pending(self, result: Any, **kwargs: Any) -> Any:
+        homes.check_readable(self, homes.ids_of(result))
+        return super()._wait_for_pending(result, **kwargs)
 
     # ------------------------------------------------------------------------------------------ reading
 
     def latest(self, task_id: str, topic: str = records.RESULTS) -> Message | None:
-        """The record that is valid for an id, None when there is none."""
-        return records.fold(records.records_of(self.store, topic, records.key_of(task_id)))
+        """The record that is valid for an id; None when there is none, or it expired."""
+        message = records.fold(records.records_of(self.store, topic, records.key_of(task_id)))
+        return message if message is not None and self.expiry.holds(message) else None
 
     def meta_of(self, message: Message) -> dict[str, Any]:
         """The meta in a record, as Celery wants it. Raises kombu's ContentDisallowed for a serializer that the app does not
@@ -115,10 +240,12 @@ class CystoreBackend(AsyncBackendMixin, Backend):
 
     def _get_task_meta_for(self, task_id: str) -> dict[str, Any]:
         message = self.latest(task_id)
+        if message is None:
+            homes.check_readable(self, [task_id])
         return {"status": states.PENDING, "result": None} if message is None else self.meta_of(message)
 
     def task_result_exists(self, task_id: str) -> bool:
-        """True when the store has heard of the task, and it was not forgotten since."""
+        """True when the store has heard of the task, and that was not forgotten since and did not expire."""
         return self.latest(task_id) is not None
 
     def _restore_group(self, group_id: str) -> dict[str, Any] | None:

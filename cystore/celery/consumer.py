@@ -15,6 +15,7 @@ from celery import states
 from celery.backends.asynchronous import BaseResultConsumer
 
 from cystore import Message, OffsetError
+from cystore.celery import greenlets
 from cystore.celery.records import RESULTS, id_of, is_tombstone
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class ResultConsumer(BaseResultConsumer):
 
     def drain_events(self, timeout: float | None = None) -> None:
         """Sleeps until the log has grown since this thread's last look, and delivers. Raises TimeoutError."""
-        if not self.backend.store.wait_log(self._seen.position, timeout):
+        if not greenlets.off_the_hub(self.backend.store.wait_log, self._seen.position, timeout):
             raise TimeoutError
         self._deliver()
 
@@ -89,7 +90,8 @@ class ResultConsumer(BaseResultConsumer):
             self._seen.position = self._position
 
     def _read(self) -> list[Message]:
-        """Records that make awaited results ready, from the position (for new ids: from the beginning) to the log's end."""
+        """Records that make awaited results ready (for an `on_message` all their records), from the position (for new ids: from
+        the beginning) to the log's end."""
         store = self.backend.store
         if not self._awaited:
             self._position = store.wrote_position
@@ -112,7 +114,8 @@ class ResultConsumer(BaseResultConsumer):
             # Cleaning overtook a reader that was away for long: the index knows what is left.
             found += [self.backend.latest(task_id) for task_id in list(self._awaited)]
         self._position = end
-        return [message for message in found if message is not None and message.tags in states.READY_STATES]
+        every_state = self.on_message is not None
+        return [m for m in found if m is not None and (every_state or m.tags in states.READY_STATES)]
 
     def _is_awaited(self, message: Message) -> bool:
         return (

@@ -1,79 +1,114 @@
 """Who does a duty: leases in Redis with fencing tokens. A lease only schedules; the store's own locks protect it.
 
-Keys, all of which expire by themselves:
+The only module that imports redis. Keys, all of which expire by themselves (`cystore.celery.registry` has the other ones):
 
-| key                              | holds                               | lives                       |
-|----------------------------------|-------------------------------------|-----------------------------|
-| `cystore:<store id>:lease:<duty>` | the holder's token and a random name | the lease, unless renewed   |
-| `cystore:<store id>:token:<duty>` | the last token given out             | a week after the last lease |
+| key                               | holds                                                     | lives                       |
+|-----------------------------------|-----------------------------------------------------------|-----------------------------|
+| `cystore:<store id>:lease:<duty>` | hash: `holder` (token and a random name), `by` (worker), `done` | the lease, unless renewed   |
+| `cystore:<store id>:token:<duty>` | the last token given out                                  | a week after the last lease |
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from typing import Any, TypeVar
 
 import redis
+from celery import signals
 from celery.exceptions import ImproperlyConfigured
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from redis.sentinel import Sentinel
 
-from cystore import MessageStore, StoreFormatError, files
+from cystore.celery.redis_urls import SENTINEL, WANTED, RedisAwayError, RedisLocation, redis_location_of
+from cystore.clock import monotonic_s
 
-STORE_ID = "storeId"
+log = logging.getLogger("cystore.celery")
+T = TypeVar("T")
+
 TOKEN_LIVES_MS = 7 * 24 * 3600 * 1000
+LEAST_VERSION = (6, 2)
+CONNECT_S, ANSWER_S = 1.0, 2.0  # a duty waits no longer for Redis
+AWAY_S, REFUSED_S = (
+    5.0,
+    60.0,
+)  # until the next try: of a server that is not there; of one that does not want us
 
-# Each is one round trip, and atomic. KEYS: lease, token. The value of a lease is "token:name".
+# Each is one round trip, and atomic. KEYS: lease, token.
 ACQUIRE = """
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
-local token = redis.call('INCR', KEYS[2])
-redis.call('PEXPIRE', KEYS[2], ARGV[3])
-redis.call('SET', KEYS[1], token .. ':' .. ARGV[1], 'PX', ARGV[2])
+local last = tonumber(redis.call('GET', KEYS[2]) or '0') or 0
+local token = string.format('%.0f', math.max(last, tonumber(ARGV[4])) + 1)
+redis.call('SET', KEYS[2], token, 'PX', ARGV[3])
+redis.call('HSET', KEYS[1], 'holder', token .. ':' .. ARGV[1], 'by', ARGV[5], 'done', '0')
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return token
 """
 RENEW = """
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+if redis.call('HGET', KEYS[1], 'holder') ~= ARGV[1] then return 0 end
+return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+"""
+PROGRESS = """
+if redis.call('HGET', KEYS[1], 'holder') ~= ARGV[1] then return 0 end
+redis.call('HSET', KEYS[1], 'done', ARGV[3])
 return redis.call('PEXPIRE', KEYS[1], ARGV[2])
 """
 RELEASE = """
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+if redis.call('HGET', KEYS[1], 'holder') ~= ARGV[1] then return 0 end
 return redis.call('DEL', KEYS[1])
 """
 
 
 class Lease:
-    """The right to do one duty for one store, for `ttl_ms` since it was acquired or renewed. Made by `lease`.
+    """The right to do one duty for one store, for `ttl_ms` since it was acquired or renewed. Made by `acquire`.
 
-    `token` is greater than that of every holder before. Who was paused for longer than the lease finds out by `renew`, before
-    its next step.
+    `token` is greater than that of every holder before. Who was paused for longer than the lease finds out by `renew` or
+    `progress`, and is refused by the store before its next step.
     """
 
     def __init__(self, client: redis.Redis, key: str, token: int, name: str, ttl_ms: int) -> None:
-        self.token = token
-        self._client, self._key, self._value, self._ttl_ms = client, key, f"{token}:{name}", ttl_ms
+        self.token, self.ttl_ms = token, ttl_ms
+        self._client, self._key, self._value = client, key, f"{token}:{name}"
 
     def renew(self) -> bool:
         """True when the lease is still this holder's; it then has its whole time again."""
-        return bool(self._client.eval(RENEW, 1, self._key, self._value, self._ttl_ms))
+        return bool(self._client.eval(RENEW, 1, self._key, self._value, self.ttl_ms))
+
+    def progress(self, done: int) -> bool:
+        """`renew`, and tells whoever looks how much is done."""
+        return bool(self._client.eval(PROGRESS, 1, self._key, self._value, self.ttl_ms, done))
 
     def release(self) -> bool:
         """Gives the lease back; False when it was not this holder's any more."""
         return bool(self._client.eval(RELEASE, 1, self._key, self._value))
 
 
-def acquire(client: redis.Redis, store_id: str, duty: str, ttl_s: float) -> Lease | None:
-    """The lease, or None while somebody else has it. Raises redis.RedisError."""
-    key, name, ttl_ms = f"cystore:{store_id}:lease:{duty}", uuid.uuid4().hex, int(ttl_s * 1000)
-    token = client.eval(ACQUIRE, 2, key, _token_key(store_id, duty), name, ttl_ms, TOKEN_LIVES_MS)
+def acquire(
+    client: redis.Redis, store_id: str, duty: str, ttl_s: float, *, highest_token: int = 0, by: str = ""
+) -> Lease | None:
+    """The lease, or None while somebody else has it. Raises redis.RedisError.
+
+    `highest_token` is the store's own: a Redis that lost its memory gives a higher one all the same.
+    """
+    key, name, ttl_ms = lease_key(store_id, duty), uuid.uuid4().hex, int(ttl_s * 1000)
+    token = client.eval(
+        ACQUIRE, 2, key, _token_key(store_id, duty), name, ttl_ms, TOKEN_LIVES_MS, highest_token, by
+    )
     return Lease(client, key, int(token), name, ttl_ms) if token else None
 
 
 def last_token(client: redis.Redis, store_id: str, duty: str) -> int:
-    """The last token given out for a duty: how often somebody had the lease, since Redis knows of it."""
+    """The last token given out for a duty: how often somebody had the lease, since Redis or the store knows of it."""
     return int(client.get(_token_key(store_id, duty)) or 0)
+
+
+def lease_key(store_id: str, duty: str) -> str:
+    """The key of a duty's lease."""
+    return f"cystore:{store_id}:lease:{duty}"
 
 
 def _token_key(store_id: str, duty: str) -> str:
@@ -81,9 +116,11 @@ def _token_key(store_id: str, duty: str) -> str:
 
 
 @contextmanager
-def lease(client: redis.Redis, store_id: str, duty: str, ttl_s: float) -> Iterator[Lease | None]:
+def lease(
+    client: redis.Redis, store_id: str, duty: str, ttl_s: float, *, highest_token: int = 0, by: str = ""
+) -> Iterator[Lease | None]:
     """`acquire` for the length of a with block."""
-    held = acquire(client, store_id, duty, ttl_s)
+    held = acquire(client, store_id, duty, ttl_s, highest_token=highest_token, by=by)
     try:
         yield held
     finally:
@@ -91,56 +128,170 @@ def lease(client: redis.Redis, store_id: str, duty: str, ttl_s: float) -> Iterat
             held.release()
 
 
-def store_id_of(store: MessageStore) -> str:
-    """The id that a store keeps in ``config/storeId``, made by whoever asks first; it goes where the directory goes."""
-    path = store.path / "config" / STORE_ID
-    if not path.exists():
-        draft = files.temporary_path(store.path)
-        files.write_whole(store.path, draft, str(uuid.uuid4()).encode(), keep_last=False)
+# --------------------------------------------------------------------------------------------- the connection
+
+
+class Coordination:
+    """The Redis of an app, as this process sees it: there, or away until it is worth another try.
+
+    What it is needed for goes on without it, so an error is told when it begins and when it is another one, and nobody waits for
+    a server that was not there a moment ago.
+    """
+
+    def __init__(self, location: RedisLocation) -> None:
+        self.location = location
+        self._client: redis.Redis | None = None
+        self._retry_at = 0.0
+        self._told = ""
+
+    def call(self, work: Callable[[redis.Redis], T]) -> T:
+        """What `work(client)` returns. Raises RedisAwayError."""
+        if monotonic_s() < self._retry_at:
+            raise RedisAwayError(self._told)
         try:
-            files.move(draft, path)
-        except FileExistsError:
-            files.remove(draft)
-    text = files.read_all(path).decode("ascii", "replace").strip()
+            result = work(self.client())
+        except (redis.RedisError, OSError, ImproperlyConfigured) as error:
+            self._went_away(error)
+            raise RedisAwayError(self._told) from None  # what redis-py says may hold what stands in the URL
+        if self._told:
+            log.log(_level(logging.WARNING), "Redis at %s is there again", self.location)
+            self._told = ""
+        return result
+
+    def client(self) -> redis.Redis:
+        """A client of a server that fits. Raises redis.RedisError, ImproperlyConfigured."""
+        if self._client is None:
+            client = connect(self.location)
+            check_server(client)
+            self._client = client
+        return self._client
+
+    def _went_away(self, error: Exception) -> None:
+        gone = isinstance(error, (redis.ConnectionError, redis.TimeoutError, OSError)) and not isinstance(
+            error, (redis.AuthenticationError, redis.exceptions.AuthorizationError)
+        )
+        self._retry_at = monotonic_s() + (AWAY_S if gone else REFUSED_S)
+        text = self._hidden(f"{type(error).__name__}: {error}")
+        if text == self._told:
+            return
+        self._told = text
+        log.log(
+            _level(logging.WARNING if gone else logging.ERROR),
+            "Redis at %s %s: %s. The store is used as before, and its duties go on with leases of its own; asked again every "
+            "%.0f s",
+            self.location,
+            "is away" if gone else "refuses us",
+            text,
+            AWAY_S if gone else REFUSED_S,
+        )
+
+    def _hidden(self, text: str) -> str:
+        secret = self.location.password
+        return text.replace(secret, "**") if secret else text
+
+
+def connect(location: RedisLocation) -> redis.Redis:
+    """A client that asks nothing before its first command. Raises ImproperlyConfigured for options that make no sense."""
+    options: dict[str, Any] = {
+        "socket_timeout": ANSWER_S,
+        "socket_connect_timeout": CONNECT_S,
+        "retry": Retry(
+            NoBackoff(), 1
+        ),  # a connection that a restarted server closed; more is not worth waiting for
+        **location.options,
+    }
     try:
-        return str(uuid.UUID(text))
-    except ValueError:
-        raise StoreFormatError(f"the store's id is damaged: {text[:40]!r}", path=path) from None
+        if location.scheme == SENTINEL:
+            theirs = {
+                "socket_timeout": CONNECT_S,
+                "retry": Retry(NoBackoff(), 0),  # there are others to ask
+                **options.pop("sentinel_kwargs", {}),
+            }
+            login = {"username": location.username or None, "password": location.password or None}
+            sentinel = Sentinel(list(location.hosts), sentinel_kwargs=theirs)
+            client = sentinel.master_for(location.master_name, db=location.database, **login, **options)
+        else:
+            if location.scheme == "unix":
+                options.pop("socket_connect_timeout")
+            client = redis.Redis.from_url(location.for_redis_py(), **options)
+        client.connection_pool.make_connection()  # not connected: it only looks at the options
+        return client
+    except (TypeError, ValueError):
+        raise ImproperlyConfigured(
+            f"cystore_redis_options: redis-py does not take one of {', '.join(sorted(location.options)) or 'them'}"
+        ) from None
 
 
-_clients: dict[str, redis.Redis] = {}
+def check_server(client: redis.Redis) -> None:
+    """Raises ImproperlyConfigured for a server that leases cannot be kept on: a cluster, or one before 6.2."""
+    try:
+        info = client.info("server")
+    except redis.exceptions.NoPermissionError:
+        return  # whoever may not ask is told by the scripts
+    check_server_info(info)
+
+
+def check_server_info(info: dict[str, Any]) -> None:
+    """`check_server` for what INFO says."""
+    if info.get("redis_mode") == "cluster":
+        raise ImproperlyConfigured(
+            "this Redis is a Cluster, which is not supported, for the keys of a store lie on several of its nodes; name a "
+            "single Redis or a Sentinel in cystore_redis_url"
+        )
+    version = str(info.get("redis_version", ""))
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    if numbers and numbers < LEAST_VERSION:
+        raise ImproperlyConfigured(f"this Redis is {version}; the duties need 6.2 or newer")
+
+
+_coordinations: dict[RedisLocation, Coordination] = {}
+
+
+def coordination_of(app: Any) -> Coordination | None:
+    """This process's way to the Redis that coordinates an app; None where it has none. Raises ImproperlyConfigured."""
+    location = redis_location_of(app)
+    if location is None:
+        return None
+    if location not in _coordinations:
+        _coordinations[location] = Coordination(location)
+    return _coordinations[location]
 
 
 def redis_of(app: Any) -> redis.Redis:
     """This process's client for the Redis that coordinates: the setting `cystore_redis_url`, else the broker's.
 
-    Raises ImproperlyConfigured where neither is a Redis.
+    Raises ImproperlyConfigured where neither is a Redis, redis.RedisError.
     """
-    url = redis_url_of(app.conf.get("cystore_redis_url") or app.conf.broker_url or "")
-    if url not in _clients:
-        _clients[url] = redis.Redis.from_url(url)
-    return _clients[url]
+    found = coordination_of(app)
+    if found is None:
+        raise ImproperlyConfigured(f"{WANTED}, not {str(app.conf.broker_url).partition('://')[0]}://")
+    return found.client()
 
 
 def redis_url_of(url: str) -> str:
-    """A URL as redis-py spells it, from one that may be kombu's: ``redis+socket:///path?virtual_host=1`` is
-    ``unix:///path?db=1``."""
-    parts = urlsplit(url)
-    if parts.scheme in ("redis", "rediss", "unix"):
-        return url
-    if parts.scheme != "redis+socket":
-        raise ImproperlyConfigured(
-            f"the duties need a Redis: cystore_redis_url (or the broker's URL) must begin with redis://, rediss://, "
-            f"redis+socket:// or unix://, not {parts.scheme or 'nothing'}://"
-        )
-    database = parse_qs(parts.query).get("virtual_host", ["0"])[0].strip("/")
-    login = f"{parts.netloc.rpartition('@')[0]}@" if "@" in parts.netloc else ""
-    return f"unix://{login}{Path(unquote(parts.path))}?db={database}"
+    """A URL as redis-py spells it, from one that may be kombu's."""
+    return RedisLocation.parse(url).for_redis_py()
+
+
+_in_pool = False
+
+
+def _level(level: int) -> int:
+    """A pool process leaves the telling to the worker's main process, which asks Redis too."""
+    return logging.DEBUG if _in_pool else level
+
+
+def _is_pool_process(**_signal: object) -> None:
+    global _in_pool
+    _in_pool = True
+
+
+signals.worker_process_init.connect(_is_pool_process, weak=False)
 
 
 def _forked() -> None:
     """Connections are the parent's."""
-    _clients.clear()
+    _coordinations.clear()
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -1,27 +1,34 @@
-"""What tasks did: all transitions of a task, of a name, of a span of time, newest first, read as they are asked for.
+"""What tasks did: every event and every result of a task, of a name, of a workflow, of a span of time, newest first, read as
+they are asked for.
 
     with cystore.open("/var/lib/app/store", read_only=True) as store:
+        for entry in history.entries(store, task_id="..."):  # the whole life of a task
+            print(entry.time_ms, entry.state, entry.name)
         for transition in history.transitions(store, name="app.tasks.send", begin_ms=..., states=["FAILURE"]):
             print(transition.task_id, transition.traceback)
 
-Nothing is ever unpickled here: what is not JSON shows its type and size only.
+`events` reads the lifecycle log, `transitions` the results, `entries` both. It needs no Celery app and no process that
+dispatches. Nothing is ever unpickled here: what is not JSON shows its type and size only.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
+from celery import states
 from celery.backends.base import decompress_payload
 from kombu.exceptions import DecodeError
 from kombu.serialization import loads
 
 from cystore import Message, MessageStore
-from cystore.celery import records
+from cystore.celery import events as layout
+from cystore.celery import reading, records
+from cystore.celery.events import Event
+from cystore.celery.reading import BATCH as BATCH
 
-BATCH = 32
 JSON = "application/json"
 
 
@@ -93,54 +100,105 @@ def transitions(
 ) -> Iterator[Transition]:
     """Transitions that meet every condition given, newest first: of a task, of all tasks of a name, into one of `states`,
     stored from `begin_ms` to `end_ms` (both included)."""
-    found: Iterable[Transition]
-    if task_id is not None:
-        key = records.key_of(task_id)
-        found = map(Transition.of, records.records_of(store, records.RESULTS, key, to_tombstone=False))
-    elif name is not None:
-        found = _backwards(store, records.queue_of(name), begin_ms, end_ms)
-    else:
-        queues = store.topics().get(records.RESULTS, {})
-        found = heapq.merge(
-            *(_backwards(store, queue_id, begin_ms, end_ms) for queue_id in queues),
-            key=lambda transition: -transition.physical_offset,  # of time too: store timestamps never go back
-        )
-    for transition in found:
-        if (
-            (name is None or transition.name == name)
-            and (not states or transition.state in states)
-            and begin_ms <= transition.time_ms
-            and (end_ms is None or transition.time_ms <= end_ms)
-        ):
-            yield transition
-
-
-def _backwards(store: MessageStore, queue_id: int, begin_ms: int, end_ms: int | None) -> Iterator[Transition]:
-    """A queue's transitions from the last one not after `end_ms` back to the first one not before `begin_ms`."""
-    bounds = store.topics().get(records.RESULTS, {}).get(queue_id)
-    if bounds is None:
-        return
-    high = bounds.max_offset
-    if end_ms is not None:
-        # The nearest one may be the first that is later.
-        high = min(high, store.offset_by_time(records.RESULTS, queue_id, end_ms + 1) + 1)
-    while high > bounds.min_offset:
-        low = max(bounds.min_offset, high - BATCH)
-        for message in reversed(_between(store, queue_id, low, high)):
+    for message in _stored(store, records.RESULTS, task_id, name, states, begin_ms, end_ms):
+        if message.tags in states or not states:
             transition = Transition.of(message)
-            if transition.time_ms < begin_ms:
-                return
-            yield transition
-        high = low
+            if name is None or transition.name == name:
+                yield transition
 
 
-def _between(store: MessageStore, queue_id: int, low: int, high: int) -> list[Message]:
-    """Messages with queue offsets in [low, high); a single get may end earlier, at its limit of bytes."""
-    found: list[Message] = []
-    while low < high:
-        got = store.get(records.RESULTS, queue_id, low, high - low)
-        found += got.messages
-        if got.next_offset <= low:
-            break
-        low = got.next_offset
-    return found
+def events(
+    store: MessageStore,
+    *,
+    task_id: str | None = None,
+    root_id: str | None = None,
+    group_id: str | None = None,
+    name: str | None = None,
+    states: Collection[str] = (),
+    begin_ms: int = 0,
+    end_ms: int | None = None,
+) -> Iterator[Event]:
+    """Events that meet every condition given, newest first: of a task, of a whole workflow (the root and all below it), of a
+    group, of all tasks of a name, one of `states` (`cystore.celery.events.KINDS`), from `begin_ms` to `end_ms`."""
+    span: dict[str, Any] = {"begin_ms": begin_ms, "end_ms": end_ms}
+    if task_id is None and root_id is not None:
+        found = reading.merged(
+            reading.of_key(store, layout.EVENTS, records.key_of(root_id), **span),
+            reading.of_key(store, layout.EVENTS, layout.root_key(root_id), **span),
+        )
+    elif task_id is None and group_id is not None:
+        found = reading.of_key(store, layout.EVENTS, layout.group_key(group_id), **span)
+    else:
+        found = _stored(store, layout.EVENTS, task_id, name, states, begin_ms, end_ms)
+    for message in found:
+        if states and message.tags not in states:
+            continue
+        event = Event.of(message)
+        if (
+            (task_id is None or event.task_id == task_id)
+            and (root_id is None or event.root_id == root_id)
+            and (group_id is None or event.group_id == group_id)
+            and (name is None or event.name == name)
+        ):
+            yield event
+
+
+def entries(
+    store: MessageStore,
+    *,
+    task_id: str | None = None,
+    root_id: str | None = None,
+    group_id: str | None = None,
+    name: str | None = None,
+    states: Collection[str] = (),
+    begin_ms: int = 0,
+    end_ms: int | None = None,
+) -> Iterator[Event | Transition]:
+    """Events and transitions, newest first, as one stream. With a root or a group events alone: results do not know theirs."""
+    span: dict[str, Any] = {"states": states, "begin_ms": begin_ms, "end_ms": end_ms}
+    happened = events(store, task_id=task_id, root_id=root_id, group_id=group_id, name=name, **span)
+    if root_id is not None or group_id is not None:
+        return happened
+    stored = transitions(store, task_id=task_id, name=name, **span)
+    return _both(happened, stored)
+
+
+def failures(
+    store: MessageStore, *, name: str | None = None, begin_ms: int = 0, end_ms: int | None = None
+) -> Iterator[Event | Transition]:
+    """Runs that ended badly and will not be tried again by the broker, newest first. In a store without a lifecycle log the
+    results that are FAILURE."""
+    span: dict[str, Any] = {"begin_ms": begin_ms, "end_ms": end_ms}
+    if not has_events(store):
+        yield from transitions(store, name=name, states=(states.FAILURE,), **span)
+        return
+    for event in events(store, name=name, states=layout.FAILURES, **span):
+        if not event.details.get("requeue"):
+            yield event
+
+
+def has_events(store: MessageStore) -> bool:
+    """Whether anybody ever kept a lifecycle log in the store."""
+    return layout.EVENTS in store.topics() or any(True for _ in islice(events(store), 1))
+
+
+def _both(happened: Iterator[Event], stored: Iterator[Transition]) -> Iterator[Event | Transition]:
+    return reading.merged(happened, stored)
+
+
+def entry_of(message: Message) -> Event | Transition | None:
+    """What a stored message says about a task; None for one that says nothing."""
+    if message.topic == layout.EVENTS:
+        return Event.of(message)
+    return Transition.of(message) if message.topic == records.RESULTS else None
+
+
+def _stored(
+    store: MessageStore, topic: str, task_id: str | None, name: str | None, states: Collection[str],
+    begin_ms: int, end_ms: int | None,
+) -> Iterator[Message]:  # fmt: skip
+    """Messages of one of the two topics, by the condition that leaves the fewest to look at."""
+    if task_id is not None:
+        return reading.of_key(store, topic, records.key_of(task_id), begin_ms=begin_ms, end_ms=end_ms)
+    queues = None if name is None else (records.queue_of(name),)
+    return reading.of_queues(store, topic, queues, tags=states, begin_ms=begin_ms, end_ms=end_ms)

@@ -5,6 +5,7 @@
 | `celery_results` | one transition of one task      | task id  | the state | the result's meta, as Celery encoded it |
 | `celery_groups`  | a saved group                   | group id | `SAVED`   | the group as a tuple, encoded likewise |
 | both             | a tombstone: forgotten from here | the id   | `FORGET`  | empty                                 |
+| `celery_chords`  | a step of a chord               | group id, run | the step: see `chord_runs` | a part's result, the body's signature |
 
 Queue 0 of `celery_results` is for transitions of which the task's name is not known (a tombstone, a revoked task that nobody
 had begun); queue ``1 + crc32(name) % 1023`` is that of a name, so all of a name are read in order without reading the rest.
@@ -22,8 +23,10 @@ from celery import states
 
 from cystore import Message, MessageStore
 
-RESULTS, GROUPS = "celery_results", "celery_groups"
+RESULTS, GROUPS, CHORDS = "celery_results", "celery_groups", "celery_chords"
+TOPICS = (RESULTS, GROUPS, CHORDS)
 FORGET, SAVED = "FORGET", "SAVED"
+LATE = "late"  # property of a state that came from another host after the state that followed it: history alone shows it
 NAMED_QUEUES = 1023
 FIRST_LOOK = 32  # records of one id; nearly all have two
 
@@ -65,6 +68,8 @@ def fold(records: Iterable[Message]) -> Message | None:
     for record in records:
         if is_tombstone(record):
             break
+        if record.properties.get(LATE):
+            continue
         newest = newest or record
         if record.tags == states.SUCCESS:
             success = record

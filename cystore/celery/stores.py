@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
 import threading
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -17,6 +20,9 @@ from cystore import MessageStore, StoreConfig, StoreConfigError
 SCHEME = "cystore"
 EXAMPLE = "cystore:///var/lib/app/store"
 MIB = 1 << 20
+FOREVER_H = 24 * 366 * 100  # a hundred years, the most that a store takes: cleaning by age is off
+
+ALIASES = {"flush": "flush_disk_type"}
 
 # A result is small: files that suit a laptop, where RocketMQ's would reserve a gigabyte. They hold for a store that is new.
 DEFAULTS: dict[str, Any] = {
@@ -29,38 +35,86 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
+# For a host whose disk and memory are there for this: RocketMQ's sizes, and room ahead of many writers.
+SERVER: dict[str, Any] = {
+    "mapped_file_size_commit_log_bytes": 1024 * MIB,
+    "mapped_file_size_consume_queue_bytes": 20 * 300_000,
+    "allocate_ahead_bytes": 64 * MIB,
+    "populate_ahead_bytes": 16 * MIB,
+    "min_free_bytes": 2048 * MIB,
+}
+
+
 @dataclass(frozen=True)
 class Location:
     """Where a store is and how it is opened: a parsed ``cystore:///path?option=value``.
 
     Options are fields of `cystore.StoreConfig`, and ``flush=sync`` (a result is durable on disk before its task is
-    acknowledged) for ``flush_disk_type=sync``.
+    acknowledged) for ``flush_disk_type=sync``. `result_backend_transport_options` may hold the same names.
     """
 
     path: str
     settings: dict[str, Any] = field(default_factory=dict)
+    # How long records are kept, where results make that longer than the settings say. Two apps may differ in it: who opens the
+    # store first in a process decides for that process.
+    file_reserved_time_h: int | None = field(default=None, compare=False)
 
     @classmethod
-    def parse(cls, url: str | None) -> Location:
-        """Raises ImproperlyConfigured, which names what is wrong in the URL."""
+    def parse(cls, url: str | None, options: Mapping[str, Any] | None = None) -> Location:
+        """Raises ImproperlyConfigured, which names what is wrong in the URL or the options, and an option that has one value here
+        and another one there."""
         parts = urlsplit(url or "")
+        if url == f"{SCHEME}://":
+            return cls("")  # no store on this host: results are sent to their home, see `homes`
         if parts.scheme != SCHEME or parts.netloc or parts.fragment or not parts.path.strip("/"):
             raise ImproperlyConfigured(
                 f"result_backend must look like {EXAMPLE} (three slashes), not {url!r}"
             )
-        settings: dict[str, Any] = {}
+        where = f"result_backend {url!r}"
         try:
-            for name, value in parse_qsl(
-                parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)
-            ):
-                name, typed = StoreConfig.parse_setting(
-                    f"{'flush_disk_type' if name == 'flush' else name}={value}"
-                )
-                settings[name] = typed
-            StoreConfig.from_mapping({**DEFAULTS, **settings})
+            pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+            settings = _settings(pairs)
+            where = "result_backend_transport_options"
+            for name, value in _settings((options or {}).items()).items():
+                if settings.setdefault(name, value) != value:
+                    raise StoreConfigError(
+                        f"{name} is {value!r} here and {settings[name]!r} in result_backend; name it once"
+                    )
         except ValueError as error:
-            raise ImproperlyConfigured(f"result_backend {url!r}: {error}") from error
+            raise ImproperlyConfigured(f"{where}: {error}") from error
         return cls(os.path.realpath(unquote(parts.path)), settings)
+
+    def keeping(self, result_expires_s: float | None) -> Location:
+        """The location for an app whose results live so long (None, or 0 as Celery has it: for ever): its records are kept for that
+        time or for `file_reserved_time_h`, whichever is longer, so cleaning never takes a result that has not expired."""
+        if not result_expires_s:
+            return dataclasses.replace(self, file_reserved_time_h=FOREVER_H)
+        reserved_h = StoreConfig.from_mapping({**DEFAULTS, **self.settings}).file_reserved_time_h
+        expires_h = min(math.ceil(result_expires_s / 3600), FOREVER_H)
+        return dataclasses.replace(self, file_reserved_time_h=max(reserved_h, expires_h))
+
+    @property
+    def opened_with(self) -> dict[str, Any]:
+        """Settings for `cystore.open`."""
+        kept = (
+            {} if self.file_reserved_time_h is None else {"file_reserved_time_h": self.file_reserved_time_h}
+        )
+        return {**DEFAULTS, **self.settings, **kept}
+
+
+def _settings(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Typed and checked; a value that is text may be of any type, as in a URL."""
+    settings: dict[str, Any] = {}
+    for name, value in pairs:
+        if not isinstance(name, str):
+            raise StoreConfigError(f"there is no setting {name!r}")
+        known = ALIASES.get(name, name)
+        if isinstance(value, str):
+            known, value = StoreConfig.parse_setting(f"{known}={value}")
+        if settings.setdefault(known, value) != value:
+            raise StoreConfigError(f"{name} has two values, {settings[known]!r} and {value!r}")
+    StoreConfig.from_mapping({**DEFAULTS, **settings})
+    return settings
 
 
 _open: dict[str, tuple[Location, MessageStore]] = {}
@@ -74,7 +128,7 @@ def open_shared(location: Location) -> MessageStore:
         with _lock:
             held = _open.get(location.path)
             if held is None or held[1].closed:
-                store = cystore.open(location.path, **{**DEFAULTS, **location.settings})
+                store = cystore.open(location.path, **location.opened_with)
                 held = _open[location.path] = (location, store)
     if held[0] != location:
         raise StoreConfigError(

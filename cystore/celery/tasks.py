@@ -1,72 +1,119 @@
-"""The store's duties as Celery tasks. Each is a tick: short, bounded, safe to repeat; beat sends them, a lease picks who runs.
+"""The store's duties as Celery tasks. Each is a tick: short, bounded, safe to repeat; a lease picks who runs.
 
-    app.conf.include = [..., "cystore.celery.tasks"]
-    app.conf.beat_schedule = {**app.conf.beat_schedule, **cystore.celery.tasks.beat_schedule()}
+    cystore.celery.tasks.install(app)    # one line, in the module that makes the app
 
-The store is the one of the app's result backend. Beat's messages go to the queue `cystore`, so that they do not wait behind
-other tasks; workers that have the store consume it (``-Q celery,cystore``).
+Beat then sends one message a second, `cystore.fan_out`. A worker that has a store takes it and sends ticks to the stores that live, each
+to its queue ``cystore.<store id>``, which the workers of that store consume whatever their ``-Q`` says. The store is the one of the
+app's result backend. Importing this module is enough for a worker to take part.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from celery import shared_task
-from celery.exceptions import ImproperlyConfigured
+from celery import shared_task, signals
 from celery.utils.log import get_task_logger
 
-from cystore import MessageStore
-from cystore.celery.backend import CystoreBackend
-from cystore.celery.coordination import lease, redis_of, store_id_of
-from cystore.clock import monotonic_s
+from cystore.celery import duties, queues, registry
+from cystore.celery.duties import ALL, Duty, store_of
+from cystore.celery.host import DutyHost
+from cystore.celery.identity import store_id_of
+from cystore.celery.redis_urls import RedisAwayError
 
 log = get_task_logger(__name__)
 
-QUEUE = "cystore"
-REPUT, REPUT_DUTY = "cystore.reput", "reput"  # names of the task and of its lease
-PERIOD_S = 1.0
-EXPIRES_S = 0.8  # below the period: ticks never pile up
-TICK_S = 0.5  # a tick ends after the step in which this is over
-STEP_BYTES = 4 << 20  # of log in one step, some 15 ms
-LOCK_WAIT_S = 0.1  # for somebody who is dispatching at the moment
-LEASE_S = 5.0  # longer than any step
+FAN_OUT, FAN_OUT_S = "cystore.fan_out", 1.0
+WAITING_MAX = 2 * len(
+    ALL
+)  # messages in a store's queue beyond which it gets no more ticks: nobody takes them
+OPTIONS: dict[str, Any] = {
+    "ignore_result": True,
+    "store_errors_even_if_ignored": False,
+    "acks_late": False,
+    "track_started": False,
+}
 
 
-def beat_schedule(period_s: float = PERIOD_S) -> dict[str, Any]:
-    """Entries for an app's `beat_schedule`."""
-    options = {"queue": QUEUE, "expires": period_s * EXPIRES_S / PERIOD_S}
-    return {REPUT: {"task": REPUT, "schedule": period_s, "options": options}}
+def beat_schedule(period_s: float = FAN_OUT_S) -> dict[str, Any]:
+    """The entry for an app's `beat_schedule`; no duty has a shorter period than this one."""
+    options = {"queue": queues.SHARED, "expires": period_s * duties.EXPIRES_PERIODS}
+    return {FAN_OUT: {"task": FAN_OUT, "schedule": period_s, "options": options}}
 
 
-@shared_task(name=REPUT, bind=True, ignore_result=True, acks_late=False)
-def reput(self: Any) -> int | None:
-    """Fills consume queues and index with what was appended; returns the bytes of log that took, None when another worker
-    has the lease.
+def install(app: Any, period_s: float = FAN_OUT_S) -> None:
+    """Puts the duties into an app: beat sends them, and its workers do them."""
+    app.conf.beat_schedule = {**app.conf.beat_schedule, **beat_schedule(period_s)}
 
-    Without it readers do the same before they read; with it they find it done. The dispatch lock of the store keeps out who
-    does not know yet that the lease is lost. Source: DefaultMessageStore.ReputMessageService.
+
+def _task(duty: Duty) -> Any:
+    def tick(self: Any) -> int | None:
+        return duties.run(self.app, duty)
+
+    tick.__doc__ = duty.step.__doc__
+    tick.__name__ = duty.name
+    return shared_task(name=duty.task, bind=True, **OPTIONS)(tick)
+
+
+reput = _task(duties.REPUT)
+deliver_delayed = _task(duties.DELIVER_DELAYED)
+clean_expired = _task(duties.CLEAN_EXPIRED)
+flush = _task(duties.FLUSH)
+checkpoint = _task(duties.CHECKPOINT)
+chord_sweep = _task(duties.CHORD_SWEEP)
+scrub = _task(duties.SCRUB)
+
+
+@shared_task(name=FAN_OUT, bind=True, **OPTIONS)
+def fan_out(self: Any) -> int:
+    """Sends the ticks that are due to the stores that live; returns how many.
+
+    A store whose queue is not emptied gets none: its worker does the duties itself. Without a Redis that answers, the ticks go to
+    the store of the worker that runs this.
     """
-    store = store_of(self.app)
-    until = monotonic_s() + TICK_S
-    done = 0
-    with lease(redis_of(self.app), store_id_of(store), REPUT_DUTY, LEASE_S) as held:
-        if held is None:
-            log.debug("reput: another worker has the lease")
-            return None
-        while held.renew():
-            step = store.dispatch(max_bytes=STEP_BYTES, timeout_s=LOCK_WAIT_S)
-            done += step
-            if step == 0 or monotonic_s() > until:
-                return done
-    log.warning("reput: the lease with token %d was lost", held.token)
-    return done
+    app = self.app
+    sent = 0
+    with app.producer_or_acquire() as producer:
+        for store_id, names in _due(app).items():
+            queue = queues.own_queue(queues.queue_of_store(store_id))
+            if names and _waiting(producer.connection, queue) < WAITING_MAX:
+                for name in names:
+                    duty = ALL[name]
+                    app.send_task(
+                        duty.task, queue=queue, expires=duty.expires_s, producer=producer, retry=False
+                    )
+                    sent += 1
+    return sent
 
 
-def store_of(app: Any) -> MessageStore:
-    """The store of the app's result backend. Raises ImproperlyConfigured where that is none of ours."""
-    backend = app.backend
-    if not isinstance(backend, CystoreBackend):
-        raise ImproperlyConfigured(
-            f"the duties need a result backend cystore:///path, not {backend.as_uri()}"
-        )
-    return backend.store
+def _due(app: Any) -> dict[str, list[str]]:
+    """Duties that are due, of each store that lives."""
+    periods = {duty.name: duty.period_s for duty in ALL.values()}
+    coordination = duties.coordination_for(app)
+    if coordination is not None:
+        try:
+            return coordination.call(
+                lambda client: registry.due_ticks(
+                    client, registry.live_stores(client), periods, FAN_OUT_S / 2
+                )
+            )
+        except RedisAwayError:
+            log.debug("the registry is away: ticks go to the store of this worker")
+    store = store_of(app)
+    return {store_id_of(store): duties.due_here(store, FAN_OUT_S / 2)}
+
+
+def _waiting(connection: Any, queue: Any) -> int:
+    """How many messages wait in a queue; it is made if it is missing."""
+    with connection.channel() as channel:
+        return int(queue(channel).queue_declare().message_count or 0)
+
+
+@signals.worker_init.connect(weak=False)
+def _worker_begins(sender: Any, **_signal: object) -> None:
+    DutyHost.take_part(sender)
+
+
+@signals.beat_init.connect(weak=False)
+def _beat_begins(sender: Any, **_signal: object) -> None:
+    """Beat reaches the queue by its name: no binding is left behind in the broker."""
+    queues.by_name(sender.app.amqp.queues.add(queues.own_queue(queues.SHARED)))

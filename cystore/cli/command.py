@@ -92,8 +92,12 @@ def store_config(args: argparse.Namespace, **fixed: Any) -> StoreConfig:
 
 
 def reading_config(args: argparse.Namespace) -> StoreConfig:
-    """Settings of a command that writes nothing and reads in large batches: RocketMQ's limits are for its clients."""
-    config = store_config(args, read_only=True, services=())
+    """Settings of a command that writes nothing."""
+    return for_reading(store_config(args))
+
+
+def for_reading(config: StoreConfig) -> StoreConfig:
+    """The same settings for somebody who writes nothing and reads in large batches: RocketMQ's limits are for its clients."""
     limits = {
         name: max(getattr(config, name), 1024 if "count" in name else 4 << 20)
         for name in (
@@ -103,4 +107,4 @@ def reading_config(args: argparse.Namespace) -> StoreConfig:
             "max_transfer_count_on_message_in_disk",
         )
     }
-    return dataclasses.replace(config, **limits)
+    return dataclasses.replace(config, read_only=True, services=(), **limits)

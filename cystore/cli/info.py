@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 from cystore import files, host
+from cystore._native.delay import Delivered
 from cystore.attach import Attachment
 from cystore.checkpoint import read_checkpoint
 from cystore.cli import facts
@@ -43,7 +44,7 @@ def _files(args: argparse.Namespace, state: facts.State) -> dict[str, Any]:
     }
 
 
-def _positions(parts: Attachment) -> dict[str, Any]:
+def positions(parts: Attachment) -> dict[str, Any]:
     """What an attached process sees."""
     control = parts.control
     queues = []
@@ -62,9 +63,25 @@ def _positions(parts: Attachment) -> dict[str, Any]:
             name.removeprefix("FLAG_").lower() for name, (bit, _) in FLAGS.items() if control.flags & bit
         ],
         "queues": sorted(queues, key=lambda queue: (queue["topic"], queue["queue_id"])),
+        "delayed": _delayed(parts),
         "index_files": index_files,
         "recovery": None if report is None else str(report),
     }
+
+
+def _delayed(parts: Attachment) -> list[dict[str, int | None]]:
+    """Levels with messages that wait. Of a store in use, those that a killed process delivered are among them until the next delivery."""
+    if parts.recovered is not None:
+        parts.delivered.settle()  # in memory that is this process's own
+    levels_ms = Delivered(parts.control).levels_ms
+    return [
+        {
+            "level": level,
+            "delay_ms": levels_ms[level - 1] if level <= len(levels_ms) else None,
+            "pending": count,
+        }
+        for level, count in parts.delivered.pending().items()
+    ]
 
 
 def _show(info: dict[str, Any]) -> None:
@@ -118,6 +135,12 @@ def _show_queues(info: dict[str, Any]) -> None:
         for q in info["queues"]
     ]
     write_table(("topic", "queue", "min offset", "max offset", "between"), rows)
+    write_line(f"delayed messages that wait: {sum(level['pending'] for level in info['delayed'])}")
+    rows = [
+        (d["level"], "none" if d["delay_ms"] is None else f"{d['delay_ms'] // 1000} s", d["pending"])
+        for d in info["delayed"]
+    ]
+    write_table(("level", "delay", "waiting"), rows)
     write_line(f"index files: {len(info['index_files'])}")
     rows = [
         (
@@ -149,7 +172,7 @@ def _run(args: argparse.Namespace) -> int:
     info = _files(args, state)
     if state.name != "exclusive":
         with attached(args.path, store_config(args, read_only=True, services=())) as parts:
-            info |= _positions(parts)
+            info |= positions(parts)
             if parts.recovered is None:
                 info["state"] = "live"
     if args.json:

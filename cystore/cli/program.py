@@ -93,7 +93,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code. Errors of the store are one line on standard error."""
-    _streams()
+    whole_streams()
     args = build_parser().parse_args(argv)
     name = args.command.name
     reports = _reports()
@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _streams() -> None:
+def whole_streams() -> None:
     """Makes the standard streams whole: those for output take any text; a closed one would be None, and the number of its
     descriptor that of the next file that the store opens."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import cystore
 from cystore import files
+from cystore._native.appender import SCHEDULE_TOPIC
 from cystore.cli.command import OK, Command, add_json, store_config, whole_number
 from cystore.cli.output import time_text, write_json, write_line, write_note
 from cystore.cli.progress import progress
@@ -25,6 +26,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tag", metavar="TAG")
     parser.add_argument("--property", metavar="NAME=VALUE", dest="properties", action="append", default=[],
                         type=_property, help="may be repeated")  # fmt: skip
+    parser.add_argument("--delay-level", metavar="N", type=whole_number, default=0,
+                        help="wait so long before the topic gets it: a level of the setting message_delay_level, 1 and up")  # fmt: skip
     parser.add_argument("--flush", choices=("async", "sync"),
                         help="sync: return only when the message is durable (default: the setting flush_disk_type)")  # fmt: skip
     parser.add_argument("--lines", action="store_true", help="each line is a message, appended as it comes")
@@ -66,7 +69,9 @@ def _write_result(args: argparse.Namespace, put: cystore.PutResult) -> None:
         names = ("physical_offset", "queue_offset", "size_bytes", "store_timestamp_ms")
         write_json({name: getattr(put, name) for name in names})
     else:
-        where = f"{args.topic}/{args.queue}@{put.queue_offset}"
+        waits = args.delay_level and min(args.delay_level, len(store_config(args).delay_levels_ms()))
+        queue = f"{SCHEDULE_TOPIC}/{waits - 1}" if waits else f"{args.topic}/{args.queue}"
+        where = f"{queue}@{put.queue_offset}"
         write_line(
             f"{where}  {time_text(put.store_timestamp_ms)}  {put.size_bytes} bytes at physical offset {put.physical_offset}"
         )
@@ -75,7 +80,7 @@ def _write_result(args: argparse.Namespace, put: cystore.PutResult) -> None:
 def _append(args: argparse.Namespace, store: cystore.MessageStore, bodies: Sequence[bytes]) -> None:
     messages = [
         cystore.Message(topic=args.topic, queue_id=args.queue, body=body, keys=args.keys, tags=args.tag,
-                        properties=dict(args.properties))
+                        properties=dict(args.properties), delay_level=args.delay_level)
         for body in bodies
     ]  # fmt: skip
     try:
@@ -110,11 +115,13 @@ COMMAND = Command(
     summary="append standard input",
     description=(
         "Appends standard input as one message (or each line as one, with --lines) and writes where it went.\n"
-        "A store that does not exist is made. Other processes may use the store at the same time."
+        "A store that does not exist is made. Other processes may use the store at the same time.\n"
+        "With --delay-level it waits until it is due and a process that runs the service schedule, or calls deliver, delivers it."
     ),
     examples=(
         "echo hello | cystore put /var/lib/app/store greetings --key hello --tag first",
         "cystore put /var/lib/app/store orders --queue 3 --lines --json < orders.jsonl",
+        "echo later | cystore put /var/lib/app/store greetings --delay-level 5",
     ),
     add_arguments=_add_arguments,
     run=_run,

@@ -16,7 +16,7 @@ from cystore.cli.command import FOUND_WRONG, OK, Command, add_json, reading_conf
 from cystore.cli.output import write_message, write_note
 from cystore.cli.progress import progress
 from cystore.cli.reading import Damage, dispatched_queues, has_queue_entry, queue_messages
-from cystore.cli.watch import DirectoryChanges
+from cystore.cli.watch import follow
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +38,15 @@ class _Tail:
         self._args = args
         self._damage = Damage()
         self.position = 0
+        self.found: bool | None = None  # whether there was anything at the first look
+
+    def look(self, store: MessageStore) -> int:
+        """Writes what is to be shown now, and returns the position up to which that is done."""
+        if self.found is None:
+            self.found = self.newest(store)
+        else:
+            self.later(store)
+        return self.position
 
     def newest(self, store: MessageStore) -> bool:
         """Writes the newest messages; False when there is nothing of the topic."""
@@ -86,26 +95,17 @@ class _Tail:
         )
 
 
+@contextlib.contextmanager
+def _opened(args: argparse.Namespace, config: cystore.StoreConfig) -> Iterator[MessageStore]:
+    with progress() as report, cystore.open(args.path, config=config, progress=report) as store:
+        yield store
+
+
 def _run(args: argparse.Namespace) -> int:
     tail = _Tail(args)
     config = reading_config(args)
-    with contextlib.ExitStack() as stack:
-        # Made before the store is looked at, so that nobody can open it unseen.
-        changes = stack.enter_context(DirectoryChanges(args.path)) if args.follow else None
-        found = None
-        while True:
-            with progress() as report, cystore.open(args.path, config=config, progress=report) as store:
-                if found is None:
-                    found = tail.newest(store)
-                else:
-                    tail.later(store)
-                while changes is not None and store.recovery is None:
-                    store.wait_log(tail.position)
-                    tail.later(store)
-            if changes is None:
-                break
-            changes.wait()
-    if not found:
+    follow(args.path, lambda: _opened(args, config), tail.look, go_on=args.follow)
+    if not tail.found:
         write_note(f"there is no message of topic {args.topic}")
         return FOUND_WRONG
     return OK

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
-from cystore import StoreIOError, files
+from cystore import MessageStore, StoreIOError, files
 
 # inotify(7)
 _IN_CREATE, _IN_MOVED_TO, _IN_DELETE_SELF, _IN_MOVE_SELF = 0x100, 0x80, 0x400, 0x800
@@ -44,3 +46,28 @@ class DirectoryChanges:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def follow(
+    path: Path,
+    opened: Callable[[], AbstractContextManager[MessageStore]],
+    look: Callable[[MessageStore], int],
+    *,
+    go_on: bool,
+) -> None:
+    """Looks at a store once, or with `go_on` again whenever the log has grown; while nobody has it open it is let go of.
+
+    `look` returns the position in the log up to which it has seen everything.
+    """
+    with ExitStack() as stack:
+        # Made before the store is looked at, so that nobody can open it unseen.
+        changes = stack.enter_context(DirectoryChanges(path)) if go_on else None
+        while True:
+            with opened() as store:
+                position = look(store)
+                while changes is not None and store.recovery is None:
+                    store.wait_log(position)
+                    position = look(store)
+            if changes is None:
+                return
+            changes.wait()

@@ -80,7 +80,7 @@ class LogPass:
             in_time_order=situation.in_time_order and situation.keep,
             watermark=max(situation.watermark, 0),
             physic_timestamp=situation.physic_timestamp,
-            delay_levels_ms=(),  # tags codes too; RocketMQ may have had other delay levels
+            compare_tags=True,
         )
         self.scanner.limit = EVERYTHING
         self.scanner.move(start, start + self._reader.file_bytes)

@@ -193,6 +193,13 @@ def list_queues(
     }, file_bytes
 
 
+def open_queue(root: Path, topic: str, queue_id: int, file_bytes: int) -> QueueReader | None:
+    """One consume queue whose files have `file_bytes`; None where there is no file."""
+    directory = root / DIRECTORY / topic / str(queue_id)
+    lengths = _lengths(directory)
+    return _reader(topic, queue_id, directory, lengths, file_bytes) if lengths else None
+
+
 def _folders(path: Path) -> list[str]:
     return [entry.name for entry in files.entries(path) if entry.is_dir(follow_symlinks=False)]
 

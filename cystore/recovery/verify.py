@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -69,19 +69,21 @@ def verify(
                         "record", reader.path(file.base), file.base, file.base + log.file_bytes, log.reason
                     )
         if reader.bases:
-            yield from _Verify(root, config, reader, bounds, progress).run()
+            yield from Verifier(root, config, reader, bounds, progress).run()
     finally:
         reader.close()
 
 
-class _Verify:
+class Verifier:
+    """One comparison of a store's files with each other; `run` gives what is wrong."""
+
     def __init__(
         self, root: Path, config: StoreConfig, reader: LogReader, bounds: Bounds, progress: Progress | None
     ) -> None:
         self._root, self._config, self._reader, self._bounds = root, config, reader, bounds
         self._progress = progress
         self._holes = read_holes(root)
-        self._queues, _ = list_queues(root, config.mapped_file_size_consume_queue_bytes, [])
+        self._queues = self._list_queues()
         self._slots: dict[Key, int] = {}
         self._readers: dict[int, QueueReader] = {}
         # The last damaged run of entries of each queue, which may still grow; and of records whose keys are not in the index.
@@ -90,8 +92,15 @@ class _Verify:
         self._broken: list[tuple[int, int]] = []  # damaged ranges of the log
         self._stream = IndexStream([])
 
+    def _list_queues(self) -> Mapping[Key, QueueReader]:
+        return list_queues(self._root, self._config.mapped_file_size_consume_queue_bytes, [])[0]
+
+    def _queue(self, key: Key) -> QueueReader | None:
+        return self._queues.get(key)
+
     def run(self) -> Iterator[Damage]:
-        scanner = kernel.LogScanner(delay_levels_ms=self._config.delay_levels_ms())
+        """Every damaged range."""
+        scanner = kernel.LogScanner(compare_tags=True)
         if self._config.message_index_enable:
             yield from self._index_files(scanner)
         yield from self._walk(scanner, self._bounds.begin, min(self._bounds.dispatched, self._bounds.end))
@@ -160,7 +169,7 @@ class _Verify:
     def _add_queue(self, scanner: kernel.LogScanner) -> None:
         topic, queue_id, queue_offset, *_ = scanner.record()
         key = topic.decode("ascii"), queue_id
-        reader = self._queues.get(key)
+        reader = self._queue(key)
         expected = 0 if self._bounds.begin == 0 else -1
         limit = reader.limit if reader is not None and reader.first <= queue_offset else 0
         slot = scanner.add_queue(topic, queue_id, expected, limit)

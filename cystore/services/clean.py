@@ -2,23 +2,27 @@
 
 Source: DefaultMessageStore.CleanCommitLogService and CleanConsumeQueueService. Different here: a segment's age is that of its
 newest record and not of its file, so copying a store does not make it young; a forced clean is off by default, because other
-people's files must not delete your messages; and what is not yet dispatched or durable stays.
+people's files must not delete your messages; and what is not yet dispatched or durable stays, as do delayed messages that wait.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cystore import clock
 from cystore._native.control import Control
 from cystore._native.failpoint import failpoint
+from cystore.clock import monotonic_s
 from cystore.commit_log import CommitLog
 from cystore.config import StoreConfig
 from cystore.consume_queue import ConsumeQueues
 from cystore.errors import CorruptRecordError
+from cystore.holds import Hold, Holds
 from cystore.index import IndexFiles
+from cystore.services.delivered import DeliveryProgress
 from cystore.services.disk_space import DiskSpace
 from cystore.services.flush import Flusher
 from cystore.services.progress import Progress
@@ -29,6 +33,7 @@ log = logging.getLogger("cystore")
 
 SEGMENTS_AT_ONCE = 10  # CommitLog: DELETE_FILES_BATCH_MAX
 HOUR_MS = 3_600_000
+SETTLE_S = 1.0  # of one run for deliveries that nobody counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +68,13 @@ class Cleaner:
         roller: Roller,
         space: DiskSpace,
         flusher: Flusher,
+        delivered: DeliveryProgress,
         config: StoreConfig,
     ) -> None:
         self._control, self._commit_log, self._queues, self._index = control, commit_log, queues, index
         self._dispatcher, self._config = dispatcher, config
-        self._roller, self._space, self._flusher = roller, space, flusher
+        self._roller, self._space, self._flusher, self._delivered = roller, space, flusher, delivered
+        self.holds = Holds(commit_log.files.directory.parent, control)
         self._hours = {int(hour) for hour in config.delete_when.split(";")}
 
     def run_once(self) -> Progress:
@@ -80,6 +87,7 @@ class Cleaner:
         due = time.localtime(clock.now_ms() / 1000).tm_hour in self._hours
         if not (due or forced or used >= self._config.disk_max_used_space_ratio):
             return Progress(0)
+        self._delivered.settle(monotonic_s() + SETTLE_S)
         self._save_offsets(forced=forced)
         repair = self._control.try_lock("housekeeping")
         if repair is None:
@@ -92,8 +100,13 @@ class Cleaner:
             self._control.unlock("housekeeping")
         return Progress(done.files, more=done.segments == SEGMENTS_AT_ONCE)
 
+    def used_percent(self) -> float:
+        """How full the file system is that holds the store."""
+        return self._space.used_percent()
+
     def clean(self, max_segments: int | None = None) -> Cleaned:
         """Removes what has expired, at any hour. Raises OSError's StoreError for a file that cannot be unlinked."""
+        self._delivered.settle()
         self._save_offsets(forced=False)
         with self._control.locked("housekeeping"):
             return self._clean(max_segments, forced=False)
@@ -109,7 +122,8 @@ class Cleaner:
     def _clean(self, max_segments: int | None, *, forced: bool) -> Cleaned:
         segments = self._commit_log.files
         bases = segments.refresh()
-        expired = [base for base in bases if base < self._end_of_expired(bases, forced=forced)][:max_segments]
+        end = self._end_of_expired(bases, forced=forced)
+        expired = [base for base in bases if base < end][:max_segments]
         if expired:
             self._control.min_physical_offset = max(
                 self._control.min_physical_offset, expired[-1] + segments.file_bytes
@@ -129,20 +143,41 @@ class Cleaner:
     def _end_of_expired(self, bases: list[int], *, forced: bool) -> int:
         """Where the log may begin after this clean, at the earliest where it does now."""
         control, file_bytes = self._control, self._commit_log.file_bytes
-        needed = min(control.dispatched, control.flushed, self._commit_log.files.base_of(control.wrote))
+        needed = min(
+            control.dispatched,
+            control.flushed,
+            self._commit_log.files.base_of(control.wrote),
+            self._delivered.first_needed(),
+        )
         candidates = [base for base in bases if control.min_physical_offset <= base <= needed - file_bytes]
-        if forced:
-            return (
-                candidates[0] + file_bytes if candidates else 0
-            )  # one at a time: the disk is looked at again
-        oldest_kept_ms = clock.now_ms() - self._config.file_reserved_time_h * HOUR_MS
+        now_ms = clock.now_ms()
+        oldest_kept_ms = now_ms - self._config.file_reserved_time_h * HOUR_MS
+        holds = self.holds.read() if candidates else {}
         end = 0
         for base in candidates:
-            newer = self._timestamp_at_or_behind(base + file_bytes)
-            if newer is None or newer > oldest_kept_ms:
+            newest_ms = self._timestamp_at_or_behind(base + file_bytes)
+            expired = forced or (newest_ms is not None and newest_ms <= oldest_kept_ms)
+            if not expired or self._is_held(holds, base + file_bytes, newest_ms, now_ms):
                 break
             end = base + file_bytes
+            if forced:
+                break  # one at a time: the disk is looked at again
         return end
+
+    def _is_held(self, holds: Mapping[str, Hold], end: int, newest_ms: int | None, now_ms: int) -> bool:
+        """Whether somebody needs a segment that ends at `end`; who held it for too long is named in the log."""
+        for name, hold in holds.items():
+            if hold.keeps(end, newest_ms, now_ms):
+                log.info("a hold of %s keeps what is behind %d", name, hold.physical_offset)
+                return True
+            if end > hold.physical_offset:
+                log.warning(
+                    "the hold of %s on what is behind %d is older than its limit of %d h: removed all the same",
+                    name,
+                    hold.physical_offset,
+                    (hold.max_age_ms or 0) // HOUR_MS,
+                )
+        return False
 
     def _timestamp_at_or_behind(self, base: int) -> int | None:
         """The store timestamp of the first record of a segment, no record before which is younger; of the last one when there is

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 
+from cystore import os_threads
 from cystore.errors import StoreClosedError, StoreError
 from cystore.services.progress import Progress
 
 log = logging.getLogger("cystore")
 
+ERROR_INTERVAL_S = 1.0  # where the interval is asked for
+
 
 class ServiceThread:
-    """Calls `run_once` until `stop`: at once while there is more, else after `wait(interval)`.
+    """Calls `run_once` until `stop`: at once while there is more, else after `wait(interval)`; an interval may be asked for each time.
 
     An error of the store is logged when it begins and when it is another one, and the service goes on: space may come back. It
     ends by itself when the store is closed.
@@ -23,14 +25,13 @@ class ServiceThread:
         self,
         name: str,
         run_once: Callable[[], Progress],
-        interval_s: float,
+        interval_s: float | Callable[[], float],
         wait: Callable[[float], None] | None = None,
     ) -> None:
         self._run_once, self._interval_s = run_once, interval_s
-        self._stopping = threading.Event()
+        self._stopping = os_threads.Flag()
         self._wait = wait or self._stopping.wait
-        self._thread = threading.Thread(target=self._run, name=f"cystore-{name}", daemon=True)
-        self._thread.start()
+        self._thread = os_threads.Thread(self._run, f"cystore-{name}")
 
     def _run(self) -> None:
         reported = ""
@@ -39,14 +40,17 @@ class ServiceThread:
                 progress = self._run_once()
                 reported = ""
                 if not progress.more:
-                    self._wait(self._interval_s)
+                    self._wait(self._interval())
             except StoreClosedError:
                 return
             except StoreError as error:
                 if str(error) != reported:
                     log.exception("%s", self._thread.name)
                     reported = str(error)
-                self._stopping.wait(self._interval_s)
+                self._stopping.wait(ERROR_INTERVAL_S if callable(self._interval_s) else self._interval_s)
+
+    def _interval(self) -> float:
+        return self._interval_s() if callable(self._interval_s) else self._interval_s
 
     def stop(self) -> None:
         """Asks the thread to end."""
@@ -54,5 +58,4 @@ class ServiceThread:
 
     def join(self, timeout_s: float | None = None) -> None:
         """Waits until the thread has ended."""
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
+        self._thread.join(timeout_s)

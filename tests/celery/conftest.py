@@ -2,25 +2,48 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from celery import Celery, Task
 
+from cystore import MessageStore
 from cystore.celery.backend import CystoreBackend
 from cystore.celery.stores import close_shared
+from cystore.clock import monotonic_s
 from tests.celery import work
 from tools.processes import ends_with_us
-from tools.redis_server import redis_server
+from tools.redis_server import Redis, redis_server
 
 ROOT = Path(__file__).resolve().parents[2]
 STOP_S = 30
+LOOK_AGAIN_S = 0.2
+WORKER = (
+    "worker",
+    "--queues",
+    work.QUEUE,
+    "--loglevel",
+    "INFO",
+    "--without-gossip",
+    "--without-mingle",
+)
+
+
+@pytest.fixture(autouse=True)
+def _heard(caplog: pytest.LogCaptureFixture) -> None:
+    """What the library logs is captured, whatever another test's module did to its loggers."""
+    caplog.set_level(logging.DEBUG, "cystore")
 
 
 @pytest.fixture
@@ -48,21 +71,41 @@ def backend(make_backend: Callable[..., CystoreBackend]) -> CystoreBackend:
     return make_backend()
 
 
-class Worker:
-    """A worker of `tests.celery.work` as a process group of its own."""
+def wait_for(store: MessageStore, condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Looks again with each append (and now and then, for what no append tells): True when the condition holds in time."""
+    until = monotonic_s() + timeout_s
+    while True:
+        seen = store.wrote_position
+        if condition():
+            return True
+        if monotonic_s() > until:
+            return False
+        store.wait_log(seen, LOOK_AGAIN_S)
 
-    def __init__(self, log: Path, *arguments: str, **environment: str) -> None:
-        self.log = log
-        command = [sys.executable, "-m", "celery", "-A", "tests.celery.work", "worker", "--pool", "prefork"]
-        command += [
-            "--queues",
-            work.QUEUE,
-            "--loglevel",
-            "INFO",
-            "--without-gossip",
-            "--without-mingle",
-            *arguments,
-        ]
+
+def wait_until(condition: Callable[[], object], what: str, limit_s: float = 60.0) -> None:
+    """Returns when the condition holds; fails after `limit_s`."""
+    until = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < until, f"not within {limit_s:.0f} s: {what}"
+        threading.Event().wait(0.02)
+
+
+def take_the_place(of: Redis, new: Redis) -> None:
+    """Who connects to a server that was killed gets the new one from now on."""
+    socket = Path(of.url.removeprefix("unix://"))
+    socket.unlink(missing_ok=True)
+    socket.symlink_to(new.url.removeprefix("unix://"))
+
+
+class Worker:
+    """A worker of `tests.celery.work` as a process group of its own; or another of Celery's programs, `command`."""
+
+    def __init__(
+        self, log: Path, *arguments: str, command: Sequence[str] = WORKER, **environment: str
+    ) -> None:
+        self.log, self._asked = log, False
+        command = [sys.executable, "-m", "celery", "-A", "tests.celery.work", *command, *arguments]
         with open(log, "wb") as output:
             self.process = subprocess.Popen(
                 ends_with_us(command),
@@ -79,10 +122,21 @@ class Worker:
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
+    def children(self) -> list[int]:
+        """The ids of the pool processes that live now."""
+        pid = self.process.pid
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    def ask_to_stop(self) -> None:
+        """Begins a warm shutdown."""
+        if self.process.poll() is None and not self._asked:
+            self._asked = True
+            self.process.terminate()
+
     def stop(self) -> int:
         """Warm shutdown; the exit code."""
+        self.ask_to_stop()
         if self.process.poll() is None:
-            self.process.terminate()
             try:
                 self.process.wait(STOP_S)
             except subprocess.TimeoutExpired:
@@ -93,10 +147,21 @@ class Worker:
 class Fleet:
     """An app in this process, and workers of the same app on the same store and Redis."""
 
-    def __init__(self, folder: Path, broker_url: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        broker_url: str,
+        options: str = "",
+        settings: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
         self.folder, self.store_path = folder, folder / "store"
-        self.environment = {work.BROKER: broker_url, work.BACKEND: f"cystore://{self.store_path}"}
-        self.app = work.make_app(broker_url, self.environment[work.BACKEND])
+        url = f"cystore://{self.store_path}{options}"
+        self.environment = {
+            work.BROKER: broker_url,
+            work.BACKEND: url,
+            work.SETTINGS: json.dumps(dict(settings)),
+        }
+        self.app = work.make_app(broker_url, url, **settings)
         self._workers: list[Worker] = []
 
     @property
@@ -107,22 +172,36 @@ class Fleet:
         """A task of `tests.celery.work`, bound to this fleet's app."""
         return self.app.tasks[task.name]
 
-    def start(self, *arguments: str, **environment: str) -> Worker:
+    def start(self, *arguments: str, pool: str = "prefork", **environment: str) -> Worker:
         log = self.folder / f"worker{len(self._workers)}.log"
         name = f"--hostname=worker{len(self._workers)}@test"
-        self._workers.append(Worker(log, name, *arguments, **{**self.environment, **environment}))
+        self._workers.append(
+            Worker(log, name, "--pool", pool, *arguments, **{**self.environment, **environment})
+        )
+        return self._workers[-1]
+
+    def start_beat(self, **environment: str) -> Worker:
+        """Beat of the same app, with the store's duties in its schedule."""
+        log, schedule = self.folder / "beat.log", self.folder / "celerybeat-schedule"
+        command = ["beat", "--schedule", str(schedule), "--pidfile", "", "--loglevel", "INFO"]
+        self._workers.append(
+            Worker(log, command=command, **{**self.environment, work.DUTIES: "1", **environment})
+        )
         return self._workers[-1]
 
     def stop(self) -> None:
+        for worker in self._workers:
+            worker.ask_to_stop()
         for worker in self._workers:
             worker.stop()
         close_shared()
 
 
 @contextmanager
-def fleet_in(folder: Path) -> Iterator[Fleet]:
+def fleet_in(folder: Path, options: str = "", **settings: object) -> Iterator[Fleet]:
+    """`options` belong into the URL of the result backend, `settings` into the app of every process."""
     with redis_server(own=True) as redis:
-        fleet = Fleet(folder, redis.broker_url)
+        fleet = Fleet(folder, redis.broker_url, options, settings)
         try:
             yield fleet
         finally:

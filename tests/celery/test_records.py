@@ -3,7 +3,7 @@ model that replays the same records oldest first, the way a key-value backend ap
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 from celery import states
@@ -28,6 +28,7 @@ STATES = [
 class Record:
     tags: str
     body: bytes = b"{}"
+    properties: dict[str, str] = field(default_factory=dict)
 
 
 @given(st.text(min_size=1))
@@ -68,6 +69,12 @@ def replayed(oldest_first: list[Record]) -> Record | None:
 def test_folding_is_what_a_key_value_backend_does(names):
     written = [Record(name, b"" if name == records.FORGET else b"{}") for name in names]
     assert records.fold(reversed(written)) is replayed(written)
+
+
+@given(st.lists(st.tuples(st.sampled_from(STATES[:-1]), st.booleans())))
+def test_what_came_too_late_from_another_host_changes_nothing(rows):
+    written = [Record(name, properties={records.LATE: "1"} if late else {}) for name, late in rows]
+    assert records.fold(reversed(written)) is replayed([one for one in written if not one.properties])
 
 
 def test_a_state_of_the_apps_own_may_have_the_tombstones_name():

@@ -37,7 +37,7 @@ def writer_of(url: str) -> Iterator[Process]:
 
 def write(writer: Process, task_id: str, state: str = states.SUCCESS) -> None:
     """Has a result stored, at some time from now on."""
-    result = "ValueError(task_id)" if state == states.FAILURE else "task_id"
+    result = "ValueError(task_id)" if state in states.EXCEPTION_STATES else "task_id"
     writer.send(f"app.backend.store_result(task_id, {result}, state); None", task_id=task_id, state=state)
 
 
@@ -150,6 +150,19 @@ def test_callbacks_may_wait_themselves(backend, url):
         write(writer, "second")
         assert waiter.finish() == "first"
     assert got == ["second"]
+
+
+def test_who_waits_may_see_every_state_on_the_way(make_backend, url):
+    backend = make_backend()
+    seen, waits = [], threading.Event()
+    pending = AsyncResult("t", backend=backend)
+    waiter = Waiter(lambda: pending.get(on_message=seen.append, on_interval=waits.set))
+    with writer_of(url) as writer:
+        assert waits.wait(HANGS_AFTER_S)
+        for state in (states.STARTED, "PROGRESS", states.RETRY, states.SUCCESS):
+            write(writer, "t", state)
+        assert waiter.finish() == "t"
+    assert [meta["status"] for meta in seen] == [states.STARTED, "PROGRESS", states.RETRY, states.SUCCESS]
 
 
 def test_a_stopped_dispatcher_holds_no_result_up(backend, url, tmp_path):

@@ -73,7 +73,7 @@ def test_a_chain_and_its_parents(fleet):
     assert result.parent.get(timeout=PATIENCE_S) == 2
 
 
-def test_a_chord_by_celerys_own_polling(fleet):
+def test_a_chord(fleet):
     result = chord(fleet.task(work.add).s(number, number) for number in range(4))(fleet.task(work.total).s())
     assert result.get(timeout=PATIENCE_S) == 12
 

@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+import json
 import os
+import signal
 from pathlib import Path
+from typing import Any
 
-from celery import Celery, shared_task, signals
+from celery import Celery, group, shared_task, signals
+from celery.result import AsyncResult, allow_join_result
 
 BROKER, BACKEND, OPEN_EARLY = "CYSTORE_TEST_BROKER", "CYSTORE_TEST_BACKEND", "CYSTORE_TEST_OPEN_EARLY"
+DIE_IN, DIED, CLAIM_S = "CYSTORE_TEST_DIE_IN", "CYSTORE_TEST_DIED", "CYSTORE_TEST_CLAIM_S"
+DUTIES, SETTINGS = (
+    "CYSTORE_TEST_DUTIES",
+    "CYSTORE_TEST_SETTINGS",
+)  # the store's duties; further settings as JSON
 QUEUE = "cystore_tests"
-REDELIVER_AFTER_S = 2
+REDELIVER_AFTER = "CYSTORE_TEST_REDELIVER_AFTER_S"
+REDELIVER_AFTER_S = 2  # unless the environment says otherwise
 MARKED = "MARKED"  # a state of the app's own
 
 
-def make_app(broker_url: str, result_backend: str) -> Celery:
+def make_app(broker_url: str, result_backend: str, **settings: object) -> Celery:
     """A new app with the tasks below (and every other shared one)."""
     app = Celery("work", broker=broker_url, backend=result_backend)
+    redeliver_after_s = float(os.environ.get(REDELIVER_AFTER, REDELIVER_AFTER_S))
     app.conf.update(
         result_backend_thread_safe=True,
+        **settings,
         task_default_queue=QUEUE,
         task_acks_late=True,
         task_reject_on_worker_lost=True,
         task_track_started=True,
         worker_prefetch_multiplier=1,
         broker_transport_options={
-            "visibility_timeout": REDELIVER_AFTER_S,
+            "visibility_timeout": redeliver_after_s,
             "unacked_restore_interval": 1,
             "unacked_restore_throttle": 1,
             "unacked_mutex_expire": REDELIVER_AFTER_S,
@@ -48,6 +62,33 @@ def total(values: list[int]) -> int:
 
 
 @shared_task
+def same(value: Any) -> Any:
+    return value
+
+
+@shared_task(bind=True)
+def adds_to_its_chord(self, x: int) -> int:
+    self.add_to_chord(add.s(x, 100))
+    return x
+
+
+@shared_task(bind=True)
+def becomes_a_group(self, x: int) -> None:
+    self.replace(group(add.s(x, 1), add.s(x, 2)))
+
+
+@shared_task
+def waits_for_its_child() -> int:
+    with allow_join_result():
+        return add.delay(1, 1).get(timeout=60)
+
+
+@shared_task
+def tell_error(task_id: str, path: str) -> None:
+    Path(path).write_text(task_id)
+
+
+@shared_task
 def process_id() -> int:
     return os.getpid()
 
@@ -55,6 +96,48 @@ def process_id() -> int:
 @shared_task
 def fail(text: str) -> None:
     raise SpecialError(text)
+
+
+@shared_task
+def fail_at_length(characters: int) -> None:
+    raise SpecialError("x" * characters)
+
+
+@shared_task
+def text_of(characters: int, runs: str) -> str:
+    """Leaves a mark in the file `runs` each time that it runs."""
+    with open(runs, "a") as file:
+        file.write("ran\n")
+    return "x" * characters
+
+
+@shared_task
+def what_no_serializer_takes(runs: str) -> object:
+    with open(runs, "a") as file:
+        file.write("ran\n")
+    return object()
+
+
+@shared_task
+def raw_bytes() -> dict[str, bytes]:
+    return {"raw": bytes(range(256))}
+
+
+@shared_task(ignore_result=True)
+def ignored() -> int:
+    return 1
+
+
+@shared_task(bind=True)
+def progress(self) -> str:
+    self.update_state(state=MARKED, meta={"done": 1})
+    return "done"
+
+
+@shared_task(acks_late=False)
+def result_of(task_id: str, timeout_s: float) -> object:
+    with allow_join_result():
+        return AsyncResult(task_id).get(timeout=timeout_s)
 
 
 @shared_task(bind=True, max_retries=3)
@@ -80,8 +163,33 @@ def wait_unless_redelivered(self, marker: str, fifo: str) -> str:
     return Path(fifo).read_text()  # nobody ever writes into it
 
 
+def die_in(place: str, marker: str) -> None:
+    """Kills the first process that calls `module:Class.method`, and only that one: it leaves the marker."""
+    module, _, path = place.partition(":")
+    owner, name = path.split(".")
+    cls = getattr(importlib.import_module(module), owner)
+    method = getattr(cls, name)
+
+    @functools.wraps(method)
+    def deadly(*args: Any, **kwargs: Any) -> Any:
+        try:
+            os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return method(*args, **kwargs)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(cls, name, deadly)
+
+
 if BROKER in os.environ:
-    app = make_app(os.environ[BROKER], os.environ[BACKEND])
+    app = make_app(os.environ[BROKER], os.environ[BACKEND], **json.loads(os.environ.get(SETTINGS, "{}")))
+    app.conf.cystore_chord_claim_s = float(os.environ.get(CLAIM_S, 0)) or None
+    if DIE_IN in os.environ:
+        die_in(os.environ[DIE_IN], os.environ[DIED])
+    if os.environ.get(DUTIES):
+        from cystore.celery.tasks import install
+
+        install(app)
 
     @signals.worker_init.connect(weak=False)
     def open_in_the_main_process(**_: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -11,12 +12,16 @@ from cystore.config import StoreConfig
 from cystore.errors import StoreConfigError, StoreFormatError
 from cystore.holes import Hole, Holes, parse_holes, render_holes
 from cystore.offsets import (
+    DELAY_OFFSETS,
     OFFSET_MAX,
     QUEUE_OFFSETS,
+    DelayOffsets,
     QueueOffsets,
     parse_offsets,
+    read_delay_offsets,
     read_queue_offsets,
     render_offsets,
+    write_delay_offsets,
     write_queue_offsets,
 )
 from tests.fuzz.target import Target, Wrong, same
@@ -59,6 +64,26 @@ def run_queue_offsets(data: bytes) -> None:
             raise Wrong(f"{topic!r}/{queue_id!r}: {offset!r}")
     if found.physical_offset < 0:
         raise Wrong(f"physical offset {found.physical_offset}")
+
+
+def run_delay_offsets(data: bytes) -> None:
+    """Whole, or as its copy: nothing that is no table of offsets is taken for one, and what is right is read again."""
+    path = ROOT / "config" / DELAY_OFFSETS
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(data)
+    damaged: list[Path] = []
+    try:
+        found = read_delay_offsets(ROOT, lambda offsets: None, damaged)
+    except StoreFormatError:
+        same("damaged", damaged[0], path)
+        return
+    for level, offset in found.table.items():
+        if type(level) is not int or not 0 <= offset <= OFFSET_MAX or found.physical_offset < 0:
+            raise Wrong(f"{found}")
+    again = Path(tempfile.mkdtemp(dir=ROOT))
+    write_delay_offsets(again, found)
+    same("written and read again", read_delay_offsets(again, lambda offsets: None, []), found)
+    shutil.rmtree(again)
 
 
 def run_holes(data: bytes) -> None:
@@ -109,6 +134,17 @@ def _offsets() -> list[bytes]:
     ]
 
 
+def _delay_offsets() -> list[bytes]:
+    root = Path(tempfile.mkdtemp(dir=ROOT))
+    write_delay_offsets(root, DelayOffsets({1: 5, 18: 600}, 4711))
+    return [
+        (root / "config" / DELAY_OFFSETS).read_bytes(),
+        b'{\n\t"offsetTable":{1:6,2:5\n\t}\n}',
+        b'{"offsetTable":{"1":{"2":3}},"physicalOffset":-1}',
+        b'{"offsetTable":{"x":1}}',
+    ]
+
+
 def _holes() -> list[bytes]:
     return [
         render_holes(Holes([Hole(0, 10, "checksum", "0-10", 1), Hole(50, 61)])),
@@ -131,6 +167,7 @@ TARGETS = (
     Target("checkpoint", run_checkpoint, _checkpoints, python=True),
     Target("offsets", run_offsets, _offsets, python=True),
     Target("queue_offsets", run_queue_offsets, _offsets, per_second=8_000, python=True),
+    Target("delay_offsets", run_delay_offsets, _delay_offsets, per_second=1_500, python=True),
     Target("holes", run_holes, _holes, python=True),
     Target("config", run_config, _configs, per_second=5_000, python=True),
 )

@@ -298,12 +298,13 @@ atexit.register(_Open.close)  # before the folder is removed
 
 
 def run_put(data: bytes) -> None:
-    """What users give: a put refuses it, or the message comes back as it was."""
+    """What users give: a put refuses it, or the message comes back as it was; delayed, it comes to its topic as it was."""
     if _Open.store is None or _Open.puts % 3000 == 0:
         _Open.close()
         shutil.rmtree(ROOT / "puts", ignore_errors=True)
         _Open.store = cystore.open(
-            ROOT / "puts", **{**SETTINGS, "mapped_file_size_commit_log_bytes": 1 << 20}
+            ROOT / "puts",
+            **{**SETTINGS, "mapped_file_size_commit_log_bytes": 1 << 20, "message_delay_level": "0s"},
         )
     _Open.puts += 1
     body, *rest = data.split(b"\0")
@@ -312,17 +313,22 @@ def run_put(data: bytes) -> None:
         *("T", "k", "", "n", "v")[len(rest[:5]) :],
     )
     try:
-        put = _Open.store.put(topic, body, keys=(key,), tags=tag, properties={name: value} if name else None)
+        given = {"keys": (key,), "tags": tag, "properties": {name: value} if name else None}
+        put = _Open.store.put(topic, body, **given)
+        waiting = _Open.store.put(topic, body, **given, delay_level=1 + len(data) % 3)
     except MessageIllegalError:
         return
     except cystore.StoreFullError:
         _Open.puts = 0  # every queue is taken
         return
-    found = _Open.store.read(put.physical_offset)
-    same("message", (found.topic, bytes(found.body), found.keys), (topic, body, (key,) if key else ()))
-    same("tag", found.tags or "", tag)
-    if name:
-        same("property", found.properties.get(name, ""), value)  # an empty one is as good as none
+    same("delivered", _Open.store.deliver(), 1)
+    _, delivered = _Open.store.scan(waiting.physical_offset)
+    same("its level", delivered.delay_level, 1)
+    for found in (_Open.store.read(put.physical_offset), delivered):
+        same("message", (found.topic, bytes(found.body), found.keys), (topic, body, (key,) if key else ()))
+        same("tag", found.tags or "", tag)
+        if name:
+            same("property", found.properties.get(name, ""), value)  # an empty one is as good as none
 
 
 EDITS = [

@@ -60,6 +60,7 @@ REACHED_BY = {
     "ext": "ext",
     "index": "index",
     "dispatch": "recovery",
+    "delay": "put",
     "scan": "scan",
     "mend": "mend",
     "failpoint": "recovery",

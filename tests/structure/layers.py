@@ -23,6 +23,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "cystore.host",
             "cystore.segments",
             "cystore.locks",
+            "cystore.os_threads",
         ),
     ),
     (
@@ -34,6 +35,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "cystore.index",
             "cystore.checkpoint",
             "cystore.offsets",
+            "cystore.holds",
             "cystore.holes",
             "cystore.stats",
         ),
@@ -47,12 +49,20 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "cystore.reader",
             "cystore.append_policy",
             "cystore.attach",
+            "cystore.snapshot",
         ),
     ),
     ("L5 the store", ("cystore.store", "cystore")),
     (
         "L6 what users plug in",
-        ("cystore.cli*", "cystore.celery*", "cystore.spark*", "cystore.arrow", "cystore.__main__"),
+        (
+            "cystore.cli*",
+            "cystore.celery*",
+            "cystore.spark*",
+            "cystore.arrow",
+            "cystore.__main__",
+            "pyspark_cystore",
+        ),
     ),
     ("L7 the ready-made app", ("celery_app*",)),
 )
@@ -62,6 +72,7 @@ NEEDS_EXTRA: tuple[tuple[str, str], ...] = (
     ("cystore.celery*", "celery"),
     ("celery_app*", "celery"),
     ("cystore.spark*", "pyspark"),
+    ("pyspark_cystore", "pyspark"),
     ("cystore.arrow", "pyarrow"),
 )
 

@@ -68,10 +68,12 @@ def _run(document: str, sources: list[Block], folder: Path) -> subprocess.Comple
     )
 
 
+IN_SPARK = ("docs/spark.md",)  # run by tests/spark/test_docs.py, which has a session
 WITH_PYTHON = [
     path
     for path in DOCUMENTS
-    if any(b.language in ("python", "py") and b.run for b in blocks(path.read_text()))
+    if name_of(path) not in IN_SPARK
+    and any(b.language in ("python", "py") and b.run for b in blocks(path.read_text()))
 ]
 
 

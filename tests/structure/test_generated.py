@@ -48,7 +48,14 @@ def test_stubs_match_the_built_modules():
         "--ignore-unused-allowlist",
         "--ignore-disjoint-bases",
     )
-    done = _run("-m", "mypy.stubtest", *(module_of(path) for path in KERNELS), *allowed)
+    done = _run(
+        "-m",
+        "mypy.stubtest",
+        "--mypy-config-file",
+        "pyproject.toml",
+        *(module_of(path) for path in KERNELS),
+        *allowed,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

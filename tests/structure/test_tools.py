@@ -129,7 +129,7 @@ def test_a_group_beyond_its_budget_is_reported():
 def test_every_test_is_in_one_group():
     """The selections of the groups that run the whole tree leave nothing out and take nothing twice."""
     whole = [group.markers for group in run_tests.GROUPS if group.paths == ("tests",)]
-    names = ["crash", "rocketmq", "celery"]
+    names = ["crash", "rocketmq", "celery", "spark"]
     for marker in [None, *names]:
         values = {name: name == marker for name in names}
         assert sum(bool(eval(selection, {}, values)) for selection in whole) == 1

@@ -64,7 +64,20 @@ REFUSED = {
     "exclusive": (1, "yes", None),
     "read_only": (0,),
     "store_host": (10911, None),
-    "message_delay_level": ("1x", "1s s", "1s  -2s", 5),
+    "message_delay_level": (
+        "1x",
+        "1s s",
+        "1s  -2s",
+        5,
+        "",
+        " ",
+        "1s " * 65,
+        "36501d",
+        "1" * 5000 + "s",
+        "\u0661s",
+        "1 s",
+        "1.5s",
+    ),
     "services": (7, ("flush", "dispatch"), "sweep"),
 }
 
@@ -109,13 +122,15 @@ def test_configuration_does_not_change():
 def test_delay_levels_are_milliseconds():
     assert StoreConfig().delay_levels_ms()[:5] == (1000, 5000, 10000, 30000, 60000)
     assert StoreConfig(message_delay_level="2h 1d").delay_levels_ms() == (7_200_000, 86_400_000)
-    assert StoreConfig(message_delay_level="").delay_levels_ms() == ()
+    assert StoreConfig.delay_level_text((7_200_000, 0)) == "7200s 0s"
+    text = "36500d " * 64
+    assert StoreConfig(message_delay_level=text).delay_levels_ms() == (3_153_600_000_000,) * 64
 
 
 @pytest.mark.parametrize(
     ("given", "names"),
     [
-        ("all", ("flush", "allocate", "reput", "clean")),
+        ("all", ("flush", "allocate", "reput", "schedule", "clean")),
         ("none", ()),
         ("reput", ("reput",)),
         (["flush"], ("flush",)),

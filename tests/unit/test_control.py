@@ -182,6 +182,8 @@ def test_closed_handle_refuses_everything(control):
         "more_queue_bytes": (),
         "wake_append": (),
         "wake_flush": (),
+        "duty_word": (0, 0),
+        "set_duty_word": (0, 0, 0),
     }
     control.detach()
     assert control.closed

@@ -14,11 +14,12 @@ import pytest
 
 import cystore
 from cystore.offsets import QueueOffsets, write_queue_offsets
+from cystore.recovery.verify import verify
 from cystore.segments import Mode
 from tests.oracle import queue
 from tests.oracle import store as oracle
 from tests.oracle.log import lay_out
-from tests.oracle.record import ROCKETMQ_MAGIC
+from tests.oracle.record import ROCKETMQ_MAGIC, SCHEDULE_TOPIC
 from tests.property import stores
 from tests.unit.recovery_stores import FILE_BYTES, make_records, write
 
@@ -100,6 +101,43 @@ def test_a_damaged_entry_is_written_again(tmp_path, what, data, at, number, clea
     store = write(tmp_path / "s", make_records(60), durable=-1, clean=clean)
     damage_entry(store, 1, number, data, at)
     open_and_close(store)
+    assert_queues_follow(store)
+
+
+def delayed_store(path, clean):
+    records = [
+        replace(
+            record, topic=SCHEDULE_TOPIC, raw_properties=b"DELAY\x01%d\x02TAGS\x01a" % (record.queue_id + 1)
+        )
+        for record in make_records(60)
+    ]
+    return write(path, records, durable=-1, clean=clean)
+
+
+@pytest.mark.parametrize("bit", [0, 1, 9, 20, 40, 61, 62])
+@pytest.mark.parametrize("clean", [True, False])
+def test_due_times_are_compared(tmp_path, bit, clean):
+    """Whatever the levels were, a due time is whole seconds behind the store timestamp."""
+    store = delayed_store(tmp_path / "s", clean)
+    file = store.path / "consumequeue" / SCHEDULE_TOPIC / "1" / "0".zfill(20)
+    content = bytearray(file.read_bytes())
+    content[7 * ENTRY + 12 + 7 - bit // 8] ^= 1 << bit % 8
+    file.write_bytes(content)
+    assert [damage.kind for damage in verify(store.path, store.config, abnormal=not clean)].count(
+        "consume_queue"
+    ) == 1
+    open_and_close(store)
+    assert_queues_follow(store)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_other_levels_later_are_no_damage(tmp_path, clean):
+    store = delayed_store(tmp_path / "s", clean)
+    other = {"message_delay_level": "7s 2d"}
+    config = replace(store.config, **other)
+    assert "consume_queue" not in {d.kind for d in verify(store.path, config, abnormal=not clean)}
+    report = open_and_close(store, **other)
+    assert report.queues_cut == 0
     assert_queues_follow(store)
 
 

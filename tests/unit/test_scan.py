@@ -9,7 +9,6 @@ from cystore._native import scan
 from tests.oracle import queue
 from tests.oracle.index import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES, IndexFile, build
 from tests.oracle.log import lay_out
-from tests.oracle.record import DELAY_LEVELS_MS
 from tests.unit.recovery_stores import make_records
 
 SLOTS, CAPACITY = 7, 100
@@ -100,7 +99,7 @@ def test_entries_are_asked_for_and_compared():
 
 @pytest.mark.parametrize("at", [7, 11, 19])
 def test_another_entry_stops_and_a_limit_makes_it_missing(at):
-    walk = Walk(delay_levels_ms=DELAY_LEVELS_MS)
+    walk = Walk(compare_tags=True)
     walk.add_queues(limit=10)
     wrong = bytearray(walk.entries(1))
     wrong[20 * 3 + at] ^= 1
@@ -114,7 +113,7 @@ def test_another_entry_stops_and_a_limit_makes_it_missing(at):
     assert walk.scanner.queue_missing(1) == walk.records[7].physical_offset
 
 
-def test_without_delay_levels_tags_are_not_compared():
+def test_tags_are_compared_only_where_asked_for():
     walk = Walk()
     walk.add_queues(limit=10)
     wrong = bytearray(walk.entries(1))

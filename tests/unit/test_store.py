@@ -448,7 +448,13 @@ def test_services_run_in_threads_and_end_with_the_store(path):
         path, services="all", flush_interval_commit_log_ms=1, flush_commit_log_least_pages=0
     ) as store:
         names = {thread.name for thread in threading.enumerate()} - before
-        assert names == {"cystore-flush", "cystore-allocate", "cystore-reput", "cystore-clean"}
+        assert names == {
+            "cystore-flush",
+            "cystore-allocate",
+            "cystore-reput",
+            "cystore-schedule",
+            "cystore-clean",
+        }
         store.put("T", b"1", keys=("k",))
         slot = store._parts.control.find_queue("T", 0)
         ticks = threading.Event()

@@ -1,0 +1,22 @@
+"""The commands under ``celery -A APP cystore``: one small module for each. They only read, and no worker has to run."""
+
+from __future__ import annotations
+
+import click
+
+from cystore.celery.commands import failures, history, status, tail, top
+from cystore.cli.program import whole_streams
+
+EPILOG = """\b
+Exit codes: 0 done, 1 nothing found, 2 wrong usage or an error of the store.
+Every command takes --json, and --help shows examples."""
+
+
+@click.group(epilog=EPILOG)
+def cystore(**_preload: object) -> None:
+    """What the app's store knows about its tasks (result_backend = cystore:///path)."""
+    whole_streams()
+
+
+for module in (status, history, failures, tail, top):
+    cystore.add_command(module.command)

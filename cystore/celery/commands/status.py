@@ -1,0 +1,103 @@
+"""`celery cystore status`: how things stand. Each section of the answer is one function; more can be added to `SECTIONS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cystore.celery import events, lifecycle, records
+from cystore.celery.commands import common
+from cystore.cli import facts
+from cystore.cli.attached import attached
+from cystore.cli.info import STATES, positions
+from cystore.cli.output import one_line, size_text, time_text, write_json, write_line, write_table
+
+TOPICS = (records.RESULTS, records.GROUPS, events.EVENTS)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the status: what it says as JSON values, and how that is shown to people."""
+
+    facts: Callable[[click.Context], dict[str, Any]]
+    show: Callable[[dict[str, Any]], None]
+
+
+def _store_facts(ctx: click.Context) -> dict[str, Any]:
+    """This host's store."""
+    location = common.location_of(ctx)
+    path = Path(location.path)
+    with common.told_errors():
+        state = facts.state(path)
+        use = facts.disk_use(path)["total"]
+    told: dict[str, Any] = {
+        "path": str(path),
+        "state": state.name,
+        "writable": state.writable,
+        "disk": asdict(use),
+        "lifecycle": bool(ctx.obj.app.conf.get(lifecycle.SETTING, True)),
+    }
+    if state.name == "exclusive":
+        return told
+    with common.told_errors(), attached(path, common.settings_of(location)) as parts:
+        at = positions(parts)
+    names = (
+        "wrote",
+        "flushed",
+        "dispatched",
+        "dispatch_behind_bytes",
+        "last_store_timestamp_ms",
+        "put_count",
+    )
+    return {
+        **told,
+        **{name: at["positions"][name] for name in names},
+        "topics": {topic: _count(at["queues"], topic) for topic in TOPICS},
+    }
+
+
+def _count(queues: list[dict[str, Any]], topic: str) -> dict[str, int]:
+    """Queues and messages of a topic, dispatched or not."""
+    mine = [queue for queue in queues if queue["topic"] == topic]
+    return {
+        "queues": len(mine),
+        "messages": sum(queue["next_offset"] - queue["min_offset"] for queue in mine),
+    }
+
+
+def _show_store(told: dict[str, Any]) -> None:
+    write_line(f"store: {one_line(told['path'])}: {STATES[told['state']]}")
+    write_line(f"lifecycle log: {'on' if told['lifecycle'] else 'off'}")
+    disk = told["disk"]
+    write_line(f"disk: {size_text(disk['allocated_bytes'])} in {disk['files']} files")
+    if "wrote" not in told:
+        return
+    write_line(
+        f"log: written to {told['wrote']}, flushed to {told['flushed']}, dispatched to {told['dispatched']}"
+    )
+    write_line(f"dispatch behind: {told['dispatch_behind_bytes']} bytes")
+    write_line(f"last message: {time_text(told['last_store_timestamp_ms'])}")
+    write_table(
+        ("topic", "queues", "messages"),
+        [(topic, counts["queues"], counts["messages"]) for topic, counts in told["topics"].items()],
+    )
+
+
+SECTIONS: dict[str, Section] = {"store": Section(_store_facts, _show_store)}
+
+
+@click.command("status", epilog=common.examples("status", "status --json"))
+@common.json_option
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> None:
+    """Where the app's store is, who has it open, what it holds and takes, how far dispatch is behind."""
+    told = {name: section.facts(ctx) for name, section in SECTIONS.items()}
+    if as_json:
+        write_json(told)
+        return
+    for name, section in SECTIONS.items():
+        section.show(told[name])

@@ -1,0 +1,79 @@
+"""`celery cystore tail`: the newest entries, and those that come."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import click
+
+from cystore import MessageStore
+from cystore.celery import history
+from cystore.celery.commands import common
+from cystore.celery.events import Event
+from cystore.celery.history import Transition
+from cystore.cli.output import write_note
+from cystore.cli.watch import follow as follow_store
+
+
+class _Tail:
+    """Writes entries in the order in which they happened; `position` is the place in the log up to which that is done."""
+
+    def __init__(self, name: str | None, states: tuple[str, ...], lines: int, as_json: bool) -> None:
+        self._name, self._states, self._lines, self._as_json = name, states, lines, as_json
+        self.position: int | None = None
+
+    def look(self, store: MessageStore) -> int:
+        """Writes what is new: at first the newest entries."""
+        end, begin = store.wrote_position, self.position
+        entries = self._newest(store, end) if begin is None else self._later(store, min(begin, end), end)
+        for entry in entries:
+            common.write_entry(entry, as_json=self._as_json)
+        sys.stdout.flush()
+        self.position = end
+        return end
+
+    def _newest(self, store: MessageStore, end: int) -> list[Event | Transition]:
+        found = history.entries(store, name=self._name, states=self._states)
+        return list(islice((entry for entry in found if entry.physical_offset < end), self._lines))[::-1]
+
+    def _later(self, store: MessageStore, begin: int, end: int) -> Iterator[Event | Transition]:
+        minimum = store.stats()["min_physical_offset"]
+        if begin < minimum:
+            write_note(f"the log from {begin} to {minimum} was removed before it was shown")
+            begin = minimum
+        for message in store.scan(begin, end):
+            entry = history.entry_of(message)
+            if (
+                entry is not None
+                and (self._name is None or entry.name == self._name)
+                and (not self._states or entry.state in self._states)
+            ):
+                yield entry
+
+
+@click.command(
+    "tail", epilog=common.examples("tail -f", "tail -n 50 --name shop.charge --state FAILED --state RETRIED")
+)
+@click.option("-f", "--follow", "go_on", is_flag=True, help="Go on with what comes; Ctrl-C ends it.")
+@click.option(
+    "-n", "--lines", type=click.IntRange(min=0), default=10, show_default=True, help="Begin with so many."
+)
+@click.option("--name", help="Only tasks of this name.")
+@click.option("--state", "states", multiple=True, help="Only this event or result state; may be repeated.")
+@common.json_option
+@click.pass_context
+def command(
+    ctx: click.Context, go_on: bool, lines: int, name: str | None, states: tuple[str, ...], as_json: bool
+) -> None:
+    """The newest events and results in the order in which they happened, and with -f those that any process adds."""
+    location = common.location_of(ctx)
+    shown = _Tail(name, states, lines, as_json)
+    try:
+        with common.told_errors():
+            follow_store(Path(location.path), lambda: common.reading(location), shown.look, go_on=go_on)
+    except KeyboardInterrupt:
+        ctx.exit(128 + signal.SIGINT)

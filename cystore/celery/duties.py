@@ -1,0 +1,312 @@
+"""What the duties are, and how one is run: a lease, then step after step until nothing is left or the time is over.
+
+The lease is in Redis where the app has one that answers, else in the store's control block. Both give tokens out of one row, for
+acquiring passes the store's highest token on, and every step is refused to a token that is older than the newest one: whatever
+Redis says, two never do a duty at once (`cystore.services.duties`). A kill leaves a lease that ends by itself, and of the step what
+the store's own locks leave to their next owner.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from celery.exceptions import ImproperlyConfigured
+
+from cystore import FencedError, MessageStore, StoreClosedError, StoreError, StoreTimeoutError
+from cystore.celery import chords
+from cystore.celery.backend import CystoreBackend
+from cystore.celery.identity import store_id_of
+from cystore.celery.redis_urls import RedisAwayError, redis_location_of
+from cystore.clock import monotonic_s, now_ms
+from cystore.services.duties import Duties, DutyRun, Outcome
+
+log = logging.getLogger("cystore.celery")
+
+LOCK_WAIT_S = 0.1  # for somebody who is inside of a step at the moment
+STEP_BYTES = 4 << 20  # of log dispatched in one step, some 15 ms
+STEP_MESSAGES = 1_000  # delivered in one step
+EXPIRES_PERIODS = 0.8  # a tick that nobody took expires before the next one comes
+SCRUB_ROUND_MS = 3_600_000  # a small store is not verified all the time
+
+
+@dataclass(frozen=True)
+class Duty:
+    """`step(app, store)` does a bounded piece and returns (how much it did, whether more is left). Times in s: a tick comes every
+    `period_s`, begins no step after `bound_s`, and has a lease of `lease_s`, which no step takes."""
+
+    name: str
+    period_s: float
+    bound_s: float
+    lease_s: float
+    step: Callable[[Any, MessageStore], tuple[int, bool]]
+
+    @property
+    def task(self) -> str:
+        """The name of its task."""
+        return f"cystore.{self.name}"
+
+    @property
+    def expires_s(self) -> float:
+        """How long a tick may wait for a worker."""
+        return self.period_s * EXPIRES_PERIODS
+
+
+def _reput(app: Any, store: MessageStore) -> tuple[int, bool]:
+    """Fills consume queues and index with what was appended; counts bytes of log. Without it readers do the same before they read.
+    Source: DefaultMessageStore.ReputMessageService."""
+    done = store.dispatch(max_bytes=STEP_BYTES, timeout_s=LOCK_WAIT_S)
+    return done, done > 0
+
+
+def _deliver(app: Any, store: MessageStore) -> tuple[int, bool]:
+    """Delivers delayed messages that are due; counts them. Source: ScheduleMessageService."""
+    done = store.deliver(max_messages=STEP_MESSAGES, timeout_s=LOCK_WAIT_S)
+    return done, done > 0
+
+
+def _sweep_chords(app: Any, store: MessageStore) -> tuple[int, bool]:
+    """Ends chords whose parts are all there and whose claim was lost; counts bodies sent."""
+    return chords.sweep(app, store), False
+
+
+def _clean(app: Any, store: MessageStore) -> tuple[int, bool]:
+    """Begins a segment by time, looks at the disk, removes what expired; counts files. Source:
+    DefaultMessageStore.CleanCommitLogService and CleanConsumeQueueService."""
+    progress = store.clean_due()
+    return progress.done, progress.more
+
+
+def _flush(app: Any, store: MessageStore) -> tuple[int, bool]:
+    """Makes the log durable; counts bytes. Source: CommitLog.FlushRealTimeService."""
+    return store.flush_log(), False
+
+
+def _checkpoint(app: Any, store: MessageStore) -> tuple[int, bool]:
+    """Makes queues, index and the checkpoint durable; counts bytes of log. Source: DefaultMessageStore.FlushConsumeQueueService."""
+    return store.checkpoint(), False
+
+
+def _scrub(app: Any, store: MessageStore) -> tuple[int, bool]:
+    """Verifies the next slice of the store; counts bytes of log."""
+    found = store.scrub(pause_ms=SCRUB_ROUND_MS)
+    return found.end - found.begin, False
+
+
+REPUT = Duty("reput", 1.0, 0.5, 5.0, _reput)
+DELIVER_DELAYED = Duty("deliver_delayed", 1.0, 0.5, 5.0, _deliver)
+CLEAN_EXPIRED = Duty("clean_expired", 10.0, 2.0, 30.0, _clean)
+FLUSH = Duty("flush", 2.0, 1.0, 15.0, _flush)
+CHECKPOINT = Duty("checkpoint", 30.0, 5.0, 30.0, _checkpoint)
+CHORD_SWEEP = Duty("chord_sweep", 5.0, 2.0, 15.0, _sweep_chords)
+SCRUB = Duty("scrub", 10.0, 1.0, 15.0, _scrub)
+ALL: dict[str, Duty] = {
+    duty.name: duty for duty in (REPUT, DELIVER_DELAYED, CLEAN_EXPIRED, FLUSH, CHECKPOINT, CHORD_SWEEP, SCRUB)
+}
+
+
+class Held(Protocol):
+    """A lease, of Redis or of the control block."""
+
+    token: int
+
+    def renew(self) -> bool: ...
+    def progress(self, done: int) -> bool: ...
+
+
+class LocalLease:
+    """A lease in the store's control block; each step renews it."""
+
+    def __init__(self, duties: Duties, duty: str, token: int) -> None:
+        self.token = token
+        self._duties, self._duty = duties, duty
+
+    def renew(self) -> bool:
+        """Whether nobody has a newer one."""
+        return self._duties.highest_token(self._duty) == self.token
+
+    def progress(self, done: int) -> bool:
+        """The same; the control block holds no progress."""
+        return self.renew()
+
+    def release(self) -> None:
+        """Gives it back."""
+        self._duties.release(self._duty, self.token)
+
+
+def store_of(app: Any) -> MessageStore:
+    """The store of the app's result backend. Raises ImproperlyConfigured where that is none of ours."""
+    backend = app.backend
+    if not isinstance(backend, CystoreBackend):
+        raise ImproperlyConfigured(
+            f"the duties need a result backend cystore:///path, not {backend.as_uri()}"
+        )
+    return backend.store
+
+
+def coordination_for(app: Any) -> Any:
+    """This process's `cystore.celery.coordination.Coordination` for an app, None where no Redis is configured. Raises
+    ImproperlyConfigured."""
+    if redis_location_of(app) is None:
+        return None
+    try:
+        from cystore.celery.coordination import coordination_of
+    except ImportError as error:
+        raise ImproperlyConfigured(
+            f"the duties are to be coordinated through a Redis, and {error}: pip install cystore[redis], or set "
+            "cystore_redis_url = ''"
+        ) from error
+    return coordination_of(app)
+
+
+@contextmanager
+def lease_for(app: Any, store: MessageStore, duty: Duty) -> Iterator[Held | None]:
+    """The lease of a duty for the length of a with block, None while somebody else has it; in Redis if that answers."""
+    remote, asked = _redis_lease(app, store, duty)
+    if asked:
+        try:
+            yield remote
+        finally:
+            if remote is not None:
+                remote.release()
+                store.duties.release(duty.name, remote.token)
+        return
+    token = store.duties.acquire(duty.name, int(duty.lease_s * 1000))
+    if token is None:
+        yield None
+        return
+    local = LocalLease(store.duties, duty.name, token)
+    try:
+        yield local
+    finally:
+        local.release()
+
+
+def _redis_lease(app: Any, store: MessageStore, duty: Duty) -> tuple[Any, bool]:
+    """(lease or None, whether Redis was asked)."""
+    coordination = coordination_for(app)
+    if coordination is None:
+        return None, False
+    from cystore.celery.coordination import acquire
+
+    highest, store_id = store.duties.highest_token(duty.name), store_id_of(store)
+    try:
+        held = coordination.call(
+            lambda client: acquire(
+                client, store_id, duty.name, duty.lease_s, highest_token=highest, by=process_name()
+            )
+        )
+    except RedisAwayError:
+        return None, False
+    return held and _Remote(coordination, held), True
+
+
+class _Remote:
+    """A lease in Redis of a Redis that may go away: then it counts as lost."""
+
+    def __init__(self, coordination: Any, held: Any) -> None:
+        self.token = held.token
+        self._coordination, self._held = coordination, held
+
+    def _ask(self, question: Callable[[], bool]) -> bool:
+        try:
+            return bool(self._coordination.call(lambda client: question()))
+        except RedisAwayError:
+            return False
+
+    def renew(self) -> bool:
+        return self._ask(self._held.renew)
+
+    def progress(self, done: int) -> bool:
+        return self._ask(lambda: self._held.progress(done))
+
+    def release(self) -> bool:
+        return self._ask(self._held.release)
+
+
+def process_name() -> str:
+    """Who holds a lease, for people."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def run(app: Any, duty: Duty) -> int | None:
+    """One tick: how much it did, None when somebody else has the lease or the duty failed. Notes the run in the store.
+
+    Errors of the store are logged, a lasting one once; they are never raised, for the next tick tries again.
+    """
+    store = store_of(app)
+    begun, begun_ms, done = monotonic_s(), now_ms(), 0
+    with lease_for(app, store, duty) as held:
+        if held is None:
+            log.debug("%s: somebody else has the lease", duty.name)
+            return None
+        outcome = Outcome.DONE
+        try:
+            while True:
+                with store.duties.step(duty.name, held.token, ttl_ms=int(duty.lease_s * 1000)):
+                    step, more = duty.step(app, store)
+                done += step
+                if not more or monotonic_s() - begun > duty.bound_s:
+                    break
+                if not held.progress(done):
+                    outcome = Outcome.LOST
+                    break
+            _failures.pop((store.path, duty.name), None)
+        except FencedError:
+            outcome = Outcome.LOST
+        except StoreClosedError:
+            raise
+        except StoreTimeoutError as error:
+            outcome = Outcome.BUSY
+            log.debug("%s: %s", duty.name, error)
+        except StoreError as error:
+            outcome = Outcome.FAILED
+            _tell(store, duty, error)
+        if outcome is Outcome.LOST:
+            log.warning("%s: the lease with token %d was lost", duty.name, held.token)
+        if store.duties.highest_token(duty.name) <= held.token:
+            took_us = int((monotonic_s() - begun) * 1_000_000)
+            store.duties.ran(duty.name, DutyRun(begun_ms, took_us, done, outcome, 0))
+    return None if outcome is Outcome.FAILED else done
+
+
+def due_here(store: MessageStore, slack_s: float) -> list[str]:
+    """Duties of a store that were not run for a period, less the slack."""
+    return [duty.name for duty in ALL.values() if _since_s(store, duty) >= duty.period_s - slack_s]
+
+
+def overdue_here(
+    store: MessageStore, periods: int, watched_since: float, mine: Mapping[str, int]
+) -> list[str]:
+    """Duties of a store that nobody ran for so many periods, in which somebody watched (monotonic seconds). One whose last run was
+    the caller's own (`mine`: duty and number of the run) is due after a period: nobody else is at it."""
+    watched_s, found = monotonic_s() - watched_since, []
+    for duty in ALL.values():
+        due = 1 if mine.get(duty.name) == store.duties.last(duty.name).runs else periods
+        if min(_since_s(store, duty), watched_s) >= duty.period_s * due:
+            found.append(duty.name)
+    return found
+
+
+def _since_s(store: MessageStore, duty: Duty) -> float:
+    """How long ago a duty last began; a clock that was set back makes it long ago."""
+    since_ms = now_ms() - store.duties.last(duty.name).begun_ms
+    return since_ms / 1000 if since_ms >= 0 else float("inf")
+
+
+_failures: dict[tuple[object, str], str] = {}
+
+
+def _tell(store: MessageStore, duty: Duty, error: StoreError) -> None:
+    """An error that lasts is told once: the tick comes again every second."""
+    known = _failures.get((store.path, duty.name))
+    _failures[store.path, duty.name] = str(error)
+    if known == str(error):
+        log.debug("%s failed again: %s", duty.name, error)
+    else:
+        log.error("%s failed: %s", duty.name, error, exc_info=error)

@@ -1,0 +1,75 @@
+"""A result as the bytes of a record: encoded by the app's serializer, within the store's limit, and always some state.
+
+What cannot be stored must not leave its task STARTED. A result that is refused raises kombu's EncodeError, which Celery turns
+into the task's failure; a failure that is refused itself is replaced by one that says so and fits.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from celery import states
+from kombu.exceptions import EncodeError
+from kombu.utils.encoding import ensure_bytes
+
+TRACEBACK_CHARACTERS = 8_000  # of a failure that had to be replaced: its first lines and its last ones
+LIMIT = "max_message_size_bytes"
+
+
+def encode_meta(
+    meta: Mapping[str, Any],
+    encode: Callable[[Any], str | bytes],
+    prepare_exception: Callable[[BaseException], Any],
+    *,
+    name: str | None,
+    limit_bytes: int,
+) -> bytes:
+    """The body of a record; `name` is the task's. Raises EncodeError, which names the task, for a state that is no failure."""
+    try:
+        return _within(ensure_bytes(encode(meta)), limit_bytes)
+    except Exception as error:
+        reason = _reason(error, f"{name or 'task'}[{meta['task_id']}]")
+        if meta["status"] not in states.EXCEPTION_STATES:
+            raise EncodeError(reason) from error
+    return ensure_bytes(encode(_replacement(meta, reason, prepare_exception, limit_bytes)))
+
+
+class _TooLargeError(ValueError):
+    """More bytes than a record may hold."""
+
+
+def _within(body: bytes, limit_bytes: int) -> bytes:
+    if len(body) > limit_bytes:
+        raise _TooLargeError(
+            f"has {len(body)} bytes with its meta, more than the store's {limit_bytes}: raise {LIMIT} in result_backend, "
+            "or store less (the place where the data lies; result_compression helps)"
+        )
+    return body
+
+
+def _reason(error: Exception, task: str) -> str:
+    what = str(error) if isinstance(error, _TooLargeError) else f"is refused by result_serializer: {error}"
+    return f"the result of {task} {what}".encode("ascii", "backslashreplace").decode()
+
+
+def _replacement(
+    meta: Mapping[str, Any], reason: str, prepare_exception: Callable[[BaseException], Any], limit_bytes: int
+) -> dict[str, Any]:
+    """The failure without what may be large, told by an EncodeError that shows the beginning of the real one."""
+    text = f"{reason}; it was {reprlib.repr(meta['result'])}"
+    traceback = _shortened(str(meta.get("traceback") or ""), min(TRACEBACK_CHARACTERS, limit_bytes // 8))
+    return {
+        "status": meta["status"],
+        "result": prepare_exception(EncodeError(text.encode("ascii", "backslashreplace").decode())),
+        "traceback": traceback.encode("ascii", "backslashreplace").decode() or None,
+        "children": None,
+        "date_done": meta.get("date_done"),
+        "task_id": meta["task_id"],
+    }
+
+
+def _shortened(text: str, characters: int) -> str:
+    half = characters // 2
+    return text if len(text) <= characters else f"{text[:half]}\n...\n{text[-half:]}"

@@ -1,0 +1,27 @@
+"""When a result stops being one: `result_expires` and `result_failure_expires`, honoured by whoever reads.
+
+Nothing is written or removed then. Expired bytes leave with their segment, when the store cleans.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from celery import states
+
+from cystore import Message
+from cystore.clock import now_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """How long records are valid after they were stored, in seconds; None or 0 is for ever."""
+
+    seconds: float | None
+    failure_seconds: float | None
+
+    def holds(self, message: Message) -> bool:
+        """True while a record is valid."""
+        seconds = self.failure_seconds if message.tags == states.FAILURE else self.seconds
+        stored_ms = message.store_timestamp_ms
+        return not seconds or stored_ms is None or now_ms() < stored_ms + seconds * 1000

@@ -1,0 +1,295 @@
+"""More than one host: a task's results belong to one store, its home, whichever worker runs it.
+
+Every message names its home in the header `cystore_home`: that of the task that sends it, else the setting of that name, else the
+store of the process that sends it. A worker that has that store appends there. Any other one sends what it would append through
+the broker to `cystore.<home id>` (task `cystore.home_record`), whose workers append it; while none of them runs, it waits in the
+broker.
+
+Appended once: each record has an id of its own, which the store keeps as its unique key. A redelivered message finds its records
+there and leaves them. Two deliveries of one message at the same moment are kept apart by a lock that the kernel gives back when
+its holder dies. A worker that is killed at any point leaves either nothing or the records, and the message comes again.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from celery import current_app, shared_task, signals, states
+from celery._state import get_current_task
+from celery.exceptions import BackendError, ImproperlyConfigured
+from celery.utils.functional import LRUCache
+
+from cystore import Message, MessageIllegalError, MessageStore, StoreError, clock
+from cystore.celery import greenlets, records
+from cystore.celery.identity import known_id_of
+from cystore.celery.queues import declared
+from cystore.locks import locked_byte
+
+if TYPE_CHECKING:
+    from cystore.celery.backend import CystoreBackend
+
+log = logging.getLogger("cystore")
+
+HOME = "cystore_home"  # the header and the setting
+HOME_RECORD = "cystore.home_record"
+SENT_MS = "sent_ms"  # of a record that came through the broker: when, by the clock of who sent it
+LOCKS = 256
+FOREIGN_KEPT = 100_000
+RETRY_AT_MOST_S = 60
+
+_at: ContextVar[str | None] = ContextVar("cystore_home", default=None)
+_calling: ContextVar[tuple[str, Any, str | None] | None] = ContextVar("cystore_calling", default=None)
+_foreign: LRUCache = LRUCache(limit=FOREIGN_KEPT)  # homes by (own path, task id)
+_told: set[str] = set()
+
+
+class ResultsElsewhereError(BackendError):
+    """A result is kept by a store that this process does not have; it can be read on that store's host only."""
+
+
+# -------------------------------------------------------------------------------------------- whose home
+
+
+def own_id(backend: CystoreBackend) -> str | None:
+    """The id of this process's store; None where it has none."""
+    return known_id_of(backend.store) if backend.location.path else None
+
+
+def setting(app: Any) -> str | None:
+    """The setting `cystore_home`. Raises ImproperlyConfigured for one that is no store id."""
+    value = app.conf.get(HOME)
+    if not value:
+        return None
+    try:
+        return str(UUID(str(value)))
+    except ValueError:
+        raise ImproperlyConfigured(
+            f"{HOME} must be the id of a store, which stands in its file config/storeId, not {value!r}"
+        ) from None
+
+
+def home_of(backend: CystoreBackend, request: Any = None) -> str:
+    """The home of what `request` (or else the current task) stores or sends. Raises ImproperlyConfigured."""
+    found = _at.get() or getattr(request, HOME, None)
+    if found is None:
+        task = get_current_task()
+        found = (task is not None and getattr(task.request, HOME, None)) or backend.home or own_id(backend)
+    if not found:
+        raise ImproperlyConfigured(
+            f"this process has no store (its result_backend is {backend.url!r}): the setting {HOME} must name the store "
+            f"that keeps its results, by the id in that store's file config/storeId"
+        )
+    return str(found)
+
+
+@contextmanager
+def at(home: str) -> Iterator[None]:
+    """What is stored or sent inside belongs to `home`."""
+    token = _at.set(home)
+    try:
+        yield
+    finally:
+        _at.reset(token)
+
+
+def no_store(backend: CystoreBackend) -> ResultsElsewhereError:
+    """The error for a read where there is no store."""
+    home = backend.home
+    return ResultsElsewhereError(
+        f"this process has no store (its result_backend is {backend.url!r}), so it can send tasks but not read results: "
+        f"{f'they are kept by store {home}, which the setting {HOME} names' if home else f'the setting {HOME} names none'}. "
+        f"Read them on that store's host, with result_backend = 'cystore:///path/of/the/store'"
+    )
+
+
+def check_readable(backend: CystoreBackend, ids: Iterable[str]) -> None:
+    """Raises ResultsElsewhereError without a store, and for a task that this process sent to another home: its result never
+    comes here."""
+    if not backend.location.path:
+        raise no_store(backend)
+    for task_id in ids:
+        home = _foreign.get((backend.location.path, task_id))
+        if home is not None:
+            raise ResultsElsewhereError(
+                f"the result of task {task_id} is kept by store {home} (its header or the setting {HOME} says so), which "
+                f"this process does not have: read it on that store's host, or send it with another {HOME}"
+            )
+
+
+def ids_of(result: Any) -> Iterator[str]:
+    """The task ids in a result, which may be a group's."""
+    children = getattr(result, "results", None)
+    if children is None:
+        yield result.id
+    else:
+        for child in children:
+            yield from ids_of(child)
+
+
+# -------------------------------------------------------------------------------------------- publishing
+
+
+def calling(backend: CystoreBackend, task_id: str) -> None:
+    """A task is about to be sent by the app of this backend (`Backend.on_task_call`): finds its home, because the signal that
+    follows names no app, and an error raised there is only logged. Raises ImproperlyConfigured."""
+    _calling.set((task_id, backend, _home_or_none(backend)))
+
+
+@signals.before_task_publish.connect(weak=False)
+def name_home(headers: dict[str, Any] | None = None, **_signal: Any) -> None:
+    """Gives a message its home."""
+    if not headers or "id" not in headers:
+        return  # a message of protocol 1 has no place for it
+    called = _calling.get()
+    if called is not None and called[0] == headers["id"]:
+        _, backend, home = called
+    else:  # its result is ignored
+        backend = _current_backend()
+        home = None if backend is None else _home_or_none(backend)
+    home = headers.get(HOME) or home
+    if backend is None or home is None:
+        return
+    headers[HOME] = home
+    if headers.get("task") != HOME_RECORD and (not backend.location.path or home != own_id(backend)):
+        _foreign[backend.location.path, headers["id"]] = home
+
+
+def _home_or_none(backend: CystoreBackend) -> str | None:
+    """A worker takes its own store for the home of a message that names none."""
+    try:
+        return home_of(backend)
+    except StoreError as error:
+        if backend.location.path not in _told:
+            _told.add(backend.location.path)
+            log.warning("tasks are sent without a home, because the store cannot be opened: %s", error)
+        return None
+
+
+def _current_backend() -> Any:
+    """The backend, if it is one of ours, of the app that probably sends a message."""
+    task = get_current_task()
+    app = task.app if task is not None else current_app._get_current_object()
+    url = app.conf.result_backend
+    return app.backend if isinstance(url, str) and url.startswith("cystore:") else None
+
+
+# ------------------------------------------------------------------------------------------- appending
+
+
+def put(
+    backend: CystoreBackend, home: str, fields: Sequence[dict[str, Any]], *, flush: str | None = None
+) -> None:
+    """Appends records (keyword arguments of `Message`) in order to their home: here, or through the broker."""
+    if backend.location.path and home == own_id(backend):
+        store = backend.store
+        append: Callable[[], object]
+        if len(fields) == 1:
+            append = partial(store.put, **fields[0], flush=flush)
+        else:
+            append = partial(store.put_many, [Message(**one) for one in fields], flush=flush)
+        if "sync" in (flush, store.config.flush_disk_type):
+            greenlets.off_the_hub(append)
+        else:
+            append()
+        return
+    send_id, sent_ms = uuid.uuid4().hex, str(clock.now_ms())
+    listed = [
+        {
+            **one,
+            "body": base64.b64encode(one["body"]).decode(),
+            "properties": {**one.get("properties", {}), SENT_MS: sent_ms},
+            "unique_key": f"{send_id}-{number}",
+        }
+        for number, one in enumerate(fields)
+    ]
+    app = backend.app
+    app.send_task(
+        HOME_RECORD,
+        (home, send_id, listed, flush),
+        queue=declared(app, home),
+        serializer="json",
+        ignore_result=True,
+        add_to_parent=False,
+        headers={HOME: home},
+    )
+
+
+@shared_task(
+    name=HOME_RECORD, bind=True, ignore_result=True, acks_late=True, reject_on_worker_lost=True, max_retries=None
+)  # fmt: skip
+def home_record(
+    self: Any, home: str, send_id: str, fields: list[dict[str, Any]], flush: str | None = None
+) -> int:
+    """Appends what a worker of another store sent here; returns how many records were new. A store that refuses them at the
+    moment gets them again later."""
+    backend = self.app.backend
+    own = own_id(backend)
+    if own != home:
+        raise ImproperlyConfigured(f"records for store {home} came to a worker of store {own}")
+    try:
+        if any(one["topic"] == records.CHORDS for one in fields):
+            backend.chords.hold()
+        new = append_once(backend, send_id, fields, flush)
+    except MessageIllegalError:
+        raise
+    except StoreError as error:
+        raise self.retry(exc=error, countdown=min(2**self.request.retries, RETRY_AT_MOST_S)) from error
+    # Whether new or not: who appended them may have been killed before it looked.
+    backend.chords.settle_records(fields)
+    return new
+
+
+def append_once(
+    backend: CystoreBackend, send_id: str, fields: Sequence[dict[str, Any]], flush: str | None
+) -> int:
+    """Appends those of the records that the store does not have yet."""
+    store = backend.store
+    for one in fields:
+        if one["topic"] not in records.TOPICS:
+            raise MessageIllegalError(
+                f"topic: must be one of {', '.join(records.TOPICS)}, not {one['topic']!r}"
+            )
+    with locked_byte(store.path / "config" / "homeRecord.lock", int(send_id[:8], 16) % LOCKS):
+        known = _unique_keys(store, [(one["topic"], one["unique_key"]) for one in fields])
+        fresh = [one for one in fields if one["unique_key"] not in known]
+        messages = []
+        for one in fresh:
+            properties = one["properties"]
+            if _is_late(backend, one):
+                properties = {**properties, records.LATE: "1"}
+            messages.append(
+                Message(
+                    **{**one, "properties": properties, "body": base64.b64decode(one["body"], validate=True)}
+                )
+            )
+        if messages:
+            store.put_many(messages, flush=flush)
+        return len(messages)
+
+
+def _unique_keys(store: MessageStore, wanted: Sequence[tuple[str, str]]) -> set[str]:
+    """Those of (topic, unique key) that the store has, dispatched or not."""
+    covered = store.catch_up()
+    found = {key for topic, key in wanted if store.query(topic, key, 1)}
+    keys = {key for _, key in wanted}
+    return found | {m.unique_key for m in store.scan(covered) if m.unique_key in keys}
+
+
+def _is_late(backend: CystoreBackend, one: dict[str, Any]) -> bool:
+    """Whether a task's begin came after its end: messages overtake each other, and a reader takes the newest record."""
+    if one["topic"] != records.RESULTS or one["tags"] in states.READY_STATES or not one["body"]:
+        return False
+    newest = backend.latest(records.id_of(one["keys"][0]))
+    return (
+        newest is not None
+        and newest.tags in states.READY_STATES
+        and int(newest.properties.get(SENT_MS, 0)) > int(one["properties"][SENT_MS])
+    )

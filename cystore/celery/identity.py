@@ -1,0 +1,37 @@
+"""Which store this is: the uuid in ``config/storeId``, which goes where the directory goes."""
+
+from __future__ import annotations
+
+import uuid
+import weakref
+
+from cystore import MessageStore, StoreFormatError, files
+
+STORE_ID = "storeId"
+
+_known: weakref.WeakKeyDictionary[MessageStore, str] = weakref.WeakKeyDictionary()
+
+
+def store_id_of(store: MessageStore) -> str:
+    """The id that a store keeps, made by whoever asks first. Raises StoreFormatError where it is damaged."""
+    path = store.path / "config" / STORE_ID
+    if not path.exists():
+        draft = files.temporary_path(store.path)
+        files.write_whole(store.path, draft, str(uuid.uuid4()).encode(), keep_last=False)
+        try:
+            files.move(draft, path)
+        except FileExistsError:
+            files.remove(draft)
+    text = files.read_all(path).decode("ascii", "replace").strip()
+    try:
+        return str(uuid.UUID(text))
+    except ValueError:
+        raise StoreFormatError(f"the store's id is damaged: {text[:40]!r}", path=path) from None
+
+
+def known_id_of(store: MessageStore) -> str:
+    """`store_id_of`, read once for each open store."""
+    found = _known.get(store)
+    if found is None:
+        found = _known[store] = store_id_of(store)
+    return found

@@ -1,0 +1,134 @@
+"""Messages newest first, read as they are asked for: of queues, and of a key. For `history`.
+
+What is not dispatched yet counts too. A store that is open for reading only cannot dispatch: the end of the log is looked
+through instead, and only the places of what is wanted are remembered.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import chain
+from typing import Protocol, TypeVar
+
+from cystore import Message, MessageStore, QueueRange
+
+BATCH = 32  # messages of one read
+FILTERED_BATCH = 1024  # queue entries of one read that keeps few of them
+FIRST_PAGE, PAGE = 32, 4096  # messages of a key
+
+
+class Placed(Protocol):
+    """Something that stands at a place in the log."""
+
+    @property
+    def physical_offset(self) -> int:
+        """Byte position in the commit log."""
+
+
+Entry = TypeVar("Entry", bound=Placed)
+
+
+def merged(*streams: Iterable[Entry]) -> Iterator[Entry]:
+    """Several streams that are each newest first, as one."""
+    # Store timestamps never go back: the order of places is that of times.
+    return heapq.merge(*streams, key=lambda entry: -entry.physical_offset)
+
+
+def of_queues(
+    store: MessageStore, topic: str, queue_ids: Collection[int] | None = None, *, tags: Collection[str] = (),
+    begin_ms: int = 0, end_ms: int | None = None, ordered: bool = True,
+) -> Iterator[Message]:  # fmt: skip
+    """Messages of some queues of a topic (default: of all), with one of the tags, from `begin_ms` to `end_ms`. Where nobody
+    asks for order they come queue by queue, which is quicker."""
+
+    def is_wanted(message: Message) -> bool:
+        return (
+            message.topic == topic
+            and (queue_ids is None or message.queue_id in queue_ids)
+            and (not tags or message.tags in tags)
+        )
+
+    dispatched = store.catch_up()
+    ranges = store.topics().get(topic, {})
+    queues = (
+        _of_queue(store, topic, queue_id, ranges[queue_id], frozenset(tags), begin_ms, end_ms, dispatched)
+        for queue_id in (ranges if queue_ids is None else queue_ids)
+        if queue_id in ranges
+    )
+    dispatched_part = merged(*queues) if ordered else chain.from_iterable(queues)
+    for message in chain(_behind(store, dispatched, is_wanted), dispatched_part):
+        if begin_ms <= message.store_timestamp_ms and (
+            end_ms is None or message.store_timestamp_ms <= end_ms
+        ):
+            yield message
+
+
+def of_key(
+    store: MessageStore, topic: str, key: str, *, begin_ms: int = 0, end_ms: int | None = None
+) -> Iterator[Message]:
+    """Messages of a topic that have a key, from `begin_ms` to `end_ms`; pages grow, but not beyond a bound."""
+    before = store.catch_up()
+    for message in _behind(store, before, lambda message: message.topic == topic and key in message.keys):
+        if begin_ms <= message.store_timestamp_ms and (
+            end_ms is None or message.store_timestamp_ms <= end_ms
+        ):
+            yield message
+    count = FIRST_PAGE
+    while end_ms is None or begin_ms <= end_ms:
+        found = store.query(topic, key, count, begin_ms=begin_ms, end_ms=end_ms)
+        fresh = [message for message in found if message.physical_offset < before]
+        yield from fresh
+        if len(found) < count:
+            return
+        before, end_ms = min(before, found[-1].physical_offset), found[-1].store_timestamp_ms
+        # Without anything fresh all of the page is of one millisecond.
+        count = min(count * 4, PAGE) if fresh else count * 4
+
+
+def _behind(store: MessageStore, dispatched: int, is_wanted: Callable[[Message], bool]) -> Iterator[Message]:
+    """What is wanted of the end of the log that nobody has dispatched, newest first."""
+    end = store.wrote_position
+    if dispatched >= end:
+        return
+    places = array(
+        "q", (message.physical_offset for message in store.scan(dispatched, end) if is_wanted(message))
+    )
+    for place in reversed(places):
+        yield store.read(place)
+
+
+def _of_queue(
+    store: MessageStore, topic: str, queue_id: int, bounds: QueueRange, tags: frozenset[str], begin_ms: int,
+    end_ms: int | None, dispatched: int,
+) -> Iterator[Message]:  # fmt: skip
+    """Messages of a queue below a place in the log, from the last one not after `end_ms` to the first not before `begin_ms`."""
+    high, batch = bounds.max_offset, FILTERED_BATCH if tags else BATCH
+    if end_ms is not None:
+        # The nearest one may be the first that is later.
+        high = min(high, store.offset_by_time(topic, queue_id, end_ms + 1) + 1)
+    while high > bounds.min_offset:
+        low = max(bounds.min_offset, high - batch)
+        for message in reversed(_between(store, topic, queue_id, low, high, tags)):
+            if message.store_timestamp_ms < begin_ms:
+                return
+            if message.physical_offset < dispatched:
+                yield message
+        high = low
+
+
+def _between(
+    store: MessageStore, topic: str, queue_id: int, low: int, high: int, tags: frozenset[str]
+) -> list[Message]:
+    """Messages with queue offsets in [low, high) and one of the tags; a single get may end earlier, at its limit of bytes."""
+    found: list[Message] = []
+    # A state of the app's own may have a name that means something else in an expression.
+    expression = " || ".join(sorted(tags)) if all(tag.isidentifier() for tag in tags) else ""
+    while low < high:
+        got = store.get(topic, queue_id, low, high - low, tags=expression)
+        found += [m for m in got.messages if m.queue_offset < high and (not tags or m.tags in tags)]
+        if got.next_offset <= low:
+            break
+        low = got.next_offset
+    return found

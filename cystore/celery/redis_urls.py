@@ -1,0 +1,172 @@
+"""One URL for a Redis, as kombu and as redis-py spell it. Imports no redis; no password ever stands in a message or a repr.
+
+| given                                          | redis-py                    | kombu                                      |
+|------------------------------------------------|-----------------------------|--------------------------------------------|
+| ``redis://host:6379/1``, ``rediss://``         | the same                    | the same                                   |
+| ``unix:///run/r.sock?db=1``                    | the same                    | ``redis+socket:///run/r.sock?virtual_host=1`` |
+| ``redis+socket:///run/r.sock?virtual_host=1``  | ``unix:///run/r.sock?db=1`` | the same                                   |
+| ``sentinel://a:26379;sentinel://b:26379/1``    | a `Sentinel` of its own     | the same, with `master_name` as an option  |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+
+from celery.exceptions import ImproperlyConfigured
+
+SOCKET, SENTINEL = ("unix", "redis+socket"), "sentinel"
+SCHEMES = ("redis", "rediss", *SOCKET, SENTINEL)
+DEFAULT_PORT = {SENTINEL: 26379}
+# How kombu names what redis-py calls required, optional and none.
+CERT_REQS = {"CERT_REQUIRED": "required", "CERT_OPTIONAL": "optional", "CERT_NONE": "none"}
+WANTED = (
+    "the duties need a Redis: cystore_redis_url (or the broker's URL) must begin with redis://, rediss://, redis+socket://, "
+    "unix:// or sentinel://"
+)
+
+
+class RedisAwayError(Exception):
+    """The Redis is not there, or does not want us; the log says why, once. It is asked again after a while."""
+
+
+@dataclass(frozen=True)
+class RedisLocation:
+    """Where a Redis is. Made by `parse`; `options` go to redis-py's client. Its text shows no password."""
+
+    scheme: str
+    hosts: tuple[tuple[str, int], ...] = ()
+    path: str = ""
+    database: int = 0
+    username: str = ""
+    password: str = field(default="", repr=False)
+    master_name: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
+
+    @classmethod
+    def parse(cls, url: str, options: Mapping[str, Any] | None = None) -> RedisLocation:
+        """Raises ImproperlyConfigured, which says what is wrong and which setting helps."""
+        text = str(url or "").strip()
+        scheme = text.partition("://")[0].lower() if "://" in text else ""
+        if "cluster" in scheme:
+            raise ImproperlyConfigured(
+                "cystore_redis_url: Redis Cluster is not supported, for the keys of a store lie on several of its nodes; "
+                "name a single Redis or a Sentinel (two hundred bytes a second is what a store sends there)"
+            )
+        if scheme not in SCHEMES:
+            raise ImproperlyConfigured(f"{WANTED}, not {scheme or 'nothing'}://")
+        parts = [part for part in text.split(";") if part]
+        if len(parts) > 1 and scheme != SENTINEL:
+            raise ImproperlyConfigured(
+                f"cystore_redis_url: {len(parts)} servers are named where leases need one; name that one, or a Sentinel"
+            )
+        try:
+            return cls._of(scheme, parts, dict(options or {}))
+        except ValueError:
+            # What Python says of it may hold the password.
+            raise ImproperlyConfigured(
+                f"cystore_redis_url: {hidden(text)} makes no sense: write SCHEME://USER:PASSWORD@HOST:PORT/DATABASE, with "
+                "special characters of the password percent-encoded"
+            ) from None
+
+    @classmethod
+    def _of(cls, scheme: str, parts: list[str], options: dict[str, Any]) -> RedisLocation:
+        found = [urlsplit(part) for part in parts]
+        last, login = found[-1], next((part for part in found if part.password or part.username), found[-1])
+        query = dict(parse_qsl(last.query))
+        database = str(query.pop("virtual_host", query.pop("db", "")))
+        if scheme not in SOCKET:
+            database = database or next((part.path for part in reversed(found) if part.path.strip("/")), "")
+        database = database.strip("/") or "0"
+        if not database.isascii() or not database.isdecimal():
+            raise ValueError("the database is no number")
+        if query.get("ssl_cert_reqs") in CERT_REQS:
+            query["ssl_cert_reqs"] = CERT_REQS[query["ssl_cert_reqs"]]
+        default = DEFAULT_PORT.get(scheme, 6379)
+        hosts = [(part.hostname or "localhost", part.port or default) for part in found]
+        master = str(options.pop("master_name", "") or query.pop("master_name", ""))
+        if scheme == SENTINEL and not master:
+            raise ImproperlyConfigured(
+                "cystore_redis_url: a Sentinel is asked for a master by name: set cystore_redis_options = "
+                "{'master_name': ...}"
+            )
+        path = unquote(last.path) if scheme in SOCKET else ""
+        if scheme in SOCKET and not path.strip("/"):
+            raise ValueError("no path of a socket")
+        return cls(
+            "unix" if scheme in SOCKET else scheme,
+            () if scheme in SOCKET else tuple(hosts),
+            path,
+            int(database),
+            unquote(login.username or ""),
+            unquote(login.password or ""),
+            master,
+            {**query, **options},
+        )
+
+    def __str__(self) -> str:
+        """The URL without password and options."""
+        login = f"{self.username}:**@" if self.password else ""
+        return f"{self.scheme}://{login}{self._place}"
+
+    @property
+    def _place(self) -> str:
+        if self.scheme == "unix":
+            return f"{self.path}?db={self.database}"
+        hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
+        return f"{hosts}/{self.database}"
+
+    @property
+    def _login(self) -> str:
+        if not self.username and not self.password:
+            return ""
+        return f"{quote(self.username, safe='')}:{quote(self.password, safe='')}@"
+
+    def for_redis_py(self) -> str:
+        """The URL that `redis.Redis.from_url` takes; not for a Sentinel, which is no URL there."""
+        return f"{self.scheme}://{self._login}{self._place}"
+
+    def for_kombu(self) -> tuple[str, dict[str, Any]]:
+        """(`broker_url`, `broker_transport_options`) for the same Redis."""
+        if self.scheme == "unix":
+            return f"redis+socket://{self._login}{quote(self.path)}?virtual_host={self.database}", {}
+        if self.scheme == SENTINEL:
+            # Of a list kombu takes the database of the first.
+            urls = [f"{SENTINEL}://{self._login}{host}:{port}/{self.database}" for host, port in self.hosts]
+            kept = {name: value for name, value in self.options.items() if name == "sentinel_kwargs"}
+            return ";".join(urls), {"master_name": self.master_name, **kept}
+        theirs = {ours: theirs for theirs, ours in CERT_REQS.items()}
+        query = {
+            name: theirs.get(str(value), value)
+            for name, value in self.options.items()
+            if name.startswith("ssl_")
+        }
+        return f"{self.scheme}://{self._login}{self._place}" + (f"?{urlencode(query)}" if query else ""), {}
+
+
+def hidden(text: str) -> str:
+    """A text with whatever could be the password of a URL in it replaced."""
+    return re.sub(r"(://[^/@:\s]*):.*@|(://)[^/\s]*@", r"\1\2:**@", text)
+
+
+def redis_location_of(app: Any) -> RedisLocation | None:
+    """Where an app coordinates its duties: the setting `cystore_redis_url` (with `cystore_redis_options`), else the broker where that
+    is a Redis, else nowhere (None). ``cystore_redis_url = ""`` is nowhere too. Raises ImproperlyConfigured."""
+    conf = app.conf
+    options = dict(conf.get("cystore_redis_options") or {})
+    url = conf.get("cystore_redis_url")
+    if url is not None:
+        return RedisLocation.parse(url, options) if url else None
+    broker = conf.broker_url or ""
+    if isinstance(broker, (list, tuple)):
+        broker = ";".join(broker)
+    if broker.partition("://")[0].lower() not in SCHEMES:
+        return None
+    transport = conf.broker_transport_options or {}
+    inherited = {name: transport[name] for name in ("master_name", "sentinel_kwargs") if name in transport}
+    if isinstance(conf.broker_use_ssl, dict) and broker.startswith("rediss"):
+        inherited |= conf.broker_use_ssl
+    return RedisLocation.parse(broker, {**inherited, **options})

@@ -1,0 +1,312 @@
+"""Which stores there are, who serves them and how they are: workers say so every few seconds, in Redis.
+
+Keys, all of which expire by themselves (`cystore.celery.coordination` has the other ones):
+
+| key                        | holds                                                                    | lives                    |
+|----------------------------|--------------------------------------------------------------------------|--------------------------|
+| `cystore:stores`           | sorted set: store ids by the time of their last heartbeat                | a day after the last one |
+| `cystore:<store id>:seen`  | hash: `store` (what `describe` says) and `worker:<name>`, each "ms JSON" | a day after the last one |
+| `cystore:<store id>:ticks` | hash: duty and when its last tick was sent, ms                           | an hour after that       |
+
+Times are those of the Redis server: clocks of hosts differ. `client` is a redis-py client; nothing here imports redis.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cystore import MessageStore
+from cystore.clock import now_ms
+from cystore.services.duties import DUTIES, DutyRun, Outcome
+from cystore.services.scrub import read_progress
+
+HEARTBEAT_S = 5.0
+LIVE_S = 20.0  # without a heartbeat for so long a store counts as gone, and gets no ticks
+REMEMBERED_S = 24 * 3600.0  # for so long it is shown as gone
+TICKS_LIVE_S = 3600.0
+
+STORES = "cystore:stores"
+_TIME = "local t = redis.call('TIME') local now = t[1] * 1000 + math.floor(t[2] / 1000)\n"
+# KEYS: stores, seen. ARGV: id, what describes the store, field of the worker, what describes it, ms that all is remembered.
+BEAT = (
+    _TIME
+    + """
+local at = string.format('%.0f', now)
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[5])
+redis.call('ZADD', KEYS[1], at, ARGV[1])
+redis.call('PEXPIRE', KEYS[1], ARGV[5])
+local seen = redis.call('HGETALL', KEYS[2])
+for i = 1, #seen, 2 do
+    local ms = tonumber(string.match(seen[i + 1], '^%d+'))
+    if not ms or ms < now - ARGV[5] then redis.call('HDEL', KEYS[2], seen[i]) end
+end
+redis.call('HSET', KEYS[2], 'store', at .. ' ' .. ARGV[2], ARGV[3], at .. ' ' .. ARGV[4])
+redis.call('PEXPIRE', KEYS[2], ARGV[5])
+return at
+"""
+)
+# KEYS: stores. ARGV: ms. Pairs of id and ms since its last heartbeat, of those within ARGV.
+SEEN_WITHIN = (
+    _TIME
+    + """
+local found = redis.call('ZRANGEBYSCORE', KEYS[1], now - ARGV[1], '+inf', 'WITHSCORES')
+for i = 2, #found, 2 do found[i] = string.format('%.0f', now - tonumber(found[i])) end
+return found
+"""
+)
+# KEYS: ticks. ARGV: ms that the key lives, then pairs of duty and the least ms since its last tick. The duties that are due.
+DUE = (
+    _TIME
+    + """
+local due = {}
+for i = 2, #ARGV, 2 do
+    local last = tonumber(redis.call('HGET', KEYS[1], ARGV[i]) or '0') or 0
+    if now - last >= tonumber(ARGV[i + 1]) or now < last then
+        redis.call('HSET', KEYS[1], ARGV[i], string.format('%.0f', now))
+        due[#due + 1] = ARGV[i]
+    end
+end
+if #due > 0 then redis.call('PEXPIRE', KEYS[1], ARGV[1]) end
+return due
+"""
+)
+
+
+@dataclass(frozen=True)
+class WorkerStatus:
+    """A worker that has a store: `roles` is what it does for it; `seen_s` is how long ago it was heard of."""
+
+    name: str
+    host: str
+    pid: int
+    roles: tuple[str, ...]
+    seen_s: float
+
+    @property
+    def live(self) -> bool:
+        """Whether it was heard of lately."""
+        return self.seen_s <= LIVE_S
+
+
+@dataclass(frozen=True)
+class StoreStatus:
+    """A store of the fleet as it was `seen_s` ago; `facts` is what `describe` said."""
+
+    store_id: str
+    seen_s: float
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    workers: tuple[WorkerStatus, ...] = ()
+    holders: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def live(self) -> bool:
+        """Whether a worker was heard of lately."""
+        return self.seen_s <= LIVE_S
+
+    def last_run(self, duty: str) -> DutyRun:
+        """The last run of a duty."""
+        known = self.facts.get("duties", {}).get(duty)
+        if known is None:
+            return DutyRun(0, 0, 0, Outcome.NEVER, 0)
+        return DutyRun(**{**known, "outcome": Outcome[known["outcome"].upper()]})
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, for programs."""
+        workers = [{**vars(worker), "live": worker.live} for worker in self.workers]
+        return {
+            "store_id": self.store_id,
+            "live": self.live,
+            "seen_s": self.seen_s,
+            **self.facts,
+            "workers": workers,
+            "holders": dict(self.holders),
+        }
+
+
+def describe(store: MessageStore) -> dict[str, Any]:
+    """What a heartbeat says of a store: where it is, offsets, dispatch behind, disk use, the last run of each duty, the scrub."""
+    stats = store.stats()
+    scrub = read_progress(store.path)
+    names = (
+        "min_physical_offset",
+        "wrote",
+        "flushed",
+        "dispatched",
+        "dispatch_behind_bytes",
+        "queues",
+        "put_count",
+    )
+    return {
+        "host": socket.gethostname(),
+        "path": str(store.path),
+        "now_ms": now_ms(),
+        **{name: stats[name] for name in names},
+        "log_bytes": stats["allocated"] - stats["min_physical_offset"],
+        "disk_used_percent": round(store.used_disk_percent(), 1),
+        "duties": {duty: _plain(store.duties.last(duty)) for duty in DUTIES},
+        "scrub": {
+            "position": scrub.position,
+            "rounds": scrub.rounds,
+            "damaged": scrub.damaged,
+            "mended": scrub.mended,
+            "findings": len(scrub.findings),
+        },
+    }
+
+
+def heartbeat(
+    client: Any, store_id: str, store: MessageStore, worker: str, roles: Sequence[str] = ("worker",)
+) -> None:
+    """Says that a worker has a store, and how the store is. One round trip. Raises redis.RedisError."""
+    who = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "roles": list(roles)})
+    what = json.dumps(describe(store))
+    client.eval(
+        BEAT,
+        2,
+        STORES,
+        seen_key(store_id),
+        store_id,
+        what,
+        f"worker:{worker}",
+        who,
+        int(REMEMBERED_S * 1000),
+    )
+
+
+def live_stores(client: Any) -> list[str]:
+    """Ids of the stores that somebody serves now."""
+    return list(_seen_within(client, LIVE_S))
+
+
+def due_ticks(
+    client: Any, store_ids: Collection[str], periods_s: Mapping[str, float], slack_s: float
+) -> dict[str, list[str]]:
+    """Duties of each store whose last tick is a period ago, less the slack; they count as sent. One round trip for all."""
+    pipeline = client.pipeline(transaction=False)
+    least = [
+        word
+        for duty, period_s in periods_s.items()
+        for word in (duty, int(max(period_s - slack_s, 0) * 1000))
+    ]
+    for store_id in store_ids:
+        pipeline.eval(DUE, 1, f"cystore:{store_id}:ticks", int(TICKS_LIVE_S * 1000), *least)
+    answers = pipeline.execute() if store_ids else []
+    return {store_id: [_text(duty) for duty in due] for store_id, due in zip(store_ids, answers, strict=True)}
+
+
+def fleet(client: Any) -> list[StoreStatus]:
+    """Every store that was heard of within a day, those that live first, then by host and path."""
+    found = _seen_within(client, REMEMBERED_S)
+    pipeline = client.pipeline(transaction=False)
+    for store_id in found:
+        pipeline.hgetall(seen_key(store_id))
+        for duty in DUTIES:
+            pipeline.hget(f"cystore:{store_id}:lease:{duty}", "by")
+    answers = iter(pipeline.execute() if found else [])
+    stores = []
+    for store_id, seen_s in found.items():
+        fields = {_text(name): _text(value) for name, value in next(answers).items()}
+        holders = {duty: _text(by) for duty in DUTIES if (by := next(answers)) is not None}
+        times = {name: int(value.partition(" ")[0]) for name, value in fields.items()}
+        newest = max(times.values(), default=0)
+        contents = {name: json.loads(value.partition(" ")[2]) for name, value in fields.items()}
+        workers = [
+            WorkerStatus(
+                name.removeprefix("worker:"),
+                content["host"],
+                content["pid"],
+                tuple(content["roles"]),
+                seen_s + (newest - times[name]) / 1000,
+            )
+            for name, content in sorted(contents.items())
+            if name.startswith("worker:")
+        ]
+        stores.append(StoreStatus(store_id, seen_s, contents.get("store", {}), tuple(workers), holders))
+    return sorted(stores, key=lambda status: (not status.live, status.facts.get("host", ""), status.store_id))
+
+
+def here(store: MessageStore, store_id: str) -> StoreStatus:
+    """The status of a store of this host, without a Redis."""
+    return StoreStatus(store_id, 0.0, describe(store))
+
+
+def render(stores: Sequence[StoreStatus]) -> str:
+    """The fleet as text: a table of the stores, then one of the duties of each."""
+    if not stores:
+        return "no store was heard of within a day"
+    rows: list[tuple[str, ...]] = [
+        ("store", "host", "state", "path", "behind", "log", "disk", "queues", "workers")
+    ]
+    for status in stores:
+        facts, live = status.facts, [worker for worker in status.workers if worker.live]
+        rows.append(
+            (
+                status.store_id[:8],
+                str(facts.get("host", "?")),
+                "live" if status.live else f"gone, seen {_ago(status.seen_s)} ago",
+                str(facts.get("path", "?")),
+                f"{facts.get('dispatch_behind_bytes', 0):,} B",
+                f"{facts.get('log_bytes', 0) / 2**20:,.0f} MiB",
+                f"{facts.get('disk_used_percent', 0)} %",
+                f"{facts.get('queues', 0):,}",
+                ", ".join(f"{worker.name} ({'+'.join(worker.roles)})" for worker in live) or "-",
+            )
+        )
+    text = [_table(rows)]
+    for status in stores:
+        scrub = status.facts.get("scrub", {})
+        rows = [("duty", "last run", "took", "done", "outcome", "runs", "now")]
+        for duty in DUTIES:
+            run = status.last_run(duty)
+            if run.runs:
+                at = (status.facts["now_ms"] - run.begun_ms) / 1000 if "now_ms" in status.facts else None
+                rows.append(
+                    (
+                        duty,
+                        "?" if at is None else f"{_ago(max(at + status.seen_s, 0))} ago",
+                        f"{run.took_us / 1000:,.1f} ms",
+                        f"{run.done:,}",
+                        run.outcome.name.lower(),
+                        f"{run.runs:,}",
+                        f"by {status.holders[duty]}" if duty in status.holders else "",
+                    )
+                )
+        found = f"{scrub.get('damaged', 0)} damaged ranges, {scrub.get('mended', 0)} mended in this round"
+        text.append(f"{status.store_id}  scrub: {scrub.get('rounds', 0)} rounds, {found}\n{_table(rows)}")
+    return "\n\n".join(text)
+
+
+def seen_key(store_id: str) -> str:
+    """The key that says who serves a store."""
+    return f"cystore:{store_id}:seen"
+
+
+def _seen_within(client: Any, seconds: float) -> dict[str, float]:
+    found = [_text(word) for word in client.eval(SEEN_WITHIN, 1, STORES, int(seconds * 1000))]
+    return {store_id: int(ms) / 1000 for store_id, ms in zip(found[::2], found[1::2], strict=True)}
+
+
+def _plain(run: DutyRun) -> dict[str, Any]:
+    return {**run._asdict(), "outcome": run.outcome.name.lower()}
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _ago(seconds: float) -> str:
+    for name, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {name}"
+    return f"{seconds:.0f} s"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)

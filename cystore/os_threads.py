@@ -1,0 +1,92 @@
+"""Threads and locks of the operating system, also where gevent or eventlet put their own into `threading`.
+
+Inside the store nothing may switch to another greenlet: a lock of the operating system belongs to the thread, so a greenlet that
+came in between would find it its own. And a flush must not stop every greenlet: the services run in threads that are real. Both
+come from a second copy of the module `_thread`, which no patch has reached.
+"""
+
+from __future__ import annotations
+
+import _thread
+import threading
+from collections.abc import Callable
+from importlib.machinery import BuiltinImporter
+from importlib.util import module_from_spec
+from types import BuiltinFunctionType
+from typing import Any
+
+
+def _pristine() -> Any:
+    spec = BuiltinImporter.find_spec("_thread")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_native = _pristine()
+Lock: Callable[[], threading.Lock] = _native.allocate_lock
+RLock: Callable[[], Any] = _native.RLock
+
+
+def patched() -> bool:
+    """True where `threading` starts greenlets."""
+    return not isinstance(_thread.start_new_thread, BuiltinFunctionType)
+
+
+class Flag:
+    """Set once; whoever waits for it sleeps in the operating system."""
+
+    def __init__(self) -> None:
+        self._set = False
+        self._lock = Lock()
+        self._lock.acquire()
+
+    def is_set(self) -> bool:
+        """True after `set`."""
+        return self._set
+
+    def set(self) -> None:
+        """From now on no wait waits. Called once, by one thread."""
+        if not self._set:
+            self._set = True
+            self._lock.release()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Sleeps until it is set: True; False after `timeout_s`."""
+        if self._lock.acquire(timeout=-1 if timeout_s is None else max(timeout_s, 0)):
+            self._lock.release()
+        return self._set
+
+
+class Thread:
+    """A daemon thread that runs `target` once; started when made."""
+
+    def __init__(self, target: Callable[[], None], name: str) -> None:
+        self.name = name
+        self._target = target
+        self._done = Flag()
+        self._ident = -1
+        if patched():
+            _native.start_new_thread(self._run, ())
+        else:
+            threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def _run(self) -> None:
+        self._ident = _native.get_ident()
+        target = self._target
+        del self._target
+        try:
+            target()
+        finally:
+            del target  # what it refers to may close files when it goes: that is over before anybody is told
+            self._done.set()
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Waits until it has ended: True; False after `timeout_s`. At once for the thread itself."""
+        return self._ident == _native.get_ident() or self._done.wait(timeout_s)
+
+
+def pause(seconds: float) -> None:
+    """Lets other threads run for so long; no other greenlet."""
+    Flag().wait(seconds)

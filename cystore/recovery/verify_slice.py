@@ -1,0 +1,78 @@
+"""Verify a slice of a live store: the records of a range of the log, and what queues and index say of them. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from cystore._native import scan as kernel
+from cystore.consume_queue import ENTRY_BYTES
+from cystore.recovery.index_reader import list_index
+from cystore.recovery.index_stream import IndexStream
+from cystore.recovery.log_pass import Key
+from cystore.recovery.model import Damage
+from cystore.recovery.queue_reader import QueueReader, open_queue
+from cystore.recovery.verify import Verifier
+
+
+class WrongEntry(NamedTuple):
+    """A consume queue entry that is not the one of its record, which is good."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    size_bytes: int
+    damage: Damage
+
+
+class SliceVerifier(Verifier):
+    """Verifies [bounds.begin, bounds.end), which begins at a record; what the queues and the index hold beside these records is not
+    looked at, so a slice costs what its records cost. The files must be there: below the log's minimum there is nothing to verify.
+
+    `position` is where the next slice begins when `run` is through, `records` how many were whole, `wrong_entries` what of the
+    damage is an entry that the log says better.
+    """
+
+    position = 0
+    records = 0
+
+    def _list_queues(self) -> Mapping[Key, QueueReader]:
+        self.wrong_entries: list[WrongEntry] = []
+        return {}
+
+    def _queue(self, key: Key) -> QueueReader | None:
+        return open_queue(self._root, *key, self._config.mapped_file_size_consume_queue_bytes)
+
+    def run(self) -> Iterator[Damage]:
+        """What is wrong with the slice."""
+        scanner = kernel.LogScanner(compare_tags=True)
+        begin, end = self._bounds.begin, self._bounds.end
+        if self._config.message_index_enable:
+            readers, _ = list_index(self._root, self._config)
+            self._stream = IndexStream([reader for reader in readers if reader.sound])
+            scanner.compare_keys(self._stream.below(begin), self._stream.limit, self._stream.files)
+        yield from self._walk(scanner, begin, end)
+        yield from self._wrong.values()
+        if self._unkeyed is not None:
+            yield self._unkeyed
+        self.position, self.records = scanner.position, scanner.record_count
+
+    def _other_entry(self, scanner: kernel.LogScanner) -> Iterator[Damage]:
+        """Each by itself: they may be mended. What is dispatched has its entry, so one that is all zero is wrong too."""
+        topic, queue_id, queue_offset, size, *_ = scanner.record()
+        number, reader = scanner.wanted, self._readers[scanner.slot]
+        position = number * ENTRY_BYTES
+        base = position - position % reader.file_bytes
+        damage = Damage(
+            "consume_queue",
+            reader.path(base),
+            position - base,
+            position - base + ENTRY_BYTES,
+            "not the entry of the record",
+        )
+        self.wrong_entries.append(
+            WrongEntry(topic.decode("ascii"), queue_id, queue_offset, scanner.position, size, damage)
+        )
+        yield damage
+        scanner.accept_entry()

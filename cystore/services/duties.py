@@ -1,0 +1,153 @@
+"""Duties: work that is done for a whole store, by one process at a time. Who may do it, and what came of it last.
+
+Whoever wants to do a duty has a token: greater than that of everybody before. A lease, in Redis or in the control block, says who
+should; each step says so again while it holds the duty's lock, which only one process has, so somebody who was paused for
+longer than the lease is refused at its next step. A kill inside of a step leaves the lock to the next one, and what the step was
+about to the locks below it; a killed holder's lease ends by itself. With the last process the control block goes, and with it every
+process that could hold an old token.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from cystore import clock
+from cystore._native.control import Control
+from cystore.errors import FencedError, StoreError, StoreTimeoutError
+from cystore.layout import DUTIES, DUTY_WORDS
+
+__all__ = ["DUTIES", "Duties", "DutyRun", "Outcome"]
+
+_TOKEN, _UNTIL, _BEGUN, _TOOK, _DONE, _OUTCOME, _RUNS = range(len(DUTY_WORDS))
+
+
+class Outcome(enum.IntEnum):
+    """How a run of a duty ended."""
+
+    NEVER = 0  # it has not run since the first process attached
+    DONE = 1  # nothing was left to do, or the time was over
+    LOST = 2  # somebody else has the lease now
+    BUSY = 3  # a live process is inside of a step and does not leave it
+    FAILED = 4  # an error, which is in the log
+
+
+class DutyRun(NamedTuple):
+    """The last run of a duty: when it began (ms), how long it took (microseconds), how much was done (bytes, files or messages,
+    as the duty counts), how it ended, and how many runs there were since the first process attached."""
+
+    begun_ms: int
+    took_us: int
+    done: int
+    outcome: Outcome
+    runs: int
+
+
+def _now_ms() -> int:
+    """A clock that all processes of this boot share, ms."""
+    return int(clock.monotonic_s() * 1000)
+
+
+def _number(duty: str) -> int:
+    if duty not in DUTIES:
+        raise ValueError(f"there is no duty {duty!r}; there are {', '.join(DUTIES)}")
+    return DUTIES.index(duty)
+
+
+def _lock(duty: str) -> str:
+    return f"duty_{DUTIES[_number(duty)]}"
+
+
+class Duties:
+    """The duties of one store. Unknown names are a ValueError."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+
+    def _get(self, duty: str, word: int) -> int:
+        return self._control.duty_word(_number(duty), word)
+
+    def _set(self, duty: str, word: int, value: int) -> None:
+        self._control.set_duty_word(_number(duty), word, value)
+
+    def highest_token(self, duty: str) -> int:
+        """The highest token that a step was done with, or a lease given out with here; 0 before the first."""
+        return self._get(duty, _TOKEN)
+
+    # ------------------------------------------------------------------------------- the lease in the control block
+
+    def acquire(self, duty: str, ttl_ms: int) -> int | None:
+        """A token with a lease of `ttl_ms`, or None while somebody else has one."""
+        due = self._control.try_lock(_lock(duty))
+        if due is None:
+            return None
+        try:
+            if due:
+                self._control.repaired(_lock(duty))
+            if self._get(duty, _UNTIL) > _now_ms():
+                return None
+            token = self._get(duty, _TOKEN) + 1
+            self._set(duty, _TOKEN, token)
+            self._set(duty, _UNTIL, _now_ms() + ttl_ms)
+            return token
+        finally:
+            self._control.unlock(_lock(duty))
+
+    def release(self, duty: str, token: int) -> None:
+        """Ends a lease before its time, unless somebody has a newer one."""
+        due = self._control.try_lock(_lock(duty))
+        if due is None:
+            return
+        try:
+            if due:
+                self._control.repaired(_lock(duty))
+            if self._get(duty, _TOKEN) == token:
+                self._set(duty, _UNTIL, 0)
+        finally:
+            self._control.unlock(_lock(duty))
+
+    @contextmanager
+    def step(self, duty: str, token: int, *, ttl_ms: int, wait_ms: int = 100) -> Iterator[None]:
+        """For one step of a duty: nobody else does one meanwhile, and nobody with an older token does one afterwards.
+
+        Renews the lease in the control block to `ttl_ms`. Raises FencedError when somebody with a newer token was here, and
+        StoreTimeoutError when a live process is inside of a step for longer than `wait_ms`.
+        """
+        lock = _lock(duty)
+        try:
+            due = self._control.lock(lock, timeout_ms=wait_ms)
+        except StoreError as error:
+            if self._control.closed or not self._control.intact:
+                raise
+            raise StoreTimeoutError(f"another process is inside of a step of {duty}: {error}") from error
+        try:
+            if due:
+                self._control.repaired(lock)
+            newest = self._get(duty, _TOKEN)
+            if token < newest:
+                raise FencedError(
+                    f"{duty}: token {token} is older than {newest}: another process does it now"
+                )
+            self._set(duty, _TOKEN, token)
+            self._set(duty, _UNTIL, _now_ms() + ttl_ms)
+            yield
+        finally:
+            self._control.unlock(lock)
+
+    # ------------------------------------------------------------------------------------------- what came of it
+
+    def ran(self, duty: str, run: DutyRun) -> None:
+        """Notes a run. The numbers are for people: of two that end at once, parts of both may be read."""
+        values = {_BEGUN: run.begun_ms, _TOOK: run.took_us, _DONE: run.done, _OUTCOME: int(run.outcome)}
+        for word, value in values.items():
+            self._set(duty, word, value)
+        self._set(duty, _RUNS, self._get(duty, _RUNS) + 1)
+
+    def last(self, duty: str) -> DutyRun:
+        """The last run of a duty."""
+        begun, took, done, outcome, runs = (
+            self._get(duty, word) for word in (_BEGUN, _TOOK, _DONE, _OUTCOME, _RUNS)
+        )
+        return DutyRun(begun, took, done, Outcome(outcome), runs)

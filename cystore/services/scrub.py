@@ -1,0 +1,241 @@
+"""Scrub: the whole store is verified a slice at a time, for ever: a bit that flips on the disk is found while a backup is young.
+
+How far it is stands in config/scrub.json, written whole or not at all after each slice, so it goes on after a restart; a kill
+costs the slice that it interrupted. Damage of the log and of the index is told, not mended: that is `cystore recover` and
+`cystore rebuild`. An entry of a consume queue that its record, which is whole, says otherwise is written again from the log under
+the dispatch lock; killed half-way it is as wrong as before, and found again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cystore import clock, files
+from cystore._native import record as kernel
+from cystore._native.checksum import crc32c
+from cystore._native.control import Control
+from cystore._native.mapping import MappedFile
+from cystore.config import StoreConfig
+from cystore.consume_queue import ENTRY_BYTES, ConsumeQueues
+from cystore.errors import StoreError, StoreLockedError, StoreTimeoutError
+from cystore.recovery.log_reader import LogReader
+from cystore.recovery.model import Damage
+from cystore.recovery.verify import Bounds
+from cystore.recovery.verify_slice import SliceVerifier, WrongEntry
+from cystore.services.reput import Dispatcher
+
+log = logging.getLogger("cystore")
+
+FILE_NAME = Path("config") / "scrub.json"
+SLICE_BYTES = 8 << 20
+FINDINGS_KEPT = 50
+MENDED_AT_ONCE = 1000  # more wrong entries than that in one slice are a case for `cystore rebuild`
+LOCK_WAIT_MS = 100
+SCHEDULED = "SCHEDULE_TOPIC_XXXX"  # its entries hold a due time, which depends on settings
+_ENTRY = struct.Struct(">qiq")
+
+
+@dataclass(frozen=True)
+class ScrubProgress:
+    """Where the scrub is. `position`: physical offset of the next slice; `began_ms` and `ended_ms`: of the round (0: it goes on);
+    `records`, `damaged` and `mended` count those of the round; `findings` are the newest, kept over rounds; `rounds` are over."""
+
+    position: int = 0
+    began_ms: int = 0
+    ended_ms: int = 0
+    records: int = 0
+    damaged: int = 0
+    mended: int = 0
+    rounds: int = 0
+    findings: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Scrubbed:
+    """What one slice found: damage that stays, and how many queue entries were written again. `more`: the round goes on."""
+
+    begin: int
+    end: int
+    records: int
+    damage: tuple[Damage, ...]
+    mended: int
+    more: bool
+
+
+def read_progress(root: Path) -> ScrubProgress:
+    """What config/scrub.json says; the beginning where it is missing or damaged, for then all is verified again."""
+    path = root / FILE_NAME
+    if not path.exists():
+        return ScrubProgress()
+    try:
+        content = json.loads(files.read_all(path))
+        fields = content["scrub"]
+        if content["checksum"] != _checksum(fields):
+            raise ValueError("the checksum is that of other content")
+        return ScrubProgress(**{**fields, "findings": tuple(fields["findings"])})
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        log.warning("%s cannot be read (%s): the scrub begins anew", path, error)
+        return ScrubProgress()
+
+
+def write_progress(root: Path, progress: ScrubProgress) -> None:
+    """Writes config/scrub.json whole or not at all."""
+    fields = dataclasses.asdict(progress)
+    text = json.dumps({"scrub": fields, "checksum": _checksum(fields)}, indent=1)
+    files.write_whole(root, root / FILE_NAME, text.encode() + b"\n", keep_last=False)
+
+
+def _checksum(fields: object) -> int:
+    return crc32c(json.dumps(fields, sort_keys=True).encode())
+
+
+class Scrubber:
+    """Scrubs one store. By one process at a time: two would do the same slice, and note it twice."""
+
+    def __init__(
+        self,
+        root: Path,
+        config: StoreConfig,
+        control: Control,
+        queues: ConsumeQueues,
+        dispatcher: Dispatcher,
+    ) -> None:
+        self._root, self._config, self._control = root, config, control
+        self._queues, self._dispatcher = queues, dispatcher
+
+    def run_once(self, max_bytes: int = SLICE_BYTES, *, pause_ms: int = 0) -> Scrubbed:
+        """Verifies about `max_bytes` of log with their entries in queues and index, from where the last slice ended.
+
+        A new round begins not before `pause_ms` after the end of the last one. Raises StoreIOError where the disk cannot be read, and
+        StoreTimeoutError where somebody dispatches all the time: the slice is done again next time.
+        """
+        before = read_progress(self._root)
+        minimum, dispatched = self._control.min_physical_offset, self._control.dispatched
+        now = clock.now_ms()
+        if before.ended_ms or not before.began_ms:
+            if before.ended_ms and now < before.ended_ms + pause_ms:
+                return Scrubbed(before.position, before.position, 0, (), 0, more=False)
+            before = ScrubProgress(
+                position=minimum, began_ms=now, rounds=before.rounds, findings=before.findings
+            )
+        begin = max(before.position, minimum)
+        if begin > dispatched:  # a log that lost its end
+            begin = minimum
+        end = min(begin + max(max_bytes, 1), dispatched)
+        found, check = self._verify(begin, end, dispatched)
+        minimum = self._control.min_physical_offset
+        if minimum > begin:  # cleaned meanwhile: what was missing there is no damage
+            found, check = [], None
+        mended, damage = self._mend(found, check)
+        position = check.position if check is not None else max(begin, minimum)
+        for finding in damage:
+            log.error(
+                "%s: scrub: %s %s %d..%d: %s; %s",
+                self._root,
+                finding.kind,
+                finding.path,
+                finding.begin,
+                finding.end,
+                finding.reason,
+                "see `cystore verify`"
+                if finding.kind == "record"
+                else "`cystore rebuild` makes it anew from the log",
+            )
+        over = position >= dispatched
+        kept = (*before.findings, *({**_plain(each), "found_ms": now} for each in damage))
+        write_progress(
+            self._root,
+            dataclasses.replace(
+                before,
+                position=position,
+                ended_ms=clock.now_ms() if over else 0,
+                records=before.records + (check.records if check is not None else 0),
+                damaged=before.damaged + len(damage),
+                mended=before.mended + mended,
+                rounds=before.rounds + over,
+                findings=kept[-FINDINGS_KEPT:],
+            ),
+        )
+        records = check.records if check is not None else 0
+        return Scrubbed(begin, position, records, tuple(damage), mended, more=not over)
+
+    def _verify(self, begin: int, end: int, dispatched: int) -> tuple[list[Damage], SliceVerifier | None]:
+        """Damage of the slice, without holes that recovery reported already; None for a slice that holds nothing."""
+        if begin >= end:
+            return [], None
+        bounds = Bounds(begin, end, dispatched, complete=False)
+        try:
+            reader = LogReader(self._root, self._config.mapped_file_size_commit_log_bytes)
+            try:
+                check = SliceVerifier(self._root, self._config, reader, bounds, None)
+                found = [each for each in check.run() if not each.reason.startswith("known hole")]
+            finally:
+                reader.close()
+        except StoreError:
+            if self._control.min_physical_offset > begin:
+                return [], None  # cleaned while it was read
+            raise
+        return found, check
+
+    def _mend(self, found: list[Damage], check: SliceVerifier | None) -> tuple[int, list[Damage]]:
+        """Writes wrong entries again; how many, and what damage is left."""
+        wrong = check.wrong_entries if check is not None else []
+        if not wrong or len(wrong) > MENDED_AT_ONCE or self._config.enable_consume_queue_ext:
+            return 0, found
+        try:
+            due = self._control.lock("dispatch", timeout_ms=LOCK_WAIT_MS)
+        except StoreLockedError as error:
+            raise StoreTimeoutError(f"wrong queue entries are not mended yet: {error}") from error
+        try:
+            if due:
+                self._dispatcher.repair()
+                self._control.repaired("dispatch")
+            written = [(entry, self._write(entry)) for entry in wrong]
+        finally:
+            self._control.unlock("dispatch")
+        mended = [entry for entry, file in written if file is not None]
+        for file in {file.path: file for _, file in written if file is not None}.values():
+            with files.translated(file.path):
+                file.sync()  # its own flush is over
+        for entry in mended:
+            log.warning(
+                "%s/%d: the entry of queue offset %d was wrong; written again from the record at %d",
+                entry.topic,
+                entry.queue_id,
+                entry.queue_offset,
+                entry.physical_offset,
+            )
+        gone = [entry.damage for entry in mended]
+        return len(mended), [each for each in found if each not in gone]
+
+    def _write(self, wrong: WrongEntry) -> MappedFile | None:
+        """Under the dispatch lock: writes what the record says; the file that the entry is in, None where it stays as it is."""
+        queue = self._queues.find(wrong.topic, wrong.queue_id)
+        if (
+            queue is None
+            or wrong.topic == SCHEDULED
+            or not queue.min_offset <= wrong.queue_offset < queue.max_offset
+        ):
+            return None
+        reader = LogReader(self._root, self._config.mapped_file_size_commit_log_bytes)
+        try:
+            found = reader.record(wrong.physical_offset)
+        finally:
+            reader.close()
+        file = queue.file_of(wrong.queue_offset)
+        if found is None or file is None or found["queue_offset"] != wrong.queue_offset:
+            return None
+        tags = kernel.find_property(found["properties"], b"TAGS") or b""
+        entry = _ENTRY.pack(wrong.physical_offset, wrong.size_bytes, kernel.hash_code(tags))
+        file.write(wrong.queue_offset * ENTRY_BYTES - file.base, entry)
+        return file
+
+
+def _plain(damage: Damage) -> dict[str, Any]:
+    return {**dataclasses.asdict(damage), "path": str(damage.path)}

@@ -1,0 +1,198 @@
+"""A log as it stands at one moment, for readers that work beside the store: in other processes, later, on ranges of it.
+
+What is below the end that was published then never changes, but for the cleaner, which removes whole segments. So a reader needs
+no attachment: the names of the segments, where records begin, and the holes are all that it is told.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cystore._native.control import Control
+from cystore.commit_log import CommitLog
+from cystore.consume_queue import ConsumeQueue, ConsumeQueues
+from cystore.errors import StoreError
+from cystore.stats import QueueRange
+
+PIECE_BYTES = 128 * 1024 * 1024
+ALIGN_QUEUES = 16  # the longest queues are asked where records begin
+
+
+@dataclass(frozen=True)
+class LogRange:
+    """Records that begin in [begin, end) of one segment: `path` is the segment's, `base` its first byte's physical offset,
+    `file_bytes` its nominal length. Both ends are record boundaries. `holes` are known to be damaged."""
+
+    store: str
+    path: str
+    base: int
+    file_bytes: int
+    begin: int
+    end: int
+    holes: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        return self.end - self.begin
+
+
+class LogSnapshot:
+    """Bounds of a log when this was made; the methods ask the queues, so they need the store open."""
+
+    def __init__(
+        self, root: Path, control: Control, commit_log: CommitLog, queues: ConsumeQueues, *, live: bool
+    ) -> None:
+        self.path = root
+        self.live = live  # others may append; else this is all that there will be until somebody attaches
+        self.dispatched = control.dispatched
+        self.flushed = control.flushed
+        self.end = control.wrote
+        self.minimum = min(control.min_physical_offset, self.end)
+        self.file_bytes = commit_log.file_bytes
+        self.holes = tuple(commit_log.holes.ranges())
+        self._control, self._commit_log, self._queues = control, commit_log, queues
+        self._slots = control.queue_count
+
+    # ---------------------------------------------------------------------------------------- queues
+
+    @functools.cached_property
+    def queue_ranges(self) -> dict[tuple[str, int], QueueRange]:
+        """The queue offsets of each (topic, queue id), dispatched or not."""
+        found = {}
+        for slot in range(self._slots):
+            topic, queue_id, following, _, minimum = self._control.queue(slot)
+            found[topic, queue_id] = QueueRange(minimum, following)
+        return dict(sorted(found.items()))
+
+    def place(self, topic: str, queue_id: int, queue_offset: int) -> int:
+        """The physical offset of a queue's first message at or behind a queue offset; the dispatched position where there is none."""
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            return self.dispatched
+        return _place(queue, max(queue_offset, queue.min_offset), self.dispatched)
+
+    def queue_offset_at(self, topic: str, queue_id: int, position: int) -> int:
+        """The queue's first offset whose message is at or behind a physical offset."""
+        queue = self._queues.find(topic, queue_id)
+        return 0 if queue is None else queue.offset_at(position)
+
+    # ------------------------------------------------------------------------------------ boundaries
+
+    @functools.cached_property
+    def _longest(self) -> list[ConsumeQueue]:
+        ranges = self.queue_ranges
+        longest = sorted(ranges, key=lambda name: ranges[name].min_offset - ranges[name].max_offset)
+        found = (self._queues.find(*name) for name in longest[:ALIGN_QUEUES])
+        return [queue for queue in found if queue is not None]
+
+    def boundary(self, position: int) -> int:
+        """A physical offset at or behind `position` where a record begins (or the log or a segment ends), near it where queues
+        have entries. Of the log only that record is read."""
+        if position <= self.minimum:
+            return self.minimum
+        base = self._base(position)
+        if position == base:
+            return min(position, self.end)
+        following = min(base + self.file_bytes, self.end)
+        if position >= following:
+            return following
+        for queue in self._longest:
+            place = _place(queue, queue.offset_at(position), self.dispatched)
+            if position <= place < following and self._begins_record(place):
+                return place
+        return following
+
+    def _base(self, position: int) -> int:
+        return position - position % self.file_bytes
+
+    def _begins_record(self, position: int) -> bool:
+        """Whether a valid record stands there: a wrong queue entry must not cut one in two."""
+        try:
+            return self._commit_log.read(position).physical_offset == position
+        except StoreError:
+            return False
+
+    # ---------------------------------------------------------------------------------------- ranges
+
+    def segments(self, begin: int, end: int) -> Iterator[LogRange]:
+        """The part of each segment that lies in [begin, end), which are boundaries."""
+        for base in range(self._base(begin), end, self.file_bytes):
+            first, behind = max(begin, base), min(end, base + self.file_bytes)
+            if first < behind:
+                yield self.part(first, behind)
+
+    def part(self, begin: int, end: int) -> LogRange:
+        """A range inside one segment."""
+        base = self._base(begin)
+        holes = tuple(hole for hole in self.holes if hole[0] < end and hole[1] > begin)
+        path = str(self._commit_log.files.path(base))
+        return LogRange(str(self.path), path, base, self.file_bytes, begin, end, holes)
+
+    def pieces(
+        self, begin: int, end: int, piece_bytes: int = PIECE_BYTES, *, at_most: bool = False
+    ) -> Iterator[LogRange]:
+        """[begin, end) cut into equal parts of about `piece_bytes` at least (or `at_most`), each beginning with a record."""
+        for whole in self.segments(begin, end):
+            count = (
+                -(-whole.size_bytes // piece_bytes) if at_most else max(1, whole.size_bytes // piece_bytes)
+            )
+            at = whole.begin
+            for number in range(1, count + 1):
+                target = whole.begin + whole.size_bytes * number // count
+                cut = whole.end if number == count else min(self.boundary(target), whole.end)
+                if cut > at:
+                    yield self.part(at, cut)
+                    at = cut
+
+    def begins_after(self, ranges: Iterable[LogRange], end_ms: int) -> Iterator[LogRange]:
+        """Without the segments whose first record is newer than every time before `end_ms`.
+
+        Only where we wrote the log: its store timestamps do not go back."""
+        for part in ranges:
+            first = self._first_timestamp(part.base)
+            if first is None or first < end_ms:
+                yield part
+
+    def ends_before(self, ranges: Iterable[LogRange], begin_ms: int) -> Iterator[LogRange]:
+        """Without the segments behind which a segment begins that is older than `begin_ms`."""
+        for part in ranges:
+            following = part.base + part.file_bytes
+            first = self._first_timestamp(following) if following < self.end else None
+            if first is None or first >= begin_ms:
+                yield part
+
+    @functools.cache  # noqa: B019 - lives as long as the plan that is made with it
+    def _first_timestamp(self, base: int) -> int | None:
+        """Store timestamp of a segment's first record, None where that says nothing about the records around it."""
+        try:
+            first = self._commit_log.read(base) if base >= self.minimum else None
+        except StoreError:
+            return None
+        return first.store_timestamp_ms if first is not None and first.record_format == "cystore" else None
+
+
+def packed(
+    ranges: Iterable[LogRange], pack_bytes: int, *, at_most: bool = False
+) -> list[tuple[LogRange, ...]]:
+    """Ranges put together, in their order, until each pack has at least `pack_bytes`; or `at_most` so many, but one range."""
+    packs: list[tuple[LogRange, ...]] = []
+    pack: list[LogRange] = []
+    size = 0
+    for part in ranges:
+        if pack and (size + part.size_bytes > pack_bytes if at_most else size >= pack_bytes):
+            packs.append(tuple(pack))
+            pack, size = [], 0
+        pack.append(part)
+        size += part.size_bytes
+    if pack:
+        packs.append(tuple(pack))
+    return packs
+
+
+def _place(queue: ConsumeQueue, queue_offset: int, otherwise: int) -> int:
+    at = queue.next_message(queue_offset, queue.max_offset)
+    entry = None if at is None else queue.entry(at)
+    return otherwise if entry is None else entry.physical_offset

@@ -1,0 +1,279 @@
+"""Options of a read, with the names and meanings of Spark's Kafka source where it has one.
+
+All that a user can get wrong is refused here, before anything is opened, with a StoreConfigError that names the option.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+from cystore.arrow import FOREVER, OnCorruption
+from cystore.config import StoreConfig
+from cystore.errors import StoreConfigError, StoreFormatError
+
+EARLIEST, LATEST = -2, -1  # in offsets by topic and partition, as in Kafka
+SETTING_PREFIX = "cystore."
+PerQueue = dict[tuple[str, int], int]
+
+NAMES = (
+    *("path", "paths", "topic", "subscribe", "subscribePattern", "assign", "key"),
+    *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
+    *("startingOffsetsByTimestamp", "endingOffsetsByTimestamp"),
+    *("failOnDataLoss", "minPartitions", "maxOffsetsPerTrigger", "maxBytesPerTrigger"),
+    *("onCorruption", "checkChecksum", "includeTransactions", "filterPushdown"),
+)
+# What a table made by SQL brings along: it says nothing about reading but for the place (and each option again, as option.NAME).
+OF_SQL = frozenset(
+    {"location", "provider", "owner", "comment", "external", "is_managed_location", "collation"}
+)
+STREAM_ONLY = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
+BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Where reading begins or ends: everywhere (`offset`: EARLIEST or LATEST), at a time, or for each queue by itself."""
+
+    offset: int | None = None
+    timestamp_ms: int | None = None
+    offsets: PerQueue | None = None
+    timestamps_ms: PerQueue | None = None
+
+    @property
+    def per_queue(self) -> PerQueue | None:
+        return self.offsets if self.offsets is not None else self.timestamps_ms
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """Checked options. `starting` of a batch is EARLIEST by default, of a stream LATEST."""
+
+    patterns: tuple[str, ...]
+    topics: tuple[str, ...] = ()
+    topic_pattern: str | None = None
+    assigned: tuple[tuple[str, int], ...] = ()
+    keys: tuple[str, ...] = ()
+    starting: Bound = Bound(EARLIEST)
+    ending: Bound = Bound(LATEST)
+    fail_on_data_loss: bool = True
+    min_partitions: int | None = None
+    max_offsets: int | None = None
+    max_bytes: int | None = None
+    on_corruption: OnCorruption = "fail"
+    check_checksum: bool = True
+    in_queue: bool = True
+    filter_pushdown: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def paths(self) -> list[str]:
+        """The stores that the patterns name now, absolute. Raises StoreFormatError for one that is not there."""
+        found: list[str] = []
+        for pattern in self.patterns:
+            matches = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]
+            if not matches:
+                raise StoreFormatError("no store matches", path=pattern)
+            found += [os.path.realpath(match) for match in matches]
+        for path in found:
+            if not Path(path).is_dir():
+                raise StoreFormatError("there is no store here", path=path)
+        return sorted(set(found))
+
+    def takes(self, topic: str, queue_id: int) -> bool:
+        """Whether a queue is among those that are read."""
+        if self.assigned:
+            return (topic, queue_id) in self.assigned
+        if self.topic_pattern is not None:
+            return re.fullmatch(self.topic_pattern, topic) is not None
+        return not self.topics or topic in self.topics
+
+
+def parse(given: Mapping[str, str], *, stream: bool) -> ReadOptions:
+    """Checks the options of a batch or stream read. Raises StoreConfigError."""
+    options = {name.lower(): value for name, value in given.items()}
+    settings = _settings(options)
+    known = {name.lower(): name for name in NAMES}
+    for name in options:
+        if name not in known and name not in OF_SQL and not name.startswith("option."):
+            raise StoreConfigError(
+                f"no option {name}; there are {', '.join(NAMES)} and {SETTING_PREFIX}SETTING"
+            )
+    for name in BATCH_ONLY if stream else STREAM_ONLY:
+        if name.lower() in options:
+            raise StoreConfigError(f"option {name} is for {'batches' if stream else 'streams'} only")
+    return ReadOptions(
+        patterns=_patterns(options),
+        **_selection(options),
+        keys=_listed(options, "key"),
+        starting=_starting(options, stream=stream),
+        ending=_ending(options),
+        fail_on_data_loss=_flag(options, "failOnDataLoss", True),
+        min_partitions=_count(options, "minPartitions"),
+        max_offsets=_count(options, "maxOffsetsPerTrigger"),
+        max_bytes=_count(options, "maxBytesPerTrigger"),
+        on_corruption=_choice(options, "onCorruption", get_args(OnCorruption)),
+        check_checksum=_flag(options, "checkChecksum", True),
+        in_queue=not _flag(options, "includeTransactions", False),
+        filter_pushdown=_flag(options, "filterPushdown", False),
+        settings=settings,
+    )
+
+
+def parse_any(given: Mapping[str, str]) -> ReadOptions:
+    """For what does not know yet whether it is read as a batch or a stream. Raises StoreConfigError."""
+    names = {name.lower() for name in given}
+    stream = any(name.lower() in names for name in STREAM_ONLY)
+    try:
+        return parse(given, stream=stream)
+    except StoreConfigError:
+        if stream or not names & {name.lower() for name in NAMES if name.startswith("starting")}:
+            raise
+        return parse(given, stream=True)  # a stream may begin with latest
+
+
+def _settings(options: dict[str, str]) -> dict[str, Any]:
+    """Takes the options out that are settings of the store."""
+    found = {}
+    for name in [name for name in options if name.startswith(SETTING_PREFIX)]:
+        setting, value = StoreConfig.parse_setting(f"{name.removeprefix(SETTING_PREFIX)}={options.pop(name)}")
+        found[setting] = value
+    return found
+
+
+def _patterns(options: dict[str, str]) -> tuple[str, ...]:
+    several = options.get("paths")
+    patterns = [] if several is None else _json("paths", several)
+    if not isinstance(patterns, list) or any(not isinstance(pattern, str) for pattern in patterns):
+        raise StoreConfigError(f"paths must be a JSON list of text, not {several}")
+    path = options.get("path") or options.get("location")  # what SQL makes of a table's path
+    if path:
+        patterns = [*patterns, path]
+    if not patterns or not all(patterns):
+        raise StoreConfigError('no path: name the store\'s directory, as in .load("/var/lib/app/store")')
+    return tuple(re.sub("^file:(//(?=/))?", "", pattern) for pattern in patterns)
+
+
+def _selection(options: dict[str, str]) -> dict[str, Any]:
+    names = ("topic", "subscribe", "subscribePattern", "assign")
+    chosen = [name for name in names if name.lower() in options]
+    if len(chosen) > 1:
+        raise StoreConfigError(f"only one of {', '.join(names)} may be given, not {' and '.join(chosen)}")
+    if not chosen:
+        return {}
+    (name,) = chosen
+    value = options[name.lower()]
+    if name == "assign":
+        assigned = _json(name, value)
+        if not isinstance(assigned, dict) or not all(isinstance(ids, list) for ids in assigned.values()):
+            raise StoreConfigError(f'assign must be like {{"orders":[0,1]}}, not {value}')
+        queues = [(topic, number) for topic, ids in assigned.items() for number in ids]
+        if not queues or any(isinstance(n, bool) or not isinstance(n, int) for _, n in queues):
+            raise StoreConfigError(f'assign must be like {{"orders":[0,1]}}, not {value}')
+        return {"assigned": tuple(sorted(set(queues)))}
+    if name == "subscribePattern":
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise StoreConfigError(f"subscribePattern {value!r} is no regular expression: {error}") from None
+        return {"topic_pattern": value}
+    return {"topics": _listed(options, name)}
+
+
+def _listed(options: dict[str, str], name: str) -> tuple[str, ...]:
+    if name.lower() not in options:
+        return ()
+    found = tuple(part.strip() for part in options[name.lower()].split(","))
+    if not all(found):
+        raise StoreConfigError(
+            f"{name} must be one or several names with commas, not {options[name.lower()]!r}"
+        )
+    return found
+
+
+def _starting(options: dict[str, str], *, stream: bool) -> Bound:
+    bound = _bound(options, "starting", LATEST if stream else EARLIEST)
+    if not stream and (bound.offset == LATEST or LATEST in (bound.offsets or {}).values()):
+        raise StoreConfigError(
+            "startingOffsets cannot be latest (-1) in a batch: there would be nothing to read"
+        )
+    return bound
+
+
+def _ending(options: dict[str, str]) -> Bound:
+    bound = _bound(options, "ending", LATEST)
+    if bound.offset == EARLIEST or EARLIEST in (bound.offsets or {}).values():
+        raise StoreConfigError("endingOffsets cannot be earliest (-2): there would be nothing to read")
+    return bound
+
+
+def _bound(options: dict[str, str], which: str, default: int) -> Bound:
+    """As in Kafka a timestamp goes before timestamps by partition, and those before offsets."""
+    at = options.get(f"{which}timestamp")
+    by_time = options.get(f"{which}offsetsbytimestamp")
+    offsets = options.get(f"{which}offsets")
+    if at is not None:
+        return Bound(timestamp_ms=_number(f"{which}Timestamp", at, 0))
+    if by_time is not None:
+        return Bound(timestamps_ms=_per_queue(f"{which}OffsetsByTimestamp", by_time, 0))
+    if offsets is None:
+        return Bound(default)
+    word = offsets.strip().lower()
+    if word in ("earliest", "latest"):
+        return Bound(EARLIEST if word == "earliest" else LATEST)
+    return Bound(offsets=_per_queue(f"{which}Offsets", offsets, EARLIEST))
+
+
+def _per_queue(name: str, text: str, least: int) -> PerQueue:
+    example = f'{name} must be {"earliest, latest or " if name.endswith("Offsets") else ""}like {{"orders":{{"0":23}}}}'
+    content = _json(name, text, example)
+    if not isinstance(content, dict) or not all(isinstance(queues, dict) for queues in content.values()):
+        raise StoreConfigError(f"{example}, not {text}")
+    found = {}
+    for topic, queues in content.items():
+        for queue_id, value in queues.items():
+            if not queue_id.isascii() or not queue_id.isdecimal():
+                raise StoreConfigError(f"{name}: {queue_id!r} is no partition of {topic}")
+            found[topic, int(queue_id)] = _number(f"{name} of {topic}/{queue_id}", value, least)
+    return found
+
+
+def _json(name: str, text: str, hint: str = "") -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise StoreConfigError(f"{hint or f'{name} must be JSON'}, not {text!r} ({error})") from None
+
+
+def _number(name: str, value: Any, least: int) -> int:
+    try:
+        number = int(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else None
+    except ValueError:
+        number = None
+    if number is None or not least <= number <= FOREVER:
+        raise StoreConfigError(f"{name} must be a whole number from {least} on, not {value!r}")
+    return number
+
+
+def _count(options: dict[str, str], name: str) -> int | None:
+    value = options.get(name.lower())
+    return None if value is None else _number(name, value, 1)
+
+
+def _flag(options: dict[str, str], name: str, default: bool) -> bool:
+    value = options.get(name.lower(), str(default)).strip().lower()
+    if value not in ("true", "false"):
+        raise StoreConfigError(f"{name} must be true or false, not {options[name.lower()]!r}")
+    return value == "true"
+
+
+def _choice(options: dict[str, str], name: str, choices: tuple[Any, ...]) -> Any:
+    value = options.get(name.lower(), choices[0]).strip().lower()
+    if value not in choices:
+        raise StoreConfigError(f"{name} must be one of {', '.join(choices)}, not {options[name.lower()]!r}")
+    return value

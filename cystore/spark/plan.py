@@ -1,0 +1,193 @@
+"""From options to partitions, on the driver: the only place where stores are opened.
+
+A partition names segment files and where in them to read, so a task opens files and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from pyspark.sql.datasource import InputPartition
+
+from cystore.arrow import FOREVER, RowFilter, plan_ranges
+from cystore.errors import CorruptRecordError, OffsetError, StoreConfigError
+from cystore.snapshot import PIECE_BYTES, LogRange, LogSnapshot, packed
+from cystore.spark.options import EARLIEST, LATEST, Bound, PerQueue, ReadOptions
+from cystore.store import MessageStore
+from cystore.store import open as open_store
+
+PARTITIONS_MAX = 10_000
+KEY_LOOKUPS_MAX = 256  # of keys times topics; beyond that a scan is asked for
+EVERY_MATCH = (1 << 31) - 1
+
+
+@dataclass
+class LogPartition(InputPartition):
+    """What one task reads."""
+
+    ranges: tuple[LogRange, ...]
+    rows: RowFilter
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(part.size_bytes for part in self.ranges)
+
+
+def open_reading(path: str, options: ReadOptions) -> MessageStore:
+    return open_store(path, **{**options.settings, "read_only": True})
+
+
+def selected(options: ReadOptions, snapshot: LogSnapshot) -> list[tuple[str, int]]:
+    """The queues that the options choose."""
+    return [queue for queue in snapshot.queue_ranges if options.takes(*queue)]
+
+
+def base_filter(options: ReadOptions) -> RowFilter:
+    """What the options say about rows without a look into a store."""
+    return RowFilter(topics=options.topics, keys=options.keys, in_queue=options.in_queue)
+
+
+def queue_rules(options: ReadOptions, snapshot: LogSnapshot, rows: RowFilter) -> RowFilter:
+    """`rows` with what bounds and choices mean for each queue. Raises StoreConfigError for offsets that are not those of all
+    chosen queues, OffsetError for offsets that were removed."""
+    queues = selected(options, snapshot)
+    starting, ending = options.starting, options.ending
+    times = (
+        rows.times_ms[0] if starting.timestamp_ms is None else max(rows.times_ms[0], starting.timestamp_ms),
+        rows.times_ms[1] if ending.timestamp_ms is None else min(rows.times_ms[1], ending.timestamp_ms),
+    )
+    rows = replace(rows, times_ms=times)
+    for which, bound in (("starting", starting), ("ending", ending)):
+        check_named(which, bound, queues)
+    if starting.per_queue is None and ending.per_queue is None and not options.assigned:
+        if options.topic_pattern is None:
+            return rows
+        return replace(
+            rows, rules=tuple(_rule(topic) for topic in sorted({topic for topic, _ in queues})) or NOTHING
+        )
+    check_loss(options, snapshot)
+    rules = []
+    for topic, queue_id in queues:
+        first = _of(starting.offsets, topic, queue_id, 0)
+        behind = _of(ending.offsets, topic, queue_id, FOREVER)
+        earliest = _of(starting.timestamps_ms, topic, queue_id, -FOREVER)
+        latest = _of(ending.timestamps_ms, topic, queue_id, FOREVER)
+        rules.append((topic, queue_id, first, behind, earliest, latest))
+    return replace(rows, rules=tuple(rules) or NOTHING)
+
+
+def _rule(topic: str) -> tuple[str, int, int, int, int, int]:
+    return topic, -1, 0, FOREVER, -FOREVER, FOREVER
+
+
+NOTHING = (("", -1, 0, 0, 0, 0),)
+
+
+def _of(bounds: PerQueue | None, topic: str, queue_id: int, otherwise: int) -> int:
+    value = otherwise if bounds is None else bounds.get((topic, queue_id), otherwise)
+    return otherwise if value in (EARLIEST, LATEST) else value
+
+
+def check_named(which: str, bound: Bound, queues: list[tuple[str, int]]) -> None:
+    """As in Kafka: offsets by partition name each partition that is read, and no other."""
+    if bound.per_queue is None:
+        return
+    missing, unknown = set(queues) - set(bound.per_queue), set(bound.per_queue) - set(queues)
+    if missing or unknown:
+        what = "does not name" if missing else "names"
+        names = ", ".join(f"{topic}/{queue_id}" for topic, queue_id in sorted(missing or unknown)[:5])
+        why = (
+            "every partition that is read must be named; option topic chooses fewer"
+            if missing
+            else ("which is no partition that is read")
+        )
+        raise StoreConfigError(f"{which}Offsets {what} {names}: {why}")
+
+
+def check_loss(options: ReadOptions, snapshot: LogSnapshot) -> None:
+    """Offsets that are asked for and not there any more, or not yet."""
+    for bound in (options.starting, options.ending):
+        for (topic, queue_id), offset in (bound.offsets or {}).items():
+            found = snapshot.queue_ranges[topic, queue_id]
+            if (
+                offset >= 0
+                and not found.min_offset <= offset <= found.max_offset
+                and options.fail_on_data_loss
+            ):
+                raise OffsetError(
+                    f"offset {offset} of {topic}/{queue_id} is not between {found.min_offset} and {found.max_offset}, the offsets "
+                    "that there are: records are lost; let failOnDataLoss be false to read what there is",
+                    path=snapshot.path,
+                )
+
+
+def piece_bytes(total_bytes: int, min_partitions: int | None) -> int:
+    """How large a partition should be: large enough to be worth its task, small enough for as many as are asked for."""
+    size = max(PIECE_BYTES, total_bytes // PARTITIONS_MAX)
+    return size if min_partitions is None else max(1, min(size, total_bytes // min_partitions))
+
+
+def partitions_of(
+    snapshot: LogSnapshot, ranges: Sequence[LogRange], rows: RowFilter, least: int | None
+) -> list[LogPartition]:
+    """Ranges of one store, cut and packed; each partition begins with a record."""
+    size, at_most = piece_bytes(sum(part.size_bytes for part in ranges), least), least is not None
+    pieces = (
+        piece for part in ranges for piece in snapshot.pieces(part.begin, part.end, size, at_most=at_most)
+    )
+    # A piece that a record's length made a little smaller is large enough.
+    return [
+        LogPartition(pack, rows)
+        for pack in packed(pieces, size if at_most else size * 9 // 10, at_most=at_most)
+    ]
+
+
+def batch_partitions(options: ReadOptions, rows: RowFilter) -> list[InputPartition]:
+    """The partitions of a batch; each store is read up to the end that was published when it was planned."""
+    paths = options.paths()
+    least = None if options.min_partitions is None else -(-options.min_partitions // len(paths))
+    found: list[LogPartition] = []
+    for path in paths:
+        with open_reading(path, options) as store:
+            snapshot = store.snapshot()
+            wanted = queue_rules(options, snapshot, rows)
+            ranges = by_key(store, snapshot, wanted, options) if wanted.keys else None
+            if ranges is None:
+                ranges = plan_ranges(snapshot, wanted)
+            found += partitions_of(snapshot, ranges, wanted, least)
+    return list(found if options.min_partitions is not None else together(found))
+
+
+def together(partitions: Iterable[LogPartition]) -> Iterator[LogPartition]:
+    """The rests of several stores in one partition, where they are read in the same way."""
+    for _, alike in groupby(partitions, key=lambda partition: partition.rows):
+        found = list(alike)
+        yield from (one for one in found if one.size_bytes >= PIECE_BYTES)
+        rests = [part for one in found if one.size_bytes < PIECE_BYTES for part in one.ranges]
+        yield from (LogPartition(pack, found[0].rows) for pack in packed(rests, PIECE_BYTES))
+
+
+def by_key(
+    store: MessageStore, snapshot: LogSnapshot, rows: RowFilter, options: ReadOptions
+) -> list[LogRange] | None:
+    """The records that the index holds for the wanted keys, and what it does not hold yet; None where a scan is the better way."""
+    topics = sorted({topic for topic, queue_id in selected(options, snapshot)})
+    topics = [topic for topic in topics if not rows.topics or topic in rows.topics]
+    if len(topics) * len(rows.keys) > KEY_LOOKUPS_MAX or not rows.in_queue:
+        return None
+    places: dict[int, int] = {}
+    try:
+        for topic in topics:
+            for key in rows.keys:
+                for message in store.query(topic, key, EVERY_MATCH):
+                    places[message.physical_offset] = message.size_bytes
+    except CorruptRecordError:
+        return None  # the scan tells of it, or steps over it
+    found = [
+        snapshot.part(at, at + size)
+        for at, size in sorted(places.items())
+        if snapshot.minimum <= at < snapshot.dispatched
+    ]
+    return [*found, *plan_ranges(snapshot, rows, begin=snapshot.dispatched)]

@@ -1,0 +1,52 @@
+"""What batches and streams have in common: which columns, and how a task reads its partition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
+from pyspark.sql.types import StructType
+
+from cystore.arrow import COLUMNS, DAMAGE_COLUMNS, ReadSettings, read_ranges
+from cystore.errors import StoreConfigError
+from cystore.spark.options import ReadOptions
+from cystore.spark.plan import LogPartition
+
+
+def known_columns(options: ReadOptions) -> dict[str, pa.DataType]:
+    """Names and types of all columns that these options give."""
+    return {**COLUMNS, **DAMAGE_COLUMNS} if options.on_corruption == "column" else COLUMNS
+
+
+def read_settings(options: ReadOptions, schema: StructType) -> ReadSettings:
+    """For the columns of a schema, all or chosen with `.schema(...)`. Raises StoreConfigError for others, and other types."""
+    known = known_columns(options)
+    for column in schema.fields:
+        if column.name not in known:
+            hint = " (with onCorruption=column)" if column.name in DAMAGE_COLUMNS else ""
+            raise StoreConfigError(f"no column {column.name}{hint}; there are {', '.join(known)}")
+        kind = from_arrow_type(known[column.name])
+        if column.dataType.simpleString() != kind.simpleString():
+            raise StoreConfigError(
+                f"column {column.name} is {kind.simpleString()}, not {column.dataType.simpleString()}; cast it after reading"
+            )
+    return ReadSettings(
+        columns=tuple(schema.fieldNames()),
+        check_checksum=options.check_checksum,
+        on_corruption=options.on_corruption,
+        fail_on_data_loss=options.fail_on_data_loss,
+    )
+
+
+def read_partition(
+    partition: InputPartition, settings: ReadSettings, schema: StructType
+) -> Iterator[pa.RecordBatch]:
+    """A task's record batches, with the very types that Spark expects."""
+    if not isinstance(partition, LogPartition):
+        return  # Spark makes one of its own where a plan has none
+    spark_schema = to_arrow_schema(schema, timezone="UTC")
+    for batch in read_ranges(partition.ranges, replace(settings, rows=partition.rows)):
+        yield pa.RecordBatch.from_arrays(batch.columns, schema=spark_schema)

@@ -1,0 +1,330 @@
+"""Reading a stream: micro-batches between positions of each store's log.
+
+An offset names, for each store, a physical offset at which a record begins: {"stores": {PATH: {"position": N, ...}}}. What is below
+the flushed position is durable and never changes, and no stream goes beyond it; so a batch that Spark repeats from its
+checkpoint is the same batch, after a kill of the driver and after a power cut on the store's host.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from cystore.arrow import FOREVER, ReadSettings, RowFilter, plan_ranges, read_ranges
+from cystore.errors import OffsetError
+from cystore.snapshot import LogSnapshot
+from cystore.spark.options import EARLIEST, LATEST, PerQueue, ReadOptions
+from cystore.spark.plan import (
+    base_filter,
+    check_loss,
+    check_named,
+    open_reading,
+    partitions_of,
+    queue_rules,
+    selected,
+)
+from cystore.spark.reading import read_partition
+from cystore.store import MessageStore
+
+Offset = dict[str, Any]
+
+
+class Stores:
+    """Opens stores for one look at a time. One that nobody else has open was recovered into memory for that, so it is kept until
+    something changes in its directory; one in use is left again at once, so that its last user can shut it down."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._kept: dict[str, tuple[tuple[int, ...], MessageStore]] = {}
+
+    @contextmanager
+    def look(self, path: str) -> Iterator[LogSnapshot]:
+        seen = _times(path)
+        kept = self._kept.pop(path, None)
+        if kept is not None and kept[0] != seen:
+            kept[1].close()
+            kept = None
+        store = open_reading(path, self._options) if kept is None else kept[1]
+        try:
+            snapshot = store.snapshot()
+            yield snapshot
+            if not snapshot.live:
+                self._kept[path] = seen, store
+        finally:
+            if path not in self._kept:
+                store.close()
+
+    def close(self) -> None:
+        for _, store in self._kept.values():
+            store.close()
+        self._kept = {}
+
+
+def _times(path: str) -> tuple[int, ...]:
+    places = (Path(path), Path(path, "commitlog"), Path(path, "checkpoint"))
+    return tuple(place.stat().st_mtime_ns for place in places if place.exists())
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Lives on the driver for as long as its query; `read` runs in tasks."""
+
+    def __init__(self, options: ReadOptions, settings: ReadSettings, schema: StructType) -> None:
+        self._options, self._settings, self._schema = options, settings, schema
+        self._stores: Stores | None = None
+        self._last: dict[str, int] | None = None  # with AvailableNow, where the query ends
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For tasks, which open no store."""
+        return {**self.__dict__, "_stores": None}
+
+    def _look(self, path: str) -> Any:
+        if self._stores is None:
+            self._stores = Stores(self._options)
+        return self._stores.look(path)
+
+    # ------------------------------------------------------------------------------------------ offsets
+
+    def initialOffset(self) -> Offset:
+        """Where a new query begins, as startingOffsets says."""
+        found = {}
+        for path in self._options.paths():
+            with self._look(path) as snapshot:
+                found[path] = self._start(snapshot)
+        return {"stores": found}
+
+    def _start(self, snapshot: LogSnapshot) -> Offset:
+        starting = self._options.starting
+        queues = selected(self._options, snapshot)
+        check_named("starting", starting, queues)
+        if starting.offset is not None:
+            at = snapshot.minimum if starting.offset == EARLIEST else max(snapshot.flushed, snapshot.minimum)
+            return {"position": at}
+        if starting.timestamp_ms is not None:
+            rows = RowFilter(in_queue=False, times_ms=(starting.timestamp_ms, FOREVER))
+            places = next(_places(snapshot, snapshot.minimum, snapshot.flushed, rows), None)
+            return {"position": snapshot.flushed if places is None else places[0].as_py()}
+        check_loss(self._options, snapshot)
+        first = dict(starting.offsets or {})
+        if starting.timestamps_ms is not None:
+            first = _first_at(snapshot, {queue: starting.timestamps_ms[queue] for queue in queues})
+        for queue, offset in first.items():
+            known = snapshot.queue_ranges[queue]
+            first[queue] = {EARLIEST: known.min_offset, LATEST: known.max_offset}.get(offset, offset)
+        places = [snapshot.place(*queue, offset) for queue, offset in first.items()]
+        position = max(min(places, default=snapshot.dispatched), snapshot.minimum)
+        return _with_first({"position": position}, first, snapshot)
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        """How far the next batch may go."""
+        paths = self._options.paths()
+        found = {path: at for path, at in start["stores"].items() if path not in paths}
+        if found and self._options.fail_on_data_loss:
+            raise OffsetError(
+                "a store that this query reads is not there any more; let failOnDataLoss be false to go on without it",
+                path=sorted(found)[0],
+            )
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
+        if rows is not None:
+            size = self._options.max_bytes  # both were given, and Spark asks for one
+        for left, path in zip(range(len(paths), 0, -1), paths, strict=True):
+            with self._look(path) as snapshot:
+                before = start["stores"].get(path)
+                begin = before or {"position": snapshot.minimum, "first_seen": snapshot.minimum}
+                first, last = self._room(path, snapshot, begin["position"])
+                if size is not None:
+                    last = _before_bytes(snapshot, first, last, max(1, size // left))
+                    size = max(0, size - (last - first))
+                if rows is not None:
+                    wanted = self._rows(snapshot, _first_of(begin))
+                    last, used = _after_rows(snapshot, first, last, wanted, max(1, rows // left))
+                    rows = max(0, rows - used)
+                end = {"position": last} if before else {"position": last, "first_seen": first}
+                found[path] = _with_first(end, _first_of(begin), snapshot)
+        return {"stores": found}
+
+    def _room(self, path: str, snapshot: LogSnapshot, position: int) -> tuple[int, int]:
+        """From where to where a batch may go without limits."""
+        first = self._checked(path, snapshot, position)
+        last = snapshot.flushed if snapshot.live else snapshot.end
+        if self._last is not None:
+            last = min(last, self._last.get(path, first))
+        return first, max(first, last)
+
+    def _checked(self, path: str, snapshot: LogSnapshot, position: int) -> int:
+        """A position that the log still has, or data loss."""
+        problem = None
+        if position < snapshot.minimum:
+            problem = f"records from {position} to {snapshot.minimum} were removed before they were read"
+        elif position > snapshot.end:
+            problem = f"the log ends at {snapshot.end}, this query was at {position}: it is another store's or lost its end"
+        if problem is None:
+            return position
+        if self._options.fail_on_data_loss:
+            raise OffsetError(
+                f"{problem}; let failOnDataLoss be false to go on with what there is", path=path
+            )
+        return snapshot.minimum if position < snapshot.minimum else snapshot.end
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """maxOffsetsPerTrigger, else maxBytesPerTrigger, else none."""
+        if self._options.max_offsets is not None:
+            return ReadMaxRows(self._options.max_offsets)
+        if self._options.max_bytes is not None:
+            return ReadMaxBytes(self._options.max_bytes)
+        return ReadAllAvailable()
+
+    def reportLatestOffset(self) -> Offset:
+        """How far the stores are, for the query's progress."""
+        return {"stores": {path: {"position": at} for path, at in self._ends().items()}}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """The query ends with what is there now."""
+        self._last = self._ends()
+
+    def _ends(self) -> dict[str, int]:
+        found = {}
+        for path in self._options.paths():
+            with self._look(path) as snapshot:
+                found[path] = snapshot.flushed if snapshot.live else snapshot.end
+        return found
+
+    # ----------------------------------------------------------------------------------------- a batch
+
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        """Tasks for what lies between two offsets; the same ones for the same offsets."""
+        found: list[InputPartition] = []
+        least = self._options.min_partitions
+        for path, to in end["stores"].items():
+            since = start["stores"].get(path, {"position": to.get("first_seen", 0)})
+            if since["position"] >= to["position"]:
+                continue
+            with self._look(path) as snapshot:
+                begin = self._checked(path, snapshot, since["position"])
+                behind = self._checked(path, snapshot, to["position"])
+                rows = self._rows(snapshot, _first_of(since))
+                ranges = plan_ranges(snapshot, rows, begin=begin, end=behind)
+                found += partitions_of(snapshot, ranges, rows, least)
+        return found
+
+    def _rows(self, snapshot: LogSnapshot, first: dict[tuple[str, int], int]) -> RowFilter:
+        """Which rows: as the options say, and of a queue whose starting offset lies ahead only those from there on."""
+        everywhere = replace(self._options, starting=replace(self._options.starting, **NO_BOUND))
+        rows = queue_rules(everywhere, snapshot, base_filter(self._options))
+        if not first:
+            return rows
+        queues = selected(self._options, snapshot)
+        rules = [(*queue, first.get(queue, 0), FOREVER, -FOREVER, FOREVER) for queue in queues]
+        return replace(rows, rules=tuple(rules))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The record batches of one partition."""
+        return read_partition(partition, self._settings, self._schema)
+
+    def commit(self, end: Offset) -> None:
+        """Nothing is kept here: the checkpoint is Spark's."""
+
+    def stop(self) -> None:
+        """Lets the stores go."""
+        if self._stores is not None:
+            self._stores.close()
+
+
+def _after_rows(snapshot: LogSnapshot, begin: int, end: int, rows: RowFilter, count: int) -> tuple[int, int]:
+    """Where the record begins that is one more than `count` wanted ones, at most `end`; and how many there are up to there."""
+    left = count
+    for places in _places(snapshot, begin, end, rows):
+        if len(places) > left:
+            return places[left].as_py(), count
+        left -= len(places)
+    return end, count - left
+
+
+def _before_bytes(snapshot: LogSnapshot, begin: int, end: int, size: int) -> int:
+    """Where the last record begins that is at most `size` bytes behind `begin`; where the second begins if the first is larger."""
+    best = begin
+    if end - begin <= size:
+        return end
+    for places in _places(snapshot, begin, end, RowFilter(in_queue=False, physical=(begin + 1, FOREVER))):
+        near = bisect_right(places, begin + size, key=lambda place: place.as_py())
+        best = places[near - 1].as_py() if near else best
+        if near < len(places):
+            return best if best > begin else places[0].as_py()
+    return best if best > begin else end
+
+
+def _places(snapshot: LogSnapshot, begin: int, end: int, rows: RowFilter) -> Iterator[pa.Array]:
+    """The physical offsets of wanted records, batch by batch."""
+    for batch in _rows_of(snapshot, begin, end, rows, ("physical_offset",)):
+        yield batch.column(0)
+
+
+def _rows_of(
+    snapshot: LogSnapshot, begin: int, end: int, rows: RowFilter, columns: tuple[str, ...]
+) -> Iterator[pa.RecordBatch]:
+    settings = ReadSettings(
+        columns=columns,
+        rows=rows,
+        check_checksum=False,
+        on_corruption="skip",
+        fail_on_data_loss=False,
+    )
+    return read_ranges(plan_ranges(snapshot, rows, begin=begin, end=end), settings)
+
+
+NO_BOUND: dict[str, Any] = {
+    "offset": EARLIEST,
+    "timestamp_ms": None,
+    "offsets": None,
+    "timestamps_ms": None,
+}
+
+
+def _first_at(snapshot: LogSnapshot, times_ms: PerQueue) -> PerQueue:
+    """Each queue's first offset whose message was stored at or after its time, LATEST where there is none. The log is asked: it may
+    be ahead of the queues."""
+    found = dict.fromkeys(times_ms, LATEST)
+    rules = tuple((*queue, 0, FOREVER, at_ms, FOREVER) for queue, at_ms in times_ms.items())
+    rows = RowFilter(rules=rules, times_ms=(min(times_ms.values(), default=0), FOREVER))
+    for batch in _rows_of(
+        snapshot, snapshot.minimum, snapshot.flushed, rows, ("topic", "partition", "offset")
+    ):
+        for row in batch.to_pylist():
+            queue = row["topic"], row["partition"]
+            if found[queue] == LATEST:
+                found[queue] = row["offset"]
+        if LATEST not in found.values():
+            break
+    return found
+
+
+def _first_of(offset: Offset) -> dict[tuple[str, int], int]:
+    return {
+        (topic, int(queue_id)): first
+        for topic, queues in offset.get("first", {}).items()
+        for queue_id, first in queues.items()
+    }
+
+
+def _with_first(offset: Offset, first: dict[tuple[str, int], int], snapshot: LogSnapshot) -> Offset:
+    """`offset` with the starting offsets of those queues that have not got there at its position."""
+    ahead: dict[str, dict[str, int]] = {}
+    for (topic, queue_id), at in first.items():
+        if snapshot.queue_offset_at(topic, queue_id, offset["position"]) < at:
+            ahead.setdefault(topic, {})[str(queue_id)] = at
+    return {**offset, "first": ahead} if ahead else offset

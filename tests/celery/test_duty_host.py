@@ -1,0 +1,120 @@
+"""Goal: a worker takes part in the duties of its store by having it, and in nobody else's. Method: the bootstep's parts in this
+process; the fleet tests have them in workers."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+from celery import Celery
+
+from cystore.celery.duties import ALL, REPUT, run
+from cystore.celery.host import DutyHost, Keeper, ReputLoop
+from cystore.celery.identity import store_id_of
+from cystore.layout import DUTIES, DUTY_WORDS
+from cystore.services.duties import Outcome
+
+
+@pytest.fixture
+def app(url) -> Celery:
+    app = Celery("host", broker="memory://", backend=url, set_as_current=False)
+    app.conf.result_backend_thread_safe = True
+    return app
+
+
+def takes_part(app: Celery) -> bool:
+    DutyHost.take_part(SimpleNamespace(app=app))
+    return DutyHost in app.steps["worker"]
+
+
+@pytest.mark.parametrize("chosen", [["other"], None])
+def test_a_worker_listens_to_its_store_whatever_its_queues_are(app, chosen):
+    app.amqp.queues.select(chosen)
+    assert takes_part(app)
+    consumed = app.amqp.queues.consume_from
+    for name in ("cystore", f"cystore.{store_id_of(app.backend.store)}"):
+        assert consumed[name].exchange.name == "", "the broker would keep a binding"
+        assert consumed[name].routing_key == name
+    assert ("other" if chosen else app.conf.task_default_queue) in consumed
+
+
+def test_a_worker_without_a_store_takes_no_part():
+    app = Celery("host", broker="memory://", backend="cache+memory://", set_as_current=False)
+    assert not takes_part(app)
+    assert not any(name.startswith("cystore") for name in app.amqp.queues.consume_from)
+
+
+@pytest.mark.parametrize("wrong", ["store", "url"])
+def test_a_worker_that_cannot_take_part_says_why(app, tmp_path, caplog, wrong):
+    if wrong == "store":
+        (tmp_path / "store").write_text("a file")
+    else:
+        app.conf.cystore_redis_url = "redis+cluster://:secret@host"
+    assert not takes_part(app)
+    assert "this worker does no duties" in caplog.text
+    assert "secret" not in caplog.text
+    assert ("not a directory" if wrong == "store" else "Cluster") in caplog.text
+
+
+def test_ticks_that_go_well_are_no_news_and_others_are(app, caplog):
+    assert takes_part(app)
+    log = logging.getLogger("celery.app.trace")
+    with caplog.at_level(logging.INFO, log.name):
+        for name in ("cystore.reput", "shop.charge"):
+            log.info("%(name)s went well", {"name": name})
+            log.error("%(name)s failed", {"name": name})
+    assert caplog.messages == ["cystore.reput failed", "shop.charge went well", "shop.charge failed"]
+
+
+def keeper(app: Celery, watched_s: float) -> Keeper:
+    made = Keeper(app, app.backend.store, "w@here", ("worker",))
+    made._began -= watched_s
+    return made
+
+
+def test_nothing_is_overdue_in_the_first_periods(app):
+    assert keeper(app, 0).run_once().done == 0
+
+
+def test_what_nobody_did_for_three_periods_is_done_and_then_each_period(app, caplog):
+    store, host = app.backend.store, keeper(app, 4.0)
+    with caplog.at_level(logging.INFO, "cystore"):
+        assert host.run_once().done == 2
+        assert all(store.duties.last(name).outcome is Outcome.DONE for name in ("reput", "deliver_delayed"))
+        assert host.run_once().done == 0
+        host._began -= 1000
+        host.run_once()
+        assert all(store.duties.last(name).runs == 1 for name in ALL)
+    assert caplog.text.count("the worker's main process does it") == 1
+    later(store, "reput", 1.1)
+    assert host.run_once().done == 1
+    run(app, REPUT)  # a tick
+    later(store, "reput", 1.1)
+    assert host.run_once().done == 0, "somebody else is at it again"
+    later(store, "reput", 2.0)
+    assert host.run_once().done == 1
+
+
+def later(store, duty: str, seconds: float) -> None:
+    """As if the last run had been so much earlier."""
+    control, number, word = store._attached().control, DUTIES.index(duty), DUTY_WORDS.index("begun_ms")
+    control.set_duty_word(number, word, control.duty_word(number, word) - int(seconds * 1000))
+
+
+def test_the_hosted_loop_dispatches_under_one_lease_and_yields_to_a_newer_one(app):
+    store, loop = app.backend.store, ReputLoop(app, app.backend.store)
+    for _ in range(3):
+        store.put("T", b"x")
+        assert loop.run_once().done > 0
+    assert store.duties.highest_token("reput") == 1
+    assert run(app, REPUT) is None
+    with store.duties.step("reput", 2, ttl_ms=60_000):
+        pass
+    store.put("T", b"x")
+    assert loop.run_once().done == 0
+    assert loop.run_once().done == 0, "somebody else has the lease"
+    store.duties.release("reput", 2)
+    assert loop.run_once().done > 0
+    loop.release()
+    assert run(app, REPUT) == 0

@@ -1,0 +1,160 @@
+"""Goal: under gevent and eventlet only the greenlet that waits stands still. Method: a fresh interpreter that patches the standard
+library first; what one greenlet waits for is done by another one of the same thread, so a wait that blocked the thread would
+never end."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.isolated import fresh
+
+pytest.importorskip("gevent")
+pytest.importorskip("eventlet")
+LIBRARIES = pytest.mark.parametrize("library", ["gevent", "eventlet"])
+
+
+def a_get_and_who_answers_it(url: str, library: str) -> list:
+    import importlib
+
+    green = importlib.import_module(library)
+    if library == "gevent":
+        importlib.import_module("gevent.monkey").patch_all()
+    else:
+        green.monkey_patch()
+
+    from celery import Celery
+
+    app = Celery("test", broker="memory://", backend=url)
+    turns = []
+
+    def answer() -> None:
+        for turn in range(50):
+            green.sleep(0.001)
+            turns.append(turn)
+        app.backend.store_result("id", "from a greenlet", "SUCCESS")
+
+    app.backend.store_result("before", 1, "SUCCESS")
+    green.spawn(answer)
+    got = app.AsyncResult("id").get(timeout=60)
+    return [got, len(turns), app.backend is app.backend, type(app.backend.result_consumer.drainer).__name__]
+
+
+@LIBRARIES
+def test_another_greenlet_runs_during_a_get(url, library):
+    got = fresh.run(a_get_and_who_answers_it, url, library)
+    assert got == ["from a greenlet", 50, True, f"{library}Drainer"]
+
+
+def many_that_wait(url: str, library: str) -> list:
+    import importlib
+
+    green = importlib.import_module(library)
+    if library == "gevent":
+        importlib.import_module("gevent.monkey").patch_all()
+    else:
+        green.monkey_patch()
+
+    from celery import Celery
+
+    app = Celery("test", broker="memory://", backend=url)
+    got, backends = [], set()
+
+    def wait(number: int) -> None:
+        backends.add(app.backend)
+        got.append(app.AsyncResult(f"t{number}").get(timeout=60))
+
+    waiting = [green.spawn(wait, number) for number in range(100)]
+    green.sleep(0)
+    for number in reversed(range(100)):
+        app.backend.store_result(f"t{number}", number, "SUCCESS")
+    for greenlet in waiting:
+        greenlet.get() if library == "gevent" else greenlet.wait()
+    return [sorted(got), len(backends)]
+
+
+@LIBRARIES
+def test_more_greenlets_wait_than_the_hub_has_threads(url, library):
+    """They share one backend, which waits in one native thread for all of them."""
+    assert fresh.run(many_that_wait, url, library) == [list(range(100)), 1]
+
+
+def a_sync_put_and_who_lets_it_through(url: str, library: str) -> list:
+    import importlib
+
+    green = importlib.import_module(library)
+    if library == "gevent":
+        importlib.import_module("gevent.monkey").patch_all()
+    else:
+        green.monkey_patch()
+
+    from celery import Celery
+
+    from cystore import os_threads
+
+    app = Celery("test", broker="memory://", backend=f"{url}?flush=sync&sync_flush_timeout_ms=60000")
+    app.backend.store_result("before", 1, "SUCCESS")
+    control = app.backend.store._attached().control
+    held, release = os_threads.Flag(), os_threads.Flag()
+
+    def hold() -> None:  # the only one who may flush stands still
+        control.lock("flush")
+        held.set()
+        release.wait()
+        control.unlock("flush")
+
+    holder = os_threads.Thread(hold, "holder")
+    held.wait()
+    order = []
+
+    def put() -> None:
+        order.append("put begins")
+        app.backend.store_result("id", 1, "SUCCESS")
+        order.append("put ends")
+
+    def others() -> None:
+        for _ in range(20):
+            green.sleep(0.001)
+        order.append("others ran")
+        release.set()
+
+    greenlets = [green.spawn(put), green.spawn(others)]
+    for greenlet in greenlets:
+        greenlet.get() if library == "gevent" else greenlet.wait()
+    holder.join()
+    return [order, app.backend.get_result("id")]
+
+
+@LIBRARIES
+def test_another_greenlet_runs_during_a_sync_put(url, library):
+    got = fresh.run(a_sync_put_and_who_lets_it_through, url, library)
+    assert got == [["put begins", "others ran", "put ends"], 1]
+
+
+def services_and_locks(path: str, library: str) -> list:
+    """The store's services run in threads of the operating system, whose locks are its own too; patched after the import here."""
+    import importlib
+    import os
+    import threading
+
+    import cystore
+
+    native = type(threading.RLock())
+    green = importlib.import_module(library)
+    if library == "gevent":
+        importlib.import_module("gevent.monkey").patch_all()
+    else:
+        green.monkey_patch()
+
+    before = len(os.listdir("/proc/self/task"))
+    with cystore.open(path, mapped_file_size_commit_log_bytes=1 << 20) as store:
+        threads = len(os.listdir("/proc/self/task")) - before
+        store.put("T", b"body")
+        is_native = (
+            type(store._lock).__name__ == native.__name__ and type(store._lock).__module__ == "_thread"
+        )
+    return [threads, is_native, store.closed]
+
+
+@LIBRARIES
+def test_the_store_keeps_to_threads_of_the_operating_system(tmp_path, library):
+    assert fresh.run(services_and_locks, str(tmp_path / "store"), library) == [2, True, True]

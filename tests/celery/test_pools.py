@@ -1,0 +1,62 @@
+"""Goal: the contract holds in a worker of every pool. Method: a real worker of each, on a store whose puts are durable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from celery import chord, group, states
+
+from cystore.celery.stores import close_shared
+from tests.celery import work
+from tests.celery.conftest import Fleet, fleet_in
+
+pytest.importorskip("gevent")
+pytest.importorskip("eventlet")
+PATIENCE_S = 60
+
+
+@pytest.fixture(scope="module", params=["gevent", "eventlet", "threads"])
+def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with fleet_in(tmp_path_factory.mktemp(request.param), "?flush=sync") as fleet:
+        worker = fleet.start("--concurrency=20", pool=request.param)
+        yield fleet
+        close_shared()
+        assert worker.stop() == 0, worker.log.read_text()
+        assert not (
+            fleet.store_path / "abort"
+        ).exists()  # the worker was the last one out, and left a clean store
+
+
+def test_results_failures_and_retries(fleet):
+    assert fleet.task(work.add).delay(2, 3).get(timeout=PATIENCE_S) == 5
+    failed = fleet.task(work.fail).delay("broken")
+    with pytest.raises(work.SpecialError, match="broken"):
+        failed.get(timeout=PATIENCE_S)
+    assert "raise SpecialError(text)" in failed.traceback
+    assert fleet.task(work.third_time_lucky).delay().get(timeout=PATIENCE_S) == 2
+
+
+def test_canvas(fleet):
+    add = fleet.task(work.add)
+    results = group(add.s(number, 1) for number in range(30)).apply_async()
+    assert results.get(timeout=PATIENCE_S) == [number + 1 for number in range(30)]
+    assert (add.s(1, 1) | add.s(10)).apply_async().get(timeout=PATIENCE_S) == 12
+    result = chord(add.s(number, number) for number in range(4))(fleet.task(work.total).s())
+    assert result.get(timeout=PATIENCE_S) == 12
+
+
+def test_forget(fleet):
+    result = fleet.task(work.add).delay(1, 1)
+    assert result.get(timeout=PATIENCE_S) == 2
+    result.forget()
+    assert fleet.app.AsyncResult(result.id).state == states.PENDING
+
+
+def test_a_task_that_waits_lets_the_others_of_its_worker_run(fleet):
+    """What they wait for runs in the same worker, after them."""
+    ids = [f"later-{number}" for number in range(3)]
+    waiting = [fleet.task(work.result_of).delay(task_id, PATIENCE_S) for task_id in ids]
+    for number, task_id in enumerate(ids):
+        fleet.task(work.add).apply_async((number, 10), task_id=task_id)
+    assert [result.get(timeout=PATIENCE_S) for result in waiting] == [10, 11, 12]

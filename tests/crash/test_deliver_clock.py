@@ -1,0 +1,71 @@
+"""Goal: no message is early, lost or twice when a clock jumps (I9): that of who puts, of who delivers, or of both. Method: processes that
+live with a wall clock which the test turns; everything is due by the clock of who delivers when it is delivered."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.crash.shifted import ShiftedClock
+from tests.process import Process
+from tests.small import SETTINGS
+
+HOUR_MS = 3_600_000
+DELAYED = {**SETTINGS, "message_delay_level": "1s 1h"}
+
+
+@pytest.fixture
+def turned(tmp_path):
+    """A process with a clock of its own, and the clock."""
+    clock = ShiftedClock(tmp_path)
+    with Process(clock.environment({**os.environ})) as process:
+        process.do(
+            "import cystore; store = cystore.open(path, **settings)",
+            path=str(tmp_path / "s"),
+            settings=DELAYED,
+        )
+        yield process, clock
+
+
+def test_i9_clock_that_was_set_back_delivers_nothing_early(turned):
+    """RocketMQ takes such a due time for wrong and delivers at once."""
+    process, clock = turned
+    process.do("puts = [store.put('T', b'', delay_level=1) for _ in range(3)]")
+    clock.offset_ms = -HOUR_MS
+    assert process.do("store.deliver()") == 0
+    process.do(
+        "store.put('T', b'behind', delay_level=1)"
+    )  # its store timestamp is the last one: those never go back
+    clock.offset_ms = 0
+    process.do("while store.stats()['delayed']: store.deliver()")
+    check(process, 4)
+
+
+def test_i9_clock_that_jumped_ahead_and_back_loses_nothing(turned):
+    process, clock = turned
+    process.do("store.put('T', b'', delay_level=1)")
+    clock.offset_ms = 3 * HOUR_MS
+    assert process.do("store.deliver()") == 1
+    process.do("store.put('T', b'', delay_level=1)")
+    clock.offset_ms = 0
+    process.do("store.put('T', b'', delay_level=2)")
+    assert process.do("store.deliver()") == 0
+    clock.offset_ms = 3 * HOUR_MS + 10_000
+    assert process.do("store.deliver()") == 1
+    process.do("store.close(); store = cystore.open(path, **settings)")
+    clock.offset_ms = 5 * HOUR_MS
+    assert process.do("store.deliver()") == 1
+    check(process, 3)
+
+
+def check(process, count):
+    process.do(
+        "found = store.get('T', 0, 0).messages\n"
+        "source = [store.read(int(m.properties['DELAY_SOURCE'].split(':')[2])) for m in found]\n"
+        "delay = {'1': 1000, '2': 3600000}\n"
+        "late = [m.store_timestamp_ms - s.store_timestamp_ms - delay[s.properties['DELAY']] for m, s in zip(found, source)]"
+    )
+    assert process.do("len({s.physical_offset for s in source})") == process.do("len(found)") == count
+    assert min(process.do("late")) >= 0
+    assert process.do("store.deliver()") == 0

@@ -1,0 +1,61 @@
+"""Programs that Spark tests run in processes of their own: `python -m tests.spark.programs NAME ARGUMENT...`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from tests.small import open_small
+from tests.spark.conftest import fill, start_session
+
+
+def stream(folder: str, store: str, ends_by_itself: str) -> None:
+    """A driver that streams a store into Parquet under `folder`, and says each batch it has done."""
+    root = Path(folder)
+    spark = start_session("local[2]", root)
+    frame = spark.readStream.format("cystore").option("startingOffsets", "earliest")
+    frame = frame.option("maxOffsetsPerTrigger", "40").load(store)
+    frame = frame.selectExpr("cast(properties['number'] as int) as number", "topic", "offset")
+    query = frame.writeStream.format("parquet").option("path", str(root / "out"))
+    query = query.option("checkpointLocation", str(root / "checkpoint"))
+    query = (
+        query.trigger(availableNow=True)
+        if ends_by_itself == "yes"
+        else query.trigger(processingTime="0 seconds")
+    )
+    running = query.start()
+    last = -1
+    while not running.awaitTermination(0.02):
+        progress = running.lastProgress
+        if progress is not None and progress["batchId"] != last:
+            last = progress["batchId"]
+            print(json.dumps({"batch": last}), flush=True)
+    spark.stop()
+
+
+def write(store: str, first: str, step: str) -> None:
+    """Writes messages with ascending numbers until it is ended; says each number below which all are durable."""
+    with open_small(store) as opened:
+        number = int(first)
+        while True:
+            fill(opened, int(step), number)
+            opened.flush()
+            number += int(step)
+            print(number, flush=True)
+            if not sys.stdin.readline():  # one line allows one more step
+                return
+
+
+def cluster(folder: str, store: str) -> None:
+    """Reads a store with two executors in processes of their own, and says what it found."""
+    spark = start_session("local-cluster[2,1,1024]", Path(folder), **{"spark.executor.memory": "512m"})
+    frame = spark.read.format("cystore").option("minPartitions", "4").load(store)
+    rows = frame.selectExpr("int(properties['number']) as number", "spark_partition_id() as part").collect()
+    found = {"numbers": sorted(row.number for row in rows), "partitions": len({row.part for row in rows})}
+    print(json.dumps(found), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    {"stream": stream, "write": write, "cluster": cluster}[sys.argv[1]](*sys.argv[2:])

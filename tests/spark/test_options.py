@@ -1,0 +1,157 @@
+"""Goal: what a user can get wrong in options is refused with a text that names the option; filters take no row away that Spark would
+keep. Method: every option by itself, no JVM; filters against rows, one by one."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark", reason="pip install 'cystore[spark]'")
+
+from pyspark.sql.datasource import (
+    EqualTo,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+)
+
+from cystore.arrow import FOREVER, RowFilter
+from cystore.errors import StoreConfigError, StoreFormatError
+from cystore.spark.options import EARLIEST, LATEST, Bound, parse, parse_any
+from cystore.spark.pushdown import narrowed
+
+BAD = [
+    ({}, False, "no path"),
+    ({"path": ""}, False, "no path"),
+    ({"paths": "a,b"}, False, "paths must be JSON"),
+    ({"paths": "[1]"}, False, "JSON list of text"),
+    ({"path": "s", "startingoffset": "latest"}, False, "no option startingoffset; there are path"),
+    ({"path": "s", "startingOffsets": "newest"}, False, "startingOffsets must be earliest, latest or like"),
+    ({"path": "s", "startingOffsets": "[1]"}, False, "must be earliest, latest or like"),
+    ({"path": "s", "startingOffsets": '{"T":{"a":1}}'}, False, "'a' is no partition of T"),
+    ({"path": "s", "startingOffsets": '{"T":{"0":-3}}'}, False, "T/0 must be a whole number from -2"),
+    ({"path": "s", "startingOffsets": '{"T":{"0":1.5}}'}, False, "T/0 must be a whole number"),
+    ({"path": "s", "startingOffsets": "latest"}, False, "cannot be latest"),
+    ({"path": "s", "startingOffsets": '{"T":{"0":-1}}'}, False, "cannot be latest"),
+    ({"path": "s", "endingOffsets": "earliest"}, False, "cannot be earliest"),
+    ({"path": "s", "endingOffsets": '{"T":{"0":-2}}'}, False, "cannot be earliest"),
+    ({"path": "s", "endingOffsets": "latest"}, True, "endingOffsets is for batches only"),
+    ({"path": "s", "maxOffsetsPerTrigger": "5"}, False, "maxOffsetsPerTrigger is for streams only"),
+    ({"path": "s", "maxOffsetsPerTrigger": "0"}, True, "from 1 on, not '0'"),
+    ({"path": "s", "minPartitions": "many"}, False, "minPartitions must be a whole number"),
+    ({"path": "s", "startingTimestamp": "-1"}, False, "startingTimestamp must be a whole number from 0"),
+    ({"path": "s", "failOnDataLoss": "maybe"}, False, "failOnDataLoss must be true or false, not 'maybe'"),
+    ({"path": "s", "onCorruption": "drop"}, False, "onCorruption must be one of fail, skip, column"),
+    ({"path": "s", "topic": "a,,b"}, False, "topic must be one or several names"),
+    ({"path": "s", "topic": "a", "subscribePattern": "b"}, False, "only one of topic, subscribe"),
+    ({"path": "s", "subscribePattern": "("}, False, "no regular expression"),
+    ({"path": "s", "assign": '{"T":0}'}, False, "assign must be like"),
+    ({"path": "s", "assign": '{"T":["0"]}'}, False, "assign must be like"),
+    ({"path": "s", "cystore.nothing": "1"}, False, "nothing"),
+    ({"path": "s", "startingOffsets": "[" * 100_000}, False, "startingOffsets must be"),
+]
+
+
+@pytest.mark.parametrize(("options", "stream", "message"), BAD, ids=lambda value: str(value)[:60])
+def test_bad_options_are_named(options, stream, message):
+    with pytest.raises(StoreConfigError) as error:
+        parse(options, stream=stream)
+    assert message in str(error.value)
+
+
+def test_options_have_any_case_and_their_kafka_meaning():
+    given = {
+        "PATH": "file:///s",
+        "STARTINGOFFSETS": json.dumps({"T": {"0": 23, "1": -2}}),
+        "endingtimestamp": "1700000000000",
+        "SUBSCRIBE": "T, U",
+        "failondataloss": "FALSE",
+        "cystore.max_queues": "77",
+    }
+    options = parse(given, stream=False)
+    assert options.patterns == ("/s",)
+    for path in ("/s", "file:/s", "file:///s"):
+        assert parse({"location": path}, stream=False).patterns == ("/s",)
+    assert options.starting == Bound(offsets={("T", 0): 23, ("T", 1): EARLIEST})
+    assert options.ending == Bound(timestamp_ms=1_700_000_000_000)
+    assert (options.topics, options.fail_on_data_loss) == (("T", "U"), False)
+    assert options.settings == {"max_queues": 77}
+
+
+def test_a_timestamp_goes_before_offsets():
+    given = {"path": "s", "startingOffsets": "earliest", "startingTimestamp": "5"}
+    assert parse(given, stream=False).starting == Bound(timestamp_ms=5)
+    given["startingOffsetsByTimestamp"] = '{"T":{"0":7}}'
+    del given["startingTimestamp"]
+    assert parse(given, stream=False).starting == Bound(timestamps_ms={("T", 0): 7})
+
+
+def test_streams_begin_with_latest_and_batches_with_earliest():
+    assert parse({"path": "s"}, stream=True).starting == Bound(LATEST)
+    assert parse({"path": "s"}, stream=False).starting == Bound(EARLIEST)
+    assert parse_any({"path": "s", "startingOffsets": "latest"}).starting == Bound(LATEST)
+    assert parse_any({"path": "s", "maxOffsetsPerTrigger": "5"}).max_offsets == 5
+    with pytest.raises(StoreConfigError, match="no option nope"):
+        parse_any({"path": "s", "nope": "5"})
+
+
+def test_paths_are_found_when_they_are_asked_for(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    assert parse({"path": f"{tmp_path}/*"}, stream=False).paths() == [f"{tmp_path}/a", f"{tmp_path}/b"]
+    twice = json.dumps([f"{tmp_path}/b", f"{tmp_path}/./b", f"{tmp_path}/a"])
+    assert parse({"paths": twice}, stream=False).paths() == [f"{tmp_path}/a", f"{tmp_path}/b"]
+    for pattern, message in (
+        (f"{tmp_path}/c", "there is no store here"),
+        (f"{tmp_path}/c*", "no store matches"),
+    ):
+        with pytest.raises(StoreFormatError, match=message):
+            parse({"path": pattern}, stream=False).paths()
+
+
+AT = datetime(2026, 1, 1, 0, 0, 0, 1500, tzinfo=UTC)
+AT_MS = int(AT.timestamp() * 1000)
+PUSHED: list[tuple[Any, dict[str, Any]]] = [
+    (EqualTo(("topic",), "T"), {"topics": ("T",)}),
+    (In(("topic",), ("T", None, "U")), {"topics": ("T", "U")}),
+    (EqualTo(("partition",), 3), {"queue_ids": (3,)}),
+    (EqualTo(("key",), "k"), {"keys": ("k",)}),
+    (EqualTo(("tags",), "x"), {"tags": ("x",)}),
+    (GreaterThan(("offset",), 5), {"offsets": (5, FOREVER)}),
+    (GreaterThanOrEqual(("physical_offset",), 5), {"physical": (5, FOREVER)}),
+    (LessThan(("offset",), 5), {"offsets": (0, 6)}),
+    (EqualTo(("offset",), 5), {"offsets": (5, 6)}),
+    (In(("offset",), (9, 5)), {"offsets": (5, 10)}),
+    (LessThanOrEqual(("offset",), FOREVER), {}),
+    (GreaterThan(("timestamp",), AT), {"times_ms": (AT_MS, FOREVER)}),
+    (LessThan(("timestamp",), AT), {"times_ms": (-FOREVER, AT_MS + 1)}),
+    # What says nothing that could be used.
+    (IsNotNull(("topic",)), {}),
+    (EqualTo(("sys_flag",), 1), {}),
+    (EqualTo(("properties", "a"), "1"), {}),
+    (EqualTo(("key",), "\ufffd"), {}),
+    (EqualTo(("topic",), 5), {}),
+    (EqualTo(("offset",), "5"), {}),
+    (EqualTo(("offset",), True), {}),
+    (In(("topic",), tuple(str(number) for number in range(100))), {}),
+]
+
+
+@pytest.mark.parametrize(("one", "fields"), PUSHED, ids=lambda value: str(value)[:60])
+def test_what_a_filter_bounds(one, fields):
+    assert narrowed(RowFilter(), [one]) == RowFilter(**fields)
+
+
+def test_filters_hold_together():
+    both = [EqualTo(("topic",), "T"), GreaterThanOrEqual(("offset",), 3), LessThan(("offset",), 7)]
+    assert narrowed(RowFilter(topics=("T", "U")), both) == RowFilter(topics=("T",), offsets=(3, 8))
+    assert narrowed(RowFilter(topics=("U",)), both) is None
+    assert narrowed(RowFilter(), [LessThan(("offset",), 3), GreaterThan(("offset",), 9)]) is None
+    # The option means any key of a record, the column the first: both must hold, so the option stays.
+    assert narrowed(RowFilter(keys=("a",)), [EqualTo(("key",), "b")]) == RowFilter(keys=("a",))
