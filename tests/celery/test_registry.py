@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
 import redis as redis_py
 from celery import Celery
+from celery.bin.celery import celery
+from click.testing import CliRunner
 
 import cystore
 from cystore import MessageStore
@@ -198,3 +201,19 @@ def test_without_a_registry_the_ticks_go_to_the_store_of_the_worker(url):
     for duty in ALL.values():
         duties.run(app, duty)
     assert fan_out(app) == 0, "all were done just now"
+
+
+def test_the_command_status_shows_the_fleet(app, client, store, other):
+    def status(*words: str) -> str:
+        done = CliRunner().invoke(celery, ["cystore", "status", *words], default_map={"app": app})
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    mine, gone = beat(client, store), beat(client, other, "w2@there")
+    age(client, gone, registry.LIVE_S + 1)
+    told = json.loads(status("--json"))["fleet"]
+    assert [(one["store_id"], one["live"]) for one in told["stores"]] == [(mine, True), (gone, False)]
+    shown = status()
+    assert mine[:8] in shown and "w1@here" in shown and "gone, seen" in shown
+    app.conf.cystore_redis_url = "unix:///nowhere/redis.sock"
+    assert "fleet: " in status() and "/nowhere/redis.sock" in json.loads(status("--json"))["fleet"]["why_not"]

@@ -14,9 +14,11 @@ from tests.fuzz.target import Target, Wrong, exact, same
 from tests.oracle import index as oracle_index
 from tests.oracle import java, properties
 from tests.oracle import queue as oracle_queue
+from tests.oracle.columns import Wanted, rows_of_file
 from tests.oracle.log import Log
 from tests.oracle.record import Blank, NotValid, Record, parse
 from tests.oracle.recovery import next_valid
+from tests.property.column_rows import NAMES, read_file
 from tests.property.test_ext import oracle_read
 from tests.property.test_scan import kernel_find, kernel_walk, oracle_walk
 
@@ -142,6 +144,21 @@ def repair_scan(data: bytes) -> bytes:
     return data[:1] + b"".join(records.repaired(part, base=at) for at, part in sorted(log.files.items()))
 
 
+def run_columns(data: bytes) -> None:
+    """Records as columns, in batches whose size the first two bytes say."""
+    if len(data) < 3 or len(data) > 2048:
+        return
+    log = _log(data[2:])
+    read = Log(log.file_size, {base: exact(part) for base, part in log.files.items()})
+    for base in log.files:
+        found = read_file(read, base, Wanted(), NAMES, data[0] % 30 + 1, 1 + 20 * data[1])
+        same("rows", found, rows_of_file(log, base, Wanted()))
+
+
+def repair_columns(data: bytes) -> bytes:
+    return data[:1] + repair_scan(data[1:])
+
+
 def run_ext(data: bytes) -> None:
     for position in {0, len(data) // 2, len(data)}:
         same(f"unit at {position}", ext.read(exact(data), position), oracle_read(data, position))
@@ -229,6 +246,13 @@ TARGETS = (
         run_scan,
         lambda: [bytes([n]) + b"".join(records.log_of(512).files.values())[:1536] for n in (0, 60, 255)],
         repair_scan,
+        300,
+    ),
+    Target(
+        "columns",
+        run_columns,
+        lambda: [bytes([n, n]) + b"".join(records.log_of(512).files.values())[:1536] for n in (0, 29, 255)],
+        repair_columns,
         300,
     ),
     Target(

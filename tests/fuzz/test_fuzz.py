@@ -63,6 +63,7 @@ REACHED_BY = {
     "delay": "put",
     "scan": "scan",
     "mend": "mend",
+    "columns": "columns",
     "failpoint": "recovery",
 }
 

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import click
+from celery.exceptions import ImproperlyConfigured
 
-from cystore.celery import events, lifecycle, records
+from cystore.celery import duties, events, lifecycle, records, registry
 from cystore.celery.commands import common
+from cystore.celery.redis_urls import RedisAwayError
+from cystore.celery.registry import StoreStatus
 from cystore.cli import facts
 from cystore.cli.attached import attached
 from cystore.cli.info import STATES, positions
 from cystore.cli.output import one_line, size_text, time_text, write_json, write_line, write_table
 
-TOPICS = (records.RESULTS, records.GROUPS, events.EVENTS)
+TOPICS = (records.RESULTS, records.GROUPS, records.CHORDS, events.EVENTS)
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the status: what it says as JSON values, and how that is shown to people."""
+    """A part of the status: what is found out, how that is shown to people, and as JSON values (as it is, if that is one)."""
 
-    facts: Callable[[click.Context], dict[str, Any]]
-    show: Callable[[dict[str, Any]], None]
+    facts: Callable[[click.Context], Any]
+    show: Callable[[Any], None]
+    as_json: Callable[[Any], dict[str, Any]] = dict
 
 
 def _store_facts(ctx: click.Context) -> dict[str, Any]:
@@ -87,17 +91,48 @@ def _show_store(told: dict[str, Any]) -> None:
     )
 
 
-SECTIONS: dict[str, Section] = {"store": Section(_store_facts, _show_store)}
+@dataclass(frozen=True)
+class Fleet:
+    """The stores that Redis knows of; `why_not` is why it was not asked."""
+
+    stores: Sequence[StoreStatus] = ()
+    why_not: str = ""
+
+
+def _fleet(ctx: click.Context) -> Fleet:
+    """Every store that a worker told Redis of."""
+    try:
+        coordination = duties.coordination_for(ctx.obj.app)
+        if coordination is None:
+            return Fleet(why_not="no Redis is configured (cystore_redis_url)")
+        return Fleet(coordination.call(registry.fleet))
+    except (RedisAwayError, ImproperlyConfigured) as error:
+        return Fleet(why_not=str(error))
+
+
+def _show_fleet(fleet: Fleet) -> None:
+    write_line("")
+    write_line(f"fleet: {one_line(fleet.why_not)}" if fleet.why_not else registry.render(fleet.stores))
+
+
+def _fleet_json(fleet: Fleet) -> dict[str, Any]:
+    return {"why_not": fleet.why_not, "stores": [status.as_json() for status in fleet.stores]}
+
+
+SECTIONS: dict[str, Section] = {
+    "store": Section(_store_facts, _show_store),
+    "fleet": Section(_fleet, _show_fleet, _fleet_json),
+}
 
 
 @click.command("status", epilog=common.examples("status", "status --json"))
 @common.json_option
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """Where the app's store is, who has it open, what it holds and takes, how far dispatch is behind."""
+    """Where the app's store is, who has it open, what it holds and takes, how far dispatch is behind; and the fleet's stores."""
     told = {name: section.facts(ctx) for name, section in SECTIONS.items()}
     if as_json:
-        write_json(told)
+        write_json({name: section.as_json(told[name]) for name, section in SECTIONS.items()})
         return
     for name, section in SECTIONS.items():
         section.show(told[name])
