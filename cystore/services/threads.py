@@ -31,7 +31,8 @@ class ServiceThread:
         self._run_once, self._interval_s = run_once, interval_s
         self._stopping = os_threads.Flag()
         self._wait = wait or self._stopping.wait
-        self._thread = os_threads.Thread(self._run, f"cystore-{name}")
+        self._name = f"cystore-{name}"
+        self._thread = os_threads.Thread(self._run, self._name)  # runs before it is assigned
 
     def _run(self) -> None:
         reported = ""
@@ -45,7 +46,7 @@ class ServiceThread:
                 return
             except StoreError as error:
                 if str(error) != reported:
-                    log.exception("%s", self._thread.name)
+                    log.exception("%s", self._name)
                     reported = str(error)
                 self._stopping.wait(ERROR_INTERVAL_S if callable(self._interval_s) else self._interval_s)
 

@@ -3,7 +3,7 @@
     python -m tests.celery.integration [--backend cystore|redis|both] [--shards N] [--only TEXT] [--json FILE]
 
 Prints what failed with which backend. Exit code 1 when a test fails with ours and passes with Redis, unless it is about the Redis client
-itself (OWN_TO_REDIS) or known to be open (NOT_YET).
+itself (OWN_TO_REDIS).
 """
 
 from __future__ import annotations
@@ -21,32 +21,19 @@ from tests.celery.integration.suite import BACKENDS, Outcome, all_tests, run
 Found = dict[str, dict[str, Outcome]]  # backend: test: outcome
 
 REDIS = "t/integration/test_redis_backend.py::"
-TASKS, SUBSCRIPTIONS = (
-    "t/integration/test_tasks.py::test_tasks::",
-    "t/integration/test_tasks.py::test_task_redis_result_backend::",
-)
+SUBSCRIPTIONS = "t/integration/test_tasks.py::test_task_redis_result_backend::"
 CHORD = "t/integration/test_canvas.py::test_chord::"
-POLLED = "chords are polled for: "
 
 # Beginnings of node ids: what such a test is about is the Redis client, not a result backend.
 OWN_TO_REDIS = {
     f"{REDIS}test_failure_expires": "asks backend.client, a Redis client, for the time to live of a key",
+    f"{CHORD}test_chord_on_error": "reads the chord's parts with a Redis client",
     f"{REDIS}test_chord_expires": "asks backend.client for the time to live of a key",
     f"{REDIS}test_chord_part_return_records_each_header_task_once": "counts the members of a Redis set",
     f"{REDIS}test_decode_responses_disables_compression": "gives an option of the Redis client",
     f"{REDIS}test_pubsub_": "counts the server's PUBSUB channels",
     f"{SUBSCRIPTIONS}test_asyncresult_forget_cancels_subscription": "counts the server's PUBSUB channels",
     f"{SUBSCRIPTIONS}test_asyncresult_get_cancels_subscription": "counts the server's PUBSUB channels",
-}
-# What fails until it is mended; the command names entries that could leave the list.
-NOT_YET = {
-    f"{CHORD}test_add_to_chord": POLLED + "there is no add_to_chord",
-    f"{CHORD}test_add_chord_to_chord": POLLED + "there is no add_to_chord",
-    f"{CHORD}test_chord_on_error": POLLED + "the error does not name the task of the header that failed",
-    f"{CHORD}test_generator[": POLLED + "apply_chord reads the whole header before the first task is sent",
-    f"{CHORD}test_nested_chord_header_link_error": POLLED + "the error callback runs twice",
-    f"{TASKS}test_revoked_by_headers_complex_canvas": POLLED + "seconds for each, and the limit is 20",
-    f"{CHORD}test_parent_ids": POLLED + "the body's parent is the task that polls",
 }
 
 
@@ -72,10 +59,10 @@ def table(found: Found) -> str:
 
 
 def worse_than_redis(found: Found) -> list[str]:
-    """Tests that fail with ours and pass with Redis, beside those of the two lists above."""
+    """Tests that fail with ours and pass with Redis, beside those of the list above."""
     ours, redis = found["cystore"], found["redis"]
     worse = [test for test, outcome in ours.items() if outcome.failed and redis[test].result == "passed"]
-    return [test for test in worse if not _listed(test, [*OWN_TO_REDIS, *NOT_YET])]
+    return [test for test in worse if not _listed(test, OWN_TO_REDIS)]
 
 
 def compare(tests: Sequence[str], *, shards: int) -> Found:
@@ -86,12 +73,6 @@ def compare(tests: Sequence[str], *, shards: int) -> Found:
         print("a second try: " + "  ".join(worse), flush=True)
         found["cystore"] |= run("cystore", worse, shards=1)
     return found
-
-
-def mended(found: Found) -> list[str]:
-    """Entries of NOT_YET whose tests all pass."""
-    results = {b: {o.result for t, o in found["cystore"].items() if t.startswith(b)} for b in NOT_YET}
-    return [beginning for beginning, of_tests in results.items() if of_tests == {"passed"}]
 
 
 def main(arguments: list[str]) -> int:
@@ -121,8 +102,6 @@ def main(arguments: list[str]) -> int:
     print(f"\n{table(found)}")
     if len(found) < len(BACKENDS):
         return 0
-    for beginning in mended(found):
-        print(f"passes now, and may leave NOT_YET: {beginning}")
     if worse := worse_than_redis(found):
         print("\nfails here and passes with Redis:\n" + "\n".join(worse))
         return 1

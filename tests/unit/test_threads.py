@@ -1,0 +1,29 @@
+"""Goal: a service goes on whatever its store says. Method: a thread that is over before it is assigned."""
+
+from __future__ import annotations
+
+import logging
+
+from cystore import os_threads
+from cystore.errors import StoreClosedError, StoreFullError
+from cystore.services.threads import ServiceThread
+
+
+def test_a_service_whose_first_run_fails_goes_on(monkeypatch, caplog):
+    """A thread may run before whoever starts it knows it."""
+
+    class Inline:
+        def __init__(self, target, name):
+            target()
+
+    runs = []
+
+    def run_once():
+        runs.append(len(runs))
+        raise StoreFullError("no space") if len(runs) == 1 else StoreClosedError("closed")
+
+    monkeypatch.setattr(os_threads, "Thread", Inline)
+    caplog.set_level(logging.ERROR, "cystore")
+    ServiceThread("flush", run_once, 0.0)
+    assert runs == [0, 1]
+    assert "cystore-flush" in caplog.text
