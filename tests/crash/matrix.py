@@ -190,7 +190,7 @@ def table(rows: list[Row]) -> str:
 
 def as_json(rows: list[Row]) -> str:
     machine = {
-        "kernel": platform.release(),
+        "kernel": platform.release().partition("-")[0],
         "python": sys.version.split()[0],
         "cores": os.cpu_count(),
         "when": time.strftime("%Y-%m-%d", time.gmtime()),
