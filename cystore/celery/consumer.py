@@ -105,7 +105,7 @@ class ResultConsumer(BaseResultConsumer):
             for task_id in due:
                 self._new.pop(task_id, None)
                 found.append(self.backend.latest(task_id))
-            # Behind a dispatcher that stands still queries see less: the log is read from there, some of it twice.
+            # Where dispatch stands still the log is read from there, some of it twice: queries stop at damage without a word.
             self._position = covered if everything else min(covered, self._position)
         end = store.wrote_position
         try:

@@ -1,7 +1,7 @@
 """Messages newest first, read as they are asked for: of queues, and of a key. For `history`.
 
-What is not dispatched yet counts too. A store that is open for reading only cannot dispatch: the end of the log is looked
-through instead, and only the places of what is wanted are remembered.
+What is not dispatched yet counts too. A store that is open for reading only cannot dispatch: of queues the end of the log is
+looked through instead, and only the places of what is wanted are remembered; a query by key does so itself.
 """
 
 from __future__ import annotations
@@ -69,13 +69,7 @@ def of_key(
     store: MessageStore, topic: str, key: str, *, begin_ms: int = 0, end_ms: int | None = None
 ) -> Iterator[Message]:
     """Messages of a topic that have a key, from `begin_ms` to `end_ms`; pages grow, but not beyond a bound."""
-    before = store.catch_up()
-    for message in _behind(store, before, lambda message: message.topic == topic and key in message.keys):
-        if begin_ms <= message.store_timestamp_ms and (
-            end_ms is None or message.store_timestamp_ms <= end_ms
-        ):
-            yield message
-    count = FIRST_PAGE
+    before, count = store.wrote_position, FIRST_PAGE
     while end_ms is None or begin_ms <= end_ms:
         found = store.query(topic, key, count, begin_ms=begin_ms, end_ms=end_ms)
         fresh = [message for message in found if message.physical_offset < before]
