@@ -65,10 +65,12 @@ EXTENSIONS: dict[str, list[str]] = {
     "queue": [],
     "ext": [],
     "index": [],
+    "key_reader": [],
     "dispatch": [],
     "scan": [],
     "mend": [],
     "columns": [],
+    "entries": [],
 }
 
 # The whole set of Cython directives; files carry none of their own.

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import cystore
 from cystore import arrow, files
@@ -20,10 +21,10 @@ TOPICS, BATCH = 3, 1000
 GOAL_ROWS, GOAL_BYTES = 6.3e6, 2e9
 
 
-def fill(folder: Path, count: int, record_bytes: int) -> None:
+def fill(folder: Path, count: int, record_bytes: int, **settings: Any) -> None:
     """Messages as an application writes them: two keys' worth of properties beside the body."""
     body = bytes(range(256)) * 8
-    with cystore.open(folder, services="none") as store:
+    with cystore.open(folder, services="none", **settings) as store:
         for first in range(0, count, BATCH):
             store.put_many(
                 [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -84,6 +85,17 @@ def flat_ring(job: Job) -> list[bytes]:
 def in_turn(ring: Sequence[Item], count: int) -> Iterator[Item]:
     """`count` times one of the ring, in turn, with next to no work of its own."""
     return islice(cycle(ring), count)
+
+
+def timed_queries(job: Job, find: Callable[[Sequence[str]], None], **facts: Any) -> Measure:
+    """Times `find` for keys of messages chosen at random, after as many others: RocketMQ's run warms up so, and what the load left to
+    be written to disk is not in the way of the first ones."""
+    draw = random.Random(1)
+    count = job.options["queries"]
+    keys = [keys_of(draw.randrange(job.count), 1)[0] for _ in range(2 * count)]
+    find(keys[:count])
+    wanted = keys[count:]
+    return timed(count, lambda: find(wanted), **facts)
 
 
 def timed(operations: int, work: Callable[[], Any], **facts: Any) -> Measure:

@@ -13,7 +13,7 @@ from tools.processes import ends_with_us
 
 ROOT = Path(__file__).resolve().parent.parent
 PROCESSES = 2
-STOP_S = 20
+STOP_S = 60  # Celery may wait half of that for a job that it dropped, when it is told to stop
 WORKER = ["worker", "--pool", "prefork", "--concurrency", str(PROCESSES), "--queues", TASK_QUEUE]
 QUIET = ["--without-gossip", "--without-mingle", "--loglevel", "WARNING"]
 

@@ -9,6 +9,7 @@ from cystore import files
 from cystore._native.control import Control
 from cystore._native.mapping import MappedFile
 from cystore._native.message import Message, message_at, messages_in
+from cystore._native.window import LogWindow
 from cystore.config import StoreConfig
 from cystore.errors import CorruptRecordError, OffsetError
 from cystore.holes import Holes
@@ -39,6 +40,10 @@ class CommitLog:
     @property
     def file_bytes(self) -> int:
         return self.files.file_bytes
+
+    def window(self) -> LogWindow:
+        """What kernels look records up with; one call at a time uses it."""
+        return LogWindow(self.segment_for, self.holes.ranges())
 
     def segment_for(self, physical_offset: int) -> MappedFile:
         """The mapped segment that holds a readable offset. Raises OffsetError."""

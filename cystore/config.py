@@ -196,7 +196,7 @@ _BOUNDS = {
     "max_queues": (1, 1 << 20),
     "flush_interval_commit_log_ms": (1, 86_400_000),
     "flush_interval_consume_queue_ms": (1, 86_400_000),
-    "flush_delay_offset_interval_ms": (1, 86_400_000),
+    "flush_delay_offset_interval_ms": (0, 86_400_000),
     "sync_flush_timeout_ms": (1, 86_400_000),
     "os_page_cache_busy_timeout_ms": (1, 86_400_000),
     "allocate_ahead_bytes": (4096, 1 << 40),

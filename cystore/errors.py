@@ -42,7 +42,8 @@ class StoreNotWritableError(StoreError):
 
 
 class PageCacheBusyError(StoreError):
-    """The append lock has been held for longer than os_page_cache_busy_timeout_ms (PutMessageStatus.OS_PAGE_CACHE_BUSY)."""
+    """The append lock has been held for longer than os_page_cache_busy_timeout_ms, or than the call allows
+    (PutMessageStatus.OS_PAGE_CACHE_BUSY)."""
 
 
 class StoreTimeoutError(StoreError, TimeoutError):

@@ -200,6 +200,12 @@ def sync_directory(path: Path) -> None:
         os.fsync(fd)
 
 
+def sync(fd: int, path: Path | str = "") -> None:
+    """Makes what was written to an open file durable."""
+    with translated(path):
+        os.fsync(fd)
+
+
 def make_directory(path: Path, *, durable: bool = True) -> None:
     """`path` and its parents, each name durable unless that is done later, with the access of the folder that each is made in."""
     if _is_folder(path):
@@ -254,7 +260,7 @@ def _give_up(temporary: Path) -> None:
         temporary.unlink()
 
 
-def write_whole(root: Path, path: Path, data: bytes, *, keep_last: bool = True) -> None:
+def write_whole(root: Path, path: Path, data: bytes | memoryview, *, keep_last: bool = True) -> None:
     """Writes a small file whole or not at all; the last good copy stays beside it as NAME.bak."""
     make_directory(path.parent)
     temporary = temporary_path(root)
@@ -364,6 +370,29 @@ def remove_directory(path: Path) -> None:
     with translated(path), contextlib.suppress(FileNotFoundError):
         path.rmdir()
     sync_directory(path.parent)
+
+
+def remove_below(folder: Path) -> None:
+    """Removes everything in a folder durably, the deepest first; links are removed, not followed. One that is not there is fine."""
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_dir() and not path.is_symlink():
+            remove_directory(path)
+        else:
+            remove(path)
+
+
+def remove_tree(path: Path) -> None:
+    """Removes a folder with all that is in it, durably; one that is gone already is fine."""
+    if _is_folder(path):
+        remove_below(path)
+        remove_directory(path)
+
+
+def read_back(path: Path) -> bytes:
+    """The whole file as the disk has it: the page cache lets it go first, where the file system can do that."""
+    with opened(path) as fd, translated(path):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    return read_all(path)
 
 
 def clear_temporaries(root: Path) -> None:

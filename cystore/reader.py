@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import os
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
-from cystore._native import index as index_kernel
 from cystore._native import queue as queue_kernel
 from cystore._native.control import Control
+from cystore._native.key_reader import KeyReader, find_messages
 from cystore._native.message import Message, message_at
 from cystore._native.queue import BatchLimits, TagFilter
 from cystore._native.window import LogWindow
@@ -67,6 +67,7 @@ class Reader:
             count_in_disk=config.max_transfer_count_on_message_in_disk,
         )
         self._windows: list[LogWindow] = []
+        self._key_reader: KeyReader | None = None
         self._found = self._missed = self._messages = self._queries = 0
 
     def help_dispatch(self) -> None:
@@ -90,7 +91,7 @@ class Reader:
             "get_found": self._found,
             "get_missed": self._missed,
             "get_messages": self._messages,
-            "queries": self._queries,
+            "queries": self._queries + (self._key_reader.queries if self._key_reader else 0),
         }
 
     def _window(self) -> LogWindow:
@@ -98,7 +99,7 @@ class Reader:
         try:
             return self._windows.pop()
         except IndexError:
-            return LogWindow(self._commit_log.segment_for, self._commit_log.holes.ranges())
+            return self._commit_log.window()
 
     # ------------------------------------------------------------------------------- by queue offset
 
@@ -218,7 +219,7 @@ class Reader:
         window = self._window()
         # A key that reads like bytes which are no text is compared as text; any other key by its bytes.
         as_text = not key.isascii() and REPLACED in key
-        found = index_kernel.find_messages(
+        found = find_messages(
             window, control, self._index.shapes(), name, encoded, FOREVER_MS if as_text else max_count, begin_ms, end_ms,
             any_key=as_text,
         )  # fmt: skip
@@ -233,6 +234,11 @@ class Reader:
             known = {message.physical_offset for message in newer}
             found = [*reversed(newer), *(m for m in found if m.physical_offset not in known)][:max_count]
         return found
+
+    def key_reader(self, general: Callable[..., list[Message]]) -> KeyReader:
+        """What answers usual queries without a call through Python; for the others it asks `general`."""
+        self._key_reader = KeyReader(self._control, self._index.shapes, self._commit_log.window, general)
+        return self._key_reader
 
     def _not_dispatched(
         self, begin: int, end: int, topic: str, begin_ms: int, end_ms: int

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from cystore._native.control import Control
 from cystore.commit_log import CommitLog
@@ -174,12 +175,18 @@ class LogSnapshot:
         return first.store_timestamp_ms if first is not None and first.record_format == "cystore" else None
 
 
-def packed(
-    ranges: Iterable[LogRange], pack_bytes: int, *, at_most: bool = False
-) -> list[tuple[LogRange, ...]]:
+class _Sized(Protocol):
+    @property
+    def size_bytes(self) -> int: ...
+
+
+Part = TypeVar("Part", bound=_Sized)
+
+
+def packed(ranges: Iterable[Part], pack_bytes: int, *, at_most: bool = False) -> list[tuple[Part, ...]]:
     """Ranges put together, in their order, until each pack has at least `pack_bytes`; or `at_most` so many, but one range."""
-    packs: list[tuple[LogRange, ...]] = []
-    pack: list[LogRange] = []
+    packs: list[tuple[Part, ...]] = []
+    pack: list[Part] = []
     size = 0
     for part in ranges:
         if pack and (size + part.size_bytes > pack_bytes if at_most else size >= pack_bytes):

@@ -11,8 +11,9 @@ from types import TracebackType
 from typing import Any
 
 from cystore import os_threads
-from cystore._native.appender import Appender
+from cystore._native.appender import Appender, put_function
 from cystore._native.message import Message, PutResult
+from cystore.archive import Archived, ArchiveMark
 from cystore.attach import Attachment, attach, detach
 from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
@@ -107,13 +108,17 @@ class MessageStore:
         return parts.appender
 
     def _started(self) -> None:
-        """Puts the kernel's own methods in front of `put` and `put_many` (a call through Python costs as much as the append
+        """Puts the kernel's own methods in front of `put`, `put_many` and `query` (a call through Python costs as much as the append
         itself) and starts the services."""
         parts = self._parts
-        if parts is None or parts.appender is None:
+        if parts is None:
+            return
+        if type(self).query is MessageStore.query:
+            self.query = parts.reader.key_reader(self.query).query  # type: ignore[method-assign]
+        if parts.appender is None:
             return
         if type(self).put is MessageStore.put:
-            self.put = parts.appender.put  # type: ignore[method-assign]
+            self.put = put_function(parts.appender)  # type: ignore[method-assign]
         if type(self).put_many is MessageStore.put_many:
             self.put_many = parts.appender.put_many  # type: ignore[method-assign]
         intervals: dict[
@@ -146,8 +151,8 @@ class MessageStore:
             parts.control.release()
 
     def _unbind(self) -> None:
-        self.__dict__.pop("put", None)
-        self.__dict__.pop("put_many", None)
+        for name in ("put", "put_many", "query"):
+            self.__dict__.pop(name, None)
 
     @property
     def closed(self) -> bool:
@@ -207,6 +212,7 @@ class MessageStore:
         flush: str | None = None,
         unique_key: str | None = None,
         delay_level: int = 0,
+        busy_timeout_ms: int | None = None,
     ) -> PutResult:
         """Appends one message and returns where it is.
 
@@ -218,12 +224,15 @@ class MessageStore:
         With a `delay_level` from 1 on (of message_delay_level; one above the last counts as the last) the message waits in
         SCHEDULE_TOPIC_XXXX, which is what the result speaks of, until it is due and somebody delivers it (`deliver`).
 
+        Who has the append lock, and appends nothing (a process that was stopped), is waited for `busy_timeout_ms`, by default the
+        setting os_page_cache_busy_timeout_ms.
+
         Raises MessageIllegalError, StoreFullError, StoreNotWritableError, PageCacheBusyError, StoreClosedError; with sync flush
         also FlushFailedError and StoreTimeoutError, whose `results` hold what was appended all the same.
         """
         return self._revive().put(
             topic, body, queue_id=queue_id, keys=keys, tags=tags, properties=properties, flag=flag, flush=flush,
-            unique_key=unique_key, delay_level=delay_level,
+            unique_key=unique_key, delay_level=delay_level, busy_timeout_ms=busy_timeout_ms,
         )  # fmt: skip
 
     def put_many(self, messages: Sequence[Message], *, flush: str | None = None) -> list[PutResult]:
@@ -285,6 +294,16 @@ class MessageStore:
     def holds(self) -> Mapping[str, Hold]:
         """Every hold by name."""
         return self._attached().cleaner.holds.read()
+
+    def archived(self) -> Archived | None:
+        """What of the log is in an archive; from its `up_to` on no clean removes anything. None: there is no archive, and no such
+        hold. Raises StoreFormatError when that cannot be told."""
+        return self._attached().cleaner.archive.read()
+
+    @property
+    def archive_mark(self) -> ArchiveMark:
+        """Where an archive job says what is archived."""
+        return self._writable().cleaner.archive
 
     def clean_due(self) -> Progress:
         """One turn of the service "clean": what `clean` does when its hour has come (delete_when) or the disk fills up, at most ten

@@ -56,7 +56,7 @@ GROUPS = (
     Group(
         "sanitized kernels",
         120,
-        "not crash and not rocketmq and not celery and not spark",
+        "not crash and not rocketmq and not celery and not spark and not unsanitized",
         paths=("tests/unit", "tests/property", "tests/fuzz"),
         variant="asan",
         environment={"CYSTORE_HYPOTHESIS": "quick"},

@@ -30,9 +30,9 @@ LEAST_PYTHON = (3, 11)
 # What each target installs of the extras in pyproject.toml; the build's own requirements always come with them.
 EXTRAS = {
     "build": (),
-    "lint": ("dev", "celery", "cli", "spark"),
+    "lint": ("dev", "celery", "cli", "spark", "report"),
     "run": ("celery", "redis", "cli"),
-    "test": ("dev", "celery", "redis", "cli", "celery-tests", "spark"),
+    "test": ("dev", "celery", "redis", "cli", "celery-tests", "spark", "report"),
     "bench": ("bench", "celery", "redis", "cli", "spark"),
 }
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import mmap
 import os
-import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -174,16 +173,14 @@ def query(job: Job) -> Measure:
     with open_store(job) as store:
         fill(store, job)
         store.dispatch()
-        draw = random.Random(1)
-        wanted = [workload.keys_of(draw.randrange(job.count), 1)[0] for _ in range(job.options["queries"])]
 
-        def work() -> None:
+        def find(keys: Sequence[str]) -> None:
             query = store.query
-            for key in wanted:
+            for key in keys:
                 if len(query(TOPIC, key)) != 1:
                     raise RuntimeError(f"not found: {key}")
 
-        return workload.timed(len(wanted), work)
+        return workload.timed_queries(job, find)
 
 
 def dispatch(job: Job) -> Measure:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lmdb
@@ -71,18 +70,14 @@ def get(job: Job) -> Measure:
 def query(job: Job) -> Measure:
     env = _fill(job)
     records, index = env.open_db(b"records"), env.open_db(b"index")
-    draw = random.Random(1)
-    wanted = [
-        workload.keys_of(draw.randrange(job.count), 1)[0].encode() for _ in range(job.options["queries"])
-    ]
 
-    def work() -> None:
+    def find(keys: Sequence[str]) -> None:
         begin = env.begin
-        for key in wanted:
+        for key in keys:
             with begin() as transaction:
-                assert transaction.get(transaction.get(key, db=index), db=records)
+                assert transaction.get(transaction.get(key.encode(), db=index), db=records)
 
-    measure = workload.timed(len(wanted), work)
+    measure = workload.timed_queries(job, find)
     env.close()
     return measure
 

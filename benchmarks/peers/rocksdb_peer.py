@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import struct
+from collections.abc import Sequence
 
 from rocksdict import Options, Rdict, WriteBatch, WriteOptions
 
@@ -83,16 +83,11 @@ def get(job: Job) -> Measure:
 
 def query(job: Job) -> Measure:
     database = _fill(job)
-    draw = random.Random(1)
-    wanted = [
-        INDEX + workload.keys_of(draw.randrange(job.count), 1)[0].encode()
-        for _ in range(job.options["queries"])
-    ]
 
-    def work() -> None:
-        for key in wanted:
-            assert database[database[key]]
+    def find(keys: Sequence[str]) -> None:
+        for key in keys:
+            assert database[database[INDEX + key.encode()]]
 
-    measure = workload.timed(len(wanted), work)
+    measure = workload.timed_queries(job, find)
     database.close()
     return measure

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks import workload
@@ -80,18 +79,16 @@ def get(job: Job) -> Measure:
 
 def query(job: Job) -> Measure:
     connection = _fill(job)
-    draw = random.Random(1)
-    wanted = [workload.keys_of(draw.randrange(job.count), 1)[0] for _ in range(job.options["queries"])]
 
-    def work() -> None:
+    def find(keys: Sequence[str]) -> None:
         execute = connection.execute
-        for key in wanted:
+        for key in keys:
             found = execute(
                 "SELECT * FROM log WHERE topic = ? AND keys = ? ORDER BY id DESC LIMIT 32", (TOPIC, key)
             )
             assert len(found.fetchall()) == 1
 
-    measure = workload.timed(len(wanted), work)
+    measure = workload.timed_queries(job, find)
     connection.close()
     return measure
 

@@ -8,7 +8,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from cystore._native.atomics cimport clock_coarse_ms, load_i64, load_u32, release_fence, store_i64, store_u32
-from cystore._native.checksum cimport crc32c_combine, crc32c_head, crc32c_update
+from cystore._native.checksum cimport crc32c_combine, crc32c_copy, crc32c_head, crc32c_update
 from cystore._native.control cimport Control, control_intact
 from cystore._native.layout cimport *
 from cystore._native.mapping cimport MappedFile
@@ -65,7 +65,6 @@ cdef inline void write_record(append_target* target, uint8_t* p, const append_it
     store_be64(at + 4, <uint64_t>item.prepared_transaction_offset)
     store_be32(at + 12, <uint32_t>item.body_len)
     body = at + 16
-    memcpy(body, item.body, item.body_len)
     at = body + item.body_len
     at[0] = <uint8_t>item.topic_len
     memcpy(at + 1, item.topic, item.topic_len)
@@ -73,15 +72,18 @@ cdef inline void write_record(append_target* target, uint8_t* p, const append_it
     store_be16(at, <uint16_t>item.properties_len)
     if item.properties_len:  # without any the pointer may be NULL
         memcpy(at + 2, item.properties, item.properties_len)
-    failpoint("append.bytes_written")
     if target.magic == RECORD_MAGIC_ROCKETMQ:
+        memcpy(body, item.body, item.body_len)
+        failpoint("append.bytes_written")
         record_set_checksum_field(p, item.body_checksum)
         return
     checksum = crc32c_update(crc32c_head(&target.head, p), p + 12, body - p - 12)
     if item.has_body_checksum:
+        memcpy(body, item.body, item.body_len)
         checksum = crc32c_combine(checksum, item.body_checksum, item.body_len)
-    else:  # not from the log: that would wait for the copy
-        checksum = crc32c_update(checksum, item.body, item.body_len)
+    else:
+        checksum = crc32c_copy(checksum, body, item.body, item.body_len)
+    failpoint("append.bytes_written")
     checksum = crc32c_update(checksum, body + item.body_len, item.size - (body - p) - item.body_len)
     record_set_checksum_field(p, checksum)
 

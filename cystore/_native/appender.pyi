@@ -1,4 +1,4 @@
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, final
 
 from cystore._native.control import Control
@@ -40,6 +40,9 @@ class Appender:
         flush: str | None = None,
         unique_key: str | None = None,
         delay_level: int = 0,
+        busy_timeout_ms: int | None = None,
     ) -> PutResult: ...
     def put_many(self, messages: Iterable[Message], *, flush: str | None = None) -> list[PutResult]: ...
     def put_with(self, policy: Any, messages: Iterable[Message]) -> list[PutResult]: ...
+
+def put_function(appender: Appender) -> Callable[..., PutResult]: ...

@@ -14,6 +14,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
 from cystore._native.append cimport *
+from cystore._native.arguments cimport *
 from cystore._native.atomics cimport *
 from cystore._native.checksum cimport crc32_body, crc32c_update
 from cystore._native.control cimport (
@@ -27,6 +28,7 @@ from cystore._native.queue_table cimport control_find_queue
 from cystore._native.record cimport topic_valid
 
 import logging
+import sys
 
 from cystore._native.message import encode_host
 from cystore.errors import MessageIllegalError, PageCacheBusyError, StoreClosedError, StoreError
@@ -240,7 +242,7 @@ cdef class Appender:
                     item.has_body_checksum = True
         return 0
 
-    cdef int _append(self, append_item* items, Py_ssize_t count, Py_ssize_t* done, bint may_hold_gil,
+    cdef int _append(self, append_item* items, Py_ssize_t count, Py_ssize_t* done, bint may_hold_gil, int64_t busy_ms,
                      object policy) except -1:
         """Takes the lock and appends; asks the policy for what is missing, outside of the lock, and goes on."""
         cdef control_block* block = self.target.block
@@ -257,7 +259,7 @@ cdef class Appender:
             status = control_locked(block, LOCK_APPEND, pthread_mutex_trylock(mutex))
             if status != 0:
                 waits_since_ms = waits_since_ms or clock_coarse_ms()
-                self._wait_for_lock(block, mutex, status)
+                self._wait_for_lock(block, mutex, status, busy_ms)
             if self.target.block == NULL:
                 pthread_mutex_unlock(mutex)
                 raise StoreClosedError("the store was closed meanwhile")
@@ -276,21 +278,21 @@ cdef class Appender:
             if status == APPEND_OK:
                 return 0
             waits_since_ms = waits_since_ms or clock_coarse_ms()
-            self._mend(status, policy)
+            self._mend(status, busy_ms, policy)
 
-    cdef int _wait_for_lock(self, control_block* block, pthread_mutex_t* mutex, int status) except -1:
+    cdef int _wait_for_lock(self, control_block* block, pthread_mutex_t* mutex, int status, int64_t busy_ms) except -1:
         """Another thread or process holds the append lock: waits for it as long as appends go on, and for one that does not
-        at most os_page_cache_busy_timeout_ms."""
+        at most `busy_ms`."""
         cdef int64_t waited = 0, piece
         cdef uint32_t seen = load_u32(&block.append_seq)
         while status == EBUSY or status == ETIMEDOUT:
             if load_u32(&block.append_seq) != seen:
                 seen = load_u32(&block.append_seq)
                 waited = 0
-            if waited >= self.busy_timeout_ms:
+            if waited >= busy_ms:
                 raise PageCacheBusyError(
                     f"thread {robust_owner(mutex)} has held the append lock for {waited} ms; nothing was appended")
-            piece = min(<int64_t>WAIT_SLICE_MS, self.busy_timeout_ms - waited)
+            piece = min(<int64_t>WAIT_SLICE_MS, busy_ms - waited)
             with nogil:
                 status = control_locked(block, LOCK_APPEND, robust_lock(mutex, piece))
             waited += piece
@@ -320,11 +322,11 @@ cdef class Appender:
             raise
         return 0
 
-    cdef int _mend(self, int status, object policy) except -1:
+    cdef int _mend(self, int status, int64_t busy_ms, object policy) except -1:
         cdef MappedFile file
         if status == APPEND_NEED_SEGMENT:
             file = policy.segment_at(self.target.needed)
-            self._use(file)
+            self._use(file, busy_ms)
         elif status == APPEND_NEED_SPACE:
             policy.make_room(self.target.needed)
         elif status == APPEND_NEED_QUEUES:
@@ -335,7 +337,7 @@ cdef class Appender:
             policy.overwritten()
         return 0
 
-    cdef int _use(self, MappedFile file) except -1:
+    cdef int _use(self, MappedFile file, int64_t busy_ms) except -1:
         """Makes a segment the one to write to. Another thread may be appending: under the lock."""
         cdef control_block* block = self.target.block
         cdef pthread_mutex_t* mutex
@@ -349,7 +351,7 @@ cdef class Appender:
         mutex = control_lock_at(block, LOCK_APPEND)
         status = control_locked(block, LOCK_APPEND, pthread_mutex_trylock(mutex))
         if status != 0:
-            self._wait_for_lock(block, mutex, status)
+            self._wait_for_lock(block, mutex, status, busy_ms)
         self.segment = file
         self.target.address = file.address
         self.target.base = file.base
@@ -367,9 +369,13 @@ cdef class Appender:
         raise MessageIllegalError(f"flush: must be 'sync', 'async' or None, not {flush!r}")
 
     def put(self, topic, body, *, queue_id=0, keys=(), tags=None, properties=None, flag=0, flush=None, unique_key=None,
-            delay_level=0):
+            delay_level=0, busy_timeout_ms=None):
         """Appends one message; see MessageStore.put."""
-        cdef append_item item = self.blank
+        return self._put(topic, body, queue_id, keys, tags, properties, flag, flush, unique_key, delay_level, busy_timeout_ms)
+
+    cdef PutResult _put(self, object topic, object body, object queue_id, object keys, object tags, object properties, object flag,
+                        object flush, object unique_key, object delay_level, object busy_timeout_ms):
+        cdef append_item item
         cdef property_buffer buffer
         cdef uint8_t[512] room
         cdef Py_ssize_t done = 0
@@ -378,9 +384,12 @@ cdef class Appender:
         cdef bint sync = self.sync_by_default if flush is None else self._wants_sync(flush)
         if self.target.block == NULL:
             return self.policy.revive().put(topic, body, queue_id=queue_id, keys=keys, tags=tags, properties=properties,
-                                            flag=flag, flush=flush, unique_key=unique_key, delay_level=delay_level)
+                                            flag=flag, flush=flush, unique_key=unique_key, delay_level=delay_level,
+                                            busy_timeout_ms=busy_timeout_ms)
         cdef int32_t number = 0 if queue_id is ZERO else _int32("queue_id", queue_id, 0)
         cdef int32_t level = 0 if delay_level is ZERO else _int32("delay_level", delay_level, 0)
+        cdef int64_t busy_ms = self.busy_timeout_ms if busy_timeout_ms is None else _int32("busy_timeout_ms", busy_timeout_ms, 0)
+        memcpy(&item, &self.blank, sizeof(append_item))
         buffer.start = room
         buffer.length = 0
         buffer.capacity = 512
@@ -399,7 +408,7 @@ cdef class Appender:
             self._finish(&item)
             if item.body_len >= LARGE_BODY_BYTES or self.target.magic == RECORD_MAGIC_ROCKETMQ:
                 self._body_checksums(&item, 1)
-            self._append(&item, 1, &done, item.body_len < LARGE_BODY_BYTES, self.policy)
+            self._append(&item, 1, &done, item.body_len < LARGE_BODY_BYTES, busy_ms, self.policy)
             result = put_result(item.physical_offset, item.queue_offset, item.size, item.store_timestamp)
             if sync:
                 try:
@@ -494,7 +503,7 @@ cdef class Appender:
                 room += items[i].properties_len
             self._body_checksums(items, count)
             try:
-                self._append(items, count, &done, False, policy)
+                self._append(items, count, &done, False, self.busy_timeout_ms, policy)
                 if sync:
                     self.policy.sync(items[count - 1].physical_offset + items[count - 1].size)
             except StoreError as error:
@@ -523,6 +532,39 @@ cdef class Appender:
         cdef Py_ssize_t i
         return [put_result(items[i].physical_offset, items[i].queue_offset, items[i].size, items[i].store_timestamp)
                 for i in range(count)]
+
+
+cdef enum:
+    PUT_POSITIONAL = 2
+    PUT_KEYWORDS = 9
+
+cdef tuple _keywords = tuple([sys.intern(name) for name in (
+    "queue_id", "keys", "tags", "properties", "flag", "flush", "unique_key", "delay_level",
+    "busy_timeout_ms")])
+cdef tuple _defaults = (ZERO, (), None, None, ZERO, None, None, ZERO, None)
+
+
+cdef object _called(object appender, PyObject** given, Py_ssize_t positional, PyObject* names):
+    cdef PyObject* values[PUT_KEYWORDS]
+    if positional != PUT_POSITIONAL or not place_keywords(given + positional, names, _keywords, _defaults, values):
+        return call_as_usual(appender.put, given, positional, names)
+    return (<Appender>appender)._put(
+        <object>given[0], <object>given[1], <object>values[0], <object>values[1], <object>values[2], <object>values[3],
+        <object>values[4], <object>values[5], <object>values[6], <object>values[7], <object>values[8])
+
+
+cdef PyMethodDef _definition
+_definition.ml_name = "put"
+_definition.ml_meth = <PyCFunction><void*>_called
+_definition.ml_flags = METH_FASTCALL | METH_KEYWORDS
+_definition.ml_doc = (
+    "put($self, topic, body, *, queue_id=0, keys=(), tags=None, properties=None, flag=0, flush=None, unique_key=None, "
+    "delay_level=0, busy_timeout_ms=None)\n--\n\nAppends one message; see MessageStore.put.")
+
+
+def put_function(Appender appender not None):
+    """What `appender.put` does, as a function for programs to call: it is faster."""
+    return PyCFunction_New(&_definition, appender)
 
 
 cdef int32_t _int32(str field, object value, int64_t low) except? -1:

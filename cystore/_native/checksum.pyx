@@ -1,12 +1,19 @@
 """Checksums: CRC-32C (RFC 3720, appendix B.4) for cystore records, CRC-32 for RocketMQ's bodies."""
 
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint32_t
+from libc.string cimport memcpy
 
 cdef extern from "checksum.h" nogil:
     ctypedef uint32_t (*crc_function)(uint32_t crc, const uint8_t* data, unsigned long length) noexcept
     crc_function crc32c_kernel
     const char* crc32c_choose()
     unsigned long crc32(unsigned long crc, const unsigned char* data, unsigned int length)
+
+cdef extern from "crc_copy.h" nogil:
+    int crc_copy_init()
+    int crc_copy_known
+    uint32_t crc_copy_words(uint32_t begin, uint8_t* to, const uint8_t* source, size_t length)
 
 cdef uint32_t POLYNOMIAL = 0x82F63B78u
 cdef uint32_t[64] _shift_powers  # x^(8 * 2^k) mod P, reflected
@@ -26,6 +33,14 @@ cdef inline uint32_t _multiply(uint32_t a, uint32_t b) noexcept nogil:
 
 cdef uint32_t crc32c_update(uint32_t value, const uint8_t* data, size_t length) noexcept nogil:
     return ~crc32c_kernel(~value, data, length)
+
+
+cdef uint32_t crc32c_copy(uint32_t value, uint8_t* to, const uint8_t* source, size_t length) noexcept nogil:
+    if crc_copy_known:
+        return ~crc_copy_words(~value, to, source, length)
+    if length:
+        memcpy(to, source, length)
+    return crc32c_update(value, source, length)
 
 
 cdef uint32_t crc32c_combine(uint32_t first, uint32_t second, size_t second_length) noexcept nogil:
@@ -59,6 +74,13 @@ def crc32c(const uint8_t[::1] data, uint32_t value=0):
     return value
 
 
+def crc32c_of_copy(const uint8_t[::1] data, uint32_t value=0):
+    """A copy of `data`, and the CRC-32C of it, continuing from `value`."""
+    cdef bytes copied = PyBytes_FromStringAndSize(NULL, data.shape[0])
+    cdef uint8_t* to = <uint8_t*>PyBytes_AS_STRING(copied)
+    return copied, crc32c_copy(value, to, &data[0] if data.shape[0] else to, data.shape[0])
+
+
 def crc32c_of_two(uint32_t first, uint32_t second, size_t second_length):
     """CRC-32C of the concatenation of two pieces whose checksums are known."""
     return crc32c_combine(first, second, second_length)
@@ -79,4 +101,5 @@ _shift_powers[0] = 0x00800000u  # x^8
 for _i in range(1, 64):
     _shift_powers[_i] = _multiply(_shift_powers[_i - 1], _shift_powers[_i - 1])
 
+crc_copy_init()
 implementation: str = crc32c_choose().decode()

@@ -4,6 +4,7 @@ Everything in it can be recomputed from the store's files; the first attacher bu
 The scheme (layout fingerprint, reader-friendly slots, one writer per cache line) follows LMDB's lock file.
 """
 
+cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -41,6 +42,7 @@ cdef str _text(const char* constant):
     return constant[:40].split(b"\0")[0].decode("ascii", "backslashreplace")
 
 
+@cython.no_gc_clear  # what __dealloc__ looks at is still there when a cycle that leads here is taken apart
 cdef class Control:
     """A handle on the control block of one store. Positions are physical offsets in bytes, times are ms."""
 

@@ -50,6 +50,8 @@ cdef int64_t index_entry_end(const index_view* index, int32_t number) noexcept n
 # Seed of the hashes of all keys of a topic: the hash of "topic#".
 cdef int32_t index_topic_seed(const uint8_t* topic, size_t length) noexcept nogil
 cdef int32_t index_key_hash(int32_t seed, const uint8_t* key, size_t length) noexcept nogil
+# A time from a caller, kept within what can be reckoned with.
+cdef int64_t index_time(int64_t ms) noexcept nogil
 # What an entry holds of its record's time: seconds since its file's begin.
 cdef int32_t index_seconds(int64_t begin, int64_t store_timestamp) noexcept nogil
 cdef void index_prefetch(const index_view* index, int32_t hash) noexcept nogil

@@ -11,14 +11,10 @@ so a cyclic one ends. Source of the format: IndexFile and IndexHeader of RocketM
 from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp
 
-from cystore._native.atomics cimport load_i64
-from cystore._native.control cimport Control
 from cystore._native.layout cimport *
 from cystore._native.mapping cimport MappedFile
-from cystore._native.message cimport stored_message
 from cystore._native.record cimport RECORD_OK, java_hash, property_find, record_view
-from cystore._native.window cimport WINDOW_NEED_SEGMENT, LogWindow, log_window, window_record
-from cystore.errors import OffsetError
+from cystore._native.window cimport WINDOW_NEED_SEGMENT, log_window, window_record
 
 cdef extern from "atomics.h" nogil:
     void publish_be32(uint8_t* p, uint32_t v)
@@ -35,7 +31,7 @@ cdef int64_t CLOCK_STEP_MS = 600_000
 cdef int64_t TIME_MAX_MS = 1 << 61
 
 
-cdef inline int64_t _time(int64_t ms) noexcept nogil:
+cdef int64_t index_time(int64_t ms) noexcept nogil:
     return max(-TIME_MAX_MS, min(ms, TIME_MAX_MS))
 
 
@@ -278,66 +274,6 @@ cdef index_view index_view_of(MappedFile file, uint32_t slots, uint32_t capacity
     return index
 
 
-def find_messages(LogWindow window not None, Control control not None, list files not None, bytes topic not None,
-                  bytes key not None, int64_t max_count, int64_t begin_ms, int64_t end_ms, *, bint any_key=False):
-    """Messages of a topic that hold the key, newest first, from `files`: (mapped file, slots, capacity), newest first.
-
-    At most `max_count`, store timestamps from `begin_ms` to `end_ms`. `any_key`: all messages whose key has that hash.
-    """
-    cdef key_query q
-    cdef index_view index
-    cdef MappedFile file, segment
-    cdef const uint8_t* key_bytes = <const uint8_t*><const char*>key
-    cdef int64_t i, wrote
-    cdef int status
-    cdef control_block* block = control.checked()
-    q.topic = <const uint8_t*><const char*>topic
-    q.topic_len = <int>len(topic)
-    q.key = NULL
-    if not any_key:
-        q.key = key_bytes
-    q.key_len = <int>min(len(key), INT32_MAX)
-    q.walk.hash = index_key_hash(index_topic_seed(q.topic, len(topic)), key_bytes, len(key))
-    q.walk.begin_ms = begin_ms = _time(begin_ms)
-    q.walk.end_ms = end_ms = _time(end_ms)
-    q.found_count = 0
-    q.room = min(max_count, 64)
-    q.found = window.room(q.room)
-    wrote = load_i64(&block.wrote)
-    window.move(load_i64(&block.min_physical_offset), wrote)
-    for mapped, slots, capacity in files:
-        file = mapped
-        index = index_view_of(file, slots, capacity)
-        q.candidate_at = q.candidate_count = 0
-        if not index_may_hold(&index, begin_ms, end_ms):
-            continue
-        index_walk_begin(&index, &q.walk)
-        while True:
-            with nogil:
-                status = index_query(&index, &q, &window.c)
-            if status == QUERY_NEED_SEGMENT:
-                try:
-                    window.need(q.wanted)
-                except OffsetError:  # unlinked since the log's minimum was read
-                    q.candidate_at += 1
-            elif status == QUERY_FULL and q.room < max_count:
-                q.room = min(max_count, 2 * q.room)
-                q.found = window.room(q.room)
-            else:
-                break
-        if status == QUERY_FULL:
-            break
-    messages = []
-    for i in range(q.found_count):
-        segment = window.file_of(q.found[i])
-        if segment is None:
-            window.need(q.found[i])
-            segment = window.file_of(q.found[i])
-        messages.append(stored_message(segment, q.found[i] - segment.base,
-                                       min(segment.base + segment.length, wrote) - q.found[i]))
-    return messages
-
-
 def trim_file(MappedFile file not None, uint32_t slots, uint32_t capacity, int64_t physical_offset):
     """Takes back the newest entries at or past `physical_offset`; how many are left."""
     cdef index_view index = index_view_of(file, slots, capacity)
@@ -386,7 +322,7 @@ def lookup(const uint8_t[::1] data, uint32_t slots, uint32_t capacity, int32_t h
     cdef int i, count
     if hash < 0 or not 0 < room <= 64:
         raise ValueError(f"key hash {hash}, room for {room} offsets")
-    walk.hash, walk.begin_ms, walk.end_ms = hash, _time(begin_ms), _time(end_ms)
+    walk.hash, walk.begin_ms, walk.end_ms = hash, index_time(begin_ms), index_time(end_ms)
     found = []
     index_walk_begin(&index, &walk)
     while walk.entry != 0:

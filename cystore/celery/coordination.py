@@ -18,12 +18,12 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import redis
-from celery import signals
 from celery.exceptions import ImproperlyConfigured
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
+from cystore.celery.processes import in_pool
 from cystore.celery.redis_urls import SENTINEL, WANTED, RedisAwayError, RedisLocation, redis_location_of
 from cystore.clock import monotonic_s
 
@@ -273,20 +273,9 @@ def redis_url_of(url: str) -> str:
     return RedisLocation.parse(url).for_redis_py()
 
 
-_in_pool = False
-
-
 def _level(level: int) -> int:
     """A pool process leaves the telling to the worker's main process, which asks Redis too."""
-    return logging.DEBUG if _in_pool else level
-
-
-def _is_pool_process(**_signal: object) -> None:
-    global _in_pool
-    _in_pool = True
-
-
-signals.worker_process_init.connect(_is_pool_process, weak=False)
+    return logging.DEBUG if in_pool() else level
 
 
 def _forked() -> None:

@@ -6,6 +6,7 @@ its locks are the operating system's (`cystore.os_threads`), which a thread of t
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -17,6 +18,19 @@ Answer = TypeVar("Answer")
 def in_use() -> bool:
     """True where threads are greenlets: after gevent or eventlet have patched the standard library."""
     return bool(detect_environment() != "default")
+
+
+class Thread:
+    """What `threading` calls a thread: a greenlet, where those are threads. For what talks to a server: a socket belongs to the hub
+    that it was opened in. Started when made, like `os_threads.Thread`."""
+
+    def __init__(self, target: Callable[[], None], name: str) -> None:
+        self._thread = threading.Thread(target=target, name=name, daemon=True)
+        self._thread.start()
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Waits until it has ended, or for so long."""
+        self._thread.join(timeout_s)
 
 
 def off_the_hub(function: Callable[..., Answer], *args: Any, **kwargs: Any) -> Answer:

@@ -27,7 +27,7 @@ from celery._state import get_current_task
 from celery.exceptions import BackendError, ImproperlyConfigured
 from celery.utils.functional import LRUCache
 
-from cystore import Message, MessageIllegalError, MessageStore, StoreError, clock
+from cystore import Message, MessageIllegalError, MessageStore, PageCacheBusyError, StoreError, clock
 from cystore.celery import greenlets, records
 from cystore.celery.identity import known_id_of
 from cystore.celery.queues import declared
@@ -44,6 +44,7 @@ SENT_MS = "sent_ms"  # of a record that came through the broker: when, by the cl
 LOCKS = 256
 FOREIGN_KEPT = 100_000
 RETRY_AT_MOST_S = 60
+HUB_WAITS_MS = 10  # for the append lock; after that only the greenlet does
 
 _at: ContextVar[str | None] = ContextVar("cystore_home", default=None)
 _calling: ContextVar[tuple[str, Any, str | None] | None] = ContextVar("cystore_calling", default=None)
@@ -197,6 +198,11 @@ def put(
             append = partial(store.put_many, [Message(**one) for one in fields], flush=flush)
         if "sync" in (flush, store.config.flush_disk_type):
             greenlets.off_the_hub(append)
+        elif len(fields) == 1 and greenlets.in_use():
+            try:
+                store.put(**fields[0], flush=flush, busy_timeout_ms=HUB_WAITS_MS)
+            except PageCacheBusyError:
+                greenlets.off_the_hub(append)
         else:
             append()
         return

@@ -1,8 +1,9 @@
 """What a worker's main process does for its store: it says that it lives, and does a duty itself when nobody else does.
 
-A thread of the main process: pool processes are busy with tasks, or there is no beat, or the broker is gone. The pool forks from
-this process at any moment, so nothing that the thread locks may be needed in a child as it is: the store attaches anew after a
-fork, connections to Redis are forgotten, the thread itself is not there. A kill leaves a heartbeat that runs out in 20 s.
+A thread of the main process (a greenlet, where those are threads): pool processes are busy with tasks, or there is no beat, or the
+broker is gone. The pool forks from this process at any moment, so nothing that the thread locks may be needed in a child as it is: the
+store attaches anew after a fork, connections to Redis are forgotten, the thread itself is not there. A kill leaves a heartbeat that
+runs out in 20 s.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from celery.exceptions import ImproperlyConfigured
 from kombu.utils.compat import detect_environment
 
 from cystore import FencedError, MessageStore, StoreError, StoreTimeoutError
-from cystore.celery import duties, queues, registry
+from cystore.celery import duties, greenlets, queues, registry
 from cystore.celery.backend import CystoreBackend
 from cystore.celery.duties import ALL, REPUT, Held
 from cystore.celery.identity import store_id_of
@@ -59,7 +60,7 @@ class DutyHost(bootsteps.StartStopStep):
             return
         try:
             queues.consume_own_queue(app, store_id_of(app.backend.store))
-            duties.coordination_for(app)  # before the pool forks: who is a pool process is noted there
+            duties.coordination_for(app)  # says what is wrong with its settings
         except (StoreError, ImproperlyConfigured) as error:
             log.error("this worker does no duties: %s", error)
             return
@@ -73,7 +74,10 @@ class DutyHost(bootsteps.StartStopStep):
         hosts_reput = bool(parent.app.conf.get("cystore_host_reput"))
         roles = ("worker", "reput") if hosts_reput else ("worker",)
         keeper = Keeper(parent.app, store, parent.hostname, roles)
-        self._threads = [ServiceThread("duties", keeper.run_once, LOOK_S)]
+        # It asks Redis and sends the bodies of chords: with the worker's own connections, so in the worker's own hub.
+        self._threads = [
+            ServiceThread("duties", keeper.run_once, LOOK_S, thread=greenlets.Thread, flag=threading.Event)
+        ]
         if hosts_reput:
             if detect_environment() == "default":
                 self._loop = ReputLoop(parent.app, store)

@@ -35,6 +35,7 @@ from celery.utils.saferepr import saferepr
 from cystore import MessageIllegalError, MessageStore
 from cystore.celery import events, records
 from cystore.celery.kept import Kept, shortened
+from cystore.celery.processes import in_pool
 from cystore.celery.stores import Location, open_shared
 from cystore.clock import monotonic_s
 
@@ -43,6 +44,9 @@ log = get_logger(__name__)
 SETTING = "cystore_lifecycle"
 DUTIES = "cystore."  # what the names of the store's own tasks begin with: left out of the log
 PAUSE_S = 5.0  # after a store that could not be written; nobody waits for it again and again
+# How long an event waits for whoever has the append lock and appends nothing: a worker's main process has heartbeats to send, a
+# publisher perhaps an event loop. A pool process waits as long as it does for the task's result.
+BUSY_MS = 1_000
 EXCEPTION_CHARS = 1024
 NAMES_KEPT = 10_000
 
@@ -83,6 +87,7 @@ class Lifecycle:
             tags=event,
             properties=properties,
             flush="async",
+            busy_timeout_ms=None if in_pool() else BUSY_MS,
         )
         if self._untold:
             log.warning("%s: the lifecycle log goes on; %d events are not in it", self.location.path, self._untold)  # fmt: skip

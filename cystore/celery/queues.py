@@ -69,7 +69,9 @@ def consume_when_ready(sender: Any, **_signal: Any) -> None:
     except StoreError as error:
         log.error("this worker does nothing for its store, because it cannot open it: %s", error)
         return
-    queues = sender.app.amqp.queues
+    queues, consumer = sender.app.amqp.queues, sender.task_consumer
     if name not in queues.consume_from:
-        by_name(queues.select_add(own_queue(name)))
-        sender.add_task_queue(name)
+        # Not by `add_task_queue`: it gives the queue the app's default exchange again.
+        consumer.add_queue(by_name(queues.select_add(own_queue(name))))
+        consumer.consume()
+        log.info("this worker consumes the queue of its store, %s", name)

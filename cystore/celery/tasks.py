@@ -15,6 +15,7 @@ from celery import shared_task, signals
 from celery.utils.log import get_task_logger
 
 from cystore.celery import duties, queues, registry
+from cystore.celery import spark_tasks as spark_tasks  # a worker takes those too
 from cystore.celery.duties import ALL, Duty, store_of
 from cystore.celery.host import DutyHost
 from cystore.celery.identity import store_id_of

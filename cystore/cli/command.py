@@ -37,22 +37,27 @@ class Command:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        parser.add_argument("path", metavar="PATH", type=_real_path, help="directory of the store")
+        parser.add_argument("path", metavar="PATH", type=real_path, help="directory of the store")
         self.add_arguments(parser)
-        settings = parser.add_argument_group("settings of the store")
-        settings.add_argument(
-            "--set", metavar="NAME=VALUE", dest="settings", action="append", default=[],
-            help="a field of cystore.StoreConfig; may be repeated and wins over --config",
-        )  # fmt: skip
-        settings.add_argument(
-            "--config",
-            metavar="FILE.toml",
-            help="fields of cystore.StoreConfig, at the top or in the table [cystore]",
-        )
+        add_settings(parser)
         parser.set_defaults(command=self, usage_error=parser.error)
 
 
-def _real_path(text: str) -> Path:
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """The options --set and --config, for `store_config`."""
+    settings = parser.add_argument_group("settings of the store")
+    settings.add_argument(
+        "--set", metavar="NAME=VALUE", dest="settings", action="append", default=[],
+        help="a field of cystore.StoreConfig; may be repeated and wins over --config",
+    )  # fmt: skip
+    settings.add_argument(
+        "--config",
+        metavar="FILE.toml",
+        help="fields of cystore.StoreConfig, at the top or in the table [cystore]",
+    )
+
+
+def real_path(text: str) -> Path:
     """Where a store is, with every link resolved: inside of a store none is followed."""
     return Path(os.path.realpath(text))
 

@@ -6,32 +6,25 @@ import argparse
 from pathlib import Path
 
 import cystore
-from cystore import StoreLockedError, files, guard, host
-from cystore.attach import ABORT_NAME
-from cystore.checkpoint import Checkpoint
+from cystore import StoreLockedError, guard, host
+from cystore.attach import mark_undispatched
 from cystore.cli import facts
 from cystore.cli.command import FOUND_WRONG, OK, Command, add_json, store_config
 from cystore.cli.output import size_text, write_json, write_line
 from cystore.cli.progress import progress
 from cystore.locks import StoreLocks
 from cystore.recovery import drop_derived
-from cystore.segments import Mode
 
 
 def _drop(root: Path) -> None:
-    """Removes what follows from the log. Before the first file goes the store is marked as crashed with nothing dispatched:
-    of a store of RocketMQ's, which keeps no list of its queues, recovery would not miss one that a kill left without files."""
+    """Removes what follows from the log."""
     locks = StoreLocks(root, read_only=False)
     try:
         with locks.gate():
             if not locks.try_alone():
                 raise StoreLockedError("the store is in use", path=root)
             locks.claim_directory(alone=True)
-            files.write_whole(root, root / ABORT_NAME, b"", keep_last=False)
-            checkpoint = Checkpoint(root, Mode.WRITE)
-            checkpoint.logics_timestamp = checkpoint.index_timestamp = checkpoint.index_watermark = 0
-            checkpoint.sync()
-            checkpoint.close()
+            mark_undispatched(root)
             drop_derived(root)
     finally:
         locks.close()

@@ -205,9 +205,4 @@ def drop_derived(root: Path) -> None:
     leaves queues and index that lack files: recovery finds that and dispatches from the beginning, so does a second run.
     """
     for name in (QUEUES, EXT_QUEUES, INDEX):
-        folder = root / name
-        for path in sorted(folder.rglob("*"), reverse=True):
-            if path.is_dir() and not path.is_symlink():
-                files.remove_directory(path)
-            else:
-                files.remove(path)
+        files.remove_below(root / name)

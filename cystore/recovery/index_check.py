@@ -126,7 +126,13 @@ class IndexCheck:
                 count = scanner.wanted - scanner.keys_at + ENTRIES_AT_ONCE
                 scanner.set_keys(rows.read(scanner.keys_at, count), scanner.keys_at)
                 continue
-            following = None if status == scan.OTHER_KEY else self._behind_hole(scanner.position, holes)
+            if (
+                status == scan.OTHER_KEY
+            ):  # of a record that was given up, whose checksum is not looked at here
+                hole = holes.covering(scanner.position)
+                following = None if hole is None else hole[1]
+            else:
+                following = self._behind_hole(scanner.position, holes)
             if following is None:
                 return scanner.position, scanner.keys_at
             scanner.step_over(following, log.base_of(following) + log.file_bytes)

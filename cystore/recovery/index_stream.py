@@ -10,6 +10,7 @@ from cystore.index import ENTRY_BYTES, SLOT_BYTES
 from cystore.recovery.index_reader import IndexReader
 
 ENTRIES_AT_ONCE = 50_000
+NEAR_ENTRIES = 2000
 
 
 class IndexStream:
@@ -58,6 +59,30 @@ class IndexStream:
             if inside > 1:
                 return start + inside - 1
         return 0
+
+    def near(self, physical_offset: int) -> int:
+        """Where the entries for records from a log position on begin, also where some entries were damaged: as few as can be then
+        lead to the wrong side."""
+        at = self.below(physical_offset)
+        first, last = max(at - NEAR_ENTRIES, 0), min(at + NEAR_ENTRIES, self.limit)
+        best = self._best_border(first, last, physical_offset)
+        inside = first < best < last or (best == first == 0) or (best == last == self.limit)
+        return best if inside else self._best_border(0, self.limit, physical_offset)
+
+    def _best_border(self, first: int, last: int, physical_offset: int) -> int:
+        """The number in [first, last] with the fewest entries before it that lead to or behind a log position, and behind it that
+        lead before."""
+        best, score, lowest = first, 0, 0
+        number = first
+        while number < last:
+            data = self.read(number, min(ENTRIES_AT_ONCE, last - number))
+            for at in range(0, len(data), ENTRY_BYTES):
+                before = int.from_bytes(data[at + 4 : at + 12], "big", signed=True) < physical_offset
+                number += 1
+                score += -1 if before else 1
+                if score < lowest:
+                    best, lowest = number, score
+        return best
 
     def first_from(self, number: int, physical_offset: int) -> int:
         """The first entry at or behind `number` that points at or past a log position, `limit` when there is none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from cystore._native import scan as kernel
 from cystore._native.record import STATUS_NAMES
@@ -14,7 +15,7 @@ from cystore.consume_queue import ENTRY_BYTES
 from cystore.holes import read_holes
 from cystore.index import DIRECTORY as INDEX
 from cystore.recovery import rules
-from cystore.recovery.index_reader import list_index
+from cystore.recovery.index_reader import IndexReader, list_index
 from cystore.recovery.index_stream import IndexStream
 from cystore.recovery.log_pass import Key
 from cystore.recovery.log_reader import GONE, Finder, LogReader, Walk
@@ -25,6 +26,7 @@ from cystore.recovery.scan import Progress, scan
 ENTRIES_AT_ONCE = 3200
 KEYS_AT_ONCE = 50_000
 NOTHING = Entry(0, 0, 0)
+UNKEYED = "keys of these records are missing or wrong"
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,17 @@ class Bounds:
     end: int
     dispatched: int
     complete: bool
+
+
+class QueueSpan(NamedTuple):
+    """What a walk over a part of the log saw of one queue: its first record, the offset behind its last one, and the first record whose
+    entry is not in the files (-1: all are), which end at `entries_limit`."""
+
+    first_offset: int
+    first_physical: int
+    following: int
+    missing: int
+    entries_limit: int
 
 
 def verify(
@@ -57,21 +70,28 @@ def verify(
     reader = LogReader(root, config.mapped_file_size_commit_log_bytes)
     try:
         if bounds is None:
-            log = scan(root, config, abnormal=abnormal).log
-            bounds = Bounds(log.begin, log.end, log.end, complete=not abnormal)
-            if log.dirty is not None and log.reason != rules.A_BLANK:
-                yield Damage(
-                    "record", reader.path(reader.base_of(log.end)), log.end, log.dirty.end, log.reason
-                )
-            for file in log.later:
-                if not file.zero:
-                    yield Damage(
-                        "record", reader.path(file.base), file.base, file.base + log.file_bytes, log.reason
-                    )
+            bounds, damage = bounds_at_rest(root, config, reader, abnormal=abnormal)
+            yield from damage
         if reader.bases:
             yield from Verifier(root, config, reader, bounds, progress).run()
     finally:
         reader.close()
+
+
+def bounds_at_rest(
+    root: Path, config: StoreConfig, reader: LogReader, *, abnormal: bool
+) -> tuple[Bounds, list[Damage]]:
+    """What there is to verify of a store that nobody has open, and what recovery would cut behind it."""
+    log = scan(root, config, abnormal=abnormal).log
+    damage = []
+    if log.dirty is not None and log.reason != rules.A_BLANK:
+        path = reader.path(reader.base_of(log.end))
+        damage.append(Damage("record", path, log.end, log.dirty.end, log.reason))
+    for file in log.later:
+        if not file.zero:
+            end = file.base + log.file_bytes
+            damage.append(Damage("record", reader.path(file.base), file.base, end, log.reason))
+    return Bounds(log.begin, log.end, log.end, complete=not abnormal), damage
 
 
 class Verifier:
@@ -180,19 +200,31 @@ class Verifier:
     def _out_of_sequence(self, scanner: kernel.LogScanner) -> Iterator[Damage]:
         topic, queue_id, queue_offset, size, *_ = scanner.record()
         slot, position = scanner.slot, scanner.position
-        expected, reader = scanner.queue_next(slot), self._readers.get(slot)
+        place = Damage(
+            "record",
+            self._reader.path(self._reader.base_of(position)),
+            position,
+            position + size,
+            f"queue offset {queue_offset} of {topic.decode()}/{queue_id} where {scanner.queue_next(slot)} is next",
+        )
+        between = scanner.queue_next(slot), queue_offset
+        yield from self._gap(slot, self._readers.get(slot), between, scanner.swallowed_since(slot), place)
+        scanner.accept()
+
+    def _gap(
+        self, slot: int, reader: QueueReader | None, between: tuple[int, int], swallowed: int, place: Damage
+    ) -> Iterator[Damage]:
+        """Queue offsets from the one that is next to the one that a record has: damage swallowed theirs, or the record is wrong."""
+        expected, queue_offset = between
         in_files = reader is not None and reader.first <= expected <= queue_offset <= reader.limit
         holes = in_files and reader is not None and reader.all_holes(expected, queue_offset)
-        lost = rules.explained_by_damage(queue_offset - expected, scanner.swallowed_since(slot))
+        lost = rules.explained_by_damage(queue_offset - expected, swallowed)
         if queue_offset < expected or not (holes or lost):
-            reason = f"queue offset {queue_offset} of {topic.decode()}/{queue_id} where {expected} is next"
-            path = self._reader.path(self._reader.base_of(position))
-            yield Damage("record", path, position, position + size, reason)
+            yield place
         elif reader is not None and in_files:
             for number in range(expected, queue_offset):
                 if not self._stands_for_nothing(reader.entry(number)):
                     yield from self._entry(reader, slot, number, "not a hole entry for a lost record")
-        scanner.accept()
 
     def _stands_for_nothing(self, entry: Entry) -> bool:
         """A hole entry, or one that leads into damage which nobody has recovered from yet."""
@@ -224,29 +256,42 @@ class Verifier:
             yield last
         self._wrong[slot] = new
 
+    def _spans(self, scanner: kernel.LogScanner) -> dict[Key, QueueSpan]:
+        """What the walk saw of each queue of which it met a record."""
+        return {
+            key: QueueSpan(
+                *scanner.queue_first(slot),
+                scanner.queue_next(slot),
+                scanner.queue_missing(slot),
+                scanner.queue_entries_limit(slot),
+            )
+            for key, slot in sorted(self._slots.items())
+            if scanner.queue_first(slot)[1] >= 0
+        }
+
     def _queue_ends(self, scanner: kernel.LogScanner) -> Iterator[Damage]:
-        """Entries that no record of the log stands behind."""
-        for key, reader in sorted(self._queues.items()):
-            slot = self._slots.get(key)
-            first, following = reader.first, reader.first
-            if slot is not None and scanner.queue_first(slot)[1] >= 0:
-                first, following = scanner.queue_first(slot)[0], scanner.queue_next(slot)
-                missing = scanner.queue_missing(slot)
-                if missing >= 0 and self._bounds.complete:
-                    at = scanner.queue_entries_limit(slot)
-                    yield self._missing(reader, min(at, following), following, missing)
-            yield from self._without_records(reader, reader.first, min(first, reader.limit))
-            if self._bounds.complete:
-                yield from self._without_records(reader, max(following, reader.first), reader.limit)
-            for stray in reader.strays:
-                yield Damage(
-                    "consume_queue", stray, 0, 0, "a file of another length, or behind a missing one"
-                )
-        for key, slot in sorted(self._slots.items()):
-            if key not in self._queues and self._bounds.complete and scanner.queue_first(slot)[1] >= 0:
+        """Entries that no record of the log stands behind, and records without entries."""
+        spans = self._spans(scanner)
+        for key in sorted({*self._queues, *spans}):
+            yield from self._queue_end(key, self._queues.get(key), spans.get(key))
+
+    def _queue_end(self, key: Key, reader: QueueReader | None, span: QueueSpan | None) -> Iterator[Damage]:
+        if reader is None:
+            if span is not None and self._bounds.complete:
                 queue = QueueReader(*key, self._root / QUEUES / key[0] / str(key[1]), 1)
-                offset, physical_offset = scanner.queue_first(slot)
-                yield self._missing(queue, offset, scanner.queue_next(slot), physical_offset)
+                yield self._missing(queue, span.first_offset, span.following, span.first_physical)
+            return
+        first, following = reader.first, reader.first
+        if span is not None:
+            first, following = span.first_offset, span.following
+            if span.missing >= 0 and self._bounds.complete:
+                at = min(span.entries_limit, following)
+                yield self._missing(reader, at, following, span.missing)
+        yield from self._without_records(reader, reader.first, min(first, reader.limit))
+        if self._bounds.complete:
+            yield from self._without_records(reader, max(following, reader.first), reader.limit)
+        for stray in reader.strays:
+            yield Damage("consume_queue", stray, 0, 0, "a file of another length, or behind a missing one")
 
     def _missing(self, reader: QueueReader, begin: int, end: int, physical_offset: int) -> Damage:
         reason = (
@@ -287,18 +332,20 @@ class Verifier:
         if strange:
             return
         for reader in readers:
-            if not reader.sound or (self._bounds.complete and not reader.whole):
-                head = reader.header
-                reason = "the header does not agree with the entries"
-                yield Damage(
-                    "index", reader.path, head.begin_physical_offset, head.end_physical_offset, reason
-                )
+            yield from self._index_file(reader)
         self._stream = IndexStream([reader for reader in readers if reader.sound])
-        for path, number, reason in self._stream.broken_chains():
-            yield Damage("index", path, 0, 0, f"entry {number}: {reason}")
         scanner.compare_keys(
             self._stream.first_from(0, self._bounds.begin), self._stream.limit, self._stream.files
         )
+
+    def _index_file(self, reader: IndexReader) -> Iterator[Damage]:
+        """What one file says against itself."""
+        if not reader.sound or (self._bounds.complete and not reader.whole):
+            head, reason = reader.header, "the header does not agree with the entries"
+            yield Damage("index", reader.path, head.begin_physical_offset, head.end_physical_offset, reason)
+        if reader.sound:
+            for path, number, reason in IndexStream([reader]).broken_chains():
+                yield Damage("index", path, 0, 0, f"entry {number}: {reason}")
 
     def _other_key(self, scanner: kernel.LogScanner) -> Iterator[Damage]:
         """A record whose keys are not the next ones in the index: go on with the entries of a later record."""
@@ -317,14 +364,16 @@ class Verifier:
         path = self._root / INDEX
         if scanner.keys_at < self._stream.limit:
             path = self._stream.place(scanner.keys_at)[0].path
-        self._unkeyed = Damage(
-            "index", path, position, position + size, "keys of these records are missing or wrong"
-        )
+        self._unkeyed = Damage("index", path, position, position + size, UNKEYED)
 
     def _index_end(self, scanner: kernel.LogScanner) -> Iterator[Damage]:
         if self._unkeyed is not None:
             yield self._unkeyed
-        at = self._stream.first_from(scanner.keys_at, self._bounds.end)
+        yield from self._past_the_end(scanner.keys_at)
+
+    def _past_the_end(self, number: int) -> Iterator[Damage]:
+        """Index entries from a number on that lead behind the log."""
+        at = self._stream.first_from(number, self._bounds.end)
         if self._bounds.complete and self._config.message_index_enable and at < self._stream.limit:
             begin, end = (
                 self._stream.physical_offset(at),

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from cystore import clock
 from cystore._native.control import Control
 from cystore._native.failpoint import failpoint
+from cystore.archive import ArchiveMark
 from cystore.clock import monotonic_s
 from cystore.commit_log import CommitLog
 from cystore.config import StoreConfig
@@ -75,6 +76,8 @@ class Cleaner:
         self._dispatcher, self._config = dispatcher, config
         self._roller, self._space, self._flusher, self._delivered = roller, space, flusher, delivered
         self.holds = Holds(commit_log.files.directory.parent, control)
+        self.archive = ArchiveMark(commit_log.files.directory.parent, control)
+        self._stalled_at: int | None = None  # the archived offset at which a full disk was reported
         self._hours = {int(hour) for hour in config.delete_when.split(";")}
 
     def run_once(self) -> Progress:
@@ -153,11 +156,15 @@ class Cleaner:
         now_ms = clock.now_ms()
         oldest_kept_ms = now_ms - self._config.file_reserved_time_h * HOUR_MS
         holds = self.holds.read() if candidates else {}
+        archived = self.archive.read() if candidates else None
         end = 0
         for base in candidates:
             newest_ms = self._timestamp_at_or_behind(base + file_bytes)
             expired = forced or (newest_ms is not None and newest_ms <= oldest_kept_ms)
             if not expired or self._is_held(holds, base + file_bytes, newest_ms, now_ms):
+                break
+            if archived is not None and base + file_bytes > archived.up_to:
+                self._waits_for_archive(archived.up_to)
                 break
             end = base + file_bytes
             if forced:
@@ -178,6 +185,21 @@ class Cleaner:
                     (hold.max_age_ms or 0) // HOUR_MS,
                 )
         return False
+
+    def _waits_for_archive(self, up_to: int) -> None:
+        """The archive's hold never yields by itself; on a disk that fills up somebody is told, once for each place it stands at."""
+        used = self._space.used_percent()
+        if used < self._config.disk_max_used_space_ratio:
+            log.info("what is behind %d expired and is not archived yet: it stays", up_to)
+        elif self._stalled_at != up_to:
+            self._stalled_at = up_to
+            log.warning(
+                "%s: %.1f %% of the disk are used, and what expired behind %d stays because it is not archived: run the archive job, "
+                "or remove the file to end the hold",
+                self.archive.path,
+                used,
+                up_to,
+            )
 
     def _timestamp_at_or_behind(self, base: int) -> int | None:
         """The store timestamp of the first record of a segment, no record before which is younger; of the last one when there is

@@ -26,6 +26,7 @@ from cystore.errors import (
     FlushFailedError,
     StoreFormatError,
     StoreFullError,
+    StoreLockedError,
     StoreTimeoutError,
 )
 from cystore.index import IndexFiles
@@ -279,10 +280,14 @@ class Flusher:
             return 0  # damaged, and so is its copy: a new one is what it needs
 
     def flush(self) -> None:
-        """Everything up to now: log, then what was dispatched, then the queues' next offsets."""
+        """Everything up to now: log, then what was dispatched, then the queues' next offsets; those are left to a later flush, or to
+        the clean that needs them, when somebody makes room for so long that they cannot be saved."""
         self.flush_to(self._control.wrote)
         self.flush_derived()
-        self.save_queue_offsets()
+        try:
+            self.save_queue_offsets()
+        except StoreLockedError as error:
+            log.warning("%s: the queues' next offsets are saved later: %s", self._root, error)
 
     def run_once(self) -> Progress:
         """One look: flushes the log when enough pages or time have gathered, then the same for queues and checkpoint."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from cystore import os_threads
 from cystore.errors import StoreClosedError, StoreError
@@ -18,7 +19,7 @@ class ServiceThread:
     """Calls `run_once` until `stop`: at once while there is more, else after `wait(interval)`; an interval may be asked for each time.
 
     An error of the store is logged when it begins and when it is another one, and the service goes on: space may come back. It
-    ends by itself when the store is closed.
+    ends by itself when the store is closed. `thread` and `flag` are made like those of `os_threads`, the default.
     """
 
     def __init__(
@@ -27,12 +28,15 @@ class ServiceThread:
         run_once: Callable[[], Progress],
         interval_s: float | Callable[[], float],
         wait: Callable[[float], None] | None = None,
+        *,
+        thread: Callable[[Callable[[], None], str], Any] = os_threads.Thread,
+        flag: Callable[[], Any] = os_threads.Flag,
     ) -> None:
         self._run_once, self._interval_s = run_once, interval_s
-        self._stopping = os_threads.Flag()
+        self._stopping = flag()
         self._wait = wait or self._stopping.wait
         self._name = f"cystore-{name}"
-        self._thread = os_threads.Thread(self._run, self._name)  # runs before it is assigned
+        self._thread = thread(self._run, self._name)  # runs before it is assigned
 
     def _run(self) -> None:
         reported = ""

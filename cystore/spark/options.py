@@ -27,14 +27,14 @@ NAMES = (
     *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
     *("startingOffsetsByTimestamp", "endingOffsetsByTimestamp"),
     *("failOnDataLoss", "minPartitions", "maxOffsetsPerTrigger", "maxBytesPerTrigger"),
-    *("onCorruption", "checkChecksum", "includeTransactions", "filterPushdown"),
+    *("onCorruption", "checkChecksum", "includeTransactions", "includeArchive", "filterPushdown"),
 )
 # What a table made by SQL brings along: it says nothing about reading but for the place (and each option again, as option.NAME).
 OF_SQL = frozenset(
     {"location", "provider", "owner", "comment", "external", "is_managed_location", "collation"}
 )
 STREAM_ONLY = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
-BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "includeArchive")
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ class ReadOptions:
     on_corruption: OnCorruption = "fail"
     check_checksum: bool = True
     in_queue: bool = True
+    include_archive: bool = False
     filter_pushdown: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -97,7 +98,7 @@ class ReadOptions:
 def parse(given: Mapping[str, str], *, stream: bool) -> ReadOptions:
     """Checks the options of a batch or stream read. Raises StoreConfigError."""
     options = {name.lower(): value for name, value in given.items()}
-    settings = _settings(options)
+    settings = settings_of(options)
     known = {name.lower(): name for name in NAMES}
     for name in options:
         if name not in known and name not in OF_SQL and not name.startswith("option."):
@@ -120,6 +121,7 @@ def parse(given: Mapping[str, str], *, stream: bool) -> ReadOptions:
         on_corruption=_choice(options, "onCorruption", get_args(OnCorruption)),
         check_checksum=_flag(options, "checkChecksum", True),
         in_queue=not _flag(options, "includeTransactions", False),
+        include_archive=_flag(options, "includeArchive", False),
         filter_pushdown=_flag(options, "filterPushdown", False),
         settings=settings,
     )
@@ -137,7 +139,7 @@ def parse_any(given: Mapping[str, str]) -> ReadOptions:
         return parse(given, stream=True)  # a stream may begin with latest
 
 
-def _settings(options: dict[str, str]) -> dict[str, Any]:
+def settings_of(options: dict[str, str]) -> dict[str, Any]:
     """Takes the options out that are settings of the store."""
     found = {}
     for name in [name for name in options if name.startswith(SETTING_PREFIX)]:
@@ -156,7 +158,12 @@ def _patterns(options: dict[str, str]) -> tuple[str, ...]:
         patterns = [*patterns, path]
     if not patterns or not all(patterns):
         raise StoreConfigError('no path: name the store\'s directory, as in .load("/var/lib/app/store")')
-    return tuple(re.sub("^file:(//(?=/))?", "", pattern) for pattern in patterns)
+    return tuple(local_path(pattern) for pattern in patterns)
+
+
+def local_path(text: str) -> str:
+    """A path without the scheme that Spark may have put before it."""
+    return re.sub("^file:(//(?=/))?", "", text)
 
 
 def _selection(options: dict[str, str]) -> dict[str, Any]:
@@ -218,7 +225,7 @@ def _bound(options: dict[str, str], which: str, default: int) -> Bound:
     by_time = options.get(f"{which}offsetsbytimestamp")
     offsets = options.get(f"{which}offsets")
     if at is not None:
-        return Bound(timestamp_ms=_number(f"{which}Timestamp", at, 0))
+        return Bound(timestamp_ms=whole_number(f"{which}Timestamp", at, 0))
     if by_time is not None:
         return Bound(timestamps_ms=_per_queue(f"{which}OffsetsByTimestamp", by_time, 0))
     if offsets is None:
@@ -239,7 +246,7 @@ def _per_queue(name: str, text: str, least: int) -> PerQueue:
         for queue_id, value in queues.items():
             if not queue_id.isascii() or not queue_id.isdecimal():
                 raise StoreConfigError(f"{name}: {queue_id!r} is no partition of {topic}")
-            found[topic, int(queue_id)] = _number(f"{name} of {topic}/{queue_id}", value, least)
+            found[topic, int(queue_id)] = whole_number(f"{name} of {topic}/{queue_id}", value, least)
     return found
 
 
@@ -250,7 +257,7 @@ def _json(name: str, text: str, hint: str = "") -> Any:
         raise StoreConfigError(f"{hint or f'{name} must be JSON'}, not {text!r} ({error})") from None
 
 
-def _number(name: str, value: Any, least: int) -> int:
+def whole_number(name: str, value: Any, least: int) -> int:
     try:
         number = int(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else None
     except ValueError:
@@ -262,7 +269,7 @@ def _number(name: str, value: Any, least: int) -> int:
 
 def _count(options: dict[str, str], name: str) -> int | None:
     value = options.get(name.lower())
-    return None if value is None else _number(name, value, 1)
+    return None if value is None else whole_number(name, value, 1)
 
 
 def _flag(options: dict[str, str], name: str, default: bool) -> bool:

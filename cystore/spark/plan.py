@@ -5,7 +5,7 @@ A partition names segment files and where in them to read, so a task opens files
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -14,6 +14,7 @@ from pyspark.sql.datasource import InputPartition
 from cystore.arrow import FOREVER, RowFilter, plan_ranges
 from cystore.errors import CorruptRecordError, OffsetError, StoreConfigError
 from cystore.snapshot import PIECE_BYTES, LogRange, LogSnapshot, packed
+from cystore.spark.archived import archive_of, archive_partitions, border_of
 from cystore.spark.options import EARLIEST, LATEST, Bound, PerQueue, ReadOptions
 from cystore.store import MessageStore
 from cystore.store import open as open_store
@@ -49,9 +50,14 @@ def base_filter(options: ReadOptions) -> RowFilter:
     return RowFilter(topics=options.topics, keys=options.keys, in_queue=options.in_queue)
 
 
-def queue_rules(options: ReadOptions, snapshot: LogSnapshot, rows: RowFilter) -> RowFilter:
+def queue_rules(
+    options: ReadOptions,
+    snapshot: LogSnapshot,
+    rows: RowFilter,
+    archived: Mapping[tuple[str, int], int] | None = None,
+) -> RowFilter:
     """`rows` with what bounds and choices mean for each queue. Raises StoreConfigError for offsets that are not those of all
-    chosen queues, OffsetError for offsets that were removed."""
+    chosen queues, OffsetError for offsets that were removed and are not `archived` (where each queue begins in the archive)."""
     queues = selected(options, snapshot)
     starting, ending = options.starting, options.ending
     times = (
@@ -67,7 +73,7 @@ def queue_rules(options: ReadOptions, snapshot: LogSnapshot, rows: RowFilter) ->
         return replace(
             rows, rules=tuple(_rule(topic) for topic in sorted({topic for topic, _ in queues})) or NOTHING
         )
-    check_loss(options, snapshot)
+    check_loss(options, snapshot, archived)
     rules = []
     for topic, queue_id in queues:
         first = _of(starting.offsets, topic, queue_id, 0)
@@ -106,18 +112,19 @@ def check_named(which: str, bound: Bound, queues: list[tuple[str, int]]) -> None
         raise StoreConfigError(f"{which}Offsets {what} {names}: {why}")
 
 
-def check_loss(options: ReadOptions, snapshot: LogSnapshot) -> None:
+def check_loss(
+    options: ReadOptions,
+    snapshot: LogSnapshot,
+    archived: Mapping[tuple[str, int], int] | None = None,
+) -> None:
     """Offsets that are asked for and not there any more, or not yet."""
     for bound in (options.starting, options.ending):
         for (topic, queue_id), offset in (bound.offsets or {}).items():
             found = snapshot.queue_ranges[topic, queue_id]
-            if (
-                offset >= 0
-                and not found.min_offset <= offset <= found.max_offset
-                and options.fail_on_data_loss
-            ):
+            lowest = min(found.min_offset, (archived or {}).get((topic, queue_id), found.min_offset))
+            if offset >= 0 and not lowest <= offset <= found.max_offset and options.fail_on_data_loss:
                 raise OffsetError(
-                    f"offset {offset} of {topic}/{queue_id} is not between {found.min_offset} and {found.max_offset}, the offsets "
+                    f"offset {offset} of {topic}/{queue_id} is not between {lowest} and {found.max_offset}, the offsets "
                     "that there are: records are lost; let failOnDataLoss be false to read what there is",
                     path=snapshot.path,
                 )
@@ -148,16 +155,20 @@ def batch_partitions(options: ReadOptions, rows: RowFilter) -> list[InputPartiti
     """The partitions of a batch; each store is read up to the end that was published when it was planned."""
     paths = options.paths()
     least = None if options.min_partitions is None else -(-options.min_partitions // len(paths))
+    archives: list[InputPartition] = []
     found: list[LogPartition] = []
     for path in paths:
         with open_reading(path, options) as store:
             snapshot = store.snapshot()
-            wanted = queue_rules(options, snapshot, rows)
-            ranges = by_key(store, snapshot, wanted, options) if wanted.keys else None
+            archive = archive_of(store, snapshot, options)
+            wanted = queue_rules(options, snapshot, rows, None if archive is None else archive.queue_begins)
+            archives += archive_partitions(archive, snapshot, wanted, least)
+            begin = border_of(archive, snapshot)
+            ranges = by_key(store, snapshot, wanted, options, begin) if wanted.keys else None
             if ranges is None:
-                ranges = plan_ranges(snapshot, wanted)
+                ranges = plan_ranges(snapshot, wanted, begin=begin)
             found += partitions_of(snapshot, ranges, wanted, least)
-    return list(found if options.min_partitions is not None else together(found))
+    return [*archives, *(found if options.min_partitions is not None else together(found))]
 
 
 def together(partitions: Iterable[LogPartition]) -> Iterator[LogPartition]:
@@ -170,9 +181,9 @@ def together(partitions: Iterable[LogPartition]) -> Iterator[LogPartition]:
 
 
 def by_key(
-    store: MessageStore, snapshot: LogSnapshot, rows: RowFilter, options: ReadOptions
+    store: MessageStore, snapshot: LogSnapshot, rows: RowFilter, options: ReadOptions, begin: int
 ) -> list[LogRange] | None:
-    """The records that the index holds for the wanted keys, and what it does not hold yet; None where a scan is the better way."""
+    """The records from `begin` on that the index holds for the wanted keys, and what it does not hold yet; None where a scan is better."""
     topics = sorted({topic for topic, queue_id in selected(options, snapshot)})
     topics = [topic for topic in topics if not rows.topics or topic in rows.topics]
     if len(topics) * len(rows.keys) > KEY_LOOKUPS_MAX or not rows.in_queue:
@@ -188,6 +199,6 @@ def by_key(
     found = [
         snapshot.part(at, at + size)
         for at, size in sorted(places.items())
-        if snapshot.minimum <= at < snapshot.dispatched
+        if begin <= at < snapshot.dispatched
     ]
-    return [*found, *plan_ranges(snapshot, rows, begin=snapshot.dispatched)]
+    return [*found, *plan_ranges(snapshot, rows, begin=max(begin, snapshot.dispatched))]

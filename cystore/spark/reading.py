@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 
 from cystore.arrow import COLUMNS, DAMAGE_COLUMNS, ReadSettings, read_ranges
 from cystore.errors import StoreConfigError
+from cystore.spark.archived import ArchivePartition
 from cystore.spark.options import ReadOptions
 from cystore.spark.plan import LogPartition
 
@@ -45,8 +46,12 @@ def read_partition(
     partition: InputPartition, settings: ReadSettings, schema: StructType
 ) -> Iterator[pa.RecordBatch]:
     """A task's record batches, with the very types that Spark expects."""
-    if not isinstance(partition, LogPartition):
+    if isinstance(partition, LogPartition):
+        batches = read_ranges(partition.ranges, replace(settings, rows=partition.rows))
+    elif isinstance(partition, ArchivePartition):
+        batches = partition.read(settings)
+    else:
         return  # Spark makes one of its own where a plan has none
     spark_schema = to_arrow_schema(schema, timezone="UTC")
-    for batch in read_ranges(partition.ranges, replace(settings, rows=partition.rows)):
+    for batch in batches:
         yield pa.RecordBatch.from_arrays(batch.columns, schema=spark_schema)

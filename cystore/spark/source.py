@@ -6,7 +6,13 @@ import json
 from collections.abc import Mapping
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -14,6 +20,8 @@ from cystore.spark.batch import BatchReader
 from cystore.spark.options import parse, parse_any
 from cystore.spark.reading import known_columns, read_settings
 from cystore.spark.stream import StreamReader
+from cystore.spark.write_options import parse_write
+from cystore.spark.writing import BatchWriter, StreamWriter
 
 OPTIONS = "cystore.options"  # name of a table's options among the metadata of its first column
 
@@ -47,6 +55,14 @@ class CystoreDataSource(DataSource):
         """Reads micro-batches."""
         options = parse(self._options_for(schema), stream=True)
         return StreamReader(options, read_settings(options, schema), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Writes a batch."""
+        return BatchWriter(parse_write(self._options_for(schema), overwrite=overwrite, stream=False), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """Writes micro-batches."""
+        return StreamWriter(parse_write(self.options, overwrite=overwrite, stream=True), schema)
 
     def _options_for(self, schema: StructType) -> dict[str, str]:
         """Spark 4.3 reads a table that CREATE TABLE made without the table's options, but with its schema: they are in there."""

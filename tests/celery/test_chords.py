@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from uuid import uuid4
 
@@ -19,7 +20,7 @@ import cystore
 from cystore import clock
 from cystore.celery import chord_runs, chords, history, records
 from tests.celery import work
-from tests.celery.conftest import Fleet, wait_for
+from tests.celery.conftest import Fleet, wait_until
 
 PATIENCE_S = 60
 HOUR_MS = 3_600_000
@@ -89,10 +90,11 @@ def test_every_step_is_a_record_and_the_body_has_its_frozen_id(fleet):
     result = chord([add(fleet, 1, 1), add(fleet, 2, 2)], total(fleet)).apply_async()
     assert result.get(timeout=PATIENCE_S) == 6
     store = fleet.backend.store
-    seen = wait_for(store, lambda: steps(store, result.parent.id)[-1] == "DONE", PATIENCE_S)
-    assert seen
+    wait_until(lambda: steps(store, result.parent.id)[-1] == "DONE", "the chord is done")
     found = Counter(steps(store, result.parent.id))
-    assert found == {"OPEN": 1, "SIZE": 1, "PART": 2, "CLAIM": 1, "DONE": 1}
+    # Both pool processes may have seen the last part: the first claim in the log holds.
+    assert found.pop("CLAIM") in (1, 2)
+    assert found == {"OPEN": 1, "SIZE": 1, "PART": 2, "DONE": 1}
     first = records.records_of(store, records.CHORDS, result.parent.id, to_tombstone=False)[-1]
     assert first.tags == "OPEN"
     assert result.id in bytes(first.body).decode()
@@ -110,7 +112,7 @@ def test_the_same_frozen_chord_twice(fleet):
     assert second.parent.id == first.parent.id
     assert AsyncResult(second.id, app=fleet.app).get(timeout=PATIENCE_S) == 6
     store = fleet.backend.store
-    assert wait_for(store, lambda: steps(store, first.parent.id).count("DONE") == 2, PATIENCE_S)
+    wait_until(lambda: steps(store, first.parent.id).count("DONE") == 2, "both runs are done")
     assert Counter(steps(store, first.parent.id))["PART"] == 4
 
 
@@ -129,10 +131,10 @@ def test_a_part_that_fails_fails_the_body_and_calls_its_error_callbacks(fleet, t
     with pytest.raises(ChordError, match=r"Dependency .* raised SpecialError\('a part'\)"):
         alone(fleet, result).get(timeout=PATIENCE_S)
     assert result.state == states.FAILURE
-    assert wait_for(fleet.backend.store, told.exists, PATIENCE_S)
+    wait_until(told.exists, "the error callback ran")
     assert told.read_text() == result.id
     store = fleet.backend.store
-    assert wait_for(store, lambda: "DONE" in steps(store, result.parent.id), PATIENCE_S)
+    wait_until(lambda: "DONE" in steps(store, result.parent.id), "the chord is done")
 
 
 def test_a_chord_that_fails_inside_of_another_one_fails_that_too(fleet):
@@ -192,11 +194,12 @@ class Steps:
         found = []
         with self.app.connection_for_read() as connection:
             queue = connection.SimpleQueue(self.app.conf.task_default_queue)
-            while queue.qsize():
-                message = queue.get(block=False)
-                message.ack()
-                assert message.headers["id"] == self.body.id
-                found.append(message.payload[0][0])
+            with suppress(queue.Empty):
+                while True:
+                    message = queue.get(block=False)
+                    message.ack()
+                    assert message.headers["id"] == self.body.id
+                    found.append(message.payload[0][0])
         return found
 
     @property
@@ -500,13 +503,13 @@ def test_a_worker_killed_on_the_way_to_the_body(fresh_fleet, tmp_path, monkeypat
     )
     result = chord([add(fresh_fleet, 1, 1), add(fresh_fleet, 2, 2)], total(fresh_fleet)).apply_async()
     store = fresh_fleet.backend.store
-    assert wait_for(store, marker.exists, PATIENCE_S), "nobody was killed"
+    wait_until(marker.exists, "somebody was killed")
 
     def swept() -> bool:
         chords.sweep(fresh_fleet.app, store)
         return "DONE" in steps(store, result.parent.id)
 
-    assert wait_for(store, swept, PATIENCE_S)
+    wait_until(swept, "the sweep ended the chord")
     assert result.get(timeout=PATIENCE_S) == 6
     lives = Counter(t.state for t in history.transitions(store, task_id=result.id))
     assert lives[states.SUCCESS] == 1
@@ -524,12 +527,13 @@ def test_chords_whose_pool_processes_are_killed_at_random(fresh_fleet, rng, monk
     assert task.delay(1, 1).get(timeout=PATIENCE_S) == 2  # a worker whose first pool process dies gives up
     sent = []
     for _ in range(30):
-        assert wait_for(store, lambda: len(worker.children()) == 2, PATIENCE_S)
+        wait_until(lambda: len(worker.children()) == 2, "the pool is whole again")
         for _ in range(5):
             size = rng.randrange(1, 6)
             sent.append((size, chord([task.s(n, n) for n in range(size)], body.s()).apply_async()))
-        until = store.wrote_position + rng.randrange(15_000)
-        wait_for(store, lambda: store.wrote_position > until, 1.0)  # noqa: B023
+        until, seen = store.wrote_position + rng.randrange(15_000), store.wrote_position
+        while seen <= until and store.wait_log(seen, 1.0):
+            seen = store.wrote_position
         os.kill(rng.choice(worker.children()), signal.SIGKILL)
         chords.sweep(fresh_fleet.app, store)
 
@@ -537,5 +541,5 @@ def test_chords_whose_pool_processes_are_killed_at_random(fresh_fleet, rng, monk
         chords.sweep(fresh_fleet.app, store)
         return all(result.ready() for _, result in sent)
 
-    assert wait_for(store, swept, 2 * PATIENCE_S)
+    wait_until(swept, "all chords ended", 2 * PATIENCE_S)
     assert [result.get(timeout=0) for _, result in sent] == [size * (size - 1) for size, _ in sent]

@@ -6,22 +6,24 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import redis as redis_py
 
 import cystore
 from cystore import MessageStore, clock
-from cystore.celery import registry
+from cystore.celery import records, registry
 from cystore.celery.coordination import last_token
-from cystore.celery.duties import ALL
+from cystore.celery.duties import ALL, run
 from cystore.celery.identity import store_id_of
 from cystore.celery.stores import close_shared
 from cystore.celery.tasks import WAITING_MAX
 from tests.celery import work
 from tests.celery.conftest import Fleet, take_the_place, wait_until
+from tests.celery.test_chords import Steps, left_complete
 from tests.checks import check_chain, everything
 from tests.process import Process
 from tools.redis_server import redis_server
@@ -163,7 +165,7 @@ from cystore import clock
 from cystore.celery import duties
 clock.now_ms = (lambda now: lambda: now() + later_ms)(clock.now_ms)
 app = Celery("holder", broker=broker, backend=backend, set_as_current=False)
-app.conf.update(result_backend_thread_safe=True, result_expires=1)
+app.conf.update(result_backend_thread_safe=True, result_expires=1, cystore_chord_claim_s=0.01)
 duty = dataclasses.replace(duties.ALL[name], lease_s=lease_s, bound_s=3600.0)
 store = app.backend.store
 """
@@ -178,6 +180,8 @@ PLACES = {
     "flush": "flush.synced:1",
     "checkpoint": "flush.derived_synced:1",
     "scrub": "files.written:1",
+    "deliver_delayed": "deliver.appended:2",
+    "chord_sweep": "append.published:1",  # the claim
 }
 
 
@@ -194,36 +198,54 @@ def scene(folder, redis, monkeypatch):
 
 
 def run_until_done(app, name: str) -> int:
-    from cystore.celery import duties
-
     found: list[int | None] = []
 
     def done() -> bool:
-        found.append(duties.run(app, duties.ALL[name]))
+        found.append(run(app, ALL[name]))
         return found[-1] is not None
 
     wait_until(done, f"{name} is done by somebody else", 20)
     return len(found)
 
 
-@pytest.mark.parametrize("name", PLACES)
-def test_a_holder_that_is_killed_in_the_middle_of_a_duty(scene, name, build_environment):
+@pytest.fixture
+def kill_a_holder(
+    scene, build_environment
+) -> Callable[[str, Callable[[MessageStore], object]], MessageStore]:
+    """`kill_a_holder(duty, fill)`: somebody dies in the middle of the duty, on a store that was filled; then it is done here."""
     app, names = scene
-    with Process(build_environment("failpoints")) as holder:
-        holder.do(HOLDER, name=name, **names)
-        store = app.backend.store
-        store_id_of(store)
+
+    def kill(name: str, fill: Callable[[MessageStore], object]) -> MessageStore:
+        with Process(build_environment("failpoints")) as holder:
+            holder.do(HOLDER, name=name, **names)
+            store = app.backend.store
+            store_id_of(store)
+            fill(store)
+            holder.send("os.environ['CYSTORE_FAILPOINT'] = place; duties.run(app, duty)", place=PLACES[name])
+            assert holder.wait() == -signal.SIGKILL
+        assert store.duties.last(name).runs == 0
+        assert run_until_done(app, name) > 1, "the lease ended with its holder, and not by itself"
+        assert store.duties.last(name).outcome.name == "DONE"
+        assert store.duties.highest_token(name) == 2
+        return store
+
+    return kill
+
+
+def test_every_duty_has_a_place_to_be_killed_at():
+    assert PLACES.keys() == ALL.keys()
+
+
+@pytest.mark.parametrize("name", ["reput", "clean_expired", "flush", "checkpoint", "scrub"])
+def test_a_holder_that_is_killed_in_the_middle_of_a_duty(kill_a_holder, name):
+    def prepare(store: MessageStore) -> None:
         fill(store, 6000)
         if name in ("clean_expired", "scrub", "checkpoint"):
             store.dispatch()
         if name == "clean_expired":
             store.flush()
-        holder.send("os.environ['CYSTORE_FAILPOINT'] = place; duties.run(app, duty)", place=PLACES[name])
-        assert holder.wait() == -signal.SIGKILL
-    assert store.duties.last(name).runs == 0
-    assert run_until_done(app, name) > 1, "the lease ended with its holder, and not by itself"
-    assert store.duties.last(name).outcome.name == "DONE"
-    assert store.duties.highest_token(name) == 2
+
+    store = kill_a_holder(name, prepare)
     store.dispatch()
     records = check_chain(store)
     assert records == sum(len(messages) for messages in everything(store).values())
@@ -232,6 +254,34 @@ def test_a_holder_that_is_killed_in_the_middle_of_a_duty(scene, name, build_envi
     else:
         assert records == 6000
         assert not store.scrub(1 << 30).damage
+
+
+def test_a_holder_that_is_killed_while_it_delivers_delivers_nothing_twice(scene, kill_a_holder):
+    app, _ = scene
+    count = 5000
+
+    def delayed(store: MessageStore) -> None:
+        for number in range(count):
+            store.put("T", str(number).encode(), delay_level=1)
+
+    store = kill_a_holder("deliver_delayed", delayed)
+    while run(app, ALL["deliver_delayed"]):
+        pass
+    assert sorted(int(bytes(m.body)) for m in everything(store)["T", 0]) == list(range(count))
+    assert check_chain(store) == 2 * count
+    assert not store.scrub(1 << 30).damage
+
+
+def test_a_holder_that_is_killed_while_it_sweeps_leaves_a_chord_that_is_ended_once(scene, kill_a_holder):
+    """It had claimed the body, and not sent it."""
+    app, _ = scene
+    app.conf.task_default_queue = f"q{uuid4()}"
+    led = Steps(app.backend)
+    store = kill_a_holder("chord_sweep", lambda store: left_complete(led))
+    assert [m.tags for m in store.scan() if m.topic == records.CHORDS].count("CLAIM") == 2
+    assert run(app, ALL["chord_sweep"]) == 0
+    assert led.queued() == [["A", "B"]]
+    assert led.run.done
 
 
 def test_a_holder_that_is_stopped_for_longer_than_its_lease_does_no_harm(scene, redis):

@@ -78,7 +78,7 @@ def test_more_greenlets_wait_than_the_hub_has_threads(url, library):
     assert fresh.run(many_that_wait, url, library) == [list(range(100)), 1]
 
 
-def a_sync_put_and_who_lets_it_through(url: str, library: str) -> list:
+def a_put_and_who_lets_it_through(url: str, library: str, lock: str) -> list:
     import importlib
 
     green = importlib.import_module(library)
@@ -91,16 +91,17 @@ def a_sync_put_and_who_lets_it_through(url: str, library: str) -> list:
 
     from cystore import os_threads
 
-    app = Celery("test", broker="memory://", backend=f"{url}?flush=sync&sync_flush_timeout_ms=60000")
+    flush = {"flush": "sync", "append": "async"}[lock]
+    app = Celery("test", broker="memory://", backend=f"{url}?flush={flush}&sync_flush_timeout_ms=60000")
     app.backend.store_result("before", 1, "SUCCESS")
     control = app.backend.store._attached().control
     held, release = os_threads.Flag(), os_threads.Flag()
 
-    def hold() -> None:  # the only one who may flush stands still
-        control.lock("flush")
+    def hold() -> None:  # the only one who may append, or flush, stands still
+        control.lock(lock)
         held.set()
         release.wait()
-        control.unlock("flush")
+        control.unlock(lock)
 
     holder = os_threads.Thread(hold, "holder")
     held.wait()
@@ -125,8 +126,10 @@ def a_sync_put_and_who_lets_it_through(url: str, library: str) -> list:
 
 
 @LIBRARIES
-def test_another_greenlet_runs_during_a_sync_put(url, library):
-    got = fresh.run(a_sync_put_and_who_lets_it_through, url, library)
+@pytest.mark.parametrize("lock", ["flush", "append"])
+def test_another_greenlet_runs_during_a_put(url, library, lock):
+    """One that is to be durable, and one that finds another process in the middle of an append."""
+    got = fresh.run(a_put_and_who_lets_it_through, url, library, lock)
     assert got == [["put begins", "others ran", "put ends"], 1]
 
 

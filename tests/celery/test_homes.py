@@ -18,7 +18,7 @@ import cystore
 from cystore.celery import chords, history, homes, queues, records
 from cystore.celery.identity import known_id_of, store_id_of
 from tests.celery import work
-from tests.celery.conftest import Fleet, Worker, fleet_in, wait_for
+from tests.celery.conftest import Fleet, Worker, fleet_in, wait_until
 
 PATIENCE_S = 60
 UNKNOWN_HOME = "11111111-2222-3333-4444-555555555555"
@@ -76,7 +76,7 @@ def test_a_result_comes_home_and_is_nowhere_else(hosts):
         return Counter(t.state for t in history.transitions(hosts.store, task_id=result.id))
 
     both = {states.STARTED: 1, states.SUCCESS: 1}  # in any order: two processes append what comes
-    assert wait_for(hosts.store, lambda: found() == both, PATIENCE_S)
+    wait_until(lambda: found() == both, "both records came home")
     assert not {records.RESULTS, records.CHORDS} & topics(hosts.guest_path)
 
 
@@ -156,7 +156,7 @@ def test_a_home_that_is_down_for_a_while(tmp_path):
         single = add.delay(1, 1)
         body = chord([add.s(n, n) for n in range(4)], total.s()).apply_async()
         # STARTED and the end of each of five tasks.
-        assert wait_for(hosts.store, lambda: hosts.waiting() == 10, PATIENCE_S)
+        wait_until(lambda: hosts.waiting() == 10, "all records wait in the broker")
         assert not single.ready()
         assert not body.ready()
         hosts.start_home()
@@ -175,7 +175,7 @@ def test_a_home_that_goes_and_comes_again(tmp_path):
             assert add.delay(number, 0).get(timeout=PATIENCE_S) == number
             home.stop()
             result = add.delay(number, 1)
-            assert wait_for(hosts.store, lambda: hosts.waiting() >= 2, PATIENCE_S)
+            wait_until(lambda: hosts.waiting() >= 2, "the records wait in the broker")
             assert not result.ready()
         hosts.start_home()
         assert result.get(timeout=PATIENCE_S) == 3
@@ -193,10 +193,9 @@ def test_a_worker_killed_after_it_appended_appends_nothing_twice(tmp_path):
         add = hosts.task(work.add)
         result = chord([add.s(1, 1), add.s(2, 2)], hosts.task(work.total).s()).apply_async()
         assert result.get(timeout=PATIENCE_S) == 6
-        assert wait_for(
-            hosts.store,
+        wait_until(
             lambda: marker.exists() and not hosts.waiting() and not hosts.unacknowledged(),
-            PATIENCE_S,
+            "all records came home",
         )
         keys = [m.unique_key for m in hosts.store.scan() if m.unique_key]
         assert len(keys) >= 2 * 3

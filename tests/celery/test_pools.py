@@ -7,9 +7,13 @@ from collections.abc import Iterator
 import pytest
 from celery import chord, group, states
 
+from cystore.celery.duties import ALL
+from cystore.celery.identity import store_id_of
+from cystore.celery.queues import own_queue, queue_of_store
 from cystore.celery.stores import close_shared
+from cystore.services.duties import Outcome
 from tests.celery import work
-from tests.celery.conftest import Fleet, fleet_in
+from tests.celery.conftest import Fleet, fleet_in, wait_until
 
 pytest.importorskip("gevent")
 pytest.importorskip("eventlet")
@@ -19,7 +23,7 @@ PATIENCE_S = 60
 @pytest.fixture(scope="module", params=["gevent", "eventlet", "threads"])
 def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     with fleet_in(tmp_path_factory.mktemp(request.param), "?flush=sync") as fleet:
-        worker = fleet.start("--concurrency=20", pool=request.param)
+        worker = fleet.start("--concurrency=20", pool=request.param, **{work.DUTIES: "1"})
         yield fleet
         close_shared()
         assert worker.stop() == 0, worker.log.read_text()
@@ -60,3 +64,20 @@ def test_a_task_that_waits_lets_the_others_of_its_worker_run(fleet):
     for number, task_id in enumerate(ids):
         fleet.task(work.add).apply_async((number, 10), task_id=task_id)
     assert [result.get(timeout=PATIENCE_S) for result in waiting] == [10, 11, 12]
+
+
+def test_ticks_of_all_duties_beside_a_chord(fleet):
+    """Sent to the store's own queue, as beat's fan-out does it; what nobody asks for comes from the main process much later."""
+    store = fleet.backend.store
+    store.put("T", b"x", delay_level=1)
+    before = {name: store.duties.last(name).runs for name in ALL}
+    header = [fleet.task(work.add).s(number, number) for number in range(10)]
+    body = chord(header)(fleet.task(work.total).s())
+    queue = own_queue(queue_of_store(store_id_of(store)))
+    for duty in ALL.values():
+        fleet.app.send_task(duty.task, queue=queue)
+    assert body.get(timeout=PATIENCE_S) == 90
+    wait_until(
+        lambda: all(store.duties.last(name).runs > before[name] for name in ALL), "all ticks were taken"
+    )
+    assert {store.duties.last(name).outcome for name in ALL} <= {Outcome.DONE, Outcome.BUSY}

@@ -9,7 +9,9 @@ import pytest
 from celery import chord, group, states
 from celery.result import AsyncResult, GroupResult
 
-from cystore.celery import history
+from cystore.celery import events, history
+from cystore.celery.identity import store_id_of
+from cystore.celery.queues import queue_of_store
 from cystore.celery.stores import close_shared
 from tests.celery import work
 from tests.celery.conftest import Fleet
@@ -155,3 +157,20 @@ def test_the_last_worker_out_leaves_a_clean_store(fresh_fleet):
     close_shared()
     assert worker.stop() == 0, worker.log.read_text()
     assert not abort.exists()
+
+
+def test_a_quiet_worker_has_the_queue_of_its_store_and_keeps_the_log(fresh_fleet):
+    """Nothing in it asks for the result backend before the first result: it shows no banner."""
+    worker = fresh_fleet.start("--concurrency=1", quiet=True)
+    result = fresh_fleet.task(work.add).delay(1, 2)
+    assert result.get(timeout=PATIENCE_S) == 3
+    assert "[queues]" not in worker.log.read_text()
+    (queues,) = fresh_fleet.app.control.inspect(timeout=PATIENCE_S, limit=1).active_queues().values()
+    store = fresh_fleet.backend.store
+    # An exchange would leave a binding in the broker that outlives the store.
+    assert {queue["name"]: queue["exchange"]["name"] for queue in queues} == {
+        work.QUEUE: work.QUEUE,
+        queue_of_store(store_id_of(store)): "",
+    }
+    told = [event.event for event in history.events(store, task_id=result.id)]
+    assert events.RECEIVED in told

@@ -81,9 +81,7 @@ _REPAIRS = Place("live", company=True, before=("append.bytes_written", "append.p
 PLACES: dict[str, Place] = {
     **_WHEN_WRITING,
     "allocate.slots_reserved": Place("many_queues"),
-    "index.unlinked": Place(
-        "dispatch", company=True, before=("index.linked", "index.counted", "dispatch.index")
-    ),
+    "index.unlinked": Place("dispatch", company=True, before=("index.linked", "index.counted")),
     "attach.alone": _ALONE,
     "attach.recovered": _ALONE,
     "attach.marked": _ALONE,

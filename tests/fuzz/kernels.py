@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from cystore._native import checksum, ext, index, mend
+from cystore._native import checksum, entries, ext, index, mend
 from cystore._native import message as message_kernel
 from cystore._native import record as record_kernel
 from cystore._native.queue import TagFilter
@@ -114,6 +114,7 @@ def run_tags(data: bytes) -> None:
 
 def run_checksum(data: bytes) -> None:
     whole = checksum.crc32c(exact(data))
+    same("of a copy", checksum.crc32c_of_copy(exact(data)), (data, whole))
     for cut in {0, len(data) // 3, len(data)}:
         first, second = data[:cut], data[cut:]
         same("in two steps", checksum.crc32c(exact(second), checksum.crc32c(exact(first))), whole)
@@ -157,6 +158,38 @@ def run_columns(data: bytes) -> None:
 
 def repair_columns(data: bytes) -> bytes:
     return data[:1] + repair_scan(data[1:])
+
+
+def run_entries(data: bytes) -> None:
+    """What a rebuild gathers of the records of one file, as many at a time as the first byte says."""
+    if len(data) < 2 or len(data) > 2048:
+        return
+    file = exact((data[1:] + bytes(SCAN_FILE_BYTES))[:SCAN_FILE_BYTES])
+    reader, status, position = entries.EntryReader(rows=1 + data[0] % 30), entries.FULL, 0
+    found: list[tuple[str, int, int, int, int]] = []
+    while status == entries.FULL:
+        status = reader.run(file, 0, position, len(file))
+        position = reader.position
+        for topic, queue_id, offset, _, _, stored, _ in reader.take()[0]:
+            for number, (at, size, _) in enumerate(struct.iter_unpack(">qiq", stored)):
+                found.append((topic.decode("latin-1"), queue_id, offset + number, at, size))
+    wanted, at = [], 0
+    try:
+        while at < len(file):
+            record = parse(bytes(file), at)
+            if isinstance(record, Blank) or record.physical_offset != at:
+                break
+            if record.sys_flag & 0xC in (0, 8):
+                wanted.append((record.topic, record.queue_id, record.queue_offset, at, len(record.raw)))
+            at += len(record.raw)
+    except NotValid:
+        pass
+    same("entries", sorted(found, key=lambda one: one[3]), wanted)
+    same("position", position, at)
+
+
+def repair_entries(data: bytes) -> bytes:
+    return data[:1] + records.repaired(data[1:][:SCAN_FILE_BYTES], base=0)
 
 
 def run_ext(data: bytes) -> None:
@@ -254,6 +287,13 @@ TARGETS = (
         lambda: [bytes([n, n]) + b"".join(records.log_of(512).files.values())[:1536] for n in (0, 29, 255)],
         repair_columns,
         300,
+    ),
+    Target(
+        "entries",
+        run_entries,
+        lambda: [bytes([n]) + b"".join(records.log_of(512).files.values())[:512] for n in (0, 29)],
+        repair_entries,
+        1000,
     ),
     Target(
         "ext",

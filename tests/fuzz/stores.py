@@ -13,7 +13,7 @@ from pathlib import Path
 
 import cystore
 from cystore import StoreError, layout
-from cystore._native import index as index_kernel
+from cystore._native import key_reader
 from cystore._native import queue as queue_kernel
 from cystore._native.control import Control
 from cystore._native.mapping import MappedFile
@@ -126,7 +126,7 @@ def run_query(data: bytes) -> None:
     window = LogWindow(lambda _: segment)
     for key in (b"a", b"u1", b"none"):
         try:
-            found = index_kernel.find_messages(
+            found = key_reader.find_messages(
                 window, control, [(file, SLOTS, CAPACITY)], b"T", key, 5, 0, 2**63 - 1
             )
         except CorruptRecordError:

@@ -59,11 +59,13 @@ REACHED_BY = {
     "queue": "queue",
     "ext": "ext",
     "index": "index",
+    "key_reader": "query",
     "dispatch": "recovery",
     "delay": "put",
     "scan": "scan",
     "mend": "mend",
     "columns": "columns",
+    "entries": "entries",
     "failpoint": "recovery",
 }
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import cystore
@@ -122,6 +122,13 @@ def damaged_log(written: WrittenLog, draw) -> Log:
     return Log(file_size, files)
 
 
+def _ends_are_whole(written: WrittenLog, log: Log) -> bool:
+    """Whether the last record of each queue is as it was."""
+    last = {(record.topic, record.queue_id): record for record in written.records}.values()
+    places = [(r, r.physical_offset % log.file_size) for r in last]
+    return all(log.files[r.physical_offset - at][at:].startswith(r.raw) for r, at in places)
+
+
 with_bodies = st.sampled_from([ROCKETMQ_MAGIC, CYSTORE_MAGIC]).flatmap(
     lambda magic: logs(max_records=14, magic=st.just(magic)).filter(
         lambda written: any(record.body for record in written.records)
@@ -139,6 +146,8 @@ def test_damage_anywhere(written, damaged_range, read_only, data):
     with scratch() as path:
         stores.write_log(path, log, written.records, checkpoint, clean=False)
         if data.draw(st.booleans(), label="with consume queues"):
+            # Offsets of damaged messages at a queue's end are not used again, which the oracle does not know: see test_recovery_queues.
+            assume(damaged_range == "truncate" or _ends_are_whole(written, log))
             stores.write_files(path, stores.queue_images(written.records))
         view = oracle.recover(oracle.read_directory(path), damaged_range)
         settings_ = {**stores.config(log), "damaged_range": damaged_range}

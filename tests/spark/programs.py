@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from tests.small import open_small
+from cystore import StoreConfig
+from tests.small import SETTINGS, open_small
 from tests.spark.conftest import fill, start_session
+
+# Of small stores, as options of the sink.
+SMALL = {f"cystore.{name}": str(value) for name, value in SETTINGS.items() if name.startswith("mapped")}
 
 
 def stream(folder: str, store: str, ends_by_itself: str) -> None:
@@ -18,7 +26,20 @@ def stream(folder: str, store: str, ends_by_itself: str) -> None:
     frame = frame.option("maxOffsetsPerTrigger", "40").load(store)
     frame = frame.selectExpr("cast(properties['number'] as int) as number", "topic", "offset")
     query = frame.writeStream.format("parquet").option("path", str(root / "out"))
-    query = query.option("checkpointLocation", str(root / "checkpoint"))
+    _run(spark, query.option("checkpointLocation", str(root / "checkpoint")), ends_by_itself)
+
+
+def copy(folder: str, store: str, into: str, ends_by_itself: str) -> None:
+    """The same into another store, with its checkpoint under `folder`."""
+    root = Path(folder)
+    spark = start_session("local[2]", root)
+    frame = spark.readStream.format("cystore").option("startingOffsets", "earliest")
+    frame = frame.option("maxOffsetsPerTrigger", "150").load(store)
+    query = frame.writeStream.format("cystore").option("path", into).options(**SMALL)
+    _run(spark, query.option("checkpointLocation", str(root / "checkpoint")), ends_by_itself)
+
+
+def _run(spark: Any, query: Any, ends_by_itself: str) -> None:
     query = (
         query.trigger(availableNow=True)
         if ends_by_itself == "yes"
@@ -57,5 +78,31 @@ def cluster(folder: str, store: str) -> None:
     spark.stop()
 
 
+def swap(store: str, steps: str) -> None:
+    """Renames what a rebuild has staged into place, and is killed after so many steps."""
+    from cystore.spark.jobs import rebuild as job
+    from cystore.spark.jobs.rebuild import files
+
+    left = int(steps)
+
+    def counted(step: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            nonlocal left
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left -= 1
+            return step(*arguments)
+
+        return run
+
+    files.move, job.mark_undispatched = counted(files.move), counted(job.mark_undispatched)
+    job.Checkpoint, job.remove_stage = counted(job.Checkpoint), counted(job.remove_stage)
+    root = Path(store)
+    config = StoreConfig.from_mapping({**SETTINGS, "exclusive": True, "services": ()})
+    with job._alone(root):
+        job.swap(root, job._recovered(root, config, None))
+
+
 if __name__ == "__main__":
-    {"stream": stream, "write": write, "cluster": cluster}[sys.argv[1]](*sys.argv[2:])
+    jobs = {"stream": stream, "copy": copy, "write": write, "cluster": cluster, "swap": swap}
+    jobs[sys.argv[1]](*sys.argv[2:])

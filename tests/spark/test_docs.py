@@ -18,7 +18,8 @@ def test_every_block_of_the_spark_page_runs(spark, tmp_path, monkeypatch):
             source = block.source.replace('"store"', f'"{tmp_path}/store"').replace(
                 "'store'", f"'{tmp_path}/store'"
             )
-            source = source.replace('"orders.', f'"{tmp_path}/orders.')
+            for folder in ("orders.", "history"):
+                source = source.replace(f'"{folder}', f'"{tmp_path}/{folder}')
             exec(compile("\n" * block.line + source, page.name, "exec"), names)
     finally:
         spark.sql("DROP TABLE IF EXISTS paid")

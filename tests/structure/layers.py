@@ -36,6 +36,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "cystore.checkpoint",
             "cystore.offsets",
             "cystore.holds",
+            "cystore.archive",
             "cystore.holes",
             "cystore.stats",
         ),
@@ -60,6 +61,8 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "cystore.celery*",
             "cystore.spark*",
             "cystore.arrow",
+            "cystore.archiving",
+            "cystore.parquet",
             "cystore.__main__",
             "pyspark_cystore",
         ),
@@ -72,8 +75,11 @@ NEEDS_EXTRA: tuple[tuple[str, str], ...] = (
     ("cystore.celery*", "celery"),
     ("celery_app*", "celery"),
     ("cystore.spark*", "pyspark"),
+    ("cystore.spark.report_page", "matplotlib"),
     ("pyspark_cystore", "pyspark"),
     ("cystore.arrow", "pyarrow"),
+    ("cystore.archiving", "pyarrow"),
+    ("cystore.parquet", "pyarrow"),
 )
 
 

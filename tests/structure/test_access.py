@@ -16,6 +16,7 @@ PATH_METHODS = {
 MAY_REACH = {
     "cystore/files.py": "the only caller",
     "cystore/layout.py": "writes the generated sources, run by path before any build",
+    "cystore/spark/jobs/report.py": "writes the user's report, no file of a store",
 }
 LISTS = {"os.scandir", "MappedFile.of", "MappedFile.open"}
 

@@ -410,6 +410,19 @@ def test_lock_is_given_back_after_the_store_was_closed_meanwhile(path, control):
     assert control.try_lock("dispatch") is False
 
 
+def test_lock_of_a_handle_that_is_lost_in_a_cycle_does_not_lead_its_thread_astray(path, control):
+    """The thread's list of what it holds would lead into memory that is gone: its next lock would end the process."""
+    with Process() as other:
+        other.send(
+            f"{JOIN}; import gc; gc.disable(); gc.collect(); control.lock('append'); "
+            "cycle = [control]; cycle.append(cycle); del control, cycle; gc.collect(); again = parts.join_control(Path(path)); "
+            "again.lock('dispatch'); again.unlock('dispatch'); import ctypes",
+            path=str(path),
+        )
+        assert other.answer() is None
+    assert control.try_lock("append") is False
+
+
 def test_wait_for_a_lock_ends_when_the_store_is_closed(path, control):
     with control.locked("append"):
         other = joined(path)

@@ -4,6 +4,7 @@ believed (I3). Method: other processes that lead, die and stop while leading; sy
 from __future__ import annotations
 
 import errno
+import logging
 import threading
 
 import pytest
@@ -338,6 +339,26 @@ def test_offsets_are_saved_only_of_what_is_durable(store):
     saved = read_queue_offsets(store.path)
     assert saved.next == {("T", 0): 1}
     assert saved.physical_offset <= flushed(store) == store.wrote_position
+
+
+def test_a_flush_does_not_fail_because_somebody_makes_room(tmp_path, caplog):
+    """All is durable by then but the table of next offsets, which the next flush writes."""
+    caplog.set_level(logging.WARNING, "cystore")
+    with open_small(tmp_path / "s", sync_flush_timeout_ms=1) as store, Process() as other:
+        store.put("T", b"")
+        other.do(
+            "import cystore; store = cystore.open(path, **settings); control = store._attached().control; "
+            "control.lock('housekeeping')",
+            path=str(store.path),
+            settings=SETTINGS,
+        )
+        store.flush()
+        assert "saved later: the housekeeping lock is held by thread" in caplog.text
+        assert store.stats()["flushed"] == store.stats()["wrote"]
+        assert read_queue_offsets(store.path).next == {}
+        other.do("control.unlock('housekeeping')")
+        store.flush()
+        assert read_queue_offsets(store.path).next == {("T", 0): 1}
 
 
 def test_older_offsets_do_not_replace_newer_ones(store, monkeypatch):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import threading
-import traceback
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from cystore.errors import (
     StoreLockedError,
     StoreNotWritableError,
 )
+from tests.child import in_child
 from tests.small import open_small
 from tests.unit.test_store import bodies, joined
 
@@ -141,21 +141,6 @@ def test_with_block_closes_also_after_an_error(path):
 
 
 # --------------------------------------------------------------------------------------------------------- fork
-
-
-def in_child(work) -> int:
-    """Exit code of a forked child that runs `work`; 0 when it raised nothing."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            if code:
-                traceback.print_exc()
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def test_child_forked_before_any_use(store):
@@ -336,9 +321,14 @@ def test_put_behind_a_stopped_process_is_refused_in_time_and_goes_on_after_it(pa
         ):
             with pytest.raises(PageCacheBusyError, match=f"thread {other.pid} has held the append lock"):
                 put()
+        with pytest.raises(PageCacheBusyError, match="for 50 ms"):
+            store.put("T", b"2", busy_timeout_ms=50)
+        for wrong in (-1, "1", 1.5):
+            with pytest.raises(cystore.MessageIllegalError, match="busy_timeout_ms"):
+                store.put("T", b"2", busy_timeout_ms=wrong)
         other.go_on()
         other.do("parts.control.unlock('append')")
-        assert store.put("T", b"2").queue_offset == 1
+        assert store.put("T", b"2", busy_timeout_ms=50).queue_offset == 1
 
 
 def test_reads_go_on_behind_a_stopped_appender(path):

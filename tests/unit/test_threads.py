@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 
-from cystore import os_threads
 from cystore.errors import StoreClosedError, StoreFullError
 from cystore.services.threads import ServiceThread
 
 
-def test_a_service_whose_first_run_fails_goes_on(monkeypatch, caplog):
+def test_a_service_whose_first_run_fails_goes_on(caplog):
     """A thread may run before whoever starts it knows it."""
 
     class Inline:
@@ -22,8 +21,7 @@ def test_a_service_whose_first_run_fails_goes_on(monkeypatch, caplog):
         runs.append(len(runs))
         raise StoreFullError("no space") if len(runs) == 1 else StoreClosedError("closed")
 
-    monkeypatch.setattr(os_threads, "Thread", Inline)
     caplog.set_level(logging.ERROR, "cystore")
-    ServiceThread("flush", run_once, 0.0)
+    ServiceThread("flush", run_once, 0.0, thread=Inline)
     assert runs == [0, 1]
     assert "cystore-flush" in caplog.text

@@ -25,6 +25,7 @@ CROWD = 8
 PLACES_A_CASE = 4
 DIGITS = 4  # by which a key may be longer than the one before
 STEPS = 4000  # a writer ends after so many: the place it is armed with is not on its way
+ENDLESS = 1_000_000  # of those who are killed from outside
 
 
 def check_batches(store: cystore.MessageStore) -> None:
@@ -79,7 +80,7 @@ class Scene:
         else:
             self._leave()
 
-    def _fork(self, life: str, place: str = "") -> int:
+    def _fork(self, life: str, place: str = "", steps: int = STEPS) -> int:
         self._born += 1
         failpoint = f"{place}:{self.rng.randrange(PLACES[place].passes) + 1}" if place else ""
         services = self.rng.choice(["none", "none", "all"])
@@ -89,7 +90,7 @@ class Scene:
             path=str(self.path),
             seed=self._born,
             settings={**SETTINGS, "services": services},
-            steps=STEPS,
+            steps=steps,
         )
 
     def _check(self) -> None:
@@ -106,8 +107,8 @@ class Scene:
     def crowd(self) -> None:
         """Eight writers, half of them armed; they are killed in any order, and each time the rest goes on."""
         self._attend(None)
-        armed = [self._fork("live", place) for place in self.rng.sample(WHEN_WRITING, CROWD // 2)]
-        plain = [self._fork("live") for _ in range(CROWD - len(armed))]
+        armed = [self._fork("live", place, ENDLESS) for place in self.rng.sample(WHEN_WRITING, CROWD // 2)]
+        plain = [self._fork("live", steps=ENDLESS) for _ in range(CROWD - len(armed))]
         others = armed + plain[:-1]
         self.rng.shuffle(others)
         for pid in (*others, plain[-1]):

@@ -1,0 +1,34 @@
+from collections.abc import Callable, Sequence
+from typing import final
+
+from cystore._native.control import Control
+from cystore._native.mapping import MappedFile
+from cystore._native.message import Message
+from cystore._native.window import LogWindow
+
+def find_messages(
+    window: LogWindow,
+    control: Control,
+    files: Sequence[tuple[MappedFile, int, int]],
+    topic: bytes,
+    key: bytes,
+    max_count: int,
+    begin_ms: int,
+    end_ms: int,
+    *,
+    any_key: bool = False,
+) -> list[Message]: ...
+
+@final
+class KeyReader:
+    queries: int
+    def __init__(
+        self,
+        control: Control,
+        shapes: Callable[[], Sequence[tuple[MappedFile, int, int]]],
+        new_window: Callable[[], LogWindow],
+        general: Callable[..., list[Message]],
+    ) -> None: ...
+    def query(
+        self, topic: str, key: str, max_count: int = 32, *, begin_ms: int = 0, end_ms: int | None = None
+    ) -> list[Message]: ...

@@ -1,0 +1,152 @@
+"""`query`: from a key to the messages that hold it, through the index files and a window on the log.
+
+A query is about ten cache misses long, which is what one call through Python costs: `KeyReader.query` answers the usual one by itself
+and leaves the rest (odd arguments, an index that is behind the log, a detached store) to whom it was made with.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.list cimport PyList_GET_SIZE
+from libc.stdint cimport INT32_MAX, INT64_MAX, int64_t, uint8_t, uint32_t
+
+from cystore._native.atomics cimport load_i64, load_u32
+from cystore._native.control cimport Control
+from cystore._native.index cimport *
+from cystore._native.layout cimport *
+from cystore._native.mapping cimport MappedFile
+from cystore._native.message cimport stored_message
+from cystore._native.window cimport LogWindow
+from cystore.errors import OffsetError
+
+cdef extern from "Python.h":
+    bint PyUnicode_CheckExact(object text)
+    bint PyUnicode_IS_COMPACT_ASCII(object text)
+    void* PyUnicode_DATA(object text)
+    Py_ssize_t PyUnicode_GET_LENGTH(object text)
+
+cdef enum:
+    SPARE_WINDOWS = 8
+
+cdef object DEFAULT_COUNT = 32
+cdef object ZERO = 0  # the small integer that the default is: recognised without a conversion
+
+
+cdef list _find(LogWindow window, control_block* block, list files, key_query* q, const uint8_t* key, int64_t max_count,
+                int64_t begin_ms, int64_t end_ms):
+    """Messages with the topic of `q` and a key that has the hash of `key`, and is `q.key` where that is set; newest first."""
+    cdef index_view index
+    cdef MappedFile file, segment
+    cdef int64_t i, wrote
+    cdef int status = QUERY_DONE
+    cdef bint begun
+    q.walk.hash = index_key_hash(index_topic_seed(q.topic, q.topic_len), key, q.key_len)
+    q.walk.begin_ms = begin_ms = index_time(begin_ms)
+    q.walk.end_ms = end_ms = index_time(end_ms)
+    q.found_count = 0
+    q.room = min(max_count, 64)
+    q.found = window.room(q.room)
+    wrote = load_i64(&block.wrote)
+    window.move(load_i64(&block.min_physical_offset), wrote)
+    for mapped, slots, capacity in files:
+        file = mapped
+        index = index_view_of(file, slots, capacity)
+        q.candidate_at = q.candidate_count = 0
+        if not index_may_hold(&index, begin_ms, end_ms):
+            continue
+        begun = False
+        while True:
+            with nogil:
+                if not begun:
+                    index_walk_begin(&index, &q.walk)
+                    begun = True
+                status = index_query(&index, q, &window.c)
+            if status == QUERY_NEED_SEGMENT:
+                try:
+                    window.need(q.wanted)
+                except OffsetError:  # unlinked since the log's minimum was read
+                    q.candidate_at += 1
+            elif status == QUERY_FULL and q.room < max_count:
+                q.room = min(max_count, 2 * q.room)
+                q.found = window.room(q.room)
+            else:
+                break
+        if status == QUERY_FULL:
+            break
+    messages = []
+    for i in range(q.found_count):
+        segment = window.file_of(q.found[i])
+        if segment is None:
+            window.need(q.found[i])
+            segment = window.file_of(q.found[i])
+        messages.append(stored_message(segment, q.found[i] - segment.base,
+                                       min(segment.base + segment.length, wrote) - q.found[i]))
+    return messages
+
+
+def find_messages(LogWindow window not None, Control control not None, list files not None, bytes topic not None,
+                  bytes key not None, int64_t max_count, int64_t begin_ms, int64_t end_ms, *, bint any_key=False):
+    """Messages of a topic that hold the key, newest first, from `files`: (mapped file, slots, capacity), newest first.
+
+    At most `max_count`, store timestamps from `begin_ms` to `end_ms`. `any_key`: all messages whose key has that hash.
+    """
+    cdef key_query q
+    cdef const uint8_t* key_bytes = <const uint8_t*>PyBytes_AS_STRING(key)
+    q.topic = <const uint8_t*>PyBytes_AS_STRING(topic)
+    q.topic_len = <int>min(len(topic), INT32_MAX)
+    q.key = NULL
+    if not any_key:
+        q.key = key_bytes
+    q.key_len = <int>min(len(key), INT32_MAX)
+    return _find(window, control.checked(), files, &q, key_bytes, max_count, begin_ms, end_ms)
+
+
+@cython.auto_pickle(False)
+@cython.final
+cdef class KeyReader:
+    """`query` of one attached store. Safe for threads.
+
+    `shapes()` gives the index files as `find_messages` takes them, and is asked again when the store has others; `new_window()`
+    makes a window; `general` is asked for whatever is not the usual query, and by whom a fork or `close` detached.
+    """
+
+    cdef Control control
+    cdef object shapes, new_window, general
+    cdef list windows           # spare ones
+    cdef list files             # what `shapes` gave; None: not asked yet
+    cdef uint32_t seen          # index_seq before it was asked
+    cdef readonly long long queries
+
+    def __init__(self, Control control not None, shapes not None, new_window not None, general not None):
+        self.control, self.shapes, self.new_window, self.general = control, shapes, new_window, general
+        self.windows = []
+
+    def query(self, topic, key, max_count=DEFAULT_COUNT, *, begin_ms=ZERO, end_ms=None):
+        """Messages of a topic by key; see MessageStore.query."""
+        cdef key_query q
+        cdef control_block* block = self.control.block
+        cdef LogWindow window
+        cdef uint32_t seq
+        if (
+            block == NULL or max_count is not DEFAULT_COUNT or begin_ms is not ZERO or end_ms is not None
+            or not PyUnicode_CheckExact(topic) or not PyUnicode_IS_COMPACT_ASCII(topic)
+            or not PyUnicode_CheckExact(key) or not PyUnicode_IS_COMPACT_ASCII(key)
+            or PyUnicode_GET_LENGTH(topic) > INT32_MAX or PyUnicode_GET_LENGTH(key) > INT32_MAX
+        ):
+            return self.general(topic, key, max_count, begin_ms=begin_ms, end_ms=end_ms)
+        block = self.control.checked()
+        if load_i64(&block.dispatched) < load_i64(&block.wrote):
+            return self.general(topic, key, max_count, begin_ms=begin_ms, end_ms=end_ms)
+        keep_block = self.control.file
+        seq = load_u32(&block.index_seq)
+        if self.files is None or seq != self.seen:
+            self.files, self.seen = self.shapes(), seq
+        q.topic = <const uint8_t*>PyUnicode_DATA(topic)
+        q.topic_len = <int>PyUnicode_GET_LENGTH(topic)
+        q.key = <const uint8_t*>PyUnicode_DATA(key)
+        q.key_len = <int>PyUnicode_GET_LENGTH(key)
+        self.queries += 1
+        window = self.windows.pop() if PyList_GET_SIZE(self.windows) else self.new_window()
+        found = _find(window, block, self.files, &q, q.key, DEFAULT_COUNT, 0, INT64_MAX)
+        if PyList_GET_SIZE(self.windows) < SPARE_WINDOWS:
+            self.windows.append(window)
+        return found

@@ -1,0 +1,328 @@
+"""What of a log is archived: config/archive.json in the store, and the manifests in the archive's folder.
+
+The store's file names the physical offset below which every record is in the archive, the archive's folder, and its newest
+manifest. Cleaning keeps all from that offset on, without a limit of time or space; no file means no hold. The file is renamed into
+place, under the housekeeping lock that a clean holds too, after the manifest is durable, and a manifest is written after the data
+that it names was read back and found equal to the log. So a kill leaves a store that knows less of its archive than is there, and
+keeps what it could have let go; the next run does that part again.
+
+A manifest is for one range of the log and names the one before it. It knows nothing of Parquet but names, sizes and checksums.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from cystore import files
+from cystore._native.checksum import crc32c
+from cystore._native.control import Control
+from cystore.errors import CorruptRecordError, StoreConfigError, StoreFormatError
+
+FILE_NAME = "archive.json"
+DATA, MANIFESTS = "data", "manifests"  # in the archive's folder
+_END_IT = "remove the file to end the hold"
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """Every record below the physical offset `up_to` is in the archive `archive_id` in `folder`, as its `manifest` says (a path
+    inside of it; None as long as there is none)."""
+
+    archive_id: str
+    folder: str
+    up_to: int
+    manifest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedFile:
+    """A file of an archive: `path` inside of the folder, what is in it, and the CRC-32C of its bytes. Both ends of `physical`,
+    of `times_ms` (store timestamps) and of each queue's offsets are those of rows in it."""
+
+    path: str
+    topic: str
+    rows: int
+    size_bytes: int
+    crc32c: int
+    physical: tuple[int, int]
+    times_ms: tuple[int, int]
+    queues: Mapping[int, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The files that hold the records of [begin, end) of a store's log, and the ranges (begin, end, why) that were damaged in the
+    log already and are not in them."""
+
+    archive_id: str
+    store: str
+    begin: int
+    end: int
+    previous: str | None
+    files: tuple[ArchivedFile, ...]
+    damaged: tuple[tuple[int, int, str], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Its path inside of the archive's folder."""
+        return f"{MANIFESTS}/{range_name(self.begin, self.end)}.json"
+
+    @property
+    def rows(self) -> int:
+        """Of all files."""
+        return sum(one.rows for one in self.files)
+
+
+@dataclass(frozen=True)
+class ArchiveContent:
+    """What an archive holds, oldest first."""
+
+    archived: Archived
+    manifests: tuple[Manifest, ...] = ()
+    queue_begins: Mapping[tuple[str, int], int] = field(default_factory=dict)  # lowest archived queue offsets
+
+
+_RANGE = re.compile(r"(\d{20})-\d{20}(\.json)?")
+
+
+def range_of(name: str) -> int | None:
+    """Where the range begins that a file or folder of an archive is called after; None for what is not ours."""
+    found = _RANGE.fullmatch(name)
+    return None if found is None else int(found[1])
+
+
+def range_name(begin: int, end: int) -> str:
+    """How files and folders for a range of the log are called: names sort as offsets do."""
+    return f"{begin:020d}-{end:020d}"
+
+
+class ArchiveMark:
+    """config/archive.json of one store."""
+
+    def __init__(self, root: Path, control: Control) -> None:
+        self._root, self._control = root, control
+        self.path = root / "config" / FILE_NAME
+
+    def read(self) -> Archived | None:
+        """None: nothing is archived, and nothing held. Raises StoreFormatError for a file that cannot be read."""
+        if not os.path.lexists(self.path):  # a link that leads nowhere is no missing file
+            return None
+        try:
+            return parse_archived(files.read_all(self.path))
+        except ValueError as error:
+            raise StoreFormatError(
+                f"what is archived cannot be told, nothing is cleaned: {error}; the archive job with --restore writes the file again "
+                f"from the archive's newest manifest, or {_END_IT}",
+                path=self.path,
+            ) from error
+
+    def begin(self, archive_id: str, folder: str) -> Archived:
+        """The hold begins: from the log's minimum on nothing is removed any more before it is archived."""
+        with self._control.locked("housekeeping"):
+            if self.read() is not None:
+                raise StoreConfigError(f"this store has an archive already; {_END_IT}", path=self.path)
+            first = Archived(archive_id, folder, self._control.min_physical_offset)
+            self._write(first)
+            return first
+
+    def move(self, before: Archived, after: Archived) -> None:
+        """The hold begins later, or the archive is elsewhere. Raises StoreConfigError when it is not what `before` says."""
+        with self._control.locked("housekeeping"):
+            now = self.read()
+            if now != before or not before.up_to <= after.up_to <= self._control.flushed:
+                raise StoreConfigError(
+                    f"the archive is at {now and now.up_to}, not at {before.up_to}, or cannot be moved to {after.up_to}: somebody "
+                    "else archives this store, run the job again",
+                    path=self.path,
+                )
+            self._write(after)
+
+    def restore(self, archived: Archived) -> None:
+        """Writes a file anew that cannot be read."""
+        with self._control.locked("housekeeping"):
+            self._write(archived)
+
+    def _write(self, archived: Archived) -> None:
+        # No copy of the last one: what it would hold again may be gone.
+        files.write_whole(self._root, self.path, render_archived(archived), keep_last=False)
+
+
+# -------------------------------------------------------------------------------------------------- as bytes
+
+
+def parse_archived(data: bytes) -> Archived:
+    """What the bytes of archive.json say. Raises ValueError."""
+    content = _checked(data)
+    found = [content.get(name) for name in ("archiveId", "folder", "archivedUpTo", "manifest")]
+    archive_id, folder, up_to, manifest = found
+    if not isinstance(archive_id, str) or not isinstance(folder, str) or not _is_offset(up_to):
+        raise ValueError(f"{content!r} names no archive")
+    if manifest is not None and not isinstance(manifest, str):
+        raise ValueError(f"{manifest!r} is no manifest")
+    return Archived(archive_id, folder, up_to, manifest)
+
+
+def render_archived(archived: Archived) -> bytes:
+    """The bytes of archive.json."""
+    return _with_checksum(
+        {
+            "archiveId": archived.archive_id,
+            "folder": archived.folder,
+            "archivedUpTo": archived.up_to,
+            "manifest": archived.manifest,
+        }
+    )
+
+
+def parse_manifest(data: bytes) -> Manifest:
+    """A manifest of its bytes. Raises ValueError."""
+    content = _checked(data)
+    try:
+        listed = tuple(_file_of(entry) for entry in content["files"])
+        damaged = tuple((int(begin), int(end), str(why)) for begin, end, why in content["damaged"])
+        found = Manifest(
+            content["archiveId"],
+            content["store"],
+            content["begin"],
+            content["end"],
+            content["previous"],
+            listed,
+            damaged,
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"no manifest: {error!r}") from None
+    if not (_is_offset(found.begin) and _is_offset(found.end) and found.begin < found.end):
+        raise ValueError(f"{found.begin!r} to {found.end!r} is no range")
+    return found
+
+
+def render_manifest(manifest: Manifest) -> bytes:
+    """The bytes of a manifest."""
+    listed = [
+        {**asdict(one), "queues": {str(number): ends for number, ends in sorted(one.queues.items())}}
+        for one in manifest.files
+    ]
+    return _with_checksum(
+        {
+            "archiveId": manifest.archive_id,
+            "store": manifest.store,
+            "begin": manifest.begin,
+            "end": manifest.end,
+            "previous": manifest.previous,
+            "rows": manifest.rows,
+            "damaged": [list(part) for part in manifest.damaged],
+            "files": listed,
+        }
+    )
+
+
+def _file_of(entry: Any) -> ArchivedFile:
+    first, last = entry["physical"]
+    oldest, newest = entry["times_ms"]
+    queues = {int(number): (ends[0], ends[1]) for number, ends in entry["queues"].items()}
+    numbers = (entry["rows"], entry["size_bytes"], entry["crc32c"], first, last, oldest, newest)
+    if not all(type(number) is int for number in numbers):
+        raise TypeError(entry)
+    return ArchivedFile(
+        entry["path"],
+        entry["topic"],
+        entry["rows"],
+        entry["size_bytes"],
+        entry["crc32c"],
+        (first, last),
+        (oldest, newest),
+        queues,
+    )
+
+
+def _is_offset(value: Any) -> TypeGuard[int]:
+    return type(value) is int and value >= 0
+
+
+def _with_checksum(content: dict[str, Any]) -> bytes:
+    return json.dumps({**content, "checksum": _checksum(content)}, indent=1).encode() + b"\n"
+
+
+def _checked(data: bytes) -> dict[str, Any]:
+    try:
+        content = json.loads(data)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(content, dict):
+        raise ValueError("there is no map")
+    told = content.pop("checksum", None)
+    if told != _checksum(content):
+        raise ValueError("the checksum is that of something else")
+    return content
+
+
+def _checksum(content: dict[str, Any]) -> int:
+    return crc32c(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
+
+
+# ------------------------------------------------------------------------------------------------- manifests
+
+
+def read_manifest(folder: Path, name: str) -> Manifest:
+    """Raises StoreFormatError for one that is not there, CorruptRecordError for one that cannot be read."""
+    path = folder / name
+    if not path.exists():
+        raise StoreFormatError("the archive's manifest is not there: is its folder mounted?", path=path)
+    try:
+        return parse_manifest(files.read_all(path))
+    except ValueError as error:
+        raise CorruptRecordError(
+            f"the archive's manifest cannot be read: {error}; bring it back from a copy of the archive",
+            path=path,
+        ) from error
+
+
+def manifests_from(folder: Path, begin: int) -> list[Manifest]:
+    """The manifests in a folder for ranges from an offset on, oldest first."""
+    names = [entry.name for entry in files.entries(folder / MANIFESTS)]
+    first = {name: range_of(name) for name in names if name.endswith(".json")}
+    return [
+        read_manifest(folder, f"{MANIFESTS}/{name}")
+        for name, at in first.items()
+        if at is not None and at >= begin
+    ]
+
+
+def newest_manifest(folder: Path, store: str) -> Manifest | None:
+    """The last manifest of a store in an archive's folder."""
+    found = (one for one in manifests_from(folder, 0) if one.store == store)
+    return max(found, key=lambda one: one.end, default=None)
+
+
+def content_of(archived: Archived) -> ArchiveContent:
+    """Follows the manifests back to the first. Raises StoreFormatError, CorruptRecordError, also for one that does not fit."""
+    found: list[Manifest] = []
+    name, end = archived.manifest, archived.up_to
+    while name is not None:
+        one = read_manifest(Path(archived.folder), name)
+        if one.archive_id != archived.archive_id or one.end != end:
+            raise CorruptRecordError(
+                f"the manifest is for {one.begin} to {one.end} of archive {one.archive_id}, not for what ends at {end} of "
+                f"{archived.archive_id}; bring it back from a copy of the archive",
+                path=Path(archived.folder) / name,
+            )
+        found.append(one)
+        name, end = one.previous, one.begin
+    begins: dict[tuple[str, int], int] = {}
+    for one in found:
+        for part in one.files:
+            for queue_id, (first, _) in part.queues.items():
+                queue = part.topic, queue_id
+                begins[queue] = min(begins.get(queue, first), first)
+    return ArchiveContent(archived, tuple(reversed(found)), begins)
+
+
+def with_manifest(archived: Archived, manifest: Manifest) -> Archived:
+    """`archived` behind another manifest."""
+    return replace(archived, up_to=manifest.end, manifest=manifest.name)

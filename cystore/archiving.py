@@ -1,0 +1,323 @@
+"""Archiving: sealed segments of the log, written to an archive of Parquet files and verified, before cleaning may remove them.
+
+Each step takes a range of whole segments from the archived offset on: files are written and verified under tmp/ of the archive's
+folder, get their place by one rename, are named by a manifest, and only then does the store's config/archive.json move on, which is
+what lets the segments go. A kill leaves a range that no manifest names, which the next run removes and takes again (the log has it
+all), or a manifest that the store does not know, which the next run tells it of. So nothing is missing and nothing there twice.
+
+Who does the writing is the caller's choice: this process, or the executors of a cluster (cystore.spark.jobs.archive).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cystore import clock, files
+from cystore.archive import (
+    DATA,
+    MANIFESTS,
+    Archived,
+    ArchivedFile,
+    Manifest,
+    content_of,
+    manifests_from,
+    newest_manifest,
+    range_name,
+    range_of,
+    read_manifest,
+    render_manifest,
+    with_manifest,
+)
+from cystore.errors import CorruptRecordError, StoreConfigError, StoreFormatError, StoreLockedError
+from cystore.parquet import WrittenRange, write_range
+from cystore.snapshot import PIECE_BYTES, LogRange, LogSnapshot
+from cystore.store import MessageStore
+
+log = logging.getLogger("cystore")
+
+Task = Callable[[LogRange], WrittenRange]
+Mapper = Callable[[Task, Sequence[LogRange]], Sequence[WrittenRange]]
+Report = Callable[[str, int, int], None]  # what, how far in the log, of how far
+
+EXPIRING_WITHIN_H = 24.0
+STEP_BYTES = 64 * 1024 * 1024 * 1024  # of log, behind which a manifest is written: what a kill costs at most
+HOUR_MS = 3_600_000
+
+
+@dataclass
+class ArchiveSummary:
+    """What one run archived, and where the archive ends now."""
+
+    store: str
+    folder: str
+    begin: int
+    archived_up_to: int
+    segments: int = 0
+    rows: int = 0
+    files: int = 0
+    log_bytes: int = 0
+    parquet_bytes: int = 0
+    damaged: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def in_this_process(task: Task, parts: Sequence[LogRange]) -> list[WrittenRange]:
+    """One range after the other."""
+    return [task(part) for part in parts]
+
+
+def archive_store(
+    store: MessageStore,
+    folder: str | os.PathLike[str],
+    *,
+    mapper: Mapper = in_this_process,
+    expiring_within_h: float = EXPIRING_WITHIN_H,
+    all_sealed: bool = False,
+    skip_damage: bool = False,
+    restore: bool = False,
+    step_bytes: int = STEP_BYTES,
+    piece_bytes: int = PIECE_BYTES,
+    report: Report | None = None,
+) -> ArchiveSummary:
+    """Archives the segments that expire within `expiring_within_h` (or `all_sealed` ones) to `folder`, and lets cleaning have them.
+
+    The first run begins the store's hold. A damaged place refuses the step that it is in (CorruptRecordError), unless `skip_damage`
+    leaves it out and lists it in the manifest. `restore` takes where the archive is from its newest manifest when
+    config/archive.json cannot be read or is lost. Raises StoreConfigError for a folder that is not this store's, StoreLockedError
+    for one that another run works in, StoreFormatError where log and archive do not meet.
+    """
+    home = Path(os.path.realpath(folder))
+    if home == store.path or store.path in home.parents or home in store.path.parents:
+        raise StoreConfigError("the archive's folder and the store must lie outside of each other", path=home)
+    if not expiring_within_h >= 0 or step_bytes < 1 or piece_bytes < 1:
+        raise StoreConfigError(
+            f"expiring_within_h must be 0 or more, step_bytes and piece_bytes 1 or more, not {expiring_within_h!r}, {step_bytes!r}, "
+            f"{piece_bytes!r}"
+        )
+    files.make_directory(home)
+    tell = report or (lambda what, done, total: None)
+    with _alone(home):
+        archived = _started(store, home, restore=restore)
+        _remove_stale(home, archived.up_to)
+        done = ArchiveSummary(str(store.path), str(home), archived.up_to, archived.up_to)
+        newest_ms = clock.now_ms() - int((store.config.file_reserved_time_h - expiring_within_h) * HOUR_MS)
+        snapshot = store.snapshot()
+        wanted = list(_segments(store, snapshot, archived.up_to, None if all_sealed else newest_ms))
+        at_once = max(1, step_bytes // snapshot.file_bytes)
+        for first in range(0, len(wanted), at_once):
+            begin, end = archived.up_to, wanted[first : first + at_once][-1] + snapshot.file_bytes
+            manifest = _step(
+                store, snapshot, archived, end, mapper, tell, skip_damage=skip_damage, piece_bytes=piece_bytes
+            )
+            after = with_manifest(archived, manifest)
+            store.archive_mark.move(archived, after)
+            archived = after
+            tell("archived", end, wanted[-1] + snapshot.file_bytes)
+            done.archived_up_to = end
+            done.segments += (end - begin) // snapshot.file_bytes
+            done.rows += manifest.rows
+            done.files += len(manifest.files)
+            done.log_bytes += end - begin
+            done.parquet_bytes += sum(one.size_bytes for one in manifest.files)
+            done.damaged += len(manifest.damaged)
+        return done
+
+
+def _segments(store: MessageStore, snapshot: LogSnapshot, up_to: int, newest_ms: int | None) -> Iterator[int]:
+    """The sealed segments from `up_to` on; only those whose newest record is not younger than a time."""
+    sealed = min(snapshot.flushed, snapshot.dispatched)
+    for base in range(up_to, sealed - snapshot.file_bytes + 1, snapshot.file_bytes):
+        if newest_ms is not None:
+            behind = base + snapshot.file_bytes
+            newest = _timestamp_ms(store, behind) if behind < snapshot.end else None
+            if newest is None or newest > newest_ms:
+                return
+        yield base
+
+
+def _timestamp_ms(store: MessageStore, position: int) -> int | None:
+    """Of the record there, no record before which is younger; None where it cannot be read, and nothing before it expires."""
+    try:
+        return store.read(position).store_timestamp_ms
+    except CorruptRecordError:
+        return None
+
+
+# ----------------------------------------------------------------------------------------------------- a step
+
+
+def _step(
+    store: MessageStore,
+    snapshot: LogSnapshot,
+    archived: Archived,
+    end: int,
+    mapper: Mapper,
+    tell: Report,
+    *,
+    skip_damage: bool,
+    piece_bytes: int,
+) -> Manifest:
+    """Writes, verifies, places and names [archived.up_to, end); the store is told by the caller."""
+    home, begin = Path(archived.folder), archived.up_to
+    run = home / files.TMP_DIRECTORY / uuid.uuid4().hex
+    data = run / DATA
+    files.make_directory(data)
+    parts = list(snapshot.pieces(begin, end, piece_bytes, at_most=True))
+    tell("writing", begin, end)
+    written = mapper(partial(write_range, run=run, data=data, skip_damage=skip_damage), parts)
+    listed = _checked(parts, written, data)
+    tell("verified", end, end)
+    place = home / DATA / range_name(begin, end)
+    files.move(data, place)
+    tell("placed", end, end)
+    files.remove_tree(run)
+    manifest = Manifest(
+        archived.archive_id,
+        str(store.path),
+        begin,
+        end,
+        archived.manifest,
+        tuple(replace(one, path=str((place / one.path).relative_to(home))) for one in listed),
+        tuple(damage for one in written for damage in one.damaged),
+    )
+    files.write_whole(home, home / manifest.name, render_manifest(manifest), keep_last=False)
+    tell("named", end, end)
+    for first, behind, why in manifest.damaged:
+        log.warning("%s: %d to %d is damaged (%s) and not in the archive", store.path, first, behind, why)
+    return manifest
+
+
+def _checked(parts: Sequence[LogRange], written: Sequence[WrittenRange], data: Path) -> list[ArchivedFile]:
+    """All ranges, each once, and in the folder the files that they name and no other."""
+    if [(one.begin, one.end) for one in written] != [(part.begin, part.end) for part in parts]:
+        raise CorruptRecordError("not every range of the log was written once; run the job again", path=data)
+    listed = [one for part in written for one in part.files]
+    if sum(one.rows for one in listed) != sum(part.rows for part in written):
+        raise CorruptRecordError(
+            "the files hold other numbers of rows than the log; run the job again", path=data
+        )
+    named = {data / one.path: one.size_bytes for one in listed}
+    for path in _files_in(data):
+        size = named.pop(path, None)
+        if size is None:
+            files.remove(path)  # of an attempt that Spark gave up
+        elif path.stat().st_size != size:
+            raise CorruptRecordError(f"a file has not the {size} bytes that were verified", path=path)
+    if named:
+        raise StoreFormatError(
+            "a file that was written is not here: every executor needs the archive's folder under the same path",
+            path=min(named),
+        )
+    return listed
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    for entry in files.entries(folder):
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files_in(Path(entry.path))
+        else:
+            yield Path(entry.path)
+
+
+# --------------------------------------------------------------------------------------------- where a run begins
+
+
+def _started(store: MessageStore, home: Path, *, restore: bool) -> Archived:
+    """Where the archive is, which begins here if there is none. Nothing is removed or written before it is known to fit."""
+    mark = store.archive_mark
+    try:
+        archived = mark.read()
+    except StoreFormatError:
+        if not restore:
+            raise
+        archived = None
+    if archived is None and restore:
+        last = newest_manifest(home, str(store.path))
+        if last is None:
+            raise StoreConfigError("the folder has no manifest of this store to restore from", path=home)
+        archived = Archived(last.archive_id, str(home), last.end, last.name)
+        content_of(archived)
+        mark.restore(archived)
+    if archived is None:
+        if files.entries(home / MANIFESTS) or files.entries(home / DATA):
+            raise StoreConfigError(
+                "the folder holds an archive that this store knows nothing of: name another folder, or with --restore go on with it",
+                path=home,
+            )
+        archived = mark.begin(uuid.uuid4().hex, str(home))
+    elif archived.folder != str(home):
+        if archived.manifest is not None and (
+            not (home / archived.manifest).exists()
+            or read_manifest(home, archived.manifest).archive_id != archived.archive_id
+        ):
+            raise StoreConfigError(
+                f"this store's archive is in {archived.folder}: name that folder, or move all of it to this one first",
+                path=home,
+            )
+        moved = replace(archived, folder=str(home))
+        mark.move(archived, moved)
+        archived = moved
+    if archived.manifest is not None:
+        last = read_manifest(home, archived.manifest)
+        if (last.archive_id, last.end) != (archived.archive_id, archived.up_to):
+            raise StoreFormatError(
+                f"the manifest ends at {last.end}, the store's archive at {archived.up_to}", path=home
+            )
+    archived = _adopted(store, home, archived)
+    minimum = store.stats()["min_physical_offset"]
+    if minimum > archived.up_to:
+        raise StoreFormatError(
+            f"the archive ends at {archived.up_to}, and the log begins at {minimum}: what was between them is in neither. Bring the "
+            "archive's newest manifests back from a copy, or remove config/archive.json and begin another archive",
+            path=home,
+        )
+    return archived
+
+
+def _remove_stale(home: Path, up_to: int) -> None:
+    """What a killed run left behind: the log has everything from `up_to` on."""
+    files.remove_tree(home / files.TMP_DIRECTORY)
+    for entry in [*files.entries(home / MANIFESTS), *files.entries(home / DATA)]:
+        begin = range_of(entry.name)
+        if begin is None or begin < up_to:
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            files.remove_tree(Path(entry.path))
+        else:
+            files.remove(Path(entry.path))
+
+
+def _adopted(store: MessageStore, home: Path, archived: Archived) -> Archived:
+    """Goes on behind manifests that fit and that the store does not know: what they name was verified before they were written."""
+    for one in manifests_from(home, archived.up_to):
+        if (one.archive_id, one.begin, one.previous) == (
+            archived.archive_id,
+            archived.up_to,
+            archived.manifest,
+        ):
+            after = with_manifest(archived, one)
+            store.archive_mark.move(archived, after)
+            archived = after
+    return archived
+
+
+@contextlib.contextmanager
+def _alone(home: Path) -> Iterator[None]:
+    """One run at a time works in a folder; a killed one lets go by itself."""
+    with files.opened(home, os.O_RDONLY | os.O_DIRECTORY) as fd:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreLockedError("another run archives to this folder; let it end", path=home) from None
+        yield

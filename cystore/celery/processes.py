@@ -1,0 +1,12 @@
+"""Which process of a fleet this is."""
+
+from __future__ import annotations
+
+from billiard.process import current_process
+
+MAIN = "MainProcess"  # what billiard calls every process that it has not started
+
+
+def in_pool() -> bool:
+    """True in a process that a prefork pool started: it runs one task at a time, and no event loop."""
+    return bool(current_process().name != MAIN)

@@ -1,0 +1,122 @@
+"""What is about to expire goes to Parquet before it may be removed.
+
+Each task writes and verifies one range of the log by itself (`cystore.parquet.write_range`), so no message passes through the JVM;
+what is done in which order, and what a kill leaves behind, is told in `cystore.archiving`.
+
+example:
+  python -m cystore.spark archive /var/lib/app/store /mnt/archive/app
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from cystore.archiving import EXPIRING_WITHIN_H, STEP_BYTES, Mapper, Task, archive_store
+from cystore.config import StoreConfig
+from cystore.errors import CorruptRecordError, OffsetError
+from cystore.parquet import WrittenRange
+from cystore.snapshot import LogRange
+from cystore.spark.jobs.running import own_session
+from cystore.store import open as open_store
+
+HELP = "write what is about to expire to Parquet, verify it, and let cleaning have it"
+
+
+def archive(
+    spark: SparkSession,
+    store: str,
+    folder: str,
+    *,
+    settings: dict[str, Any] | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Archives the store in directory `store`, on whose host this runs, with the executors of a session; `settings` are fields of
+    StoreConfig, `options` those of `cystore.archiving.archive_store`, which says what is raised. Returns the summary."""
+    with open_store(store, **{"services": "none", **(settings or {})}) as opened:
+        return archive_store(opened, folder, mapper=on_executors(spark), **options).as_dict()
+
+
+def on_executors(spark: SparkSession) -> Mapper:
+    """Runs each range's task on the cluster. What the store says is raised here as it was there; what may be the host's fault is
+    left to Spark, which tries again."""
+
+    def run(task: Task, parts: Sequence[LogRange]) -> list[WrittenRange]:
+        if not parts:
+            return []
+        ranges = spark.sparkContext.parallelize(parts, len(parts))
+        found = ranges.map(partial(_told, task)).collect()
+        written = []
+        for one in found:
+            if isinstance(one, Exception):
+                raise one
+            written.append(one)
+        return written
+
+    return run
+
+
+def _told(task: Task, part: LogRange) -> WrittenRange | CorruptRecordError | OffsetError:
+    try:
+        return task(part)
+    except (CorruptRecordError, OffsetError) as error:
+        return error
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's own arguments."""
+    parser.add_argument("store", metavar="STORE", help="directory of the store, on this host")
+    parser.add_argument(
+        "folder", metavar="FOLDER", help="the archive; every executor needs it under this path"
+    )
+    parser.add_argument(
+        "--expiring-within-h",
+        type=float,
+        default=EXPIRING_WITHIN_H,
+        metavar="HOURS",
+        help="segments that file_reserved_time_h lets go within so many hours (%(default)s)",
+    )
+    parser.add_argument("--all", action="store_true", help="every segment that is full, however young")
+    parser.add_argument(
+        "--skip-damage",
+        action="store_true",
+        help="leave damaged places out and list them in the manifest, instead of ending with an error",
+    )
+    parser.add_argument(
+        "--restore",
+        action="store_true",
+        help="config/archive.json is lost or damaged: go on behind the newest manifest in FOLDER",
+    )
+    parser.add_argument(
+        "--step-bytes",
+        type=int,
+        default=STEP_BYTES,
+        metavar="BYTES",
+        help="log behind which a manifest is written, which is what a kill costs at most (%(default)s)",
+    )
+    parser.add_argument(
+        "--master", help="Spark's master, as local[4] (default: what Spark's configuration says)"
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a store setting")
+
+
+def run(options: argparse.Namespace, spark: SparkSession | None = None) -> dict[str, Any]:
+    """Runs the command in a session, or in one of its own. Returns the summary."""
+    with own_session("archive", options.master) if spark is None else nullcontext(spark) as session:
+        return archive(
+            session,
+            options.store,
+            options.folder,
+            settings=dict(StoreConfig.parse_setting(text) for text in options.set),
+            expiring_within_h=options.expiring_within_h,
+            all_sealed=options.all,
+            skip_damage=options.skip_damage,
+            restore=options.restore,
+            step_bytes=options.step_bytes,
+            report=getattr(options, "report", None),
+        )

@@ -1,0 +1,79 @@
+"""Follows a fleet's tasks: for each task name and window of time the runs, failures, retries and runtimes, as a stream into Parquet
+that a dashboard can read. A window is written once, when events are by the watermark later than its end. Goes on where it was ended,
+by Ctrl-C or a kill, without telling a window twice.
+
+example:
+  python -m cystore.spark live /var/lib/app/store --out /var/lib/app/windows --window "1 minute"
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from cystore.spark.jobs.running import own_session
+from cystore.spark.report import live
+from cystore.spark.task_events import task_events
+
+HELP = "the numbers of tasks by minute, as a stream into Parquet"
+WINDOW, WATERMARK = "1 minute", "10 minutes"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the job takes on the command line."""
+    parser.add_argument("store", metavar="STORE", help="directory of a store, or a glob")
+    parser.add_argument(
+        "--out", required=True, type=Path, help="folder of the Parquet files; the checkpoint lies in it"
+    )
+    parser.add_argument("--window", default=WINDOW, help=f"length of a window (default: {WINDOW})")
+    parser.add_argument(
+        "--watermark", default=WATERMARK, help=f"how late an event may come (default: {WATERMARK})"
+    )
+    parser.add_argument("--once", action="store_true", help="what there is now, then end")
+    parser.add_argument(
+        "--master", help="Spark's master, as local[4] (default: what Spark's configuration says)"
+    )
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Follows until it is interrupted, or with --once to the end of now."""
+    with own_session("live", options.master) as spark:
+        return follow(
+            spark,
+            options.store,
+            options.out,
+            window=options.window,
+            watermark=options.watermark,
+            once=options.once,
+        )
+
+
+def follow(
+    spark: SparkSession,
+    store: str,
+    out: Path | str,
+    *,
+    window: str = WINDOW,
+    watermark: str = WATERMARK,
+    once: bool = False,
+) -> dict[str, Any]:
+    """Writes windows into the folder `out` until the stream is stopped; returns how many batches it has had since its checkpoint began."""
+    out = Path(out).absolute()
+    events = task_events(spark.readStream, store, startingOffsets="earliest")
+    writer = (
+        live(events, window, watermark)
+        .writeStream.outputMode("append")
+        .format("parquet")
+        .option("path", out.as_uri())
+        .option("checkpointLocation", (out / "_checkpoint").as_uri())
+    )
+    query = (writer.trigger(availableNow=True) if once else writer).start()
+    try:
+        query.awaitTermination()
+    except KeyboardInterrupt:
+        query.stop()
+    last = query.lastProgress
+    return {"out": str(out), "batches": 0 if last is None else last["batchId"] + 1}

@@ -1,0 +1,267 @@
+"""Consume queues and index anew from the log, in parallel, while nobody else has the store open.
+
+Staged in STORE/rebuild, checked, then renamed into place. Killed before that the store is as it was; killed while names change, the next
+one to open it makes queues and index anew, as `cystore rebuild` does. Run it again, or just open the store. Exit code 1: durable
+records are damaged or lost.
+
+example:
+  python -m cystore.spark rebuild /var/lib/app/store --master 'local[4]'
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+import cystore
+from cystore import files, guard, host
+from cystore.attach import ABORT_NAME, mark_undispatched
+from cystore.checkpoint import Checkpoint
+from cystore.cli import facts
+from cystore.cli.command import FOUND_WRONG, OK, store_config
+from cystore.cli.progress import Report
+from cystore.config import StoreConfig
+from cystore.consume_queue import DIRECTORY as QUEUES
+from cystore.consume_queue_ext import DIRECTORY as EXT_QUEUES
+from cystore.errors import CorruptRecordError, StoreLockedError
+from cystore.index import DIRECTORY as INDEX_FILES
+from cystore.locks import StoreLocks
+from cystore.recovery import Bounds, RecoveredState, recover
+from cystore.recovery.verify_range import cut
+from cystore.segments import Mode
+from cystore.spark.jobs import staging
+from cystore.spark.jobs.running import (
+    add_store_arguments,
+    own_session,
+    range_bytes_for,
+    settings_of,
+    sound,
+    told,
+)
+from cystore.spark.jobs.staging import NEW, OLD, STAGE, Rebuild, Row, Written
+
+HELP = "consume queues and index anew from the log"
+DERIVED = (QUEUES, EXT_QUEUES, INDEX_FILES)
+
+
+def rebuild(
+    spark: SparkSession,
+    path: str | Path,
+    *,
+    range_bytes: int | None = None,
+    report: Report | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Makes consume queues and index of the store at `path` anew; gives counts.
+
+    First recovery makes the log whole, as it would when the store is opened; where tasks then find damage that it had no reason to look
+    at, all of the log is recovered and the work is begun again. Executors write to the store's directory, which must be on a local
+    file system. Raises StoreLockedError, StoreFormatError, StoreConfigError, StoreIOError, StoreFullError, CorruptRecordError.
+    """
+    root, config = settings_of(path, settings, exclusive=True, services=())
+    facts.state(root)
+    host.check_writable_file_system(root, allow_any=config.allow_any_file_system)
+    if not config.allow_any_owner:
+        guard.check(root, guard.group_id(config.group))
+    with _alone(root):
+        files.clear_temporaries(root)
+        state = _recovered(root, config, report)
+        holes = state.report.new_holes
+        try:
+            written = _staged(spark, root, config, state, range_bytes, report)
+        except CorruptRecordError:
+            mark_undispatched(root)
+            state = _recovered(root, config, report)
+            holes += state.report.new_holes
+            written = _staged(spark, root, config, state, range_bytes, report)
+        swap(root, state)
+    with cystore.open(root, config=config, progress=report) as store:
+        at, found = store.stats(), store.recovery
+    return {
+        "path": str(root),
+        "log_bytes": state.wrote - state.min_physical_offset,
+        "queues": len(written) - 1,
+        "entries": sum(one.entries for one in written if one.key != staging.INDEX),
+        "keys": sum(one.entries for one in written if one.key == staging.INDEX),
+        "dispatched_again_bytes": at["dispatched"] - found.dispatch_from,
+        "new_holes": len(holes) + len(found.new_holes),
+        "lost": state.report.lost is not None,
+    }
+
+
+@contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    locks = StoreLocks(root, read_only=False)
+    try:
+        with locks.gate():
+            if not locks.try_alone():
+                raise StoreLockedError("the store is in use", path=root)
+            locks.claim_directory(alone=True)
+        yield
+    finally:
+        locks.close()
+
+
+def _recovered(root: Path, config: StoreConfig, report: Report | None) -> RecoveredState:
+    return recover(root, config, Mode.WRITE, abnormal=(root / ABORT_NAME).exists(), progress=report)
+
+
+# ------------------------------------------------------------------------------------------------- staging
+
+
+def _staged(
+    spark: SparkSession,
+    root: Path,
+    config: StoreConfig,
+    state: RecoveredState,
+    range_bytes: int | None,
+    report: Report | None,
+) -> list[Written]:
+    """All queues and the index in STORE/rebuild/new, durable. Raises CorruptRecordError for a log that recovery must see first."""
+    remove_stage(root)
+    config = dataclasses.replace(
+        config,
+        mapped_file_size_commit_log_bytes=state.commit_log_file_bytes
+        or config.mapped_file_size_commit_log_bytes,
+        mapped_file_size_consume_queue_bytes=state.consume_queue_file_bytes
+        or config.mapped_file_size_consume_queue_bytes,
+    )
+    bounds = Bounds(state.min_physical_offset, state.wrote, state.wrote, complete=True)
+    parts = cut(bounds, range_bytes_for(spark, bounds.end - bounds.begin, range_bytes))
+    files.make_directory(root / STAGE / NEW)
+    found: list[Any] = []
+    while parts:
+        found = _written(spark, Rebuild(root, config, bounds), parts, report)
+        before, parts = parts, _without_false_borders(parts, found)
+        if parts == before:
+            break
+        remove_stage(root)
+        files.make_directory(root / STAGE / NEW)
+    written: list[Written] = sound(found)
+    sound(told_.damage for one in written for told_ in one.told if told_.damage is not None)
+    _check(root, bounds, written)
+    for one in written:
+        _put_together(root, one)
+    return written
+
+
+def _written(
+    spark: SparkSession, rebuild: Rebuild, parts: list[tuple[int, int]], report: Report | None
+) -> list[Any]:
+    tasks = 1 + spark.sparkContext.defaultParallelism
+
+    def write(rows: Iterable[Row]) -> Iterator[Any]:
+        attempt = f"attempt-{TaskContext.get().taskAttemptId()}"  # type: ignore[union-attr]
+        return staging.write_all(rebuild, attempt, rows)
+
+    rows = spark.sparkContext.parallelize(parts, len(parts)).flatMap(partial(staging.gather, rebuild))
+    placed = rows.repartitionAndSortWithinPartitions(
+        tasks, partitionFunc=partial(staging.partition_of, partitions=tasks)
+    )
+    with told(spark, "rebuild", report):
+        return placed.mapPartitions(write).collect()
+
+
+def _without_false_borders(parts: list[tuple[int, int]], found: list[Any]) -> list[tuple[int, int]]:
+    """The parts, each that overran its end in one with the next; what was staged with such a border is not to be used."""
+    overran = {
+        told.part
+        for one in found
+        if isinstance(one, Written)
+        for told in one.told
+        if told.position > told.end
+    }
+    kept: list[tuple[int, int]] = []
+    joins = False
+    for part in parts:
+        if joins:
+            kept[-1] = kept[-1][0], part[1]
+        else:
+            kept.append(part)
+        joins = part in overran
+    return kept
+
+
+def _check(root: Path, bounds: Bounds, written: list[Written]) -> None:
+    """The ranges meet, and every entry that was gathered was written."""
+    gathered = sorted((told for one in written for told in one.told), key=lambda told: (told.begin, told.end))
+    at = bounds.begin
+    for told_ in gathered:
+        if told_.begin != at:
+            raise CorruptRecordError("the log changed while it was read", path=root, offset=at)
+        at = told_.end
+    wanted = sum(told_.entries for told_ in gathered)
+    found = sum(one.entries for one in written if one.key != staging.INDEX)
+    if wanted != found or (gathered and at != bounds.end):
+        raise CorruptRecordError(f"{found} of {wanted} entries were staged", path=root, offset=at)
+
+
+def _put_together(root: Path, written: Written) -> None:
+    """Moves what one task wrote to the others'."""
+    topic, queue_id = written.key
+    names = (f"{QUEUES}/{topic}/{queue_id}", f"{EXT_QUEUES}/{topic}/{queue_id}")
+    for name in (INDEX_FILES,) if written.key == staging.INDEX else names:
+        source = Path(written.folder, name)
+        if source.is_dir():
+            files.move(source, root / STAGE / NEW / name)
+
+
+# ------------------------------------------------------------------------------------------------ swapping
+
+
+def swap(root: Path, state: RecoveredState) -> None:
+    """Renames what is staged into place. For whoever is alone in the store.
+
+    First the store is marked as crashed with nothing dispatched: a kill from there on leaves some folders old, new or not there, and the
+    next one to open the store makes all of it anew from the log. At last the checkpoint says that queues and index are on disk.
+    """
+    mark_undispatched(root)
+    for name in DERIVED:
+        if (root / name).is_dir():
+            files.move(root / name, root / STAGE / OLD / name)
+        if (root / STAGE / NEW / name).is_dir():
+            files.move(root / STAGE / NEW / name, root / name)
+    checkpoint = Checkpoint(root, Mode.WRITE)
+    checkpoint.logics_timestamp = checkpoint.index_timestamp = state.last_store_timestamp_ms
+    checkpoint.index_watermark = state.wrote
+    checkpoint.sync()
+    checkpoint.close()
+    remove_stage(root)
+
+
+def remove_stage(root: Path) -> None:
+    """Removes what a run left in STORE/rebuild."""
+    if (root / STAGE).is_dir():
+        files.remove_below(root / STAGE)
+        files.remove_directory(root / STAGE)
+
+
+# --------------------------------------------------------------------------------------------- the command
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the command."""
+    add_store_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """The command: counts."""
+    config = store_config(options)
+    facts.state(options.path)  # an error here costs no session
+    settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    size = None if options.range_mib is None else options.range_mib << 20
+    with own_session("rebuild", options.master) as spark:
+        return rebuild(spark, options.path, range_bytes=size, report=options.report, **settings)
+
+
+def exit_code(summary: dict[str, Any]) -> int:
+    """1 where records are damaged or lost."""
+    return FOUND_WRONG if summary["new_holes"] or summary["lost"] else OK

@@ -1,0 +1,165 @@
+"""The job report: what the tasks of a fleet did, as Parquet and as one HTML page.
+
+example:
+  python -m cystore.spark report /var/lib/app/store --out /var/www/report
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from cystore.errors import StoreConfigError
+from cystore.spark import report
+from cystore.spark.jobs.running import own_session
+from cystore.spark.task_events import task_events
+
+HELP = "task analytics: Parquet tables and an HTML page"
+TOP = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the job takes on the command line."""
+    parser.add_argument("stores", nargs="+", metavar="STORE", help="directories of stores, or globs")
+    parser.add_argument("--out", required=True, type=Path, help="the folder to make; must not be there")
+    parser.add_argument("--overwrite", action="store_true", help="put it in place of an older one")
+    parser.add_argument(
+        "--begin", type=_time, help="events from then on, ISO 8601 (UTC unless it says otherwise)"
+    )
+    parser.add_argument("--end", type=_time, help="events before then")
+    parser.add_argument(
+        "--top", type=int, default=TOP, help=f"how many failures and workflows (default {TOP})"
+    )
+    parser.add_argument("--include-archive", action="store_true", help="what was archived too")
+    parser.add_argument(
+        "--master", help="Spark's master, as local[4] (default: what Spark's configuration says)"
+    )
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Does what the command line asked for."""
+    with own_session("report", options.master) as spark:
+        return write_report(
+            spark,
+            options.stores,
+            options.out,
+            begin=options.begin,
+            end=options.end,
+            top=options.top,
+            overwrite=options.overwrite,
+            include_archive=options.include_archive,
+        )
+
+
+def write_report(
+    spark: SparkSession,
+    stores: str | Sequence[str],
+    out: Path | str,
+    *,
+    begin: datetime | None = None,
+    end: datetime | None = None,
+    top: int = TOP,
+    overwrite: bool = False,
+    include_archive: bool = False,
+) -> dict[str, Any]:
+    """Writes `hourly`, `names`, `tracebacks` and `workflows` as Parquet and `report.html` into the folder `out`, whole or not at all;
+    returns what it found. Times are UTC. Raises StoreConfigError for a folder that is there, unless `overwrite`."""
+    out = Path(out).absolute()
+    if out.exists() and not overwrite:
+        raise StoreConfigError(f"{out} exists: choose another folder, or overwrite it")
+    if not isinstance(top, int) or top < 1:
+        raise StoreConfigError(f"top must be a whole number from 1, not {top!r}")
+    events = task_events(spark.read, stores, **_options(begin, end, include_archive))
+    if end is not None:
+        events = events.where(F.col("time") < F.lit(end))
+    tables = {
+        "hourly": report.hourly(events).orderBy("hour", "name"),
+        "names": report.names(events),
+        "tracebacks": report.tracebacks(events, top),
+        "workflows": report.workflows(events, top),
+    }
+    making = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        rows = {name: _written(spark, table, making / name) for name, table in tables.items()}
+        facts = _facts(rows)
+        (making / "report.html").write_text(_page(stores, facts, rows), encoding="utf-8")
+        _put_in_place(making, out)
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+    return {**facts, "out": str(out)}
+
+
+def _options(begin: datetime | None, end: datetime | None, include_archive: bool) -> dict[str, str]:
+    """Times bound what is read by the second half of its queue only, so `end` is checked again."""
+    chosen = {"startingTimestamp": begin, "endingTimestamp": end}
+    options = {name: str(int(time.timestamp() * 1000)) for name, time in chosen.items() if time is not None}
+    return {**options, **({"includeArchive": "true"} if include_archive else {})}
+
+
+def _written(spark: SparkSession, table: DataFrame, path: Path) -> list[dict[str, Any]]:
+    """Writes a table as Parquet and reads it back: it is computed once."""
+    table.coalesce(1).write.option("compression", "zstd").parquet(path.as_uri())
+    written = spark.read.parquet(path.as_uri())
+    times = {name for name, kind in written.dtypes if kind == "timestamp"}
+    rows = written.select(
+        *(F.unix_micros(name).alias(name) if name in times else name for name in written.columns)
+    )
+    return [
+        {
+            name: _utc(value) if name in times and value is not None else value
+            for name, value in row.asDict().items()
+        }
+        for row in rows.collect()
+    ]
+
+
+def _utc(micros: int) -> datetime:
+    """Spark gives naive local times to Python."""
+    return datetime.fromtimestamp(micros // 1_000_000, UTC).replace(microsecond=micros % 1_000_000)
+
+
+def _facts(rows: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    named = rows["names"]
+    return {
+        "tasks": len(named),
+        "runs": sum(row["count"] for row in named),
+        "failed": sum(row["failed"] for row in named),
+        "retries": sum(row["retried"] for row in named),
+    }
+
+
+def _page(stores: str | Sequence[str], facts: dict[str, Any], rows: dict[str, list[dict[str, Any]]]) -> str:
+    from cystore.spark.report_page import page  # matplotlib takes a second to import
+
+    what = stores if isinstance(stores, str) else ", ".join(stores)
+    names = {"tasks": "task names", "runs": "runs", "failed": "failed", "retries": "retries"}
+    told = {names[name]: f"{value:,}" for name, value in facts.items()}
+    return page(
+        f"Tasks in {what}", told, rows["names"], rows["hourly"], rows["tracebacks"], rows["workflows"]
+    )
+
+
+def _put_in_place(made: Path, out: Path) -> None:
+    """A kill between the two renames leaves the old folder beside, under a name that says so."""
+    old = out.with_name(f".{out.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if out.exists():
+        out.rename(old)
+    made.rename(out)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _time(text: str) -> datetime:
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time like 2026-01-31T12:00") from None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)

@@ -1,0 +1,141 @@
+"""What jobs have in common: a session, a store's settings, and work that is done in parts on executors.
+
+Parts hold paths, so every executor needs the directories that the driver has. An error of the store on an executor is the same error
+here, not Spark's report of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from pyspark.sql import SparkSession
+
+from cystore import errors
+from cystore.cli.command import add_settings, real_path
+from cystore.cli.progress import Report
+from cystore.config import StoreConfig
+from cystore.snapshot import PIECE_BYTES
+
+LEAST_RANGE_BYTES = 4 << 20
+LOOK_EVERY_S = 0.2
+
+Part = TypeVar("Part")
+Found = TypeVar("Found")
+
+
+class Failed(NamedTuple):
+    """An error of the store on an executor: name of its class, and what it says."""
+
+    kind: str
+    text: str
+
+
+def add_store_arguments(parser: argparse.ArgumentParser) -> None:
+    """The store, its settings, and where Spark runs."""
+    parser.add_argument("path", metavar="PATH", type=real_path, help="directory of the store")
+    parser.add_argument(
+        "--master", help="Spark's master, as local[4] (default: what Spark's configuration says)"
+    )
+    parser.add_argument(
+        "--range-mib", type=int, metavar="N", help="log for one task (default: by its size, at most 128)"
+    )
+    add_settings(parser)
+
+
+@contextmanager
+def own_session(name: str, master: str | None) -> Iterator[SparkSession]:
+    """A session for one job. Its workers run the Python that runs this, unless PYSPARK_PYTHON says otherwise."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(f"cystore {name}")
+    builder = builder.config("spark.log.level", "ERROR").config("spark.ui.showConsoleProgress", "false")
+    session = (builder if master is None else builder.master(master)).getOrCreate()
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def settings_of(path: str | Path, settings: dict[str, Any], **fixed: Any) -> tuple[Path, StoreConfig]:
+    """Where the store is, every link resolved, and its configuration. Raises StoreConfigError."""
+    return real_path(os.fspath(path)), StoreConfig.from_mapping({**settings, **fixed})
+
+
+def range_bytes_for(spark: SparkSession, log_bytes: int, wanted: int | None) -> int:
+    """How much log one task gets: enough tasks for all cores, none so small that it is not worth starting."""
+    if wanted is not None:
+        if wanted < 1:
+            raise errors.StoreConfigError(f"range_bytes must be at least 1, not {wanted}")
+        return wanted
+    tasks = 2 * spark.sparkContext.defaultParallelism
+    return max(LEAST_RANGE_BYTES, min(PIECE_BYTES, -(-log_bytes // tasks)))
+
+
+def run_parts(
+    spark: SparkSession,
+    what: str,
+    parts: Sequence[Part],
+    work: Callable[[Part], Found],
+    report: Report | None = None,
+) -> list[Found]:
+    """`work` of each part, one task for each, in their order. Raises the StoreError that one of them raised."""
+    if not parts:
+        return []
+
+    def guarded(part: Part) -> Found | Failed:
+        try:
+            return work(part)
+        except errors.StoreError as error:
+            return Failed(type(error).__name__, str(error))
+
+    spread = spark.sparkContext.parallelize(parts, len(parts))
+    with told(spark, what, report):
+        return sound(spread.map(guarded).collect())
+
+
+def sound(found: Iterable[Found | Failed]) -> list[Found]:
+    """What was found; raises the error that is among it."""
+    kept = []
+    for one in found:
+        if isinstance(one, Failed):
+            raise getattr(errors, one.kind, errors.StoreError)(one.text)
+        kept.append(one)
+    return kept
+
+
+@contextmanager
+def told(spark: SparkSession, what: str, report: Report | None) -> Iterator[None]:
+    """Reports how many of the tasks are done that Spark runs meanwhile for this thread."""
+    if report is None:
+        yield
+        return
+    context, group, over = spark.sparkContext, uuid.uuid4().hex, threading.Event()
+    context.setJobGroup(group, f"cystore {what}")
+
+    def look() -> None:
+        tracker = context.statusTracker()
+        while not over.wait(LOOK_EVERY_S):
+            done = total = 0
+            for job in tracker.getJobIdsForGroup(group):
+                stages = (tracker.getStageInfo(at) for at in getattr(tracker.getJobInfo(job), "stageIds", ()))
+                for stage in stages:
+                    if stage is not None:
+                        done, total = done + stage.numCompletedTasks, total + stage.numTasks
+            if total:
+                report(what, done, total)
+
+    watcher = threading.Thread(target=look, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+        context.setLocalProperty("spark.jobGroup.id", "")

@@ -1,0 +1,83 @@
+"""Goal: a process that stands still inside the append lock takes no event loop with it. Method: such a process, stopped for real, and a
+worker whose main process has events to log meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import pytest
+from celery import Celery, current_app
+
+from cystore.celery import events, history, lifecycle
+from tests.celery import work
+from tests.celery.conftest import fleet_in, wait_until
+from tests.process import Process
+
+PATIENCE_S = 60
+PATIENT = "?os_page_cache_busy_timeout_ms=120000"  # who stores a result waits for longer than this test takes
+HOLD = "import cystore; store = cystore.open(path); store._attached().control.lock('append')"
+LET_GO = "store._attached().control.unlock('append')"
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    with fleet_in(tmp_path, PATIENT) as fleet:
+        yield fleet
+
+
+def test_the_main_process_of_a_worker_answers_while_a_stopped_process_has_the_append_lock(fleet):
+    fleet.app.conf.cystore_lifecycle = False  # this publisher waits for nothing
+    worker = fleet.start("--concurrency=2")
+    add = fleet.task(work.add)
+    assert add.delay(1, 1).get(timeout=PATIENCE_S) == 2
+    store = fleet.backend.store
+    with Process() as holder:
+        holder.do(HOLD, path=str(fleet.store_path))
+        holder.stop()
+        results = [add.delay(number, 0) for number in range(6)]
+        wait_until(
+            lambda: all(f"{result.id}] received" in worker.log.read_text() for result in results[:2]), "taken"
+        )
+        assert fleet.app.control.ping(timeout=PATIENCE_S, limit=1), "the worker's main process answers"
+        told = r"ForkPoolWorker-\d+\] .* waiting for the append lock for 5 s"
+        wait_until(lambda: re.search(told, worker.log.read_text()), "a pool process waits for longer")
+        assert not any(result.ready() for result in results)
+        holder.go_on()
+        holder.do(LET_GO)
+        assert [result.get(timeout=PATIENCE_S) for result in results] == list(range(6))
+
+    def goes_on() -> bool:
+        last = add.delay(0, 0)
+        last.get(timeout=PATIENCE_S)
+        told = [event.event for event in history.events(store, task_id=last.id)]
+        return events.RECEIVED in told
+
+    wait_until(goes_on, "the log goes on")
+    log = worker.log.read_text()
+    assert log.count("events of tasks cannot be logged") == 1, log
+    assert log.count("the lifecycle log goes on") == 1
+    for result in results:
+        told = [event.event for event in history.events(store, task_id=result.id)]
+        assert events.STARTED in told and events.SUCCEEDED in told, (
+            "a pool process waits as long as for the result"
+        )
+
+
+def test_a_publisher_goes_on_while_a_stopped_process_has_the_append_lock(request, url, tmp_path, caplog):
+    app = Celery("publisher", broker="memory://", backend=url + PATIENT, set_as_current=False)
+    before = current_app._get_current_object()
+    app.set_current()  # what a process sends goes to the log of its current app
+    request.addfinalizer(before.set_current)
+    caplog.set_level(logging.WARNING)
+    assert app.backend.store.wrote_position >= 0
+    kept = lifecycle.log_of(app)
+    with Process() as holder:
+        holder.do(HOLD, path=str(tmp_path / "store"))
+        holder.stop()
+        for _ in range(3):
+            app.send_task("shop.charge", ignore_result=True)
+        holder.go_on()
+        holder.do(LET_GO)
+    assert kept.lost == 3
+    assert caplog.text.count("events of tasks cannot be logged") == 1

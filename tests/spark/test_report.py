@@ -1,0 +1,262 @@
+"""Goal: the report counts what happened and shows it. Method: events written as Celery's workers write them, counted by hand; made-up
+events over several hours; a stream that is fed while it runs."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from xml.etree import ElementTree
+
+import pytest
+
+import cystore
+from cystore.celery import events as layout
+from cystore.celery import records
+from cystore.errors import StoreConfigError
+from cystore.spark import report, task_events
+from cystore.spark.jobs.report import write_report
+from tests.spark.conftest import STORE_OPTIONS
+
+HOUR = datetime(2026, 3, 1, 12, tzinfo=UTC)
+SCHEMA = (
+    "time TIMESTAMP, event STRING, name STRING, task_id STRING, root_id STRING, runtime DOUBLE, retries INT, requeue BOOLEAN, "
+    "exception STRING, traceback STRING, eta STRING"
+)
+
+
+def told(event, name, task_id, root_id=None, group_id=None, **details):
+    return cystore.Message(
+        topic=layout.EVENTS,
+        body=layout.body_of(details),
+        queue_id=records.queue_of(name),
+        keys=layout.keys_of(task_id, root_id, group_id),
+        tags=event,
+        properties={"task": name} if name else {},
+    )
+
+
+def row(event, at_s, name="shop.pay", task_id="t", root_id=None, **details):
+    known = {
+        "runtime": None,
+        "retries": 0,
+        "requeue": False,
+        "exception": None,
+        "traceback": None,
+        "eta": None,
+    }
+    return (
+        HOUR + timedelta(seconds=at_s),
+        event,
+        name,
+        task_id,
+        root_id or task_id,
+        *{**known, **details}.values(),
+    )
+
+
+def test_the_layout_is_the_one_that_workers_write():
+    assert task_events.TOPIC == layout.EVENTS
+    assert task_events.FAILURES == layout.FAILURES
+    assert task_events.ROOT == layout.ROOT
+    for name in ("SENT", "RECEIVED", "REDELIVERED", "STARTED", "SUCCEEDED", "RETRIED"):
+        assert getattr(task_events, name) == getattr(layout, name)
+    told = {field.split()[0] for field in task_events.DETAILS.split(", ")}
+    assert told <= set(layout.FIELDS)
+
+
+def test_every_event_comes_with_its_ids_and_details(spark, make_store):
+    store = make_store()
+    odd = "id with % and + and ünï"
+    store.put_many(
+        [
+            told("STARTED", "shop.pay", odd, "root 1", "g"),
+            told(
+                "FAILED",
+                "shop.pay",
+                "t2",
+                runtime=1.5,
+                retries=2,
+                exception="ValueError('x')",
+                traceback="...",
+                worker="w@h",
+            ),
+            told("SENT", None, None),
+            cystore.Message(topic=layout.EVENTS, body=b"no json", keys=("t3",), tags="STARTED"),
+        ]
+    )
+    store.put("celery_results", b"{}", tags="SUCCESS", keys=("t2",))
+    store.flush()
+    found = task_events.task_events(spark.read, str(store.path), **STORE_OPTIONS).orderBy("task_id").collect()
+    by_id = {one.task_id: one for one in found}
+    assert by_id.keys() == {odd, "t2", "t3", None}
+    assert (by_id[odd].root_id, by_id[odd].event, by_id[odd].retries) == ("root 1", "STARTED", 0)
+    assert (by_id["t2"].root_id, by_id["t2"].runtime, by_id["t2"].retries, by_id["t2"].worker) == (
+        "t2",
+        1.5,
+        2,
+        "w@h",
+    )
+    assert (by_id["t3"].name, by_id["t3"].runtime, by_id["t3"].requeue) == (None, None, False)
+
+
+def test_numbers_by_name_and_hour(spark):
+    rows = [row("SUCCEEDED", n, task_id=f"s{n}", runtime=float(n + 1)) for n in range(100)]
+    rows += [row("FAILED", 10, task_id="f", runtime=0.5), row("TIMED_OUT", 20, task_id="o")]
+    rows += [row("RETRIED", 30, task_id="r"), row("REJECTED", 40, task_id="q", requeue=True)]
+    rows += [
+        row("SUCCEEDED", 3600, task_id="later", runtime=7.0),
+        row("SUCCEEDED", 0, name="other", task_id="x"),
+    ]
+    rows += [row("RECEIVED", 7200, task_id="alone"), row("SUCCEEDED", 5, name=None, task_id="nameless")]
+    made = spark.createDataFrame(rows, SCHEMA)
+    found = {(one.name, one.hour.timestamp()): one for one in report.hourly(made).collect()}
+    assert found.keys() == {
+        ("shop.pay", HOUR.timestamp()),
+        ("shop.pay", HOUR.timestamp() + 3600),
+        ("other", HOUR.timestamp()),
+    }
+    first = found["shop.pay", HOUR.timestamp()]
+    assert (first["count"], first.failed, first.retried) == (102, 2, 1)
+    assert first.failure_rate == pytest.approx(2 / 102)
+    assert (first.runtime_p50, first.runtime_p95, first.runtime_p99) == (50.0, 95.0, 99.0)
+    assert first.wait_p50 is None
+    names = report.names(made).collect()
+    assert [(one.name, one["count"]) for one in names] == [("shop.pay", 103), ("other", 1)]
+
+
+def test_a_wait_is_from_the_sending_or_the_eta_of_each_attempt_to_its_begin(spark):
+    eta = (HOUR + timedelta(seconds=58)).isoformat()
+    rows = [
+        *(row("SENT", 0), row("RECEIVED", 1), row("STARTED", 3)),
+        *(row("SENT", 10, retries=1), row("STARTED", 14, retries=1)),
+        *(row("RECEIVED", 20, task_id="unsent"), row("STARTED", 21, task_id="unsent")),
+        *(row("SENT", 30, task_id="eta", eta=eta), row("STARTED", 60, task_id="eta", eta=eta)),
+        *(row("RECEIVED", 70, task_id="waiting"),),
+        *(row("SENT", 81, task_id="skewed"), row("STARTED", 80, task_id="skewed")),
+    ]
+    waited = report.waits(spark.createDataFrame(rows, SCHEMA)).collect()
+    assert sorted(one.wait for one in waited) == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_failures_are_grouped_by_where_they_came_from(spark):
+    at = 'File "shop.py", line {}, in pay\n  <Card object at 0x7f{:04x}>'
+    rows = [
+        row("FAILED", n, task_id=f"a{n}", exception=f"ValueError('n {n}')", traceback=at.format(7, n))
+        for n in range(5)
+    ]
+    rows += [row("FAILED", 9, task_id="b", exception="shop.NoMoney()", traceback=at.format(8, 1))]
+    rows += [row("CHILD_LOST", 10, task_id="c"), row("CHILD_LOST", 11, task_id="d", requeue=True)]
+    found = report.tracebacks(spark.createDataFrame(rows, SCHEMA)).collect()
+    assert [(one["count"], one["class"], one.task_id) for one in found] == [
+        (5, "ValueError", "a4"),
+        (1, "CHILD_LOST", "c"),
+        (1, "shop.NoMoney", "b"),
+    ]
+    assert len(report.tracebacks(spark.createDataFrame(rows, SCHEMA), top=1).collect()) == 1
+
+
+def test_workflows_are_measured_from_their_first_event_to_their_last_end(spark):
+    rows = [
+        *(
+            row("SENT", 0, task_id="root", name="shop.order"),
+            row("SUCCEEDED", 2, task_id="root", name="shop.order"),
+        ),
+        *(row("SENT", 3, task_id="child", root_id="root"), row("FAILED", 9, task_id="child", root_id="root")),
+        *(row("RECEIVED", 500, task_id="child", root_id="root"),),
+        *(row("SENT", 0, task_id="quick"), row("SUCCEEDED", 1, task_id="quick")),
+        *(row("SENT", 0, task_id="never ended"),),
+    ]
+    found = report.workflows(spark.createDataFrame(rows, SCHEMA)).collect()
+    assert [(one.root_id, one.name, one.seconds, one.tasks, one.failed) for one in found] == [
+        ("root", "shop.order", 9.0, 2, 1),
+        ("quick", "shop.pay", 1.0, 1, 0),
+    ]
+
+
+def test_the_report_is_parquet_and_one_page_that_needs_nothing_else(spark, make_store, tmp_path):
+    store = make_store()
+    for n in range(20):
+        name = f"shop.<b>{n % 3}</b>"
+        store.put_many(
+            [
+                told("SENT", name, f"t{n}"),
+                told("STARTED", name, f"t{n}"),
+                told("SUCCEEDED", name, f"t{n}", runtime=0.1 * n)
+                if n % 5
+                else told("FAILED", name, f"t{n}", exception="E('<script>')", traceback="<img src=x>"),
+            ]
+        )
+    store.flush()
+    out = tmp_path / "out"
+    summary = write_report(spark, str(store.path), out)
+    assert summary == {"tasks": 3, "runs": 20, "failed": 4, "retries": 0, "out": str(out)}
+    assert {path.name for path in out.iterdir()} == {
+        "hourly",
+        "names",
+        "tracebacks",
+        "workflows",
+        "report.html",
+    }
+    assert spark.read.parquet(str(out / "names")).count() == 3
+    text = (out / "report.html").read_text()
+    assert "<script" not in text
+    assert "<img" not in text
+    assert "http://" not in text.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
+        "http://creativecommons.org", ""
+    )
+    assert text.count("<svg") == 2
+    ElementTree.fromstring(text[text.index("<svg") : text.index("</svg>") + 6])
+    with pytest.raises(StoreConfigError, match="exists"):
+        write_report(spark, str(store.path), out)
+    store.put_many([told("SUCCEEDED", "new", "n", runtime=1.0)])
+    store.flush()
+    assert write_report(spark, [str(store.path)], out, overwrite=True)["tasks"] == 4
+    assert [path.name for path in tmp_path.iterdir() if "out" in path.name] == ["out"]
+
+
+@pytest.mark.slow
+def test_a_report_of_some_time_only(spark, make_store, tmp_path):
+    store = make_store()
+    for n in range(3):
+        store.put_many([told("SUCCEEDED", "a", f"t{n}", runtime=1.0)])
+    store.flush()
+    times = sorted(message.store_timestamp_ms for message in store.scan())
+    end = datetime.fromtimestamp(times[-1] / 1000 + 1, UTC)
+    summary = write_report(
+        spark, str(store.path), tmp_path / "all", begin=HOUR - timedelta(days=9999), end=end
+    )
+    assert summary["runs"] == 3
+    summary = write_report(spark, str(store.path), tmp_path / "none", begin=end, end=end + timedelta(days=1))
+    assert summary["runs"] == 0
+
+
+def test_a_report_that_fails_leaves_nothing(spark, tmp_path):
+    with pytest.raises(Exception, match="there is no store here"):
+        write_report(spark, str(tmp_path / "missing"), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_live_report_tells_each_window_once(spark, make_store, tmp_path):
+    store = make_store()
+    store.put_many([told("SUCCEEDED", "a", f"t{n}", runtime=1.0) for n in range(4)])
+    store.put_many([told("FAILED", "a", "t9"), told("RETRIED", "b", "t8"), told("SENT", "c", "t7")])
+    store.flush()
+    stream = task_events.task_events(
+        spark.readStream, str(store.path), startingOffsets="earliest", **STORE_OPTIONS
+    )
+    query = (
+        report.live(stream, window="1 hour", watermark="1 second")
+        .writeStream.outputMode("update")
+        .format("memory")
+        .queryName("live")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    rows = {one.name: one for one in spark.sql("SELECT * FROM live").collect()}
+    assert {name: (one["count"], one.failed, one.retried) for name, one in rows.items()} == {
+        "a": (5, 1, 0),
+        "b": (0, 0, 1),
+    }
+    assert json.dumps(rows["a"].runtime_p95) == "1.0"
