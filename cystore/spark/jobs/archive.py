@@ -22,7 +22,7 @@ from cystore.config import StoreConfig
 from cystore.errors import CorruptRecordError, OffsetError
 from cystore.parquet import WrittenRange
 from cystore.snapshot import LogRange
-from cystore.spark.jobs.running import own_session
+from cystore.spark.jobs.running import add_master, own_session
 from cystore.store import open as open_store
 
 HELP = "write what is about to expire to Parquet, verify it, and let cleaning have it"
@@ -99,9 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="BYTES",
         help="log behind which a manifest is written, which is what a kill costs at most (%(default)s)",
     )
-    parser.add_argument(
-        "--master", help="Spark's master, as local[4] (default: what Spark's configuration says)"
-    )
+    add_master(parser)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a store setting")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from cystore.spark.jobs.running import own_session
+from cystore.spark.jobs.running import add_master, own_session
 from cystore.spark.report import live
 from cystore.spark.task_events import task_events
 
@@ -33,9 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--watermark", default=WATERMARK, help=f"how late an event may come (default: {WATERMARK})"
     )
     parser.add_argument("--once", action="store_true", help="what there is now, then end")
-    parser.add_argument(
-        "--master", help="Spark's master, as local[4] (default: what Spark's configuration says)"
-    )
+    add_master(parser)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from cystore.errors import StoreConfigError
 from cystore.spark import report
-from cystore.spark.jobs.running import own_session
+from cystore.spark.jobs.running import add_master, own_session
 from cystore.spark.task_events import task_events
 
 HELP = "task analytics: Parquet tables and an HTML page"
@@ -39,9 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--top", type=int, default=TOP, help=f"how many failures and workflows (default {TOP})"
     )
     parser.add_argument("--include-archive", action="store_true", help="what was archived too")
-    parser.add_argument(
-        "--master", help="Spark's master, as local[4] (default: what Spark's configuration says)"
-    )
+    add_master(parser)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

@@ -38,12 +38,17 @@ class Failed(NamedTuple):
     text: str
 
 
-def add_store_arguments(parser: argparse.ArgumentParser) -> None:
-    """The store, its settings, and where Spark runs."""
-    parser.add_argument("path", metavar="PATH", type=real_path, help="directory of the store")
+def add_master(parser: argparse.ArgumentParser) -> None:
+    """Where Spark runs."""
     parser.add_argument(
         "--master", help="Spark's master, as local[4] (default: what Spark's configuration says)"
     )
+
+
+def add_store_arguments(parser: argparse.ArgumentParser) -> None:
+    """The store, its settings, and where Spark runs."""
+    parser.add_argument("path", metavar="PATH", type=real_path, help="directory of the store")
+    add_master(parser)
     parser.add_argument(
         "--range-mib", type=int, metavar="N", help="log for one task (default: by its size, at most 128)"
     )
