@@ -1,6 +1,5 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from cystore._native.checksum cimport head_checksum
 from cystore._native.layout cimport SYS_FLAG_COMMIT, SYS_FLAG_TRANSACTION_MASK, control_block, queue_entry
 
 cdef enum AppendStatus:
@@ -52,7 +51,6 @@ cdef struct append_target:
     uint32_t magic
     int64_t last_seen
     int64_t needed
-    head_checksum head
     wall_clock clock
 
 cdef inline bint takes_queue_offset(int32_t sys_flag) noexcept nogil:

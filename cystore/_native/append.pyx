@@ -5,17 +5,15 @@ position (the commit point), next queue offsets, intent cleared. Source: CommitL
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcpy
 
 from cystore._native.atomics cimport clock_coarse_ms, load_i64, load_u32, release_fence, store_i64, store_u32
-from cystore._native.checksum cimport crc32c_combine, crc32c_copy, crc32c_head, crc32c_update
 from cystore._native.control cimport Control, control_intact
 from cystore._native.layout cimport *
 from cystore._native.mapping cimport MappedFile
 from cystore._native.queue_table cimport control_add_queue, control_find_queue
+from cystore._native.record_write cimport crc_copy_init, failpoint, write_record
 
-cdef extern from "failpoints.h" nogil:
-    void failpoint(const char* name)
+crc_copy_init()
 
 cdef enum:
     CLAMP_REPORT_MS = 60_000
@@ -40,52 +38,6 @@ cdef inline int latency_bucket(int64_t ms) noexcept nogil:
     if ms < 5000:
         return 6 + <int>(ms // 1000)
     return 11 if ms < 10000 else 12
-
-
-cdef inline void write_record(append_target* target, uint8_t* p, const append_item* item) noexcept nogil:
-    """The whole record; its checksum field last."""
-    cdef uint8_t* at = p + 48
-    cdef uint8_t* body
-    cdef uint32_t checksum
-    record_set_total_size(p, item.size)
-    record_set_magic(p, target.magic)
-    record_set_queue_id(p, item.queue_id)
-    record_set_flag(p, item.flag)
-    record_set_queue_offset(p, item.queue_offset)
-    record_set_physical_offset(p, item.physical_offset)
-    record_set_sys_flag(p, item.sys_flag)
-    record_set_born_timestamp(p, item.born_timestamp)
-    memcpy(at, item.born_host, item.born_host_len)
-    at += item.born_host_len
-    store_be64(at, <uint64_t>item.store_timestamp)
-    at += 8
-    memcpy(at, item.store_host, item.store_host_len)
-    at += item.store_host_len
-    store_be32(at, <uint32_t>item.reconsume_times)
-    store_be64(at + 4, <uint64_t>item.prepared_transaction_offset)
-    store_be32(at + 12, <uint32_t>item.body_len)
-    body = at + 16
-    at = body + item.body_len
-    at[0] = <uint8_t>item.topic_len
-    memcpy(at + 1, item.topic, item.topic_len)
-    at += 1 + item.topic_len
-    store_be16(at, <uint16_t>item.properties_len)
-    if item.properties_len:  # without any the pointer may be NULL
-        memcpy(at + 2, item.properties, item.properties_len)
-    if target.magic == RECORD_MAGIC_ROCKETMQ:
-        memcpy(body, item.body, item.body_len)
-        failpoint("append.bytes_written")
-        record_set_checksum_field(p, item.body_checksum)
-        return
-    checksum = crc32c_update(crc32c_head(&target.head, p), p + 12, body - p - 12)
-    if item.has_body_checksum:
-        memcpy(body, item.body, item.body_len)
-        checksum = crc32c_combine(checksum, item.body_checksum, item.body_len)
-    else:
-        checksum = crc32c_copy(checksum, body, item.body, item.body_len)
-    failpoint("append.bytes_written")
-    checksum = crc32c_update(checksum, body + item.body_len, item.size - (body - p) - item.body_len)
-    record_set_checksum_field(p, checksum)
 
 
 cdef void _end_file(control_block* block, uint8_t* p, int64_t wrote, int32_t room) noexcept nogil:
@@ -189,7 +141,7 @@ cdef int append_locked(control_block* block, append_target* target, append_item*
         # From the last to the first: when everybody dies the wrote position is lost, and recovery takes what stands in the log.
         # It finds none of them until the first one is whole, and then all.
         for i in range(end - 1, done[0] - 1, -1):
-            write_record(target, target.address + (items[i].physical_offset - target.base), &items[i])
+            write_record(target.address + (items[i].physical_offset - target.base), &items[i], target.magic)
             release_fence()
         failpoint("append.before_publish")
         wrote = at

@@ -1,9 +1,12 @@
-/* A copy that computes the CRC-32C of what it copies: the waits for memory and those for the CRC instruction are the same time.
+/* CRC-32C of bytes while they are written: what was just stored cannot be loaded again at once, and the waits for memory and those for
+ * the CRC instruction are the same time.
  *
- * Three thirds go side by side, for the instruction takes a new word each cycle and gives its result after three. The register of A
- * followed by B is that of A, multiplied by x^(8 |B|) mod P, plus that of B begun with 0. Carry-less multiplication of two reflected
- * 32-bit polynomials gives their product divided by x, and the CRC instruction multiplies by x^32 while it reduces mod P: so the table
- * holds x^(64 k - 33) for thirds of k words. */
+ * Pieces go side by side, for the instruction takes a new word each cycle and gives its result after three. The register of A followed
+ * by B is that of A, multiplied by x^(8 |B|) mod P, plus that of B begun with 0. Carry-less multiplication of two reflected 32-bit
+ * polynomials gives their product divided by x, and the CRC instruction multiplies by x^32 while it reduces mod P: so the table holds
+ * x^(8 n - 33) for n bytes.
+ *
+ * The instructions stand in assembly, as functions that are compiled for one CPU cannot become part of those for every CPU. */
 #ifndef CYSTORE_CRC_COPY_H
 #define CYSTORE_CRC_COPY_H
 
@@ -11,13 +14,13 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-
-#define CRC_COPY_WORDS 1024 /* of a third at most */
+#define CRC_POWERS 4096 /* bytes that one multiplication steps over */
 #define CRC_COPY_THIRDS_FROM 192
 
-static uint32_t crc_copy_powers[CRC_COPY_WORDS];
+#if defined(__x86_64__)
+#include <emmintrin.h>
+
+static uint32_t crc_powers[CRC_POWERS + 1];
 static int crc_copy_known; /* 0 where the CPU lacks an instruction */
 
 static inline int crc_copy_init(void) {
@@ -25,64 +28,98 @@ static inline int crc_copy_init(void) {
     uint32_t power = 0x80000000u; /* x^0 */
     if (!__builtin_cpu_supports("sse4.2") || !__builtin_cpu_supports("pclmul")) return 0;
     for (int i = 0; i < 33; i++) power = power & 0x80000000u ? (power ^ polynomial) << 1 | 1 : power << 1;
-    for (size_t k = 0; k < CRC_COPY_WORDS; k++) {
-        crc_copy_powers[k] = power;
-        for (int i = 0; i < 64; i++) power = power >> 1 ^ (power & 1 ? polynomial : 0);
+    for (size_t n = 0; n <= CRC_POWERS; n++) {
+        crc_powers[n] = power;
+        for (int i = 0; i < 8; i++) power = power >> 1 ^ (power & 1 ? polynomial : 0);
     }
     return crc_copy_known = 1;
 }
 
-#define CRC_COPY_PIECE(type, step)            \
-    do {                                      \
-        type piece;                           \
-        memcpy(&piece, from, sizeof piece);   \
-        memcpy(to, &piece, sizeof piece);     \
-        crc = step(crc, piece);               \
-        from += sizeof piece;                 \
-        to += sizeof piece;                   \
-    } while (0)
-
-__attribute__((target("sse4.2,pclmul"))) static inline uint64_t crc_copy_shift(uint64_t crc, size_t words) {
-    __m128i factor = _mm_cvtsi32_si128((int)crc_copy_powers[words]);
-    __m128i product = _mm_clmulepi64_si128(_mm_cvtsi64_si128((long long)crc), factor, 0);
-    return _mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(product));
+static inline uint32_t crc_step_1(uint32_t crc, uint8_t byte) {
+    __asm__("crc32b %1, %0" : "+r"(crc) : "rm"(byte));
+    return crc;
+}
+static inline uint32_t crc_step_2(uint32_t crc, uint16_t half) {
+    __asm__("crc32w %1, %0" : "+r"(crc) : "rm"(half));
+    return crc;
+}
+static inline uint32_t crc_step_4(uint32_t crc, uint32_t word) {
+    __asm__("crc32l %1, %0" : "+r"(crc) : "rm"(word));
+    return crc;
+}
+static inline uint32_t crc_step_8(uint32_t crc, uint64_t words) {
+    uint64_t wide = crc;
+    __asm__("crc32q %1, %0" : "+r"(wide) : "rm"(words));
+    return (uint32_t)wide;
 }
 
-__attribute__((target("sse4.2,pclmul"))) static uint32_t crc_copy_words(uint32_t begin, uint8_t *to, const uint8_t *from,
-                                                                       size_t length) {
-    uint64_t crc = begin;
+/* The register after `length` more bytes of 0. */
+static inline uint32_t crc_shift(uint32_t crc, size_t length) {
+    for (;;) {
+        size_t bytes = length < CRC_POWERS ? length : CRC_POWERS;
+        __m128i product = _mm_cvtsi32_si128((int)crc), factor = _mm_cvtsi32_si128((int)crc_powers[bytes]);
+        __asm__("pclmulqdq $0, %1, %0" : "+x"(product) : "x"(factor));
+        crc = crc_step_8(0, (uint64_t)_mm_cvtsi128_si64(product));
+        if (length <= CRC_POWERS) return crc;
+        length -= CRC_POWERS;
+    }
+}
+
+#define CRC_COPY_PIECE(type, step)          \
+    do {                                    \
+        type piece;                         \
+        memcpy(&piece, from, sizeof piece); \
+        memcpy(to, &piece, sizeof piece);   \
+        crc = step(crc, piece);             \
+        from += sizeof piece;               \
+        to += sizeof piece;                 \
+    } while (0)
+
+/* Copies; gives the register that was `crc` before. */
+static inline uint32_t crc_copy_short(uint32_t crc, uint8_t *to, const uint8_t *from, size_t length) {
+    for (; length >= 8; length -= 8) CRC_COPY_PIECE(uint64_t, crc_step_8);
+    if (length & 4) CRC_COPY_PIECE(uint32_t, crc_step_4);
+    if (length & 2) CRC_COPY_PIECE(uint16_t, crc_step_2);
+    if (length & 1) CRC_COPY_PIECE(uint8_t, crc_step_1);
+    return crc;
+}
+
+static inline uint32_t crc_copy_words(uint32_t crc, uint8_t *to, const uint8_t *from, size_t length) {
     while (length >= CRC_COPY_THIRDS_FROM) {
-        size_t words = length / 24 < CRC_COPY_WORDS ? length / 24 : CRC_COPY_WORDS - 1;
-        size_t third = 8 * words;
-        uint64_t second = 0, last = 0, word;
+        size_t third = length / 24 * 8 < CRC_POWERS ? length / 24 * 8 : CRC_POWERS;
+        uint32_t second = 0, last = 0;
+        uint64_t word;
         for (const uint8_t *end = from + third; from < end; from += 8, to += 8) {
             memcpy(&word, from, 8);
             memcpy(to, &word, 8);
-            crc = _mm_crc32_u64(crc, word);
+            crc = crc_step_8(crc, word);
             memcpy(&word, from + third, 8);
             memcpy(to + third, &word, 8);
-            second = _mm_crc32_u64(second, word);
+            second = crc_step_8(second, word);
             memcpy(&word, from + 2 * third, 8);
             memcpy(to + 2 * third, &word, 8);
-            last = _mm_crc32_u64(last, word);
+            last = crc_step_8(last, word);
         }
-        crc = crc_copy_shift(crc_copy_shift(crc, words) ^ second, words) ^ last;
+        crc = crc_shift(crc_shift(crc, third) ^ second, third) ^ last;
         from += 2 * third;
         to += 2 * third;
         length -= 3 * third;
     }
-    for (; length >= 8; length -= 8) CRC_COPY_PIECE(uint64_t, _mm_crc32_u64);
-    if (length & 4) CRC_COPY_PIECE(uint32_t, (uint32_t)_mm_crc32_u32);
-    if (length & 2) CRC_COPY_PIECE(uint16_t, (uint32_t)_mm_crc32_u16);
-    if (length & 1) CRC_COPY_PIECE(uint8_t, (uint32_t)_mm_crc32_u8);
-    return (uint32_t)crc;
+    return crc_copy_short(crc, to, from, length);
 }
 #else
-static const int crc_copy_known = 0;
+static const int crc_copy_known = 0; /* nobody calls what follows */
 static inline int crc_copy_init(void) { return 0; }
-static inline uint32_t crc_copy_words(uint32_t begin, uint8_t *to, const uint8_t *from, size_t length) {
-    (void)to, (void)from, (void)length;
-    return begin;
+static inline uint32_t crc_step_1(uint32_t crc, uint8_t byte) { return (void)byte, crc; }
+static inline uint32_t crc_step_2(uint32_t crc, uint16_t half) { return (void)half, crc; }
+static inline uint32_t crc_step_4(uint32_t crc, uint32_t word) { return (void)word, crc; }
+static inline uint32_t crc_step_8(uint32_t crc, uint64_t words) { return (void)words, crc; }
+static inline uint32_t crc_shift(uint32_t crc, size_t length) { return (void)length, crc; }
+static inline uint32_t crc_copy_short(uint32_t crc, uint8_t *to, const uint8_t *from, size_t length) {
+    return (void)to, (void)from, (void)length, crc;
+}
+static inline uint32_t crc_copy_words(uint32_t crc, uint8_t *to, const uint8_t *from, size_t length) {
+    return (void)to, (void)from, (void)length, crc;
 }
 #endif
 

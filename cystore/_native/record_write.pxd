@@ -1,0 +1,111 @@
+"""One record, written into its place, with its checksum computed on the way (crc_copy.h)."""
+
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from cystore._native.append cimport append_item
+from cystore._native.checksum cimport crc32c_combine, crc32c_update
+from cystore._native.layout cimport *
+
+cdef extern from "failpoints.h" nogil:
+    void failpoint(const char* name)
+
+cdef extern from "crc_copy.h" nogil:
+    int crc_copy_init()
+    int crc_copy_known
+    uint32_t crc_step_1(uint32_t crc, uint8_t byte)
+    uint32_t crc_step_2(uint32_t crc, uint16_t half)
+    uint32_t crc_step_4(uint32_t crc, uint32_t word)
+    uint32_t crc_step_8(uint32_t crc, uint64_t words)
+    uint32_t crc_shift(uint32_t crc, size_t length)
+    uint32_t crc_copy_short(uint32_t crc, uint8_t* to, const uint8_t* source, size_t length)
+    uint32_t crc_copy_words(uint32_t crc, uint8_t* to, const uint8_t* source, size_t length)
+    uint16_t bswap16 "__builtin_bswap16"(uint16_t v)
+    uint32_t bswap32 "__builtin_bswap32"(uint32_t v)
+    uint64_t bswap64 "__builtin_bswap64"(uint64_t v)
+
+
+# `summing` is a constant wherever these are called: two functions come of each.
+
+cdef inline uint32_t put_be16(uint8_t* at, uint16_t v, uint32_t crc, bint summing) noexcept nogil:
+    store_be16(at, v)
+    return crc_step_2(crc, bswap16(v)) if summing else crc
+
+
+cdef inline uint32_t put_be32(uint8_t* at, uint32_t v, uint32_t crc, bint summing) noexcept nogil:
+    store_be32(at, v)
+    return crc_step_4(crc, bswap32(v)) if summing else crc
+
+
+cdef inline uint32_t put_be64(uint8_t* at, uint64_t v, uint32_t crc, bint summing) noexcept nogil:
+    store_be64(at, v)
+    return crc_step_8(crc, bswap64(v)) if summing else crc
+
+
+cdef inline uint32_t put_bytes(uint8_t* at, const uint8_t* source, size_t length, uint32_t crc, bint summing) noexcept nogil:
+    if summing:
+        return crc_copy_short(crc, at, source, length)
+    if length:  # without any the pointer may be NULL
+        memcpy(at, source, length)
+    return crc
+
+
+cdef inline uint32_t write_head(uint8_t* p, const append_item* item, uint32_t magic, bint summing) noexcept nogil:
+    """What comes before the body, but for the checksum field. Gives the CRC register."""
+    cdef uint8_t* at = p + 48
+    cdef uint32_t crc = 0xFFFFFFFFu
+    crc = put_be32(p + RECORD_TOTAL_SIZE_AT, <uint32_t>item.size, crc, summing)
+    crc = put_be32(p + RECORD_MAGIC_AT, magic, crc, summing)
+    crc = put_be32(p + RECORD_QUEUE_ID_AT, <uint32_t>item.queue_id, crc, summing)
+    crc = put_be32(p + RECORD_FLAG_AT, <uint32_t>item.flag, crc, summing)
+    crc = put_be64(p + RECORD_QUEUE_OFFSET_AT, <uint64_t>item.queue_offset, crc, summing)
+    crc = put_be64(p + RECORD_PHYSICAL_OFFSET_AT, <uint64_t>item.physical_offset, crc, summing)
+    crc = put_be32(p + RECORD_SYS_FLAG_AT, <uint32_t>item.sys_flag, crc, summing)
+    crc = put_be64(p + RECORD_BORN_TIMESTAMP_AT, <uint64_t>item.born_timestamp, crc, summing)
+    crc = put_bytes(at, item.born_host, item.born_host_len, crc, summing)
+    at += item.born_host_len
+    crc = put_be64(at, <uint64_t>item.store_timestamp, crc, summing)
+    at += 8
+    crc = put_bytes(at, item.store_host, item.store_host_len, crc, summing)
+    at += item.store_host_len
+    crc = put_be32(at, <uint32_t>item.reconsume_times, crc, summing)
+    crc = put_be64(at + 4, <uint64_t>item.prepared_transaction_offset, crc, summing)
+    return put_be32(at + 12, <uint32_t>item.body_len, crc, summing)
+
+
+cdef inline uint32_t write_tail(uint8_t* at, const append_item* item, bint summing) noexcept nogil:
+    """What comes after the body. Gives the CRC register that it makes of 0."""
+    cdef uint32_t crc = 0
+    at[0] = <uint8_t>item.topic_len
+    if summing:
+        crc = crc_step_1(crc, <uint8_t>item.topic_len)
+    crc = put_bytes(at + 1, item.topic, item.topic_len, crc, summing)
+    at += 1 + item.topic_len
+    crc = put_be16(at, <uint16_t>item.properties_len, crc, summing)
+    return put_bytes(at + 2, item.properties, item.properties_len, crc, summing)
+
+
+cdef inline void write_record(uint8_t* p, const append_item* item, uint32_t magic) noexcept nogil:
+    """The whole record; its checksum field last."""
+    cdef uint8_t* body = p + 72 + item.born_host_len + item.store_host_len
+    cdef uint8_t* tail = body + item.body_len
+    cdef uint32_t checksum, head, end
+    if magic == RECORD_MAGIC_CYSTORE and crc_copy_known:
+        head = write_head(p, item, magic, True)
+        end = write_tail(tail, item, True)
+        if item.has_body_checksum:
+            memcpy(body, item.body, item.body_len)
+            checksum = ~crc32c_combine(~head, item.body_checksum, item.body_len)
+        else:
+            checksum = crc_shift(head, item.body_len) ^ crc_copy_words(0, body, item.body, item.body_len)
+        checksum = ~(crc_shift(checksum, item.size - (tail - p)) ^ end)
+        failpoint("append.bytes_written")
+    else:
+        write_head(p, item, magic, False)
+        write_tail(tail, item, False)
+        put_bytes(body, item.body, item.body_len, 0, False)
+        failpoint("append.bytes_written")
+        checksum = item.body_checksum
+        if magic == RECORD_MAGIC_CYSTORE:
+            checksum = crc32c_update(crc32c_update(0, p, 8), p + 12, item.size - 12)
+    record_set_checksum_field(p, checksum)
