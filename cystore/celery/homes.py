@@ -190,21 +190,7 @@ def put(
 ) -> None:
     """Appends records (keyword arguments of `Message`) in order to their home: here, or through the broker."""
     if backend.location.path and home == own_id(backend):
-        store = backend.store
-        append: Callable[[], object]
-        if len(fields) == 1:
-            append = partial(store.put, **fields[0], flush=flush)
-        else:
-            append = partial(store.put_many, [Message(**one) for one in fields], flush=flush)
-        if "sync" in (flush, store.config.flush_disk_type):
-            greenlets.off_the_hub(append)
-        elif len(fields) == 1 and greenlets.in_use():
-            try:
-                store.put(**fields[0], flush=flush, busy_timeout_ms=HUB_WAITS_MS)
-            except PageCacheBusyError:
-                greenlets.off_the_hub(append)
-        else:
-            append()
+        _append(backend.store, fields, flush)
         return
     send_id, sent_ms = uuid.uuid4().hex, str(clock.now_ms())
     listed = [
@@ -226,6 +212,23 @@ def put(
         add_to_parent=False,
         headers={HOME: home},
     )
+
+
+def _append(store: MessageStore, fields: Sequence[dict[str, Any]], flush: str | None) -> None:
+    append: Callable[..., object]
+    if len(fields) == 1:
+        append = partial(store.put, **fields[0], flush=flush)
+    else:
+        append = partial(store.put_many, [Message(**one) for one in fields], flush=flush)
+    if not greenlets.in_use():
+        append()
+    elif len(fields) > 1 or "sync" in (flush, store.config.flush_disk_type):
+        greenlets.off_the_hub(append)
+    else:
+        try:
+            append(busy_timeout_ms=HUB_WAITS_MS)
+        except PageCacheBusyError:
+            greenlets.off_the_hub(append)
 
 
 @shared_task(

@@ -130,7 +130,7 @@ def open_shared(location: Location) -> MessageStore:
             if held is None or held[1].closed:
                 store = cystore.open(location.path, **location.opened_with)
                 held = _open[location.path] = (location, store)
-    if held[0] != location:
+    if held[0] is not location and held[0] != location:
         raise StoreConfigError(
             f"this process has the store open with the options {held[0].settings}, not {location.settings}",
             path=location.path,

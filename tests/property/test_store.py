@@ -115,7 +115,8 @@ def damaged_log(written: WrittenLog, draw) -> Log:
     else:
         for record in draw(st.lists(st.sampled_from([r for r in written.records if r.body]), max_size=3)):
             base = record.physical_offset - record.physical_offset % file_size
-            body_at = record.physical_offset - base + record.raw.rindex(record.body)
+            behind_body = 1 + len(record.topic) + 2 + len(record.raw_properties)
+            body_at = record.end - behind_body - len(record.body) - base
             changed = bytearray(files[base])
             changed[body_at : body_at + len(record.body)] = draw(damage(record.body))
             files[base] = bytes(changed)
