@@ -117,14 +117,22 @@ CELERY_PEERS = {
 
 
 def _celery(
-    name: str, title: str, what: str, job: Job, peers: dict[str, int], goals: tuple[Goal, ...]
+    name: str,
+    title: str,
+    what: str,
+    job: Job,
+    peers: dict[str, int],
+    goals: tuple[Goal, ...],
+    floor: str = "",
 ) -> Case:
-    """`peers`: label and what its count is divided by."""
+    """`peers`: label and what its count is divided by; `floor`: the job without any backend."""
     contestants = (
         Contestant(label, "celery", slower, {"options": CELERY_PEERS[label]})
         for label, slower in peers.items()
     )
-    return Case(f"celery-{name}", title, what, job, (CELERY_OURS, *contestants), goals)
+    without = Contestant("no backend at all", "celery", 1, {"case": floor, "options": {"backend": "none"}})
+    rows = (CELERY_OURS, *([without] if floor else []), *contestants)
+    return Case(f"celery-{name}", title, what, job, rows, goals)
 
 
 # The last two look for a result twice a second, and for the end of a chord once.
@@ -154,6 +162,7 @@ CELERY = (
         Job("wait", 300, ""),
         POLLED,
         (Goal("Redis", 2.0),),
+        floor="wait_floor",
     ),
     _celery(
         "tasks",
@@ -170,6 +179,7 @@ CELERY = (
         Job("chords", 20, ""),
         POLLED,
         (Goal("Redis", 2.5),),
+        floor="chords_floor",
     ),
 )
 

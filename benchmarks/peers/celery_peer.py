@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,10 @@ from benchmarks.celery_fleet import (
     BACKEND_VARIABLE,
     BROKER_VARIABLE,
     LIFECYCLE_VARIABLE,
+    PIPE_VARIABLE,
     add,
     make_app,
+    tell,
     total,
 )
 from benchmarks.workload import Job, Measure
@@ -40,6 +42,7 @@ URLS = {
     "sqlite": "db+sqlite:///{folder}/results.sqlite",
     "filesystem": "file://{folder}/results",
     "memory": "cache+memory://",
+    "none": "disabled://",
 }
 
 
@@ -71,6 +74,7 @@ def _worker(job: Job) -> Iterator[tuple[Celery, Redis]]:
             BROKER_VARIABLE: app.conf.broker_url,
             BACKEND_VARIABLE: app.conf.result_backend,
             LIFECYCLE_VARIABLE: "1" if job.options.get("lifecycle") else "",
+            PIPE_VARIABLE: str(_pipe(job)),
         }
         with open(job.path / "worker.log", "wb") as log:
             process = subprocess.Popen(
@@ -78,11 +82,36 @@ def _worker(job: Job) -> Iterator[tuple[Celery, Redis]]:
                 cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         try:
-            assert add.delay(1, 2).get(timeout=WAIT_S) == 3
+            if job.options["backend"] != "none":
+                assert add.delay(1, 2).get(timeout=WAIT_S) == 3
             yield app, server
         finally:
             process.terminate()
             process.wait()
+
+
+def _pipe(job: Job) -> Path:
+    return job.path / "pipe"
+
+
+@contextmanager
+def _told(job: Job) -> Iterator[Callable[[int], None]]:
+    """Gives a function that sends so many `tell` and returns when all have run."""
+    os.mkfifo(_pipe(job))
+    pipe = os.open(_pipe(job), os.O_RDWR)  # a reader alone would wait for a first writer
+
+    def run(count: int) -> None:
+        for _ in range(count):
+            tell.delay()
+        while count:
+            count -= len(os.read(pipe, count))
+
+    try:
+        with _worker(job):
+            run(1)
+            yield run
+    finally:
+        os.close(pipe)
 
 
 def _ids(count: int) -> list[str]:
@@ -128,16 +157,27 @@ def get(job: Job) -> Measure:
         return workload.timed(job.count, work)
 
 
+def _each(count: int, work: Callable[[], object]) -> Measure:
+    """The median of so many; the 99th percentile is a fact."""
+    seconds = []
+    for _ in range(max(count, 2)):
+        begin = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - begin)
+    cuts = statistics.quantiles(seconds, n=100, method="inclusive")
+    return Measure(1, cuts[49], {"p99_ms": round(cuts[98] * 1e3, 2)})
+
+
 def wait(job: Job) -> Measure:
-    """`.delay().get()`, one after the other: the median; the 99th percentile is a fact."""
+    """`.delay().get()`, one after the other."""
     with _worker(job):
-        seconds = []
-        for _ in range(job.count):
-            begin = time.perf_counter()
-            add.delay(1, 2).get(timeout=WAIT_S)
-            seconds.append(time.perf_counter() - begin)
-        cuts = statistics.quantiles(seconds, n=100)
-        return Measure(1, cuts[49], {"p99_ms": round(cuts[98] * 1e3, 2)})
+        return _each(job.count, lambda: add.delay(1, 2).get(timeout=WAIT_S))
+
+
+def wait_floor(job: Job) -> Measure:
+    """From `.delay()` to the task itself: no backend can be faster."""
+    with _told(job) as run:
+        return _each(job.count, lambda: run(1))
 
 
 def tasks(job: Job) -> Measure:
@@ -150,13 +190,18 @@ def tasks(job: Job) -> Measure:
         return Measure(job.count, time.perf_counter() - begin)
 
 
+def _chord() -> None:
+    done: Any = chord((add.s(number, 1) for number in range(50)), total.s()).apply_async()
+    assert done.get(timeout=WAIT_S) == 50 * 51 // 2
+
+
 def chords(job: Job) -> Measure:
-    """Chords of 50, one after the other: the median from the call to the body's result."""
+    """Chords of 50, one after the other, from the call to the body's result."""
     with _worker(job):
-        seconds: list[float] = []
-        for _ in range(job.count):
-            begin = time.perf_counter()
-            done: Any = chord((add.s(number, 1) for number in range(50)), total.s()).apply_async()
-            assert done.get(timeout=WAIT_S) == 50 * 51 // 2
-            seconds.append(time.perf_counter() - begin)
-        return Measure(1, statistics.median(seconds))
+        return _each(job.count, _chord)
+
+
+def chords_floor(job: Job) -> Measure:
+    """Fifty tasks, and when they have run one more: no backend, no chord."""
+    with _told(job) as run:
+        return _each(job.count, lambda: (run(50), run(1)))

@@ -1,6 +1,7 @@
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
-from cystore._native.layout cimport SYS_FLAG_COMMIT, SYS_FLAG_TRANSACTION_MASK, control_block, queue_entry
+from cystore._native.layout cimport SYS_FLAG_COMMIT, SYS_FLAG_TRANSACTION_MASK, control_block
+from cystore._native.record_write cimport append_item
 
 cdef enum AppendStatus:
     APPEND_OK = 0
@@ -9,32 +10,6 @@ cdef enum AppendStatus:
     APPEND_NEED_QUEUES = 3     # no allocated queue slot is left
     APPEND_REFUSED = 4         # a flag of the store forbids writing
     APPEND_OVERWRITTEN = 5     # the control block is not what we left
-
-# One message on its way into the log. What it points to is kept by the caller; the last part is filled by the kernel.
-cdef struct append_item:
-    const uint8_t* body
-    const uint8_t* topic
-    const uint8_t* properties
-    const uint8_t* born_host
-    const uint8_t* store_host
-    int32_t body_len
-    int32_t topic_len
-    int32_t properties_len
-    int32_t born_host_len
-    int32_t store_host_len
-    int32_t size
-    int32_t queue_id
-    int32_t flag
-    int32_t sys_flag
-    int32_t reconsume_times
-    int64_t born_timestamp          # -1: when it is appended
-    int64_t prepared_transaction_offset
-    uint32_t body_checksum
-    bint has_body_checksum          # computed before the lock
-    queue_entry* entry
-    int64_t physical_offset
-    int64_t queue_offset
-    int64_t store_timestamp
 
 cdef extern from "wallclock.h" nogil:
     ctypedef struct wall_clock:

@@ -11,7 +11,7 @@ from cystore._native.control cimport Control, control_intact
 from cystore._native.layout cimport *
 from cystore._native.mapping cimport MappedFile
 from cystore._native.queue_table cimport control_add_queue, control_find_queue
-from cystore._native.record_write cimport crc_copy_init, failpoint, write_record
+from cystore._native.record_write cimport append_item, crc_copy_init, failpoint, write_record
 
 crc_copy_init()
 

@@ -1,9 +1,8 @@
 """One record, written into its place, with its checksum computed on the way (crc_copy.h)."""
 
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from cystore._native.append cimport append_item
 from cystore._native.checksum cimport crc32c_combine, crc32c_update
 from cystore._native.layout cimport *
 
@@ -24,6 +23,32 @@ cdef extern from "crc_copy.h" nogil:
     uint32_t bswap32 "__builtin_bswap32"(uint32_t v)
     uint64_t bswap64 "__builtin_bswap64"(uint64_t v)
 
+
+# One message on its way into the log. What it points to is kept by the caller; the last part is filled by the kernel.
+cdef struct append_item:
+    const uint8_t* body
+    const uint8_t* topic
+    const uint8_t* properties
+    const uint8_t* born_host
+    const uint8_t* store_host
+    int32_t body_len
+    int32_t topic_len
+    int32_t properties_len
+    int32_t born_host_len
+    int32_t store_host_len
+    int32_t size
+    int32_t queue_id
+    int32_t flag
+    int32_t sys_flag
+    int32_t reconsume_times
+    int64_t born_timestamp          # -1: when it is appended
+    int64_t prepared_transaction_offset
+    uint32_t body_checksum
+    bint has_body_checksum          # computed before the lock
+    queue_entry* entry
+    int64_t physical_offset
+    int64_t queue_offset
+    int64_t store_timestamp
 
 # `summing` is a constant wherever these are called: two functions come of each.
 

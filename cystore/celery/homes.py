@@ -15,10 +15,9 @@ from __future__ import annotations
 import base64
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -215,20 +214,27 @@ def put(
 
 
 def _append(store: MessageStore, fields: Sequence[dict[str, Any]], flush: str | None) -> None:
-    append: Callable[..., object]
-    if len(fields) == 1:
-        append = partial(store.put, **fields[0], flush=flush)
-    else:
-        append = partial(store.put_many, [Message(**one) for one in fields], flush=flush)
     if not greenlets.in_use():
-        append()
+        _append_now(store, fields, flush)
     elif len(fields) > 1 or "sync" in (flush, store.config.flush_disk_type):
-        greenlets.off_the_hub(append)
+        greenlets.off_the_hub(_append_now, store, fields, flush)
     else:
         try:
-            append(busy_timeout_ms=HUB_WAITS_MS)
+            _append_now(store, fields, flush, HUB_WAITS_MS)
         except PageCacheBusyError:
-            greenlets.off_the_hub(append)
+            greenlets.off_the_hub(_append_now, store, fields, flush)
+
+
+def _append_now(
+    store: MessageStore,
+    fields: Sequence[dict[str, Any]],
+    flush: str | None,
+    busy_timeout_ms: int | None = None,
+) -> None:
+    if len(fields) == 1:
+        store.put(**fields[0], flush=flush, busy_timeout_ms=busy_timeout_ms)
+    else:
+        store.put_many([Message(**one) for one in fields], flush=flush)
 
 
 @shared_task(
