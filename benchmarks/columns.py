@@ -6,6 +6,7 @@ Prints rows and bytes a second of CPU time and of wall time, the best of some ro
 from __future__ import annotations
 
 import argparse
+import random
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,19 +19,25 @@ from cystore._native.scan import LogScanner
 from cystore.snapshot import LogRange
 
 TOPICS, BATCH = 3, 1000
+POOL_BYTES, STRIDE = 1 << 24, 7919  # bodies are pieces of random bytes, which no format finds again
 GOAL_ROWS, GOAL_BYTES = 6.3e6, 2e9
 
 
 def fill(folder: Path, count: int, record_bytes: int, **settings: Any) -> None:
-    """Messages as an application writes them: two keys' worth of properties beside the body."""
-    body = bytes(range(256)) * 8
+    """Messages as an application writes them: each with another body, and two keys' worth of properties beside it."""
+    pool = random.Random(1).randbytes(POOL_BYTES + record_bytes)
+
+    def body_of(number: int) -> bytes:
+        begin = number * STRIDE % POOL_BYTES
+        return pool[begin : begin + record_bytes - 150]
+
     with cystore.open(folder, services="none", **settings) as store:
         for first in range(0, count, BATCH):
             store.put_many(
                 [
                     cystore.Message(
                         topic=f"orders-{number % TOPICS}",
-                        body=body[: record_bytes - 150],
+                        body=body_of(number),
                         keys=(f"order-{number}",),
                         tags="new",
                         properties={"task": "app.add"},

@@ -7,45 +7,16 @@ comparing with the log are all in the time. CPU time is that of the driver, the 
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import tempfile
 import time
 from pathlib import Path
 
 from benchmarks.columns import fill
-from benchmarks.spark_scan import session
+from benchmarks.spark_session import cpu_now, cpu_since, session
 
 GOAL_MB = 100
 MB = 1e6
-
-
-def cpu_s(pid: str) -> float:
-    """User and system time of a process and of its children that ended, from /proc."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-
-
-def family_cpu_s() -> float:
-    """Of this process and all below it that are alive."""
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                parents[entry.name] = (entry / "stat").read_text().rpartition(")")[2].split()[1]
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-    ours, added = {str(os.getpid())}, True
-    while added:
-        more = {pid for pid, parent in parents.items() if parent in ours} - ours
-        ours, added = ours | more, bool(more)
-    total = 0.0
-    for pid in ours:
-        try:
-            total += cpu_s(pid)
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return total
 
 
 def main() -> int:
@@ -68,11 +39,11 @@ def main() -> int:
         best = 0.0
         for number in range(options.rounds + 1):
             (folder / "store" / "config" / "archive.json").unlink(missing_ok=True)
-            wall, cpu = time.perf_counter(), family_cpu_s()
+            wall, before = time.perf_counter(), cpu_now()
             done = archive(
                 spark, str(folder / "store"), str(folder / "archive"), settings=settings, all_sealed=True
             )
-            wall, cpu = time.perf_counter() - wall, family_cpu_s() - cpu
+            wall, cpu = time.perf_counter() - wall, cpu_since(before)
             shutil.rmtree(folder / "archive")
             size = done["log_bytes"] / MB
             if not size:

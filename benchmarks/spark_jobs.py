@@ -12,17 +12,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import os
-import resource
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import cystore
 from benchmarks.columns import fill, scan
-from benchmarks.spark_scan import session
+from benchmarks.spark_session import Took, best, session
 from cystore import arrow
 from cystore.cli.program import main as command
 
@@ -30,52 +27,7 @@ SCRUB_MORE_S, REBUILD_TIMES = 1.5, 6.0
 CORES = (1, 2)
 
 
-def cpu_s() -> float:
-    """Of this process and of its children that ended. The JVM and its workers go on, so their part is read from the system."""
-    used = sum(
-        getattr(resource.getrusage(who), name)
-        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-        for name in ("ru_utime", "ru_stime")
-    )
-    return used + sum(_ticks(pid) for pid in _descendants(os.getpid())) / os.sysconf("SC_CLK_TCK")
-
-
-def _stat(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-
-
-def _descendants(root: int) -> list[int]:
-    parents = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            parents[int(entry.name)] = int(_stat(int(entry.name))[1])
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it ended meanwhile
-    found, level = [], [root]
-    while level:
-        level = [pid for pid, parent in parents.items() if parent in level]
-        found += level
-    return found
-
-
-def _ticks(pid: int) -> int:
-    try:
-        return sum(map(int, _stat(pid)[11:15]))
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-
-
-def best(rounds: int, run: Callable[[], Any]) -> tuple[float, float]:
-    """(wall time, CPU time of that round)."""
-    found = []
-    for _ in range(rounds):
-        wall, cpu = time.perf_counter(), cpu_s()
-        run()
-        found.append((time.perf_counter() - wall, cpu_s() - cpu))
-    return min(found)
-
-
-def show(name: str, took: tuple[float, float], rest: str = "") -> None:
+def show(name: str, took: Took, rest: str = "") -> None:
     print(f"{name:<34} {took[0]:7.2f} s wall {took[1]:7.2f} s CPU  {rest}".rstrip(), flush=True)
 
 

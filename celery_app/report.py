@@ -84,7 +84,9 @@ def _failures(store: MessageStore) -> list[Transition]:
     """Shows and returns the failed tasks, each once: one that was delivered twice failed twice."""
     found = {t.task_id: t for t in history.transitions(store, name=index_file.name, states=("FAILURE",))}
     failed = list(found.values())
-    say(f"\nfailed  {len(failed)} files that do not parse, with the traceback of the last one")
+    say(
+        f"\nfailed  {len(failed)} files that do not parse; the newest of them, and the traceback of the first"
+    )
     rows = []
     for transition in failed[:SHOWN]:
         result = transition.result
@@ -131,7 +133,8 @@ def _outcome(run: Run, verdict: Verdict, lives: dict[str, list[Transition]]) -> 
             f"        tasks that were sent again, because their messages died with the worker: {run.sent_again}"
         )
     say(
-        f"        the dispatch task of beat held its lease {run.ticks} times; {run.behind_bytes} bytes were left to do"
+        f"        beat's dispatch task entered the log into queues and index in {run.ticks} runs; "
+        f"the last {run.behind_bytes:,} bytes were left to the next reader"
     )
     say(
         f"        a fresh process read all {verdict.checked:,} acknowledged results back: "

@@ -36,10 +36,11 @@ from cystore.stats import QueueRange
 from cystore.store import MessageStore, close_all, open  # noqa: A004 - the surface's name
 
 if TYPE_CHECKING:
-    from cystore.arrow import to_arrow
+    from cystore.arrow import to_arrow as to_arrow
 
 __version__ = "0.1.0"
 
+# Without to_arrow: `from cystore import *` works where pyarrow is not installed.
 __all__ = [
     "CorruptRecordError",
     "FencedError",
@@ -65,7 +66,6 @@ __all__ = [
     "StorePermissionError",
     "StoreTimeoutError",
     "open",
-    "to_arrow",
 ]
 
 

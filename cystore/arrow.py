@@ -7,11 +7,12 @@ is written, locked or recovered by reading, and a batch's buffers are filled str
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import pyarrow as pa
 
@@ -22,7 +23,7 @@ from cystore._native.mapping import MappedFile
 from cystore._native.record import STATUS_NAMES
 from cystore._native.scan import LogScanner
 from cystore.errors import CorruptRecordError, OffsetError, StoreConfigError, StoreFormatError
-from cystore.snapshot import LogRange, LogSnapshot
+from cystore.snapshot import LogRange
 from cystore.store import MessageStore
 from cystore.store import open as open_store
 
@@ -201,8 +202,19 @@ def _bounds(name: str, begin: int | None, end: int | None, least: int) -> tuple[
 # ------------------------------------------------------------------------------------------------------ plan
 
 
+class Log(Protocol):
+    """What a plan asks of a log: a LogSnapshot, or what is known of one elsewhere."""
+
+    minimum: int
+    end: int
+
+    def segments(self, begin: int, end: int) -> Iterator[LogRange]: ...
+    def ends_before(self, ranges: Iterable[LogRange], begin_ms: int) -> Iterator[LogRange]: ...
+    def begins_after(self, ranges: Iterable[LogRange], end_ms: int) -> Iterator[LogRange]: ...
+
+
 def plan_ranges(
-    snapshot: LogSnapshot, rows: RowFilter, *, begin: int | None = None, end: int | None = None
+    snapshot: Log, rows: RowFilter, *, begin: int | None = None, end: int | None = None
 ) -> list[LogRange]:
     """The segments' parts that can hold wanted records, of [begin, end), which are boundaries (default: the whole log)."""
     begin = snapshot.minimum if begin is None else max(begin, snapshot.minimum)
@@ -224,19 +236,28 @@ def read_ranges(ranges: Iterable[LogRange], settings: ReadSettings) -> Iterator[
 
     Raises CorruptRecordError, and OffsetError for a segment that was removed since the plan was made, as the settings say.
     """
-    reader = _new_reader(settings)
+    reader = new_reader(settings)
     store, loss = None, settings.fail_on_data_loss
     for part in ranges:
         if part.store != store:
-            yield from _taken(reader, settings, store)
+            yield from taken(reader, settings, store)
             store = part.store
         data = _bytes_of(part, loss)
         if data is not None:
             yield from _read_range(reader, part, *data, settings)
-    yield from _taken(reader, settings, store)
+    yield from taken(reader, settings, store)
 
 
-def _new_reader(settings: ReadSettings) -> ColumnReader:
+def read_range(
+    part: LogRange, data: MappedFile | bytes | memoryview, first: int, settings: ReadSettings
+) -> Iterator[pa.RecordBatch]:
+    """`read_ranges` of one range whose bytes are at hand: those of the log from physical offset `first` on."""
+    reader = new_reader(settings)
+    yield from _read_range(reader, part, data, first, settings)
+    yield from taken(reader, settings, part.store)
+
+
+def new_reader(settings: ReadSettings) -> ColumnReader:
     rows = settings.rows
     wanted = sum(kernel.COLUMN_BITS.get(name, 0) for name in settings.columns)
     return ColumnReader(
@@ -268,7 +289,7 @@ def _bytes_of(part: LogRange, fail_on_data_loss: bool) -> tuple[MappedFile | byt
             raise StoreFormatError(
                 f"the file has {length} bytes, too few for the records it held", path=path, offset=part.begin
             )
-        if host.file_system(path.parent) in host.NETWORK.values():
+        if host.may_be_remote(path.parent):
             with files.opened(path) as fd:
                 return files.pread_full(fd, part.begin - part.base, part.size_bytes, path), part.begin
         return files.map_file(path, part.base, length, writable=False, keep_descriptor=False), part.base
@@ -292,14 +313,18 @@ def _bytes_of(part: LogRange, fail_on_data_loss: bool) -> tuple[MappedFile | byt
 
 
 def _read_range(
-    reader: ColumnReader, part: LogRange, data: MappedFile | bytes, first: int, settings: ReadSettings
+    reader: ColumnReader,
+    part: LogRange,
+    data: MappedFile | bytes | memoryview,
+    first: int,
+    settings: ReadSettings,
 ) -> Iterator[pa.RecordBatch]:
     at, file_end = part.begin, part.base + part.file_bytes
     while at < part.end:
         hole = next((hole for hole in part.holes if hole[1] > at), None)
         if hole is not None and hole[0] <= at:
             end = min(hole[1], part.end)
-            yield from _damaged(reader, part, at, end, "a hole that recovery reported", settings)
+            yield from damaged(reader, part, at, end, "a hole that recovery reported", settings)
             at = end
             continue
         limit = min(part.end, part.end if hole is None else hole[0])
@@ -307,17 +332,19 @@ def _read_range(
         status = reader.run(data, first, at, limit, file_end, min(at + STEP_BYTES, limit))
         at = reader.position
         if status == kernel.FULL:
-            yield from _taken(reader, settings, part.store)
+            yield from taken(reader, settings, part.store)
         elif status == kernel.BLANK:
             return
         elif status == kernel.INVALID:
             reason = STATUS_NAMES[reader.reason]
             following = _next_record(part, data, first, at, limit)
-            yield from _damaged(reader, part, at, following, reason, settings)
+            yield from damaged(reader, part, at, following, reason, settings)
             at = following
 
 
-def _next_record(part: LogRange, data: MappedFile | bytes, first: int, position: int, limit: int) -> int:
+def _next_record(
+    part: LogRange, data: MappedFile | bytes | memoryview, first: int, position: int, limit: int
+) -> int:
     """Where the next valid record begins behind damage, or `limit`."""
     scanner = LogScanner(follow_queues=False)
     scanner.move(position, part.base + part.file_bytes)
@@ -331,12 +358,12 @@ def _next_record(part: LogRange, data: MappedFile | bytes, first: int, position:
     return limit
 
 
-def _damaged(
+def damaged(
     reader: ColumnReader, part: LogRange, begin: int, end: int, reason: str, settings: ReadSettings
 ) -> Iterator[pa.RecordBatch]:
     if settings.on_corruption == "skip":
         return
-    yield from _taken(reader, settings, part.store)
+    yield from taken(reader, settings, part.store)
     if settings.on_corruption == "fail":
         raise CorruptRecordError(
             f"the log is damaged up to {end}: {reason}; `cystore verify` tells what else is, and on_corruption skip or column "
@@ -349,7 +376,7 @@ def _damaged(
     yield pa.RecordBatch.from_arrays(arrays, schema=settings.schema)
 
 
-def _taken(reader: ColumnReader, settings: ReadSettings, store: str | None) -> Iterator[pa.RecordBatch]:
+def taken(reader: ColumnReader, settings: ReadSettings, store: str | None) -> Iterator[pa.RecordBatch]:
     """What the reader has, if it has anything."""
     rows, buffers = reader.take()
     if rows:
@@ -362,7 +389,7 @@ def _array(
 ) -> pa.Array:
     kind = settings.known[name]
     if name == "store":
-        return pa.repeat(pa.scalar(store, pa.string()), rows)
+        return pa.repeat(_scalar(store or ""), rows)
     if name in DAMAGE_COLUMNS:
         return pa.nulls(rows, kind)
     if name == "keys":
@@ -380,6 +407,14 @@ def _array(
     if name in ("value", "topic"):
         return _text(buffers[name], kind)
     return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(buffers[name])])
+
+
+def _scalar(text: str) -> pa.Scalar:
+    """`pa.scalar` would import pandas, where it is installed, to see whether this is one of its objects: most of a second in each of
+    Spark's workers, and as many objects more to look at for the collector of garbage after every task."""
+    data = text.encode()
+    offsets = struct.pack("=2i", 0, len(data))
+    return pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])[0]
 
 
 def _text(

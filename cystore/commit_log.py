@@ -78,8 +78,7 @@ class CommitLog:
 
     def read(self, physical_offset: int) -> Message:
         """The record that begins at an offset. A blank, a hole or a place inside a record is an error."""
-        if isinstance(physical_offset, bool) or not isinstance(physical_offset, int):
-            raise OffsetError(f"a physical offset must be a whole number, not {physical_offset!r}")
+        check_offset(physical_offset)
         hole = self.holes.covering(physical_offset)
         if hole is not None:
             raise CorruptRecordError(
@@ -109,6 +108,12 @@ class CommitLog:
     def scan(self, begin: int | None = None, end: int | None = None) -> Iterator[Message]:
         """Records in physical order from `begin` (a record's beginning; default: the minimum) to before `end` (default: the
         wrote position when the scan began). Damage that is not a reported hole raises CorruptRecordError."""
+        for given in (begin, end):
+            if given is not None:
+                check_offset(given)
+        return self._scan(begin, end)
+
+    def _scan(self, begin: int | None, end: int | None) -> Iterator[Message]:
         at = self.control.min_physical_offset if begin is None else begin
         until = self.control.wrote if end is None else min(end, self.control.wrote)
         ranges = self.holes.ranges()
@@ -136,3 +141,9 @@ class CommitLog:
         if not marker.exists():
             # Which takes it away again where it may not be durable.
             files.create_sized(self._root, marker, 0, 0)
+
+
+def check_offset(physical_offset: object) -> None:
+    """Raises OffsetError for what is no number of bytes."""
+    if isinstance(physical_offset, bool) or not isinstance(physical_offset, int):
+        raise OffsetError(f"a physical offset must be a whole number, not {physical_offset!r}")

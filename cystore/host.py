@@ -26,6 +26,9 @@ NETWORK = {
     0x01161970: "gfs2",
 }
 
+# Somebody's program answers for the file: with files of another host, or an object store, as likely as not.
+OTHERS = {0x65735546: "fuse"}
+
 LIBC = ctypes.CDLL(None, use_errno=True)  # once: each CDLL keeps a class of its own for ever
 
 
@@ -36,7 +39,12 @@ def file_system(path: Path) -> str:
         with files.translated(path):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
     magic = ctypes.c_long.from_buffer(buffer).value & 0xFFFFFFFF
-    return {**PROMISED, **NETWORK}.get(magic, f"{magic:#x}")
+    return {**PROMISED, **NETWORK, **OTHERS}.get(magic, f"{magic:#x}")
+
+
+def may_be_remote(path: Path) -> bool:
+    """Whether another host may change the files here, or be gone: what is mapped of them may then kill this process."""
+    return file_system(path) in {*NETWORK.values(), *OTHERS.values()}
 
 
 def check_writable_file_system(path: Path, *, allow_any: bool) -> None:

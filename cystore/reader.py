@@ -125,9 +125,9 @@ class Reader:
             type(queue_id) is type(queue_offset) is type(max_count) is int
             and 0 <= queue_id <= INT32_MAX >= max_count > 0
         ):
-            _check_int("queue_id", queue_id, 0, INT32_MAX)
-            _check_int("queue_offset", queue_offset, -FOREVER_MS, FOREVER_MS)
-            _check_int("max_count", max_count, 1, INT32_MAX)
+            check_int("queue_id", queue_id, 0, INT32_MAX)
+            check_int("queue_offset", queue_offset, -FOREVER_MS, FOREVER_MS)
+            check_int("max_count", max_count, 1, INT32_MAX)
         wanted_tags = None if tags is None or tags in ("", "*") else _tag_filter(tags)
         result = self._get(name, queue_id, queue_offset, max_count, wanted_tags, raw)
         if raw and result.raw is None:
@@ -203,9 +203,9 @@ class Reader:
             and 0 < max_count <= INT32_MAX
             and -FOREVER_MS <= begin_ms <= end_ms <= FOREVER_MS
         ):
-            _check_int("max_count", max_count, 1, INT32_MAX)
-            _check_int("begin_ms", begin_ms, -FOREVER_MS, FOREVER_MS)
-            _check_int("end_ms", end_ms, -FOREVER_MS, FOREVER_MS)
+            check_int("max_count", max_count, 1, INT32_MAX)
+            check_int("begin_ms", begin_ms, -FOREVER_MS, FOREVER_MS)
+            check_int("end_ms", end_ms, -FOREVER_MS, FOREVER_MS)
         try:
             encoded = key.encode()
         except UnicodeEncodeError as error:
@@ -263,8 +263,8 @@ class Reader:
         ConsumeQueue.getOffsetInQueueByTime.
         """
         name = _topic(topic)
-        _check_int("queue_id", queue_id, 0, INT32_MAX)
-        _check_int("timestamp_ms", timestamp_ms, -FOREVER_MS, FOREVER_MS)
+        check_int("queue_id", queue_id, 0, INT32_MAX)
+        check_int("timestamp_ms", timestamp_ms, -FOREVER_MS, FOREVER_MS)
         state = self._state(name, queue_id)
         if state is None:
             return 0
@@ -347,7 +347,8 @@ def _holds(message: Message, key: str) -> bool:
     return key in message.keys or key == message.properties.get("UNIQ_KEY")
 
 
-def _check_int(name: str, value: int, low: int, high: int) -> int:
+def check_int(name: str, value: int, low: int, high: int) -> int:
+    """The value; MessageIllegalError for what is no whole number between the two."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise MessageIllegalError(f"{name} must be a whole number from {low} to {high}, not {value!r}")
     return value

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -16,6 +16,7 @@ from cystore._native.control import Control
 from cystore.commit_log import CommitLog
 from cystore.consume_queue import ConsumeQueue, ConsumeQueues
 from cystore.errors import StoreError
+from cystore.segments import file_name
 from cystore.stats import QueueRange
 
 PIECE_BYTES = 128 * 1024 * 1024
@@ -40,6 +41,48 @@ class LogRange:
         return self.end - self.begin
 
 
+@dataclass(frozen=True)
+class LogRun:
+    """Ranges of equally long segments that follow each other: what names very many of them in few bytes. `folder` is the segments'."""
+
+    store: str
+    folder: str
+    file_bytes: int
+    begin: int
+    end: int
+    holes: tuple[tuple[int, int], ...] = ()
+
+    def ranges(self) -> Iterator[LogRange]:
+        """One for each segment."""
+        begin = self.begin
+        while begin < self.end:
+            base = begin - begin % self.file_bytes
+            end = min(self.end, base + self.file_bytes)
+            path = f"{self.folder}/{file_name(base)}"
+            holes = tuple(hole for hole in self.holes if hole[0] < end and hole[1] > begin)
+            yield LogRange(self.store, path, base, self.file_bytes, begin, end, holes)
+            begin = end
+
+
+def runs_of(ranges: Iterable[LogRange]) -> tuple[LogRun, ...]:
+    """The same as runs, each as long as can be."""
+    runs: list[LogRun] = []
+    for part in ranges:
+        folder = part.path.rpartition("/")[0]
+        last = runs[-1] if runs else None
+        if last is not None and (last.store, last.folder, last.file_bytes, last.end) == (
+            part.store,
+            folder,
+            part.file_bytes,
+            part.begin,
+        ):
+            holes = last.holes + tuple(hole for hole in part.holes if hole not in last.holes)
+            runs[-1] = replace(last, end=part.end, holes=holes)
+        else:
+            runs.append(LogRun(part.store, folder, part.file_bytes, part.begin, part.end, part.holes))
+    return tuple(runs)
+
+
 class LogSnapshot:
     """Bounds of a log when this was made; the methods ask the queues, so they need the store open."""
 
@@ -55,6 +98,7 @@ class LogSnapshot:
         self.file_bytes = commit_log.file_bytes
         self.holes = tuple(commit_log.holes.ranges())
         self._control, self._commit_log, self._queues = control, commit_log, queues
+        self._folder = str(commit_log.files.directory)
         self._slots = control.queue_count
 
     # ---------------------------------------------------------------------------------------- queues
@@ -129,7 +173,7 @@ class LogSnapshot:
         """A range inside one segment."""
         base = self._base(begin)
         holes = tuple(hole for hole in self.holes if hole[0] < end and hole[1] > begin)
-        path = str(self._commit_log.files.path(base))
+        path = f"{self._folder}/{file_name(base)}"
         return LogRange(str(self.path), path, base, self.file_bytes, begin, end, holes)
 
     def pieces(

@@ -15,11 +15,13 @@ from cystore._native.appender import Appender, put_function
 from cystore._native.message import Message, PutResult
 from cystore.archive import Archived, ArchiveMark
 from cystore.attach import Attachment, attach, detach
-from cystore.clock import monotonic_s
+from cystore.clock import monotonic_s, wait_s
+from cystore.commit_log import check_offset
 from cystore.config import StoreConfig
 from cystore.errors import MessageIllegalError, StoreClosedError, StoreConfigError, StoreNotWritableError
 from cystore.holds import Hold
 from cystore.layout import FLAGS
+from cystore.reader import FOREVER_MS, INT32_MAX, check_int
 from cystore.result import GetResult
 from cystore.segments import Mode
 from cystore.services.clean import Cleaned
@@ -60,7 +62,11 @@ def open(  # noqa: A001 - the surface's name
         raise StoreConfigError("give a config or single settings, not both")
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
         raise StoreConfigError(f"path must name a directory, not {path!r}")
-    return MessageStore(Path(os.path.realpath(path)), config or StoreConfig.from_mapping(settings), progress)
+    try:
+        real = Path(os.path.realpath(path))
+    except ValueError as error:
+        raise StoreConfigError(f"path must name a directory, not {path!r}: {error}") from error
+    return MessageStore(real, config or StoreConfig.from_mapping(settings), progress)
 
 
 class MessageStore:
@@ -253,13 +259,14 @@ class MessageStore:
         `max_bytes` of log, about, end it earlier; `timeout_s` bounds the wait for whoever else is dispatching (default: none).
         """
         parts = self._writable()
+        timeout_ms = int(wait_s(timeout_s) * 1000)
+        if max_bytes is not None:
+            check_int("max_bytes", max_bytes, 0, FOREVER_MS)
         before = parts.control.dispatched
         if max_bytes is None and timeout_s is None:
             parts.dispatcher.run_to_end()
         else:
-            parts.dispatcher.run_once(
-                max_bytes, timeout_ms=None if timeout_s is None else int(timeout_s * 1000)
-            )
+            parts.dispatcher.run_once(max_bytes, timeout_ms=timeout_ms)
         return parts.control.dispatched - before
 
     def deliver(self, *, max_messages: int | None = None, timeout_s: float | None = None) -> int:
@@ -409,7 +416,9 @@ class MessageStore:
     def wait(self, topic: str, queue_id: int, queue_offset: int, timeout_s: float | None = None) -> bool:
         """Sleeps until the message at `queue_offset` can be read: True; False after `timeout_s`. Not polling: an append in any
         process wakes it."""
-        until = None if timeout_s is None else monotonic_s() + timeout_s
+        until = monotonic_s() + wait_s(timeout_s)
+        check_int("queue_id", queue_id, 0, INT32_MAX)
+        check_int("queue_offset", queue_offset, -FOREVER_MS, FOREVER_MS)
         while True:
             parts = self._attached()
             seen = parts.control.append_seq
@@ -417,7 +426,7 @@ class MessageStore:
             slot = parts.control.find_queue(_topic_text(topic), queue_id)
             if slot >= 0 and parts.control.queue_dispatched(slot) > queue_offset:
                 return True
-            left_s = WAIT_SLICE_S if until is None else min(WAIT_SLICE_S, until - monotonic_s())
+            left_s = min(WAIT_SLICE_S, until - monotonic_s())
             if left_s <= 0:
                 return False
             parts.control.wait_append(seen, max(1, int(left_s * 1000)))
@@ -442,13 +451,14 @@ class MessageStore:
         With the wrote position of an earlier look no append can be missed: one that came since makes it return at once. The
         records are there for `scan`, dispatched or not.
         """
-        until = None if timeout_s is None else monotonic_s() + timeout_s
+        until = monotonic_s() + wait_s(timeout_s)
+        check_offset(physical_offset)
         while True:
             control = self._attached().control
             seen = control.append_seq
             if control.wrote > physical_offset:
                 return True
-            left_s = WAIT_SLICE_S if until is None else min(WAIT_SLICE_S, until - monotonic_s())
+            left_s = min(WAIT_SLICE_S, until - monotonic_s())
             if left_s <= 0:
                 return False
             control.wait_append(seen, max(1, int(left_s * 1000)))

@@ -6,7 +6,7 @@ position (the commit point), next queue offsets, intent cleared. Source: CommitL
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from cystore._native.atomics cimport clock_coarse_ms, load_i64, load_u32, release_fence, store_i64, store_u32
+from cystore._native.atomics cimport clock_coarse_ms, load_i64, load_u32, prefetch_for_write, release_fence, store_i64, store_u32
 from cystore._native.control cimport Control, control_intact
 from cystore._native.layout cimport *
 from cystore._native.mapping cimport MappedFile
@@ -17,6 +17,8 @@ crc_copy_init()
 
 cdef enum:
     CLAMP_REPORT_MS = 60_000
+    CACHE_LINE = 64
+    EXPECTED_BYTES = 4096
 
 # StoreStatsService.getPutMessageDistributeTime: upper bounds of the latency buckets, ms; the last has none.
 LATENCY_BOUNDS_MS: tuple[int, ...] = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10000)
@@ -52,6 +54,13 @@ cdef void _end_file(control_block* block, uint8_t* p, int64_t wrote, int32_t roo
     store_i64(&block.wrote, wrote + room)
     failpoint("append.blank_published")
     store_u32(&block.intent_active, 0)
+
+
+cdef inline void expect_write(const uint8_t* p, int32_t size) noexcept nogil:
+    cdef int32_t at = 0
+    while at < size and at < EXPECTED_BYTES:
+        prefetch_for_write(p + at)
+        at += CACHE_LINE
 
 
 def end_segment(Control control not None, MappedFile file not None):
@@ -141,6 +150,8 @@ cdef int append_locked(control_block* block, append_target* target, append_item*
         # From the last to the first: when everybody dies the wrote position is lost, and recovery takes what stands in the log.
         # It finds none of them until the first one is whole, and then all.
         for i in range(end - 1, done[0] - 1, -1):
+            if i > done[0]:  # the CPU does not guess that the next one comes before this one
+                expect_write(target.address + (items[i - 1].physical_offset - target.base), items[i - 1].size)
             write_record(target.address + (items[i].physical_offset - target.base), &items[i], target.magic)
             release_fence()
         failpoint("append.before_publish")

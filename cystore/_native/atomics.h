@@ -26,7 +26,13 @@ static inline void release_fence(void) { __atomic_thread_fence(__ATOMIC_RELEASE)
 static inline void full_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 /* Wherever it points: a prefetch never faults. */
 static inline void prefetch_for_read(const void *p) { __builtin_prefetch(p, 0); }
-static inline void prefetch_for_write(const void *p) { __builtin_prefetch(p, 1); }
+static inline void prefetch_for_write(const void *p) {
+#if defined(__x86_64__)
+    __asm__ volatile("prefetchw %0" : : "m"(*(const char *)p)); /* the builtin reads, unless it is compiled for newer CPUs only */
+#else
+    __builtin_prefetch(p, 1);
+#endif
+}
 /* Dirties the byte's page and changes nothing, whoever else writes to it meanwhile. */
 static inline void touch_byte(uint8_t *p) { (void)__atomic_fetch_or(p, 0, __ATOMIC_SEQ_CST); }
 

@@ -23,6 +23,8 @@ cdef extern from "atomics.h" nogil:
     uint32_t and_u32(uint32_t* p, uint32_t v)
     void full_fence()
     void release_fence()
+    void prefetch_for_read(const void* p)
+    void prefetch_for_write(const void* p)
     void touch_byte(uint8_t* p)
     void publish_be32(uint8_t* p, uint32_t v)
     uint32_t observe_be32(const uint8_t* p)

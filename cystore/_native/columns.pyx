@@ -7,6 +7,7 @@ columnar format, so nothing of Arrow is needed to build this.
 
 cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
+from cpython.ref cimport Py_REFCNT
 from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
@@ -22,6 +23,10 @@ from cystore._native.row_filter cimport RULE_BUCKETS, is_wanted, queue_rule, rec
 # Bytes that are no text become U+FFFD, which has three.
 cdef int64_t TEXT_GROWTH = 3
 cdef int64_t MICROSECONDS_MAX = INT64_MAX // 1000
+# So much more than is in it a buffer may have.
+cdef Py_ssize_t SPARE_BYTES = 64 * 1024
+# So many buffers of a column are remembered: one may be in use while the other is filled.
+cdef Py_ssize_t LENT_MAX = 2
 # With more bytes of properties than this, repeated names are found through a table instead of by looking at each.
 cdef int MANY = 512
 
@@ -295,6 +300,7 @@ cdef class ColumnBuffer:
 
     cdef uint8_t* data
     cdef Py_ssize_t length
+    cdef Py_ssize_t capacity
 
     def __dealloc__(self):
         free(self.data)
@@ -305,8 +311,15 @@ cdef class ColumnBuffer:
         if grown == NULL:
             raise MemoryError
         self.data = grown
-        self.length = length
+        self.length = self.capacity = length
         return grown
+
+    cdef int cut(self, Py_ssize_t length) except -1:
+        """Only the first `length` bytes count; the others are given back where they are many."""
+        if self.capacity - length > max(length, SPARE_BYTES):
+            self.make(length)
+        self.length = length
+        return 0
 
     def __len__(self):
         return self.length
@@ -323,19 +336,19 @@ cdef class _Text:
     cdef ColumnBuffer offsets, data
     cdef text_column* column
 
-    cdef int make(self, text_column* column, int64_t count_max, int64_t length_max) except -1:
-        self.offsets, self.data, self.column = ColumnBuffer(), ColumnBuffer(), column
-        column.offsets = <int32_t*>self.offsets.make((count_max + 1) * sizeof(int32_t))
-        column.data = self.data.make(length_max)
+    cdef int make(self, text_column* column, ColumnBuffer offsets, ColumnBuffer data) except -1:
+        """Two buffers with room for `count_max` items and `length_max` bytes."""
+        self.offsets, self.data, self.column = offsets, data, column
+        column.offsets = <int32_t*>offsets.data
+        column.data = data.data
         column.offsets[0] = 0
         column.count = column.length = 0
-        column.count_max, column.length_max = count_max, length_max
         return 0
 
     cdef tuple take(self):
         """The buffers, cut to what is in them."""
-        self.offsets.make((self.column.count + 1) * sizeof(int32_t))
-        self.data.make(self.column.length)
+        self.offsets.cut((self.column.count + 1) * sizeof(int32_t))
+        self.data.cut(self.column.length)
         return self.offsets, self.data
 
 
@@ -362,6 +375,8 @@ cdef class ColumnReader:
     cdef int64_t bytes_max
     cdef name_table* table
     cdef dict columns           # name: ColumnBuffer or _Text of the columns that are being filled
+    cdef dict lent              # name: ColumnBuffers that were handed over; who has them may be done with them
+    cdef dict expected          # name: (items, bytes) that a full text column will hold, by the last one
     cdef list held              # what the filter points into
     cdef bint made
 
@@ -370,11 +385,9 @@ cdef class ColumnReader:
         cdef record_filter* f = &self.s.filter
         if rows_max < 1 or bytes_max < 1 or bytes_max > 0x3FFFFFFF:
             raise ValueError(f"columns of {rows_max} rows and {bytes_max} bytes")
-        self.held = []
-        self.bytes_max = bytes_max
-        self.s.wanted = wanted
-        self.s.rows_max = rows_max
-        self.s.check_checksum = check_checksum
+        self.held, self.lent, self.expected = [], {}, {}
+        self.bytes_max, self.s.rows_max = bytes_max, rows_max
+        self.s.wanted, self.s.check_checksum = wanted, check_checksum
         f.in_queue = in_queue
         f.physical_begin, f.physical_end = physical_begin, physical_end
         f.offset_begin, f.offset_end = offsets or (INT64_MIN, INT64_MAX)
@@ -424,44 +437,80 @@ cdef class ColumnReader:
         self.held.append((memory, rules))
         return 0
 
-    cdef uint8_t* _plain(self, str name, Py_ssize_t length) except NULL:
-        cdef ColumnBuffer memory = ColumnBuffer()
-        self.columns[name] = memory
-        return memory.make(length)
+    cdef ColumnBuffer _memory(self, str name, Py_ssize_t length):
+        """Memory for a column: that of an earlier one whose batch is gone, for new memory costs more than filling it; else new. What
+        one large record needed is not kept for small ones."""
+        cdef list lent = self.lent.get(name, [])
+        cdef ColumnBuffer memory
+        cdef Py_ssize_t i
+        for i in range(len(lent)):
+            memory = lent[i]
+            # Two have it: the list, and this function.
+            if Py_REFCNT(memory) == 2 and length <= memory.capacity <= 4 * length + SPARE_BYTES:
+                del lent[i]
+                return memory
+        memory = ColumnBuffer()
+        memory.make(length)
+        return memory
 
-    cdef int _text(self, str name, text_column* column, int64_t count_max, int64_t least) except -1:
+    cdef int _lend(self, str name, ColumnBuffer memory) except -1:
+        cdef list lent = self.lent.setdefault(name, [])
+        lent.append(memory)
+        if len(lent) > LENT_MAX:
+            del lent[0]
+        return 0
+
+    cdef uint8_t* _plain(self, str name, Py_ssize_t length) except NULL:
+        cdef ColumnBuffer memory = self._memory(name, length)
+        memory.length = length
+        self.columns[name] = memory
+        return memory.data
+
+    cdef int _text(self, str name, text_column* column, int64_t count_max, int64_t count_least, int64_t length_least) except -1:
+        """Room for what is expected, for one record of that many items and bytes at least."""
         cdef _Text text = _Text()
+        column.count_max, column.length_max = self.expected.get(name, (count_max, self.bytes_max))
+        column.count_max = max(min(column.count_max, count_max), count_least)
+        column.length_max = max(min(column.length_max, self.bytes_max), length_least)
         self.columns[name] = text
-        return text.make(column, count_max, max(self.bytes_max, least))
+        return text.make(column, self._memory(name, (column.count_max + 1) * sizeof(int32_t)),
+                         self._memory(name + "_text", column.length_max))
+
+    cdef int _expect(self, str name, text_column* column) except -1:
+        """A quarter more than the rows that are there would take if they were as many as may be."""
+        cdef double times = 1.25 * self.s.rows_max / self.s.rows
+        self.expected[name] = <int64_t>min(times * column.count, 1e15), <int64_t>min(times * column.length, 1e15)
+        return 0
 
     cdef int _make(self, int64_t body_bytes) except -1:
         """New columns with room for one record of such a body at least."""
         cdef int64_t rows = self.s.rows_max
         cdef int64_t text = TEXT_GROWTH * <int64_t>PROPERTIES_BYTES_MAX
-        cdef int64_t many = rows + <int64_t>PROPERTIES_BYTES_MAX
+        cdef int64_t least = <int64_t>PROPERTIES_BYTES_MAX
+        cdef int64_t many = rows + least
         cdef uint32_t wanted = self.s.wanted
         cdef column_state* s = &self.s
         self.columns = {}
         s.rows = 0
         if wanted & COLUMN_KEY:
-            self._text("key", &s.key, rows, text)
+            self._text("key", &s.key, rows, 1, text)
             s.key_valid = self._plain("key_valid", (rows + 7) // 8)
             memset(s.key_valid, 0, (rows + 7) // 8)
         if wanted & COLUMN_VALUE:
-            self._text("value", &s.value, rows, body_bytes)
+            self._text("value", &s.value, rows, 1, body_bytes)
         if wanted & COLUMN_TOPIC:
-            self._text("topic", &s.topic, rows, TOPIC_BYTES_MAX)
+            self._text("topic", &s.topic, rows, 1, TOPIC_BYTES_MAX)
         if wanted & COLUMN_TAGS:
-            self._text("tags", &s.tags, rows, text)
+            self._text("tags", &s.tags, rows, 1, text)
             s.tags_valid = self._plain("tags_valid", (rows + 7) // 8)
             memset(s.tags_valid, 0, (rows + 7) // 8)
         if wanted & COLUMN_KEYS:
-            self._text("keys", &s.keys, 4 * many, text)
+            self._text("keys", &s.keys, 4 * many, least, text)
             s.keys_begin = <int32_t*>self._plain("keys_begin", (rows + 1) * sizeof(int32_t))
             s.keys_begin[0] = 0
         if wanted & COLUMN_PROPERTIES:
-            self._text("names", &s.names, 8 * many, text)
-            self._text("values", &s.values, 8 * many, text)
+            self._text("names", &s.names, 8 * many, least, text)
+            self._text("values", &s.values, 8 * many, least, text)
             s.properties_begin = <int32_t*>self._plain("properties_begin", (rows + 1) * sizeof(int32_t))
             s.properties_begin[0] = 0
         if wanted & COLUMN_PARTITION:
@@ -511,13 +560,19 @@ cdef class ColumnReader:
         """(rows, {name: buffers}) of what was filled since the last call: for text (offsets, data), else the values."""
         cdef int64_t rows = self.s.rows if self.made else 0
         cdef dict taken = {}
+        cdef _Text text
         if rows == 0:
             return 0, taken
         for name, column in self.columns.items():
             if type(column) is _Text:
-                taken[name] = (<_Text>column).take()
+                text = <_Text>column
+                self._expect(name, text.column)
+                taken[name] = text.take()
+                self._lend(name, text.offsets)
+                self._lend(name + "_text", text.data)
             else:
                 taken[name] = column
+                self._lend(name, column)
         self.columns = None
         self.made = False
         self.s.rows = 0

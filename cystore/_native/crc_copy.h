@@ -89,20 +89,18 @@ static inline uint32_t crc_copy_words(uint32_t crc, uint8_t *to, const uint8_t *
         size_t third = length / 24 * 8 < CRC_POWERS ? length / 24 * 8 : CRC_POWERS;
         uint32_t second = 0, last = 0;
         uint64_t word;
-        for (const uint8_t *end = from + third; from < end; from += 8, to += 8) {
+        memcpy(to, from, 3 * third);
+        for (const uint8_t *end = from + third; from < end; from += 8) {
             memcpy(&word, from, 8);
-            memcpy(to, &word, 8);
             crc = crc_step_8(crc, word);
             memcpy(&word, from + third, 8);
-            memcpy(to + third, &word, 8);
             second = crc_step_8(second, word);
             memcpy(&word, from + 2 * third, 8);
-            memcpy(to + 2 * third, &word, 8);
             last = crc_step_8(last, word);
         }
         crc = crc_shift(crc_shift(crc, third) ^ second, third) ^ last;
         from += 2 * third;
-        to += 2 * third;
+        to += 3 * third;
         length -= 3 * third;
     }
     return crc_copy_short(crc, to, from, length);

@@ -11,16 +11,11 @@ so a cyclic one ends. Source of the format: IndexFile and IndexHeader of RocketM
 from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp
 
+from cystore._native.atomics cimport observe_be32, prefetch_for_write, publish_be32, release_fence
 from cystore._native.layout cimport *
 from cystore._native.mapping cimport MappedFile
 from cystore._native.record cimport RECORD_OK, java_hash, property_find, record_view
 from cystore._native.window cimport WINDOW_NEED_SEGMENT, log_window, window_record
-
-cdef extern from "atomics.h" nogil:
-    void publish_be32(uint8_t* p, uint32_t v)
-    uint32_t observe_be32(const uint8_t* p)
-    void release_fence()
-    void prefetch_for_write(const void* p)
 
 cdef extern from "failpoints.h" nogil:
     void failpoint(const char* name)

@@ -8,11 +8,9 @@ cimport cython
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from libc.stdint cimport int64_t, uint8_t
 
+from cystore._native.atomics cimport prefetch_for_read
 from cystore._native.mapping cimport MappedFile
 from cystore._native.record cimport RECORD_BAD_POSITION, RECORD_OK, record_parse, record_view
-
-cdef extern from "atomics.h" nogil:
-    void prefetch_for_read(const void* p)
 
 
 cdef inline bint _in_hole(const log_window* window, int64_t offset) noexcept nogil:

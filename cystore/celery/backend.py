@@ -27,7 +27,7 @@ from cystore import (
     StoreFullError,
     StoreNotWritableError,
 )
-from cystore.celery import greenlets, homes, lifecycle, records
+from cystore.celery import event_loop, greenlets, homes, lifecycle, records
 from cystore.celery.chords import Chords
 from cystore.celery.consumer import ResultConsumer
 from cystore.celery.encoding import encode_meta
@@ -196,15 +196,23 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         self, task_id: str, exc: Any, traceback: Any = None, request: Any = None, *args: Any, **kwargs: Any
     ) -> None:
         """A task failed, and with it what waits for it."""
-        with homes.at(homes.home_of(self, request)), self.chords.ending(request):
-            super().mark_as_failure(task_id, exc, traceback, request, *args, **kwargs)
+
+        def mark() -> None:
+            with homes.at(homes.home_of(self, request)), self.chords.ending(request):
+                super(CystoreBackend, self).mark_as_failure(task_id, exc, traceback, request, *args, **kwargs)
+
+        event_loop.store(self.app, f"that task {task_id} failed", mark)
 
     def mark_as_revoked(
         self, task_id: str, reason: str = "", request: Any = None, *args: Any, **kwargs: Any
     ) -> None:
         """A task was revoked."""
-        with self.chords.ending(request):
-            super().mark_as_revoked(task_id, reason, request, *args, **kwargs)
+
+        def mark() -> None:
+            with self.chords.ending(request):
+                super(CystoreBackend, self).mark_as_revoked(task_id, reason, request, *args, **kwargs)
+
+        event_loop.store(self.app, f"that task {task_id} was revoked", mark)
 
     def on_task_call(self, producer: Any, task_id: str) -> dict[str, Any]:
         """A task is about to be sent."""

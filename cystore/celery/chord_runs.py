@@ -139,7 +139,7 @@ class Table:
             self._follow(store, 0)
             self._follow(store, queue_of(run_id, group_id))
             if which not in self._runs:
-                self._runs[which] = read_run(store, group_id, run_id)
+                self._runs[which] = _kept(read_run(store, group_id, run_id))
                 while len(self._runs) > RUNS_KEPT:
                     self._runs.popitem(last=False)
             self._runs.move_to_end(which)
@@ -157,10 +157,18 @@ class Table:
                 self._next[queue_id] = end + behind
                 return
             for message in messages:
-                run = self._runs.get((records.id_of(message.keys[0]), message.properties.get("run", "")))
+                which = (records.id_of(message.keys[0]), message.properties.get("run", ""))
+                run = self._runs.get(which)
                 if run is not None:
                     run.apply(message)
+                    self._runs[which] = _kept(run)
             self._next[queue_id] = end
+
+
+def _kept(run: Run) -> Run:
+    """What a table keeps of a run: of one that is done nobody asks for more, and a thousand large ones would take much memory.
+    Whoever works with it at the moment has the whole one."""
+    return Run(run.group_id, run.run_id, done_at=run.done_at) if run.done else run
 
 
 def batches(store: MessageStore, queue_id: int, place: int) -> Iterator[tuple[list[Message], int, int]]:

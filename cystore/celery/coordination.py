@@ -181,7 +181,7 @@ class Coordination:
             "%.0f s",
             self.location,
             "is away" if gone else "refuses us",
-            text,
+            text.rstrip("."),
             AWAY_S if gone else REFUSED_S,
         )
 

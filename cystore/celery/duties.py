@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from celery.exceptions import ImproperlyConfigured
 
 from cystore import FencedError, MessageStore, StoreClosedError, StoreError, StoreTimeoutError
-from cystore.celery import chords
+from cystore.celery import chords, greenlets
 from cystore.celery.backend import CystoreBackend
 from cystore.celery.identity import store_id_of
 from cystore.celery.redis_urls import RedisAwayError, redis_location_of
@@ -45,6 +45,7 @@ class Duty:
     bound_s: float
     lease_s: float
     step: Callable[[Any, MessageStore], tuple[int, bool]]
+    sends: bool = False  # talks to the broker, with connections that belong to the thread (under greenlets: the hub) they are of
 
     @property
     def task(self) -> str:
@@ -103,7 +104,7 @@ DELIVER_DELAYED = Duty("deliver_delayed", 1.0, 0.5, 5.0, _deliver)
 CLEAN_EXPIRED = Duty("clean_expired", 10.0, 2.0, 30.0, _clean)
 FLUSH = Duty("flush", 2.0, 1.0, 15.0, _flush)
 CHECKPOINT = Duty("checkpoint", 30.0, 5.0, 30.0, _checkpoint)
-CHORD_SWEEP = Duty("chord_sweep", 5.0, 2.0, 15.0, _sweep_chords)
+CHORD_SWEEP = Duty("chord_sweep", 5.0, 2.0, 15.0, _sweep_chords, sends=True)
 SCRUB = Duty("scrub", 10.0, 1.0, 15.0, _scrub)
 ALL: dict[str, Duty] = {
     duty.name: duty for duty in (REPUT, DELIVER_DELAYED, CLEAN_EXPIRED, FLUSH, CHECKPOINT, CHORD_SWEEP, SCRUB)
@@ -248,8 +249,10 @@ def run(app: Any, duty: Duty) -> int | None:
         outcome = Outcome.DONE
         try:
             while True:
-                with store.duties.step(duty.name, held.token, ttl_ms=int(duty.lease_s * 1000)):
-                    step, more = duty.step(app, store)
+                if duty.sends:
+                    step, more = _step(app, store, duty, held.token)
+                else:  # an fsync, a scrub's slice, a hundred unlinks: other greenlets need not wait for that
+                    step, more = greenlets.off_the_hub(_step, app, store, duty, held.token)
                 done += step
                 if not more or monotonic_s() - begun > duty.bound_s:
                     break
@@ -273,6 +276,12 @@ def run(app: Any, duty: Duty) -> int | None:
             took_us = int((monotonic_s() - begun) * 1_000_000)
             store.duties.ran(duty.name, DutyRun(begun_ms, took_us, done, outcome, 0))
     return None if outcome is Outcome.FAILED else done
+
+
+def _step(app: Any, store: MessageStore, duty: Duty, token: int) -> tuple[int, bool]:
+    """One step, under the duty's lock, which belongs to a thread of the operating system."""
+    with store.duties.step(duty.name, token, ttl_ms=int(duty.lease_s * 1000)):
+        return duty.step(app, store)
 
 
 def due_here(store: MessageStore, slack_s: float) -> list[str]:

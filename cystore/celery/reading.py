@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 from cystore import Message, MessageStore, QueueRange
 
-BATCH = 32  # messages of one read
+BATCH = 32  # messages of one read: so many of each queue are in memory
 FILTERED_BATCH = 1024  # queue entries of one read that keeps few of them
 FIRST_PAGE, PAGE = 32, 4096  # messages of a key
 
@@ -98,18 +98,26 @@ def _of_queue(
     end_ms: int | None, dispatched: int,
 ) -> Iterator[Message]:  # fmt: skip
     """Messages of a queue below a place in the log, from the last one not after `end_ms` to the first not before `begin_ms`."""
-    high, batch = bounds.max_offset, FILTERED_BATCH if tags else BATCH
+    high, batch = bounds.max_offset, BATCH
     if end_ms is not None:
         # The nearest one may be the first that is later.
         high = min(high, store.offset_by_time(topic, queue_id, end_ms + 1) + 1)
     while high > bounds.min_offset:
         low = max(bounds.min_offset, high - batch)
-        for message in reversed(_between(store, topic, queue_id, low, high, tags)):
+        found = _between(store, topic, queue_id, low, high, tags)
+        kept = len(found)
+        while found:
+            message = found.pop()
             if message.store_timestamp_ms < begin_ms:
                 return
             if message.physical_offset < dispatched:
                 yield message
         high = low
+        # Long reads where few are kept, short ones where many are: a state may be that of every task.
+        if kept <= BATCH // 2:
+            batch = min(batch * 2, FILTERED_BATCH)
+        elif kept > BATCH:
+            batch = max(batch // 2, BATCH)
 
 
 def _between(

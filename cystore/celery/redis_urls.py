@@ -127,6 +127,8 @@ class RedisLocation:
 
     def for_redis_py(self) -> str:
         """The URL that `redis.Redis.from_url` takes; not for a Sentinel, which is no URL there."""
+        if self.scheme == "unix":
+            return f"unix://{self._login}{quote(self.path)}?db={self.database}"
         return f"{self.scheme}://{self._login}{self._place}"
 
     def for_kombu(self) -> tuple[str, dict[str, Any]]:

@@ -10,7 +10,7 @@ import cystore
 from cystore.cli.command import FOUND_WRONG, OK, Command, add_json, count, reading_config, whole_number
 from cystore.cli.output import write_message, write_note
 from cystore.cli.progress import progress
-from cystore.cli.reading import Damage, queue_messages, whole_queues
+from cystore.cli.reading import Damage, queue_messages, report_stepped_over, whole_queues
 
 REPORT_EVERY = 512
 
@@ -43,6 +43,7 @@ def _run(args: argparse.Namespace) -> int:
             write_message(message, as_json=args.json)
             if beside is not None and number % REPORT_EVERY == 0:
                 beside("messages", number, total)
+        report_stepped_over(store)
     damage.summary()
     return FOUND_WRONG if damage.count else OK
 
@@ -53,7 +54,8 @@ COMMAND = Command(
     description=(
         "Writes one line for each message, in the order of topic, queue id and queue offset. Changes nothing in the store,\n"
         "whether it is in use, closed, left by a crash, or in a directory that may only be read. Messages that cannot be\n"
-        "read are reported on standard error and stepped over; the exit code is then 1."
+        "read are reported on standard error and stepped over; the exit code is then 1. Damage that recovery has dealt with\n"
+        "is reported there too."
     ),
     examples=(
         "cystore dump /var/lib/app/store --json > messages.jsonl",

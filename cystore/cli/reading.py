@@ -34,6 +34,17 @@ class Damage:
             write_note(f"{self.count} messages cannot be read; `cystore verify` lists all damage")
 
 
+def report_stepped_over(store: MessageStore) -> None:
+    """Reports the ranges of the log whose records are not among a store's messages: holes, and what recovery found lost behind the end."""
+    ranges = [(begin, end, "left out") for begin, end in store.stats()["holes"]]
+    if store.recovery is not None and store.recovery.lost is not None:
+        ranges.append((*store.recovery.lost, "lost"))
+    for begin, end, what in ranges[:DAMAGE_LINES]:
+        write_note(f"bytes {begin}..{end} of the log are damaged, what stood there is {what}")
+    if len(ranges) > DAMAGE_LINES:
+        write_note(f"{len(ranges)} ranges of the log are damaged; `cystore verify` lists all damage")
+
+
 @dataclass
 class QueueView:
     """A queue as it was at one moment: offsets from `begin` to before `end` are dispatched, `behind` holds the physical offsets

@@ -27,7 +27,7 @@ _ENTRY = struct.Struct(">iqii")
 
 @dataclass
 class IndexReader:
-    """One index file of the configured shape, read with pread."""
+    """One index file, read with pread."""
 
     path: Path
     slots: int
@@ -116,6 +116,22 @@ def list_index(root: Path, config: StoreConfig) -> tuple[list[IndexReader], list
         else:
             strange.append(path)
     return readers, strange
+
+
+def list_readable_index(root: Path, config: StoreConfig) -> tuple[list[IndexReader], list[Path]]:
+    """The index files of the configured shape or of one that their entries tell, oldest first, and those that tell none. One of another
+    shape that has no entry is neither."""
+    readers, strange = list_index(root, config)
+    silent: list[Path] = []
+    for path in strange:
+        with files.opened(path) as fd:
+            head, length = files.pread_full(fd, 0, HEADER_BYTES, path), files.length_of(fd, path)
+        has_entries, shape = told_shape(path, length)
+        if shape is not None:
+            readers.append(IndexReader(path, *shape, IndexHeader(*_HEADER.unpack(head))))
+        elif has_entries:
+            silent.append(path)
+    return sorted(readers, key=lambda reader: reader.path.name), silent
 
 
 def knows_its_shape(path: Path) -> bool:

@@ -40,6 +40,11 @@ class Entry:
         return self.size == HOLE_SIZE and self.physical_offset == 0
 
 
+def entry_in(data: bytes, at: int) -> Entry:
+    """The entry whose bytes begin at `at`."""
+    return Entry(*_ENTRY.unpack_from(data, at))
+
+
 @dataclass
 class QueueReader:
     """The files of one (topic, queue id) that follow each other without a gap; queue offsets count entries."""
@@ -81,7 +86,7 @@ class QueueReader:
             inside = position % self.file_bytes
             at = position - inside % BLOCK_BYTES
             self._block = at, self.read(at // ENTRY_BYTES, BLOCK_BYTES // ENTRY_BYTES)
-        return Entry(*_ENTRY.unpack_from(self._block[1], position - at))
+        return entry_in(self._block[1], position - at)
 
     def below(self, physical_offset: int) -> int:
         """Behind the last entry that points below `physical_offset`: entries ascend, hole entries go with the one before."""

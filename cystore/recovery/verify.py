@@ -15,7 +15,7 @@ from cystore.consume_queue import ENTRY_BYTES
 from cystore.holes import read_holes
 from cystore.index import DIRECTORY as INDEX
 from cystore.recovery import rules
-from cystore.recovery.index_reader import IndexReader, list_index
+from cystore.recovery.index_reader import IndexReader, list_readable_index
 from cystore.recovery.index_stream import IndexStream
 from cystore.recovery.log_pass import Key
 from cystore.recovery.log_reader import GONE, Finder, LogReader, Walk
@@ -326,9 +326,15 @@ class Verifier:
     # ------------------------------------------------------------------------------------ index
 
     def _index_files(self, scanner: kernel.LogScanner) -> Iterator[Damage]:
-        readers, strange = list_index(self._root, self._config)
+        readers, strange = list_readable_index(self._root, self._config)
         for path in strange:
-            yield Damage("index", path, 0, 0, "not of the configured shape: its entries were not compared")
+            yield Damage(
+                "index",
+                path,
+                0,
+                0,
+                "of a shape that neither the settings nor its entries tell: they were not compared",
+            )
         if strange:
             return
         for reader in readers:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from cystore._native import scan as kernel
 from cystore.config import StoreConfig
 from cystore.holes import Holes, read_holes
-from cystore.recovery.index_reader import IndexReader, list_index
+from cystore.recovery.index_reader import IndexReader, list_readable_index
 from cystore.recovery.index_stream import IndexStream
 from cystore.recovery.log_pass import Key
 from cystore.recovery.log_reader import Finder, LogReader
@@ -93,7 +93,7 @@ class _RangeVerifier(Verifier):
         begin, end = self._bounds.begin, self._bounds.end
         scanner = kernel.LogScanner(compare_tags=True, follow_queues=follow)
         if follow and self._config.message_index_enable:
-            readers, strange = list_index(self._root, self._config)
+            readers, strange = list_readable_index(self._root, self._config)
             if not strange:
                 self._stream = IndexStream([reader for reader in readers if reader.sound])
                 scanner.compare_keys(self._stream.near(begin), self._stream.limit, self._stream.files)
@@ -128,7 +128,7 @@ def without_false_borders(seen: Iterable[SeenRange]) -> tuple[list[SeenRange], l
 
 def verify_index_file(root: Path, config: StoreConfig, bounds: Bounds, name: str) -> list[Damage]:
     """What one index file says against itself; the last one too what it says of records that are not there."""
-    readers, _ = list_index(root, config)
+    readers, _ = list_readable_index(root, config)
     return [
         damage
         for reader in readers

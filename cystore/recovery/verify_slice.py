@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from cystore._native import scan as kernel
 from cystore.consume_queue import ENTRY_BYTES
-from cystore.recovery.index_reader import list_index
+from cystore.recovery.index_reader import list_readable_index
 from cystore.recovery.index_stream import IndexStream
 from cystore.recovery.log_pass import Key
 from cystore.recovery.model import Damage
@@ -49,7 +49,7 @@ class SliceVerifier(Verifier):
         scanner = kernel.LogScanner(compare_tags=True)
         begin, end = self._bounds.begin, self._bounds.end
         if self._config.message_index_enable:
-            readers, _ = list_index(self._root, self._config)
+            readers, _ = list_readable_index(self._root, self._config)
             self._stream = IndexStream([reader for reader in readers if reader.sound])
             scanner.compare_keys(self._stream.below(begin), self._stream.limit, self._stream.files)
         yield from self._walk(scanner, begin, end)

@@ -25,7 +25,7 @@ from cystore._native.failpoint import failpoint
 from cystore._native.mapping import MappedFile
 from cystore._native.message import Message, PutResult, delay_level_of, due_message
 from cystore.append_policy import AppendPolicy
-from cystore.clock import monotonic_s
+from cystore.clock import FOREVER_S, monotonic_s
 from cystore.commit_log import CommitLog
 from cystore.config import StoreConfig
 from cystore.consume_queue import ConsumeQueue, ConsumeQueues, QueueEntry
@@ -48,7 +48,6 @@ log = logging.getLogger("cystore")
 BATCH_MESSAGES = 256
 BATCH_BYTES = 1024 * 1024
 RUN_ONCE_S = 1.0
-FOREVER_S = 1e9
 BUSY_MS = 10
 IDLE_MS = 100  # ScheduleMessageService.DELAY_FOR_A_WHILE
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"

@@ -10,6 +10,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from cystore.arrow import ReadSettings
+from cystore.spark.by_url import url_partitions
 from cystore.spark.options import ReadOptions
 from cystore.spark.plan import base_filter, batch_partitions
 from cystore.spark.pushdown import narrowed
@@ -54,7 +55,10 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """None where the filters can keep no row."""
-        return [] if self._rows is None else batch_partitions(self._options, self._rows)
+        if self._rows is None:
+            return []
+        local = batch_partitions(self._options, self._rows, self._settings)
+        return [*local, *url_partitions(self._options, self._rows)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The record batches of one partition."""

@@ -17,9 +17,11 @@ from typing import Any, get_args
 from cystore.arrow import FOREVER, OnCorruption
 from cystore.config import StoreConfig
 from cystore.errors import StoreConfigError, StoreFormatError
+from cystore.storage import Storage, in_parallel, is_url
 
 EARLIEST, LATEST = -2, -1  # in offsets by topic and partition, as in Kafka
 SETTING_PREFIX = "cystore."
+STORAGE_PREFIX = "fs."
 PerQueue = dict[tuple[str, int], int]
 
 NAMES = (
@@ -28,6 +30,7 @@ NAMES = (
     *("startingOffsetsByTimestamp", "endingOffsetsByTimestamp"),
     *("failOnDataLoss", "minPartitions", "maxOffsetsPerTrigger", "maxBytesPerTrigger"),
     *("onCorruption", "checkChecksum", "includeTransactions", "includeArchive", "filterPushdown"),
+    "sealedSegments",
 )
 # What a table made by SQL brings along: it says nothing about reading but for the place (and each option again, as option.NAME).
 OF_SQL = frozenset(
@@ -71,12 +74,36 @@ class ReadOptions:
     in_queue: bool = True
     include_archive: bool = False
     filter_pushdown: bool = False
+    sealed: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
+    storage: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold credentials
+
+    def check_places(self) -> None:
+        """Raises StoreFormatError for a store that is not there."""
+        self.paths()
+        in_parallel(lambda place: place[0].check_folder(place[1]), self.urls())
+
+    def urls(self) -> list[tuple[Storage, str]]:
+        """The stores that are read by URL, of their sealed segments. Raises StoreFormatError for a pattern that nothing matches."""
+        found = {}
+        for pattern in self.patterns:
+            if not self._by_url(pattern):
+                continue
+            url = pattern if is_url(pattern) else f"file://{os.path.abspath(pattern)}"
+            storage, url = Storage.of(url, dict(self.storage))
+            matches = storage.matching(url)
+            if not matches:
+                raise StoreFormatError("no store matches", path=url)
+            found.update(dict.fromkeys(matches, storage))
+        return [(found[url], url) for url in sorted(found)]
+
+    def _by_url(self, pattern: str) -> bool:
+        return self.sealed or is_url(pattern)
 
     def paths(self) -> list[str]:
-        """The stores that the patterns name now, absolute. Raises StoreFormatError for one that is not there."""
+        """The stores that the patterns name now, absolute, but for URLs. Raises StoreFormatError for one that is not there."""
         found: list[str] = []
-        for pattern in self.patterns:
+        for pattern in (pattern for pattern in self.patterns if not self._by_url(pattern)):
             matches = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]
             if not matches:
                 raise StoreFormatError("no store matches", path=pattern)
@@ -99,17 +126,20 @@ def parse(given: Mapping[str, str], *, stream: bool) -> ReadOptions:
     """Checks the options of a batch or stream read. Raises StoreConfigError."""
     options = {name.lower(): value for name, value in given.items()}
     settings = settings_of(options)
+    storage = _storage_of(options)
     known = {name.lower(): name for name in NAMES}
     for name in options:
         if name not in known and name not in OF_SQL and not name.startswith("option."):
             raise StoreConfigError(
-                f"no option {name}; there are {', '.join(NAMES)} and {SETTING_PREFIX}SETTING"
+                f"no option {name}; there are {', '.join(NAMES)}, {SETTING_PREFIX}SETTING and {STORAGE_PREFIX}NAME"
             )
     for name in BATCH_ONLY if stream else STREAM_ONLY:
         if name.lower() in options:
             raise StoreConfigError(f"option {name} is for {'batches' if stream else 'streams'} only")
+    patterns, sealed = _patterns(options), _flag(options, "sealedSegments", False)
+    _check_urls(patterns, sealed, options, stream=stream)
     return ReadOptions(
-        patterns=_patterns(options),
+        patterns=patterns,
         **_selection(options),
         keys=_listed(options, "key"),
         starting=_starting(options, stream=stream),
@@ -123,7 +153,9 @@ def parse(given: Mapping[str, str], *, stream: bool) -> ReadOptions:
         in_queue=not _flag(options, "includeTransactions", False),
         include_archive=_flag(options, "includeArchive", False),
         filter_pushdown=_flag(options, "filterPushdown", False),
+        sealed=sealed,
         settings=settings,
+        storage=storage,
     )
 
 
@@ -146,6 +178,25 @@ def settings_of(options: dict[str, str]) -> dict[str, Any]:
         setting, value = StoreConfig.parse_setting(f"{name.removeprefix(SETTING_PREFIX)}={options.pop(name)}")
         found[setting] = value
     return found
+
+
+def _storage_of(options: dict[str, str]) -> dict[str, str]:
+    """Takes the options out that are of the file system of URLs."""
+    names = [name for name in options if name.startswith(STORAGE_PREFIX)]
+    return {name.removeprefix(STORAGE_PREFIX): options.pop(name) for name in names}
+
+
+def _check_urls(patterns: tuple[str, ...], sealed: bool, options: dict[str, str], *, stream: bool) -> None:
+    urls = [pattern for pattern in patterns if sealed or is_url(pattern)]
+    for pattern in urls:
+        if is_url(pattern):
+            Storage.of(pattern, {})
+        for wrong, why in (
+            (stream, "a stream follows a store where it is used; a URL is read in batches"),
+            (_flag(options, "includeArchive", False), "includeArchive goes with a store's path only"),
+        ):
+            if wrong:
+                raise StoreConfigError(f"{pattern} is read by URL, of its sealed segments: {why}")
 
 
 def _patterns(options: dict[str, str]) -> tuple[str, ...]:

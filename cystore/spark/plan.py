@@ -9,17 +9,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from cystore.arrow import FOREVER, RowFilter, plan_ranges
+from cystore.arrow import FOREVER, ReadSettings, RowFilter, plan_ranges
 from cystore.errors import CorruptRecordError, OffsetError, StoreConfigError
-from cystore.snapshot import PIECE_BYTES, LogRange, LogSnapshot, packed
+from cystore.sealed import SealedLog
+from cystore.snapshot import PIECE_BYTES, LogRange, LogRun, LogSnapshot, packed, runs_of
 from cystore.spark.archived import archive_of, archive_partitions, border_of
 from cystore.spark.options import EARLIEST, LATEST, Bound, PerQueue, ReadOptions
 from cystore.store import MessageStore
 from cystore.store import open as open_store
 
 PARTITIONS_MAX = 10_000
+# Where only numbers and times are wanted, the rows of 128 MiB are read and handed over in the time that a task takes to begin and end.
+NUMBERS_PIECE_BYTES = 2 * PIECE_BYTES
 KEY_LOOKUPS_MAX = 256  # of keys times topics; beyond that a scan is asked for
 EVERY_MATCH = (1 << 31) - 1
 
@@ -28,19 +32,23 @@ EVERY_MATCH = (1 << 31) - 1
 class LogPartition(InputPartition):
     """What one task reads."""
 
-    ranges: tuple[LogRange, ...]
+    runs: tuple[LogRun, ...]
     rows: RowFilter
 
     @property
+    def ranges(self) -> tuple[LogRange, ...]:
+        return tuple(part for run in self.runs for part in run.ranges())
+
+    @property
     def size_bytes(self) -> int:
-        return sum(part.size_bytes for part in self.ranges)
+        return sum(run.end - run.begin for run in self.runs)
 
 
 def open_reading(path: str, options: ReadOptions) -> MessageStore:
     return open_store(path, **{**options.settings, "read_only": True})
 
 
-def selected(options: ReadOptions, snapshot: LogSnapshot) -> list[tuple[str, int]]:
+def selected(options: ReadOptions, snapshot: LogSnapshot | SealedLog) -> list[tuple[str, int]]:
     """The queues that the options choose."""
     return [queue for queue in snapshot.queue_ranges if options.takes(*queue)]
 
@@ -52,24 +60,25 @@ def base_filter(options: ReadOptions) -> RowFilter:
 
 def queue_rules(
     options: ReadOptions,
-    snapshot: LogSnapshot,
+    snapshot: LogSnapshot | SealedLog,
     rows: RowFilter,
     archived: Mapping[tuple[str, int], int] | None = None,
 ) -> RowFilter:
     """`rows` with what bounds and choices mean for each queue. Raises StoreConfigError for offsets that are not those of all
     chosen queues, OffsetError for offsets that were removed and are not `archived` (where each queue begins in the archive)."""
-    queues = selected(options, snapshot)
     starting, ending = options.starting, options.ending
     times = (
         rows.times_ms[0] if starting.timestamp_ms is None else max(rows.times_ms[0], starting.timestamp_ms),
         rows.times_ms[1] if ending.timestamp_ms is None else min(rows.times_ms[1], ending.timestamp_ms),
     )
     rows = replace(rows, times_ms=times)
+    by_queue = starting.per_queue is not None or ending.per_queue is not None or bool(options.assigned)
+    if not by_queue and options.topic_pattern is None:
+        return rows
+    queues = selected(options, snapshot)
     for which, bound in (("starting", starting), ("ending", ending)):
         check_named(which, bound, queues)
-    if starting.per_queue is None and ending.per_queue is None and not options.assigned:
-        if options.topic_pattern is None:
-            return rows
+    if not by_queue:
         return replace(
             rows, rules=tuple(_rule(topic) for topic in sorted({topic for topic, _ in queues})) or NOTHING
         )
@@ -114,7 +123,7 @@ def check_named(which: str, bound: Bound, queues: list[tuple[str, int]]) -> None
 
 def check_loss(
     options: ReadOptions,
-    snapshot: LogSnapshot,
+    snapshot: LogSnapshot | SealedLog,
     archived: Mapping[tuple[str, int], int] | None = None,
 ) -> None:
     """Offsets that are asked for and not there any more, or not yet."""
@@ -130,31 +139,47 @@ def check_loss(
                 )
 
 
-def piece_bytes(total_bytes: int, min_partitions: int | None) -> int:
-    """How large a partition should be: large enough to be worth its task, small enough for as many as are asked for."""
-    size = max(PIECE_BYTES, total_bytes // PARTITIONS_MAX)
+def worth_bytes(settings: ReadSettings) -> int:
+    """How much log is worth a task, by the columns that are wanted."""
+    only_numbers = all(pa.types.is_primitive(kind) for kind in settings.schema.types)
+    return NUMBERS_PIECE_BYTES if only_numbers else PIECE_BYTES
+
+
+def piece_bytes(
+    total_bytes: int, min_partitions: int | None, worth: int | None = None, stores: int = 1
+) -> int:
+    """How large a partition should be: large enough to be worth its task, small enough for as many as are asked for. `total_bytes` are
+    those of one of so many `stores`."""
+    size = max(worth or PIECE_BYTES, total_bytes * stores // PARTITIONS_MAX)
     return size if min_partitions is None else max(1, min(size, total_bytes // min_partitions))
 
 
 def partitions_of(
-    snapshot: LogSnapshot, ranges: Sequence[LogRange], rows: RowFilter, least: int | None
+    snapshot: LogSnapshot,
+    ranges: Sequence[LogRange],
+    rows: RowFilter,
+    least: int | None,
+    worth: int | None = None,
+    stores: int = 1,
 ) -> list[LogPartition]:
-    """Ranges of one store, cut and packed; each partition begins with a record."""
-    size, at_most = piece_bytes(sum(part.size_bytes for part in ranges), least), least is not None
+    """Ranges of one store (of so many), cut and packed; each partition begins with a record."""
+    total = sum(part.size_bytes for part in ranges)
+    size, at_most = piece_bytes(total, least, worth, stores), least is not None
     pieces = (
         piece for part in ranges for piece in snapshot.pieces(part.begin, part.end, size, at_most=at_most)
     )
     # A piece that a record's length made a little smaller is large enough.
     return [
-        LogPartition(pack, rows)
+        LogPartition(runs_of(pack), rows)
         for pack in packed(pieces, size if at_most else size * 9 // 10, at_most=at_most)
     ]
 
 
-def batch_partitions(options: ReadOptions, rows: RowFilter) -> list[InputPartition]:
+def batch_partitions(options: ReadOptions, rows: RowFilter, settings: ReadSettings) -> list[InputPartition]:
     """The partitions of a batch; each store is read up to the end that was published when it was planned."""
+    worth = worth_bytes(settings)
     paths = options.paths()
-    least = None if options.min_partitions is None else -(-options.min_partitions // len(paths))
+    least = None if options.min_partitions is None else -(-options.min_partitions // max(1, len(paths)))
     archives: list[InputPartition] = []
     found: list[LogPartition] = []
     for path in paths:
@@ -167,17 +192,17 @@ def batch_partitions(options: ReadOptions, rows: RowFilter) -> list[InputPartiti
             ranges = by_key(store, snapshot, wanted, options, begin) if wanted.keys else None
             if ranges is None:
                 ranges = plan_ranges(snapshot, wanted, begin=begin)
-            found += partitions_of(snapshot, ranges, wanted, least)
-    return [*archives, *(found if options.min_partitions is not None else together(found))]
+            found += partitions_of(snapshot, ranges, wanted, least, worth, len(paths))
+    return [*archives, *(found if options.min_partitions is not None else together(found, worth))]
 
 
-def together(partitions: Iterable[LogPartition]) -> Iterator[LogPartition]:
+def together(partitions: Iterable[LogPartition], worth: int) -> Iterator[LogPartition]:
     """The rests of several stores in one partition, where they are read in the same way."""
     for _, alike in groupby(partitions, key=lambda partition: partition.rows):
         found = list(alike)
-        yield from (one for one in found if one.size_bytes >= PIECE_BYTES)
-        rests = [part for one in found if one.size_bytes < PIECE_BYTES for part in one.ranges]
-        yield from (LogPartition(pack, found[0].rows) for pack in packed(rests, PIECE_BYTES))
+        yield from (one for one in found if one.size_bytes >= worth)
+        rests = [part for one in found if one.size_bytes < worth for part in one.ranges]
+        yield from (LogPartition(runs_of(pack), found[0].rows) for pack in packed(rests, worth))
 
 
 def by_key(

@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 from cystore.arrow import COLUMNS, DAMAGE_COLUMNS, ReadSettings, read_ranges
 from cystore.errors import StoreConfigError
 from cystore.spark.archived import ArchivePartition
+from cystore.spark.by_url import UrlPartition
 from cystore.spark.options import ReadOptions
 from cystore.spark.plan import LogPartition
 
@@ -48,7 +49,7 @@ def read_partition(
     """A task's record batches, with the very types that Spark expects."""
     if isinstance(partition, LogPartition):
         batches = read_ranges(partition.ranges, replace(settings, rows=partition.rows))
-    elif isinstance(partition, ArchivePartition):
+    elif isinstance(partition, (ArchivePartition, UrlPartition)):
         batches = partition.read(settings)
     else:
         return  # Spark makes one of its own where a plan has none

@@ -40,7 +40,7 @@ class CystoreDataSource(DataSource):
     def schema(self) -> StructType:
         """All columns. Bad options and missing stores are refused here, so `load` refuses them."""
         options = parse_any(self.options)
-        options.paths()
+        options.check_places()
         schema = from_arrow_schema(pa.schema(list(known_columns(options).items())))
         if "provider" in self.options:
             schema.fields[0].metadata = {OPTIONS: json.dumps(dict(self.options))}

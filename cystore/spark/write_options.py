@@ -22,6 +22,7 @@ from cystore.spark.options import (
     settings_of,
     whole_number,
 )
+from cystore.storage import Storage, is_url
 
 WRITE_NAMES = ("path", "topic", "stagingPath", "sinkId", "txnAppId", "txnVersion", "checkpointLocation")
 OF_STREAMS = frozenset({"queryname"})  # given to Spark, which hands it on
@@ -88,6 +89,11 @@ def parse_write(given: Mapping[str, str], *, overwrite: bool, stream: bool) -> W
     staging = options.get("stagingpath")
     if staging is not None and not staging:
         raise StoreConfigError("stagingPath is empty: name a folder that the driver and every executor share")
+    if staging is not None and is_url(local_path(staging)):
+        _, url = Storage.of(staging, {})
+        raise StoreConfigError(
+            f"stagingPath {url} is a URL: name a folder that the driver and every executor share"
+        )
     sink = _stream_sink(options) if stream else _application(options)
     version = None
     if not stream and sink is not None:
@@ -106,6 +112,11 @@ def _store_path(options: Mapping[str, str]) -> str:
     path = local_path(options.get("path") or options.get("location") or "")
     if not path:
         raise StoreConfigError('no path: name the store\'s directory, as in .save("/var/lib/app/store")')
+    if is_url(path):
+        _, url = Storage.of(path, {})
+        raise StoreConfigError(
+            f"path {url} is a URL, which is for reading only: a store is written on its host"
+        )
     found = Path(os.path.realpath(path))
     if found.exists() and not found.is_dir():
         raise StoreConfigError(f"path {path} is a file; a store is a directory")

@@ -488,6 +488,21 @@ def test_many_records_passed_while_this_process_had_no_part(led, monkeypatch):
     assert led.queued() == [["A", "B", "C"]]
 
 
+def test_what_is_done_takes_no_memory(led):
+    """A process remembers a thousand runs: of large chords that would be much."""
+    store = led.backend.store
+    for _ in range(3):
+        led.open()
+        led.part("a", 0, "A")
+        led.part("b", 1, "B")
+    chords._tables[str(store.path)].look(store, led.group_id, "another run")
+    kept = chords._tables[str(store.path)]._runs.values()
+    assert [run.done for run in kept] == [True, True, True, False]
+    assert not any(run.parts for run in kept)
+    led.part("a", 0, "a late duplicate")
+    assert led.queued() == [["A", "B"]] * 3
+
+
 # ------------------------------------------------------------------------------------------------- killing
 
 

@@ -193,6 +193,13 @@ def test_an_app_with_another_backend(run):
     assert "three slashes" in run("status", code=2, app=app).output
 
 
+def test_an_app_without_a_store(run):
+    """A publisher's: the commands run on the host that has the store."""
+    app = Celery("other", broker="memory://", backend="cystore://", set_as_current=False)
+    for name in ("status", "history", "tail"):
+        assert "this process has no store" in run(name, code=2, app=app).output
+
+
 def test_text_that_would_move_the_cursor(backend, run):
     backend.store.put_many([event_message(events.FAILED, "t", "app.\x1b[2J", exception="a\nb")])
     (line,) = run("history").stdout.splitlines()

@@ -86,8 +86,7 @@ def test_results_that_nobody_wants_are_not_stored(fleet):
     again = fleet.task(work.add).apply_async((1, 1), ignore_result=True)
     last = fleet.task(work.add).delay(1, 1)
     assert last.get(timeout=PATIENCE_S) == 2
-    revoked = fleet.app.control.ping(timeout=10)
-    assert revoked
+    assert fleet.app.control.ping(timeout=PATIENCE_S, limit=1)
     assert not records.records_of(fleet.backend.store, records.RESULTS, result.id)
     assert not records.records_of(fleet.backend.store, records.RESULTS, again.id)
 
@@ -101,7 +100,7 @@ def test_states_of_the_apps_own(fleet):
 def test_a_revoked_task(fleet):
     result = fleet.task(work.add).apply_async((1, 1), countdown=3600)
     result.revoke()
-    fleet.app.control.ping(timeout=10)
+    assert fleet.app.control.ping(timeout=PATIENCE_S, limit=1)
     late = fleet.task(work.add).apply_async((1, 1), task_id=result.id)
     with pytest.raises(TaskRevokedError):
         late.get(timeout=PATIENCE_S)

@@ -133,6 +133,52 @@ def test_another_greenlet_runs_during_a_put(url, library, lock):
     assert got == [["put begins", "others ran", "put ends"], 1]
 
 
+def a_step_of_a_duty_and_who_ends_it(url: str, library: str) -> list:
+    import dataclasses
+    import importlib
+
+    green = importlib.import_module(library)
+    if library == "gevent":
+        importlib.import_module("gevent.monkey").patch_all()
+    else:
+        green.monkey_patch()
+
+    from celery import Celery
+
+    from cystore import os_threads
+    from cystore.celery import duties
+
+    app = Celery("test", broker="memory://", backend=url)
+    app.backend.store_result("before", 1, "SUCCESS")
+    release, order = os_threads.Flag(), []
+
+    def slow(app: Celery, store: object) -> tuple[int, bool]:
+        order.append("step begins")
+        release.wait(60)
+        order.append("step ends")
+        return 1, False
+
+    def others() -> None:
+        for _ in range(20):
+            green.sleep(0.001)
+        order.append("others ran")
+        release.set()
+
+    duty = dataclasses.replace(duties.FLUSH, step=slow)
+    greenlets = [green.spawn(duties.run, app, duty), green.spawn(others)]
+    for greenlet in greenlets:
+        greenlet.get() if library == "gevent" else greenlet.wait()
+    return [order, app.backend.store.duties.last("flush").done, duties.run(app, duties.FLUSH)]
+
+
+@LIBRARIES
+def test_another_greenlet_runs_during_a_step_of_a_duty(url, library):
+    """A slow disk, a large slice: what a duty does to the store takes no turn away from a worker's tasks."""
+    order, done, flushed = fresh.run(a_step_of_a_duty_and_who_ends_it, url, library)
+    assert (order, done) == (["step begins", "others ran", "step ends"], 1)
+    assert flushed is not None
+
+
 def services_and_locks(path: str, library: str) -> list:
     """The store's services run in threads of the operating system, whose locks are its own too; patched after the import here."""
     import importlib

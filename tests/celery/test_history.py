@@ -67,12 +67,23 @@ def test_more_than_one_batch_of_large_results(backend):
     assert found == [f"t{number}" for number in reversed(range(3 * history.BATCH))]
 
 
-def test_it_is_read_as_it_is_asked_for(backend):
+@pytest.mark.parametrize("wanted", [(), (states.SUCCESS,)])
+def test_it_is_read_as_it_is_asked_for(backend, wanted):
+    """Also by a state that nearly all have: no more than a batch of each queue is in memory."""
     store_in(backend, [(f"t{number}", "app.send", states.SUCCESS) for number in range(10 * history.BATCH)])
     before = backend.store.stats()["get_messages"]
-    newest = next(history.transitions(backend.store))
+    newest = next(history.transitions(backend.store, states=wanted))
     assert newest.task_id == f"t{10 * history.BATCH - 1}"
     assert backend.store.stats()["get_messages"] - before <= history.BATCH
+
+
+def test_a_state_is_found_wherever_it_is_rare_or_frequent(backend):
+    """Reads get longer where few are kept, and shorter again."""
+    lives = [states.FAILURE if n % 100 == 0 or n // 500 == 2 else states.SUCCESS for n in range(2_500)]
+    store_in(backend, [(f"t{number}", "app.send", state) for number, state in enumerate(lives)])
+    for state in (states.FAILURE, states.SUCCESS):
+        found = [t.task_id for t in history.transitions(backend.store, states=[state])]
+        assert found == [f"t{number}" for number in reversed(range(2_500)) if lives[number] == state]
 
 
 def test_names_that_share_a_queue(backend, monkeypatch):

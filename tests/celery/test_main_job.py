@@ -48,7 +48,7 @@ def test_it_ends_well_and_shows_what_it_did(run):
     )
     for part in ("by id", "by name", "by time", "failed", "summary", "SyntaxError"):
         assert part in done.stdout
-    assert int(re.search(r"held its lease (\d+) times", done.stdout)[1]) > 0
+    assert int(re.search(r"queues and index in (\d+) runs", done.stdout)[1]) > 0
     assert not (folder.store / "abort").exists()
 
 

@@ -4,10 +4,11 @@ worker whose main process has events to log meanwhile."""
 from __future__ import annotations
 
 import logging
+import os
 import re
 
 import pytest
-from celery import Celery, current_app
+from celery import Celery, current_app, states
 
 from cystore.celery import events, history, lifecycle
 from tests.celery import work
@@ -62,6 +63,32 @@ def test_the_main_process_of_a_worker_answers_while_a_stopped_process_has_the_ap
         assert events.STARTED in told and events.SUCCEEDED in told, (
             "a pool process waits as long as for the result"
         )
+
+
+def test_a_worker_answers_while_what_its_main_process_stores_has_to_wait(fleet, tmp_path):
+    worker = fleet.start("--concurrency=1")
+    waits, add = fleet.task(work.wait_unless_redelivered), fleet.task(work.add)
+    os.mkfifo(tmp_path / "fifo")
+    running = waits.delay(str(tmp_path / "marker"), str(tmp_path / "fifo"))
+    wait_until(lambda: running.state == work.MARKED, "the task runs")
+    fleet.app.conf.cystore_lifecycle = False
+    with Process() as holder:
+        holder.do(HOLD, path=str(fleet.store_path))
+        holder.stop()
+        expired = [add.apply_async((number, 0), expires=-1) for number in range(5)]
+        running.revoke(terminate=True)
+        goes_on = "the worker goes on before it is stored"
+        wait_until(lambda: goes_on in worker.log.read_text(), "it does not wait")
+        wait_until(lambda: worker.log.read_text().count("Discarding revoked task") >= 5, "nor for the others")
+        assert fleet.app.control.ping(timeout=PATIENCE_S, limit=1), "the worker's main process answers"
+        assert running.state == work.MARKED
+        holder.go_on()
+        holder.do(LET_GO)
+    wait_until(lambda: running.state == states.REVOKED, "stored at last")
+    wait_until(lambda: all(result.state == states.REVOKED for result in expired), "and the others")
+    assert add.delay(1, 1).get(timeout=PATIENCE_S) == 2
+    assert worker.log.read_text().count(goes_on) == 1
+    assert worker.stop() == 0
 
 
 def test_a_publisher_goes_on_while_a_stopped_process_has_the_append_lock(request, url, tmp_path, caplog):

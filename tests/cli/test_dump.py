@@ -164,6 +164,27 @@ def test_a_damaged_record_is_reported_and_stepped_over(command, store_path):
     assert f"[offset {puts[10].physical_offset}]" in line
 
 
+@pytest.mark.parametrize("recovered", [False, True])
+def test_what_recovery_steps_over_or_cuts_is_reported(command, store_path, recovered):
+    """In a store that nobody recovered yet, and in one where the hole is known."""
+    puts = stores.write(store_path, 40)
+    stores.damage(store_path, puts[10].physical_offset + 100)
+    if recovered:
+        command.run("recover", store_path)
+    done = command.run("dump", store_path, "--json")
+    assert (len(done.stdout.splitlines()), done.returncode) == (39, 0)
+    assert (
+        f"bytes {puts[10].physical_offset}..{puts[11].physical_offset} of the log are damaged" in done.stderr
+    )
+    stores.damage(store_path, puts[39].physical_offset + 100)
+    done = command.run("dump", store_path, "--json")
+    assert (len(done.stdout.splitlines()), done.returncode) == (38, 0)
+    assert (
+        f"bytes {puts[39].physical_offset}..{puts[39].physical_offset + puts[39].size_bytes} of the log"
+        in done.stderr
+    )
+
+
 PEAK = """
 import os, sys, tracemalloc
 tracemalloc.start()

@@ -31,6 +31,30 @@ def test_a_sound_store(command, store_path):
     assert stores.snapshot(store_path) == before
 
 
+def test_a_sound_store_whose_index_has_another_shape_than_the_settings(command, store_path):
+    """Without --set: the files tell their shape."""
+    stores.write(store_path, 100, max_index_num=150)
+    assert command.run("verify", store_path).stdout == "no damage\n"
+    stores.write(
+        store_path, 100, 100, max_index_num=70, max_hash_slot_num=53
+    )  # other shapes beside the first
+    assert len({path.stat().st_size for path in (store_path / "index").iterdir()}) > 1
+    assert command.run("verify", store_path).stdout == "no damage\n"
+
+
+def test_a_wrong_entry_of_an_index_of_another_shape(command, store_path):
+    stores.write(store_path, 100)
+    (path, *_) = sorted((store_path / "index").iterdir())
+    slots = stores.SMALL["max_hash_slot_num"]
+    with path.open("r+b") as file:
+        file.seek(40 + 4 * slots + 20 * 7)
+        file.write(bytes([1, 2, 3, 4]))
+    done = command.run("verify", store_path)
+    assert done.returncode == 1
+    assert str(path) in done.stdout
+    assert "they were not compared" not in done.stdout
+
+
 def test_a_store_in_use(command, store_path):
     with cystore.open(store_path, services=(), **stores.SMALL) as store:
         puts = store.put_many(stores.messages(300))

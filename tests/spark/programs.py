@@ -14,6 +14,7 @@ from cystore import StoreConfig
 from tests.small import SETTINGS, open_small
 from tests.spark.conftest import fill, start_session
 
+CLUSTER = "local-cluster[2,1,1024]"  # two executors in processes of their own
 # Of small stores, as options of the sink.
 SMALL = {f"cystore.{name}": str(value) for name, value in SETTINGS.items() if name.startswith("mapped")}
 
@@ -70,10 +71,26 @@ def write(store: str, first: str, step: str) -> None:
 
 def cluster(folder: str, store: str) -> None:
     """Reads a store with two executors in processes of their own, and says what it found."""
-    spark = start_session("local-cluster[2,1,1024]", Path(folder), **{"spark.executor.memory": "512m"})
+    spark = start_session(CLUSTER, Path(folder), **{"spark.executor.memory": "512m"})
     frame = spark.read.format("cystore").option("minPartitions", "4").load(store)
     rows = frame.selectExpr("int(properties['number']) as number", "spark_partition_id() as part").collect()
     found = {"numbers": sorted(row.number for row in rows), "partitions": len({row.part for row in rows})}
+    print(json.dumps(found), flush=True)
+    spark.stop()
+
+
+def by_url(folder: str, url: str, storage: str) -> None:
+    """The same of a store's sealed segments by URL; says also what its plan shows, and what an error does."""
+    spark = start_session(CLUSTER, Path(folder), **{"spark.executor.memory": "512m"})
+    options = {f"fs.{name}": value for name, value in json.loads(storage).items()}
+    frame = spark.read.format("cystore").options(minPartitions="4", **options).load(url)
+    rows = frame.selectExpr("int(properties['number']) as number", "store").collect()
+    plan = frame._jdf.queryExecution().toString()
+    found = {
+        "numbers": sorted(row.number for row in rows),
+        "hosts": sorted({row.store for row in rows}),
+        "plan": plan,
+    }
     print(json.dumps(found), flush=True)
     spark.stop()
 
@@ -104,5 +121,12 @@ def swap(store: str, steps: str) -> None:
 
 
 if __name__ == "__main__":
-    jobs = {"stream": stream, "copy": copy, "write": write, "cluster": cluster, "swap": swap}
+    jobs = {
+        "stream": stream,
+        "copy": copy,
+        "write": write,
+        "cluster": cluster,
+        "by_url": by_url,
+        "swap": swap,
+    }
     jobs[sys.argv[1]](*sys.argv[2:])

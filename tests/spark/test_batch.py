@@ -163,6 +163,11 @@ def test_several_stores_in_one_load(spark, make_store, tmp_path):
     assert numbers(frame) == list(range(60))
     assert sorted(row.store for row in frame.select("store").distinct().collect()) == both
     assert numbers(read(spark, tmp_path / "store-*")) == list(range(60))
+    spark.sql(f"CREATE TABLE several USING cystore OPTIONS (path '{tmp_path}/store-*')")
+    try:
+        assert spark.sql("SELECT count(*) FROM several").collect() == [(60,)]
+    finally:
+        spark.sql("DROP TABLE several")
 
 
 def test_a_table_in_sql(spark, make_store):
@@ -183,6 +188,41 @@ def test_many_partitions_hold_every_message_once(spark, make_store):
     assert 9 <= frame.rdd.getNumPartitions() <= 20
     assert numbers(frame) == list(range(400))
     assert read(spark, store).rdd.getNumPartitions() == 1
+
+
+def test_a_task_gets_more_log_where_only_numbers_are_wanted(make_store, monkeypatch):
+    from pyspark.sql.types import StructType
+
+    from cystore.spark import plan
+    from cystore.spark.source import CystoreDataSource
+
+    store = make_store(count=600)
+    store.dispatch()
+    monkeypatch.setattr(plan, "PIECE_BYTES", 2048)
+    monkeypatch.setattr(plan, "NUMBERS_PIECE_BYTES", 8192)
+    source = CystoreDataSource({"path": str(store.path)})
+    found = {}
+    for name, kind in (("timestamp", "timestamp"), ("value", "binary")):
+        reader = source.reader(StructType().add("offset", "long").add(name, kind))
+        partitions = reader.partitions()
+        assert sum(batch.num_rows for part in partitions for batch in reader.read(part)) == 600
+        found[name] = sorted(part.size_bytes for part in partitions)
+    numbers, text = found["timestamp"], found["value"]
+    assert len(text) > 3 * len(numbers)
+    assert numbers[1] > 8192 * 0.8  # all but the rest
+
+
+def test_a_plan_is_a_snapshot_while_a_writer_goes_on(make_store):
+    """What is appended after planning, in the same segment and in new ones, is not read."""
+    from cystore.spark.source import CystoreDataSource
+
+    store = make_store(count=70)
+    source = CystoreDataSource({"path": str(store.path), "minPartitions": "3"})
+    reader = source.reader(source.schema())
+    partitions = reader.partitions()
+    fill(store, 300, 70)
+    rows = [row for one in partitions for batch in reader.read(one) for row in batch.to_pylist()]
+    assert [int(dict(row["properties"])["number"]) for row in rows] == list(range(70))
 
 
 def test_an_empty_store_and_one_that_nobody_recovered(spark, make_store, tmp_path):

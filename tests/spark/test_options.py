@@ -55,6 +55,12 @@ BAD = [
     ({"path": "s", "assign": '{"T":["0"]}'}, False, "assign must be like"),
     ({"path": "s", "cystore.nothing": "1"}, False, "nothing"),
     ({"path": "s", "startingOffsets": "[" * 100_000}, False, "startingOffsets must be"),
+    ({"path": "s", "includeArchive": "true"}, True, "includeArchive is for batches only"),
+    ({"path": "s", "sealedSegments": "yes"}, False, "sealedSegments must be true or false"),
+    ({"path": "s3://b/s"}, True, "s3://b/s is read by URL, of its sealed segments: a stream follows a store"),
+    ({"path": "s", "sealedSegments": "true"}, True, "a stream follows a store where it is used"),
+    ({"path": "s3://b/s", "includeArchive": "true"}, False, "includeArchive goes with a store's path only"),
+    ({"path": "s3://key:secret@b/s"}, False, "credentials do not belong into a URL"),
 ]
 
 
@@ -82,6 +88,14 @@ def test_options_have_any_case_and_their_kafka_meaning():
     assert options.ending == Bound(timestamp_ms=1_700_000_000_000)
     assert (options.topics, options.fail_on_data_loss) == (("T", "U"), False)
     assert options.settings == {"max_queues": 77}
+
+
+def test_options_of_a_file_system_are_in_no_text(tmp_path):
+    options = parse({"path": "s3://b/s", "FS.SECRET_KEY": "hush-hush"}, stream=False)
+    assert dict(options.storage) == {"secret_key": "hush-hush"}
+    ((storage, url),) = options.urls()
+    assert (url, options.paths()) == ("s3://b/s", [])
+    assert "hush" not in repr(options) + repr(storage)
 
 
 def test_a_timestamp_goes_before_offsets():

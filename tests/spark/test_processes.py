@@ -20,15 +20,15 @@ from tests.spark.conftest import ROOT
 pytest.importorskip("pyspark", reason="pip install 'cystore[spark]'")
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "tests.spark.programs", *arguments]
+def command(*arguments: str, module: str = "tests.spark.programs") -> list[str]:
+    return [sys.executable, "-m", module, *arguments]
 
 
 @contextmanager
-def program(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+def program(*arguments: str, module: str = "tests.spark.programs") -> Iterator[subprocess.Popen[str]]:
     """One of tests/spark/programs.py, in a session of its own, so that its JVM can be killed with it."""
     process = subprocess.Popen(
-        command(*arguments),
+        command(*arguments, module=module),
         cwd=ROOT,
         text=True,
         stdin=subprocess.PIPE,

@@ -63,6 +63,8 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "cystore.arrow",
             "cystore.archiving",
             "cystore.parquet",
+            "cystore.sealed",
+            "cystore.storage",
             "cystore.__main__",
             "pyspark_cystore",
         ),
@@ -80,6 +82,8 @@ NEEDS_EXTRA: tuple[tuple[str, str], ...] = (
     ("cystore.arrow", "pyarrow"),
     ("cystore.archiving", "pyarrow"),
     ("cystore.parquet", "pyarrow"),
+    ("cystore.sealed", "pyarrow"),
+    ("cystore.storage", "pyarrow"),
 )
 
 

@@ -16,7 +16,7 @@ from tests.small import LOG_BYTES, SETTINGS, open_small
 
 pa = pytest.importorskip("pyarrow", reason="pip install 'cystore[arrow]'")
 
-from cystore import arrow  # noqa: E402 - needs pyarrow
+from cystore import arrow, files, host  # noqa: E402 - needs pyarrow
 from cystore.errors import CorruptRecordError, OffsetError, StoreConfigError, StoreFormatError  # noqa: E402
 
 
@@ -76,6 +76,27 @@ def test_every_record_of_a_store_that_is_written_to(tmp_path):
         assert len(store.snapshot().holes) == 0
         assert in_microseconds(reader.read_all().to_pylist()) == expected[:120]
         assert in_microseconds(rows(store)) == in_microseconds(rows(tmp_path / "s")) == expected
+
+
+def test_memory_of_batches_that_are_gone_is_filled_again_and_that_of_kept_ones_is_not(tmp_path):
+    with open_small(tmp_path / "s") as store:
+        fill(store, 400)
+        expected = [as_row(message, store) for message in store.scan()]
+        others, places = [], set()
+        for batch in cystore.to_arrow(store, batch_rows=10):
+            places.add(batch["value"].buffers()[2].address)
+            size = batch["value"].buffers()[2].size
+            del batch
+            others.append(bytearray(size))  # takes the place of what was freed
+        assert len(others) > 30
+        assert len(places) <= 5
+        kept, found = [], []
+        for number, batch in enumerate(cystore.to_arrow(store, batch_rows=10)):
+            (kept if number % 3 else found).append(batch)
+            found = [one if isinstance(one, list) else one.to_pylist() for one in found]
+        lists = [batch.to_pylist() for batch in kept]
+        both = [row for part in (*found, *lists) for row in part]
+    assert sorted(in_microseconds(both), key=lambda row: row["physical_offset"]) == expected
 
 
 def test_a_store_that_nobody_recovered_is_read_and_left_alone(tmp_path):
@@ -266,7 +287,44 @@ def test_an_empty_store_has_a_schema(tmp_path):
     assert (table.num_rows, table.schema.names) == (0, list(arrow.COLUMNS))
 
 
+def test_reading_does_not_import_pandas(tmp_path):
+    """pyarrow does that by itself for most of what it is asked; in each of Spark's workers that would be most of a second."""
+    with open_small(tmp_path / "s") as store:
+        fill(store, 40)
+        code = f"import sys, cystore; cystore.to_arrow({str(store.path)!r}).read_all(); print('pandas' in sys.modules)"
+        done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_memory_for_one_large_record_is_not_kept_for_small_ones(tmp_path):
+    """Batches stay as small as they are asked for."""
+    with open_small(tmp_path / "s") as store:
+        for size in (10, 12_000, *[400] * 400):
+            store.put("topic", bytes(size))
+        sizes = [batch["value"].nbytes for batch in cystore.to_arrow(store, batch_bytes=2000)]
+    assert sorted(sizes)[-2] <= 2000 + 4 * 10
+    assert max(sizes) > 12_000
+
+
 def test_without_pyarrow_the_error_says_what_to_install():
     code = "import sys; sys.modules['pyarrow'] = None; import cystore; cystore.to_arrow"
     done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=False)
     assert "ImportError: cystore.to_arrow needs pyarrow: pip install 'cystore[arrow]'" in done.stderr
+
+
+def test_all_other_names_are_there_without_pyarrow():
+    code = "import sys; sys.modules['pyarrow'] = None; from cystore import *; print(MessageStore)"
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=False)
+    assert "cystore.store.MessageStore" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("kind", ["nfs", "smb2", "fuse"])
+def test_a_file_that_another_host_may_change_is_read_and_not_mapped(tmp_path, monkeypatch, kind):
+    with open_small(tmp_path / "store") as store:
+        fill(store, 200)
+        expected = rows(store)
+        monkeypatch.setattr(host, "file_system", lambda path: kind)
+        monkeypatch.delattr(files, "map_file")
+        assert rows(store) == expected
+        (first,) = rows(store, end=1)
+        assert first == expected[0]

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import datetime
 import os
+import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -44,6 +47,21 @@ def disk(monkeypatch):
         monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(values))
 
     return fill
+
+
+@pytest.mark.may_skip("needs a second file system in memory")
+def test_disk_use_is_that_of_the_file_system_that_holds_the_store(tmp_path):
+    """Also where that is mounted somewhere below another one, and the path leads there through a link."""
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no second file system")
+    with tempfile.TemporaryDirectory(dir=memory) as elsewhere:
+        (tmp_path / "link").symlink_to(elsewhere)
+        for folder in (tmp_path, tmp_path / "link"):
+            with cystore.open(folder / "store", mapped_file_size_commit_log_bytes=1 << 20) as store:
+                disk = shutil.disk_usage(folder)
+                expected = 100 * disk.used / (disk.used + disk.free)
+                assert store.used_disk_percent() == pytest.approx(expected, abs=2)
 
 
 def segments(store) -> list[int]:

@@ -79,7 +79,7 @@ def test_missing_directory_is_made_and_the_path_may_be_of_any_kind(tmp_path, mon
             assert bodies(store) == [b"1"]
 
 
-@pytest.mark.parametrize("given", ["", None, 5, b"bytes", ["list"]])
+@pytest.mark.parametrize("given", ["", None, 5, b"bytes", ["list"], "nul\0", "\ud800"])
 def test_what_is_no_path_is_refused(given):
     with pytest.raises(StoreConfigError, match="path must name a directory"):
         cystore.open(given)
@@ -440,6 +440,33 @@ def test_numbers_tell_what_happened(store):
     assert (stats["queues"], stats["holes"]) == (1, [])
     assert stats["last_store_timestamp_ms"] >= results[-1].store_timestamp_ms
     assert store.get("T", 0, 6).status is GetStatus.OFFSET_OVERFLOW_ONE
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        *((call, "timeout_s") for call in (
+            "wait('T', 0, 5, timeout_s={})", "wait_log(10**9, timeout_s={})", "dispatch(timeout_s={})")),
+        ("wait('T', {}, 5)", "queue_id"), ("wait('T', 0, {})", "queue_offset"), ("wait_log({}, 0)", "offset"),
+        ("dispatch(max_bytes={})", "max_bytes"), ("scan({})", "offset"), ("scan(0, {})", "offset"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("wrong", ["'1'", "True", "float('nan')", "[]"])
+def test_wrong_numbers_are_refused_by_name_and_waited_for_by_nobody(store, call, named, wrong):
+    store.put("T", b"1")
+    with pytest.raises(cystore.StoreError, match=named):
+        eval(f"store.{call.format(wrong)}", {"store": store})
+
+
+def test_timeouts_without_an_end_and_those_that_are_over(store):
+    store.put("T", b"1")
+    for timeout_s in (None, float("inf"), 10**400):
+        assert store.wait("T", 0, 0, timeout_s)
+        assert store.wait_log(0, timeout_s)
+        store.dispatch(timeout_s=timeout_s)
+    for timeout_s in (0, -1, float("-inf")):
+        assert not store.wait("T", 0, 1, timeout_s)
+        assert not store.wait_log(store.wrote_position, timeout_s)
 
 
 def test_services_run_in_threads_and_end_with_the_store(path):

@@ -14,6 +14,7 @@ from celery.exceptions import ImproperlyConfigured
 
 import cystore
 from cystore import MessageStore, StoreConfig, StoreError
+from cystore.celery import homes
 from cystore.celery.backend import CystoreBackend
 from cystore.celery.events import Event
 from cystore.celery.history import Transition
@@ -101,6 +102,8 @@ def location_of(ctx: click.Context) -> Location:
             f"the app's result_backend is {backend.as_uri()}: these commands need {EXAMPLE}; name the app with "
             f"celery -A APP, or the store with --result-backend"
         )
+    if not backend.location.path:
+        raise CommandError(str(homes.no_store(backend)))
     return backend.location
 
 

@@ -27,7 +27,7 @@ from cystore.cli.progress import Report
 from cystore.config import StoreConfig
 from cystore.errors import StoreLockedError
 from cystore.recovery import Bounds, Damage
-from cystore.recovery.index_reader import list_index
+from cystore.recovery.index_reader import list_readable_index
 from cystore.recovery.log_pass import Key
 from cystore.recovery.log_reader import LogReader
 from cystore.recovery.queue_reader import list_queues
@@ -177,10 +177,14 @@ class _Scrub:
                 queues.setdefault(one.key, []).append(one)
         work: list[Any] = []
         if self._config.message_index_enable:
-            readers, strange = list_index(self._root, self._config)
+            readers, strange = list_readable_index(self._root, self._config)
             for path in strange:
                 yield Damage(
-                    "index", path, 0, 0, "not of the configured shape: its entries were not compared"
+                    "index",
+                    path,
+                    0,
+                    0,
+                    "of a shape that neither the settings nor its entries tell: they were not compared",
                 )
             work += [] if strange else [reader.path.name for reader in readers]
             self.counts["index_files"] = len(work)

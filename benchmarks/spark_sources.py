@@ -1,0 +1,111 @@
+"""Other ways to bring the rows of a store to Spark, beside which `python -m benchmarks.spark_scan` measures the source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+import cystore
+from cystore import arrow
+from cystore.snapshot import LogRange
+from cystore.spark.batch import BatchReader
+from cystore.spark.options import parse
+from cystore.spark.reading import read_settings
+from cystore.spark.source import CystoreDataSource
+
+
+class _TupleReader(BatchReader):
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        for batch in super().read(partition):
+            columns = [
+                map(dict, column.to_pylist()) if pa.types.is_map(column.type) else column.to_pylist()
+                for column in batch.columns
+            ]
+            yield from zip(*columns, strict=True)
+
+
+class TupleSource(CystoreDataSource):
+    """The same reader, but its rows are handed over as Python tuples instead of Arrow batches."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "cystore_tuples"
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = parse(self.options, stream=False)
+        return _TupleReader(options, read_settings(options, schema), schema)
+
+
+@dataclass
+class _Rows(InputPartition):
+    store: str
+    rows: int
+
+
+class _ReadyReader(DataSourceReader):
+    def __init__(self, store: str, rows: int, tasks: int, schema: StructType) -> None:
+        self._store, self._rows, self._tasks, self._schema = store, rows, tasks, schema
+
+    def partitions(self) -> list[InputPartition]:
+        ends = [self._rows * number // self._tasks for number in range(self._tasks + 1)]
+        return [_Rows(self._store, end - begin) for begin, end in pairwise(ends)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, _Rows)
+        schema = to_arrow_schema(self._schema, timezone="UTC")
+        first = next(iter(cystore.to_arrow(partition.store, columns=schema.names)))
+        batch, left = pa.RecordBatch.from_arrays(first.columns, schema=schema), partition.rows
+        while left > 0:
+            yield batch.slice(0, left)
+            left -= batch.num_rows
+
+
+class ReadySource(CystoreDataSource):
+    """As many rows as the store has (option `rows`) in as many tasks (option `tasks`): its first batch, again and again.
+
+    No log is read for them, so this is what a Python data source costs in Spark before it does anything of its own.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "cystore_ready"
+
+    def schema(self) -> StructType:
+        return CystoreDataSource({"path": self.options["path"]}).schema()
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return _ReadyReader(
+            self.options["path"], int(self.options["rows"]), int(self.options["tasks"]), schema
+        )
+
+
+def binary_files(spark: Any, store: Path, schema: StructType) -> Any:
+    """The segments as Spark's source binaryFile reads them, decoded in mapInArrow."""
+    with cystore.open(store, services="none", read_only=True) as opened:
+        ranges = arrow.plan_ranges(opened.snapshot(), arrow.RowFilter())
+    files = spark.read.format("binaryFile").load([part.path for part in ranges])
+    return files.select("path", "content").mapInArrow(_decoder(ranges, schema), schema)
+
+
+def _decoder(
+    ranges: list[LogRange], schema: StructType
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    parts = {Path(part.path).name: part for part in ranges}
+    settings = arrow.ReadSettings(columns=tuple(schema.fieldNames()))
+
+    def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for path, content in zip(batch["path"], batch["content"], strict=True):
+                part = parts[path.as_py().rpartition("/")[2]]
+                data = memoryview(content.as_buffer()).cast("B")
+                yield from arrow.read_range(part, data, part.base, settings)
+
+    return decode

@@ -1,0 +1,74 @@
+"""What a worker's main process stores itself, revoked, timed out and lost tasks: its event loop waits for that only so long.
+
+The loop has heartbeats to send and remote control to answer, while a put may have to wait: for a process that stands still inside the
+append lock, for a disk. So a thread of its own stores, in the order of the calls; the loop waits until it has, as everywhere
+before a message is acknowledged, but no longer than `WAIT_S`, and not again before the thread has caught up. A SIGKILL in such a
+moment, and only then, leaves a task without its last state although its message is acknowledged. A warm shutdown waits for the thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+from celery._state import get_current_task
+
+from cystore.celery import greenlets
+from cystore.celery.processes import in_pool
+
+log = logging.getLogger("cystore.celery")
+
+WAIT_S = 1.0
+
+_thread: ThreadPoolExecutor | None = None
+_late: Future[None] | None = None  # the last call that the loop did not wait for
+
+
+def store(app: Any, what: str, call: Callable[[], None]) -> None:
+    """Does `call`, and raises what it raises. In the event loop of a worker of `app` it may be done later: then an error is
+    logged, where `what` says what was not stored."""
+    global _thread, _late
+    if not _is_loop(app):
+        call()
+        return
+    _thread = _thread or ThreadPoolExecutor(1, "cystore-event-loop")
+    future = _thread.submit(call)
+    behind = _late is not None and not _late.done()
+    wait([future], 0 if behind else WAIT_S)
+    if future.done():
+        future.result()
+        return
+    if not behind:
+        log.warning("the worker goes on before it is stored %s, and what comes after it", what)
+    _late = future
+    future.add_done_callback(lambda done: _tell(what, done))
+
+
+def _is_loop(app: Any) -> bool:
+    """Whether this thread runs a worker's event loop, and no task at the moment (those of the pool `solo` run in it)."""
+    return (
+        getattr(app.loader, "worker_initialized", False)
+        and not in_pool()
+        and not greenlets.in_use()  # there others run meanwhile
+        and threading.current_thread() is threading.main_thread()
+        and get_current_task() is None
+    )
+
+
+def _tell(what: str, done: Future[None]) -> None:
+    error = done.exception()
+    if error is not None:
+        log.error("it could not be stored %s: %s", what, error, exc_info=error)
+
+
+def _forked() -> None:
+    """The thread is the parent's."""
+    global _thread, _late
+    _thread = _late = None
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,168 @@
+"""Goal: what an append writes is the format's record to the last byte, whatever its parts are long: its checksum is computed piece by
+piece while they are written. Method: every combination of lengths around the borders of the ways to do that, by `put` and `put_many`, and
+messages with any field values; the bytes on disk are compared with the record that the oracle makes of the same fields."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import cystore
+from cystore import MessageStore, PutResult
+from tests.oracle import properties
+from tests.oracle.record import (
+    BORN_HOST_V6,
+    CYSTORE_MAGIC,
+    ROCKETMQ_MAGIC,
+    STORE_HOST_V6,
+    Record,
+    encode,
+    host_bytes,
+)
+from tests.property.strategies import INT32, INT64, keys, property_text
+from tests.small import open_small
+
+MAGICS = {"cystore": CYSTORE_MAGIC, "rocketmq": ROCKETMQ_MAGIC}
+HOSTS = ("10.0.0.1:10911", "[2001:db8::17]:65535")
+LOG_BYTES = 1 << 20
+
+# Words of eight bytes; thirds from 192 bytes on, of at most 4,096; from 16 KiB on the body's checksum is there before the lock.
+BODY_BYTES = (0, 1, 4, 7, 8, 9, 191, 192, 193, 4095, 4096, 4097, 12287, 12288, 12289, 16383, 16384, 70_000)
+PROPERTIES_BYTES = (0, 3, 7, 8, 9, 4060, 4094, 4095, 4096, 4097, 32_767)
+TOPIC_BYTES = (1, 7, 8, 127)
+
+
+def open_large(path, record_format: str, store_host: str = HOSTS[0]) -> MessageStore:
+    return open_small(
+        path,
+        mapped_file_size_commit_log_bytes=LOG_BYTES,
+        record_format=record_format,
+        store_host=store_host,
+    )
+
+
+def assert_on_disk(store: MessageStore, result: PutResult, expected: Record) -> None:
+    """`expected` but for the place and the time that the append gave."""
+    record = encode(expected)
+    base = record.physical_offset - record.physical_offset % LOG_BYTES
+    with open(store.path / "commitlog" / f"{base:020d}", "rb") as file:
+        file.seek(record.physical_offset - base)
+        assert file.read(result.size_bytes) == record.raw
+
+
+def stamped(result: PutResult) -> dict[str, int]:
+    return {
+        "physical_offset": result.physical_offset,
+        "queue_offset": result.queue_offset,
+        "store_timestamp_ms": result.store_timestamp_ms,
+    }
+
+
+def host_fields(born_host: str, store_host: str) -> dict[str, bytes]:
+    return {"born_host": host_bytes(born_host), "store_host": host_bytes(store_host)}
+
+
+def host_flags(born_host: str, store_host: str) -> int:
+    return (BORN_HOST_V6 if "[" in born_host else 0) | (STORE_HOST_V6 if "[" in store_host else 0)
+
+
+def parts(rng: random.Random) -> Iterator[tuple[str, bytes, dict[str, str]]]:
+    """Topic, body and properties of each combination of lengths."""
+    topic_bytes = itertools.cycle(TOPIC_BYTES)
+    for body_bytes, properties_bytes in itertools.product(BODY_BYTES, PROPERTIES_BYTES):
+        value = "".join(rng.choices("abcdefgh", k=max(properties_bytes - 2, 0)))
+        yield "T" * next(topic_bytes), rng.randbytes(body_bytes), {"p": value} if value else {}
+
+
+@pytest.mark.parametrize("store_host", HOSTS, ids=["IPv4", "IPv6"])
+@pytest.mark.parametrize("record_format", MAGICS)
+def test_put_of_every_length_at_a_border(tmp_path, rng, record_format, store_host):
+    with open_large(tmp_path / "s", record_format, store_host) as store:
+        for topic, body, pairs in parts(rng):
+            result = store.put(topic, body, properties=pairs, flag=-3)
+            expected = Record(
+                topic=topic,
+                body=body,
+                magic=MAGICS[record_format],
+                flag=-3,
+                sys_flag=host_flags(store_host, store_host),
+                born_timestamp_ms=result.store_timestamp_ms,
+                raw_properties=properties.encode(pairs),
+                **host_fields(store_host, store_host),
+                **stamped(result),
+            )
+            assert_on_disk(store, result, expected)
+
+
+@pytest.mark.parametrize("store_host", HOSTS, ids=["stored by IPv4", "stored by IPv6"])
+@pytest.mark.parametrize("born_host", HOSTS, ids=["born on IPv4", "born on IPv6"])
+@pytest.mark.parametrize("record_format", MAGICS)
+def test_put_many_of_every_length_at_a_border(tmp_path, rng, record_format, born_host, store_host):
+    with open_large(tmp_path / "s", record_format) as store:
+        messages = [
+            cystore.Message(
+                topic=topic, body=body, properties=pairs, born_host=born_host, store_host=store_host
+            )
+            for topic, body, pairs in parts(rng)
+        ]
+        for message, result in zip(messages, store.put_many(messages), strict=True):
+            expected = Record(
+                topic=message.topic,
+                body=bytes(message.body),
+                magic=MAGICS[record_format],
+                sys_flag=host_flags(born_host, store_host),
+                born_timestamp_ms=result.store_timestamp_ms,
+                raw_properties=properties.encode(message.properties),
+                **host_fields(born_host, store_host),
+                **stamped(result),
+            )
+            assert_on_disk(store, result, expected)
+
+
+@pytest.fixture(scope="module", params=MAGICS)
+def shared_store(request, tmp_path_factory) -> Iterator[tuple[MessageStore, int]]:
+    with open_large(tmp_path_factory.mktemp("appended") / "s", request.param) as store:
+        yield store, MAGICS[request.param]
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {
+                "topic": st.sampled_from(["T", "%RETRY%g", "A" * 127]),
+                "body": st.binary(max_size=300) | st.integers(0, 20_000).map(lambda n: bytes([n % 251]) * n),
+                "queue_id": st.integers(0, 7),
+                "keys": st.lists(keys, max_size=3).map(tuple),
+                "tags": st.none() | property_text,
+                "flag": INT32,
+                "sys_flag": st.integers(0, 63),
+                "born_timestamp_ms": st.integers(0, 2**63 - 1),
+                "born_host": st.sampled_from(HOSTS),
+                "store_host": st.sampled_from(HOSTS),
+                "reconsume_times": INT32,
+                "prepared_transaction_offset": INT64,
+            }
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_messages_with_any_fields(shared_store, batch):
+    """The bits of the system flag that tell how long a host is follow from the hosts."""
+    store, magic = shared_store
+    for fields, result in zip(
+        batch, store.put_many([cystore.Message(**fields) for fields in batch]), strict=True
+    ):
+        hosts = fields["born_host"], fields["store_host"]
+        fields["sys_flag"] = fields["sys_flag"] & ~(BORN_HOST_V6 | STORE_HOST_V6) | host_flags(*hosts)
+        pairs = {"KEYS": " ".join(fields.pop("keys")), "TAGS": fields.pop("tags")}
+        raw = properties.encode({name: value for name, value in pairs.items() if value})
+        expected = Record(
+            **{**fields, **host_fields(*hosts), **stamped(result)}, magic=magic, raw_properties=raw
+        )
+        assert_on_disk(store, result, expected)

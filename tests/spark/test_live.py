@@ -1,0 +1,93 @@
+"""Goal: `python -m cystore.spark live` tells windows while tasks go on, each once, also when it is ended and begun again. Method: the
+command in a process of its own, ended as a person ends it; events that are written while it runs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cystore
+from tests.spark.conftest import ROOT
+from tests.spark.test_processes import kill
+from tests.spark.test_report import told
+
+pytest.importorskip("pyspark", reason="pip install 'cystore[spark]'")
+
+pytestmark = pytest.mark.slow
+PATIENCE_S = 120.0
+
+
+@contextmanager
+def live(store: Path, out: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "cystore.spark", "live", str(store), "--out", str(out), "--json"]
+    options = ["--window", "1 second", "--watermark", "1 second", "--master", "local[2]"]
+    process = subprocess.Popen(
+        [*command, *options], cwd=ROOT, text=True, stdout=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        kill(process)
+
+
+def windows(out: Path) -> list[dict[str, Any]]:
+    """What Spark's own log of the sink says is in it."""
+    import pyarrow.parquet as parquet
+
+    found = []
+    for entry in sorted((out / "_spark_metadata").glob("[0-9]*")):
+        for line in entry.read_text().splitlines()[1:]:
+            name = Path(json.loads(line)["path"].removeprefix("file://")).name
+            found += parquet.read_table(out / name).to_pylist()
+    return found
+
+
+def write_until(
+    store: cystore.MessageStore,
+    written: list[float],
+    process: subprocess.Popen[str],
+    there: Callable[[], bool],
+) -> None:
+    """Ten tasks a second, as long as the process lives, until something is there."""
+    give_up = time.monotonic() + PATIENCE_S
+    while not there():
+        assert time.monotonic() < give_up, "no window came"
+        with suppress(subprocess.TimeoutExpired):
+            pytest.fail(f"the command left with {process.wait(0.1)}")
+        runtime = float(len(written))
+        store.put_many([told("SUCCEEDED", "shop.pay", f"t{len(written)}", runtime=runtime)])
+        store.flush()
+        written.append(runtime)
+
+
+def test_windows_come_while_tasks_go_on_and_each_comes_once(spark_folder, make_store, tmp_path):
+    store, out = make_store(), tmp_path / "windows"
+    written: list[float] = []
+    for more in (1, 2):
+        before = len(windows(out))
+        with live(Path(store.path), out) as process:
+            enough = before + more
+            write_until(store, written, process, lambda enough=enough: len(windows(out)) >= enough)
+            process.send_signal(signal.SIGINT)
+            output, _ = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0
+        assert json.loads(output)["batches"] >= 1
+    found = windows(out)
+    assert max(Counter((row["name"], row["begin"]) for row in found).values()) == 1
+    assert {row["name"] for row in found} == {"shop.pay"}
+    ordered = sorted(found, key=lambda row: row["begin"])
+    assert all((row["end"] - row["begin"]).total_seconds() == 1 and row["failed"] == 0 for row in found)
+    counted = sum(row["count"] for row in ordered)
+    assert counted <= len(written)
+    # The runtimes tell which tasks were counted: all from the first one on, none left out between.
+    assert ordered[-1]["runtime_p99"] == counted - 1
