@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,8 @@ from tests.spark.programs import CLUSTER, SMALL
 EXECUTOR, DAEMON = b"CoarseGrainedExecutorBackend", b"pyspark.daemon"
 
 
-def session(folder: str) -> Any:
-    return start_session(CLUSTER, Path(folder), **{"spark.executor.memory": "512m"})
+def session(folder: str, **more: str) -> Any:
+    return start_session(CLUSTER, Path(folder), **{"spark.executor.memory": "512m", **more})
 
 
 def say(**found: Any) -> None:
@@ -37,15 +38,24 @@ def executor_above(pid: int) -> int:
     raise AssertionError("this is no worker of an executor")
 
 
-def killing(folder: str, part: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """For mapInArrow: the first attempt of one task passes its first rows on and then kills its executor."""
+def await_file(staging: Path) -> bool:
+    """Whether the rows that were passed on have begun to be staged; not for ever, for the first of them may be on their way."""
+    return any(any(staging.rglob("*.rows")) or threading.Event().wait(0.1) for _ in range(100))
+
+
+def killing(
+    folder: str, part: int, staging: str = ""
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """For mapInArrow: the first attempt of one task passes its first rows on, until something is staged, and then kills its executor."""
     killed = Path(folder) / "killed"
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
-        for batch in batches:
+        for number, batch in enumerate(batches):
             yield batch
-            if context.partitionId() == part and not killed.exists():
+            if context.partitionId() != part or killed.exists():
+                continue
+            if not staging or (number >= 20 and await_file(Path(staging))):
                 executor = executor_above(os.getppid())
                 killed.write_text(str(executor))
                 os.kill(executor, signal.SIGKILL)
@@ -70,10 +80,11 @@ def read(folder: str, store: str) -> None:
 
 
 def write(folder: str, store: str, into: str, named: str) -> None:
-    """A write, one of whose executors is killed while it stages."""
-    spark = session(folder)
-    frame = source(spark, store)
-    frame = frame.mapInArrow(killing(folder, 3), frame.schema)
+    """A write, one of whose executors is killed while it stages. Rows go from one Python worker to the next a few at a time."""
+    few = {"spark.sql.execution.arrow.maxRecordsPerBatch": "10", "spark.buffer.size": "1024"}
+    spark = session(folder, **few)
+    frame = source(spark, store).repartition(1)
+    frame = frame.mapInArrow(killing(folder, 0, f"{into}.staging"), frame.schema)
     options = {"txnAppId": "copy", "txnVersion": "1"} if named == "yes" else {}
     frame.write.format("cystore").mode("append").options(**SMALL, **options).save(into)
     say(killed=(Path(folder) / "killed").read_text())

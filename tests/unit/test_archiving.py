@@ -251,6 +251,7 @@ archiving.archive_store(store, folder, all_sealed=True, step_bytes=step_bytes, r
 """
 
 
+@pytest.mark.unsanitized
 @pytest.mark.parametrize(
     "place",
     [
@@ -293,6 +294,7 @@ def test_i7_killed_anywhere_nothing_is_missing_and_nothing_twice(tmp_path, place
         assert sorted(raw["physical_offset"].to_pylist()) == expected
 
 
+@pytest.mark.unsanitized
 def test_i7_killed_in_the_first_run_the_hold_stays(tmp_path):
     with open_small(tmp_path / "s", **EXPIRED) as store:
         put_some(store)

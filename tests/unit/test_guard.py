@@ -18,6 +18,8 @@ from tests.process import Failed
 from tests.small import open_small
 from tests.users import ALICE, BOB, COMMANDS, EVE, NEEDS_ROOT, TEAM, User, common_place, needs_root
 
+pytestmark = pytest.mark.unsanitized  # about owners and modes of files, which no kernel looks at
+
 
 @pytest.fixture
 def place() -> Iterator[Path]:
