@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+# What is told of a row beside its speed.
+BESIDE = {
+    "p99_ms": "99th percentile, ms",
+    "disk_mb_per_100k": "disk, MB for 100,000",
+    "redis_memory_mb_per_100k": "Redis's memory, MB for 100,000",
+}
+
 HEAD = """# Benchmarks
 
 Made by `make bench` (`python -m benchmarks --document FILE` writes this page from the result file that a run names at its end). Every
@@ -32,8 +39,19 @@ def document(results: dict[str, Any]) -> str:
             "|---|---:|---:|---:|---:|---|",
         ]
         lines += [_line(row) for row in case["rows"]]
-        lines.append("")
+        lines += ["", *_beside(case)]
     return "\n".join(lines)
+
+
+def _beside(case: dict[str, Any]) -> list[str]:
+    rows = [row for row in case["rows"] if not BESIDE.keys().isdisjoint(row["facts"])]
+    names = [name for name in BESIDE if any(name in row["facts"] for row in rows)]
+    if not rows:
+        return []
+    lines = ["| | " + " | ".join(BESIDE[name] for name in names) + " |", "|---|" + "---:|" * len(names)]
+    for row in rows:
+        lines.append("| " + " | ".join([row["label"], *(f"{row['facts'][name]:g}" for name in names)]) + " |")
+    return [*lines, ""]
 
 
 def _line(row: dict[str, Any]) -> str:
