@@ -121,6 +121,12 @@ class StoreLocks:
         """Takes byte 0 exclusively: True when nobody else has the store open."""
         return self._set(STORE_BYTE, fcntl.F_WRLCK)
 
+    def take_alone(self) -> None:
+        """For who changes a store that nobody has open, under the gate. Raises StoreLockedError where somebody has."""
+        if not self.try_alone():
+            raise StoreLockedError("the store is in use", path=self.root)
+        self.claim_directory(alone=True)
+
     def share(self) -> bool:
         """Takes byte 0 shared, or steps down to it. False when somebody holds it exclusively."""
         return self._set(STORE_BYTE, fcntl.F_RDLCK)

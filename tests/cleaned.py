@@ -16,6 +16,14 @@ def fill(store: cystore.MessageStore, count: int = 200, start: int = 0) -> list[
     ]
 
 
+def filled(store: cystore.MessageStore, count: int = 200) -> list[cystore.PutResult]:
+    """`fill`, ready to be cleaned: dispatched and on the disk."""
+    put = fill(store, count)
+    store.dispatch()
+    store.flush()
+    return put
+
+
 def check_cleaned(store: cystore.MessageStore, put: Sequence[cystore.PutResult]) -> None:
     """I7: what `fill` put and is not below the log's minimum is whole: queues from their minimum, keys, the chain; what went is
     refused in RocketMQ's words."""

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 import cystore
-from cystore import StoreLockedError, guard, host
+from cystore import guard, host
 from cystore.attach import mark_undispatched
 from cystore.cli import facts
 from cystore.cli.command import FOUND_WRONG, OK, Command, add_json, store_config
@@ -21,9 +21,7 @@ def _drop(root: Path) -> None:
     locks = StoreLocks(root, read_only=False)
     try:
         with locks.gate():
-            if not locks.try_alone():
-                raise StoreLockedError("the store is in use", path=root)
-            locks.claim_directory(alone=True)
+            locks.take_alone()
             mark_undispatched(root)
             drop_derived(root)
     finally:

@@ -78,6 +78,17 @@ def verify(
         reader.close()
 
 
+def strange_index(path: Path) -> Damage:
+    """What is said of an index file that `list_readable_index` cannot read: then none is compared."""
+    return Damage(
+        "index",
+        path,
+        0,
+        0,
+        "of a shape that neither the settings nor its entries tell: they were not compared",
+    )
+
+
 def bounds_at_rest(
     root: Path, config: StoreConfig, reader: LogReader, *, abnormal: bool
 ) -> tuple[Bounds, list[Damage]]:
@@ -327,14 +338,7 @@ class Verifier:
 
     def _index_files(self, scanner: kernel.LogScanner) -> Iterator[Damage]:
         readers, strange = list_readable_index(self._root, self._config)
-        for path in strange:
-            yield Damage(
-                "index",
-                path,
-                0,
-                0,
-                "of a shape that neither the settings nor its entries tell: they were not compared",
-            )
+        yield from map(strange_index, strange)
         if strange:
             return
         for reader in readers:

@@ -14,13 +14,9 @@ LIBRARIES = pytest.mark.parametrize("library", ["gevent", "eventlet"])
 
 
 def a_get_and_who_answers_it(url: str, library: str) -> list:
-    import importlib
+    from tests.isolated.green import patched
 
-    green = importlib.import_module(library)
-    if library == "gevent":
-        importlib.import_module("gevent.monkey").patch_all()
-    else:
-        green.monkey_patch()
+    green = patched(library)
 
     from celery import Celery
 
@@ -46,13 +42,9 @@ def test_another_greenlet_runs_during_a_get(url, library):
 
 
 def many_that_wait(url: str, library: str) -> list:
-    import importlib
+    from tests.isolated.green import patched
 
-    green = importlib.import_module(library)
-    if library == "gevent":
-        importlib.import_module("gevent.monkey").patch_all()
-    else:
-        green.monkey_patch()
+    green = patched(library)
 
     from celery import Celery
 
@@ -79,13 +71,9 @@ def test_more_greenlets_wait_than_the_hub_has_threads(url, library):
 
 
 def a_put_and_who_lets_it_through(url: str, library: str, lock: str) -> list:
-    import importlib
+    from tests.isolated.green import patched
 
-    green = importlib.import_module(library)
-    if library == "gevent":
-        importlib.import_module("gevent.monkey").patch_all()
-    else:
-        green.monkey_patch()
+    green = patched(library)
 
     from celery import Celery
 
@@ -135,13 +123,10 @@ def test_another_greenlet_runs_during_a_put(url, library, lock):
 
 def a_step_of_a_duty_and_who_ends_it(url: str, library: str) -> list:
     import dataclasses
-    import importlib
 
-    green = importlib.import_module(library)
-    if library == "gevent":
-        importlib.import_module("gevent.monkey").patch_all()
-    else:
-        green.monkey_patch()
+    from tests.isolated.green import patched
+
+    green = patched(library)
 
     from celery import Celery
 
@@ -181,18 +166,14 @@ def test_another_greenlet_runs_during_a_step_of_a_duty(url, library):
 
 def services_and_locks(path: str, library: str) -> list:
     """The store's services run in threads of the operating system, whose locks are its own too; patched after the import here."""
-    import importlib
     import os
     import threading
 
     import cystore
+    from tests.isolated.green import patched
 
     native = type(threading.RLock())
-    green = importlib.import_module(library)
-    if library == "gevent":
-        importlib.import_module("gevent.monkey").patch_all()
-    else:
-        green.monkey_patch()
+    patched(library)
 
     before = len(os.listdir("/proc/self/task"))
     with cystore.open(path, mapped_file_size_commit_log_bytes=1 << 20) as store:

@@ -18,19 +18,12 @@ from cystore.archive import (
     render_archived,
     render_manifest,
 )
-from tests.cleaned import check_cleaned, fill
+from tests.cleaned import check_cleaned, filled
 from tests.process import Process
 from tests.small import LOG_BYTES, SETTINGS, open_small
 
 EXPIRED = {"file_reserved_time_h": 0}
 FULL_AT = {"disk_max_used_space_ratio": 10, "disk_space_clean_forcibly_ratio": 10}
-
-
-def filled(store, count: int = 200):
-    put = fill(store, count)
-    store.dispatch()
-    store.flush()
-    return put
 
 
 def test_without_an_archive_nothing_is_held(tmp_path):

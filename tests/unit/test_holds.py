@@ -10,19 +10,12 @@ import pytest
 import cystore
 from cystore import clock
 from cystore.holds import Hold, parse_holds, render_holds
-from tests.cleaned import check_cleaned, fill
+from tests.cleaned import check_cleaned, filled
 from tests.process import Process
 from tests.small import LOG_BYTES, SETTINGS, open_small
 
 EXPIRED = {"file_reserved_time_h": 0}
 HOUR_MS = 3_600_000
-
-
-def filled(store, count: int = 200):
-    put = fill(store, count)
-    store.dispatch()
-    store.flush()
-    return put
 
 
 def test_i7_what_is_held_stays_until_the_hold_moves_on(tmp_path):

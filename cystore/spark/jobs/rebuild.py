@@ -31,7 +31,7 @@ from cystore.cli.progress import Report
 from cystore.config import StoreConfig
 from cystore.consume_queue import DIRECTORY as QUEUES
 from cystore.consume_queue_ext import DIRECTORY as EXT_QUEUES
-from cystore.errors import CorruptRecordError, StoreLockedError
+from cystore.errors import CorruptRecordError
 from cystore.index import DIRECTORY as INDEX_FILES
 from cystore.locks import StoreLocks
 from cystore.recovery import Bounds, RecoveredState, recover
@@ -102,9 +102,7 @@ def _alone(root: Path) -> Iterator[None]:
     locks = StoreLocks(root, read_only=False)
     try:
         with locks.gate():
-            if not locks.try_alone():
-                raise StoreLockedError("the store is in use", path=root)
-            locks.claim_directory(alone=True)
+            locks.take_alone()
         yield
     finally:
         locks.close()

@@ -31,7 +31,7 @@ from cystore.recovery.index_reader import list_readable_index
 from cystore.recovery.log_pass import Key
 from cystore.recovery.log_reader import LogReader
 from cystore.recovery.queue_reader import list_queues
-from cystore.recovery.verify import bounds_at_rest
+from cystore.recovery.verify import bounds_at_rest, strange_index
 from cystore.recovery.verify_range import (
     SeenQueue,
     SeenRange,
@@ -178,14 +178,7 @@ class _Scrub:
         work: list[Any] = []
         if self._config.message_index_enable:
             readers, strange = list_readable_index(self._root, self._config)
-            for path in strange:
-                yield Damage(
-                    "index",
-                    path,
-                    0,
-                    0,
-                    "of a shape that neither the settings nor its entries tell: they were not compared",
-                )
+            yield from map(strange_index, strange)
             work += [] if strange else [reader.path.name for reader in readers]
             self.counts["index_files"] = len(work)
         listed = sorted(queues.items())
