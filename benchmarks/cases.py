@@ -197,7 +197,7 @@ CASES = (
             MEMCPY,
             Contestant("checksum of the record", "memory", overrides={"case": "checksum_pieces"}),
             Contestant("free robust lock, shared", "memory", overrides={"case": "lock"}),
-            Contestant("Python function that does nothing", "memory", overrides={"case": "call"}),
+            Contestant("C function that does nothing", "memory", overrides={"case": "call"}),
         ),
     ),
     Case(

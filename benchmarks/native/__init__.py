@@ -6,9 +6,12 @@ import ctypes
 import os
 import platform
 import subprocess
+import sysconfig
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -32,6 +35,15 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
+def nothing() -> Callable[..., None]:
+    """A function in C that takes any arguments and returns at once."""
+    make: Any = ctypes.pythonapi.PyCFunction_NewEx
+    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p] * 3
+    definition = ctypes.c_char.in_dll(library(), "nothing_definition")
+    function: Callable[..., None] = make(ctypes.addressof(definition), None, None)
+    return function
+
+
 def _compile() -> None:
     package = find_spec("crc32c")
     if package is None or package.origin is None:
@@ -47,6 +59,7 @@ def _compile() -> None:
     command += [
         f"-I{ROOT / 'cystore' / '_native'}",
         f"-I{crc32c}",
+        f"-I{sysconfig.get_path('include')}",
         str(SOURCE),
         *(str(crc32c / name) for name in kernel),
     ]
