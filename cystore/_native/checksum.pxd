@@ -3,8 +3,6 @@ from libc.string cimport memcpy
 
 # CRC-32C with the customary inversions: start with 0, feed the result of one piece into the next.
 cdef uint32_t crc32c_update(uint32_t value, const uint8_t* data, size_t length) noexcept nogil
-# The same of bytes that it copies: from there, not from where they are copied to, which would wait for the copy.
-cdef uint32_t crc32c_copy(uint32_t value, uint8_t* to, const uint8_t* source, size_t length) noexcept nogil
 # CRC-32C of A+B from those of A and B and the length of B.
 cdef uint32_t crc32c_combine(uint32_t first, uint32_t second, size_t second_length) noexcept nogil
 # RocketMQ's body checksum: CRC-32 without its top bit (UtilAll.crc32).
