@@ -60,6 +60,7 @@ EXTENSIONS: dict[str, list[str]] = {
     "append": [],
     "properties": [],
     "appender": [],
+    "put": [],
     "delay": [],
     "window": [],
     "queue": [],

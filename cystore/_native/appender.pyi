@@ -1,13 +1,14 @@
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, final
 
 from cystore._native.control import Control
 from cystore._native.message import Message, PutResult
+from cystore._native.put import PlainAppender
 
 SCHEDULE_TOPIC: str
 
 @final
-class Appender:
+class Appender(PlainAppender):
     def __init__(
         self,
         control: Control,
@@ -21,8 +22,6 @@ class Appender:
         sync_by_default: bool,
         delay_levels: int,
     ) -> None: ...
-    @property
-    def policy(self) -> Any: ...
     @property
     def active_calls(self) -> int: ...
     def detach(self) -> None: ...
@@ -44,5 +43,3 @@ class Appender:
     ) -> PutResult: ...
     def put_many(self, messages: Iterable[Message], *, flush: str | None = None) -> list[PutResult]: ...
     def put_with(self, policy: Any, messages: Iterable[Message]) -> list[PutResult]: ...
-
-def put_function(appender: Appender) -> Callable[..., PutResult]: ...

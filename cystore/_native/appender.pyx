@@ -24,6 +24,7 @@ from cystore._native.layout cimport *
 from cystore._native.mapping cimport MappedFile
 from cystore._native.message cimport Message, PutResult, put_result
 from cystore._native.properties cimport property_buffer, property_room, put_delay, put_properties
+from cystore._native.put cimport *
 from cystore._native.queue_table cimport control_find_queue
 from cystore._native.record cimport topic_valid
 from cystore._native.record_write cimport append_item
@@ -40,7 +41,7 @@ cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size)  # NULL: the text has no UTF-8 form
 
 cdef enum:
-    LARGE_BODY_BYTES = 16 * 1024    # from here on the body's checksum is computed before the lock
+    SHORT_PROPERTIES = 512          # longer ones are not written on the stack
     WAIT_SLICE_MS = 250
     REPORT_EVERY_MS = 5_000
 
@@ -61,41 +62,34 @@ cdef inline void set_store_host(append_item* item, bytes packed) noexcept:
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"  # where a message waits until it is due (TopicValidator.RMQ_SYS_SCHEDULE_TOPIC)
 
-cdef object ZERO = 0  # the small integer that defaults are: recognised without a conversion
+cdef PyObject* NONE = <PyObject*>None
 
-cdef enum:
-    TOPIC_CACHE = 64
 
-cdef struct cached_topic:
-    PyObject* topic
-    const uint8_t* text
-    int32_t length
-    int32_t queue_id
-    queue_entry* entry
+cdef bytes _own_bytes(object body):
+    """The body as bytes. What is not bytes is copied: nobody may change it under the checksum."""
+    if PyBytes_CheckExact(body):
+        return <bytes>body
+    try:
+        return bytes(memoryview(body))
+    except TypeError:
+        raise MessageIllegalError(f"body: must be bytes, not {type(body).__name__}") from None
+
+
+cdef int _refuse_waiting(object topic, append_item* item) except -1:
+    """For a topic as long as that of waiting messages."""
+    if memcmp(item.topic, b"SCHEDULE_TOPIC_XXXX", SCHEDULE_TOPIC_BYTES) == 0:
+        raise MessageIllegalError(f"topic: {topic} is where delayed messages wait; put to their own topic with delay_level")
+    return 0
 
 
 @cython.final
-cdef class Appender:
+cdef class Appender(PlainAppender):
     """`put` and `put_many` of one attached store. Safe for threads; the lock it takes is shared by all processes.
 
     `policy` makes room: segment_at(position) -> MappedFile, make_room(position), more_queues(), repair(), refused(),
     overwritten(), sync(position). Each either mends what the kernel reported or raises. revive() is asked when this object
     was detached: it gives the Appender of a new attachment (after a fork) or raises StoreClosedError.
     """
-
-    cdef append_target target
-    cdef Control control
-    cdef MappedFile segment
-    cdef readonly object policy
-    cdef bytes store_host
-    cdef append_item blank          # what items of `put` begin with: our host, nothing else
-    cdef int64_t file_bytes
-    cdef int32_t max_body_bytes
-    cdef int64_t busy_timeout_ms
-    cdef bint sync_by_default
-    cdef int32_t delay_levels
-    cdef Py_ssize_t active
-    cdef cached_topic topics[TOPIC_CACHE]
 
     def __init__(self, Control control not None, policy, *, str record_format, str store_host, int64_t file_bytes,
                  int32_t max_body_bytes, int64_t busy_timeout_ms, bint sync_by_default, int32_t delay_levels):
@@ -108,10 +102,14 @@ cdef class Appender:
         set_store_host(&self.blank, self.store_host)
         set_born_host(&self.blank, self.blank.store_host, self.blank.store_host_len)
         self.blank.born_timestamp = -1
+        self.plain = self.blank
         self.file_bytes = file_bytes
         self.max_body_bytes = max_body_bytes
-        self.busy_timeout_ms = busy_timeout_ms
-        self.sync_by_default = sync_by_default
+        self.usual.properties = self.usual.unique_key = NONE
+        self.usual.busy_ms = busy_timeout_ms
+        self.usual.queue_id = self.usual.flag = self.usual.delay_level = 0
+        self.usual.sync = sync_by_default
+        self.usual.special = self.target.magic != RECORD_MAGIC_CYSTORE
         self.delay_levels = delay_levels
 
     def __dealloc__(self):
@@ -140,9 +138,19 @@ cdef class Appender:
         self.target.length = 0
         self.control = None
 
-    cdef int _topic(self, object topic, int32_t queue_id, append_item* item) except -1:
+    cdef inline int _topic(self, object topic, int32_t queue_id, append_item* item) except -1:
         """Checks the topic and finds its queue; the text stays valid as long as the topic object."""
-        cdef cached_topic* cached = &self.topics[((<uintptr_t><PyObject*>topic >> 5) ^ <uint32_t>queue_id) & (TOPIC_CACHE - 1)]
+        cdef cached_topic* cached = topic_place(self, <PyObject*>topic, queue_id)
+        if self.target.block == NULL or cached.topic != <PyObject*>topic or cached.queue_id != queue_id or cached.entry == NULL:
+            self._find_topic(topic, queue_id, cached)
+        item.topic = cached.text
+        item.topic_len = cached.length
+        item.queue_id = queue_id
+        item.entry = cached.entry
+        return 0
+
+    cdef int _find_topic(self, object topic, int32_t queue_id, cached_topic* cached) except -1:
+        """Remembers a topic, and its queue when there is one."""
         cdef Py_ssize_t length = 0
         cdef const char* text
         if self.target.block == NULL:
@@ -163,52 +171,39 @@ cdef class Appender:
             cached.text = <const uint8_t*>text
             cached.length = <int32_t>length
             cached.queue_id = queue_id
-            cached.entry = control_find_queue(self.target.block, cached.text, cached.length, queue_id)
-        elif cached.entry == NULL:
-            cached.entry = control_find_queue(self.target.block, cached.text, cached.length, queue_id)
-        item.topic = cached.text
-        item.topic_len = cached.length
-        item.queue_id = queue_id
-        item.entry = cached.entry
+            cached.tail[0] = <uint8_t>length
+            memcpy(&cached.tail[1], text, length)
+        cached.entry = control_find_queue(self.target.block, cached.text, cached.length, queue_id)
         return 0
 
-    cdef inline int _body(self, object body, append_item* item, list keep) except -1:
-        """Checks the body. One that is not bytes is copied first: nobody may change it under the checksum."""
-        cdef Py_ssize_t length
-        if not PyBytes_CheckExact(body):
-            if isinstance(body, (bytearray, memoryview)) or (not PyUnicode_Check(body) and hasattr(body, "__buffer__")):
-                body = bytes(body)
-            elif isinstance(body, bytes):
-                body = bytes(memoryview(body))
-            else:
-                try:
-                    body = bytes(memoryview(body))
-                except TypeError:
-                    raise MessageIllegalError(f"body: must be bytes, not {type(body).__name__}") from None
-            keep.append(body)
-        length = PyBytes_GET_SIZE(body)
-        if length > self.max_body_bytes:
-            raise MessageIllegalError(
-                f"body: {length} bytes, at most max_message_size_bytes = {self.max_body_bytes}")
+    cdef inline int _body(self, object body, append_item* item) except -1:
+        """Checks the size of a body of bytes, which the caller keeps."""
+        if PyBytes_GET_SIZE(body) > self.max_body_bytes:
+            self._refuse_body(body)
         item.body = <const uint8_t*>PyBytes_AS_STRING(body)
-        item.body_len = <int32_t>length
+        item.body_len = <int32_t>PyBytes_GET_SIZE(body)
         return 0
+
+    cdef int _refuse_body(self, object body) except -1:
+        raise MessageIllegalError(
+            f"body: {PyBytes_GET_SIZE(body)} bytes, at most max_message_size_bytes = {self.max_body_bytes}")
 
     cdef inline int _finish(self, append_item* item) except -1:
         """The size, once all lengths are known."""
         cdef int64_t size = 75 + item.born_host_len + item.store_host_len
         size += <int64_t>item.body_len + item.topic_len + item.properties_len
         if size + BLANK_SIZE_MIN > self.file_bytes or size > 0x7FFFFFFF:
-            raise MessageIllegalError(f"body: the record has {size} bytes, a whole commit log file {self.file_bytes}")
+            self._refuse_size(size)
         item.size = <int32_t>size
         return 0
 
-    cdef int _own_topic(self, object topic, int32_t queue_id, append_item* item) except -1:
+    cdef int _refuse_size(self, int64_t size) except -1:
+        raise MessageIllegalError(f"body: the record has {size} bytes, a whole commit log file {self.file_bytes}")
+
+    cdef inline int _own_topic(self, object topic, int32_t queue_id, append_item* item) except -1:
         """`_topic` for one that is the user's to choose."""
         self._topic(topic, queue_id, item)
-        if item.topic_len == 19 and memcmp(item.topic, b"SCHEDULE_TOPIC_XXXX", 19) == 0:
-            raise MessageIllegalError(f"topic: {topic} is where delayed messages wait; put to their own topic with delay_level")
-        return 0
+        return 0 if item.topic_len != SCHEDULE_TOPIC_BYTES else _refuse_waiting(topic, item)
 
     cdef int _delay(self, int32_t level, append_item* item, property_buffer* buffer) except -1:
         """Turns a message whose properties are in the buffer into one that waits for its time (CommitLog.asyncPutMessage). Prepared and
@@ -362,7 +357,7 @@ cdef class Appender:
 
     cdef int _wants_sync(self, object flush) except -1:
         if flush is None:
-            return self.sync_by_default
+            return self.usual.sync
         if flush == "sync":
             return True
         if flush == "async":
@@ -372,56 +367,73 @@ cdef class Appender:
     def put(self, topic, body, *, queue_id=0, keys=(), tags=None, properties=None, flag=0, flush=None, unique_key=None,
             delay_level=0, busy_timeout_ms=None):
         """Appends one message; see MessageStore.put."""
-        return self._put(topic, body, queue_id, keys, tags, properties, flag, flush, unique_key, delay_level, busy_timeout_ms)
+        cdef PyObject** values = [
+            <PyObject*>queue_id, <PyObject*>keys, <PyObject*>tags, <PyObject*>properties, <PyObject*>flag, <PyObject*>flush,
+            <PyObject*>unique_key, <PyObject*>delay_level, <PyObject*>busy_timeout_ms]
+        cdef put_options options
+        self.read_options(values, &options)
+        return self.put_any(topic, body, values[PUT_KEYS], values[PUT_TAGS], &options)
 
-    cdef PutResult _put(self, object topic, object body, object queue_id, object keys, object tags, object properties, object flag,
-                        object flush, object unique_key, object delay_level, object busy_timeout_ms):
+    cdef int read_options(self, PyObject** values, put_options* options) except -1:
+        """`values` are those of all keyword arguments, in the order of PUT_QUEUE_ID and so on."""
+        options[0] = self.usual
+        options.properties = values[PUT_PROPERTIES]
+        options.unique_key = values[PUT_UNIQUE_KEY]
+        options.sync = self._wants_sync(<object>values[PUT_FLUSH])
+        options.queue_id = _int32("queue_id", <object>values[PUT_QUEUE_ID], 0)
+        options.delay_level = _int32("delay_level", <object>values[PUT_DELAY_LEVEL], 0)
+        options.flag = _int32("flag", <object>values[PUT_FLAG], -0x80000000)
+        if values[PUT_BUSY_TIMEOUT_MS] != NONE:
+            options.busy_ms = _int32("busy_timeout_ms", <object>values[PUT_BUSY_TIMEOUT_MS], 0)
+        options.special |= options.properties != NONE or options.unique_key != NONE or options.delay_level != 0
+        return 0
+
+    cdef PutResult put_any(self, object topic, object body, PyObject* keys, PyObject* tags, const put_options* options):
         cdef append_item item
         cdef property_buffer buffer
-        cdef uint8_t[512] room
+        cdef uint8_t[SHORT_PROPERTIES] room
         cdef Py_ssize_t done = 0
         cdef PutResult result
-        cdef list keep = None
-        cdef bint sync = self.sync_by_default if flush is None else self._wants_sync(flush)
         if self.target.block == NULL:
-            return self.policy.revive().put(topic, body, queue_id=queue_id, keys=keys, tags=tags, properties=properties,
-                                            flag=flag, flush=flush, unique_key=unique_key, delay_level=delay_level,
-                                            busy_timeout_ms=busy_timeout_ms)
-        cdef int32_t number = 0 if queue_id is ZERO else _int32("queue_id", queue_id, 0)
-        cdef int32_t level = 0 if delay_level is ZERO else _int32("delay_level", delay_level, 0)
-        cdef int64_t busy_ms = self.busy_timeout_ms if busy_timeout_ms is None else _int32("busy_timeout_ms", busy_timeout_ms, 0)
+            return (<Appender?>self.policy.revive()).put_any(topic, body, keys, tags, options)
         memcpy(&item, &self.blank, sizeof(append_item))
         buffer.start = room
         buffer.length = 0
-        buffer.capacity = 512
+        buffer.capacity = SHORT_PROPERTIES
         buffer.on_heap = False
         self.active += 1
         try:
-            self._own_topic(topic, number, &item)
-            item.flag = 0 if flag is ZERO else _int32("flag", flag, -0x80000000)
-            if not PyBytes_CheckExact(body):
-                keep = []
-            self._body(body, &item, keep)
-            item.properties_len = put_properties(&buffer, keys, tags, properties, unique_key)
-            if level:
-                self._delay(level, &item, &buffer)
+            self._own_topic(topic, options.queue_id, &item)
+            item.flag = options.flag
+            body = _own_bytes(body)
+            self._body(body, &item)
+            item.properties_len = put_properties(&buffer, keys, tags, options.properties, options.unique_key)
+            if options.delay_level:
+                self._delay(options.delay_level, &item, &buffer)
             item.properties = buffer.start
             self._finish(&item)
             if item.body_len >= LARGE_BODY_BYTES or self.target.magic == RECORD_MAGIC_ROCKETMQ:
                 self._body_checksums(&item, 1)
-            self._append(&item, 1, &done, item.body_len < LARGE_BODY_BYTES, busy_ms, self.policy)
+            self._append(&item, 1, &done, item.body_len < LARGE_BODY_BYTES, options.busy_ms, self.policy)
             result = put_result(item.physical_offset, item.queue_offset, item.size, item.store_timestamp)
-            if sync:
-                try:
-                    self.policy.sync(item.physical_offset + item.size)
-                except StoreError as error:
-                    error.results = [result]
-                    raise
+            if options.sync:
+                self.sync_result(result)
             return result
         finally:
             self.active -= 1
             if buffer.on_heap:
                 free(buffer.start)
+
+    cdef int sync_result(self, PutResult result) except -1:
+        self.active += 1
+        try:
+            self.policy.sync(result.physical_offset + result.size_bytes)
+        except StoreError as error:
+            error.results = [result]
+            raise
+        finally:
+            self.active -= 1
+        return 0
 
     def put_many(self, messages, *, flush=None):
         """Appends messages in order; see MessageStore.put_many."""
@@ -482,9 +494,12 @@ cdef class Appender:
                 elif message.source is None:
                     self._own_topic(message._topic, message._queue_id, item)
                     item.born_timestamp = message._born_timestamp_ms
-                    self._body(message._body, item, keep)
-                    item.properties_len = put_properties(&buffer, message._keys, message._tags, message._properties,
-                                                          message._unique_key)
+                    body = _own_bytes(message._body)
+                    if body is not message._body:
+                        keep.append(body)
+                    self._body(body, item)
+                    item.properties_len = put_properties(&buffer, <PyObject*>message._keys, <PyObject*>message._tags,
+                                                          <PyObject*>message._properties, <PyObject*>message._unique_key)
                     host = self.store_host if message._born_host is None else <bytes>message._born_host
                     set_born_host(item, <const uint8_t*>PyBytes_AS_STRING(host), <int32_t>PyBytes_GET_SIZE(host))
                     if message._delay_level:
@@ -504,7 +519,7 @@ cdef class Appender:
                 room += items[i].properties_len
             self._body_checksums(items, count)
             try:
-                self._append(items, count, &done, False, self.busy_timeout_ms, policy)
+                self._append(items, count, &done, False, self.usual.busy_ms, policy)
                 if sync:
                     self.policy.sync(items[count - 1].physical_offset + items[count - 1].size)
             except StoreError as error:
@@ -533,39 +548,6 @@ cdef class Appender:
         cdef Py_ssize_t i
         return [put_result(items[i].physical_offset, items[i].queue_offset, items[i].size, items[i].store_timestamp)
                 for i in range(count)]
-
-
-cdef enum:
-    PUT_POSITIONAL = 2
-    PUT_KEYWORDS = 9
-
-cdef tuple _keywords = tuple([sys.intern(name) for name in (
-    "queue_id", "keys", "tags", "properties", "flag", "flush", "unique_key", "delay_level",
-    "busy_timeout_ms")])
-cdef tuple _defaults = (ZERO, (), None, None, ZERO, None, None, ZERO, None)
-
-
-cdef object _called(object appender, PyObject** given, Py_ssize_t positional, PyObject* names):
-    cdef PyObject* values[PUT_KEYWORDS]
-    if positional != PUT_POSITIONAL or not place_keywords(given + positional, names, _keywords, _defaults, values):
-        return call_as_usual(appender.put, given, positional, names)
-    return (<Appender>appender)._put(
-        <object>given[0], <object>given[1], <object>values[0], <object>values[1], <object>values[2], <object>values[3],
-        <object>values[4], <object>values[5], <object>values[6], <object>values[7], <object>values[8])
-
-
-cdef PyMethodDef _definition
-_definition.ml_name = "put"
-_definition.ml_meth = <PyCFunction><void*>_called
-_definition.ml_flags = METH_FASTCALL | METH_KEYWORDS
-_definition.ml_doc = (
-    "put($self, topic, body, *, queue_id=0, keys=(), tags=None, properties=None, flag=0, flush=None, unique_key=None, "
-    "delay_level=0, busy_timeout_ms=None)\n--\n\nAppends one message; see MessageStore.put.")
-
-
-def put_function(Appender appender not None):
-    """What `appender.put` does, as a function for programs to call: it is faster."""
-    return PyCFunction_New(&_definition, appender)
 
 
 cdef int32_t _int32(str field, object value, int64_t low) except? -1:

@@ -8,6 +8,7 @@
 #include "checkarm.h"
 #include "checksse42.h"
 #include "crc32c.h"
+#include "crc_copy.h"
 
 /* The kernel's sources read it; the package defines it in its Python wrapper, which we do not compile. */
 int is_big_endian = __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__;
@@ -15,6 +16,7 @@ int is_big_endian = __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__;
 static crc_function crc32c_kernel = _crc32c_sw_slicing_by_8;
 
 static inline const char *crc32c_choose(void) {
+    if (crc_portable_wanted()) return "portable";
 #if defined(IS_INTEL)
     if (_crc32c_intel_probe()) {
         crc32c_init_hw_adler();

@@ -1,7 +1,7 @@
 """Checksums: CRC-32C (RFC 3720, appendix B.4) for cystore records, CRC-32 for RocketMQ's bodies."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.stdint cimport uint8_t, uint32_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 cdef extern from "checksum.h" nogil:
@@ -11,9 +11,8 @@ cdef extern from "checksum.h" nogil:
     unsigned long crc32(unsigned long crc, const unsigned char* data, unsigned int length)
 
 cdef extern from "crc_copy.h" nogil:
-    int crc_copy_init()
     int crc_copy_known
-    uint32_t crc_copy_words(uint32_t begin, uint8_t* to, const uint8_t* source, size_t length)
+    uint64_t crc_copy_words(uint64_t begin, uint8_t* to, const uint8_t* source, size_t length)
 
 cdef uint32_t POLYNOMIAL = 0x82F63B78u
 cdef uint32_t[64] _shift_powers  # x^(8 * 2^k) mod P, reflected
@@ -74,7 +73,7 @@ def crc32c_of_copy(const uint8_t[::1] data, uint32_t value=0):
     if length == 0:
         return copied, value
     if crc_copy_known:
-        return copied, ~crc_copy_words(~value, to, &data[0], length)
+        return copied, ~<uint32_t>crc_copy_words(<uint32_t>~value, to, &data[0], length)
     memcpy(to, &data[0], length)
     return copied, crc32c_update(value, to, length)
 
@@ -99,5 +98,4 @@ _shift_powers[0] = 0x00800000u  # x^8
 for _i in range(1, 64):
     _shift_powers[_i] = _multiply(_shift_powers[_i - 1], _shift_powers[_i - 1])
 
-crc_copy_init()
 implementation: str = crc32c_choose().decode()

@@ -6,13 +6,22 @@
  * polynomials gives their product divided by x, and the CRC instruction multiplies by x^32 while it reduces mod P: so the table holds
  * x^(8 n - 33) for n bytes.
  *
+ * The register has 32 bits; here it is held in 64, the upper ones 0, as crc32q takes and leaves it.
+ *
  * The instructions stand in assembly, as functions that are compiled for one CPU cannot become part of those for every CPU. */
 #ifndef CYSTORE_CRC_COPY_H
 #define CYSTORE_CRC_COPY_H
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
+
+/* CYSTORE_CHECKSUM=portable in the environment: no CPU's own instructions, as on a CPU that has none. */
+static inline int crc_portable_wanted(void) {
+    const char *wanted = getenv("CYSTORE_CHECKSUM");
+    return wanted != NULL && strcmp(wanted, "portable") == 0;
+}
 
 #define CRC_POWERS 4096 /* bytes that one multiplication steps over */
 #define CRC_COPY_THIRDS_FROM 192
@@ -23,38 +32,40 @@
 static uint32_t crc_powers[CRC_POWERS + 1];
 static int crc_copy_known; /* 0 where the CPU lacks an instruction */
 
-static inline int crc_copy_init(void) {
+/* When the library is loaded that includes this. */
+__attribute__((constructor)) static void crc_copy_init(void) {
     const uint32_t polynomial = 0x82F63B78u;
     uint32_t power = 0x80000000u; /* x^0 */
-    if (!__builtin_cpu_supports("sse4.2") || !__builtin_cpu_supports("pclmul")) return 0;
+    __builtin_cpu_init();
+    if (crc_portable_wanted()) return;
+    if (!__builtin_cpu_supports("sse4.2") || !__builtin_cpu_supports("pclmul")) return;
     for (int i = 0; i < 33; i++) power = power & 0x80000000u ? (power ^ polynomial) << 1 | 1 : power << 1;
     for (size_t n = 0; n <= CRC_POWERS; n++) {
         crc_powers[n] = power;
         for (int i = 0; i < 8; i++) power = power >> 1 ^ (power & 1 ? polynomial : 0);
     }
-    return crc_copy_known = 1;
+    crc_copy_known = 1;
 }
 
-static inline uint32_t crc_step_1(uint32_t crc, uint8_t byte) {
-    __asm__("crc32b %1, %0" : "+r"(crc) : "rm"(byte));
+static inline uint64_t crc_step_1(uint64_t crc, uint8_t byte) {
+    __asm__("crc32b %1, %k0" : "+r"(crc) : "rm"(byte));
     return crc;
 }
-static inline uint32_t crc_step_2(uint32_t crc, uint16_t half) {
-    __asm__("crc32w %1, %0" : "+r"(crc) : "rm"(half));
+static inline uint64_t crc_step_2(uint64_t crc, uint16_t half) {
+    __asm__("crc32w %1, %k0" : "+r"(crc) : "rm"(half));
     return crc;
 }
-static inline uint32_t crc_step_4(uint32_t crc, uint32_t word) {
-    __asm__("crc32l %1, %0" : "+r"(crc) : "rm"(word));
+static inline uint64_t crc_step_4(uint64_t crc, uint32_t word) {
+    __asm__("crc32l %1, %k0" : "+r"(crc) : "rm"(word));
     return crc;
 }
-static inline uint32_t crc_step_8(uint32_t crc, uint64_t words) {
-    uint64_t wide = crc;
-    __asm__("crc32q %1, %0" : "+r"(wide) : "rm"(words));
-    return (uint32_t)wide;
+static inline uint64_t crc_step_8(uint64_t crc, uint64_t words) {
+    __asm__("crc32q %1, %0" : "+r"(crc) : "rm"(words));
+    return crc;
 }
 
 /* The register after `length` more bytes of 0. */
-static inline uint32_t crc_shift(uint32_t crc, size_t length) {
+static inline uint64_t crc_shift(uint64_t crc, size_t length) {
     for (;;) {
         size_t bytes = length < CRC_POWERS ? length : CRC_POWERS;
         __m128i product = _mm_cvtsi32_si128((int)crc), factor = _mm_cvtsi32_si128((int)crc_powers[bytes]);
@@ -65,38 +76,49 @@ static inline uint32_t crc_shift(uint32_t crc, size_t length) {
     }
 }
 
-#define CRC_COPY_PIECE(type, step)          \
-    do {                                    \
-        type piece;                         \
-        memcpy(&piece, from, sizeof piece); \
-        memcpy(to, &piece, sizeof piece);   \
-        crc = step(crc, piece);             \
-        from += sizeof piece;               \
-        to += sizeof piece;                 \
+static inline uint64_t crc_word(const uint8_t *from) {
+    uint64_t word;
+    memcpy(&word, from, sizeof word);
+    return word;
+}
+
+#define CRC_COPY_PIECE(type, step)               \
+    do {                                         \
+        type piece;                              \
+        memcpy(&piece, from + at, sizeof piece); \
+        memcpy(to + at, &piece, sizeof piece);   \
+        crc = step(crc, piece);                  \
+        at += sizeof piece;                      \
     } while (0)
 
 /* Copies; gives the register that was `crc` before. */
-static inline uint32_t crc_copy_short(uint32_t crc, uint8_t *to, const uint8_t *from, size_t length) {
-    for (; length >= 8; length -= 8) CRC_COPY_PIECE(uint64_t, crc_step_8);
+static inline uint64_t crc_copy_short(uint64_t crc, uint8_t *to, const uint8_t *from, size_t length) {
+    size_t at = 0;
+    for (; at + 32 <= length; at += 32) {
+        memcpy(to + at, from + at, 32);
+        crc = crc_step_8(crc_step_8(crc, crc_word(from + at)), crc_word(from + at + 8));
+        crc = crc_step_8(crc_step_8(crc, crc_word(from + at + 16)), crc_word(from + at + 24));
+    }
+    if (length & 16) {
+        CRC_COPY_PIECE(uint64_t, crc_step_8);
+        CRC_COPY_PIECE(uint64_t, crc_step_8);
+    }
+    if (length & 8) CRC_COPY_PIECE(uint64_t, crc_step_8);
     if (length & 4) CRC_COPY_PIECE(uint32_t, crc_step_4);
     if (length & 2) CRC_COPY_PIECE(uint16_t, crc_step_2);
     if (length & 1) CRC_COPY_PIECE(uint8_t, crc_step_1);
     return crc;
 }
 
-static inline uint32_t crc_copy_words(uint32_t crc, uint8_t *to, const uint8_t *from, size_t length) {
+static inline uint64_t crc_copy_words(uint64_t crc, uint8_t *to, const uint8_t *from, size_t length) {
     while (length >= CRC_COPY_THIRDS_FROM) {
         size_t third = length / 24 * 8 < CRC_POWERS ? length / 24 * 8 : CRC_POWERS;
-        uint32_t second = 0, last = 0;
-        uint64_t word;
+        uint64_t second = 0, last = 0;
         memcpy(to, from, 3 * third);
         for (const uint8_t *end = from + third; from < end; from += 8) {
-            memcpy(&word, from, 8);
-            crc = crc_step_8(crc, word);
-            memcpy(&word, from + third, 8);
-            second = crc_step_8(second, word);
-            memcpy(&word, from + 2 * third, 8);
-            last = crc_step_8(last, word);
+            crc = crc_step_8(crc, crc_word(from));
+            second = crc_step_8(second, crc_word(from + third));
+            last = crc_step_8(last, crc_word(from + 2 * third));
         }
         crc = crc_shift(crc_shift(crc, third) ^ second, third) ^ last;
         from += 2 * third;
@@ -107,16 +129,15 @@ static inline uint32_t crc_copy_words(uint32_t crc, uint8_t *to, const uint8_t *
 }
 #else
 static const int crc_copy_known = 0; /* nobody calls what follows */
-static inline int crc_copy_init(void) { return 0; }
-static inline uint32_t crc_step_1(uint32_t crc, uint8_t byte) { return (void)byte, crc; }
-static inline uint32_t crc_step_2(uint32_t crc, uint16_t half) { return (void)half, crc; }
-static inline uint32_t crc_step_4(uint32_t crc, uint32_t word) { return (void)word, crc; }
-static inline uint32_t crc_step_8(uint32_t crc, uint64_t words) { return (void)words, crc; }
-static inline uint32_t crc_shift(uint32_t crc, size_t length) { return (void)length, crc; }
-static inline uint32_t crc_copy_short(uint32_t crc, uint8_t *to, const uint8_t *from, size_t length) {
+static inline uint64_t crc_step_1(uint64_t crc, uint8_t byte) { return (void)byte, crc; }
+static inline uint64_t crc_step_2(uint64_t crc, uint16_t half) { return (void)half, crc; }
+static inline uint64_t crc_step_4(uint64_t crc, uint32_t word) { return (void)word, crc; }
+static inline uint64_t crc_step_8(uint64_t crc, uint64_t words) { return (void)words, crc; }
+static inline uint64_t crc_shift(uint64_t crc, size_t length) { return (void)length, crc; }
+static inline uint64_t crc_copy_short(uint64_t crc, uint8_t *to, const uint8_t *from, size_t length) {
     return (void)to, (void)from, (void)length, crc;
 }
-static inline uint32_t crc_copy_words(uint32_t crc, uint8_t *to, const uint8_t *from, size_t length) {
+static inline uint64_t crc_copy_words(uint64_t crc, uint8_t *to, const uint8_t *from, size_t length) {
     return (void)to, (void)from, (void)length, crc;
 }
 #endif

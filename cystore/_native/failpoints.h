@@ -4,6 +4,7 @@
 #define CYSTORE_FAILPOINTS_H
 
 #ifdef CYSTORE_FAILPOINTS
+#define FAILPOINTS 1
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +19,7 @@ static inline void failpoint(const char *name) {
     kill(getpid(), strstr(wanted + length, ":stop") ? SIGSTOP : SIGKILL);
 }
 #else
+#define FAILPOINTS 0
 #define failpoint(name) ((void)(name))
 #endif
 

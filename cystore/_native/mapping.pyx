@@ -2,7 +2,7 @@
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
 from libc.errno cimport EINVAL, errno
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy, memset
 
 import os
@@ -15,6 +15,16 @@ cdef extern from "atomics.h" nogil:
 cdef extern from "<unistd.h>" nogil:
     int close(int fd)
     int fdatasync(int fd)
+
+cdef extern from "<fcntl.h>" nogil:
+    int AT_EMPTY_PATH
+
+cdef extern from "<sys/stat.h>" nogil:
+    cdef struct file_status "statx":
+        uint32_t stx_mask
+        uint32_t stx_nlink
+    int statx(int fd, const char* path, int flags, unsigned int mask, file_status* found)
+    unsigned int STATX_NLINK
 
 cdef extern from "<sys/mman.h>" nogil:
     void* mmap(void* address, size_t length, int protection, int flags, int fd, int64_t offset)
@@ -98,8 +108,17 @@ cdef class MappedFile:
 
     @property
     def removed(self):
-        """True when the file's name is gone: somebody unlinked it, and what is written to it will be lost."""
-        return self.fd >= 0 and os.fstat(self.fd).st_nlink == 0
+        """True when the file's name is gone: somebody unlinked it, and what is written to it will be lost. Raises OSError.
+
+        Nothing else is asked for: from Linux 6.13 on who was told a file's times makes its next change get a new one, and so
+        the next sync a commit of the file system's journal.
+        """
+        cdef file_status found
+        if self.fd < 0:
+            return False
+        if statx(self.fd, "", AT_EMPTY_PATH, STATX_NLINK, &found):
+            raise OSError(errno, os.strerror(errno), self.path)
+        return found.stx_nlink == 0
 
     def populate(self, Py_ssize_t begin, Py_ssize_t end):
         """Faults the pages of [begin, end) in for writing. False where the kernel cannot (before Linux 5.14)."""

@@ -1,4 +1,20 @@
-from libc.stdint cimport int32_t, uint8_t
+from cpython.object cimport PyObject
+from cpython.tuple cimport PyTuple_CheckExact, PyTuple_GET_SIZE
+from cpython.unicode cimport PyUnicode_Check
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from cystore._native.layout cimport PROPERTIES_BYTES_MAX
+
+cdef extern from "Python.h":
+    bint PyUnicode_IS_COMPACT_ASCII(object text)
+    void* PyUnicode_DATA(object text)
+    Py_ssize_t PyUnicode_GET_LENGTH(object text)
+    PyObject* PyTuple_GET_ITEM(object of, Py_ssize_t place)
+
+cdef enum:
+    FIRST_IN_TEXT = 3       # 1 and 2 separate properties
+    FIRST_IN_KEY = 33       # a space separates keys
 
 
 # A growing buffer for the property strings of one call: the first bytes may be the caller's stack.
@@ -8,9 +24,97 @@ cdef struct property_buffer:
     int32_t capacity
     bint on_heap            # `start` came from malloc and belongs to the buffer
 
-cdef int property_room(property_buffer* buffer, Py_ssize_t more) except -1
-# Appends one message's property string and returns its length. Raises MessageIllegalError.
-cdef int put_properties(property_buffer* buffer, object keys, object tags, object properties, object unique_key) except -1
+cdef int grow_properties(property_buffer* buffer, Py_ssize_t more) except -1
+
+
+cdef inline int property_room(property_buffer* buffer, Py_ssize_t more) except -1:
+    """Makes room for `more` bytes; the buffer may move."""
+    return 0 if buffer.length + more <= buffer.capacity else grow_properties(buffer, more)
+
+
+cdef inline uint64_t has_less(uint64_t word, uint64_t bound) noexcept nogil:
+    """Not 0 when one of the word's eight bytes is less than `bound`."""
+    return (word - bound * 0x0101010101010101u) & ~word & 0x8080808080808080u
+
+
+cdef inline uint64_t copy_text(uint8_t* target, const char* data, Py_ssize_t length, uint64_t bound) noexcept nogil:
+    """Copies; not 0 when one of the bytes is less than `bound`. The words at the end overlap: no text is read beyond its end."""
+    cdef uint64_t word, found = 0
+    cdef uint32_t low, high
+    cdef Py_ssize_t i = 0
+    if length >= 8:
+        while i < length:
+            if i > length - 8:
+                i = length - 8
+            memcpy(&word, data + i, 8)
+            memcpy(target + i, &word, 8)
+            found |= has_less(word, bound)
+            i += 8
+    elif length >= 4:
+        memcpy(&low, data, 4)
+        memcpy(&high, data + length - 4, 4)
+        memcpy(target, &low, 4)
+        memcpy(target + length - 4, &high, 4)
+        found = has_less(<uint64_t>high << 32 | low, bound)
+    else:
+        for i in range(length):
+            target[i] = <uint8_t>data[i]
+            found |= <uint8_t>data[i] < bound
+    return found
+
+
+# Appends one message's property string and returns its length. The four are borrowed. Raises MessageIllegalError.
+cdef int put_any_properties(property_buffer* buffer, PyObject* keys, PyObject* tags, PyObject* properties, PyObject* unique_key) except -1
+
+
+cdef inline uint8_t* put_plain(uint8_t* at, uint8_t* limit, const char* name, PyObject* text, uint64_t bound) noexcept:
+    """One property with a name of four characters, given with its 0x01. NULL when its text is not short ASCII without separators."""
+    cdef Py_ssize_t length
+    if not PyUnicode_Check(<object>text) or not PyUnicode_IS_COMPACT_ASCII(<object>text):
+        return NULL
+    length = PyUnicode_GET_LENGTH(<object>text)
+    if length == 0 or length > limit - at - 5:
+        return NULL
+    memcpy(at, name, 5)
+    if copy_text(at + 5, <const char*>PyUnicode_DATA(<object>text), length, bound):
+        return NULL
+    return at + 5 + length
+
+
+cdef inline int put_plain_properties(property_buffer* buffer, PyObject* keys, PyObject* tags) noexcept:
+    """The same for at most one key and a tag, short and in ASCII, as nearly every message has them. -1 when it is not so."""
+    cdef uint8_t* begin = buffer.start + buffer.length
+    cdef uint8_t* limit = buffer.start + buffer.capacity
+    cdef uint8_t* at = begin
+    if PyTuple_CheckExact(<object>keys):
+        if PyTuple_GET_SIZE(<object>keys) == 1:
+            keys = PyTuple_GET_ITEM(<object>keys, 0)
+        elif PyTuple_GET_SIZE(<object>keys) == 0:
+            keys = <PyObject*>None
+    if keys != <PyObject*>None:
+        at = put_plain(at, limit, b"KEYS\x01", keys, FIRST_IN_KEY)
+        if at == NULL:
+            return -1
+    if tags != <PyObject*>None:
+        if at > begin and at < limit:
+            at[0] = 2
+            at += 1
+        at = put_plain(at, limit, b"TAGS\x01", tags, FIRST_IN_TEXT)
+        if at == NULL:
+            return -1
+    if at - begin > <Py_ssize_t>PROPERTIES_BYTES_MAX:
+        return -1
+    buffer.length += <int32_t>(at - begin)
+    return <int>(at - begin)
+
+
+cdef inline int put_properties(property_buffer* buffer, PyObject* keys, PyObject* tags, PyObject* properties, PyObject* unique_key) except -1:
+    cdef int length = -1
+    if properties == <PyObject*>None and unique_key == <PyObject*>None:
+        length = put_plain_properties(buffer, keys, tags)
+    return length if length >= 0 else put_any_properties(buffer, keys, tags, properties, unique_key)
+
+
 # Adds to the property string that began at `begin` how long the message is to be delayed, and where it goes then (no topic:
 # that is said elsewhere). Returns its length.
 cdef int put_delay(property_buffer* buffer, int32_t begin, int32_t level, const uint8_t* topic, int32_t topic_len,

@@ -10,15 +10,14 @@ cdef extern from "failpoints.h" nogil:
     void failpoint(const char* name)
 
 cdef extern from "crc_copy.h" nogil:
-    int crc_copy_init()
     int crc_copy_known
-    uint32_t crc_step_1(uint32_t crc, uint8_t byte)
-    uint32_t crc_step_2(uint32_t crc, uint16_t half)
-    uint32_t crc_step_4(uint32_t crc, uint32_t word)
-    uint32_t crc_step_8(uint32_t crc, uint64_t words)
-    uint32_t crc_shift(uint32_t crc, size_t length)
-    uint32_t crc_copy_short(uint32_t crc, uint8_t* to, const uint8_t* source, size_t length)
-    uint32_t crc_copy_words(uint32_t crc, uint8_t* to, const uint8_t* source, size_t length)
+    uint64_t crc_step_1(uint64_t crc, uint8_t byte)
+    uint64_t crc_step_2(uint64_t crc, uint16_t half)
+    uint64_t crc_step_4(uint64_t crc, uint32_t word)
+    uint64_t crc_step_8(uint64_t crc, uint64_t words)
+    uint64_t crc_shift(uint64_t crc, size_t length)
+    uint64_t crc_copy_short(uint64_t crc, uint8_t* to, const uint8_t* source, size_t length)
+    uint64_t crc_copy_words(uint64_t crc, uint8_t* to, const uint8_t* source, size_t length)
     uint16_t bswap16 "__builtin_bswap16"(uint16_t v)
     uint32_t bswap32 "__builtin_bswap32"(uint32_t v)
     uint64_t bswap64 "__builtin_bswap64"(uint64_t v)
@@ -29,6 +28,7 @@ cdef struct append_item:
     const uint8_t* body
     const uint8_t* topic
     const uint8_t* properties
+    const uint8_t* tail             # topic and properties with their lengths, as they stand in a record, or NULL: each by itself
     const uint8_t* born_host
     const uint8_t* store_host
     int32_t body_len
@@ -52,22 +52,22 @@ cdef struct append_item:
 
 # `summing` is a constant wherever these are called: two functions come of each.
 
-cdef inline uint32_t put_be16(uint8_t* at, uint16_t v, uint32_t crc, bint summing) noexcept nogil:
+cdef inline uint64_t put_be16(uint8_t* at, uint16_t v, uint64_t crc, bint summing) noexcept nogil:
     store_be16(at, v)
     return crc_step_2(crc, bswap16(v)) if summing else crc
 
 
-cdef inline uint32_t put_be32(uint8_t* at, uint32_t v, uint32_t crc, bint summing) noexcept nogil:
+cdef inline uint64_t put_be32(uint8_t* at, uint32_t v, uint64_t crc, bint summing) noexcept nogil:
     store_be32(at, v)
     return crc_step_4(crc, bswap32(v)) if summing else crc
 
 
-cdef inline uint32_t put_be64(uint8_t* at, uint64_t v, uint32_t crc, bint summing) noexcept nogil:
+cdef inline uint64_t put_be64(uint8_t* at, uint64_t v, uint64_t crc, bint summing) noexcept nogil:
     store_be64(at, v)
     return crc_step_8(crc, bswap64(v)) if summing else crc
 
 
-cdef inline uint32_t put_bytes(uint8_t* at, const uint8_t* source, size_t length, uint32_t crc, bint summing) noexcept nogil:
+cdef inline uint64_t put_bytes(uint8_t* at, const uint8_t* source, size_t length, uint64_t crc, bint summing) noexcept nogil:
     if summing:
         return crc_copy_short(crc, at, source, length)
     if length:  # without any the pointer may be NULL
@@ -75,32 +75,36 @@ cdef inline uint32_t put_bytes(uint8_t* at, const uint8_t* source, size_t length
     return crc
 
 
-cdef inline uint32_t write_head(uint8_t* p, const append_item* item, uint32_t magic, bint summing) noexcept nogil:
+cdef inline uint64_t put_host(uint8_t* at, const uint8_t* packed, int32_t length, uint64_t crc, bint summing) noexcept nogil:
+    return put_bytes(at, packed, 8 if length == 8 else length, crc, summing)  # 8 is the usual case, and then a constant
+
+
+cdef inline uint64_t write_head(uint8_t* p, const append_item* item, uint32_t magic, bint summing) noexcept nogil:
     """What comes before the body, but for the checksum field. Gives the CRC register."""
     cdef uint8_t* at = p + 48
-    cdef uint32_t crc = 0xFFFFFFFFu
-    crc = put_be32(p + RECORD_TOTAL_SIZE_AT, <uint32_t>item.size, crc, summing)
-    crc = put_be32(p + RECORD_MAGIC_AT, magic, crc, summing)
-    crc = put_be32(p + RECORD_QUEUE_ID_AT, <uint32_t>item.queue_id, crc, summing)
-    crc = put_be32(p + RECORD_FLAG_AT, <uint32_t>item.flag, crc, summing)
+    cdef uint64_t crc = 0xFFFFFFFFu
+    crc = put_be64(p + RECORD_TOTAL_SIZE_AT, <uint64_t><uint32_t>item.size << 32 | magic, crc, summing)
+    crc = put_be64(p + RECORD_QUEUE_ID_AT, <uint64_t><uint32_t>item.queue_id << 32 | <uint32_t>item.flag, crc, summing)
     crc = put_be64(p + RECORD_QUEUE_OFFSET_AT, <uint64_t>item.queue_offset, crc, summing)
     crc = put_be64(p + RECORD_PHYSICAL_OFFSET_AT, <uint64_t>item.physical_offset, crc, summing)
     crc = put_be32(p + RECORD_SYS_FLAG_AT, <uint32_t>item.sys_flag, crc, summing)
     crc = put_be64(p + RECORD_BORN_TIMESTAMP_AT, <uint64_t>item.born_timestamp, crc, summing)
-    crc = put_bytes(at, item.born_host, item.born_host_len, crc, summing)
+    crc = put_host(at, item.born_host, item.born_host_len, crc, summing)
     at += item.born_host_len
     crc = put_be64(at, <uint64_t>item.store_timestamp, crc, summing)
     at += 8
-    crc = put_bytes(at, item.store_host, item.store_host_len, crc, summing)
+    crc = put_host(at, item.store_host, item.store_host_len, crc, summing)
     at += item.store_host_len
-    crc = put_be32(at, <uint32_t>item.reconsume_times, crc, summing)
-    crc = put_be64(at + 4, <uint64_t>item.prepared_transaction_offset, crc, summing)
-    return put_be32(at + 12, <uint32_t>item.body_len, crc, summing)
+    # Two words hold the reconsume times, the offset of the prepared message and the body's length.
+    crc = put_be64(at, <uint64_t><uint32_t>item.reconsume_times << 32 | <uint64_t>item.prepared_transaction_offset >> 32, crc, summing)
+    return put_be64(at + 8, <uint64_t>item.prepared_transaction_offset << 32 | <uint32_t>item.body_len, crc, summing)
 
 
-cdef inline uint32_t write_tail(uint8_t* at, const append_item* item, bint summing) noexcept nogil:
+cdef inline uint64_t write_tail(uint8_t* at, const append_item* item, bint summing) noexcept nogil:
     """What comes after the body. Gives the CRC register that it makes of 0."""
-    cdef uint32_t crc = 0
+    cdef uint64_t crc = 0
+    if item.tail != NULL:
+        return put_bytes(at, item.tail, 3 + item.topic_len + item.properties_len, 0, summing)
     at[0] = <uint8_t>item.topic_len
     if summing:
         crc = crc_step_1(crc, <uint8_t>item.topic_len)
@@ -114,16 +118,19 @@ cdef inline void write_record(uint8_t* p, const append_item* item, uint32_t magi
     """The whole record; its checksum field last."""
     cdef uint8_t* body = p + 72 + item.born_host_len + item.store_host_len
     cdef uint8_t* tail = body + item.body_len
-    cdef uint32_t checksum, head, end
+    cdef uint32_t checksum
+    cdef uint64_t head, end, all
+    cdef size_t behind
     if magic == RECORD_MAGIC_CYSTORE and crc_copy_known:
+        behind = item.size - (tail - p)
         head = write_head(p, item, magic, True)
         end = write_tail(tail, item, True)
         if item.has_body_checksum:
             memcpy(body, item.body, item.body_len)
-            checksum = ~crc32c_combine(~head, item.body_checksum, item.body_len)
+            all = <uint32_t>~crc32c_combine(~<uint32_t>head, item.body_checksum, item.body_len)
         else:
-            checksum = crc_shift(head, item.body_len) ^ crc_copy_words(0, body, item.body, item.body_len)
-        checksum = ~(crc_shift(checksum, item.size - (tail - p)) ^ end)
+            all = crc_shift(head, item.body_len) ^ crc_copy_words(0, body, item.body, item.body_len)
+        checksum = ~<uint32_t>(crc_shift(all, behind) ^ end)
         failpoint("append.bytes_written")
     else:
         write_head(p, item, magic, False)

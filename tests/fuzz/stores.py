@@ -315,6 +315,7 @@ def run_put(data: bytes) -> None:
     try:
         given = {"keys": (key,), "tags": tag, "properties": {name: value} if name else None}
         put = _Open.store.put(topic, body, **given)
+        plain = _Open.store.put(topic, body, keys=(key,), tags=tag)
         waiting = _Open.store.put(topic, body, **given, delay_level=1 + len(data) % 3)
     except MessageIllegalError:
         return
@@ -324,10 +325,11 @@ def run_put(data: bytes) -> None:
     same("delivered", _Open.store.deliver(), 1)
     _, delivered = _Open.store.scan(waiting.physical_offset)
     same("its level", delivered.delay_level, 1)
-    for found in (_Open.store.read(put.physical_offset), delivered):
+    plainly = _Open.store.read(plain.physical_offset)
+    for found in (_Open.store.read(put.physical_offset), plainly, delivered):
         same("message", (found.topic, bytes(found.body), found.keys), (topic, body, (key,) if key else ()))
         same("tag", found.tags or "", tag)
-        if name:
+        if name and found is not plainly:
             same("property", found.properties.get(name, ""), value)  # an empty one is as good as none
 
 

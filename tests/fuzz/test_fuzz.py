@@ -55,6 +55,7 @@ REACHED_BY = {
     "append": "put",
     "properties": "properties",
     "appender": "put",
+    "put": "put",
     "window": "queue",
     "queue": "queue",
     "ext": "ext",

@@ -33,6 +33,8 @@ LOG_BYTES = 1 << 20
 
 # Words of eight bytes; thirds from 192 bytes on, of at most 4,096; from 16 KiB on the body's checksum is there before the lock.
 BODY_BYTES = (0, 1, 4, 7, 8, 9, 191, 192, 193, 4095, 4096, 4097, 12287, 12288, 12289, 16383, 16384, 70_000)
+KEY_BYTES = (0, 1, 3, 4, 7, 8, 9, 31, 130, 270, 300, 900)
+TAG_BYTES = (0, 1, 8, 270)
 PROPERTIES_BYTES = (0, 3, 7, 8, 9, 4060, 4094, 4095, 4096, 4097, 32_767)
 TOPIC_BYTES = (1, 7, 8, 127)
 
@@ -97,6 +99,66 @@ def test_put_of_every_length_at_a_border(tmp_path, rng, record_format, store_hos
                 **stamped(result),
             )
             assert_on_disk(store, result, expected)
+
+
+@pytest.mark.parametrize("store_host", HOSTS, ids=["IPv4", "IPv6"])
+@pytest.mark.parametrize("record_format", MAGICS)
+def test_put_of_a_key_and_a_tag_the_plain_way_and_the_other(tmp_path, rng, record_format, store_host):
+    """The first message of a queue never goes the plain way."""
+    plain = 0
+    with open_large(tmp_path / "s", record_format, store_host) as store:
+        lengths = itertools.product(KEY_BYTES, TAG_BYTES, TOPIC_BYTES, (0, 33, 200))
+        for number, (key_bytes, tag_bytes, topic_bytes, body_bytes) in enumerate(lengths):
+            topic, queue_id = "%" * topic_bytes, number % 3
+            key, tag = ("".join(rng.choices("azAZ09-!~", k=k)) for k in (key_bytes, tag_bytes))
+            pairs = {name: value for name, value in (("KEYS", key), ("TAGS", tag)) if value}
+            for keys in (key, (key,) if key else ()):
+                body = rng.randbytes(body_bytes)
+                store.put(topic, b"", queue_id=queue_id)
+                result = store.put(topic, body, queue_id=queue_id, keys=keys, tags=tag or None, flag=number)
+                plain += store._attached().appender.last_result is result
+                expected = Record(
+                    topic=topic,
+                    queue_id=queue_id,
+                    body=body,
+                    magic=MAGICS[record_format],
+                    flag=number,
+                    sys_flag=host_flags(store_host, store_host),
+                    born_timestamp_ms=result.store_timestamp_ms,
+                    raw_properties=properties.encode(pairs),
+                    **host_fields(store_host, store_host),
+                    **stamped(result),
+                )
+                assert_on_disk(store, result, expected)
+    assert (plain > 100) == (record_format == "cystore")
+
+
+@pytest.mark.parametrize("text", ["k\x01", "k\x02", "\x01" * 9, "tag\x02tagtag", "k" * 300 + "\x01"])
+def test_what_separates_properties_is_refused_the_plain_way_too(tmp_path, text):
+    with open_large(tmp_path / "s", "cystore") as store:
+        store.put("T", b"")
+        for given_parts in (
+            {"keys": text},
+            {"keys": (text,)},
+            {"tags": text},
+            {"keys": "good", "tags": text},
+        ):
+            with pytest.raises(cystore.MessageIllegalError, match="control character"):
+                store.put("T", b"body", **given_parts)
+        with pytest.raises(cystore.MessageIllegalError, match="contains a space"):
+            store.put("T", b"body", keys=("a b",))
+        assert store.put("T", b"body", keys="key", tags="a b").queue_offset == 1
+
+
+def test_a_result_that_somebody_keeps_stays_as_it_is(tmp_path):
+    with open_large(tmp_path / "s", "cystore") as store:
+        kept = [store.put("T", bytes(n)) for n in range(50)]
+        for n in range(50):
+            store.put("T", bytes(n))
+        assert [result.queue_offset for result in kept] == list(range(50))
+        assert [result.size_bytes for result in kept] == [92 + n for n in range(50)]
+        for before, after in itertools.pairwise(kept):
+            assert before.physical_offset + before.size_bytes == after.physical_offset
 
 
 @pytest.mark.parametrize("store_host", HOSTS, ids=["stored by IPv4", "stored by IPv6"])

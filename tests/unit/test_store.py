@@ -447,6 +447,7 @@ def test_numbers_tell_what_happened(store):
     [
         *((call, "timeout_s") for call in (
             "wait('T', 0, 5, timeout_s={})", "wait_log(10**9, timeout_s={})", "dispatch(timeout_s={})")),
+        ("next_queue_offset('T', {})", "queue_id"),
         ("wait('T', {}, 5)", "queue_id"), ("wait('T', 0, {})", "queue_offset"), ("wait_log({}, 0)", "offset"),
         ("dispatch(max_bytes={})", "max_bytes"), ("scan({})", "offset"), ("scan(0, {})", "offset"),
     ],
@@ -456,6 +457,17 @@ def test_wrong_numbers_are_refused_by_name_and_waited_for_by_nobody(store, call,
     store.put("T", b"1")
     with pytest.raises(cystore.StoreError, match=named):
         eval(f"store.{call.format(wrong)}", {"store": store})
+
+
+def test_the_next_queue_offset_counts_what_is_not_dispatched(store):
+    assert store.next_queue_offset("T", 3) == 0
+    for number in range(5):
+        store.put("T", b"", queue_id=3)
+        assert store.next_queue_offset("T", 3) == number + 1
+    assert store.stats()["dispatched"] == 0
+    assert store.next_queue_offset("T", 0) == store.next_queue_offset("U", 3) == 0
+    with pytest.raises(cystore.MessageIllegalError, match="topic"):
+        store.next_queue_offset(b"T", 3)
 
 
 def test_timeouts_without_an_end_and_those_that_are_over(store):

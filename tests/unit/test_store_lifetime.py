@@ -50,6 +50,7 @@ def test_every_method_of_a_closed_store_is_refused(path):
         "offset_by_time": ("T", 0, 0),
         "wait": ("T", 0, 0),
         "wait_log": (0,),
+        "next_queue_offset": ("T", 0),
         "set_writable": (True,),
         "hold": ("archive", 0),
         "release": ("archive",),

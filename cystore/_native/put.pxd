@@ -1,0 +1,77 @@
+from cpython.object cimport PyObject
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uintptr_t
+
+from cystore._native.append cimport append_target
+from cystore._native.control cimport Control
+from cystore._native.layout cimport queue_entry
+from cystore._native.mapping cimport MappedFile
+from cystore._native.message cimport PutResult
+from cystore._native.record_write cimport append_item
+
+# The keyword arguments of `put`, in their order.
+cdef enum:
+    PUT_QUEUE_ID
+    PUT_KEYS
+    PUT_TAGS
+    PUT_PROPERTIES
+    PUT_FLAG
+    PUT_FLUSH
+    PUT_UNIQUE_KEY
+    PUT_DELAY_LEVEL
+    PUT_BUSY_TIMEOUT_MS
+    PUT_KEYWORDS
+
+# The other keyword arguments of a put; what they point to is the caller's.
+cdef struct put_options:
+    PyObject* properties
+    PyObject* unique_key
+    int64_t busy_ms
+    int32_t queue_id
+    int32_t flag
+    int32_t delay_level
+    bint sync
+    bint special            # not for the plain way
+
+cdef enum:
+    LARGE_BODY_BYTES = 16 * 1024    # from here on the body's checksum is computed before the lock
+    SCHEDULE_TOPIC_BYTES = 19
+    TOPIC_CACHE = 64
+    TAIL_BYTES = 400
+
+# A topic that was used lately, by the identity of its text, which is kept: so are the bytes that it points to.
+cdef struct cached_topic:
+    PyObject* topic
+    const uint8_t* text
+    int32_t length
+    int32_t queue_id
+    queue_entry* entry              # NULL: not known yet
+    uint8_t[TAIL_BYTES] tail        # what follows the body of a record of this topic, with room for short properties
+
+
+# What an appender has; Appender is one.
+cdef class PlainAppender:
+    cdef append_target target
+    cdef Control control
+    cdef MappedFile segment
+    cdef readonly object policy
+    cdef bytes store_host
+    cdef append_item blank          # what items of `put` begin with: our host, nothing else
+    cdef append_item plain          # that of a put in the plain way
+    cdef int64_t file_bytes
+    cdef int32_t max_body_bytes
+    cdef readonly PutResult last_result  # of the plain way; given again when nobody has kept it
+    cdef put_options usual          # what a put without any of these arguments has
+    cdef int32_t delay_levels
+    cdef Py_ssize_t active
+    cdef cached_topic topics[TOPIC_CACHE]
+    # Checks the keyword arguments; `values` are those of all of them, in the order of PUT_QUEUE_ID and so on.
+    cdef int read_options(self, PyObject** values, put_options* options) except -1
+    # Appends one message of any kind, and waits for what is in the way.
+    cdef PutResult put_any(self, object topic, object body, PyObject* keys, PyObject* tags, const put_options* options)
+    # Returns when the message is durable.
+    cdef int sync_result(self, PutResult result) except -1
+
+
+cdef inline cached_topic* topic_place(PlainAppender self, PyObject* topic, int32_t queue_id) noexcept:
+    """Where the topic is when it was used lately."""
+    return &self.topics[(<uintptr_t>topic >> 5 ^ <uint32_t>queue_id) & (TOPIC_CACHE - 1)]

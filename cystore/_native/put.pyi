@@ -1,0 +1,12 @@
+from collections.abc import Callable
+from typing import Any
+
+from cystore._native.message import PutResult
+
+class PlainAppender:
+    @property
+    def policy(self) -> Any: ...
+    @property
+    def last_result(self) -> PutResult | None: ...
+
+def put_function(appender: PlainAppender) -> Callable[..., PutResult]: ...

@@ -1,0 +1,157 @@
+"""`put` as programs call it: nearly every message takes the plain way, which asks for nothing twice; all others, and those that meet
+something in the way, are Appender's to append. What a kill leaves is the same (append.pxd).
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_REFCNT
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t
+
+from cystore._native.append cimport APPEND_OK, append_items, append_locked, append_target
+from cystore._native.arguments cimport *
+from cystore._native.atomics cimport *
+from cystore._native.control cimport control_intact, control_lock_at, control_locked, control_repair_due
+from cystore._native.layout cimport *
+from cystore._native.message cimport PutResult, put_result
+from cystore._native.properties cimport property_buffer, put_plain_properties
+from cystore._native.record_write cimport append_item
+
+import sys
+
+cdef extern from "failpoints.h":
+    const bint FAILPOINTS
+
+cdef enum:
+    PUT_POSITIONAL = 2
+    PUT_PLAIN = 1 << PUT_KEYS | 1 << PUT_TAGS  # the keywords that nearly every call has
+    LAST_RESULT_UNUSED = 2  # references: the appender's, and the one by which we look
+    NOTHING_APPENDED = -1
+
+
+cdef class PlainAppender:
+    """Appends plain messages; what is for all others is Appender's."""
+
+    cdef int read_options(self, PyObject** values, put_options* options) except -1:
+        raise TypeError("only an Appender appends")
+
+    cdef PutResult put_any(self, object topic, object body, PyObject* keys, PyObject* tags, const put_options* options):
+        raise TypeError("only an Appender appends")
+
+    cdef int sync_result(self, PutResult result) except -1:
+        raise TypeError("only an Appender appends")
+
+
+cdef inline int append_at_once(PlainAppender self, append_item* item) noexcept:
+    """Appends one message if the lock is free and there is room. The GIL keeps the segment mapped."""
+    cdef control_block* block = self.target.block
+    cdef pthread_mutex_t* mutex
+    cdef Py_ssize_t done = 0
+    cdef int status = NOTHING_APPENDED
+    if not control_intact(block):
+        return NOTHING_APPENDED
+    mutex = control_lock_at(block, LOCK_APPEND)
+    if control_locked(block, LOCK_APPEND, pthread_mutex_trylock(mutex)) != 0:
+        return NOTHING_APPENDED
+    if control_repair_due(block, LOCK_APPEND):
+        pass
+    elif FAILPOINTS:  # they stand in one module then, which counts how often they are passed
+        status = append_locked(block, &self.target, item, 1, &done, 0)
+    else:
+        status = append_items(block, &self.target, item, 1, &done, 0)
+    pthread_mutex_unlock(mutex)
+    if load_u32(&block.append_waiters) != 0:
+        futex_wake_all(&block.append_seq)
+    return status
+
+
+cdef inline bint append_plain(PlainAppender self, PyObject* topic, PyObject* body, PyObject* keys, PyObject* tags,
+                              const put_options* options) noexcept:
+    """Appends the message (`self.plain` is then what became of it) if it is a plain one and nothing is in the way. No Python code
+    runs meanwhile, so no other thread does: what this uses of `self` is ours."""
+    cdef cached_topic* cached = topic_place(self, topic, options.queue_id)
+    cdef append_item* item = &self.plain
+    cdef property_buffer buffer
+    cdef int64_t size
+    if self.target.block == NULL or cached.topic != topic or cached.queue_id != options.queue_id or cached.entry == NULL \
+            or cached.length == SCHEDULE_TOPIC_BYTES or options.special or not PyBytes_CheckExact(<object>body) \
+            or PyBytes_GET_SIZE(<object>body) >= LARGE_BODY_BYTES or PyBytes_GET_SIZE(<object>body) > self.max_body_bytes:
+        return False
+    buffer.start = cached.tail
+    buffer.length = cached.length + 3
+    buffer.capacity = TAIL_BYTES
+    item.properties_len = put_plain_properties(&buffer, keys, tags)
+    if item.properties_len < 0:
+        return False
+    store_be16(cached.tail + cached.length + 1, <uint16_t>item.properties_len)
+    size = 75 + item.born_host_len + item.store_host_len + PyBytes_GET_SIZE(<object>body) + cached.length + item.properties_len
+    if size + BLANK_SIZE_MIN > self.file_bytes:
+        return False
+    item.body = <const uint8_t*>PyBytes_AS_STRING(<object>body)
+    item.body_len = <int32_t>PyBytes_GET_SIZE(<object>body)
+    item.topic_len = cached.length
+    item.tail = cached.tail
+    item.size = <int32_t>size
+    item.queue_id = options.queue_id
+    item.flag = options.flag
+    item.born_timestamp = -1
+    item.entry = cached.entry
+    return append_at_once(self, item) == APPEND_OK
+
+
+cdef inline PutResult result_of(PlainAppender self, const append_item* item):
+    """Where it is. The result that was given last is given again when nobody has kept it."""
+    cdef PutResult result = self.last_result
+    if Py_REFCNT(result) == LAST_RESULT_UNUSED:
+        result.physical_offset = item.physical_offset
+        result.queue_offset = item.queue_offset
+        result.size_bytes = item.size
+        result.store_timestamp_ms = item.store_timestamp
+    else:
+        result = self.last_result = put_result(item.physical_offset, item.queue_offset, item.size, item.store_timestamp)
+    return result
+
+
+cdef tuple _keywords = tuple([sys.intern(name) for name in (
+    "queue_id", "keys", "tags", "properties", "flag", "flush", "unique_key", "delay_level",
+    "busy_timeout_ms")])
+cdef tuple _defaults = (0, (), None, None, 0, None, None, 0, None)
+
+
+cdef known_callers _callers
+
+
+cdef object _put(object appender, PyObject** given, Py_ssize_t positional, PyObject* names):
+    cdef PyObject* values[PUT_KEYWORDS]
+    cdef put_options own
+    cdef put_options* options = &(<PlainAppender>appender).usual
+    cdef PutResult result
+    cdef int named = KEYWORDS_UNKNOWN
+    values[PUT_KEYS] = values[PUT_TAGS] = <PyObject*>None
+    if positional == PUT_POSITIONAL:
+        named = place_keywords(given + positional, names, _keywords, &_callers, values)
+    if named & ~PUT_PLAIN:
+        if named == KEYWORDS_UNKNOWN:
+            return call_as_usual(appender.put, given, positional, names)
+        place_defaults(_defaults, named, values)
+        options = &own
+        (<PlainAppender>appender).read_options(values, options)
+    if not append_plain(<PlainAppender>appender, given[0], given[1], values[PUT_KEYS], values[PUT_TAGS], options):
+        return (<PlainAppender>appender).put_any(<object>given[0], <object>given[1], values[PUT_KEYS], values[PUT_TAGS], options)
+    result = result_of(<PlainAppender>appender, &(<PlainAppender>appender).plain)
+    if options.sync:
+        (<PlainAppender>appender).sync_result(result)
+    return result
+
+
+cdef PyMethodDef _definition
+_definition.ml_name = "put"
+_definition.ml_meth = <PyCFunction><void*>_put
+_definition.ml_flags = METH_FASTCALL | METH_KEYWORDS
+_definition.ml_doc = (
+    "put($self, topic, body, *, queue_id=0, keys=(), tags=None, properties=None, flag=0, flush=None, unique_key=None, "
+    "delay_level=0, busy_timeout_ms=None)\n--\n\nAppends one message; see MessageStore.put.")
+
+
+def put_function(PlainAppender appender not None):
+    """What `appender.put` does, as a function for programs to call: it is faster."""
+    return PyCFunction_New(&_definition, appender)
