@@ -145,6 +145,21 @@ class Table:
             self._runs.move_to_end(which)
             return self._runs[which]
 
+    def may_be_complete(self, store: MessageStore, group_id: str, run_id: str) -> bool:
+        """False where the queues have not grown enough since the last look for the run's last part to be there: nearly all parts
+        are spared a look. Who appended the last one finds enough, and so `look` shows it the whole run."""
+        with self._lock:
+            run = self._runs.get((group_id, run_id))
+            if run is None or not run_id or run.done:
+                return True
+            part_queue = queue_of(run_id, group_id)
+            grown = store.next_queue_offset(CHORDS, part_queue) - self._next[part_queue]
+            if grown > self.FAR_BEHIND // 2:
+                return True  # to stay near
+            if run.size is None:
+                return store.next_queue_offset(CHORDS, 0) > self._next[0]
+            return len(run.parts) + grown >= run.size + len(run.added)
+
     def _follow(self, store: MessageStore, queue_id: int) -> None:
         place = self._next.get(queue_id)
         if place is None:

@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -125,8 +125,9 @@ class Chords:
             encoded = dumps({"body": None, "header": shape}, serializer="json")
         content_type, content_encoding, payload = encoded
         if home == homes.own_id(backend):
-            self.hold()
-        self._put(
+            self._retrying(self.hold)
+        self._retrying(
+            self._put,
             home,
             [
                 _record(
@@ -144,7 +145,7 @@ class Chords:
     def set_size(self, group_id: str, size: int) -> None:
         """How many parts the run that was opened last has; durable before the last header task is sent."""
         home = homes.home_of(self._backend)
-        self._put(home, [_record(SIZE, group_id, _opened.pop(group_id, ""), size=str(size))])
+        self._retrying(self._put, home, [_record(SIZE, group_id, _opened.pop(group_id, ""), size=str(size))])
 
     def add(self, group_id: str, task_id: str) -> None:
         """One more part, of a task that a header task is about to send."""
@@ -155,7 +156,7 @@ class Chords:
         if request is not None and home != homes.own_id(self._backend):
             # Messages overtake each other: the part of the task that added it says it again.
             _added.setdefault(request.id, []).append(records.key_of(task_id))
-        self._put(home, [_record(ADDED, group_id, run_id, task_id=records.key_of(task_id))])
+        self._retrying(self._put, home, [_record(ADDED, group_id, run_id, task_id=records.key_of(task_id))])
 
     @contextmanager
     def ending(self, request: Any) -> Iterator[None]:
@@ -186,7 +187,8 @@ class Chords:
         backend, ending = self._backend, _ending.get()
         home = homes.home_of(backend, request)
         if ending is None or ending.request is not request or not ending.stored:
-            self._put(home, [self._part(request, state, backend.encode_result(result, state))])
+            part = self._part(request, state, backend.encode_result(result, state))
+            self._retrying(self._put, home, [part])
         if home == homes.own_id(backend):
             self.settle(request.group, _run_of(request.chord), request.chord)
 
@@ -210,6 +212,11 @@ class Chords:
     def _put(self, home: str, fields: Sequence[dict[str, Any]], flush: str | None = "sync") -> None:
         homes.put(self._backend, home, fields, flush=flush)
 
+    def _retrying(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Does `call`, again and again where the app has `result_backend_always_retry`: what nobody else would do later. The end of
+        a run, `CLAIM` and `DONE`, is not repeated: `sweep` comes back to it."""
+        self._backend._ensure_retryable(call, *args, **kwargs)
+
     def hold(self) -> None:
         """Before a chord is opened: the first one of a store begins a hold, which `sweep` moves on."""
         store = self._backend.store
@@ -229,7 +236,10 @@ class Chords:
     def settle(self, group_id: str, run_id: str, chord: Any = None) -> bool:
         """Sends the body if the run is complete and nobody else does: True. `chord` is the body as a part's message has it."""
         backend, store = self._backend, self._backend.store
-        table = _tables.setdefault(str(store.path), Table())
+        path = str(store.path)
+        table = _tables.get(path) or _tables.setdefault(path, Table())
+        if not table.may_be_complete(store, group_id, run_id):
+            return False
         run = table.look(store, group_id, run_id)
         if run.done or not run.complete or run.is_claimed(clock.now_ms()):
             return False

@@ -488,6 +488,46 @@ def test_many_records_passed_while_this_process_had_no_part(led, monkeypatch):
     assert led.queued() == [["A", "B", "C"]]
 
 
+def test_only_a_part_that_may_be_the_last_one_is_looked_at(led, monkeypatch):
+    """Parts of this process and of another one (with a table of its own), the first ones before the size is known."""
+    looks, look, tables = [], chord_runs.Table.look, ({}, {})
+    monkeypatch.setattr(chord_runs.Table, "look", lambda *args: looks.append(args) or look(*args))
+    led.open(size=None)
+    for number in range(9):
+        monkeypatch.setattr(chords, "_tables", tables[number % 2])
+        led.part(f"p{number}", number, number)
+        if number == 4:
+            led.backend.set_chord_size(led.group_id, 10)
+    assert len(looks) <= 4  # each of the two saw that the run began, and its size
+    led.part("p9", 9, 9)
+    assert led.queued() == [list(range(10))]
+
+
+@pytest.mark.parametrize("kind", ["OPEN", "SIZE", "ADDED", "PART"])
+def test_a_step_that_the_store_refuses_is_tried_again_where_the_app_wants_it(make_backend, kind):
+    led = Steps(make_backend(result_backend_always_retry=True, task_default_queue=f"q{uuid4()}"))
+    backend, store = led.backend, led.backend.store
+    do = {
+        "OPEN": lambda: led.open(size=None),
+        "SIZE": lambda: backend.set_chord_size(led.group_id, 1),
+        "ADDED": lambda: backend.add_to_chord(led.group_id, AsyncResult("more", app=led.app)),
+        "PART": lambda: backend.mark_as_done("a", 1, led.request("a", 0), store_result=False),
+    }
+    if kind != "OPEN":
+        led.open(size=None)
+    store.set_writable(False)
+    refused = []
+
+    def on_error(error: Exception) -> None:
+        refused.append(type(error))
+        store.set_writable(len(refused) == 2)
+
+    backend.on_backend_retryable_error = on_error
+    do[kind]()
+    assert refused == [cystore.StoreNotWritableError] * 2
+    assert steps(store, led.group_id).count(kind) == 1
+
+
 def test_what_is_done_takes_no_memory(led):
     """A process remembers a thousand runs: of large chords that would be much."""
     store = led.backend.store

@@ -14,7 +14,9 @@ from celery.exceptions import TimeoutError as ResultTimeoutError
 from celery.result import AsyncResult, ResultSet
 
 import cystore.store
+from cystore.celery import consumer
 from cystore.celery.backend import CystoreBackend
+from tests.celery.conftest import wait_until
 from tests.process import Process
 
 HANGS_AFTER_S = 60
@@ -259,6 +261,66 @@ def test_waiting_is_no_polling(make_backend):
     backend.store_result("t", 1, states.SUCCESS)
     backend.result_consumer.drain_events(timeout=NEVER_S)
     assert pending.result == 1
+
+
+def test_a_result_is_handed_over_without_a_pause(backend, url, monkeypatch):
+    """Celery's own consumer sleeps for no time after each result, which takes a thread longer than the rest of the way."""
+
+    def pause(seconds: float) -> None:
+        raise AssertionError(f"it slept for {seconds} s")
+
+    monkeypatch.setattr("celery.backends.asynchronous.sleep", pause)
+    with writer_of(url) as writer:
+        for task_id in ("a", "b"):
+            waiting = Waiter(
+                lambda task_id=task_id: AsyncResult(task_id, app=backend.app).get(timeout=NEVER_S)
+            )
+            write(writer, task_id)
+            assert waiting.finish() == task_id
+
+
+def test_a_celery_that_looks_for_waiters_in_another_way(backend, url, monkeypatch):
+    monkeypatch.setattr(consumer, "WAITING_ON", None)
+    with writer_of(url) as writer:
+        waiting = Waiter(lambda: AsyncResult("a", app=backend.app).get(timeout=NEVER_S))
+        write(writer, "a")
+        assert waiting.finish() == "a"
+
+
+def test_a_parent_that_fails_ends_the_wait_at_once(backend, url):
+    """Nobody waits for the parent itself, and what waits for it never runs."""
+    result = AsyncResult("child", app=backend.app)
+    result.parent = AsyncResult("parent", app=backend.app)
+    drained = backend.result_consumer
+    # With so many awaited the log is read record by record.
+    more = backend.add_pending_results([AsyncResult(f"{n}", app=backend.app) for n in range(50)])
+    with writer_of(url) as writer:
+        waiting = Waiter(lambda: result.get(timeout=NEVER_S))
+        for number in range(2):  # the first one may come before the wait begins
+            other = AsyncResult(f"of others {number}", app=backend.app)
+            write(writer, other.id)
+            wait_until(other.exists, "it is stored")
+            wait_until(lambda: drained._position == backend.store.wrote_position, "the waiter has seen that")
+        write(writer, "parent", states.FAILURE)
+        assert isinstance(waiting.finish(), ValueError)
+    assert not any(one.ready() for one in more)
+
+
+def test_parents_are_not_asked_after_each_append(backend):
+    """Fifty of them, as those of a chord's body: each append would cost fifty queries."""
+    parts = [AsyncResult(f"part {number}", app=backend.app) for number in range(50)]
+    result = AsyncResult("body", app=backend.app)
+    result.parent = ResultSet(backend.add_pending_results(parts), app=backend.app)
+    result.parent.parent = None
+    waiting = Waiter(lambda: result.get(timeout=NEVER_S))
+    store, drained = backend.store, backend.result_consumer
+    for number in range(50):
+        backend.store_result(f"of others {number}", 1, states.SUCCESS)
+        wait_until(lambda: drained._position == store.wrote_position, "the waiter has seen that")
+    backend.store_result("body", "done", states.SUCCESS)
+    assert waiting.finish() == "done"
+    # When `get` begins, when all awaited ids are looked up, and once after that.
+    assert store.stats()["queries"] <= 5 * 50
 
 
 def test_a_result_nobody_waits_for_any_more(backend):
