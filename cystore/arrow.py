@@ -31,6 +31,7 @@ OnCorruption = Literal["fail", "skip", "column"]
 
 BATCH_ROWS = 16 * 1024
 BATCH_BYTES = 4 * 1024 * 1024
+BATCH_MAX = 0x3FFFFFFF  # Arrow counts a column's bytes in 31 bits
 STEP_BYTES = 64 * 1024 * 1024  # so often a walk comes back to Python, where Ctrl-C is seen
 FOREVER = (1 << 63) - 1
 
@@ -167,8 +168,8 @@ def to_arrow(
         rows=rows,
         check_checksum=check_checksum,
         on_corruption=on_corruption,
-        batch_rows=_bounds("batch_rows", 0, batch_rows, 0)[1],
-        batch_bytes=_bounds("batch_bytes", 0, batch_bytes, 0)[1],
+        batch_rows=_size("batch_rows", batch_rows),
+        batch_bytes=_size("batch_bytes", batch_bytes),
     )
     opened = (
         nullcontext(store)
@@ -197,6 +198,12 @@ def _bounds(name: str, begin: int | None, end: int | None, least: int) -> tuple[
     if not -FOREVER <= found[0] <= FOREVER or not -FOREVER <= found[1] <= FOREVER:
         raise StoreConfigError(f"begin and end {name} must fit in 64 bits: {found[0]}, {found[1]}")
     return found
+
+
+def _size(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= BATCH_MAX:
+        raise StoreConfigError(f"{name} must be a whole number from 1 to {BATCH_MAX}, not {value!r}")
+    return value
 
 
 # ------------------------------------------------------------------------------------------------------ plan
@@ -324,7 +331,9 @@ def _read_range(
         hole = next((hole for hole in part.holes if hole[1] > at), None)
         if hole is not None and hole[0] <= at:
             end = min(hole[1], part.end)
-            yield from damaged(reader, part, at, end, "a hole that recovery reported", settings)
+            yield from damaged(
+                reader, part, at, end, "a hole: recovery finds no valid record in it", settings
+            )
             at = end
             continue
         limit = min(part.end, part.end if hole is None else hole[0])

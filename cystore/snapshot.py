@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from cystore._native.control import Control
+from cystore._native.message import Message
 from cystore.commit_log import CommitLog
 from cystore.consume_queue import ConsumeQueue, ConsumeQueues
 from cystore.errors import StoreError
@@ -123,6 +124,16 @@ class LogSnapshot:
         """The queue's first offset whose message is at or behind a physical offset."""
         queue = self._queues.find(topic, queue_id)
         return 0 if queue is None else queue.offset_at(position)
+
+    def last_message(self, topic: str, queue_id: int, end: int) -> Message | None:
+        """A queue's last dispatched message below a physical offset, None where there is none. Raises StoreError for one that cannot be
+        read."""
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            return None
+        at = queue.previous_message(queue.min_offset, queue.offset_at(end))
+        entry = None if at is None else queue.entry(at)
+        return None if entry is None else self._commit_log.read(entry.physical_offset)
 
     # ------------------------------------------------------------------------------------ boundaries
 
@@ -241,6 +252,18 @@ def packed(ranges: Iterable[Part], pack_bytes: int, *, at_most: bool = False) ->
     if pack:
         packs.append(tuple(pack))
     return packs
+
+
+def packed_evenly(ranges: Iterable[Part], packs: int) -> list[tuple[Part, ...]]:
+    """Ranges put together, in their order, into so many packs (or fewer, where there are fewer ranges) as alike in size as ranges allow."""
+    parts = list(ranges)
+    total, before = sum(part.size_bytes for part in parts), 0
+    found: dict[int, list[Part]] = {}
+    for part in parts:
+        middle = before + part.size_bytes / 2
+        found.setdefault(min(int(middle * packs / max(total, 1)), packs - 1), []).append(part)
+        before += part.size_bytes
+    return [tuple(pack) for pack in found.values()]
 
 
 def _place(queue: ConsumeQueue, queue_offset: int, otherwise: int) -> int:

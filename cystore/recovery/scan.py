@@ -37,6 +37,28 @@ def scan(root: Path, config: StoreConfig, *, abnormal: bool, progress: Progress 
         reader.close()
 
 
+def scan_log(root: Path, config: StoreConfig, *, abnormal: bool) -> LogScan:
+    """What `scan` says of the log, without the comparison of the index, on which it does not depend. Raises as `scan` does."""
+    reader = LogReader(root, config.mapped_file_size_commit_log_bytes)
+    try:
+        return _Scan(root, config, reader, abnormal=abnormal, progress=None).log()
+    finally:
+        reader.close()
+
+
+def likely_end(root: Path, config: StoreConfig, *, abnormal: bool) -> int:
+    """Where `scan` ends the log if the log is sound; -1 where that cannot be told before a walk. No record is looked at but the last.
+
+    It is the watermark: below it no order of times or queue offsets ends a log, and behind it nothing may stand. Files that are too short,
+    missing behind the end, or not zero there, known holes, and a walk that would begin behind the end, are for the walk to judge.
+    """
+    reader = LogReader(root, config.mapped_file_size_commit_log_bytes)
+    try:
+        return _Scan(root, config, reader, abnormal=abnormal, progress=None).likely_end()
+    finally:
+        reader.close()
+
+
 class _Scan:
     def __init__(
         self, root: Path, config: StoreConfig, reader: LogReader, *, abnormal: bool, progress: Progress | None
@@ -93,6 +115,22 @@ class _Scan:
     # ------------------------------------------------------------------------------------ the walk
 
     def run(self) -> ScanResult:
+        return self._result(*self._walked())
+
+    def log(self) -> LogScan:
+        return self._log_of(self._walked()[0])
+
+    def likely_end(self) -> int:
+        reader = self._reader
+        if not reader.bases or reader.short or self._holes or self._from_the_beginning:
+            return -1
+        end = self._situation().watermark
+        if not reader.begin < end < reader.end or not reader.has(reader.base_of(end)) or self._start() > end:
+            return -1
+        empty = reader.nonzero(end, reader.base_of(end) + reader.file_bytes) is None
+        return end if empty and all(file.zero for file in reader.later_files(end)) else -1
+
+    def _walked(self) -> tuple[LogPass, QueueFindings]:
         if not self._reader.bases:
             return self._without_log()
         situation = self._situation()
@@ -111,7 +149,7 @@ class _Scan:
                 f"consume queues lack entries below {start}: checked again from {result.earlier}"
             )
             start = result.earlier
-        return self._result(walked, found)
+        return walked, found
 
     def _start(self) -> int:
         bases = self._reader.bases
@@ -156,7 +194,7 @@ class _Scan:
             self._progress("recover", position - self._reader.begin, self._reader.end - self._reader.begin)
 
     def _result(self, walked: LogPass, found: QueueFindings) -> ScanResult:
-        result, scanner, reader = walked.result, walked.scanner, self._reader
+        result, reader = walked.result, self._reader
         index = IndexCheck(
             self._root, self._config, reader, self._checkpoint, abnormal=self._abnormal, ours=self._ours
         ).run(
@@ -165,12 +203,24 @@ class _Scan:
             max(result.start, reader.begin),
             self._holes.merged(result.damage),
         )
+        return ScanResult(
+            log=self._log_of(walked),
+            queues=found.queues,
+            index=index,
+            known_holes=self._holes.within(reader.begin, result.end),
+            dispatched=max(min(found.dispatch_from, index.through), reader.begin),
+            queue_file_bytes=self._queue_file_bytes,
+            warnings=tuple(self._warnings),
+        )
+
+    def _log_of(self, walked: LogPass) -> LogScan:
+        result, scanner, reader = walked.result, walked.scanner, self._reader
         last_record, last_checksum, last_time = self._last_of(walked)
         watermark = result.watermark
         if watermark < 0:  # nothing was met that made it matter
             watermark = max(scanner.timed_end, result.start)
         end_base = reader.base_of(result.end)
-        log = LogScan(
+        return LogScan(
             begin=reader.begin,
             start=result.start,
             end=result.end,
@@ -192,15 +242,6 @@ class _Scan:
             short=reader.short,
             file_bytes=reader.file_bytes,
         )
-        return ScanResult(
-            log=log,
-            queues=found.queues,
-            index=index,
-            known_holes=self._holes.within(reader.begin, result.end),
-            dispatched=max(min(found.dispatch_from, index.through), reader.begin),
-            queue_file_bytes=self._queue_file_bytes,
-            warnings=tuple(self._warnings),
-        )
 
     def _last_of(self, walked: LogPass) -> tuple[int, int, int]:
         """Place and checksum of the last record, and the newest store timestamp known."""
@@ -209,14 +250,13 @@ class _Scan:
             return scanner.last_record, scanner.last_checksum, scanner.last_timestamp
         return -1, 0, self._checkpoint.physic_timestamp
 
-    def _without_log(self) -> ScanResult:
+    def _without_log(self) -> tuple[LogPass, QueueFindings]:
         """No commit log file: whatever else is there speaks of a log that is gone (CommitLog.recoverNormally)."""
         situation = dataclasses.replace(self._situation(), watermark=0)
         walked = LogPass(situation, 0)
         walked.run()
         queues = QueueCheck(situation, walked, self._saved).without_log()
-        found = QueueFindings(queues, 0, None)
-        return self._result(walked, found)
+        return walked, QueueFindings(queues, 0, None)
 
 
 def _end_of_entries(queue: QueueReader) -> int:

@@ -21,7 +21,7 @@ from cystore.recovery.log_pass import Key
 from cystore.recovery.log_reader import GONE, Finder, LogReader, Walk
 from cystore.recovery.model import Damage
 from cystore.recovery.queue_reader import HOLE_BYTES, Entry, QueueReader, list_queues
-from cystore.recovery.scan import Progress, scan
+from cystore.recovery.scan import Progress, scan_log
 
 ENTRIES_AT_ONCE = 3200
 KEYS_AT_ONCE = 50_000
@@ -93,7 +93,7 @@ def bounds_at_rest(
     root: Path, config: StoreConfig, reader: LogReader, *, abnormal: bool
 ) -> tuple[Bounds, list[Damage]]:
     """What there is to verify of a store that nobody has open, and what recovery would cut behind it."""
-    log = scan(root, config, abnormal=abnormal).log
+    log = scan_log(root, config, abnormal=abnormal)
     damage = []
     if log.dirty is not None and log.reason != rules.A_BLANK:
         path = reader.path(reader.base_of(log.end))

@@ -37,7 +37,8 @@ class SeenQueue(NamedTuple):
 @dataclass(frozen=True)
 class SeenRange:
     """What a range was found to hold. `position`: where the walk came to; behind `end` where that is no border of records after all,
-    for a body holds what looks like one: the range must be looked at again, together with the next."""
+    for a body holds what looks like one: the range must be looked at again, together with the next. `jumps`: some queue offset in it was
+    not the next one, whether or not that is damage."""
 
     begin: int
     end: int
@@ -46,6 +47,7 @@ class SeenRange:
     damage: tuple[Damage, ...]
     broken: tuple[tuple[int, int], ...]
     queues: tuple[SeenQueue, ...]
+    jumps: bool
 
 
 def cut(bounds: Bounds, range_bytes: int) -> list[tuple[int, int]]:
@@ -82,6 +84,8 @@ def verify_range(root: Path, config: StoreConfig, bounds: Bounds, first: int, la
 
 
 class _RangeVerifier(Verifier):
+    _jumps = False
+
     def _list_queues(self) -> Mapping[Key, QueueReader]:
         return {}
 
@@ -107,8 +111,19 @@ class _RangeVerifier(Verifier):
         )
         position = max(scanner.position, end) if begin < end else end
         return SeenRange(
-            begin, end, position, scanner.record_count, tuple(damage), tuple(self._broken), queues
+            begin,
+            end,
+            position,
+            scanner.record_count,
+            tuple(damage),
+            tuple(self._broken),
+            queues,
+            self._jumps,
         )
+
+    def _out_of_sequence(self, scanner: kernel.LogScanner) -> Iterator[Damage]:
+        self._jumps = True
+        yield from super()._out_of_sequence(scanner)
 
 
 def without_false_borders(seen: Iterable[SeenRange]) -> tuple[list[SeenRange], list[tuple[int, int]]]:

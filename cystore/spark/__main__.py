@@ -17,7 +17,14 @@ from cystore.cli.output import one_line, write_json, write_line
 from cystore.cli.program import hint, whole_streams
 from cystore.cli.progress import progress
 from cystore.errors import StoreError
-from cystore.spark.jobs import archive, live, rebuild, report, scrub
+
+try:
+    from cystore.spark.jobs import archive, live, rebuild, report, scrub
+except ModuleNotFoundError as error:
+    package = (error.name or "").partition(".")[0]
+    if package not in ("pyspark", "pyarrow"):
+        raise
+    raise SystemExit(f"cystore.spark: error: there is no {package}: pip install 'cystore[spark]'") from error
 
 JOBS: dict[str, ModuleType] = {
     "scrub": scrub,

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from cystore.arrow import FOREVER, OnCorruption
 from cystore.config import StoreConfig
@@ -22,12 +22,14 @@ from cystore.storage import Storage, in_parallel, is_url
 EARLIEST, LATEST = -2, -1  # in offsets by topic and partition, as in Kafka
 SETTING_PREFIX = "cystore."
 STORAGE_PREFIX = "fs."
+STRATEGY = "startingOffsetsByTimestampStrategy"  # where nothing was stored from a starting timestamp on
+StartingStrategy = Literal["error", "latest"]
 PerQueue = dict[tuple[str, int], int]
 
 NAMES = (
     *("path", "paths", "topic", "subscribe", "subscribePattern", "assign", "key"),
     *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
-    *("startingOffsetsByTimestamp", "endingOffsetsByTimestamp"),
+    *("startingOffsetsByTimestamp", "endingOffsetsByTimestamp", STRATEGY),
     *("failOnDataLoss", "minPartitions", "maxOffsetsPerTrigger", "maxBytesPerTrigger"),
     *("onCorruption", "checkChecksum", "includeTransactions", "includeArchive", "filterPushdown"),
     "sealedSegments",
@@ -65,6 +67,7 @@ class ReadOptions:
     keys: tuple[str, ...] = ()
     starting: Bound = Bound(EARLIEST)
     ending: Bound = Bound(LATEST)
+    starting_strategy: StartingStrategy = "error"
     fail_on_data_loss: bool = True
     min_partitions: int | None = None
     max_offsets: int | None = None
@@ -144,6 +147,7 @@ def parse(given: Mapping[str, str], *, stream: bool) -> ReadOptions:
         keys=_listed(options, "key"),
         starting=_starting(options, stream=stream),
         ending=_ending(options),
+        starting_strategy=_choice(options, STRATEGY, get_args(StartingStrategy)),
         fail_on_data_loss=_flag(options, "failOnDataLoss", True),
         min_partitions=_count(options, "minPartitions"),
         max_offsets=_count(options, "maxOffsetsPerTrigger"),
@@ -194,6 +198,10 @@ def _check_urls(patterns: tuple[str, ...], sealed: bool, options: dict[str, str]
         for wrong, why in (
             (stream, "a stream follows a store where it is used; a URL is read in batches"),
             (_flag(options, "includeArchive", False), "includeArchive goes with a store's path only"),
+            (
+                options.get(STRATEGY.lower(), "latest").strip().lower() == "error",
+                f"when a partition's last message was stored is not looked up; {STRATEGY} can be latest only",
+            ),
         ):
             if wrong:
                 raise StoreConfigError(f"{pattern} is read by URL, of its sealed segments: {why}")

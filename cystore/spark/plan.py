@@ -15,9 +15,10 @@ from pyspark.sql.datasource import InputPartition
 from cystore.arrow import FOREVER, ReadSettings, RowFilter, plan_ranges
 from cystore.errors import CorruptRecordError, OffsetError, StoreConfigError
 from cystore.sealed import SealedLog
-from cystore.snapshot import PIECE_BYTES, LogRange, LogRun, LogSnapshot, packed, runs_of
+from cystore.snapshot import PIECE_BYTES, LogRange, LogRun, LogSnapshot, packed, packed_evenly, runs_of
 from cystore.spark.archived import archive_of, archive_partitions, border_of
 from cystore.spark.options import EARLIEST, LATEST, Bound, PerQueue, ReadOptions
+from cystore.spark.starting import check_matched
 from cystore.store import MessageStore
 from cystore.store import open as open_store
 
@@ -168,11 +169,11 @@ def partitions_of(
     pieces = (
         piece for part in ranges for piece in snapshot.pieces(part.begin, part.end, size, at_most=at_most)
     )
-    # A piece that a record's length made a little smaller is large enough.
-    return [
-        LogPartition(runs_of(pack), rows)
-        for pack in packed(pieces, size if at_most else size * 9 // 10, at_most=at_most)
-    ]
+    if at_most:
+        packs = packed(pieces, size, at_most=True)
+    else:  # alike, for the last task to end decides; one that is by a record's length or so too small is large enough
+        packs = packed_evenly(pieces, max(1, total * 10 // (size * 9)))
+    return [LogPartition(runs_of(pack), rows) for pack in packs]
 
 
 def batch_partitions(options: ReadOptions, rows: RowFilter, settings: ReadSettings) -> list[InputPartition]:
@@ -187,6 +188,7 @@ def batch_partitions(options: ReadOptions, rows: RowFilter, settings: ReadSettin
             snapshot = store.snapshot()
             archive = archive_of(store, snapshot, options)
             wanted = queue_rules(options, snapshot, rows, None if archive is None else archive.queue_begins)
+            check_matched(options, snapshot, selected(options, snapshot), snapshot.end, archive)
             archives += archive_partitions(archive, snapshot, wanted, least)
             begin = border_of(archive, snapshot)
             ranges = by_key(store, snapshot, wanted, options, begin) if wanted.keys else None

@@ -25,10 +25,10 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from cystore.arrow import FOREVER, ReadSettings, RowFilter, plan_ranges, read_ranges
+from cystore.arrow import FOREVER, ReadSettings, RowFilter, plan_ranges
 from cystore.errors import OffsetError
 from cystore.snapshot import LogSnapshot
-from cystore.spark.options import EARLIEST, LATEST, PerQueue, ReadOptions
+from cystore.spark.options import EARLIEST, LATEST, ReadOptions
 from cystore.spark.plan import (
     base_filter,
     check_loss,
@@ -39,6 +39,7 @@ from cystore.spark.plan import (
     selected,
 )
 from cystore.spark.reading import read_partition
+from cystore.spark.starting import check_matched, first_at, rows_of
 from cystore.store import MessageStore
 
 Offset = dict[str, Any]
@@ -111,17 +112,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         starting = self._options.starting
         queues = selected(self._options, snapshot)
         check_named("starting", starting, queues)
+        check_matched(self._options, snapshot, queues, _end(snapshot))
         if starting.offset is not None:
             at = snapshot.minimum if starting.offset == EARLIEST else max(snapshot.flushed, snapshot.minimum)
             return {"position": at}
         if starting.timestamp_ms is not None:
             rows = RowFilter(in_queue=False, times_ms=(starting.timestamp_ms, FOREVER))
-            places = next(_places(snapshot, snapshot.minimum, snapshot.flushed, rows), None)
-            return {"position": snapshot.flushed if places is None else places[0].as_py()}
+            places = next(_places(snapshot, snapshot.minimum, _end(snapshot), rows), None)
+            return {"position": _end(snapshot) if places is None else places[0].as_py()}
         check_loss(self._options, snapshot)
         first = dict(starting.offsets or {})
         if starting.timestamps_ms is not None:
-            first = _first_at(snapshot, {queue: starting.timestamps_ms[queue] for queue in queues})
+            times_ms = {queue: starting.timestamps_ms[queue] for queue in queues}
+            found = first_at(snapshot, times_ms, snapshot.minimum, _end(snapshot))
+            first = {queue: found.get(queue, LATEST) for queue in queues}
         for queue, offset in first.items():
             known = snapshot.queue_ranges[queue]
             first[queue] = {EARLIEST: known.min_offset, LATEST: known.max_offset}.get(offset, offset)
@@ -161,7 +165,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _room(self, path: str, snapshot: LogSnapshot, position: int) -> tuple[int, int]:
         """From where to where a batch may go without limits."""
         first = self._checked(path, snapshot, position)
-        last = snapshot.flushed if snapshot.live else snapshot.end
+        last = _end(snapshot)
         if self._last is not None:
             last = min(last, self._last.get(path, first))
         return first, max(first, last)
@@ -201,7 +205,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found = {}
         for path in self._options.paths():
             with self._look(path) as snapshot:
-                found[path] = snapshot.flushed if snapshot.live else snapshot.end
+                found[path] = _end(snapshot)
         return found
 
     # ----------------------------------------------------------------------------------------- a batch
@@ -245,6 +249,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._stores.close()
 
 
+def _end(snapshot: LogSnapshot) -> int:
+    """How far a stream may go."""
+    return snapshot.flushed if snapshot.live else snapshot.end
+
+
 def _after_rows(snapshot: LogSnapshot, begin: int, end: int, rows: RowFilter, count: int) -> tuple[int, int]:
     """Where the record begins that is one more than `count` wanted ones, at most `end`; and how many there are up to there."""
     left = count
@@ -270,21 +279,8 @@ def _before_bytes(snapshot: LogSnapshot, begin: int, end: int, size: int) -> int
 
 def _places(snapshot: LogSnapshot, begin: int, end: int, rows: RowFilter) -> Iterator[pa.Array]:
     """The physical offsets of wanted records, batch by batch."""
-    for batch in _rows_of(snapshot, begin, end, rows, ("physical_offset",)):
+    for batch in rows_of(snapshot, begin, end, rows, ("physical_offset",)):
         yield batch.column(0)
-
-
-def _rows_of(
-    snapshot: LogSnapshot, begin: int, end: int, rows: RowFilter, columns: tuple[str, ...]
-) -> Iterator[pa.RecordBatch]:
-    settings = ReadSettings(
-        columns=columns,
-        rows=rows,
-        check_checksum=False,
-        on_corruption="skip",
-        fail_on_data_loss=False,
-    )
-    return read_ranges(plan_ranges(snapshot, rows, begin=begin, end=end), settings)
 
 
 NO_BOUND: dict[str, Any] = {
@@ -293,24 +289,6 @@ NO_BOUND: dict[str, Any] = {
     "offsets": None,
     "timestamps_ms": None,
 }
-
-
-def _first_at(snapshot: LogSnapshot, times_ms: PerQueue) -> PerQueue:
-    """Each queue's first offset whose message was stored at or after its time, LATEST where there is none. The log is asked: it may
-    be ahead of the queues."""
-    found = dict.fromkeys(times_ms, LATEST)
-    rules = tuple((*queue, 0, FOREVER, at_ms, FOREVER) for queue, at_ms in times_ms.items())
-    rows = RowFilter(rules=rules, times_ms=(min(times_ms.values(), default=0), FOREVER))
-    for batch in _rows_of(
-        snapshot, snapshot.minimum, snapshot.flushed, rows, ("topic", "partition", "offset")
-    ):
-        for row in batch.to_pylist():
-            queue = row["topic"], row["partition"]
-            if found[queue] == LATEST:
-                found[queue] = row["offset"]
-        if LATEST not in found.values():
-            break
-    return found
 
 
 def _first_of(offset: Offset) -> dict[tuple[str, int], int]:

@@ -209,7 +209,23 @@ def test_a_task_gets_more_log_where_only_numbers_are_wanted(make_store, monkeypa
         found[name] = sorted(part.size_bytes for part in partitions)
     numbers, text = found["timestamp"], found["value"]
     assert len(text) > 3 * len(numbers)
-    assert numbers[1] > 8192 * 0.8  # all but the rest
+    assert numbers[0] > 8192 * 0.8  # alike: there is no rest
+    assert numbers[-1] < 8192 * 2
+
+
+def test_no_task_is_left_with_the_rest(make_store, monkeypatch):
+    """Five segments, the last of which is not full, where two are worth a task: two tasks, not a third one for the last."""
+    from cystore.spark import plan
+    from cystore.spark.source import CystoreDataSource
+
+    store = make_store(count=380)
+    store.dispatch()
+    monkeypatch.setattr(plan, "PIECE_BYTES", 32_768)
+    source = CystoreDataSource({"path": str(store.path)})
+    sizes = [part.size_bytes for part in source.reader(source.schema()).partitions()]
+    assert 2.2 < sum(sizes) / 32_768 < 2.7
+    assert len(sizes) == 2
+    assert min(sizes) > 0.9 * 32_768
 
 
 def test_a_plan_is_a_snapshot_while_a_writer_goes_on(make_store):

@@ -47,6 +47,16 @@ BAD = [
     ({"path": "s", "minPartitions": "many"}, False, "minPartitions must be a whole number"),
     ({"path": "s", "startingTimestamp": "-1"}, False, "startingTimestamp must be a whole number from 0"),
     ({"path": "s", "failOnDataLoss": "maybe"}, False, "failOnDataLoss must be true or false, not 'maybe'"),
+    (
+        {"path": "s", "startingOffsetsByTimestampStrategy": "earliest"},
+        True,
+        "startingOffsetsByTimestampStrategy must be one of error, latest, not 'earliest'",
+    ),
+    (
+        {"path": "s3://b/s", "startingOffsetsByTimestampStrategy": "ERROR"},
+        False,
+        "startingOffsetsByTimestampStrategy can be latest only",
+    ),
     ({"path": "s", "onCorruption": "drop"}, False, "onCorruption must be one of fail, skip, column"),
     ({"path": "s", "topic": "a,,b"}, False, "topic must be one or several names"),
     ({"path": "s", "topic": "a", "subscribePattern": "b"}, False, "only one of topic, subscribe"),

@@ -114,3 +114,11 @@ def numbers_in(out: Path) -> list[int]:
     return sorted(
         number for name in committed for number in parquet.read_table(out / name)["number"].to_pylist()
     )
+
+
+@pytest.mark.parametrize("missing", ["pyspark", "pyarrow"])
+def test_without_pyspark_the_jobs_say_what_to_install(missing):
+    code = f"import sys; sys.modules[{missing!r}] = None; import runpy; runpy.run_module('cystore.spark', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == f"cystore.spark: error: there is no {missing}: pip install 'cystore[spark]'\n"

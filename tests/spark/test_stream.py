@@ -20,6 +20,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from cystore.errors import OffsetError, StoreConfigError
 from cystore.spark.source import CystoreDataSource
 
+NO_MATCH = {"startingOffsetsByTimestampStrategy": "latest"}
+
 
 def stream_reader(store: Any, **options: Any) -> Any:
     path = str(store.path) if isinstance(store, cystore.MessageStore) else str(store)
@@ -115,10 +117,10 @@ def test_where_a_stream_begins(make_store):
     with pytest.raises(StoreConfigError, match="startingOffsets does not name topic-1/1"):
         stream_reader(store, topic="topic-1", startingOffsets='{"topic-1":{"0":5,"2":1}}').initialOffset()
     for at_ms, count in ((1, 66), (10**15, 0)):
-        timed = stream_reader(store, startingTimestamp=str(at_ms))
+        timed = stream_reader(store, startingTimestamp=str(at_ms), **NO_MATCH)
         assert len(flat(batches(timed, everything))) == count
         per_queue = {f"topic-{topic}": dict.fromkeys(range(3), at_ms) for topic in range(2)}
-        timed = stream_reader(store, startingOffsetsByTimestamp=json.dumps(per_queue))
+        timed = stream_reader(store, startingOffsetsByTimestamp=json.dumps(per_queue), **NO_MATCH)
         assert len(flat(batches(timed, everything))) == count
 
 

@@ -205,15 +205,21 @@ def test_damage_can_be_skipped_or_told(damaged):
     assert len(rows(store, check_checksum=False)) == len(expected)
 
 
-def test_a_hole_that_recovery_reported_is_damage_too(damaged, tmp_path):
+def test_a_hole_that_recovery_finds_is_damage_too(damaged, tmp_path):
+    """At rest recovery is in memory only, so nothing was reported yet; once the store was open for use it was."""
     store, expected = damaged
     store.flush()
     store.close()
+    with pytest.raises(CorruptRecordError, match="a hole: recovery finds no valid record in it") as error:
+        rows(tmp_path / "s", check_crc_on_recover=True)
+    assert error.value.offset == expected[7]["physical_offset"]
+    assert not (tmp_path / "s" / "quarantine").exists()
     with open_small(tmp_path / "s", check_crc_on_recover=True) as again:
         holes = again.stats()["holes"]
         if not holes:  # recovery looked at later files only
             pytest.fail("recovery found no hole")
-        with pytest.raises(CorruptRecordError, match="hole"):
+        assert (tmp_path / "s" / "quarantine").exists()
+        with pytest.raises(CorruptRecordError, match="a hole: recovery finds"):
             rows(again)
         assert in_microseconds(rows(again, on_corruption="skip")) == expected[:7] + expected[8:]
         told = rows(again, on_corruption="column")
@@ -304,6 +310,15 @@ def test_memory_for_one_large_record_is_not_kept_for_small_ones(tmp_path):
         sizes = [batch["value"].nbytes for batch in cystore.to_arrow(store, batch_bytes=2000)]
     assert sorted(sizes)[-2] <= 2000 + 4 * 10
     assert max(sizes) > 12_000
+
+
+@pytest.mark.parametrize("field", ["batch_rows", "batch_bytes"])
+@pytest.mark.parametrize("value", [0, -1, 1 << 30, 1.5, "many", True, None])
+def test_a_size_of_batches_that_cannot_be_is_named(tmp_path, field, value):
+    with open_small(tmp_path / "s") as store:
+        store.put("topic", b"body")
+        with pytest.raises(StoreConfigError, match=f"{field} must be a whole number from 1 to"):
+            cystore.to_arrow(store, **{field: value})
 
 
 def test_without_pyarrow_the_error_says_what_to_install():

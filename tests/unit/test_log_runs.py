@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 
 from cystore.segments import file_name
-from cystore.snapshot import LogRange, runs_of
+from cystore.snapshot import LogRange, packed_evenly, runs_of
 
 FILE_BYTES = 1000
 
@@ -45,3 +45,14 @@ def test_holes_stay_with_their_segments():
 def test_very_many_segments_are_few_bytes():
     runs = runs_of([part(base, base + 1000) for base in range(0, 10_000_000, 1000)])
     assert len(pickle.dumps(runs)) < 400
+
+
+def test_packs_are_alike_in_size():
+    """Nine segments, the last one not full, in two packs: no third one for the rest, none that is more than half a segment too large."""
+    ranges = [*(part(base, base + 1000) for base in range(0, 8000, 1000)), part(8000, 8600)]
+    for packs in range(1, 12):
+        found = packed_evenly(ranges, packs)
+        assert [one for pack in found for one in pack] == ranges
+        assert len(found) == min(packs, len(ranges))
+        assert all(abs(sum(one.size_bytes for one in pack) - 8600 / packs) <= 1000 for pack in found)
+    assert packed_evenly([], 3) == []

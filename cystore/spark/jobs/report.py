@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 from cystore.errors import StoreConfigError
 from cystore.spark import report
 from cystore.spark.jobs.running import add_master, own_session
+from cystore.spark.options import STRATEGY
 from cystore.spark.task_events import task_events
 
 HELP = "task analytics: Parquet tables and an HTML page"
@@ -99,6 +100,7 @@ def _options(begin: datetime | None, end: datetime | None, include_archive: bool
     """Times bound what is read by the second half of its queue only, so `end` is checked again."""
     chosen = {"startingTimestamp": begin, "endingTimestamp": end}
     options = {name: str(int(time.timestamp() * 1000)) for name, time in chosen.items() if time is not None}
+    options[STRATEGY] = "latest"  # a queue of the log in which no task left a line since is no mistake
     return {**options, **({"includeArchive": "true"} if include_archive else {})}
 
 
