@@ -123,15 +123,18 @@ def _celery(
     job: Job,
     peers: dict[str, int],
     goals: tuple[Goal, ...],
-    floor: str = "",
+    floors: dict[str, str] | None = None,
 ) -> Case:
-    """`peers`: label and what its count is divided by; `floor`: the job without any backend."""
+    """`peers`: label and what its count is divided by; `floors`: label and job of what has no backend."""
     contestants = (
         Contestant(label, "celery", slower, {"options": CELERY_PEERS[label]})
         for label, slower in peers.items()
     )
-    without = Contestant("no backend at all", "celery", 1, {"case": floor, "options": {"backend": "none"}})
-    rows = (CELERY_OURS, *([without] if floor else []), *contestants)
+    without = (
+        Contestant(label, "celery", 1, {"case": floor, "options": {"backend": "none"}})
+        for label, floor in (floors or {}).items()
+    )
+    rows = (CELERY_OURS, *without, *contestants)
     return Case(f"celery-{name}", title, what, job, rows, goals)
 
 
@@ -162,7 +165,7 @@ CELERY = (
         Job("wait", 300, ""),
         POLLED,
         (Goal("Redis", 2.0),),
-        floor="wait_floor",
+        floors={"no backend at all": "wait_floor", "no backend, a bare append wakes": "wait_push_floor"},
     ),
     _celery(
         "tasks",
@@ -179,13 +182,16 @@ CELERY = (
         Job("chords", 20, ""),
         POLLED,
         (Goal("Redis", 2.5),),
-        floor="chords_floor",
+        floors={
+            "no backend at all": "chords_floor",
+            "no backend, a bare durable append each": "chords_durable_floor",
+        },
     ),
 )
 
 
 CASES = (
-    _put("put-100", 100, 1_000_000, (Goal(MEMCPY.label, 0.25), Goal(ROCKETMQ.label, 3.0))),
+    _put("put-100", 100, 3_000_000, (Goal(MEMCPY.label, 0.25), Goal(ROCKETMQ.label, 3.0))),
     _put("put-1k", 1024, 300_000, ()),
     Case(
         "put-floors",

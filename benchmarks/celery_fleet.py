@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 
 from celery import Celery
 
+import cystore
+from cystore.celery.stores import DEFAULTS
+
 BROKER_VARIABLE, BACKEND_VARIABLE = "CYSTORE_BENCH_BROKER", "CYSTORE_BENCH_BACKEND"
 LIFECYCLE_VARIABLE, PIPE_VARIABLE = "CYSTORE_BENCH_LIFECYCLE", "CYSTORE_BENCH_PIPE"
+STORE_VARIABLE = "CYSTORE_BENCH_STORE"
+RESULT_BYTES = b"r" * 160  # about what a small result takes
 
 app = Celery("benchmarks")
 
@@ -40,5 +46,28 @@ def total(numbers: list[int]) -> int:
 @app.task(ignore_result=True)
 def tell() -> None:
     """Says through a pipe that it has run: no backend has a part in it."""
+    _tell()
+
+
+@app.task(ignore_result=True)
+def append_and_tell() -> None:
+    """One bare append that is durable before the task ends: what a part of a chord needs at the least."""
+    bare_store().put("floor", RESULT_BYTES, flush="sync")
+    _tell()
+
+
+@app.task(ignore_result=True)
+def append() -> None:
+    """One bare append, which wakes whoever waits for the log: what the result of a task needs at the least."""
+    bare_store().put("floor", RESULT_BYTES)
+
+
+def _tell() -> None:
     with open(os.environ[PIPE_VARIABLE], "wb", buffering=0) as pipe:
         pipe.write(b".")
+
+
+@cache
+def bare_store() -> cystore.MessageStore:
+    """A store without a backend, as a backend would open it; first asked for in a pool process, where it stays open."""
+    return cystore.open(os.environ[STORE_VARIABLE], **DEFAULTS, allow_any_owner=True)

@@ -1,7 +1,7 @@
 """`python -m benchmarks.spark_jobs`: the Spark jobs scrub and rebuild beside what one process does by itself, on the same store.
 
 * scrub beside one process that walks the log and checks every checksum: the goal is its time and 1.5 s more, up to 4 GiB. Of a store in
-  use, and of one at rest, which the driver first recovers into memory: that reads the last segments once more, in one process.
+  use, of one at rest, and of one that a process left without closing it, whose last segments one process walks once more to find the end.
 * rebuild beside the store's own dispatcher (`cystore rebuild`): the goal is 6 times its time on 2 cores. With the times on 1 and 2 cores
   it prints the number of cores from which on Spark is the faster way, as far as what can be shared out among them says.
 
@@ -13,19 +13,29 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import signal
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import cystore
 from benchmarks.columns import fill, scan
-from benchmarks.spark_session import Took, best, session
+from benchmarks.spark_session import ROOT, Took, best, session
 from cystore import arrow
 from cystore.cli.program import main as command
 
 SCRUB_MORE_S, REBUILD_TIMES = 1.5, 6.0
 CORES = (1, 2)
+# Appends to the store named, and is killed.
+CRASH = """
+import os, signal, sys, cystore
+store = cystore.open(sys.argv[1], services="none")
+store.put_many([cystore.Message(topic="orders-0", body=b"x" * 150) for _ in range(1000)])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 def show(name: str, took: Took, rest: str = "") -> None:
@@ -44,50 +54,83 @@ def dispatched(store: Path) -> None:
             raise SystemExit("the store is damaged")
 
 
+@contextlib.contextmanager
+def left(store: Path, state: str) -> Iterator[None]:
+    """The store is in this state meanwhile, and at rest again."""
+    if state == "in use":
+        with cystore.open(store, services="none"):
+            yield
+        return
+    if state == "crashed":
+        killed = subprocess.run([sys.executable, "-c", CRASH, str(store)], cwd=ROOT)
+        if killed.returncode != -signal.SIGKILL:
+            raise SystemExit(f"the process that was to be killed ended with {killed.returncode}")
+    yield
+    if state == "crashed":
+        cystore.open(store, services="none").close()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.spark_jobs", description=__doc__)
     parser.add_argument("--count", type=int, default=10_000_000, help="messages (%(default)s)")
     parser.add_argument("--record-bytes", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument(
+        "--store", type=Path, help="a store that is kept: made if it is not there, else taken as it is"
+    )
+    parser.add_argument("--job", choices=("scrub", "rebuild"), help="only this one")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
-        folder, store = Path(name), Path(name) / "store"
-        fill(store, options.count, options.record_bytes)
+        folder, store = Path(name), options.store or Path(name) / "store"
+        if not store.exists():
+            fill(store, options.count, options.record_bytes)
         size = sum(path.stat().st_blocks * 512 for path in (store / "commitlog").iterdir())
         print(f"{options.count:,} messages, {size / 2**30:.2f} GiB of log, best of {options.rounds}")
-        alone = best(options.rounds, checksums(store))
-        show("checksums, one process", alone)
-        dispatcher = best(options.rounds, lambda: dispatched(store))
-        show("rebuild, the store's dispatcher", dispatcher)
-        rebuilt = {}
-        for cores in CORES:
-            spark = session(cores, folder)
-            from cystore.spark.jobs.rebuild import rebuild
-            from cystore.spark.jobs.scrub import scrub
-
-            def scrub_once(spark: Any = spark) -> None:
-                if scrub(spark, store).summary["damaged_ranges"]:
-                    raise SystemExit("the store is damaged")
-
-            for state, kept in (("in use", cystore.open(store, services="none")), ("at rest", None)):
-                with kept or contextlib.nullcontext():
-                    took = best(options.rounds, scrub_once)
-                more = took[0] - alone[0]
-                reached = "reached" if more <= SCRUB_MORE_S else "MISSED"
-                show(
-                    f"scrub, {state}, local[{cores}]",
-                    took,
-                    f"{more:+.2f} s (goal +{SCRUB_MORE_S} s: {reached})",
-                )
-            rebuilt[cores] = best(options.rounds, lambda spark=spark: rebuild(spark, store))
-            times = rebuilt[cores][0] / dispatcher[0]
-            goal = "reached" if times <= REBUILD_TIMES else "MISSED"
-            told = f"(goal {REBUILD_TIMES} x: {goal})" if cores == 2 else ""
-            show(f"rebuild, local[{cores}]", rebuilt[cores], f"{times:.2f} x {told}")
-            spark.stop()
-        print(even(rebuilt[1][0], rebuilt[2][0], dispatcher[0]))
+        if options.job != "rebuild":
+            scrubs(store, folder, options.rounds)
+        if options.job != "scrub":
+            rebuilds(store, folder, options.rounds)
     return 0
+
+
+def scrubs(store: Path, folder: Path, rounds: int) -> None:
+    alone = best(rounds, checksums(store))
+    show("checksums, one process", alone)
+    for cores in CORES:
+        spark = session(cores, folder)
+        from cystore.spark.jobs.scrub import scrub
+
+        def scrub_once(spark: Any = spark) -> None:
+            if scrub(spark, store).summary["damaged_ranges"]:
+                raise SystemExit("the store is damaged")
+
+        for state in ("in use", "at rest", "crashed"):
+            with left(store, state):
+                took = best(rounds, scrub_once)
+            more = took[0] - alone[0]
+            reached = "reached" if more <= SCRUB_MORE_S else "MISSED"
+            show(
+                f"scrub, {state}, local[{cores}]", took, f"{more:+.2f} s (goal +{SCRUB_MORE_S} s: {reached})"
+            )
+        spark.stop()
+
+
+def rebuilds(store: Path, folder: Path, rounds: int) -> None:
+    dispatcher = best(rounds, lambda: dispatched(store))
+    show("rebuild, the store's dispatcher", dispatcher)
+    rebuilt = {}
+    for cores in CORES:
+        spark = session(cores, folder)
+        from cystore.spark.jobs.rebuild import rebuild
+
+        rebuilt[cores] = best(rounds, lambda spark=spark: rebuild(spark, store))
+        times = rebuilt[cores][0] / dispatcher[0]
+        goal = "reached" if times <= REBUILD_TIMES else "MISSED"
+        told = f"(goal {REBUILD_TIMES} x: {goal})" if cores == 2 else ""
+        show(f"rebuild, local[{cores}]", rebuilt[cores], f"{times:.2f} x {told}")
+        spark.stop()
+    print(even(rebuilt[1][0], rebuilt[2][0], dispatcher[0]))
 
 
 def even(one_s: float, two_s: float, dispatcher_s: float) -> str:

@@ -51,8 +51,9 @@ class _Rows(InputPartition):
 
 
 class _ReadyReader(DataSourceReader):
-    def __init__(self, store: str, rows: int, tasks: int, schema: StructType) -> None:
+    def __init__(self, store: str, rows: int, tasks: int, batch_rows: int, schema: StructType) -> None:
         self._store, self._rows, self._tasks, self._schema = store, rows, tasks, schema
+        self._batch_rows = batch_rows
 
     def partitions(self) -> list[InputPartition]:
         ends = [self._rows * number // self._tasks for number in range(self._tasks + 1)]
@@ -60,16 +61,26 @@ class _ReadyReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Rows)
-        schema = to_arrow_schema(self._schema, timezone="UTC")
-        first = next(iter(cystore.to_arrow(partition.store, columns=schema.names)))
-        batch, left = pa.RecordBatch.from_arrays(first.columns, schema=schema), partition.rows
-        while left > 0:
+        left = partition.rows
+        batch = self._batch(partition.store, max(1, min(left, self._batch_rows)))
+        while True:
             yield batch.slice(0, left)
             left -= batch.num_rows
+            if left <= 0:
+                return
+
+    def _batch(self, store: str, rows: int) -> pa.RecordBatch:
+        schema = to_arrow_schema(self._schema, timezone="UTC")
+        reader, found, count = cystore.to_arrow(store, columns=schema.names), [], 0
+        while count < rows:
+            found.append(reader.read_next_batch())
+            count += found[-1].num_rows
+        (batch,) = pa.Table.from_batches(found).combine_chunks().slice(0, rows).to_batches()
+        return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
 
 class ReadySource(CystoreDataSource):
-    """As many rows as the store has (option `rows`) in as many tasks (option `tasks`): its first batch, again and again.
+    """Some rows (option `rows`) in some tasks (option `tasks`): a batch of the store's first ones (option `batchRows`), again and again.
 
     No log is read for them, so this is what a Python data source costs in Spark before it does anything of its own.
     """
@@ -82,9 +93,8 @@ class ReadySource(CystoreDataSource):
         return CystoreDataSource({"path": self.options["path"]}).schema()
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return _ReadyReader(
-            self.options["path"], int(self.options["rows"]), int(self.options["tasks"]), schema
-        )
+        numbers = (int(self.options[name]) for name in ("rows", "tasks", "batchrows"))
+        return _ReadyReader(self.options["path"], *numbers, schema)
 
 
 def binary_files(spark: Any, store: Path, schema: StructType) -> Any:

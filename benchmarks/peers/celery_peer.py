@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import redis
-from celery import Celery, chord, group, states
+from celery import Celery, Task, chord, group, states
 
 from benchmarks import workload
 from benchmarks.celery_fleet import (
@@ -24,7 +24,11 @@ from benchmarks.celery_fleet import (
     BROKER_VARIABLE,
     LIFECYCLE_VARIABLE,
     PIPE_VARIABLE,
+    STORE_VARIABLE,
     add,
+    append,
+    append_and_tell,
+    bare_store,
     make_app,
     tell,
     total,
@@ -75,6 +79,7 @@ def _worker(job: Job) -> Iterator[tuple[Celery, Redis]]:
             BACKEND_VARIABLE: app.conf.result_backend,
             LIFECYCLE_VARIABLE: "1" if job.options.get("lifecycle") else "",
             PIPE_VARIABLE: str(_pipe(job)),
+            STORE_VARIABLE: str(_bare(job)),
         }
         with open(job.path / "worker.log", "wb") as log:
             process = subprocess.Popen(
@@ -94,15 +99,19 @@ def _pipe(job: Job) -> Path:
     return job.path / "pipe"
 
 
+def _bare(job: Job) -> Path:
+    return job.path / "bare"
+
+
 @contextmanager
-def _told(job: Job) -> Iterator[Callable[[int], None]]:
-    """Gives a function that sends so many `tell` and returns when all have run."""
+def _told(job: Job) -> Iterator[Callable[..., None]]:
+    """Gives a function that sends so many of a task that tells (`tell` unless another one is given) and returns when all have run."""
     os.mkfifo(_pipe(job))
     pipe = os.open(_pipe(job), os.O_RDWR)  # a reader alone would wait for a first writer
 
-    def run(count: int) -> None:
+    def run(count: int, task: Task = tell) -> None:
         for _ in range(count):
-            tell.delay()
+            task.delay()
         while count:
             count -= len(os.read(pipe, count))
 
@@ -180,6 +189,21 @@ def wait_floor(job: Job) -> Measure:
         return _each(job.count, lambda: run(1))
 
 
+def wait_push_floor(job: Job) -> Measure:
+    """From `.delay()` to an append of the task's that wakes who waits for the log of a store: no backend that pushes through a store
+    can be faster."""
+    os.environ[STORE_VARIABLE] = str(_bare(job))
+    with bare_store() as store, _worker(job):
+
+        def work() -> None:
+            end = store.wrote_position
+            append.delay()
+            assert store.wait_log(end, WAIT_S)
+
+        work()
+        return _each(job.count, work)
+
+
 def tasks(job: Job) -> Measure:
     """Tasks through one worker process, from the first message sent to the last result read."""
     with _worker(job) as (app, _):
@@ -205,3 +229,11 @@ def chords_floor(job: Job) -> Measure:
     """Fifty tasks, and when they have run one more: no backend, no chord."""
     with _told(job) as run:
         return _each(job.count, lambda: (run(50), run(1)))
+
+
+def chords_durable_floor(job: Job) -> Measure:
+    """The same, where each of the fifty makes one append that is durable before it ends: no chord in a store can be faster whose parts
+    are to survive a power cut."""
+    with _told(job) as run:
+        run(1, append_and_tell)
+        return _each(job.count, lambda: (run(50, append_and_tell), run(1)))

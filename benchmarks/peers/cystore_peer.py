@@ -66,12 +66,12 @@ def fill(store: cystore.MessageStore, job: Job, first: int = 0, end: int | None 
 def put(job: Job) -> Measure:
     with open_store(job) as store:
         prepare(store, job)
-        body, keys = workload.body(job.body_bytes), workload.key_ring(job.keys)
+        topic, tag, body, put = TOPIC, TAG, workload.body(job.body_bytes), store.put
+        turn = workload.in_turn(workload.key_ring(job.keys), job.count)
 
         def work() -> None:
-            put = store.put
-            for some in workload.in_turn(keys, job.count):
-                put(TOPIC, body, keys=some, tags=TAG)
+            for keys in turn:
+                put(topic, body, keys=keys, tags=tag)
 
         return workload.timed(job.count, work)
 
@@ -98,13 +98,14 @@ def put_processes(job: Job) -> Measure:
         def start(process: int) -> Callable[[], Any]:
             store = open_store(job)
             prepare(store, job, warm_up=1)
-            body, keys = workload.body(job.body_bytes), workload.key_ring(job.keys)
+            body = workload.body(job.body_bytes)
             queue_id = max(0, process - job.processes // 2)
+            turn = workload.in_turn(workload.key_ring(job.keys), each)
 
             def work() -> None:
                 put = store.put
-                for some in workload.in_turn(keys, each):
-                    put(TOPIC, body, queue_id=queue_id, keys=some, tags=TAG)
+                for keys in turn:
+                    put(TOPIC, body, queue_id=queue_id, keys=keys, tags=TAG)
 
             return work
 

@@ -91,10 +91,11 @@ def lock(job: Job) -> Measure:
 
 def call(job: Job) -> Measure:
     """The loop of `put`, with a function in C that takes the same arguments and returns at once."""
-    body, keys, put = workload.body(job.body_bytes), workload.key_ring(job.keys), native.nothing()
+    topic, tag, body, put = TOPIC, TAG, workload.body(job.body_bytes), native.nothing()
+    turn = workload.in_turn(workload.key_ring(job.keys), job.count)
 
     def work() -> None:
-        for some in workload.in_turn(keys, job.count):
-            put(TOPIC, body, keys=some, tags=TAG)
+        for keys in turn:
+            put(topic, body, keys=keys, tags=tag)
 
     return workload.timed(job.count, work)

@@ -38,9 +38,10 @@ def put(job: Job) -> Measure:
 
 def _put(job: Job, client: redis.Redis) -> Measure:
     fields = _fields(job)
+    turn = workload.in_turn(fields, job.count)
 
     def work() -> None:
-        for one in workload.in_turn(fields, job.count):
+        for one in turn:
             client.xadd(TOPIC, one)
 
     def work_pipelined() -> None:
@@ -81,9 +82,10 @@ def put_processes(job: Job) -> Measure:
         def start(_: int) -> Callable[[], Any]:
             client, fields = redis.Redis.from_url(url), _fields(job)
             client.ping()
+            turn = workload.in_turn(fields, each)
 
             def work() -> None:
-                for one in workload.in_turn(fields, each):
+                for one in turn:
                     client.xadd(TOPIC, one)
 
             return work

@@ -42,11 +42,12 @@ def _fill(job: Job) -> Rdict:
 
 
 def put(job: Job) -> Measure:
-    database, values = _open(job), workload.flat_ring(job)
+    database = _open(job)
+    turn = workload.in_turn(workload.flat_ring(job), job.count)
 
     def work() -> None:
         pack = NUMBER.pack
-        for number, value in enumerate(workload.in_turn(values, job.count)):
+        for number, value in enumerate(turn):
             database[pack(number)] = value
 
     measure = workload.timed(job.count, work)

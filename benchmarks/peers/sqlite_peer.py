@@ -44,10 +44,11 @@ def _fill(job: Job) -> sqlite3.Connection:
 def put(job: Job) -> Measure:
     """One transaction a message, or one for each batch."""
     connection, rows = _open(job), _rows(job)
+    turn = workload.in_turn(rows, job.count)
 
     def work() -> None:
         execute = connection.execute
-        for row in workload.in_turn(rows, job.count):
+        for row in turn:
             execute(INSERT, row)
 
     def work_in_batches() -> None:
@@ -98,10 +99,11 @@ def put_processes(job: Job) -> Measure:
     each = job.count // job.processes
 
     def start(_: int) -> Callable[[], Any]:
-        connection, rows = _open(job), _rows(job)
+        connection = _open(job)
+        turn = workload.in_turn(_rows(job), each)
 
         def work() -> None:
-            for row in workload.in_turn(rows, each):
+            for row in turn:
                 connection.execute(INSERT, row)
 
         return work
