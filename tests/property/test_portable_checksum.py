@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).resolve().parent
 PORTABLE = {**os.environ, "CYSTORE_CHECKSUM": "portable"}
 
@@ -24,6 +26,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.unsanitized  # which has the same code with other instructions
 def test_checksums_and_records_without_the_instructions_of_a_cpu():
     chosen = run("-c", "from cystore._native import checksum; print(checksum.implementation)")
     assert chosen.stdout.strip() == "portable", chosen.stderr
