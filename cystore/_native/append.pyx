@@ -4,14 +4,13 @@ Order inside it, and what a kill leaves (docs/concurrency.md): intent, claimed q
 position (the commit point), next queue offsets, intent cleared. Source: CommitLog.asyncPutMessage, DefaultAppendMessageCallback.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t
 
-from cystore._native.atomics cimport clock_coarse_ms, load_i64, load_u32, prefetch_for_write, release_fence, store_i64, store_u32
-from cystore._native.control cimport Control, control_intact
+from cystore._native.atomics cimport load_i64, store_i64, store_u32
+from cystore._native.control cimport Control
 from cystore._native.layout cimport *
 from cystore._native.mapping cimport MappedFile
-from cystore._native.queue_table cimport control_add_queue, control_find_queue
-from cystore._native.record_write cimport append_item, failpoint, write_record
+from cystore._native.record_write cimport append_item, failpoint
 
 # StoreStatsService.getPutMessageDistributeTime: upper bounds of the latency buckets, ms; the last has none.
 LATENCY_BOUNDS_MS: tuple[int, ...] = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10000)
