@@ -10,6 +10,8 @@ cdef enum:
     CLAMP_REPORT_MS = 60_000
     CACHE_LINE = 64
     EXPECTED_BYTES = 4096
+    AHEAD_BYTES = 1024          # from a record to where one of the next will be
+    AHEAD_LINES = 4
 
 cdef enum AppendStatus:
     APPEND_OK = 0
@@ -146,6 +148,8 @@ cdef inline int append_items(control_block* block, append_target* target, append
         for i in range(end - 1, begin - 1, -1):
             if i > begin:  # the CPU does not guess that the next one comes before this one
                 expect_write(target.address + (items[i - 1].physical_offset - target.base), items[i - 1].size)
+            if count == 1:  # nor how far the next ones will go, when they come one by one
+                expect_write(target.address + (items[i].physical_offset - target.base) + AHEAD_BYTES, AHEAD_LINES * CACHE_LINE)
             write_record(target.address + (items[i].physical_offset - target.base), &items[i], target.magic)
             release_fence()
         failpoint("append.before_publish")

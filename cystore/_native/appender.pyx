@@ -119,7 +119,8 @@ cdef class Appender(PlainAppender):
         cdef int i
         for i in range(TOPIC_CACHE):
             Py_XDECREF(self.topics[i].topic)
-            self.topics[i].topic = NULL
+            Py_XDECREF(self.topics[i].tag)
+            self.topics[i].topic = self.topics[i].tag = NULL
 
     @property
     def active_calls(self):

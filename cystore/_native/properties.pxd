@@ -1,6 +1,6 @@
 from cpython.object cimport PyObject
 from cpython.tuple cimport PyTuple_CheckExact, PyTuple_GET_SIZE
-from cpython.unicode cimport PyUnicode_Check
+from cpython.unicode cimport PyUnicode_CheckExact
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
@@ -39,17 +39,23 @@ cdef inline uint64_t has_less(uint64_t word, uint64_t bound) noexcept nogil:
 
 cdef inline uint64_t copy_text(uint8_t* target, const char* data, Py_ssize_t length, uint64_t bound) noexcept nogil:
     """Copies; not 0 when one of the bytes is less than `bound`. The words at the end overlap: no text is read beyond its end."""
-    cdef uint64_t word, found = 0
+    cdef uint64_t word, last, found = 0
     cdef uint32_t low, high
-    cdef Py_ssize_t i = 0
+    cdef Py_ssize_t i
     if length >= 8:
-        while i < length:
-            if i > length - 8:
-                i = length - 8
-            memcpy(&word, data + i, 8)
-            memcpy(target + i, &word, 8)
-            found |= has_less(word, bound)
-            i += 8
+        if length > 16:
+            for i in range(0, length - 16, 8):
+                memcpy(&word, data + i, 8)
+                memcpy(target + i, &word, 8)
+                found |= has_less(word, bound)
+            data += i + 8
+            target += i + 8
+            length -= i + 8
+        memcpy(&word, data, 8)
+        memcpy(&last, data + length - 8, 8)
+        memcpy(target, &word, 8)
+        memcpy(target + length - 8, &last, 8)
+        found |= has_less(word, bound) | has_less(last, bound)
     elif length >= 4:
         memcpy(&low, data, 4)
         memcpy(&high, data + length - 4, 4)
@@ -68,17 +74,28 @@ cdef int put_any_properties(property_buffer* buffer, PyObject* keys, PyObject* t
 
 
 cdef inline uint8_t* put_plain(uint8_t* at, uint8_t* limit, const char* name, PyObject* text, uint64_t bound) noexcept:
-    """One property with a name of four characters, given with its 0x01. NULL when its text is not short ASCII without separators."""
+    """One property with a name of four characters, given with its 0x01 and three bytes that the text overwrites. NULL when the text is not
+    short ASCII without separators."""
     cdef Py_ssize_t length
-    if not PyUnicode_Check(<object>text) or not PyUnicode_IS_COMPACT_ASCII(<object>text):
+    if not PyUnicode_CheckExact(<object>text) or not PyUnicode_IS_COMPACT_ASCII(<object>text):
         return NULL
     length = PyUnicode_GET_LENGTH(<object>text)
-    if length == 0 or length > limit - at - 5:
+    if length == 0 or length > limit - at - 8:
         return NULL
-    memcpy(at, name, 5)
+    memcpy(at, name, 8)
     if copy_text(at + 5, <const char*>PyUnicode_DATA(<object>text), length, bound):
         return NULL
     return at + 5 + length
+
+
+cdef inline PyObject* plain_key(PyObject* keys) noexcept:
+    """The one key that nearly every message has, or None; anything else as it is."""
+    if PyTuple_CheckExact(<object>keys):
+        if PyTuple_GET_SIZE(<object>keys) == 1:
+            return PyTuple_GET_ITEM(<object>keys, 0)
+        if PyTuple_GET_SIZE(<object>keys) == 0:
+            return <PyObject*>None
+    return keys
 
 
 cdef inline int put_plain_properties(property_buffer* buffer, PyObject* keys, PyObject* tags) noexcept:
@@ -86,20 +103,16 @@ cdef inline int put_plain_properties(property_buffer* buffer, PyObject* keys, Py
     cdef uint8_t* begin = buffer.start + buffer.length
     cdef uint8_t* limit = buffer.start + buffer.capacity
     cdef uint8_t* at = begin
-    if PyTuple_CheckExact(<object>keys):
-        if PyTuple_GET_SIZE(<object>keys) == 1:
-            keys = PyTuple_GET_ITEM(<object>keys, 0)
-        elif PyTuple_GET_SIZE(<object>keys) == 0:
-            keys = <PyObject*>None
+    keys = plain_key(keys)
     if keys != <PyObject*>None:
-        at = put_plain(at, limit, b"KEYS\x01", keys, FIRST_IN_KEY)
+        at = put_plain(at, limit, b"KEYS\x01\0\0\0", keys, FIRST_IN_KEY)
         if at == NULL:
             return -1
     if tags != <PyObject*>None:
         if at > begin and at < limit:
             at[0] = 2
             at += 1
-        at = put_plain(at, limit, b"TAGS\x01", tags, FIRST_IN_TEXT)
+        at = put_plain(at, limit, b"TAGS\x01\0\0\0", tags, FIRST_IN_TEXT)
         if at == NULL:
             return -1
     if at - begin > <Py_ssize_t>PROPERTIES_BYTES_MAX:

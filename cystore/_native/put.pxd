@@ -37,6 +37,7 @@ cdef enum:
     SCHEDULE_TOPIC_BYTES = 19
     TOPIC_CACHE = 64
     TAIL_BYTES = 400
+    TAG_BYTES = 64                  # room for a tag's property; a longer one takes the general way
 
 # A topic that was used lately, by the identity of its text, which is kept: so are the bytes that it points to.
 cdef struct cached_topic:
@@ -46,6 +47,9 @@ cdef struct cached_topic:
     int32_t queue_id
     queue_entry* entry              # NULL: not known yet
     uint8_t[TAIL_BYTES] tail        # what follows the body of a record of this topic, with room for short properties
+    PyObject* tag                   # the one that was used last, which is kept
+    int32_t tag_length
+    uint8_t[TAG_BYTES] tag_property  # it, as it follows a key
 
 
 # What an appender has; Appender is one.

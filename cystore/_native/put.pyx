@@ -4,8 +4,10 @@ something in the way, are Appender's to append. What a kill leaves is the same (
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_REFCNT
+from cpython.ref cimport Py_REFCNT, Py_XDECREF, Py_XINCREF
+from cpython.unicode cimport PyUnicode_CheckExact
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t
+from libc.string cimport memcpy
 
 from cystore._native.append cimport APPEND_OK, append_items, append_locked, append_target
 from cystore._native.arguments cimport *
@@ -13,7 +15,7 @@ from cystore._native.atomics cimport *
 from cystore._native.control cimport control_intact, control_lock_at, control_locked, control_repair_due
 from cystore._native.layout cimport *
 from cystore._native.message cimport PutResult, put_result
-from cystore._native.properties cimport property_buffer, put_plain_properties
+from cystore._native.properties cimport FIRST_IN_KEY, FIRST_IN_TEXT, plain_key, put_plain
 from cystore._native.record_write cimport append_item
 
 import sys
@@ -64,22 +66,54 @@ cdef inline int append_at_once(PlainAppender self, append_item* item) noexcept:
     return status
 
 
+cdef bint learn_tag(cached_topic* cached, PyObject* tag) noexcept:
+    """Keeps a tag as the property that it makes. False when it is no short text in ASCII, or more than that to Python."""
+    cdef uint8_t* end
+    if not PyUnicode_CheckExact(<object>tag):
+        return False
+    Py_XDECREF(cached.tag)
+    cached.tag = NULL
+    cached.tag_property[0] = 2
+    end = put_plain(&cached.tag_property[1], &cached.tag_property[TAG_BYTES], b"TAGS\x01\0\0\0", tag, FIRST_IN_TEXT)
+    if end == NULL:
+        return False
+    cached.tag_length = <int32_t>(end - cached.tag_property)
+    Py_XINCREF(tag)
+    cached.tag = tag
+    return True
+
+
+cdef inline int32_t plain_properties(cached_topic* cached, PyObject* keys, PyObject* tag) noexcept:
+    """Writes them into the topic's tail and gives their length, or -1 when they are not plain: then they are the general way's."""
+    cdef uint8_t* begin = cached.tail + cached.length + 3
+    cdef uint8_t* at = begin
+    cdef int32_t unseparated
+    keys = plain_key(keys)
+    if keys != <PyObject*>None:
+        at = put_plain(at, &cached.tail[TAIL_BYTES - TAG_BYTES], b"KEYS\x01\0\0", keys, FIRST_IN_KEY)
+        if at == NULL:
+            return -1
+    if tag != <PyObject*>None:
+        if cached.tag != tag and not learn_tag(cached, tag):
+            return -1
+        unseparated = at == begin
+        memcpy(at, cached.tag_property + unseparated, TAG_BYTES - 1)  # a constant length: two moves
+        at += cached.tag_length - unseparated
+    return <int32_t>(at - begin)
+
+
 cdef inline bint append_plain(PlainAppender self, PyObject* topic, PyObject* body, PyObject* keys, PyObject* tags,
                               const put_options* options) noexcept:
     """Appends the message (`self.plain` is then what became of it) if it is a plain one and nothing is in the way. No Python code
     runs meanwhile, so no other thread does: what this uses of `self` is ours."""
     cdef cached_topic* cached = topic_place(self, topic, options.queue_id)
     cdef append_item* item = &self.plain
-    cdef property_buffer buffer
     cdef int64_t size
     if self.target.block == NULL or cached.topic != topic or cached.queue_id != options.queue_id or cached.entry == NULL \
             or cached.length == SCHEDULE_TOPIC_BYTES or options.special or not PyBytes_CheckExact(<object>body) \
             or PyBytes_GET_SIZE(<object>body) >= LARGE_BODY_BYTES or PyBytes_GET_SIZE(<object>body) > self.max_body_bytes:
         return False
-    buffer.start = cached.tail
-    buffer.length = cached.length + 3
-    buffer.capacity = TAIL_BYTES
-    item.properties_len = put_plain_properties(&buffer, keys, tags)
+    item.properties_len = plain_properties(cached, keys, tags)
     if item.properties_len < 0:
         return False
     store_be16(cached.tail + cached.length + 1, <uint16_t>item.properties_len)

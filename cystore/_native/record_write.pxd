@@ -128,9 +128,10 @@ cdef inline void write_record(uint8_t* p, const append_item* item, uint32_t magi
         if item.has_body_checksum:
             memcpy(body, item.body, item.body_len)
             all = <uint32_t>~crc32c_combine(~<uint32_t>head, item.body_checksum, item.body_len)
+            checksum = ~<uint32_t>(crc_shift(all, behind) ^ end)
         else:
-            all = crc_shift(head, item.body_len) ^ crc_copy_words(0, body, item.body, item.body_len)
-        checksum = ~<uint32_t>(crc_shift(all, behind) ^ end)
+            all = crc_copy_words(0, body, item.body, item.body_len)
+            checksum = ~<uint32_t>(crc_shift(head, item.body_len + behind) ^ crc_shift(all, behind) ^ end)
         failpoint("append.bytes_written")
     else:
         write_head(p, item, magic, False)

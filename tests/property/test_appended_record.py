@@ -34,7 +34,7 @@ LOG_BYTES = 1 << 20
 # Words of eight bytes; thirds from 192 bytes on, of at most 4,096; from 16 KiB on the body's checksum is there before the lock.
 BODY_BYTES = (0, 1, 4, 7, 8, 9, 191, 192, 193, 4095, 4096, 4097, 12287, 12288, 12289, 16383, 16384, 70_000)
 KEY_BYTES = (0, 1, 3, 4, 7, 8, 9, 31, 130, 270, 300, 900)
-TAG_BYTES = (0, 1, 8, 270)
+TAG_BYTES = (0, 1, 8, 55, 56, 57, 270)  # up to 55 a queue keeps its last one as it stands in a record
 PROPERTIES_BYTES = (0, 3, 7, 8, 9, 4060, 4094, 4095, 4096, 4097, 32_767)
 TOPIC_BYTES = (1, 7, 8, 127)
 
@@ -148,6 +148,23 @@ def test_what_separates_properties_is_refused_the_plain_way_too(tmp_path, text):
         with pytest.raises(cystore.MessageIllegalError, match="contains a space"):
             store.put("T", b"body", keys=("a b",))
         assert store.put("T", b"body", keys="key", tags="a b").queue_offset == 1
+
+
+class Text(str):
+    """A str to Python, and more."""
+
+
+def test_tags_of_one_queue_in_turn(tmp_path, rng):
+    """The last one is kept; each is made anew, so that Python gives the next one its place."""
+    with open_large(tmp_path / "s", "cystore") as store:
+        store.put("T", b"")
+        for number in range(500):
+            tag = rng.choice((None, "a" * rng.randint(1, 70), Text("sub" * rng.randint(1, 3)), "é"))
+            key = rng.choice(((), f"key-{number}", Text("k")))
+            result = store.put("T", b"body", keys=key, tags=tag and type(tag)(tag.upper()))
+            pairs = {"KEYS": key or None, "TAGS": tag and tag.upper()}
+            found = store.read(result.physical_offset)
+            assert found.properties == {name: value for name, value in pairs.items() if value}
 
 
 def test_a_result_that_somebody_keeps_stays_as_it_is(tmp_path):
