@@ -12,6 +12,7 @@ from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
+from cystore._native.column_state cimport *
 from cystore._native.layout cimport *
 from cystore._native.queue_table cimport queue_hash
 from cystore._native.record cimport (
@@ -20,8 +21,6 @@ from cystore._native.record cimport (
 )
 from cystore._native.row_filter cimport RULE_BUCKETS, is_wanted, queue_rule, record_filter, word
 
-# Bytes that are no text become U+FFFD, which has three.
-cdef int64_t TEXT_GROWTH = 3
 cdef int64_t MICROSECONDS_MAX = INT64_MAX // 1000
 # So much more than is in it a buffer may have.
 cdef Py_ssize_t SPARE_BYTES = 64 * 1024
@@ -29,27 +28,6 @@ cdef Py_ssize_t SPARE_BYTES = 64 * 1024
 cdef Py_ssize_t LENT_MAX = 2
 # With more bytes of properties than this, repeated names are found through a table instead of by looking at each.
 cdef int MANY = 512
-
-
-cdef inline bint _fits(const text_column* column, int64_t count, int64_t length) noexcept nogil:
-    return column.count + count <= column.count_max and column.length + length <= column.length_max
-
-
-cdef inline bint _has_room(const column_state* s, const record_view* v) noexcept nogil:
-    """For the most that the record can need."""
-    cdef int64_t text = TEXT_GROWTH * v.properties_len
-    cdef uint32_t wanted = s.wanted
-    if s.rows == s.rows_max:
-        return False
-    return not (
-        (wanted & COLUMN_VALUE and not _fits(&s.value, 1, v.body_len))
-        or (wanted & COLUMN_TOPIC and not _fits(&s.topic, 1, v.topic_len))
-        or (wanted & COLUMN_KEY and not _fits(&s.key, 1, text))
-        or (wanted & COLUMN_TAGS and not _fits(&s.tags, 1, text))
-        or (wanted & COLUMN_KEYS and not _fits(&s.keys, v.properties_len // 2 + 1, text))
-        or (wanted & COLUMN_PROPERTIES and not (
-            _fits(&s.names, v.properties_len // 4 + 1, text) and _fits(&s.values, v.properties_len // 4 + 1, text)))
-    )
 
 
 cdef inline void _put_bytes(text_column* column, const uint8_t* data, int64_t length) noexcept nogil:
@@ -272,7 +250,7 @@ cdef int columns_fill(const uint8_t* p, int64_t begin, column_state* s, name_tab
             s.reason = status
             return COLUMNS_INVALID
         if is_wanted(&s.filter, &v):
-            if not _has_room(s, &v):
+            if not has_room(s, &v):
                 return COLUMNS_FULL
             _put(s, &v, table)
         s.looked_at += 1
@@ -291,6 +269,12 @@ COLUMN_BITS = {
     "key": COLUMN_KEY, "value": COLUMN_VALUE, "topic": COLUMN_TOPIC, "partition": COLUMN_PARTITION, "offset": COLUMN_OFFSET,
     "timestamp": COLUMN_TIMESTAMP, "physical_offset": COLUMN_PHYSICAL_OFFSET, "tags": COLUMN_TAGS, "keys": COLUMN_KEYS,
     "properties": COLUMN_PROPERTIES, "born_timestamp": COLUMN_BORN_TIMESTAMP, "sys_flag": COLUMN_SYS_FLAG,
+}
+
+# Of each row, without text: numbers, and where its texts begin.
+cdef dict ROW_BYTES = {
+    "key": 5, "value": 4, "topic": 4, "partition": 4, "offset": 8, "timestamp": 8, "physical_offset": 8, "tags": 5, "keys": 4,
+    "properties": 4, "born_timestamp": 8, "sys_flag": 4,
 }
 
 
@@ -372,7 +356,6 @@ cdef class ColumnReader:
     `rules` of (topic, queue id or -1, offsets begin, end, times begin, end), of which one must fit."""
 
     cdef column_state s
-    cdef int64_t bytes_max
     cdef name_table* table
     cdef dict columns           # name: ColumnBuffer or _Text of the columns that are being filled
     cdef dict lent              # name: ColumnBuffers that were handed over; who has them may be done with them
@@ -386,8 +369,9 @@ cdef class ColumnReader:
         if rows_max < 1 or bytes_max < 1 or bytes_max > 0x3FFFFFFF:
             raise ValueError(f"columns of {rows_max} rows and {bytes_max} bytes")
         self.held, self.lent, self.expected = [], {}, {}
-        self.bytes_max, self.s.rows_max = bytes_max, rows_max
+        self.s.rows_max, self.s.bytes_max = rows_max, bytes_max
         self.s.wanted, self.s.check_checksum = wanted, check_checksum
+        self.s.row_bytes = sum(size for name, size in ROW_BYTES.items() if COLUMN_BITS[name] & wanted)
         f.in_queue = in_queue
         f.physical_begin, f.physical_end = physical_begin, physical_end
         f.offset_begin, f.offset_end = offsets or (INT64_MIN, INT64_MAX)
@@ -469,9 +453,9 @@ cdef class ColumnReader:
     cdef int _text(self, str name, text_column* column, int64_t count_max, int64_t count_least, int64_t length_least) except -1:
         """Room for what is expected, for one record of that many items and bytes at least."""
         cdef _Text text = _Text()
-        column.count_max, column.length_max = self.expected.get(name, (count_max, self.bytes_max))
+        column.count_max, column.length_max = self.expected.get(name, (count_max, self.s.bytes_max))
         column.count_max = max(min(column.count_max, count_max), count_least)
-        column.length_max = max(min(column.length_max, self.bytes_max), length_least)
+        column.length_max = max(min(column.length_max, self.s.bytes_max), length_least)
         self.columns[name] = text
         return text.make(column, self._memory(name, (column.count_max + 1) * sizeof(int32_t)),
                          self._memory(name + "_text", column.length_max))

@@ -302,6 +302,27 @@ def test_reading_does_not_import_pandas(tmp_path):
     assert done.stdout == "False\n"
 
 
+OF_THE_LOG = [name for name in arrow.COLUMNS if name != "store"]
+
+
+@pytest.mark.parametrize(
+    "columns", [OF_THE_LOG, ["value", "key"], ["properties", "keys", "tags"], ["offset", "timestamp"]]
+)
+def test_all_columns_of_a_batch_together_have_the_bytes_that_it_may(tmp_path, rng, columns):
+    """Of several rows; what a row more would take is less than what is left over at the end of most batches."""
+    with open_small(tmp_path / "s") as store:
+        for number in range(800):
+            keys = tuple(f"{number}-{n}" for n in range(rng.randint(0, 4)))
+            properties = {f"name-{n}": "é" * n for n in range(rng.randint(0, 5))}
+            body = rng.randbytes(rng.choice((0, 10, 600)))
+            store.put("topic", body, keys=keys, tags="tag", properties=properties)
+        batches = list(cystore.to_arrow(store, columns=columns, batch_bytes=8000))
+    assert sum(batch.num_rows for batch in batches) == 800
+    sizes = [batch.nbytes for batch in batches if batch.num_rows > 1]
+    assert sorted(sizes)[len(sizes) // 2] > 4000
+    assert max(sizes) <= 8000
+
+
 def test_memory_for_one_large_record_is_not_kept_for_small_ones(tmp_path):
     """Batches stay as small as they are asked for."""
     with open_small(tmp_path / "s") as store:
