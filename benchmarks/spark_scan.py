@@ -31,7 +31,7 @@ SLOWEST, SLOW_ROUNDS = "tuples", 2
 SCHEMAS = {"two columns": "offset LONG, timestamp TIMESTAMP", "all columns": ""}
 GOALS = {"two columns": 0.8, "all columns": 0.45}  # of Parquet's speed
 # Batches of so many rows, in so many tasks a core; 0 tasks: as many as cystore's.
-READY = ((4_096, 1), (16_384, 0), (16_384, 1), (16_384, 2), (65_536, 1), (262_144, 1))
+READY = ((4_096, 1), (16_384, 0), (16_384, 1), (16_384, 2), (65_536, 0), (65_536, 1), (262_144, 1))
 NO_ROWS = "a source without a row"
 SLOW = {"binaryFile, mapInArrow": 3.0, "tuples": 2.0}  # cystore is so many times as fast
 

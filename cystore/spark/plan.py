@@ -24,7 +24,7 @@ from cystore.store import open as open_store
 
 PARTITIONS_MAX = 10_000
 # Where only numbers and times are wanted, the rows of 128 MiB are read and handed over in the time that a task takes to begin and end.
-NUMBERS_PIECE_BYTES = 2 * PIECE_BYTES
+NUMBERS_PIECE_BYTES = 4 * PIECE_BYTES
 KEY_LOOKUPS_MAX = 256  # of keys times topics; beyond that a scan is asked for
 EVERY_MATCH = (1 << 31) - 1
 
