@@ -35,7 +35,7 @@ GROUP_OF_FOLDER = {
 
 hypothesis.settings.register_profile("cystore", deadline=None, print_blob=True)
 hypothesis.settings.register_profile(
-    "quick", parent=hypothesis.settings.get_profile("cystore"), max_examples=40
+    "quick", parent=hypothesis.settings.get_profile("cystore"), max_examples=30
 )
 hypothesis.settings.register_profile(
     "long", parent=hypothesis.settings.get_profile("cystore"), max_examples=2000

@@ -9,6 +9,7 @@ process needs to import the tree instead of the repository.
 from __future__ import annotations
 
 import fcntl
+import filecmp
 import os
 import re
 import shutil
@@ -59,7 +60,7 @@ def build(variant: str = "inplace") -> Path:
         if variant == "fuzz":
             _build_coverage()
         if variant != "inplace":
-            _drop_copied_sources(target)
+            drop_stale_sources(target)
         done = subprocess.run(
             command,
             cwd=ROOT,
@@ -111,8 +112,11 @@ def environment(variant: str) -> dict[str, str]:
         env["LD_PRELOAD"] = os.path.realpath(library) + (f":{COVERAGE}" if variant == "fuzz" else "")
         # Findings go to files: a test's standard error is captured, and lost with its process.
         findings = f"log_path={SANITIZER_FINDINGS}/finding"
+        # What each allocation pays for: few frames of where it came from (a finding tells its own whole stack), and freed memory that
+        # is watched until so much more was freed, which every process has to touch first.
         env["ASAN_OPTIONS"] = (
             f"{findings}:detect_leaks=0:halt_on_error=1:abort_on_error=1:allocator_may_return_null=1"
+            ":malloc_context_size=4:quarantine_size_mb=32"
         )
         env["UBSAN_OPTIONS"] = f"{findings}:halt_on_error=1:abort_on_error=1:print_stacktrace=1"
         env["PYTHONMALLOC"] = "malloc"  # else small objects share arenas and an overrun goes unseen
@@ -137,10 +141,13 @@ def _build_coverage() -> None:
         raise BuildError(f"{done.stderr}\nbuild fuzz: {COVERAGE.name} could not be built")
 
 
-def _drop_copied_sources(target: Path) -> None:
-    """Removes the Python files of the last build, so that a module that was deleted does not live on in the tree."""
+def drop_stale_sources(target: Path) -> None:
+    """Removes the copies whose source was changed or deleted, so that nothing old lives on in the tree. A tree that is up to date
+    is left as it is, because processes import from it: one that found a file gone would take the repository's package instead."""
     for path in target.rglob("*.py") if target.exists() else ():
-        path.unlink()
+        source = ROOT / path.relative_to(target)
+        if not (source.exists() and filecmp.cmp(path, source, shallow=False)):
+            path.unlink()
 
 
 def _forget(variant: str) -> None:

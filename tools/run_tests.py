@@ -108,6 +108,8 @@ def run(group: Group, *, everything: bool, seed: int) -> Outcome:
 
 def _environment(group: Group, *, everything: bool, seed: int) -> dict[str, str]:
     env = {**os.environ, **group.environment, "CYSTORE_SEED": str(seed)}
+    # The tests start hundreds of processes: without bytecode each would compile the same modules again.
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
     if everything and not group.variant:
         env["CYSTORE_HYPOTHESIS"] = "long"
     if group.variant:

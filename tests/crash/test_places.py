@@ -1,8 +1,16 @@
-"""Goal: no failpoint is forgotten by the fault matrix. Method: the names in the sources beside those that the row `kill` uses."""
+"""Goal: no failpoint is forgotten by the fault matrix, and a process that was meant to have failpoints has them. Method: the names in the
+sources beside those that the row `kill` uses; the build that others import from, built again."""
 
 from __future__ import annotations
 
+import contextlib
+
+import pytest
+
 from tests.crash.places import PLACES, in_sources
+from tests.crash.writers import arm
+from tests.process import Process
+from tools import build
 
 
 def test_the_kill_row_uses_every_failpoint_of_the_sources():
@@ -15,3 +23,28 @@ def test_the_kill_row_uses_every_failpoint_of_the_sources():
 
 def test_what_must_be_killed_before_is_a_place_too():
     assert {name for place in PLACES.values() for name in place.before} <= set(PLACES)
+
+
+def test_a_build_that_is_up_to_date_takes_no_module_from_who_imports_it(build_environment):
+    """Tests in several pytest processes share the tree: a module that is gone for a moment would come from the repository instead."""
+    build_environment("failpoints")
+    tree = build.tree("failpoints")
+
+    def modules() -> dict[str, tuple[int, int]]:
+        """Inode and time of change: a file that was away has another inode, one written in place another time."""
+        files = [path for suffix in ("*.py", "*.so") for path in tree.rglob(suffix)]
+        return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
+
+    # So that a copy made again cannot be given the inode of the one that it replaces.
+    before = modules()
+    with contextlib.ExitStack() as stack:
+        for path in before:
+            stack.enter_context(open(path, "rb"))
+        build.build("failpoints")
+    assert len(before) > 50
+    assert modules() == before
+
+
+def test_a_process_without_failpoints_cannot_be_armed():
+    with Process() as process, pytest.raises(AssertionError, match="nothing can be armed in"):
+        arm(process, "append.intent")

@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.process import Process
 from tests.small import SETTINGS
+from tools import build
 
 # `work(n)` puts n times: one by one and in batches, to queues that all share and to new ones; `sync` tells how durable.
 WRITER = """
@@ -39,8 +40,12 @@ def start(process: Process, path: Path, log: Path, seed: int, settings: dict[str
 
 
 def arm(process: Process, failpoint: str) -> None:
-    """From now on the process is killed (or stopped) at this place."""
-    process.do("os.environ['CYSTORE_FAILPOINT'] = failpoint", failpoint=failpoint)
+    """From now on the process, of the build with failpoints, is killed (or stopped) at this place."""
+    imported = process.do(
+        "import os, cystore; os.environ['CYSTORE_FAILPOINT'] = failpoint; cystore.__file__",
+        failpoint=failpoint,
+    )
+    assert Path(imported).is_relative_to(build.tree("failpoints")), f"nothing can be armed in {imported}"
 
 
 def acknowledged(log: Path) -> list[list[str]]:

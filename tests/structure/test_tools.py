@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -92,6 +93,16 @@ def test_warnings_of_others_are_not_ours():
     )
 
 
+def test_a_build_keeps_no_copy_of_what_was_changed_or_deleted(tmp_path):
+    package = tmp_path / "cystore"
+    package.mkdir()
+    shutil.copyfile(ROOT / "cystore" / "clock.py", package / "clock.py")
+    (package / "errors.py").write_bytes(b"of an older build")
+    (package / "deleted_since.py").write_bytes(b"")
+    build.drop_stale_sources(tmp_path)
+    assert [path.name for path in package.iterdir()] == ["clock.py"]
+
+
 def _group(folder: Path, text: str) -> run_tests.Group:
     (folder / "test_it.py").write_text(text)
     return run_tests.Group("sample", 60, "not crash", paths=(str(folder),))
@@ -115,6 +126,15 @@ def test_the_runner_fails_when_it_should(text, code, said, tmp_path, monkeypatch
     monkeypatch.setenv("CI", "")
     assert run_tests.main([]) == code
     assert said in capfd.readouterr().out
+
+
+def test_no_process_of_a_group_compiles_what_another_one_compiled(tmp_path, monkeypatch):
+    (tmp_path / "needed.py").write_text("")
+    monkeypatch.setattr(run_tests, "GROUPS", (_group(tmp_path, "import needed\ndef test_a(): pass"),))
+    monkeypatch.setattr(run_tests, "RESULTS", tmp_path / "results")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    assert run_tests.main([]) == 0
+    assert list((tmp_path / "__pycache__").glob("needed.*.pyc"))
 
 
 def test_a_group_beyond_its_budget_is_reported():

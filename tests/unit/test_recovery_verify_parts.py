@@ -38,7 +38,8 @@ def here(what, parts, work):
 
 
 def range_of(log_bytes: int) -> int:
-    return 1000
+    """A few records; of a golden log some sixty ranges."""
+    return max(1000, log_bytes // 60)
 
 
 def is_told(root: Path, config: StoreConfig, *, abnormal: bool = False, ranges=range_of) -> bool:
