@@ -78,6 +78,7 @@ def run(case: Case, *, rounds: int, quick: bool, folder: Path, progress: Callabl
                 row.error, row.ns = str(error), []
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
+                os.sync()  # what this one left to be written is not in the next one's way
     return Result(case, rows)
 
 
