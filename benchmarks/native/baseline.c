@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "checksum.h" /* the library's own: the crc32c package's kernel, chosen by CPU */
+#include "free_lock.h"
 
 static int64_t now_ns(void) {
     struct timespec t;
@@ -30,21 +31,19 @@ int64_t copy_records(uint8_t *to, int64_t to_bytes, const uint8_t *from, const i
     return now_ns() - begin;
 }
 
-/* Takes and gives back a free lock of the kind that the store's is: robust and shared by processes. Gives nanoseconds. */
+/* Takes and gives back a free lock of the kind that the store's is, robust and shared by processes, as a put does. Gives nanoseconds. */
 int64_t lock_and_unlock(int64_t count) {
     static pthread_mutex_t mutex;
-    pthread_mutexattr_t kind;
-    pthread_mutexattr_init(&kind);
-    pthread_mutexattr_setpshared(&kind, PTHREAD_PROCESS_SHARED);
-    pthread_mutexattr_setrobust(&kind, PTHREAD_MUTEX_ROBUST);
-    if (pthread_mutex_init(&mutex, &kind)) {
+    free_lock_compare();
+    if (robust_init(&mutex)) {
         return -1;
     }
     int64_t begin = now_ns();
     for (int64_t n = 0; n < count; n++) {
-        if (pthread_mutex_trylock(&mutex) || pthread_mutex_unlock(&mutex)) {
+        if (robust_trylock(&mutex)) {
             return -1;
         }
+        robust_unlock(&mutex);
     }
     return now_ns() - begin;
 }

@@ -1,9 +1,7 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from cystore._native.atomics cimport clock_coarse_ms, load_i64, load_u32, prefetch_for_write, release_fence, store_i64, store_u32
-from cystore._native.control cimport control_intact
+from cystore._native.atomics cimport load_i64, load_u32, prefetch_for_write, release_fence, store_i64, store_u32
 from cystore._native.layout cimport *
-from cystore._native.queue_table cimport control_add_queue, control_find_queue
 from cystore._native.record_write cimport append_item, failpoint, write_record
 
 cdef enum:
@@ -43,9 +41,6 @@ cdef inline bint takes_queue_offset(int32_t sys_flag) noexcept nogil:
     cdef uint32_t transaction = <uint32_t>sys_flag & SYS_FLAG_TRANSACTION_MASK
     return transaction == 0 or transaction == SYS_FLAG_COMMIT
 
-# Fills the room that is left in a file with a blank and publishes that: appends go on in the next.
-cdef void end_file(control_block* block, uint8_t* p, int64_t wrote, int32_t room) noexcept nogil
-
 
 cdef inline int latency_bucket(int64_t ms) noexcept nogil:
     if ms <= 0:
@@ -72,111 +67,110 @@ cdef inline void expect_write(const uint8_t* p, int32_t size) noexcept nogil:
         at += CACHE_LINE
 
 
-cdef inline int append_items(control_block* block, append_target* target, append_item* items, Py_ssize_t count, Py_ssize_t* done,
-                             int64_t waits_since_ms) noexcept nogil:
-    """Appends items[done:count] under the append lock; every run of them that fits a segment is published as one.
+cdef inline void expect_next_records(const uint8_t* p) noexcept nogil:
+    """The CPU does not guess how far the next ones will go when they come one by one."""
+    expect_write(p + AHEAD_BYTES, AHEAD_LINES * CACHE_LINE)
 
-    `block` is the caller's: another thread's `detach` takes the target's away at any time. `waits_since_ms` (coarse clock) is
-    when the caller began to wait for the lock or for room, 0 when it did not.
-    """
-    cdef append_item* item
-    cdef int64_t wrote = block.wrote, total, room, now, at, size, took_ms
-    cdef Py_ssize_t i, end, begin = 0 if count == 1 else done[0]  # a constant count makes the loops straight
-    if not control_intact(block) or wrote < target.last_seen:
+
+# The steps of an append, in their order, under the append lock. What a kill between two of them leaves: docs/concurrency.md.
+
+cdef inline int append_allowed(control_block* block, append_target* target) noexcept nogil:
+    """Asked of a control block that is intact."""
+    if block.wrote < target.last_seen:
         return APPEND_OVERWRITTEN
     if load_u32(&block.flags) & (FLAG_SYNC_FAILED | FLAG_NOT_WRITABLE | FLAG_DISK_FULL):
         return APPEND_REFUSED
-    now = wall_clock_ms(&target.clock)
+    return APPEND_OK
+
+
+cdef inline int64_t append_now(control_block* block, append_target* target) noexcept nogil:
+    """The store timestamp, which never goes back."""
+    cdef int64_t now = wall_clock_ms(&target.clock)
     if now < block.last_store_timestamp:
         if block.last_store_timestamp - now > CLAMP_REPORT_MS:
             block.clock_clamps += 1
         now = block.last_store_timestamp
-    while begin < count:
-        if wrote < target.base or wrote >= target.base + target.length:
-            target.needed = wrote
-            return APPEND_NEED_SEGMENT
-        room = target.base + target.length - wrote
-        total = 0
-        end = begin
-        while end < count and total + items[end].size + BLANK_SIZE_MIN <= room:
-            total += items[end].size
-            end += 1
-        if end == begin:
-            # Step over the end of the file only when its successor has room, or the log would end in a blank.
-            size = items[end].size
-            at = target.base + target.length
-            if load_i64(&block.allocated) < at + size + BLANK_SIZE_MIN:
-                target.needed = at + size + BLANK_SIZE_MIN
-                return APPEND_NEED_SPACE
-            end_file(block, target.address + (wrote - target.base), wrote, <int32_t>room)
-            wrote = at
-            target.last_seen = wrote
-            continue
-        if load_i64(&block.allocated) < wrote + total + BLANK_SIZE_MIN:
-            target.needed = wrote + total + BLANK_SIZE_MIN
-            return APPEND_NEED_SPACE
-        for i in range(begin, end):
-            item = &items[i]
-            if item.entry == NULL:
-                item.entry = control_find_queue(block, item.topic, item.topic_len, item.queue_id)
-                if item.entry == NULL:
-                    item.entry = control_add_queue(block, item.topic, item.topic_len, item.queue_id)
-                    if item.entry == NULL:
-                        return APPEND_NEED_QUEUES
-                    failpoint("append.queue_added")
-        block.intent_from = wrote
-        block.intent_to = wrote + total
-        store_u32(&block.intent_active, 1)
-        failpoint("append.intent")
-        block.last_store_timestamp = now
-        at = wrote
-        for i in range(begin, end):
-            item = &items[i]
-            item.physical_offset = at
-            item.store_timestamp = now
-            if item.born_timestamp == -1:
-                item.born_timestamp = now
-            if takes_queue_offset(item.sys_flag):
-                item.queue_offset = item.entry.claimed
-                store_i64(&item.entry.claimed, item.queue_offset + 1)
-            else:
-                item.queue_offset = 0
-            failpoint("append.claimed")
-            at += item.size
-        # From the last to the first: when everybody dies the wrote position is lost, and recovery takes what stands in the log.
-        # It finds none of them until the first one is whole, and then all.
-        for i in range(end - 1, begin - 1, -1):
-            if i > begin:  # the CPU does not guess that the next one comes before this one
-                expect_write(target.address + (items[i - 1].physical_offset - target.base), items[i - 1].size)
-            if count == 1:  # nor how far the next ones will go, when they come one by one
-                expect_write(target.address + (items[i].physical_offset - target.base) + AHEAD_BYTES, AHEAD_LINES * CACHE_LINE)
-            write_record(target.address + (items[i].physical_offset - target.base), &items[i], target.magic)
-            release_fence()
-        failpoint("append.before_publish")
-        wrote = at
-        target.last_seen = wrote
-        store_i64(&block.wrote, wrote)
-        failpoint("append.published")
-        store_i64(&block.last_record, wrote - items[end - 1].size)
-        for i in range(begin, end):
-            item = &items[i]
-            if takes_queue_offset(item.sys_flag):
-                store_i64(&item.entry.next, item.queue_offset + 1)
-                failpoint("append.next_set")
-        store_u32(&block.intent_active, 0)
-        failpoint("append.intent_cleared")
-        block.append_seq += 1
-        block.put_count += <uint64_t>(end - begin)
-        block.put_bytes += <uint64_t>total
-        begin = end
-        done[0] = end
-    took_ms = clock_coarse_ms() - waits_since_ms if waits_since_ms else wall_clock_took_ms(&target.clock)
-    block.put_latency[latency_bucket(took_ms)] += <uint64_t>count
+    return now
+
+
+cdef inline void begin_intent(control_block* block, int64_t wrote, int64_t end, int64_t now) noexcept nogil:
+    block.intent_from = wrote
+    block.intent_to = end
+    store_u32(&block.intent_active, 1)
+    failpoint("append.intent")
+    block.last_store_timestamp = now
+
+
+cdef inline void claim_place(append_item* item, int64_t at, int64_t now) noexcept nogil:
+    item.physical_offset = at
+    item.store_timestamp = now
+    if item.born_timestamp == -1:
+        item.born_timestamp = now
+    if takes_queue_offset(item.sys_flag):
+        item.queue_offset = item.entry.claimed
+        store_i64(&item.entry.claimed, item.queue_offset + 1)
+    else:
+        item.queue_offset = 0
+    failpoint("append.claimed")
+
+
+cdef inline void publish_records(control_block* block, append_target* target, int64_t wrote, int64_t last_record) noexcept nogil:
+    failpoint("append.before_publish")
+    target.last_seen = wrote
+    store_i64(&block.wrote, wrote)
+    failpoint("append.published")
+    store_i64(&block.last_record, last_record)
+
+
+cdef inline void publish_place(append_item* item) noexcept nogil:
+    if takes_queue_offset(item.sys_flag):
+        store_i64(&item.entry.next, item.queue_offset + 1)
+        failpoint("append.next_set")
+
+
+cdef inline void end_intent(control_block* block, uint64_t count, uint64_t size) noexcept nogil:
+    store_u32(&block.intent_active, 0)
+    failpoint("append.intent_cleared")
+    block.append_seq += 1
+    block.put_count += count
+    block.put_bytes += size
+
+
+cdef inline void count_latency(control_block* block, int64_t took_ms, uint64_t count) noexcept nogil:
+    block.put_latency[latency_bucket(took_ms)] += count
     if took_ms > block.put_time_max_ms:
         block.put_time_max_ms = took_ms
+
+
+cdef inline int append_one(control_block* block, append_target* target, append_item* item) noexcept nogil:
+    """Appends one item whose queue is known to a log of our record format, where there is room for it; otherwise that is for
+    `append_items`. The caller has just found the control block intact."""
+    cdef int64_t wrote = block.wrote, end = wrote + item.size, now
+    cdef int status = append_allowed(block, target)
+    cdef uint8_t* p
+    if status != APPEND_OK:
+        return status
+    if wrote < target.base or end + BLANK_SIZE_MIN > target.base + target.length:
+        return APPEND_NEED_SEGMENT
+    if load_i64(&block.allocated) < end + BLANK_SIZE_MIN:
+        return APPEND_NEED_SPACE
+    p = target.address + (wrote - target.base)
+    now = append_now(block, target)
+    begin_intent(block, wrote, end, now)
+    claim_place(item, wrote, now)
+    expect_next_records(p)
+    write_record(p, item, RECORD_MAGIC_CYSTORE)  # a constant
+    release_fence()
+    publish_records(block, target, end, wrote)
+    publish_place(item)
+    end_intent(block, 1, item.size)
+    count_latency(block, wall_clock_took_ms(&target.clock), 1)
     return APPEND_OK
 
 
-# `append_items` for any number of them.
-cdef int append_locked(control_block* block, append_target* target, append_item* items, Py_ssize_t count, Py_ssize_t* done,
-                       int64_t waits_since_ms) noexcept nogil
+# Appends items[done:count]; every run of them that fits a segment is published as one.
+#
+# `block` is the caller's: another thread's `detach` takes the target's away at any time. `waits_since_ms` (coarse clock) is
+# when the caller began to wait for the lock or for room, 0 when it did not.
+cdef int append_items(control_block* block, append_target* target, append_item* items, Py_ssize_t count, Py_ssize_t* done,
+                      int64_t waits_since_ms) noexcept nogil

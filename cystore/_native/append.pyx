@@ -4,13 +4,14 @@ Order inside it, and what a kill leaves (docs/concurrency.md): intent, claimed q
 position (the commit point), next queue offsets, intent cleared. Source: CommitLog.asyncPutMessage, DefaultAppendMessageCallback.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
-from cystore._native.atomics cimport load_i64, store_i64, store_u32
-from cystore._native.control cimport Control
+from cystore._native.atomics cimport clock_coarse_ms, load_i64, release_fence, store_i64, store_u32
+from cystore._native.control cimport Control, control_intact
 from cystore._native.layout cimport *
 from cystore._native.mapping cimport MappedFile
-from cystore._native.record_write cimport append_item, failpoint
+from cystore._native.queue_table cimport control_add_queue, control_find_queue
+from cystore._native.record_write cimport append_item, failpoint, write_record
 
 # StoreStatsService.getPutMessageDistributeTime: upper bounds of the latency buckets, ms; the last has none.
 LATENCY_BOUNDS_MS: tuple[int, ...] = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10000)
@@ -43,6 +44,68 @@ def end_segment(Control control not None, MappedFile file not None):
     return True
 
 
-cdef int append_locked(control_block* block, append_target* target, append_item* items, Py_ssize_t count, Py_ssize_t* done,
-                       int64_t waits_since_ms) noexcept nogil:
-    return append_items(block, target, items, count, done, waits_since_ms)
+cdef int append_items(control_block* block, append_target* target, append_item* items, Py_ssize_t count, Py_ssize_t* done,
+                      int64_t waits_since_ms) noexcept nogil:
+    cdef append_item* item
+    cdef int64_t wrote = block.wrote, total, room, now, at, size
+    cdef Py_ssize_t i, end, begin = done[0]
+    cdef int status = append_allowed(block, target) if control_intact(block) else APPEND_OVERWRITTEN
+    if status != APPEND_OK:
+        return status
+    now = append_now(block, target)
+    while begin < count:
+        if wrote < target.base or wrote >= target.base + target.length:
+            target.needed = wrote
+            return APPEND_NEED_SEGMENT
+        room = target.base + target.length - wrote
+        total = 0
+        end = begin
+        while end < count and total + items[end].size + BLANK_SIZE_MIN <= room:
+            total += items[end].size
+            end += 1
+        if end == begin:
+            # Step over the end of the file only when its successor has room, or the log would end in a blank.
+            size = items[end].size
+            at = target.base + target.length
+            if load_i64(&block.allocated) < at + size + BLANK_SIZE_MIN:
+                target.needed = at + size + BLANK_SIZE_MIN
+                return APPEND_NEED_SPACE
+            end_file(block, target.address + (wrote - target.base), wrote, <int32_t>room)
+            wrote = at
+            target.last_seen = wrote
+            continue
+        if load_i64(&block.allocated) < wrote + total + BLANK_SIZE_MIN:
+            target.needed = wrote + total + BLANK_SIZE_MIN
+            return APPEND_NEED_SPACE
+        for i in range(begin, end):
+            item = &items[i]
+            if item.entry == NULL:
+                item.entry = control_find_queue(block, item.topic, item.topic_len, item.queue_id)
+                if item.entry == NULL:
+                    item.entry = control_add_queue(block, item.topic, item.topic_len, item.queue_id)
+                    if item.entry == NULL:
+                        return APPEND_NEED_QUEUES
+                    failpoint("append.queue_added")
+        begin_intent(block, wrote, wrote + total, now)
+        at = wrote
+        for i in range(begin, end):
+            claim_place(&items[i], at, now)
+            at += items[i].size
+        # From the last to the first: when everybody dies the wrote position is lost, and recovery takes what stands in the log.
+        # It finds none of them until the first one is whole, and then all.
+        for i in range(end - 1, begin - 1, -1):
+            if i > begin:  # the CPU does not guess that the next one comes before this one
+                expect_write(target.address + (items[i - 1].physical_offset - target.base), items[i - 1].size)
+            if count == 1:
+                expect_next_records(target.address + (items[i].physical_offset - target.base))
+            write_record(target.address + (items[i].physical_offset - target.base), &items[i], target.magic)
+            release_fence()
+        wrote = at
+        publish_records(block, target, wrote, wrote - items[end - 1].size)
+        for i in range(begin, end):
+            publish_place(&items[i])
+        end_intent(block, <uint64_t>(end - begin), <uint64_t>total)
+        begin = end
+        done[0] = end
+    count_latency(block, clock_coarse_ms() - waits_since_ms if waits_since_ms else wall_clock_took_ms(&target.clock), <uint64_t>count)
+    return APPEND_OK

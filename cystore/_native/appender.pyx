@@ -102,14 +102,18 @@ cdef class Appender(PlainAppender):
         set_store_host(&self.blank, self.store_host)
         set_born_host(&self.blank, self.blank.store_host, self.blank.store_host_len)
         self.blank.born_timestamp = -1
-        self.plain = self.blank
         self.file_bytes = file_bytes
         self.max_body_bytes = max_body_bytes
+        if self.target.magic != RECORD_MAGIC_CYSTORE or self.blank.store_host_len != PLAIN_HOST_BYTES:
+            self.plain_body_bytes = -1
+        else:
+            self.plain_body_bytes = min(<int64_t>max_body_bytes, LARGE_BODY_BYTES - 1,
+                                        file_bytes - PLAIN_SIZE - TAIL_BYTES - <int64_t>BLANK_SIZE_MIN)
         self.usual.properties = self.usual.unique_key = NONE
         self.usual.busy_ms = busy_timeout_ms
         self.usual.queue_id = self.usual.flag = self.usual.delay_level = 0
         self.usual.sync = sync_by_default
-        self.usual.special = self.target.magic != RECORD_MAGIC_CYSTORE
+        self.usual.special = False
         self.delay_levels = delay_levels
 
     def __dealloc__(self):
@@ -120,7 +124,7 @@ cdef class Appender(PlainAppender):
         for i in range(TOPIC_CACHE):
             Py_XDECREF(self.topics[i].topic)
             Py_XDECREF(self.topics[i].tag)
-            self.topics[i].topic = self.topics[i].tag = NULL
+            self.topics[i].topic = self.topics[i].plain = self.topics[i].tag = NULL
 
     @property
     def active_calls(self):
@@ -175,6 +179,7 @@ cdef class Appender(PlainAppender):
             cached.tail[0] = <uint8_t>length
             memcpy(&cached.tail[1], text, length)
         cached.entry = control_find_queue(self.target.block, cached.text, cached.length, queue_id)
+        cached.plain = NULL if cached.entry == NULL or cached.length == SCHEDULE_TOPIC_BYTES else <PyObject*>topic
         return 0
 
     cdef inline int _body(self, object body, append_item* item) except -1:
@@ -264,11 +269,11 @@ cdef class Appender(PlainAppender):
                 self._repair(mutex)
             keep_segment = self.segment
             if may_hold_gil:
-                status = append_locked(block, &self.target, items, count, done, waits_since_ms)
+                status = append_items(block, &self.target, items, count, done, waits_since_ms)
                 pthread_mutex_unlock(mutex)
             else:
                 with nogil:
-                    status = append_locked(block, &self.target, items, count, done, waits_since_ms)
+                    status = append_items(block, &self.target, items, count, done, waits_since_ms)
                     pthread_mutex_unlock(mutex)
             if load_u32(&block.append_waiters) != 0:
                 futex_wake_all(&block.append_seq)

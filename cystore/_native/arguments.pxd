@@ -30,7 +30,7 @@ cdef enum:
 # The keywords of one place in a program that calls: a tuple of names that belongs to its code, and where their values go.
 cdef struct caller_keywords:
     PyObject* names
-    Py_ssize_t count
+    int count
     int named               # bit n: the keyword of place n is among them
     uint8_t[KEYWORDS_MAX] places
 
@@ -39,10 +39,10 @@ cdef struct known_callers:
     caller_keywords[CALLERS] callers
 
 
-cdef inline bint learn_caller(caller_keywords* caller, PyObject* names, tuple known) noexcept:
+cdef inline bint learn_caller(caller_keywords* caller, PyObject* names, PyObject* known) noexcept:
     """Finds the places of the names, which are interned, as names in source text are: a pointer tells which one it is. False when it
     does not. Keeps the tuple, or another one could come to stand where it stood."""
-    cdef Py_ssize_t i, place, known_count = PyTuple_GET_SIZE(known), count = PyTuple_GET_SIZE(<tuple>names)
+    cdef Py_ssize_t i, place, known_count = PyTuple_GET_SIZE(<tuple>known), count = PyTuple_GET_SIZE(<tuple>names)
     cdef PyObject* name
     if count > KEYWORDS_MAX:
         return False
@@ -52,22 +52,22 @@ cdef inline bint learn_caller(caller_keywords* caller, PyObject* names, tuple kn
     for i in range(count):
         name = PyTuple_GET_ITEM(<tuple>names, i)
         place = 0
-        while PyTuple_GET_ITEM(known, place) != name:
+        while PyTuple_GET_ITEM(<tuple>known, place) != name:
             place += 1
             if place == known_count:
                 return False
         caller.places[i] = <uint8_t>place
         caller.named |= 1 << place
-    caller.count = count
+    caller.count = <int>count
     Py_XINCREF(names)
     caller.names = names
     return True
 
 
-cdef inline int place_keywords(PyObject** given, PyObject* names, tuple known, known_callers* seen, PyObject** values) noexcept:
-    """Puts the values of keywords in the places of `known` names, and says which there are, or KEYWORDS_UNKNOWN."""
+cdef inline int place_keywords(PyObject** given, PyObject* names, PyObject* known, known_callers* seen, PyObject** values) noexcept:
+    """Puts the values of keywords in the places of the names in the tuple `known`, and says which there are, or KEYWORDS_UNKNOWN."""
     cdef caller_keywords* caller
-    cdef Py_ssize_t i
+    cdef int i
     if names == NULL:
         return 0
     caller = &seen.callers[<uintptr_t>names >> 4 & (CALLERS - 1)]

@@ -36,7 +36,9 @@ cdef enum:
     LARGE_BODY_BYTES = 16 * 1024    # from here on the body's checksum is computed before the lock
     SCHEDULE_TOPIC_BYTES = 19
     TOPIC_CACHE = 64
-    TAIL_BYTES = 400
+    TAIL_BYTES = 392                # a cached_topic has 512 bytes then: its place is a shift
+    PLAIN_HOST_BYTES = 8            # an IPv4 address and a port
+    PLAIN_SIZE = 75 + 2 * PLAIN_HOST_BYTES  # a plain record without body, topic and properties
     TAG_BYTES = 64                  # room for a tag's property; a longer one takes the general way
 
 # A topic that was used lately, by the identity of its text, which is kept: so are the bytes that it points to.
@@ -46,6 +48,7 @@ cdef struct cached_topic:
     int32_t length
     int32_t queue_id
     queue_entry* entry              # NULL: not known yet
+    PyObject* plain                 # the topic, when nothing more needs to be asked of it; NULL otherwise
     uint8_t[TAIL_BYTES] tail        # what follows the body of a record of this topic, with room for short properties
     PyObject* tag                   # the one that was used last, which is kept
     int32_t tag_length
@@ -60,7 +63,7 @@ cdef class PlainAppender:
     cdef readonly object policy
     cdef bytes store_host
     cdef append_item blank          # what items of `put` begin with: our host, nothing else
-    cdef append_item plain          # that of a put in the plain way
+    cdef int64_t plain_body_bytes   # the longest that goes the plain way; less than 0: none does
     cdef int64_t file_bytes
     cdef int32_t max_body_bytes
     cdef readonly PutResult last_result  # of the plain way; given again when nobody has kept it

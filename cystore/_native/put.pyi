@@ -9,4 +9,6 @@ class PlainAppender:
     @property
     def last_result(self) -> PutResult | None: ...
 
+takes_locks_inline: bool
+
 def put_function(appender: PlainAppender) -> Callable[..., PutResult]: ...

@@ -6,10 +6,10 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SI
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_REFCNT, Py_XDECREF, Py_XINCREF
 from cpython.unicode cimport PyUnicode_CheckExact
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t
+from libc.stdint cimport int32_t, uint8_t, uint16_t
 from libc.string cimport memcpy
 
-from cystore._native.append cimport APPEND_OK, append_items, append_locked, append_target
+from cystore._native.append cimport APPEND_OK, append_items, append_one, append_target
 from cystore._native.arguments cimport *
 from cystore._native.atomics cimport *
 from cystore._native.control cimport control_intact, control_lock_at, control_locked, control_repair_due
@@ -22,6 +22,11 @@ import sys
 
 cdef extern from "failpoints.h":
     const bint FAILPOINTS
+
+cdef extern from "free_lock.h" nogil:
+    int robust_trylock(pthread_mutex_t* mutex)
+    void robust_unlock(pthread_mutex_t* mutex)
+    bint free_lock_compare()
 
 cdef enum:
     PUT_POSITIONAL = 2
@@ -52,15 +57,15 @@ cdef inline int append_at_once(PlainAppender self, append_item* item) noexcept:
     if not control_intact(block):
         return NOTHING_APPENDED
     mutex = control_lock_at(block, LOCK_APPEND)
-    if control_locked(block, LOCK_APPEND, pthread_mutex_trylock(mutex)) != 0:
+    if control_locked(block, LOCK_APPEND, robust_trylock(mutex)) != 0:
         return NOTHING_APPENDED
     if control_repair_due(block, LOCK_APPEND):
         pass
     elif FAILPOINTS:  # they stand in one module then, which counts how often they are passed
-        status = append_locked(block, &self.target, item, 1, &done, 0)
-    else:
         status = append_items(block, &self.target, item, 1, &done, 0)
-    pthread_mutex_unlock(mutex)
+    else:
+        status = append_one(block, &self.target, item)
+    robust_unlock(mutex)
     if load_u32(&block.append_waiters) != 0:
         futex_wake_all(&block.append_seq)
     return status
@@ -103,32 +108,36 @@ cdef inline int32_t plain_properties(cached_topic* cached, PyObject* keys, PyObj
 
 
 cdef inline bint append_plain(PlainAppender self, PyObject* topic, PyObject* body, PyObject* keys, PyObject* tags,
-                              const put_options* options) noexcept:
-    """Appends the message (`self.plain` is then what became of it) if it is a plain one and nothing is in the way. No Python code
-    runs meanwhile, so no other thread does: what this uses of `self` is ours."""
+                              const put_options* options, append_item* item) noexcept:
+    """Appends the message (`item` is then what became of it) if it is a plain one and nothing is in the way. No Python code runs
+    meanwhile, so no other thread does: what this uses of `self` is ours."""
     cdef cached_topic* cached = topic_place(self, topic, options.queue_id)
-    cdef append_item* item = &self.plain
-    cdef int64_t size
-    if self.target.block == NULL or cached.topic != topic or cached.queue_id != options.queue_id or cached.entry == NULL \
-            or cached.length == SCHEDULE_TOPIC_BYTES or options.special or not PyBytes_CheckExact(<object>body) \
-            or PyBytes_GET_SIZE(<object>body) >= LARGE_BODY_BYTES or PyBytes_GET_SIZE(<object>body) > self.max_body_bytes:
+    cdef int32_t properties_len
+    if self.target.block == NULL or cached.plain != topic or cached.queue_id != options.queue_id or options.special \
+            or not PyBytes_CheckExact(<object>body) or PyBytes_GET_SIZE(<object>body) > self.plain_body_bytes:
         return False
-    item.properties_len = plain_properties(cached, keys, tags)
-    if item.properties_len < 0:
+    properties_len = plain_properties(cached, keys, tags)
+    if properties_len < 0:
         return False
-    store_be16(cached.tail + cached.length + 1, <uint16_t>item.properties_len)
-    size = 75 + item.born_host_len + item.store_host_len + PyBytes_GET_SIZE(<object>body) + cached.length + item.properties_len
-    if size + BLANK_SIZE_MIN > self.file_bytes:
-        return False
+    store_be16(cached.tail + cached.length + 1, <uint16_t>properties_len)
     item.body = <const uint8_t*>PyBytes_AS_STRING(<object>body)
     item.body_len = <int32_t>PyBytes_GET_SIZE(<object>body)
     item.topic_len = cached.length
+    item.properties_len = properties_len
     item.tail = cached.tail
-    item.size = <int32_t>size
+    item.born_host = item.store_host = self.blank.store_host
+    item.born_host_len = item.store_host_len = PLAIN_HOST_BYTES
+    item.size = PLAIN_SIZE + item.body_len + item.topic_len + item.properties_len
     item.queue_id = options.queue_id
     item.flag = options.flag
-    item.born_timestamp = -1
     item.entry = cached.entry
+    # Constants wherever the item is used.
+    item.topic = item.properties = NULL
+    item.sys_flag = item.reconsume_times = 0
+    item.born_timestamp = -1
+    item.prepared_transaction_offset = 0
+    item.body_checksum = 0
+    item.has_body_checksum = False
     return append_at_once(self, item) == APPEND_OK
 
 
@@ -148,6 +157,7 @@ cdef inline PutResult result_of(PlainAppender self, const append_item* item):
 cdef tuple _keywords = tuple([sys.intern(name) for name in (
     "queue_id", "keys", "tags", "properties", "flag", "flush", "unique_key", "delay_level",
     "busy_timeout_ms")])
+cdef PyObject* _known = <PyObject*>_keywords  # without a reference for each call
 cdef tuple _defaults = (0, (), None, None, 0, None, None, 0, None)
 
 
@@ -157,25 +167,29 @@ cdef known_callers _callers
 cdef object _put(object appender, PyObject** given, Py_ssize_t positional, PyObject* names):
     cdef PyObject* values[PUT_KEYWORDS]
     cdef put_options own
+    cdef append_item item
     cdef put_options* options = &(<PlainAppender>appender).usual
     cdef PutResult result
     cdef int named = KEYWORDS_UNKNOWN
     values[PUT_KEYS] = values[PUT_TAGS] = <PyObject*>None
     if positional == PUT_POSITIONAL:
-        named = place_keywords(given + positional, names, _keywords, &_callers, values)
+        named = place_keywords(given + positional, names, _known, &_callers, values)
     if named & ~PUT_PLAIN:
         if named == KEYWORDS_UNKNOWN:
             return call_as_usual(appender.put, given, positional, names)
         place_defaults(_defaults, named, values)
         options = &own
         (<PlainAppender>appender).read_options(values, options)
-    if not append_plain(<PlainAppender>appender, given[0], given[1], values[PUT_KEYS], values[PUT_TAGS], options):
+    if not append_plain(<PlainAppender>appender, given[0], given[1], values[PUT_KEYS], values[PUT_TAGS], options, &item):
         return (<PlainAppender>appender).put_any(<object>given[0], <object>given[1], values[PUT_KEYS], values[PUT_TAGS], options)
-    result = result_of(<PlainAppender>appender, &(<PlainAppender>appender).plain)
+    result = result_of(<PlainAppender>appender, &item)
     if options.sync:
         (<PlainAppender>appender).sync_result(result)
     return result
 
+
+# Whether a free lock is taken and given back inline here (free_lock.h).
+takes_locks_inline = free_lock_compare()
 
 cdef PyMethodDef _definition
 _definition.ml_name = "put"

@@ -76,7 +76,12 @@ cdef inline uint64_t put_bytes(uint8_t* at, const uint8_t* source, size_t length
 
 
 cdef inline uint64_t put_host(uint8_t* at, const uint8_t* packed, int32_t length, uint64_t crc, bint summing) noexcept nogil:
-    return put_bytes(at, packed, 8 if length == 8 else length, crc, summing)  # 8 is the usual case, and then a constant
+    cdef uint64_t whole
+    if length != 8:  # that of IPv4, with its port
+        return put_bytes(at, packed, length, crc, summing)
+    memcpy(&whole, packed, 8)
+    memcpy(at, &whole, 8)
+    return crc_step_8(crc, whole) if summing else crc
 
 
 cdef inline uint64_t write_head(uint8_t* p, const append_item* item, uint32_t magic, bint summing) noexcept nogil:

@@ -104,7 +104,7 @@ def test_put_of_every_length_at_a_border(tmp_path, rng, record_format, store_hos
 @pytest.mark.parametrize("store_host", HOSTS, ids=["IPv4", "IPv6"])
 @pytest.mark.parametrize("record_format", MAGICS)
 def test_put_of_a_key_and_a_tag_the_plain_way_and_the_other(tmp_path, rng, record_format, store_host):
-    """The first message of a queue never goes the plain way."""
+    """The first message of a queue never goes the plain way, nor does one of a host with an IPv6 address."""
     plain = 0
     with open_large(tmp_path / "s", record_format, store_host) as store:
         lengths = itertools.product(KEY_BYTES, TAG_BYTES, TOPIC_BYTES, (0, 33, 200))
@@ -130,7 +130,7 @@ def test_put_of_a_key_and_a_tag_the_plain_way_and_the_other(tmp_path, rng, recor
                     **stamped(result),
                 )
                 assert_on_disk(store, result, expected)
-    assert (plain > 100) == (record_format == "cystore")
+    assert (plain > 100) == (record_format == "cystore" and store_host == HOSTS[0])
 
 
 @pytest.mark.parametrize("text", ["k\x01", "k\x02", "\x01" * 9, "tag\x02tagtag", "k" * 300 + "\x01"])

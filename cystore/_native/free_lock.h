@@ -1,0 +1,136 @@
+/* A robust mutex that is free, taken and given back inline: what the C library does then, without its calls. They would be a tenth of
+ * a put.
+ *
+ * What the kernel wants of a robust mutex is its ABI (Documentation/locking/robust-futex-ABI.rst): the owner's thread id in the word, and
+ * the mutex in a list that the thread has registered, so that a death is noticed. That list is the C library's, and so are the other
+ * fields. Each process therefore compares once, byte for byte, what the C library and this file leave behind; where
+ * anything differs, and whenever a mutex is not free, the C library does it all. Both may work on the same mutex at any time. */
+#ifndef CYSTORE_FREE_LOCK_H
+#define CYSTORE_FREE_LOCK_H
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "atomics.h"
+
+#if defined(__GLIBC__) && (defined(__x86_64__) || defined(__aarch64__))
+
+/* From the thread pointer to the list of robust mutexes, in every thread; 0: the C library does it all. */
+static ptrdiff_t own_list_at;
+
+static inline struct robust_list_head *own_list(void) {
+    char *thread;
+#if defined(__x86_64__)
+    __asm__("mov %%fs:0, %0" : "=r"(thread));
+#else
+    __asm__("mrs %0, tpidr_el0" : "=r"(thread));
+#endif
+    return (struct robust_list_head *)(thread + own_list_at);
+}
+/* Two fields of the C library's thread stand before its list: the thread id (and 4 bytes), and the list's link back. */
+static inline int32_t own_thread_id(const struct robust_list_head *list) { return ((const int32_t *)list)[-4]; }
+static inline void **link_back(struct robust_list_head *list) { return (void **)list - 1; }
+static inline struct robust_list *link_of(pthread_mutex_t *mutex) { return (struct robust_list *)&mutex->__data.__list.__next; }
+
+/* A kill ends a thread anywhere, and the kernel then reads what stands in memory. */
+#define STORED_BEFORE() __asm__ volatile("" ::: "memory")
+
+/* 1 when it was free. The kernel finds it from the first step on: `list_op_pending` counts if the word has our id. */
+static inline int free_lock_take(pthread_mutex_t *mutex) {
+    struct robust_list_head *list = own_list();
+    int free_word = 0, taken;
+    if (own_list_at == 0 || list->list.next != &list->list) return 0;
+    list->list_op_pending = link_of(mutex);
+    STORED_BEFORE();
+    taken = __atomic_compare_exchange_n(&mutex->__data.__lock, &free_word, own_thread_id(list), 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
+    if (taken) {
+        mutex->__data.__list.__next = mutex->__data.__list.__prev = (void *)list;
+        *link_back(list) = link_of(mutex);
+        STORED_BEFORE();
+        list->list.next = link_of(mutex);
+        mutex->__data.__count = 1;
+        mutex->__data.__owner = own_thread_id(list);
+        mutex->__data.__nusers++;
+    }
+    STORED_BEFORE();
+    list->list_op_pending = NULL;
+    return taken;
+}
+
+/* 1 when this thread holds it and no other robust mutex. */
+static inline int free_lock_give(pthread_mutex_t *mutex) {
+    struct robust_list_head *list = own_list();
+    if (own_list_at == 0 || list->list.next != link_of(mutex) || link_of(mutex)->next != &list->list) return 0;
+    mutex->__data.__owner = 0;
+    mutex->__data.__nusers--;
+    list->list_op_pending = link_of(mutex);
+    STORED_BEFORE();
+    *link_back(list) = list;
+    list->list.next = &list->list;
+    mutex->__data.__list.__next = mutex->__data.__list.__prev = NULL;
+    if (__atomic_exchange_n(&mutex->__data.__lock, 0, __ATOMIC_RELEASE) & FUTEX_WAITERS)
+        (void)syscall(SYS_futex, &mutex->__data.__lock, FUTEX_WAKE, 1, NULL, NULL, 0);
+    STORED_BEFORE();
+    list->list_op_pending = NULL;
+    return 1;
+}
+
+typedef struct lock_state {
+    pthread_mutex_t mutex;
+    void *next, *back, *pending;
+} lock_state;
+
+static inline lock_state lock_state_of(const pthread_mutex_t *mutex, struct robust_list_head *list) {
+    lock_state state = {*mutex, list->list.next, *link_back(list), list->list_op_pending};
+    return state;
+}
+
+/* 1 when both leave the same. By one thread, before any other comes here. */
+static inline int free_lock_compare(void) {
+    struct robust_list_head *list;
+    size_t bytes;
+    pthread_mutex_t mutex;
+    lock_state theirs[2], ours[2];
+    memset(&mutex, 0, sizeof mutex);
+    if (syscall(SYS_get_robust_list, 0, &list, &bytes) != 0 || bytes != sizeof *list || list->list.next != &list->list ||
+        list->futex_offset != (char *)&mutex.__data.__lock - (char *)link_of(&mutex) ||
+        own_thread_id(list) != (int32_t)syscall(SYS_gettid) || robust_init(&mutex) != 0)
+        return 0;
+    if (pthread_mutex_trylock(&mutex) != 0) return 0;
+    theirs[0] = lock_state_of(&mutex, list);
+    pthread_mutex_unlock(&mutex);
+    theirs[1] = lock_state_of(&mutex, list);
+    if (theirs[0].next != link_of(&mutex) || theirs[0].back != link_of(&mutex) || theirs[1].back != list) return 0;
+    own_list_at = 0;
+    own_list_at = (char *)list - (char *)own_list();
+    if (free_lock_take(&mutex)) {
+        ours[0] = lock_state_of(&mutex, list);
+        if (free_lock_give(&mutex)) {
+            ours[1] = lock_state_of(&mutex, list);
+            if (memcmp(ours, theirs, sizeof ours) == 0) return 1;
+        }
+    }
+    list->list.next = &list->list;
+    *link_back(list) = list;
+    own_list_at = 0;
+    return 0;
+}
+#else
+static inline int free_lock_take(pthread_mutex_t *mutex) { return (void)mutex, 0; }
+static inline int free_lock_give(pthread_mutex_t *mutex) { return (void)mutex, 0; }
+static inline int free_lock_compare(void) { return 0; }
+#endif
+
+/* As pthread_mutex_trylock. */
+static inline int robust_trylock(pthread_mutex_t *mutex) { return free_lock_take(mutex) ? 0 : pthread_mutex_trylock(mutex); }
+/* As pthread_mutex_unlock; for one that robust_trylock or the C library has locked. */
+static inline void robust_unlock(pthread_mutex_t *mutex) {
+    if (!free_lock_give(mutex)) pthread_mutex_unlock(mutex);
+}
+
+#endif
