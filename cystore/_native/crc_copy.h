@@ -64,16 +64,16 @@ static inline uint64_t crc_step_8(uint64_t crc, uint64_t words) {
     return crc;
 }
 
+static inline uint64_t crc_times(uint64_t crc, uint32_t power) {
+    __m128i product = _mm_cvtsi32_si128((int)crc), factor = _mm_cvtsi32_si128((int)power);
+    __asm__("pclmulqdq $0, %1, %0" : "+x"(product) : "x"(factor));
+    return crc_step_8(0, (uint64_t)_mm_cvtsi128_si64(product));
+}
+
 /* The register after `length` more bytes of 0. */
 static inline uint64_t crc_shift(uint64_t crc, size_t length) {
-    for (;;) {
-        size_t bytes = length < CRC_POWERS ? length : CRC_POWERS;
-        __m128i product = _mm_cvtsi32_si128((int)crc), factor = _mm_cvtsi32_si128((int)crc_powers[bytes]);
-        __asm__("pclmulqdq $0, %1, %0" : "+x"(product) : "x"(factor));
-        crc = crc_step_8(0, (uint64_t)_mm_cvtsi128_si64(product));
-        if (length <= CRC_POWERS) return crc;
-        length -= CRC_POWERS;
-    }
+    for (; length > CRC_POWERS; length -= CRC_POWERS) crc = crc_times(crc, crc_powers[CRC_POWERS]);
+    return crc_times(crc, crc_powers[length]);
 }
 
 static inline uint64_t crc_word(const uint8_t *from) {
@@ -110,6 +110,21 @@ static inline uint64_t crc_copy_short(uint64_t crc, uint8_t *to, const uint8_t *
     return crc;
 }
 
+/* Copies; gives the register that was 0 before. Whole words alone: of the 8 bytes of 0 that stand before `from`, and change nothing in
+ * a register of 0, it takes as many as are missing to one, and writes them before `to`. */
+static inline uint64_t crc_copy_padded(uint8_t *to, const uint8_t *from, size_t length) {
+    uint64_t crc = 0;
+    size_t missing = -length & 7, at = 0, end = length + missing;
+    from -= missing;
+    to -= missing;
+    if (end & 8) CRC_COPY_PIECE(uint64_t, crc_step_8);
+    for (; at != end; at += 16) {
+        memcpy(to + at, from + at, 16);
+        crc = crc_step_8(crc_step_8(crc, crc_word(from + at)), crc_word(from + at + 8));
+    }
+    return crc;
+}
+
 static inline uint64_t crc_copy_words(uint64_t crc, uint8_t *to, const uint8_t *from, size_t length) {
     while (length >= CRC_COPY_THIRDS_FROM) {
         size_t third = length / 24 * 8 < CRC_POWERS ? length / 24 * 8 : CRC_POWERS;
@@ -136,6 +151,9 @@ static inline uint64_t crc_step_8(uint64_t crc, uint64_t words) { return (void)w
 static inline uint64_t crc_shift(uint64_t crc, size_t length) { return (void)length, crc; }
 static inline uint64_t crc_copy_short(uint64_t crc, uint8_t *to, const uint8_t *from, size_t length) {
     return (void)to, (void)from, (void)length, crc;
+}
+static inline uint64_t crc_copy_padded(uint8_t *to, const uint8_t *from, size_t length) {
+    return (void)to, (void)from, (void)length, (uint64_t)0;
 }
 static inline uint64_t crc_copy_words(uint64_t crc, uint8_t *to, const uint8_t *from, size_t length) {
     return (void)to, (void)from, (void)length, crc;

@@ -8,7 +8,8 @@ from cystore._native.layout cimport PROPERTIES_BYTES_MAX
 
 cdef extern from "Python.h":
     bint PyUnicode_IS_COMPACT_ASCII(object text)
-    void* PyUnicode_DATA(object text)
+    ctypedef struct PyASCIIObject:
+        Py_ssize_t length
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
     PyObject* PyTuple_GET_ITEM(object of, Py_ssize_t place)
 
@@ -83,7 +84,7 @@ cdef inline uint8_t* put_plain(uint8_t* at, uint8_t* limit, const char* name, Py
     if length == 0 or length > limit - at - 8:
         return NULL
     memcpy(at, name, 8)
-    if copy_text(at + 5, <const char*>PyUnicode_DATA(<object>text), length, bound):
+    if copy_text(at + 5, <const char*>(<PyASCIIObject*>text + 1), length, bound):
         return NULL
     return at + 5 + length
 

@@ -1,5 +1,5 @@
 from cpython.object cimport PyObject
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uintptr_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 
 from cystore._native.append cimport append_target
 from cystore._native.control cimport Control
@@ -36,7 +36,7 @@ cdef enum:
     LARGE_BODY_BYTES = 16 * 1024    # from here on the body's checksum is computed before the lock
     SCHEDULE_TOPIC_BYTES = 19
     TOPIC_CACHE = 64
-    TAIL_BYTES = 392                # a cached_topic has 512 bytes then: its place is a shift
+    TAIL_BYTES = 384                # a cached_topic has 512 bytes then: its place is a shift
     PLAIN_HOST_BYTES = 8            # an IPv4 address and a port
     PLAIN_SIZE = 75 + 2 * PLAIN_HOST_BYTES  # a plain record without body, topic and properties
     TAG_BYTES = 64                  # room for a tag's property; a longer one takes the general way
@@ -49,6 +49,7 @@ cdef struct cached_topic:
     int32_t queue_id
     queue_entry* entry              # NULL: not known yet
     PyObject* plain                 # the topic, when nothing more needs to be asked of it; NULL otherwise
+    uint64_t before_tail            # 0
     uint8_t[TAIL_BYTES] tail        # what follows the body of a record of this topic, with room for short properties
     PyObject* tag                   # the one that was used last, which is kept
     int32_t tag_length

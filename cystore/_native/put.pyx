@@ -92,7 +92,8 @@ cdef inline int32_t plain_properties(cached_topic* cached, PyObject* keys, PyObj
     """Writes them into the topic's tail and gives their length, or -1 when they are not plain: then they are the general way's."""
     cdef uint8_t* begin = cached.tail + cached.length + 3
     cdef uint8_t* at = begin
-    cdef int32_t unseparated
+    cdef const uint8_t* source
+    cdef int32_t length
     keys = plain_key(keys)
     if keys != <PyObject*>None:
         at = put_plain(at, &cached.tail[TAIL_BYTES - TAG_BYTES], b"KEYS\x01\0\0", keys, FIRST_IN_KEY)
@@ -101,9 +102,11 @@ cdef inline int32_t plain_properties(cached_topic* cached, PyObject* keys, PyObj
     if tag != <PyObject*>None:
         if cached.tag != tag and not learn_tag(cached, tag):
             return -1
-        unseparated = at == begin
-        memcpy(at, cached.tag_property + unseparated, TAG_BYTES - 1)  # a constant length: two moves
-        at += cached.tag_length - unseparated
+        source, length = cached.tag_property, cached.tag_length
+        if at == begin:  # nothing to be separated from
+            source, length = source + 1, length - 1
+        memcpy(at, source, TAG_BYTES - 1)  # a constant length: moves
+        at += length
     return <int32_t>(at - begin)
 
 

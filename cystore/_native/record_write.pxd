@@ -17,6 +17,7 @@ cdef extern from "crc_copy.h" nogil:
     uint64_t crc_step_8(uint64_t crc, uint64_t words)
     uint64_t crc_shift(uint64_t crc, size_t length)
     uint64_t crc_copy_short(uint64_t crc, uint8_t* to, const uint8_t* source, size_t length)
+    uint64_t crc_copy_padded(uint8_t* to, const uint8_t* source, size_t length)
     uint64_t crc_copy_words(uint64_t crc, uint8_t* to, const uint8_t* source, size_t length)
     uint16_t bswap16 "__builtin_bswap16"(uint16_t v)
     uint32_t bswap32 "__builtin_bswap32"(uint32_t v)
@@ -28,7 +29,8 @@ cdef struct append_item:
     const uint8_t* body
     const uint8_t* topic
     const uint8_t* properties
-    const uint8_t* tail             # topic and properties with their lengths, as they stand in a record, or NULL: each by itself
+    const uint8_t* tail             # topic and properties with their lengths, as they stand in a record, behind 8 bytes of 0;
+                                    # or NULL: each by itself
     const uint8_t* born_host
     const uint8_t* store_host
     int32_t body_len
@@ -106,10 +108,11 @@ cdef inline uint64_t write_head(uint8_t* p, const append_item* item, uint32_t ma
 
 
 cdef inline uint64_t write_tail(uint8_t* at, const append_item* item, bint summing) noexcept nogil:
-    """What comes after the body. Gives the CRC register that it makes of 0."""
+    """What comes after the body, and perhaps some bytes of 0 before it. Gives the CRC register that it makes of 0."""
     cdef uint64_t crc = 0
+    cdef size_t length = 3 + item.topic_len + item.properties_len
     if item.tail != NULL:
-        return put_bytes(at, item.tail, 3 + item.topic_len + item.properties_len, 0, summing)
+        return crc_copy_padded(at, item.tail, length) if summing else put_bytes(at, item.tail, length, 0, summing)
     at[0] = <uint8_t>item.topic_len
     if summing:
         crc = crc_step_1(crc, <uint8_t>item.topic_len)
@@ -128,14 +131,15 @@ cdef inline void write_record(uint8_t* p, const append_item* item, uint32_t magi
     cdef size_t behind
     if magic == RECORD_MAGIC_CYSTORE and crc_copy_known:
         behind = item.size - (tail - p)
-        head = write_head(p, item, magic, True)
-        end = write_tail(tail, item, True)
+        end = write_tail(tail, item, True)  # first, for what it writes before it
         if item.has_body_checksum:
             memcpy(body, item.body, item.body_len)
+            head = write_head(p, item, magic, True)
             all = <uint32_t>~crc32c_combine(~<uint32_t>head, item.body_checksum, item.body_len)
             checksum = ~<uint32_t>(crc_shift(all, behind) ^ end)
         else:
             all = crc_copy_words(0, body, item.body, item.body_len)
+            head = write_head(p, item, magic, True)
             checksum = ~<uint32_t>(crc_shift(head, item.body_len + behind) ^ crc_shift(all, behind) ^ end)
         failpoint("append.bytes_written")
     else:

@@ -107,7 +107,7 @@ def test_put_of_a_key_and_a_tag_the_plain_way_and_the_other(tmp_path, rng, recor
     """The first message of a queue never goes the plain way, nor does one of a host with an IPv6 address."""
     plain = 0
     with open_large(tmp_path / "s", record_format, store_host) as store:
-        lengths = itertools.product(KEY_BYTES, TAG_BYTES, TOPIC_BYTES, (0, 33, 200))
+        lengths = itertools.product(KEY_BYTES, TAG_BYTES, TOPIC_BYTES, (0, 3, 33, 200))
         for number, (key_bytes, tag_bytes, topic_bytes, body_bytes) in enumerate(lengths):
             topic, queue_id = "%" * topic_bytes, number % 3
             key, tag = ("".join(rng.choices("azAZ09-!~", k=k)) for k in (key_bytes, tag_bytes))
