@@ -102,6 +102,14 @@ SYSTEM = (
         otherwise=WITHOUT_JVM,
     ),
     SystemPackage(
+        "mkfs.xfs",
+        "xfsprogs",
+        lambda: bool(shutil.which("mkfs.xfs", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")),
+        frozenset({"test"}),
+        required=False,
+        otherwise="power failures are tried on ext4 alone",
+    ),
+    SystemPackage(
         "Maven", "maven", lambda: bool(shutil.which("mvn")), JVM, required=False, otherwise=WITHOUT_JVM
     ),
 )
