@@ -40,7 +40,9 @@ static inline struct robust_list *link_of(pthread_mutex_t *mutex) { return (stru
 /* A kill ends a thread anywhere, and the kernel then reads what stands in memory. */
 #define STORED_BEFORE() __asm__ volatile("" ::: "memory")
 
-/* 1 when it was free. The kernel finds it from the first step on: `list_op_pending` counts if the word has our id. */
+/* 1 when it was free. The kernel finds it from the first step on: `list_op_pending` counts if the word has our id.
+ * One that cannot be recovered any more looks free, too: whoever finds a dead owner makes the mutex consistent before it gives it back, as
+ * control_locked does, so there is none. */
 static inline int free_lock_take(pthread_mutex_t *mutex) {
     struct robust_list_head *list = own_list();
     int free_word = 0, taken;
