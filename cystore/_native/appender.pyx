@@ -26,7 +26,7 @@ from cystore._native.message cimport Message, PutResult, put_result
 from cystore._native.properties cimport property_buffer, property_room, put_delay, put_properties
 from cystore._native.put cimport *
 from cystore._native.queue_table cimport control_find_queue
-from cystore._native.record cimport topic_valid
+from cystore._native.record_read cimport topic_valid
 from cystore._native.record_write cimport append_item
 
 import logging

@@ -11,7 +11,10 @@ cdef extern from "checksum.h" nogil:
     unsigned long crc32(unsigned long crc, const unsigned char* data, unsigned int length)
 
 cdef extern from "crc_copy.h" nogil:
+    enum:
+        CRC_READ_MOST
     int crc_copy_known
+    uint64_t crc_read(uint64_t begin, const uint8_t* source, size_t length)
     uint64_t crc_copy_words(uint64_t begin, uint8_t* to, const uint8_t* source, size_t length)
 
 cdef uint32_t POLYNOMIAL = 0x82F63B78u
@@ -76,6 +79,14 @@ def crc32c_of_copy(const uint8_t[::1] data, uint32_t value=0):
         return copied, ~<uint32_t>crc_copy_words(<uint32_t>~value, to, &data[0], length)
     memcpy(to, &data[0], length)
     return copied, crc32c_update(value, to, length)
+
+
+def crc32c_as_read(const uint8_t[::1] data, uint32_t value=0):
+    """The same as `crc32c`, made as it is of short records that are read (crc_copy.h), where the CPU can."""
+    cdef size_t length = data.shape[0]
+    if length and crc_copy_known and length <= CRC_READ_MOST:
+        return ~<uint32_t>crc_read(<uint32_t>~value, &data[0], length)
+    return crc32c(data, value)
 
 
 def crc32c_of_two(uint32_t first, uint32_t second, size_t second_length):

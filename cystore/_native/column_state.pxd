@@ -3,7 +3,6 @@ the most that may come of it."""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
-from cystore._native.checksum cimport head_checksum
 from cystore._native.record cimport record_view
 from cystore._native.row_filter cimport record_filter
 
@@ -33,7 +32,6 @@ cdef struct text_column:
 cdef struct column_state:
     uint32_t wanted             # ColumnBits
     bint check_checksum
-    head_checksum head
     record_filter filter
     int64_t position
     int64_t limit               # no record reaches past it

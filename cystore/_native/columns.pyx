@@ -244,7 +244,7 @@ cdef int columns_fill(const uint8_t* p, int64_t begin, column_state* s, name_tab
         elif status == RECORD_OK:
             if v.physical_offset != s.position:
                 status = RECORD_BAD_POSITION
-            elif s.check_checksum and not record_check(at, &v, &s.head):
+            elif s.check_checksum and not record_check(at, &v):
                 status = RECORD_BAD_CHECKSUM
         if status != RECORD_OK:
             s.reason = status

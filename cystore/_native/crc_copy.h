@@ -1,5 +1,5 @@
 /* CRC-32C of bytes while they are written: what was just stored cannot be loaded again at once, and the waits for memory and those for
- * the CRC instruction are the same time.
+ * the CRC instruction are the same time. And of short records that are read, where the package's kernel would go word by word.
  *
  * Pieces go side by side, for the instruction takes a new word each cycle and gives its result after three. The register of A followed
  * by B is that of A, multiplied by x^(8 |B|) mod P, plus that of B begun with 0. Carry-less multiplication of two reflected 32-bit
@@ -25,6 +25,8 @@ static inline int crc_portable_wanted(void) {
 
 #define CRC_POWERS 4096 /* bytes that one multiplication steps over */
 #define CRC_COPY_THIRDS_FROM 192
+#define CRC_READ_THIRDS_FROM 96
+#define CRC_READ_MOST 6096 /* two thirds and less than 24 bytes are CRC_POWERS then */
 
 #if defined(__x86_64__)
 #include <emmintrin.h>
@@ -64,11 +66,14 @@ static inline uint64_t crc_step_8(uint64_t crc, uint64_t words) {
     return crc;
 }
 
-static inline uint64_t crc_times(uint64_t crc, uint32_t power) {
+/* x^-33 of it, not yet mod P. */
+static inline __m128i crc_product(uint64_t crc, uint32_t power) {
     __m128i product = _mm_cvtsi32_si128((int)crc), factor = _mm_cvtsi32_si128((int)power);
     __asm__("pclmulqdq $0, %1, %0" : "+x"(product) : "x"(factor));
-    return crc_step_8(0, (uint64_t)_mm_cvtsi128_si64(product));
+    return product;
 }
+static inline uint64_t crc_reduced(__m128i product) { return crc_step_8(0, (uint64_t)_mm_cvtsi128_si64(product)); }
+static inline uint64_t crc_times(uint64_t crc, uint32_t power) { return crc_reduced(crc_product(crc, power)); }
 
 /* The register after `length` more bytes of 0. */
 static inline uint64_t crc_shift(uint64_t crc, size_t length) {
@@ -142,6 +147,29 @@ static inline uint64_t crc_copy_words(uint64_t crc, uint8_t *to, const uint8_t *
     }
     return crc_copy_short(crc, to, from, length);
 }
+
+/* Without a copy, of at most CRC_READ_MOST bytes; gives the register that was `crc` before. Four pieces side by side: thirds, and the rest
+ * of less than 24 bytes. The rest begins with what is no whole word: bytes of 0 before it change nothing in a register of 0. */
+static inline uint64_t crc_read(uint64_t crc, const uint8_t *from, size_t length) {
+    if (length >= CRC_READ_THIRDS_FROM) {
+        size_t third = length / 24 * 8, rest = length - 3 * third, odd = rest & 7;
+        uint64_t second = 0, last = 0, behind = 0;
+        const uint8_t *at = from + 3 * third + odd, *end = from + length;
+        if (odd) behind = crc_step_8(0, crc_word(at - 8) >> (64 - 8 * odd) << (64 - 8 * odd));
+        for (; at != end; at += 8) behind = crc_step_8(behind, crc_word(at));
+        for (end = from + third; from != end; from += 8) {
+            crc = crc_step_8(crc, crc_word(from));
+            second = crc_step_8(second, crc_word(from + third));
+            last = crc_step_8(last, crc_word(from + 2 * third));
+        }
+        __m128i sum = _mm_xor_si128(crc_product(crc, crc_powers[2 * third + rest]), crc_product(second, crc_powers[third + rest]));
+        if (rest == 0) return crc_reduced(sum) ^ last;
+        return crc_reduced(_mm_xor_si128(sum, crc_product(last, crc_powers[rest]))) ^ behind;
+    }
+    for (; length >= 8; from += 8, length -= 8) crc = crc_step_8(crc, crc_word(from));
+    for (; length; from++, length--) crc = crc_step_1(crc, *from);
+    return crc;
+}
 #else
 static const int crc_copy_known = 0; /* nobody calls what follows */
 static inline uint64_t crc_step_1(uint64_t crc, uint8_t byte) { return (void)byte, crc; }
@@ -149,6 +177,7 @@ static inline uint64_t crc_step_2(uint64_t crc, uint16_t half) { return (void)ha
 static inline uint64_t crc_step_4(uint64_t crc, uint32_t word) { return (void)word, crc; }
 static inline uint64_t crc_step_8(uint64_t crc, uint64_t words) { return (void)words, crc; }
 static inline uint64_t crc_shift(uint64_t crc, size_t length) { return (void)length, crc; }
+static inline uint64_t crc_read(uint64_t crc, const uint8_t *from, size_t length) { return (void)from, (void)length, crc; }
 static inline uint64_t crc_copy_short(uint64_t crc, uint8_t *to, const uint8_t *from, size_t length) {
     return (void)to, (void)from, (void)length, crc;
 }

@@ -21,7 +21,6 @@ from cystore._native.record cimport (
     RECORD_BAD_CHECKSUM, RECORD_BAD_LENGTH, RECORD_BAD_POSITION, RECORD_BLANK, RECORD_OK, RECORD_SHORT, record_check,
     record_parse, record_view,
 )
-from cystore._native.checksum cimport head_checksum
 
 cdef enum:
     BUCKETS = 1024
@@ -70,7 +69,6 @@ cdef struct entries_state:
     bint with_keys
     const int64_t* delay_ms
     int delay_levels
-    head_checksum head
     int64_t position
     int reason
     int32_t last            # the queue of the record before: the next one often is of the same
@@ -121,7 +119,7 @@ cdef int entries_run(const uint8_t* p, int64_t begin, int64_t limit, int64_t fil
             return ENTRIES_BLANK
         if status == RECORD_OK and v.physical_offset != s.position:
             status = RECORD_BAD_POSITION
-        elif status == RECORD_OK and not record_check(at, &v, &s.head):
+        elif status == RECORD_OK and not record_check(at, &v):
             status = RECORD_BAD_CHECKSUM
         elif status == RECORD_BLANK or status == RECORD_SHORT:
             status = RECORD_BAD_LENGTH

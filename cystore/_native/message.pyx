@@ -223,7 +223,7 @@ cdef const uint8_t* _address(object source) except NULL:
 cdef object _fill(object source, const uint8_t* start, size_t limit, int64_t where, str path):
     cdef Message message = Message.__new__(Message)
     cdef int status = record_parse(start, limit, &message.view)
-    if status == RECORD_OK and not record_check(start, &message.view, NULL):
+    if status == RECORD_OK and not record_check(start, &message.view):
         status = 7
     if status != RECORD_OK:
         raise CorruptRecordError(f"the record is damaged: {STATUS_NAMES[status]}", path=path, offset=where)

@@ -259,7 +259,7 @@ cdef _records(selection* s, LogWindow window, int64_t wrote):
         segment = window.file_of(s.offsets[i])
         p = segment.address + (s.offsets[i] - segment.base)
         if record_parse(p, <size_t>(min(segment.base + segment.length, wrote) - s.offsets[i]), &v) != 0 \
-                or v.total_size > s.found_bytes - end or not record_check(p, &v, NULL):
+                or v.total_size > s.found_bytes - end or not record_check(p, &v):
             if i == 0:
                 raise CorruptRecordError("the record fails its checksum", path=segment.path, offset=s.offsets[i])
             s.at = s.numbers[i]

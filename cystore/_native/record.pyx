@@ -6,102 +6,21 @@ Source of the format: CommitLog.DefaultAppendMessageCallback and CommitLog.check
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t
 from libc.string cimport memchr, memcmp
 
-from cystore._native.checksum cimport crc32_body, crc32c_head, crc32c_update, head_checksum
 from cystore._native.layout cimport *
+from cystore._native.record_read cimport record_intact, record_read
 
 STATUS_NAMES: tuple[str, ...] = (
     "ok", "blank", "zero", "short", "bad magic", "bad length", "bad topic", "bad checksum", "bad position",
 )
 
 
-cdef bint topic_valid(const uint8_t* topic, Py_ssize_t length) noexcept nogil:
-    cdef Py_ssize_t i
-    cdef uint8_t c
-    if length < 1 or length > <Py_ssize_t>TOPIC_BYTES_MAX:
-        return False
-    for i in range(length):
-        c = topic[i]
-        if not (97 <= c <= 122 or 65 <= c <= 90 or 48 <= c <= 57 or c == 95 or c == 45 or c == 37 or c == 124):
-            return False
-    return True
-
-
 cdef int record_parse(const uint8_t* p, size_t available, record_view* v) noexcept nogil:
-    """Fills `v` from the bytes at `p`; no length is used before it is checked against what is left."""
-    cdef size_t at = 48
-    cdef size_t size
-    if available < BLANK_SIZE_MIN:
-        return RECORD_SHORT
-    v.total_size = record_total_size(p)
-    v.magic = record_magic(p)
-    if v.magic == RECORD_MAGIC_BLANK:
-        return RECORD_BLANK if v.total_size >= <int32_t>BLANK_SIZE_MIN else RECORD_BAD_LENGTH
-    if v.magic != RECORD_MAGIC_CYSTORE and v.magic != RECORD_MAGIC_ROCKETMQ:
-        return RECORD_ZERO if v.magic == 0 and v.total_size == 0 else RECORD_BAD_MAGIC
-    if v.total_size < <int32_t>RECORD_SIZE_MIN:
-        return RECORD_BAD_LENGTH
-    size = <size_t>v.total_size
-    if size > available:
-        return RECORD_SHORT
-    v.checksum = record_checksum_field(p)
-    v.queue_id = record_queue_id(p)
-    v.flag = record_flag(p)
-    v.queue_offset = record_queue_offset(p)
-    v.physical_offset = record_physical_offset(p)
-    v.sys_flag = record_sys_flag(p)
-    v.born_timestamp = record_born_timestamp(p)
-    v.born_host = p + at
-    v.born_host_len = 20 if v.sys_flag & SYS_FLAG_BORN_HOST_V6 else 8
-    v.store_host_len = 20 if v.sys_flag & SYS_FLAG_STORE_HOST_V6 else 8
-    # Fixed parts behind the hosts: store timestamp 8, reconsume times 4, prepared offset 8, body length 4, topic length 1,
-    # properties length 2.
-    if at + v.born_host_len + v.store_host_len + 27 > size:
-        return RECORD_BAD_LENGTH
-    at += v.born_host_len
-    v.store_timestamp = <int64_t>load_be64(p + at)
-    at += 8
-    v.store_host = p + at
-    at += v.store_host_len
-    v.reconsume_times = <int32_t>load_be32(p + at)
-    v.prepared_transaction_offset = <int64_t>load_be64(p + at + 4)
-    v.body_len = <int32_t>load_be32(p + at + 12)
-    at += 16
-    if v.body_len < 0 or <size_t>v.body_len + 3 > size - at:
-        return RECORD_BAD_LENGTH
-    v.body = p + at
-    at += <size_t>v.body_len
-    v.topic_len = p[at]
-    at += 1
-    if <size_t>v.topic_len + 2 > size - at:
-        return RECORD_BAD_LENGTH
-    v.topic = p + at
-    at += <size_t>v.topic_len
-    v.properties_len = load_be16(p + at)
-    at += 2
-    v.properties = p + at
-    if v.properties_len > <int>PROPERTIES_BYTES_MAX or at + <size_t>v.properties_len != size:
-        return RECORD_BAD_LENGTH
-    if not topic_valid(v.topic, v.topic_len) or v.queue_id < 0:
-        return RECORD_BAD_TOPIC
-    return RECORD_OK
+    v.topic = NULL
+    return record_read(p, available, v)
 
 
-cdef uint32_t record_checksum(const uint8_t* p, const record_view* v, head_checksum* last) noexcept nogil:
-    """What the checksum field of a parsed record should hold. `last`: for a walk over many records, or NULL."""
-    cdef head_checksum alone
-    if v.magic == RECORD_MAGIC_CYSTORE:
-        if last == NULL:
-            alone.bytes = 0
-            last = &alone
-        return crc32c_update(crc32c_head(last, p), p + 12, <size_t>v.total_size - 12)
-    return crc32_body(v.body, <size_t>v.body_len) if v.body_len > 0 else 0
-
-
-cdef bint record_check(const uint8_t* p, const record_view* v, head_checksum* last) noexcept nogil:
-    # RocketMQ does not look at the checksum of an empty body, and its batch encoder writes one; neither do we.
-    if v.magic == RECORD_MAGIC_ROCKETMQ and v.body_len == 0:
-        return True
-    return v.checksum == record_checksum(p, v, last)
+cdef bint record_check(const uint8_t* p, const record_view* v) noexcept nogil:
+    return record_intact(p, v)
 
 
 cdef bint property_next(const uint8_t** at, const uint8_t* end, property_view* found) noexcept nogil:
@@ -214,7 +133,7 @@ def parse(const uint8_t[::1] data):
         "reconsume_times": v.reconsume_times, "prepared_transaction_offset": v.prepared_transaction_offset,
         "body": v.body[:v.body_len], "topic": v.topic[:v.topic_len], "properties": v.properties[:v.properties_len],
     }
-    if not record_check(p, &v, NULL):
+    if not record_check(p, &v):
         status = RECORD_BAD_CHECKSUM
     return STATUS_NAMES[status], fields
 

@@ -1,6 +1,5 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
-from cystore._native.checksum cimport head_checksum
 from cystore._native.record cimport record_view
 
 cdef enum ScanStatus:
@@ -39,7 +38,6 @@ cdef struct scan_state:
     uint32_t bucket_mask
     uint32_t queue_count
     bint check_checksum
-    head_checksum head
     bint follow_queues          # look at queue offsets and entries; without it the scan only walks
     bint in_time_order          # store timestamps may not go back at or above the watermark
     bint compare_tags           # an entry's tags code must be the record's

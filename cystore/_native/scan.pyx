@@ -16,9 +16,9 @@ from cystore._native.index cimport index_key_hash, index_seconds, index_topic_se
 from cystore._native.layout cimport *
 from cystore._native.queue_table cimport queue_hash
 from cystore._native.record cimport (
-    RECORD_BAD_CHECKSUM, RECORD_BAD_LENGTH, RECORD_BAD_POSITION, RECORD_BLANK, RECORD_OK, RECORD_SHORT, record_check,
-    record_parse, record_view,
+    RECORD_BAD_CHECKSUM, RECORD_BAD_LENGTH, RECORD_BAD_POSITION, RECORD_BLANK, RECORD_OK, RECORD_SHORT, record_view,
 )
+from cystore._native.record_read cimport record_intact, record_read
 
 # Hosts of 20 bytes instead of 8, the longest topic, the longest properties: what a record can have beside its body.
 cdef int64_t BESIDE_BODY_MAX = RECORD_SIZE_MIN + 24 + TOPIC_BYTES_MAX + PROPERTIES_BYTES_MAX
@@ -53,20 +53,20 @@ cdef inline int _short(const uint8_t* p, int64_t available, int64_t room, scan_s
     return SCAN_MORE
 
 
-cdef inline int _item(const uint8_t* p, int64_t available, scan_state* s) noexcept nogil:
-    """What stands at `position`: SCAN_LIMIT for a valid record (in `s.v`), else the status to stop with."""
+cdef inline int _item(const uint8_t* p, int64_t available, scan_state* s, record_view* v) noexcept nogil:
+    """What stands at `position`: SCAN_LIMIT for a valid record (in `v`), else the status to stop with."""
     cdef int64_t room = s.file_end - s.position
-    cdef int status = record_parse(p, <size_t>(available if available < room else room), &s.v)
+    cdef int status = record_read(p, <size_t>(available if available < room else room), v)
     if status == RECORD_SHORT:
         return _short(p, available, room, s)
     if status == RECORD_BLANK:
-        if s.v.total_size == room:
+        if v.total_size == room:
             return SCAN_BLANK
         status = RECORD_BAD_LENGTH
     elif status == RECORD_OK:
-        if s.v.physical_offset != s.position:
+        if v.physical_offset != s.position:
             status = RECORD_BAD_POSITION
-        elif not s.check_checksum or record_check(p, &s.v, &s.head):
+        elif not s.check_checksum or record_intact(p, v):
             return SCAN_LIMIT
         else:
             status = RECORD_BAD_CHECKSUM
@@ -178,15 +178,19 @@ cdef int scan_run(const uint8_t* p, int64_t begin, int64_t end, scan_state* s) n
     """Goes on from `position`; `p` holds the log's bytes [begin, end), of the file that ends at `file_end`."""
     cdef int status, transaction
     cdef const uint8_t* at
+    cdef record_view v      # of its own: what nobody asks for is not even read
+    v.topic = NULL
     while s.position < s.limit:
         at = p + (s.position - begin)
-        status = _item(at, end - s.position, s)
+        status = _item(at, end - s.position, s, &v)
+        if status == SCAN_LIMIT and s.in_time_order and s.position >= s.watermark and v.store_timestamp < s.last_timestamp \
+                and s.accepted != s.position:
+            status = SCAN_BACK_IN_TIME
+        if status != SCAN_LIMIT or s.follow_queues or s.compare_keys:
+            s.v = v
         if status != SCAN_LIMIT:
             return status
-        if s.in_time_order and s.position >= s.watermark and s.v.store_timestamp < s.last_timestamp \
-                and s.accepted != s.position:
-            return SCAN_BACK_IN_TIME
-        transaction = s.v.sys_flag & <int>SYS_FLAG_TRANSACTION_MASK
+        transaction = v.sys_flag & <int>SYS_FLAG_TRANSACTION_MASK
         if s.follow_queues and (transaction == 0 or transaction == <int>SYS_FLAG_COMMIT):
             status = _follow(s)
             if status != SCAN_LIMIT:
@@ -198,12 +202,12 @@ cdef int scan_run(const uint8_t* p, int64_t begin, int64_t end, scan_state* s) n
                 s.accepted = s.accepted_entry = s.position
                 return status
         s.last_record = s.position
-        s.last_checksum = s.v.checksum
+        s.last_checksum = v.checksum
         s.record_count += 1
-        if s.v.store_timestamp > s.last_timestamp:
-            s.last_timestamp = s.v.store_timestamp
-        s.position += s.v.total_size
-        if s.v.store_timestamp <= s.physic_timestamp:
+        if v.store_timestamp > s.last_timestamp:
+            s.last_timestamp = v.store_timestamp
+        s.position += v.total_size
+        if v.store_timestamp <= s.physic_timestamp:
             s.timed_end = s.position
     return SCAN_LIMIT
 
@@ -221,7 +225,8 @@ cdef int64_t scan_find(const uint8_t* p, int64_t begin, int64_t end, scan_state*
         magic = record_magic(at)
         if (magic == RECORD_MAGIC_CYSTORE or magic == RECORD_MAGIC_ROCKETMQ) and record_physical_offset(at) == i:
             s.position = i
-            status = _item(at, end - i, s)
+            s.v.topic = NULL    # that of the record before may be of other bytes
+            status = _item(at, end - i, s, &s.v)
             if status == SCAN_LIMIT:
                 s.needed = 0
                 return i

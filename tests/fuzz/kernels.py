@@ -114,6 +114,7 @@ def run_tags(data: bytes) -> None:
 
 def run_checksum(data: bytes) -> None:
     whole = checksum.crc32c(exact(data))
+    same("as read", checksum.crc32c_as_read(exact(data)), whole)
     same("of a copy", checksum.crc32c_of_copy(exact(data)), (data, whole))
     for cut in {0, len(data) // 3, len(data)}:
         first, second = data[:cut], data[cut:]

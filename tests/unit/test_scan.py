@@ -9,6 +9,7 @@ from cystore._native import scan
 from tests.oracle import queue
 from tests.oracle.index import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES, IndexFile, build
 from tests.oracle.log import lay_out
+from tests.oracle.record import Record
 from tests.unit.recovery_stores import make_records
 
 SLOTS, CAPACITY = 7, 100
@@ -69,6 +70,48 @@ def test_a_queue_offset_that_does_not_follow_stops_until_it_is_accepted(expected
     assert walk.run() == scan.OUT_OF_SEQUENCE
     assert walk.scanner.slot == 1
     assert walk.scanner.queue_next(0) == expected, "an accepted offset does not take the count back"
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 12, 16, 17, 127])
+def test_each_record_has_a_topic_of_its_own(length):
+    """It is compared with that of the record before, several bytes at once, before its characters are looked at."""
+    log, records, end = lay_out([Record("T" * length) for _ in range(3)], 1 << 16)
+    topic_at = log.files[0].index(b"T" * length, records[1].physical_offset)
+    for at in range(topic_at, topic_at + length):
+        for byte, status, count in (
+            (b"U", scan.LIMIT, 3),
+            (b"!", scan.INVALID, 1),
+            (b"\xd4", scan.INVALID, 1),
+        ):
+            data = log.files[0][:at] + byte + log.files[0][at + 1 :]
+            scanner = scan.LogScanner(check_checksum=False, follow_queues=False)
+            scanner.limit = end
+            scanner.move(0, len(data))
+            assert (scanner.run(data, len(data), 0), scanner.record_count) == (status, count), at
+
+
+def test_a_search_does_not_go_by_the_topics_of_an_earlier_call():
+    log, records, end = lay_out([Record("T" * 9, queue_offset=number) for number in range(2)], 1 << 16)
+    topic_at = log.files[0].index(b"T" * 9)
+    before = bytearray(log.files[0])
+    scanner = scan.LogScanner(check_checksum=False)
+    scanner.add_queue(b"T" * 9, 0, -1, 0)
+    scanner.limit = end
+    scanner.move(0, len(before))
+    assert scanner.run(before, len(before), 0) == scan.LIMIT
+    damaged = log.files[0][:topic_at] + b"!" + log.files[0][topic_at + 1 :]
+    before[:] = damaged.replace(b"T" * 9, b"!" + b"T" * 8)
+    scanner.move(0, len(damaged))
+    assert scanner.find(damaged, len(damaged), 0) == records[1].physical_offset
+
+
+def test_a_record_that_was_never_looked_at_is_not_told():
+    walk = Walk(follow_queues=False)
+    with pytest.raises(ValueError, match="no record"):
+        walk.scanner.record()
+    assert walk.scanner.run(b"\xff" * 200, 200, 0) == scan.INVALID
+    with pytest.raises(ValueError, match="no record"):
+        walk.scanner.record()
 
 
 def test_damage_stepped_over_is_counted_for_each_queue():
