@@ -7,6 +7,7 @@ import logging
 import os
 import struct
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -421,6 +422,17 @@ def test_lock_of_a_handle_that_is_lost_in_a_cycle_does_not_lead_its_thread_astra
         )
         assert other.answer() is None
     assert control.try_lock("append") is False
+
+
+def test_lock_stays_with_its_thread_when_another_handle_goes(path, control):
+    """That of a store which was closed is collected wherever memory is asked for, inside of a lock of another one, too."""
+    others = [joined(path) for _ in range(2)]
+    with control.locked("housekeeping"), control.locked("flush"):
+        del others
+        assert [control.owner(name) for name in ("housekeeping", "flush")] == [threading.get_native_id()] * 2
+        with ThreadPoolExecutor(1) as another:
+            assert another.submit(control.try_lock, "housekeeping").result() is None
+    assert control.owner("housekeeping") == 0
 
 
 def test_wait_for_a_lock_ends_when_the_store_is_closed(path, control):
