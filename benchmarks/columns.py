@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import cystore
-from cystore import arrow, files
+from cystore import arrow
 from cystore._native.scan import LogScanner
 from cystore.snapshot import LogRange
+from cystore.system import files
 
 TOPICS, BATCH = 3, 1000
 POOL_BYTES, STRIDE = 1 << 24, 7919  # bodies are pieces of random bytes, which no format finds again

@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from cystore import files
 from cystore._native.checksum import crc32c
 from cystore._native.control import Control
 from cystore.errors import CorruptRecordError, StoreConfigError, StoreFormatError
+from cystore.system import files
 
 FILE_NAME = "archive.json"
 DATA, MANIFESTS = "data", "manifests"  # in the archive's folder

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cystore import clock, files
+from cystore import clock
 from cystore.archive import (
     DATA,
     MANIFESTS,
@@ -41,6 +41,7 @@ from cystore.errors import CorruptRecordError, StoreConfigError, StoreFormatErro
 from cystore.parquet import WrittenRange, write_range
 from cystore.snapshot import PIECE_BYTES, LogRange, LogSnapshot
 from cystore.store import MessageStore
+from cystore.system import files
 
 log = logging.getLogger("cystore")
 

@@ -16,7 +16,6 @@ from typing import Any, Literal, Protocol, get_args
 
 import pyarrow as pa
 
-from cystore import files, host
 from cystore._native import columns as kernel
 from cystore._native.columns import ColumnReader
 from cystore._native.mapping import MappedFile
@@ -26,6 +25,7 @@ from cystore.errors import CorruptRecordError, OffsetError, StoreConfigError, St
 from cystore.snapshot import LogRange
 from cystore.store import MessageStore
 from cystore.store import open as open_store
+from cystore.system import files, host
 
 OnCorruption = Literal["fail", "skip", "column"]
 

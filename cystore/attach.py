@@ -13,17 +13,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cystore import files, guard, host
 from cystore._native.appender import Appender
 from cystore._native.control import Control
 from cystore._native.delay import Delivered
 from cystore._native.failpoint import failpoint
 from cystore._native.mapping import MappedFile
-from cystore.append_policy import NO_QUEUE_OFFSET, AppendPolicy, repair_append
-from cystore.checkpoint import Checkpoint
-from cystore.commit_log import DIRECTORY, CommitLog
 from cystore.config import StoreConfig
-from cystore.consume_queue import ConsumeQueues
+from cystore.derived.consume_queue import ConsumeQueues
+from cystore.derived.dispatch import Dispatcher
+from cystore.derived.flush import DerivedFlusher
+from cystore.derived.index import IndexFiles
+from cystore.derived.reader import Reader
+from cystore.engine.allocate import HEADROOM_NAME, Allocator
+from cystore.engine.append_policy import NO_QUEUE_OFFSET, AppendPolicy, repair_append
+from cystore.engine.checkpoint import Checkpoint
+from cystore.engine.commit_log import DIRECTORY, CommitLog
+from cystore.engine.disk_space import DiskSpace
+from cystore.engine.flush import Flusher
+from cystore.engine.holes import Holes, read_holes
+from cystore.engine.progress import Progress
+from cystore.engine.roll import Roller
+from cystore.engine.segments import Mode
 from cystore.errors import (
     FlushFailedError,
     StoreClosedError,
@@ -32,21 +42,13 @@ from cystore.errors import (
     StoreFullError,
     StoreLockedError,
 )
-from cystore.holes import Holes, read_holes
-from cystore.index import IndexFiles
 from cystore.layout import CONTROL_BYTES
-from cystore.locks import StoreLocks
-from cystore.reader import Reader
 from cystore.recovery import RecoveredState, recover
-from cystore.segments import Mode
-from cystore.services.allocate import HEADROOM_NAME, Allocator
 from cystore.services.clean import Cleaner
 from cystore.services.delivered import DeliveryProgress
-from cystore.services.disk_space import DiskSpace
-from cystore.services.flush import Flusher
-from cystore.services.reput import Dispatcher
-from cystore.services.roll import Roller
 from cystore.services.schedule import Scheduler
+from cystore.system import files, host, ownership
+from cystore.system.store_lock import StoreLocks
 
 log = logging.getLogger("cystore")
 
@@ -68,6 +70,7 @@ class Attachment:
     index: IndexFiles
     dispatcher: Dispatcher
     flusher: Flusher
+    derived_flusher: DerivedFlusher
     allocator: Allocator
     delivered: DeliveryProgress
     scheduler: Scheduler
@@ -76,6 +79,11 @@ class Attachment:
     appender: Appender | None
     locks: StoreLocks | None
     recovered: RecoveredState | None
+
+    def flush_once(self) -> Progress:
+        """One turn of the service "flush": the log, then what follows from it."""
+        done = self.flusher.run_once().done + self.derived_flusher.run_once().done
+        return Progress(done)
 
     def forget(self) -> None:
         """Lets go of everything without a word to the others: a forked child, or a store on its way out."""
@@ -153,9 +161,9 @@ def _attach_writer(
 
 def _check_directory(root: Path, config: StoreConfig) -> None:
     """Makes a missing directory; refuses one that holds something else, or that somebody else could replace."""
-    group = guard.group_id(config.group)
+    group = ownership.group_id(config.group)
     if not config.allow_any_owner:
-        guard.check_way(root, group)
+        ownership.check_way(root, group)
     if root.is_dir():
         with files.translated(root):
             names = set(os.listdir(root))
@@ -171,7 +179,7 @@ def _check_directory(root: Path, config: StoreConfig) -> None:
     else:
         files.make_root(root, group)
     if not config.allow_any_owner:
-        guard.check_store(root, group)
+        ownership.check_store(root, group)
 
 
 # ------------------------------------------------------------------------------------------------ first in
@@ -288,11 +296,11 @@ def _finish(
             segment.redirty(max(begin - base, 0), min(end - base, segments.file_bytes))
     control.flushed = begin
     attachment.flusher.flush_to(end)
-    attachment.flusher.flush_derived()
+    attachment.derived_flusher.flush_dispatched()
     control.flushed = end
     attachment.delivered.load(writable=True)
     try:
-        attachment.flusher.save_queue_offsets()
+        attachment.derived_flusher.save_queue_offsets()
         attachment.allocator.keep_headroom()
     except StoreFullError:
         log.warning("%s: the disk is full; puts are refused until there is space", attachment.root)
@@ -405,7 +413,8 @@ def _compose(
     index = IndexFiles(root, config, mode, control)
     checkpoint = Checkpoint(root, mode)
     allocator = Allocator(control, commit_log, config)
-    flusher = Flusher(root, control, commit_log, queues, index, checkpoint, config)
+    flusher = Flusher(root, control, commit_log, checkpoint, config)
+    derived_flusher = DerivedFlusher(root, control, queues, index, checkpoint, flusher, config)
     dispatcher = Dispatcher(
         control, commit_log, queues, index, holes, config, more_queues=allocator.more_queues
     )
@@ -413,7 +422,7 @@ def _compose(
     roller = Roller(control, commit_log, allocator, config)
     delivered = DeliveryProgress(root, control, commit_log, queues)
     cleaner = Cleaner(
-        control, commit_log, queues, index, dispatcher, roller, space, flusher, delivered, config
+        control, commit_log, queues, index, dispatcher, roller, space, derived_flusher, delivered, config
     )
     appender = None
     if mode is Mode.WRITE:
@@ -435,8 +444,8 @@ def _compose(
     reader = Reader(control, commit_log, queues, index, dispatcher, config)
     scheduler = Scheduler(control, commit_log, queues, delivered, reader, flusher, appender, config)
     return Attachment(
-        root, config, mode, control, checkpoint, commit_log, queues, index, dispatcher, flusher, allocator, delivered, scheduler,
-        cleaner, reader, appender, locks, None,
+        root, config, mode, control, checkpoint, commit_log, queues, index, dispatcher, flusher, derived_flusher,
+        allocator, delivered, scheduler, cleaner, reader, appender, locks, None,
     )  # fmt: skip
 
 
@@ -492,7 +501,8 @@ def _shut_down(attachment: Attachment) -> None:
         files.remove(root / HEADROOM_NAME, durable=False)  # closing on a full disk needs some, too
         attachment.dispatcher.run_to_end()
         failpoint("detach.dispatched")
-        attachment.flusher.flush()
+        attachment.flusher.flush_to(attachment.control.wrote)
+        attachment.derived_flusher.flush()
         attachment.delivered.save()
     except (FlushFailedError, StoreClosedError):
         log.exception("%s: not shut down cleanly; the next load recovers", root)

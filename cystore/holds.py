@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cystore import files
 from cystore._native.checksum import crc32c
 from cystore._native.control import Control
 from cystore.errors import StoreConfigError, StoreFormatError
+from cystore.system import files
 
 FILE_NAME = "holds.json"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")

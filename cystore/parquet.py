@@ -20,12 +20,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from cystore import files
 from cystore._native.checksum import crc32c
 from cystore.archive import ArchivedFile, range_name
 from cystore.arrow import BATCH_BYTES, COLUMNS, DAMAGE_COLUMNS, FOREVER, ReadSettings, RowFilter, read_ranges
 from cystore.errors import CorruptRecordError, OffsetError, StoreError
 from cystore.snapshot import LogRange
+from cystore.system import files
 
 WRITE_BYTES = 128 * 1024 * 1024  # of rows in memory, of which files are made at once
 READ_ROWS = 16 * 1024

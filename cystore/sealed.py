@@ -21,13 +21,13 @@ from cystore._native.columns import ColumnReader
 from cystore._native.record import STATUS_NAMES
 from cystore._native.scan import MORE, LogScanner
 from cystore.arrow import ReadSettings, damaged, new_reader, taken
-from cystore.commit_log import DIRECTORY
-from cystore.consume_queue import DIRECTORY as QUEUES
-from cystore.consume_queue import ENTRY_BYTES
+from cystore.derived.consume_queue import DIRECTORY as QUEUES
+from cystore.derived.consume_queue import ENTRY_BYTES
+from cystore.engine.commit_log import DIRECTORY
+from cystore.engine.segments import OURS, base_of_name, file_name
 from cystore.errors import OffsetError, StoreFormatError
 from cystore.layout import RECORD_MAGIC_BLANK, RECORD_MAGIC_CYSTORE, RECORD_MAGIC_ROCKETMQ
 from cystore.recovery.queue_reader import entry_in
-from cystore.segments import OURS, base_of_name, file_name
 from cystore.snapshot import LogRange
 from cystore.stats import QueueRange
 from cystore.storage import Storage, in_parallel

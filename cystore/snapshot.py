@@ -14,10 +14,10 @@ from typing import Protocol, TypeVar
 
 from cystore._native.control import Control
 from cystore._native.message import Message
-from cystore.commit_log import CommitLog
-from cystore.consume_queue import ConsumeQueue, ConsumeQueues
+from cystore.derived.consume_queue import ConsumeQueue, ConsumeQueues
+from cystore.engine.commit_log import CommitLog
+from cystore.engine.segments import file_name
 from cystore.errors import StoreError
-from cystore.segments import file_name
 from cystore.stats import QueueRange
 
 PIECE_BYTES = 128 * 1024 * 1024

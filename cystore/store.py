@@ -10,28 +10,28 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from cystore import os_threads
 from cystore._native.appender import Appender
 from cystore._native.message import Message, PutResult
 from cystore._native.put import put_function
 from cystore.archive import Archived, ArchiveMark
 from cystore.attach import Attachment, attach, detach
 from cystore.clock import monotonic_s, wait_s
-from cystore.commit_log import check_offset
 from cystore.config import StoreConfig
+from cystore.derived.reader import FOREVER_MS, INT32_MAX, check_int
+from cystore.engine.commit_log import check_offset
+from cystore.engine.progress import Progress
+from cystore.engine.segments import Mode
 from cystore.errors import MessageIllegalError, StoreClosedError, StoreConfigError, StoreNotWritableError
 from cystore.holds import Hold
 from cystore.layout import FLAGS
-from cystore.reader import FOREVER_MS, INT32_MAX, check_int
 from cystore.result import GetResult
-from cystore.segments import Mode
 from cystore.services.clean import Cleaned
 from cystore.services.duties import Duties
-from cystore.services.progress import Progress
 from cystore.services.scrub import SLICE_BYTES, Scrubbed, Scrubber
 from cystore.services.threads import ServiceThread
 from cystore.snapshot import LogSnapshot
 from cystore.stats import QueueRange, store_stats
+from cystore.system import os_threads
 
 log = logging.getLogger("cystore")
 
@@ -132,7 +132,7 @@ class MessageStore:
             str,
             tuple[Callable[[], Progress], float | Callable[[], float], Callable[[float], None] | None],
         ] = {
-            "flush": (parts.flusher.run_once, self.config.flush_interval_commit_log_ms / 1000, None),
+            "flush": (parts.flush_once, self.config.flush_interval_commit_log_ms / 1000, None),
             "allocate": (parts.allocator.run_once, ALLOCATE_INTERVAL_S, None),
             "schedule": (parts.scheduler.run_once, parts.scheduler.idle_s, None),
             "clean": (parts.cleaner.run_once, CLEAN_INTERVAL_S, None),
@@ -252,7 +252,9 @@ class MessageStore:
 
     def flush(self) -> None:
         """Makes everything appended so far durable, queues and index too. Raises FlushFailedError."""
-        self._writable().flusher.flush()
+        parts = self._writable()
+        parts.flusher.flush_to(parts.control.wrote)
+        parts.derived_flusher.flush()
 
     def dispatch(self, *, max_bytes: int | None = None, timeout_s: float | None = None) -> int:
         """Builds consume queues and index up to the wrote position as it is now; returns how many bytes that took.
@@ -331,8 +333,8 @@ class MessageStore:
         how many bytes of log the index was behind. Raises what `flush_log` raises."""
         parts = self._writable()
         behind = parts.control.dispatched - parts.control.index_flushed
-        parts.flusher.flush_derived()
-        parts.flusher.save_queue_offsets()
+        parts.derived_flusher.flush_dispatched()
+        parts.derived_flusher.save_queue_offsets()
         return max(behind, 0)
 
     def scrub(self, max_bytes: int = SLICE_BYTES, *, pause_ms: int = 0) -> Scrubbed:

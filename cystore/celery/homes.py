@@ -30,7 +30,7 @@ from cystore import Message, MessageIllegalError, MessageStore, PageCacheBusyErr
 from cystore.celery import greenlets, records
 from cystore.celery.identity import known_id_of
 from cystore.celery.queues import declared
-from cystore.locks import locked_byte
+from cystore.system.store_lock import locked_byte
 
 if TYPE_CHECKING:
     from cystore.celery.backend import CystoreBackend

@@ -25,8 +25,8 @@ from cystore.celery.duties import ALL, REPUT, Held
 from cystore.celery.identity import store_id_of
 from cystore.celery.redis_urls import RedisAwayError
 from cystore.clock import monotonic_s, now_ms
+from cystore.engine.progress import Progress
 from cystore.services.duties import DutyRun, Outcome
-from cystore.services.progress import Progress
 from cystore.services.threads import ServiceThread
 
 log = logging.getLogger("cystore.celery")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import uuid
 import weakref
 
-from cystore import MessageStore, StoreFormatError, files
+from cystore import MessageStore, StoreFormatError
+from cystore.system import files
 
 STORE_ID = "storeId"
 

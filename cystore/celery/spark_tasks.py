@@ -20,7 +20,7 @@ from typing import Any
 from celery import shared_task
 
 from cystore.errors import StoreError
-from cystore.host import LIBC
+from cystore.system.host import LIBC
 
 TASKS = {name: f"cystore.spark.{name}" for name in ("scrub", "rebuild", "archive", "report")}
 SUMMARY_CODES = (0, 1)  # what a job that came to its end leaves with

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cystore import StoreFormatError, files
+from cystore import StoreFormatError
 from cystore.attach import ABORT_NAME, STORE_NAMES
-from cystore.commit_log import DIRECTORY, MARKER
-from cystore.locks import LOCK_NAME, StoreLocks
+from cystore.engine.commit_log import DIRECTORY, MARKER
+from cystore.system import files
+from cystore.system.store_lock import LOCK_NAME, StoreLocks
 
 BLOCK_BYTES = 512  # unit of st_blocks
 

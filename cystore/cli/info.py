@@ -6,17 +6,17 @@ import argparse
 import dataclasses
 from typing import Any
 
-from cystore import files, host
 from cystore._native.delay import Delivered
 from cystore.attach import Attachment
-from cystore.checkpoint import read_checkpoint
 from cystore.cli import facts
 from cystore.cli.attached import attached
 from cystore.cli.command import OK, Command, add_json, store_config
 from cystore.cli.output import one_line, size_text, time_text, write_json, write_line, write_table
-from cystore.holes import read_holes
+from cystore.engine.checkpoint import read_checkpoint
+from cystore.engine.holes import read_holes
 from cystore.layout import FLAGS
 from cystore.stats import store_stats
+from cystore.system import files, host
 
 STATES = {
     "live": "in use by other processes",

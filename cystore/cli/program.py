@@ -24,8 +24,9 @@ from cystore.cli.rebuild import COMMAND as REBUILD
 from cystore.cli.recover import COMMAND as RECOVER
 from cystore.cli.tail import COMMAND as TAIL
 from cystore.cli.verify import COMMAND as VERIFY
-from cystore.consume_queue import DIRECTORY as QUEUES
-from cystore.consume_queue_ext import DIRECTORY as EXT_QUEUES
+from cystore.derived.consume_queue import DIRECTORY as QUEUES
+from cystore.derived.consume_queue_ext import DIRECTORY as EXT_QUEUES
+from cystore.derived.index import DIRECTORY as INDEX
 from cystore.errors import (
     CorruptRecordError,
     FlushFailedError,
@@ -38,7 +39,6 @@ from cystore.errors import (
     StorePermissionError,
     StoreTimeoutError,
 )
-from cystore.index import DIRECTORY as INDEX
 
 COMMANDS: tuple[Command, ...] = (INFO, DUMP, QUERY, PUT, TAIL, VERIFY, RECOVER, REBUILD)
 DERIVED = {QUEUES, EXT_QUEUES, INDEX}

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Iterator, Sequence
 
 import cystore
-from cystore import files
 from cystore._native.appender import SCHEDULE_TOPIC
 from cystore.cli.command import OK, Command, add_json, store_config, whole_number
 from cystore.cli.output import time_text, write_json, write_line, write_note
 from cystore.cli.progress import progress
-from cystore.commit_log import DIRECTORY
+from cystore.engine.commit_log import DIRECTORY
+from cystore.system import files
 
 CHUNK_BYTES = 256 * 1024
 

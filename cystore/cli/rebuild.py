@@ -6,14 +6,14 @@ import argparse
 from pathlib import Path
 
 import cystore
-from cystore import guard, host
 from cystore.attach import mark_undispatched
 from cystore.cli import facts
 from cystore.cli.command import FOUND_WRONG, OK, Command, add_json, store_config
 from cystore.cli.output import size_text, write_json, write_line
 from cystore.cli.progress import progress
-from cystore.locks import StoreLocks
 from cystore.recovery import drop_derived
+from cystore.system import host, ownership
+from cystore.system.store_lock import StoreLocks
 
 
 def _drop(root: Path) -> None:
@@ -33,7 +33,7 @@ def _run(args: argparse.Namespace) -> int:
     facts.state(args.path)
     host.check_writable_file_system(args.path, allow_any=config.allow_any_file_system)
     if not config.allow_any_owner:
-        guard.check(args.path, guard.group_id(config.group))
+        ownership.check(args.path, ownership.group_id(config.group))
     _drop(args.path)
     with progress() as report, cystore.open(args.path, config=config, progress=report) as store:
         at, found = store.stats(), store.recovery

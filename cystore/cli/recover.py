@@ -11,8 +11,8 @@ from cystore.cli import facts
 from cystore.cli.command import FOUND_WRONG, OK, Command, add_json, store_config
 from cystore.cli.output import one_line, write_json, write_line
 from cystore.cli.progress import progress
-from cystore.locks import StoreLocks
 from cystore.recovery import RecoveryPlan, RecoveryReport, plan, scan
+from cystore.system.store_lock import StoreLocks
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

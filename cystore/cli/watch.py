@@ -8,7 +8,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
-from cystore import MessageStore, StoreIOError, files
+from cystore import MessageStore, StoreIOError
+from cystore.system import files
 
 # inotify(7)
 _IN_CREATE, _IN_MOVED_TO, _IN_DELETE_SELF, _IN_MOVE_SELF = 0x100, 0x80, 0x400, 0x800

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
-from cystore.holes import Holes
+from cystore.engine.holes import Holes
+from cystore.engine.segments import Mode
 from cystore.recovery.apply import Apply, Pieces, drop_derived, mended
 from cystore.recovery.model import (
     CutQueue,
@@ -26,7 +27,6 @@ from cystore.recovery.plan import plan
 from cystore.recovery.rules import A_BLANK
 from cystore.recovery.scan import Progress, scan
 from cystore.recovery.verify import Bounds, verify
-from cystore.segments import Mode
 
 __all__ = [
     "Bounds",

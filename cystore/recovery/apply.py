@@ -6,16 +6,17 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from cystore import clock, files
+from cystore import clock
 from cystore._native import mend
-from cystore.commit_log import DIRECTORY as LOG
-from cystore.consume_queue import DIRECTORY as QUEUES
-from cystore.consume_queue import ENTRY_BYTES
-from cystore.consume_queue_ext import DIRECTORY as EXT_QUEUES
-from cystore.holes import QUARANTINE, Hole, Holes, write_holes
-from cystore.index import DIRECTORY as INDEX
-from cystore.index import ENTRY_BYTES as INDEX_ENTRY_BYTES
-from cystore.index import HEADER_BYTES, SLOT_BYTES
+from cystore.derived.consume_queue import DIRECTORY as QUEUES
+from cystore.derived.consume_queue import ENTRY_BYTES
+from cystore.derived.consume_queue_ext import DIRECTORY as EXT_QUEUES
+from cystore.derived.index import DIRECTORY as INDEX
+from cystore.derived.index import ENTRY_BYTES as INDEX_ENTRY_BYTES
+from cystore.derived.index import HEADER_BYTES, SLOT_BYTES
+from cystore.engine.commit_log import DIRECTORY as LOG
+from cystore.engine.holes import QUARANTINE, Hole, Holes, write_holes
+from cystore.engine.segments import file_name
 from cystore.recovery.model import (
     CutQueue,
     ExtendLogFile,
@@ -33,7 +34,7 @@ from cystore.recovery.model import (
 )
 from cystore.recovery.plan import copy_name
 from cystore.recovery.queue_reader import HOLE_BYTES
-from cystore.segments import file_name
+from cystore.system import files
 
 PIECE_ENTRIES = 200_000  # index entries read at once
 BLOCK_BYTES = 4096

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from cystore._native import mend, scan
 from cystore._native.record import find_property
-from cystore.checkpoint import CheckpointFields
 from cystore.config import StoreConfig
-from cystore.holes import Holes
-from cystore.index import SLOT_BYTES
+from cystore.derived.index import SLOT_BYTES
+from cystore.engine.checkpoint import CheckpointFields
+from cystore.engine.holes import Holes
 from cystore.layout import CONSTANTS
 from cystore.recovery.index_reader import IndexReader, knows_its_shape, list_index
 from cystore.recovery.index_stream import IndexStream

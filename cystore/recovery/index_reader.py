@@ -7,9 +7,8 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from cystore import files
 from cystore.config import StoreConfig
-from cystore.index import (
+from cystore.derived.index import (
     DIRECTORY,
     ENTRY_BYTES,
     HEADER_BYTES,
@@ -18,6 +17,7 @@ from cystore.index import (
     file_length,
     told_shape,
 )
+from cystore.system import files
 
 NAME = re.compile(r"[0-9]{17}\Z", re.ASCII)
 BLOCK_ENTRIES = 200

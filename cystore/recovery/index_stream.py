@@ -6,7 +6,7 @@ from bisect import bisect_right
 from pathlib import Path
 
 from cystore._native import mend
-from cystore.index import ENTRY_BYTES, SLOT_BYTES
+from cystore.derived.index import ENTRY_BYTES, SLOT_BYTES
 from cystore.recovery.index_reader import IndexReader
 
 ENTRIES_AT_ONCE = 50_000

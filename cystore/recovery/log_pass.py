@@ -8,7 +8,7 @@ from typing import Any
 
 from cystore._native import scan
 from cystore._native.record import STATUS_NAMES
-from cystore.holes import Hole, Holes
+from cystore.engine.holes import Hole, Holes
 from cystore.layout import CONSTANTS
 from cystore.recovery import rules
 from cystore.recovery.log_reader import GONE, Finder, LogReader, Walk

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cystore import files
 from cystore._native import record, scan
-from cystore.commit_log import DIRECTORY
+from cystore.engine.commit_log import DIRECTORY
+from cystore.engine.segments import OURS, base_of_name, file_name
 from cystore.errors import StoreFormatError
 from cystore.layout import CONSTANTS
 from cystore.recovery.model import DirtyRange, LaterFile
-from cystore.segments import OURS, base_of_name, file_name
+from cystore.system import files
 
 PIECE_BYTES = 4 << 20
 GONE = -1  # a status beside those of the kernel: there is no file at the position

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from cystore.holes import Hole, Holes
+from cystore.engine.holes import Hole, Holes
 from cystore.layout import CONSTANTS
 
 INDEX_HEADER_BYTES = CONSTANTS["INDEX_HEADER_BYTES"][0]

@@ -6,7 +6,8 @@ before anybody steps over them, files are changed before those behind them move.
 
 from __future__ import annotations
 
-from cystore.holes import Hole, Holes
+from cystore.engine.holes import Hole, Holes
+from cystore.engine.segments import file_name
 from cystore.layout import CONSTANTS
 from cystore.recovery import rules
 from cystore.recovery.model import (
@@ -26,7 +27,6 @@ from cystore.recovery.model import (
     WriteHoles,
     ZeroLog,
 )
-from cystore.segments import file_name
 
 BLANK_SIZE_MIN = CONSTANTS["BLANK_SIZE_MIN"][0]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from cystore.offsets import QueueOffsets
+from cystore.derived.offsets import QueueOffsets
 from cystore.recovery.log_pass import Key, LogPass, Situation
 from cystore.recovery.model import QueueScan
 from cystore.recovery.queue_reader import QueueReader

@@ -8,10 +8,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cystore import files
-from cystore.consume_queue import DIRECTORY, ENTRY_BYTES
+from cystore.derived.consume_queue import DIRECTORY, ENTRY_BYTES
+from cystore.engine.segments import base_of_name, file_name
 from cystore.layout import CONSTANTS
-from cystore.segments import base_of_name, file_name
+from cystore.system import files
 
 TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}\Z", re.ASCII)
 HOLE_SIZE = CONSTANTS["HOLE_ENTRY_SIZE"][0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cystore.checkpoint import CheckpointFields
+from cystore.engine.checkpoint import CheckpointFields
 from cystore.layout import CONSTANTS, RECORD_MAGIC_CYSTORE
 
 RECORD_SIZE_MIN = CONSTANTS["RECORD_SIZE_MIN"][0]

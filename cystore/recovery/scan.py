@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from cystore.checkpoint import read_checkpoint
-from cystore.commit_log import MARKER
 from cystore.config import StoreConfig
+from cystore.derived.offsets import QueueOffsets, read_queue_offsets
+from cystore.engine.checkpoint import read_checkpoint
+from cystore.engine.commit_log import MARKER
+from cystore.engine.holes import Holes, read_holes_or_copy
 from cystore.errors import StoreFormatError
-from cystore.holes import Holes, read_holes_or_copy
-from cystore.offsets import QueueOffsets, read_queue_offsets
 from cystore.recovery import rules
 from cystore.recovery.index_check import IndexCheck
 from cystore.recovery.log_pass import EVERYTHING, LogPass, Situation

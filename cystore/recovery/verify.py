@@ -10,10 +10,10 @@ from typing import NamedTuple
 from cystore._native import scan as kernel
 from cystore._native.record import STATUS_NAMES
 from cystore.config import StoreConfig
-from cystore.consume_queue import DIRECTORY as QUEUES
-from cystore.consume_queue import ENTRY_BYTES
-from cystore.holes import read_holes
-from cystore.index import DIRECTORY as INDEX
+from cystore.derived.consume_queue import DIRECTORY as QUEUES
+from cystore.derived.consume_queue import ENTRY_BYTES
+from cystore.derived.index import DIRECTORY as INDEX
+from cystore.engine.holes import read_holes
 from cystore.recovery import rules
 from cystore.recovery.index_reader import IndexReader, list_readable_index
 from cystore.recovery.index_stream import IndexStream

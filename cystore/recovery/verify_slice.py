@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from cystore._native import scan as kernel
-from cystore.consume_queue import ENTRY_BYTES
+from cystore.derived.consume_queue import ENTRY_BYTES
 from cystore.recovery.index_reader import list_readable_index
 from cystore.recovery.index_stream import IndexStream
 from cystore.recovery.log_pass import Key

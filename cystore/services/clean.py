@@ -17,18 +17,18 @@ from cystore._native.control import Control
 from cystore._native.failpoint import failpoint
 from cystore.archive import ArchiveMark
 from cystore.clock import monotonic_s
-from cystore.commit_log import CommitLog
 from cystore.config import StoreConfig
-from cystore.consume_queue import ConsumeQueues
+from cystore.derived.consume_queue import ConsumeQueues
+from cystore.derived.dispatch import Dispatcher
+from cystore.derived.flush import DerivedFlusher
+from cystore.derived.index import IndexFiles
+from cystore.engine.commit_log import CommitLog
+from cystore.engine.disk_space import DiskSpace
+from cystore.engine.progress import Progress
+from cystore.engine.roll import Roller
 from cystore.errors import CorruptRecordError
 from cystore.holds import Hold, Holds
-from cystore.index import IndexFiles
 from cystore.services.delivered import DeliveryProgress
-from cystore.services.disk_space import DiskSpace
-from cystore.services.flush import Flusher
-from cystore.services.progress import Progress
-from cystore.services.reput import Dispatcher
-from cystore.services.roll import Roller
 
 log = logging.getLogger("cystore")
 
@@ -68,7 +68,7 @@ class Cleaner:
         dispatcher: Dispatcher,
         roller: Roller,
         space: DiskSpace,
-        flusher: Flusher,
+        flusher: DerivedFlusher,
         delivered: DeliveryProgress,
         config: StoreConfig,
     ) -> None:

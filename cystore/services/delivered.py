@@ -16,18 +16,18 @@ import zlib
 from collections.abc import Hashable
 from pathlib import Path
 
-from cystore import files
 from cystore._native.appender import SCHEDULE_TOPIC
 from cystore._native.control import Control
 from cystore._native.delay import Delivered
 from cystore._native.failpoint import failpoint
 from cystore._native.message import Message
 from cystore.clock import monotonic_s
-from cystore.commit_log import CommitLog
-from cystore.consume_queue import ConsumeQueues
+from cystore.derived.consume_queue import ConsumeQueues
+from cystore.derived.offsets import DelayOffsets, read_delay_offsets, write_delay_offsets
+from cystore.engine.commit_log import CommitLog
 from cystore.errors import CorruptRecordError, OffsetError, StoreFormatError, StoreFullError
-from cystore.offsets import DelayOffsets, read_delay_offsets, write_delay_offsets
 from cystore.recovery.log_reader import Finder, LogReader
+from cystore.system import files
 
 log = logging.getLogger("cystore")
 

@@ -24,11 +24,14 @@ from cystore._native.delay import is_due_time
 from cystore._native.failpoint import failpoint
 from cystore._native.mapping import MappedFile
 from cystore._native.message import Message, PutResult, delay_level_of, due_message
-from cystore.append_policy import AppendPolicy
 from cystore.clock import FOREVER_S, monotonic_s
-from cystore.commit_log import CommitLog
 from cystore.config import StoreConfig
-from cystore.consume_queue import ConsumeQueue, ConsumeQueues, QueueEntry
+from cystore.derived.consume_queue import ConsumeQueue, ConsumeQueues, QueueEntry
+from cystore.derived.reader import Reader
+from cystore.engine.append_policy import AppendPolicy
+from cystore.engine.commit_log import CommitLog
+from cystore.engine.flush import Flusher
+from cystore.engine.progress import Progress
 from cystore.errors import (
     CorruptRecordError,
     MessageIllegalError,
@@ -38,10 +41,7 @@ from cystore.errors import (
     StoreLockedError,
 )
 from cystore.layout import CONSTANTS
-from cystore.reader import Reader
 from cystore.services.delivered import SOURCE, DeliveryProgress, source_text
-from cystore.services.flush import Flusher
-from cystore.services.progress import Progress
 
 log = logging.getLogger("cystore")
 

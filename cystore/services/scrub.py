@@ -16,19 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cystore import clock, files
+from cystore import clock
 from cystore._native import record as kernel
 from cystore._native.checksum import crc32c
 from cystore._native.control import Control
 from cystore._native.mapping import MappedFile
 from cystore.config import StoreConfig
-from cystore.consume_queue import ENTRY_BYTES, ConsumeQueues
+from cystore.derived.consume_queue import ENTRY_BYTES, ConsumeQueues
+from cystore.derived.dispatch import Dispatcher
 from cystore.errors import StoreError, StoreLockedError, StoreTimeoutError
 from cystore.recovery.log_reader import LogReader
 from cystore.recovery.model import Damage
 from cystore.recovery.verify import Bounds
 from cystore.recovery.verify_slice import SliceVerifier, WrongEntry
-from cystore.services.reput import Dispatcher
+from cystore.system import files
 
 log = logging.getLogger("cystore")
 

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from cystore import os_threads
+from cystore.engine.progress import Progress
 from cystore.errors import StoreClosedError, StoreError
-from cystore.services.progress import Progress
+from cystore.system import os_threads
 
 log = logging.getLogger("cystore")
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cystore import files
 from cystore._native.failpoint import failpoint
 from cystore._native.message import Message
 from cystore.errors import MessageIllegalError, StoreConfigError, StoreError, StoreIOError
@@ -29,6 +28,7 @@ from cystore.spark.staging import (
 from cystore.spark.write_options import Sink, WriteOptions
 from cystore.store import MessageStore
 from cystore.store import open as open_store
+from cystore.system import files
 
 log = logging.getLogger("cystore")
 

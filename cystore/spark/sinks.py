@@ -15,14 +15,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cystore import files
 from cystore._native.checksum import crc32c
 from cystore.errors import StoreFormatError
-from cystore.locks import locked_byte
 from cystore.spark.rows import SINK_PROPERTY
 from cystore.spark.staging import StagedFile
 from cystore.spark.write_options import Sink
 from cystore.store import MessageStore
+from cystore.system import files
+from cystore.system.store_lock import locked_byte
 
 FOLDER = Path("config") / "sparkSinks"
 RANGES_MAX = 1000  # of an application's versions that are remembered

@@ -17,10 +17,10 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
-from cystore import files
 from cystore.clock import now_ms
 from cystore.errors import StoreFormatError, StoreIOError
 from cystore.spark.rows import STAGED, RowEncoder
+from cystore.system import files
 
 SUFFIX = ".rows"
 ANONYMOUS = "batch-"  # folders of jobs without a name

@@ -77,7 +77,7 @@ def a_put_and_who_lets_it_through(url: str, library: str, lock: str) -> list:
 
     from celery import Celery
 
-    from cystore import os_threads
+    from cystore.system import os_threads
 
     flush = {"flush": "sync", "append": "async"}[lock]
     app = Celery("test", broker="memory://", backend=f"{url}?flush={flush}&sync_flush_timeout_ms=60000")
@@ -130,8 +130,8 @@ def a_step_of_a_duty_and_who_ends_it(url: str, library: str) -> list:
 
     from celery import Celery
 
-    from cystore import os_threads
     from cystore.celery import duties
+    from cystore.system import os_threads
 
     app = Celery("test", broker="memory://", backend=url)
     app.backend.store_result("before", 1, "SUCCESS")

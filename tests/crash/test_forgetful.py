@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cystore import files
+from cystore.system import files
 from tests.crash import matrix
 from tests.crash.faults import lost_writes
 from tests.crash.forgetful import ForgetfulDisk, Power

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import cystore
-from cystore.checkpoint import read_checkpoint
+from cystore.engine.checkpoint import read_checkpoint
 from tests.checks import check, check_closed
 from tests.crash.writers import acknowledged, arm, start
 from tests.process import Process

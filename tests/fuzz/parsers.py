@@ -7,11 +7,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from cystore.checkpoint import parse_checkpoint
 from cystore.config import StoreConfig
-from cystore.errors import StoreConfigError, StoreFormatError
-from cystore.holes import Hole, Holes, parse_holes, render_holes
-from cystore.offsets import (
+from cystore.derived.offsets import (
     DELAY_OFFSETS,
     OFFSET_MAX,
     QUEUE_OFFSETS,
@@ -24,6 +21,9 @@ from cystore.offsets import (
     write_delay_offsets,
     write_queue_offsets,
 )
+from cystore.engine.checkpoint import parse_checkpoint
+from cystore.engine.holes import Hole, Holes, parse_holes, render_holes
+from cystore.errors import StoreConfigError, StoreFormatError
 from tests.fuzz.target import Target, Wrong, same
 from tests.oracle import checkpoint as oracle
 

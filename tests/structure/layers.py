@@ -14,48 +14,24 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("cystore.layout", "cystore.errors", "cystore.config", "cystore.result"),
     ),
     ("L1 kernels", ("cystore._native", "cystore._native.*")),
+    ("L2 the operating system", ("cystore.clock", "cystore.system*")),
+    ("L3 the engine: the log by itself", ("cystore.engine*",)),
+    ("L4 what follows from the log", ("cystore.derived*",)),
     (
-        "L2 the operating system",
+        "L5 services, recovery and what composes them",
         (
-            "cystore.clock",
-            "cystore.files",
-            "cystore.guard",
-            "cystore.host",
-            "cystore.segments",
-            "cystore.locks",
-            "cystore.os_threads",
-        ),
-    ),
-    (
-        "L3 the store's parts",
-        (
-            "cystore.commit_log",
-            "cystore.consume_queue",
-            "cystore.consume_queue_ext",
-            "cystore.index",
-            "cystore.checkpoint",
-            "cystore.offsets",
+            "cystore.services*",
+            "cystore.recovery*",
             "cystore.holds",
             "cystore.archive",
-            "cystore.holes",
             "cystore.stats",
-        ),
-    ),
-    (
-        "L4 services, recovery and what composes them",
-        (
-            "cystore.services",
-            "cystore.services.*",
-            "cystore.recovery*",
-            "cystore.reader",
-            "cystore.append_policy",
             "cystore.attach",
             "cystore.snapshot",
         ),
     ),
-    ("L5 the store", ("cystore.store", "cystore")),
+    ("L6 the store", ("cystore.store", "cystore")),
     (
-        "L6 what users plug in",
+        "L7 what users plug in",
         (
             "cystore.cli*",
             "cystore.celery*",
@@ -69,7 +45,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "pyspark_cystore",
         ),
     ),
-    ("L7 the ready-made app", ("celery_app*",)),
+    ("L8 the ready-made app", ("celery_app*",)),
 )
 
 # Modules that only import once their extra is there: module pattern, the package it needs.

@@ -14,7 +14,7 @@ PATH_METHODS = {
     *("symlink_to", "hardlink_to", "rename", "replace", "chmod", "iterdir"),
 }
 MAY_REACH = {
-    "cystore/files.py": "the only caller",
+    "cystore/system/files.py": "the only caller",
     "cystore/layout.py": "writes the generated sources, run by path before any build",
     "cystore/spark/jobs/report.py": "writes the user's report, no file of a store",
 }
@@ -51,12 +51,12 @@ def test_every_file_of_a_store_is_opened_by_files_py():
         if name_of(path) not in MAY_REACH and not name_of(path).startswith("cystore/cli/")
         for line, call in _reaching(path.read_text())
     ]
-    assert not found, f"only cystore/files.py may: {found}"
+    assert not found, f"only cystore/system/files.py may: {found}"
 
 
 def test_the_one_way_follows_no_link():
     """Of the calls that open, each says so."""
-    source = ast.parse((files(".py", under="cystore/files.py")[0]).read_text())
+    source = ast.parse((files(".py", under="cystore/system/files.py")[0]).read_text())
     opens = [
         node
         for node in ast.walk(source)

@@ -37,7 +37,7 @@ class Ban:
 
 THIS = {"tests/structure/test_tidy.py": "the rules themselves"}
 SYSTEM_CALLS = {
-    "cystore/files.py": "the only caller",
+    "cystore/system/files.py": "the only caller",
     "cystore/clock.py": "the only caller",
     "cystore/config.py": "reads a settings file; below files.py",
     "cystore/layout.py": "writes the generated sources, run by path before any build",
@@ -186,7 +186,7 @@ def test_only_files_and_clock_reach_the_file_system_and_the_clock():
                 and not line.lstrip().startswith("#")
             ):
                 found.append(f"{name_of(path)}:{number} {match[1]}")
-    assert not found, f"only cystore/files.py and cystore/clock.py may: {found}"
+    assert not found, f"only cystore/system/files.py and cystore/clock.py may: {found}"
 
 
 def _swallowed(text: str) -> list[int]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from cystore import files
 from cystore._native.control import Control
 from cystore._native.mapping import MappedFile
-from cystore.commit_log import CommitLog
 from cystore.config import StoreConfig
-from cystore.consume_queue import ConsumeQueues
-from cystore.holes import Hole, Holes
-from cystore.index import IndexFiles
-from cystore.reader import Reader
-from cystore.segments import Mode
-from cystore.services.reput import Dispatcher
+from cystore.derived.consume_queue import ConsumeQueues
+from cystore.derived.dispatch import Dispatcher
+from cystore.derived.index import IndexFiles
+from cystore.derived.reader import Reader
+from cystore.engine.commit_log import CommitLog
+from cystore.engine.holes import Hole, Holes
+from cystore.engine.segments import Mode
+from cystore.system import files
 from tests.oracle.log import Log
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cystore.config import StoreConfig
+from cystore.engine.segments import Mode
 from cystore.recovery import RecoveredState, recover
-from cystore.segments import Mode
 from tests.oracle.checkpoint import Checkpoint
 from tests.oracle.log import Log, lay_out
 from tests.oracle.record import CYSTORE_MAGIC, Record

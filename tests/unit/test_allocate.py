@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import cystore
-from cystore import files
-from cystore.consume_queue import ConsumeQueue
+from cystore.derived.consume_queue import ConsumeQueue
+from cystore.engine.progress import Progress
 from cystore.errors import FlushFailedError, StoreFullError, StoreIOError
-from cystore.services.progress import Progress
+from cystore.system import files
 from tests.process import Failed, Process
 from tests.small import LOG_BYTES, SETTINGS, body_for, open_small
 

@@ -16,8 +16,9 @@ from tests.small import LOG_BYTES, SETTINGS, open_small
 
 pa = pytest.importorskip("pyarrow", reason="pip install 'cystore[arrow]'")
 
-from cystore import arrow, files, host  # noqa: E402 - needs pyarrow
+from cystore import arrow  # noqa: E402 - needs pyarrow
 from cystore.errors import CorruptRecordError, OffsetError, StoreConfigError, StoreFormatError  # noqa: E402
+from cystore.system import files, host  # noqa: E402
 
 
 def rows(store: Any, **options: Any) -> list[dict[str, Any]]:

@@ -5,8 +5,14 @@ import struct
 
 import pytest
 
-from cystore.checkpoint import FILE_BYTES, Checkpoint, CheckpointFields, parse_checkpoint, read_checkpoint
-from cystore.segments import Mode
+from cystore.engine.checkpoint import (
+    FILE_BYTES,
+    Checkpoint,
+    CheckpointFields,
+    parse_checkpoint,
+    read_checkpoint,
+)
+from cystore.engine.segments import Mode
 from tests.oracle import checkpoint as oracle
 
 

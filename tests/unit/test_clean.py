@@ -13,8 +13,8 @@ import pytest
 
 import cystore
 from cystore import clock
-from cystore.offsets import read_queue_offsets
-from cystore.services.progress import Progress
+from cystore.derived.offsets import read_queue_offsets
+from cystore.engine.progress import Progress
 from tests.checks import check_closed, everything
 from tests.cleaned import check_cleaned, fill
 from tests.process import Process

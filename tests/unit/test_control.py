@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cystore import files, layout
+from cystore import layout
 from cystore._native.control import Control
 from cystore._native.mapping import MappedFile
 from cystore._native.queue import queues_to_flush
@@ -25,6 +25,7 @@ from cystore.errors import (
     StoreLockedError,
     StoreNotWritableError,
 )
+from cystore.system import files
 from tests.process import Failed, Process
 from tests.unit import parts
 

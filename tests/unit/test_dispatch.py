@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cystore.config import StoreConfig
+from cystore.engine.segments import Mode
 from cystore.errors import CorruptRecordError, StoreFullError
 from cystore.layout import FLAGS
 from cystore.result import GetStatus
-from cystore.segments import Mode
 from tests.oracle import index as oracle_index
 from tests.oracle import queue as oracle_queue
 from tests.oracle.log import lay_out
@@ -181,8 +181,8 @@ def test_without_the_index_only_queues_are_made(tmp_path):
 
 
 def test_more_queues_than_are_kept_open(tmp_path, monkeypatch):
-    monkeypatch.setattr("cystore.services.reput.MAX_MAPPED_QUEUES", 8)
-    monkeypatch.setattr("cystore.consume_queue.MAX_OPEN", 8)
+    monkeypatch.setattr("cystore.derived.dispatch.MAX_MAPPED_QUEUES", 8)
+    monkeypatch.setattr("cystore.derived.consume_queue.MAX_OPEN", 8)
     mixed = [
         record
         for n in range(4)
@@ -282,7 +282,7 @@ def test_a_full_disk_stops_dispatch_and_room_lets_it_go_on(tmp_path, monkeypatch
         raise StoreFullError("no space left on the disk")
 
     with monkeypatch.context() as patched:
-        patched.setattr("cystore.files.allocate", refuse)
+        patched.setattr("cystore.system.files.allocate", refuse)
         with pytest.raises(StoreFullError):
             store.dispatcher.run_to_end()
         assert store.control.dispatched == 0

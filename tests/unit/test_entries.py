@@ -7,7 +7,7 @@ import pytest
 
 from cystore._native import entries as kernel
 from cystore._native.mapping import MappedFile
-from cystore.index import file_length
+from cystore.derived.index import file_length
 from tests.oracle import queue
 from tests.oracle.log import lay_out
 from tests.oracle.record import ROCKETMQ_MAGIC

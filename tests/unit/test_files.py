@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from cystore import files
 from cystore.errors import StoreError, StoreFullError, StoreIOError, StorePermissionError
+from cystore.system import files
 from tests.process import Process
 
 NOT_ASKED = "the kernel of this host does not let a user mount a small disk"
@@ -118,7 +118,7 @@ def test_sized_file_is_zero_reserved_and_named_once(tmp_path):
 def test_kill_before_the_name_leaves_a_temporary_file_that_the_next_load_clears(tmp_path):
     with Process() as process:
         process.do(
-            "import os, signal; from pathlib import Path; from cystore import files\n"
+            "import os, signal; from pathlib import Path; from cystore.system import files\n"
             "files.rename_no_replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)"
         )
         process.send(
@@ -258,7 +258,7 @@ def test_free_space_is_what_the_system_says(tmp_path):
 ON_A_SMALL_DISK = """
 import os, sys
 from pathlib import Path
-from cystore import files
+from cystore.system import files
 from cystore.errors import StoreFullError
 root = Path(sys.argv[1])
 try:

@@ -10,9 +10,9 @@ import threading
 import pytest
 
 import cystore
-from cystore.checkpoint import read_checkpoint
+from cystore.derived.offsets import QueueOffsets, read_queue_offsets, write_queue_offsets
+from cystore.engine.checkpoint import read_checkpoint
 from cystore.errors import CorruptRecordError, FlushFailedError, StoreTimeoutError
-from cystore.offsets import QueueOffsets, read_queue_offsets, write_queue_offsets
 from tests.process import Failed, Process, processes
 from tests.small import LOG_BYTES, SETTINGS, body_for, open_small
 
@@ -335,7 +335,7 @@ def test_waiting_for_a_leader_can_be_broken_off(store):
 def test_offsets_are_saved_only_of_what_is_durable(store):
     """A queue that a power cut takes away must not go on counting behind messages that it never had."""
     store.put("T", b"1")
-    store._parts.flusher.save_queue_offsets()
+    store._parts.derived_flusher.save_queue_offsets()
     saved = read_queue_offsets(store.path)
     assert saved.next == {("T", 0): 1}
     assert saved.physical_offset <= flushed(store) == store.wrote_position
@@ -374,7 +374,7 @@ def test_older_offsets_do_not_replace_newer_ones(store, monkeypatch):
         flush_to(position)
 
     monkeypatch.setattr(flusher, "flush_to", meanwhile)
-    flusher.save_queue_offsets()
+    store._parts.derived_flusher.save_queue_offsets()
     assert read_queue_offsets(store.path).next == {("T", 0): 2}
 
 
@@ -385,7 +385,7 @@ def test_offsets_of_a_log_that_was_cut_since_and_damaged_ones_are_replaced(store
         (store.path / "config" / "queueOffset.json").write_bytes(b"{")
         (store.path / "config" / "queueOffset.json.bak").unlink(missing_ok=True)
     store.put("T", b"1")
-    store._parts.flusher.save_queue_offsets()
+    store._parts.derived_flusher.save_queue_offsets()
     assert read_queue_offsets(store.path).next == {("T", 0): 1}
 
 
@@ -432,7 +432,7 @@ def test_published_record_that_is_damaged_is_an_error_and_not_a_walk_without_end
 
 
 def test_service_flushes_when_enough_pages_are_dirty_or_enough_time_is_over(tmp_path, monkeypatch):
-    from cystore.services import flush as module
+    from cystore.engine import flush as module
 
     now = [1000.0]
     monkeypatch.setattr(module, "monotonic_s", lambda: now[0])
@@ -453,18 +453,18 @@ def test_service_flushes_when_enough_pages_are_dirty_or_enough_time_is_over(tmp_
 
 
 def test_service_flushes_queues_index_and_checkpoint_once_a_second(tmp_path, monkeypatch):
-    from cystore.services import flush as module
+    from cystore.derived import flush as module
 
     now = [1000.0]
     monkeypatch.setattr(module, "monotonic_s", lambda: now[0])
     with open_small(tmp_path / "s") as store:
         result = store.put("T", b"", keys=("k",))
         store.dispatch()
-        flusher, control = store._parts.flusher, store._parts.control
-        flusher.run_once()
+        control = store._parts.control
+        store._parts.flush_once()
         assert control.index_flushed == 0
         now[0] += 1.0
-        flusher.run_once()
+        store._parts.flush_once()
         end = result.size_bytes
         assert (control.index_flushed, control.flushed, control.queue_flushed(0)) == (end, end, 1)
         fields = read_checkpoint(store.path)

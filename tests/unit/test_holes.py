@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cystore.errors import StoreFormatError
-from cystore.holes import (
+from cystore.engine.holes import (
     FILE_NAME,
     QUARANTINE,
     Hole,
@@ -15,6 +14,7 @@ from cystore.holes import (
     render_holes,
     write_holes,
 )
+from cystore.errors import StoreFormatError
 
 ranges = st.tuples(st.integers(0, 60), st.integers(1, 8)).map(lambda r: (r[0], r[0] + r[1]))
 

@@ -17,9 +17,9 @@ from cystore import clock
 from cystore._native import index as kernel
 from cystore._native.mapping import MappedFile
 from cystore.config import StoreConfig
+from cystore.derived.index import ALLOCATE_BYTES, IndexFiles, file_length
+from cystore.engine.segments import Mode
 from cystore.errors import StoreFormatError
-from cystore.index import ALLOCATE_BYTES, IndexFiles, file_length
-from cystore.segments import Mode
 from tests.golden import stores
 from tests.oracle import index as oracle
 from tests.oracle.record import Record

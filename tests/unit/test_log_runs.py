@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 
-from cystore.segments import file_name
+from cystore.engine.segments import file_name
 from cystore.snapshot import LogRange, packed_evenly, runs_of
 
 FILE_BYTES = 1000

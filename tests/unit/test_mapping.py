@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cystore import files
 from cystore._native.mapping import MappedFile
 from cystore.errors import StoreError
+from cystore.system import files
 
 PAGE = os.sysconf("SC_PAGESIZE")
 

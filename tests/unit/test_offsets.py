@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cystore.errors import StoreFormatError
-from cystore.offsets import (
+from cystore.derived.offsets import (
     DELAY_OFFSETS,
     QueueOffsets,
     parse_offsets,
@@ -18,6 +17,7 @@ from cystore.offsets import (
     write_offsets,
     write_queue_offsets,
 )
+from cystore.errors import StoreFormatError
 from tests.oracle.checkpoint import parse_offsets as oracle_parse
 
 ROCKETMQ = '{\n\t"offsetTable":{1:6,2:5\n\t}\n}'

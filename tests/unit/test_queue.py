@@ -15,10 +15,10 @@ from cystore._native import ext as ext_kernel
 from cystore._native import queue as kernel
 from cystore._native.mapping import MappedFile
 from cystore.config import StoreConfig
-from cystore.consume_queue import ConsumeQueue, ConsumeQueues
-from cystore.consume_queue_ext import ConsumeQueueExt
+from cystore.derived.consume_queue import ConsumeQueue, ConsumeQueues
+from cystore.derived.consume_queue_ext import ConsumeQueueExt
+from cystore.engine.segments import Mode
 from cystore.errors import CorruptRecordError, OffsetError, StoreFormatError
-from cystore.segments import Mode
 from tests.oracle import queue as oracle
 from tests.property.strategies import INT64
 from tests.unit import parts
@@ -206,7 +206,7 @@ def test_the_length_of_the_files_that_are_there_counts(tmp_path):
 
 
 def test_only_the_queues_used_last_stay_open(tmp_path, monkeypatch):
-    monkeypatch.setattr("cystore.consume_queue.MAX_OPEN", 3)
+    monkeypatch.setattr("cystore.derived.consume_queue.MAX_OPEN", 3)
     control = parts.control_block(CONFIG)
     for number in range(6):
         control.add_queue("T", number)
@@ -318,7 +318,7 @@ def test_names_are_made_durable_by_the_first_flush_that_counts_on_them(tmp_path,
     queue = opened(tmp_path, first=4_000)  # 5,000 entries in a file
     synced = []
     monkeypatch.setattr(
-        "cystore.files.sync_directory", lambda path: synced.append(path.relative_to(tmp_path))
+        "cystore.system.files.sync_directory", lambda path: synced.append(path.relative_to(tmp_path))
     )
     add(queue, 0, 90)
     assert Path("consumequeue/T/3") not in synced

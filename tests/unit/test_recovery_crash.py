@@ -9,11 +9,11 @@ import subprocess
 
 import pytest
 
-from cystore import files
+from cystore.engine.holes import read_holes
 from cystore.errors import StoreError, StoreFullError
-from cystore.holes import read_holes
 from cystore.recovery import plan, scan
 from cystore.recovery.apply import Apply
+from cystore.system import files
 from tests.unit.recovery_stores import FILE_BYTES, aside, fingerprint, log_bytes, make_records, write
 
 

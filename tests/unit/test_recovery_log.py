@@ -13,10 +13,10 @@ import pytest
 
 import cystore
 from cystore.config import StoreConfig
+from cystore.engine.holes import Hole, Holes, write_holes
+from cystore.engine.segments import Mode
 from cystore.errors import StoreFormatError, StoreIOError
-from cystore.holes import Hole, Holes, write_holes
 from cystore.recovery import recover
-from cystore.segments import Mode
 from tests.oracle.checkpoint import Checkpoint
 from tests.oracle.checkpoint import encode as encode_checkpoint
 from tests.oracle.record import ROCKETMQ_MAGIC, encode, encode_blank

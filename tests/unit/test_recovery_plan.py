@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from cystore.holes import Hole, Holes
+from cystore.engine.holes import Hole, Holes
 from cystore.recovery import plan, rules
 from cystore.recovery.model import (
     CutQueue,

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import cystore
-from cystore.offsets import QueueOffsets, write_queue_offsets
+from cystore.derived.offsets import QueueOffsets, write_queue_offsets
+from cystore.engine.segments import Mode
 from cystore.recovery.verify import verify
-from cystore.segments import Mode
 from tests.oracle import queue
 from tests.oracle import store as oracle
 from tests.oracle.log import lay_out

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 import cystore
-from cystore.consume_queue import ENTRY_BYTES
+from cystore.derived.consume_queue import ENTRY_BYTES
 from cystore.services import scrub
 from tests.process import Process
 from tests.small import LOG_BYTES, SETTINGS, open_small

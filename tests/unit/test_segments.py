@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
+from cystore.engine.segments import MappedFileQueue, Mode, file_name
 from cystore.errors import StoreFormatError, StorePermissionError
-from cystore.segments import MappedFileQueue, Mode, file_name
 
 FILE_BYTES = 8192
 

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 import cystore
-from cystore import locks
-from cystore.checkpoint import read_checkpoint
+from cystore.engine.checkpoint import read_checkpoint
 from cystore.errors import (
     OffsetError,
     StoreConfigError,
@@ -26,6 +25,7 @@ from cystore.errors import (
     StorePermissionError,
 )
 from cystore.result import GetStatus
+from cystore.system import store_lock
 from tests.process import Failed, Process
 from tests.small import LOG_BYTES, SETTINGS, body_for, open_small
 
@@ -267,7 +267,7 @@ def test_directory_that_another_opener_makes_at_the_same_moment(path, monkeypatc
 
 
 def test_lock_file_deleted_under_live_processes(path, monkeypatch):
-    monkeypatch.setattr(locks, "_DIRECTORY_WAIT_S", 0.0)
+    monkeypatch.setattr(store_lock, "_DIRECTORY_WAIT_S", 0.0)
     with open_small(path) as store:
         (path / "lock").unlink()
         with pytest.raises(StoreLockedError, match="deleted or replaced"):

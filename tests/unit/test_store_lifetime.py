@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import cystore
-from cystore import reader
+from cystore.derived import reader
 from cystore.errors import (
     PageCacheBusyError,
     StoreClosedError,

@@ -22,21 +22,19 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 import cystore
-from cystore import files, guard, host
 from cystore.attach import ABORT_NAME, mark_undispatched
-from cystore.checkpoint import Checkpoint
 from cystore.cli import facts
 from cystore.cli.command import FOUND_WRONG, OK, store_config
 from cystore.cli.progress import Report
 from cystore.config import StoreConfig
-from cystore.consume_queue import DIRECTORY as QUEUES
-from cystore.consume_queue_ext import DIRECTORY as EXT_QUEUES
+from cystore.derived.consume_queue import DIRECTORY as QUEUES
+from cystore.derived.consume_queue_ext import DIRECTORY as EXT_QUEUES
+from cystore.derived.index import DIRECTORY as INDEX_FILES
+from cystore.engine.checkpoint import Checkpoint
+from cystore.engine.segments import Mode
 from cystore.errors import CorruptRecordError
-from cystore.index import DIRECTORY as INDEX_FILES
-from cystore.locks import StoreLocks
 from cystore.recovery import Bounds, RecoveredState, recover
 from cystore.recovery.verify_range import cut
-from cystore.segments import Mode
 from cystore.spark.jobs import staging
 from cystore.spark.jobs.running import (
     add_store_arguments,
@@ -47,6 +45,8 @@ from cystore.spark.jobs.running import (
     told,
 )
 from cystore.spark.jobs.staging import NEW, OLD, STAGE, Rebuild, Row, Written
+from cystore.system import files, host, ownership
+from cystore.system.store_lock import StoreLocks
 
 HELP = "consume queues and index anew from the log"
 DERIVED = (QUEUES, EXT_QUEUES, INDEX_FILES)
@@ -70,7 +70,7 @@ def rebuild(
     facts.state(root)
     host.check_writable_file_system(root, allow_any=config.allow_any_file_system)
     if not config.allow_any_owner:
-        guard.check(root, guard.group_id(config.group))
+        ownership.check(root, ownership.group_id(config.group))
     with _alone(root):
         files.clear_temporaries(root)
         state = _recovered(root, config, report)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from cystore import files, host
 from cystore._native import entries as kernel
 from cystore._native import ext
 from cystore._native.checksum import crc32c
@@ -22,17 +21,18 @@ from cystore._native.control import Control
 from cystore._native.mapping import MappedFile
 from cystore._native.record import STATUS_NAMES
 from cystore.config import StoreConfig
-from cystore.consume_queue import ENTRY_BYTES, ConsumeQueue
+from cystore.derived.consume_queue import ENTRY_BYTES, ConsumeQueue
+from cystore.derived.index import ENTRY_BYTES as INDEX_ENTRY_BYTES
+from cystore.derived.index import HEADER_BYTES, SLOT_BYTES, IndexFiles
+from cystore.engine.holes import read_holes
+from cystore.engine.segments import Mode
 from cystore.errors import CorruptRecordError, StoreError, StoreIOError
-from cystore.holes import read_holes
-from cystore.index import ENTRY_BYTES as INDEX_ENTRY_BYTES
-from cystore.index import HEADER_BYTES, SLOT_BYTES, IndexFiles
 from cystore.layout import CONSTANTS
 from cystore.recovery.log_reader import LogReader
 from cystore.recovery.verify import Bounds
 from cystore.recovery.verify_range import boundary
-from cystore.segments import Mode
 from cystore.spark.jobs.running import Failed
+from cystore.system import files, host
 
 UNIT_ROOM = 64  # more than a unit without a bitmap and the end mark behind it
 STAGE, NEW, OLD = "rebuild", "new", "old"

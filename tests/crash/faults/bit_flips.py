@@ -11,7 +11,7 @@ from pathlib import Path
 import cystore
 from cystore._native import index as index_kernel
 from cystore._native import scan
-from cystore.checkpoint import parse_checkpoint
+from cystore.engine.checkpoint import parse_checkpoint
 from cystore.errors import CorruptRecordError, OffsetError
 from tests.crash import images
 from tests.crash.images import Patches, Put, Whole

@@ -13,8 +13,8 @@ from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 import cystore
-from cystore.checkpoint import FILE_BYTES
-from cystore.offsets import read_queue_offsets
+from cystore.derived.offsets import read_queue_offsets
+from cystore.engine.checkpoint import FILE_BYTES
 from tests.checks import check, check_closed
 from tests.crash.forks import Child, Nursery
 from tests.crash.matrix import Case, Fault, Run
@@ -85,7 +85,7 @@ def refused():
     attempt(put_many)
     return [kind for kind, *_ in raised]
 def poisoned():
-    from cystore.services.flush import SYNC_FAILED
+    from cystore.engine.flush import SYNC_FAILED
     return bool(store._parts.control.flags & SYNC_FAILED)
 """
 

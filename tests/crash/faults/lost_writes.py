@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import cystore
-from cystore import files
+from cystore.system import files
 from tests.checks import check_closed
 from tests.crash.disk_writers import WAIT_S, Told, start
 from tests.crash.forgetful import ForgetfulDisk, Power, obstacle

@@ -16,14 +16,15 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from cystore import clock, files, os_threads
+from cystore import clock
 from cystore._native import index as kernel
 from cystore._native.control import Control
 from cystore._native.mapping import MappedFile
 from cystore.config import StoreConfig
+from cystore.engine.segments import Mode
 from cystore.errors import StoreFormatError
 from cystore.layout import CONSTANTS, DISK_STRUCTS
-from cystore.segments import Mode
+from cystore.system import files, os_threads
 
 log = logging.getLogger("cystore")
 

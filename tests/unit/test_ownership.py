@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import cystore
-from cystore import StoreConfigError, StorePermissionError, files, guard
+from cystore import StoreConfigError, StorePermissionError
+from cystore.system import files, ownership
 from tests.process import Failed
 from tests.small import open_small
 from tests.users import ALICE, BOB, COMMANDS, EVE, NEEDS_ROOT, TEAM, User, common_place, needs_root
@@ -85,8 +86,10 @@ def test_an_empty_directory_of_ours_is_shared_and_a_store_is_not(tmp_path):
 
 def test_a_group_that_nobody_knows_is_named():
     with pytest.raises(StoreConfigError, match="no group 'no-such-group'"):
-        guard.group_id("no-such-group")
-    assert guard.group_id("root") == 0 and guard.group_id("77") == 77 and guard.group_id("") is None
+        ownership.group_id("no-such-group")
+    assert (
+        ownership.group_id("root") == 0 and ownership.group_id("77") == 77 and ownership.group_id("") is None
+    )
 
 
 WRITABLE = {

@@ -18,8 +18,8 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
-from cystore import files, os_threads
 from cystore.errors import StoreLockedError
+from cystore.system import files, os_threads
 
 log = logging.getLogger("cystore")
 

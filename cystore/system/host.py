@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import TypedDict
 
-from cystore import files
 from cystore.errors import StoreFormatError
+from cystore.system import files
 
 # statfs(2) magic numbers. Promised: space that is reserved stays reserved, and a mapped page is never moved away.
 PROMISED = {0xEF53: "ext4", 0x58465342: "xfs", 0x01021994: "tmpfs"}

@@ -14,8 +14,8 @@ import shlex
 import stat
 from pathlib import Path
 
-from cystore import files
 from cystore.errors import StoreConfigError, StorePermissionError
+from cystore.system import files
 
 ALL_THE_SAME = "allow_any_owner=True opens it all the same"
 

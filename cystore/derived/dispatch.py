@@ -11,19 +11,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from cystore import files
 from cystore._native import dispatch as kernel
 from cystore._native.control import Control
 from cystore._native.message import Message, message_at
 from cystore._native.record import STATUS_NAMES
-from cystore.commit_log import CommitLog
 from cystore.config import StoreConfig
-from cystore.consume_queue import ConsumeQueues
+from cystore.derived.consume_queue import ConsumeQueues
+from cystore.derived.index import IndexFiles
+from cystore.engine.commit_log import CommitLog
+from cystore.engine.holes import Holes
+from cystore.engine.progress import Progress
 from cystore.errors import CorruptRecordError, StoreLockedError
-from cystore.holes import Holes
-from cystore.index import IndexFiles
 from cystore.layout import CONSTANTS, FLAGS
-from cystore.services.progress import Progress
+from cystore.system import files
 
 log = logging.getLogger("cystore")
 

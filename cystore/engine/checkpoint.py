@@ -13,10 +13,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from cystore import files
 from cystore._native.failpoint import failpoint
+from cystore.engine.segments import Mode
 from cystore.layout import CONSTANTS, DISK_STRUCTS
-from cystore.segments import Mode
+from cystore.system import files
 
 FILE_NAME = "checkpoint"
 FILE_BYTES = CONSTANTS["CHECKPOINT_BYTES"][0]

@@ -12,15 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from cystore import os_threads
 from cystore._native import queue as kernel
 from cystore._native.control import Control
 from cystore._native.mapping import MappedFile
 from cystore.config import StoreConfig
-from cystore.consume_queue_ext import ConsumeQueueExt
+from cystore.derived.consume_queue_ext import ConsumeQueueExt
+from cystore.engine.segments import MappedFileQueue, Mode
 from cystore.errors import OffsetError, StoreFormatError
 from cystore.layout import CONSTANTS
-from cystore.segments import MappedFileQueue, Mode
+from cystore.system import os_threads
 
 DIRECTORY = "consumequeue"
 ENTRY_BYTES = CONSTANTS["QUEUE_ENTRY_BYTES"][0]

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from cystore import files
 from cystore._native.control import Control
 from cystore._native.mapping import MappedFile
 from cystore._native.message import Message, message_at, messages_in
 from cystore._native.window import LogWindow
 from cystore.config import StoreConfig
+from cystore.engine.holes import Holes
+from cystore.engine.segments import MappedFileQueue, Mode
 from cystore.errors import CorruptRecordError, OffsetError
-from cystore.holes import Holes
 from cystore.layout import RECORD_MAGIC_BLANK
-from cystore.segments import MappedFileQueue, Mode
+from cystore.system import files
 
 DIRECTORY = "commitlog"
 MARKER = "CYSTORE"

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from cystore._native import ext
 from cystore._native.mapping import MappedFile
 from cystore.config import StoreConfig
+from cystore.engine.segments import MappedFileQueue, Mode
 from cystore.errors import CorruptRecordError
-from cystore.segments import MappedFileQueue, Mode
 
 DIRECTORY = "consumequeue_ext"
 ALLOCATE_BYTES = 64 * 1024

@@ -9,9 +9,9 @@ import threading
 
 import pytest
 
-from cystore import locks
 from cystore.errors import StoreLockedError
-from cystore.locks import StoreLocks
+from cystore.system import store_lock
+from cystore.system.store_lock import StoreLocks
 from tests.process import Process
 
 # FileChannel.tryLock(0, 1, false) of RocketMQ's BrokerStartup is fcntl(F_SETLK) with a write lock on one byte.
@@ -27,7 +27,7 @@ def java_locks():
 """
 ATTACHED = """
 from pathlib import Path
-from cystore.locks import StoreLocks
+from cystore.system.store_lock import StoreLocks
 locks = StoreLocks(Path(root), read_only=False)
 locks.share()
 locks.claim_directory(alone=False)
@@ -37,7 +37,7 @@ locks.claim_directory(alone=False)
 @pytest.fixture
 def short_wait(monkeypatch):
     """How long an exiting process is waited for: no time at all here."""
-    monkeypatch.setattr(locks, "_DIRECTORY_WAIT_S", 0.0)
+    monkeypatch.setattr(store_lock, "_DIRECTORY_WAIT_S", 0.0)
 
 
 @pytest.fixture
@@ -125,8 +125,8 @@ def pass_the_gate(store):
 
 def test_a_long_wait_at_the_gate_is_told_to_the_log(tmp_path, store, monkeypatch):
     told = threading.Event()
-    monkeypatch.setattr(locks, "_REPORT_AFTER_S", 0.01)
-    monkeypatch.setattr(locks.log, "warning", lambda *_: told.set())
+    monkeypatch.setattr(store_lock, "_REPORT_AFTER_S", 0.01)
+    monkeypatch.setattr(store_lock.log, "warning", lambda *_: told.set())
     with Process() as other:
         other.do(ATTACHED + "gate = locks.gate()\ngate.__enter__()", root=str(tmp_path))
         other.stop()

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cystore import files
 from cystore._native.checksum import crc32c
 from cystore.errors import StoreFormatError
+from cystore.system import files
 
 QUARANTINE = "quarantine"
 FILE_NAME = "holes.json"

@@ -6,11 +6,11 @@ import logging
 import os
 from pathlib import Path
 
-from cystore import files
 from cystore._native.control import Control
 from cystore.config import StoreConfig
 from cystore.errors import StoreFullError
 from cystore.layout import FLAGS
+from cystore.system import files
 
 log = logging.getLogger("cystore")
 

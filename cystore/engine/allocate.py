@@ -12,15 +12,15 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from cystore import files
 from cystore._native.control import Control
 from cystore._native.failpoint import failpoint
 from cystore._native.mapping import MappedFile
-from cystore.commit_log import CommitLog
 from cystore.config import StoreConfig
+from cystore.engine.commit_log import CommitLog
+from cystore.engine.flush import refuse_writes
+from cystore.engine.progress import Progress
 from cystore.errors import StoreFullError, StoreIOError
-from cystore.services.flush import refuse_writes
-from cystore.services.progress import Progress
+from cystore.system import files
 
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 HEADROOM_NAME = "headroom"

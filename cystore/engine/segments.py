@@ -9,9 +9,9 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Literal
 
-from cystore import files, os_threads
 from cystore._native.mapping import MappedFile
 from cystore.errors import StoreFormatError
+from cystore.system import files, os_threads
 
 log = logging.getLogger("cystore")
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from cystore import clock
 from cystore._native.append import end_segment
 from cystore._native.control import Control
-from cystore.append_policy import repair_append
-from cystore.commit_log import CommitLog
 from cystore.config import StoreConfig
+from cystore.engine.allocate import Allocator
+from cystore.engine.append_policy import repair_append
+from cystore.engine.commit_log import CommitLog
 from cystore.errors import CorruptRecordError, OffsetError
 from cystore.layout import CONSTANTS
-from cystore.services.allocate import Allocator
 
 HOUR_MS = 3_600_000
 BLANK_SIZE_MIN = CONSTANTS["BLANK_SIZE_MIN"][0]

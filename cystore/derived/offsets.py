@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cystore import files
 from cystore._native.checksum import crc32c
 from cystore.errors import StoreFormatError
+from cystore.system import files
 
 DELAY_OFFSETS = "delayOffset.json"
 CONSUMER_OFFSETS = "consumerOffset.json"

@@ -1,6 +1,6 @@
-"""Flush: one fsync makes many appends durable, whichever processes they came from.
+"""Flush of the log: one fsync makes many appends durable, whichever processes they came from.
 
-Source: CommitLog.GroupCommitService and FlushRealTimeService, DefaultMessageStore.FlushConsumeQueueService, StoreCheckpoint. A
+Source: CommitLog.GroupCommitService and FlushRealTimeService, StoreCheckpoint. A
 failed sync is never repeated and believed: it makes the store read-only for everybody until it is reopened.
 """
 
@@ -16,23 +16,18 @@ from typing import NamedTuple, NoReturn
 from cystore._native.control import Control
 from cystore._native.failpoint import failpoint
 from cystore._native.mapping import MappedFile
-from cystore.checkpoint import Checkpoint
 from cystore.clock import monotonic_s
-from cystore.commit_log import CommitLog
 from cystore.config import StoreConfig
-from cystore.consume_queue import ConsumeQueues
+from cystore.engine.checkpoint import Checkpoint
+from cystore.engine.commit_log import CommitLog
+from cystore.engine.progress import Progress
 from cystore.errors import (
     CorruptRecordError,
     FlushFailedError,
-    StoreFormatError,
     StoreFullError,
-    StoreLockedError,
     StoreTimeoutError,
 )
-from cystore.index import IndexFiles
 from cystore.layout import CONSTANTS, FLAGS, RECORD_MAGIC_BLANK
-from cystore.offsets import QueueOffsets, read_queue_offsets, write_queue_offsets
-from cystore.services.progress import Progress
 
 log = logging.getLogger("cystore")
 
@@ -60,23 +55,20 @@ class LastRecord(NamedTuple):
 
 
 class Flusher:
-    """Flushes log, queues and index, and keeps the checkpoint. One leader at a time, in whatever process."""
+    """Flushes the log and stores the durable watermark. One leader at a time, in whatever process."""
 
     def __init__(
         self,
         root: Path,
         control: Control,
         commit_log: CommitLog,
-        queues: ConsumeQueues,
-        index: IndexFiles,
         checkpoint: Checkpoint,
         config: StoreConfig,
     ) -> None:
         self._root = root
-        self._control, self._commit_log, self._queues, self._index = control, commit_log, queues, index
+        self._control, self._commit_log = control, commit_log
         self._checkpoint, self._config = checkpoint, config
-        self._log_flushed_at = self._queues_flushed_at = self._offsets_saved_at = monotonic_s()
-        self._checkpointed = control.flushed  # flushed position when this process last synced the checkpoint
+        self._log_flushed_at = monotonic_s()
 
     # ------------------------------------------------------------------------------------------ commit log
 
@@ -147,7 +139,7 @@ class Flusher:
                 segment.sync_range(first, last)
                 self._check_linked(segment)
         except OSError as error:
-            self._poison(error)
+            self.poison(error)
         failpoint("flush.synced")
         if leader_died:
             control.repaired("flush")
@@ -223,74 +215,17 @@ class Flusher:
             elif self._control.allocated > base:
                 self._vanished(log.path(base))
         except OSError as error:
-            self._poison(error)
+            self.poison(error)
 
-    def _poison(self, error: OSError | StoreFullError) -> None:
+    def poison(self, error: OSError | StoreFullError) -> NoReturn:
+        """A sync failed: the store is read-only from now on. Raises FlushFailedError."""
         refuse_writes(self._control, error)
         raise self._failure() from error
 
-    # ------------------------------------------------------------------------------------ derived files
-
-    def flush_derived(self) -> None:
-        """Syncs queues and index, then the checkpoint that speaks of them. Order: log, queues, index, checkpoint."""
-        control = self._control
-        position, timestamp = control.dispatched, control.dispatched_timestamp_ms
-        self.flush_to(position)
-        flushed = control.flushed
-        try:
-            self._queues.flush()
-            self._index.flush()
-            failpoint("flush.derived_synced")
-            control.queues_flushed_timestamp_ms = timestamp
-            control.index_flushed = position
-            self._checkpoint.logics_timestamp = max(self._checkpoint.logics_timestamp, timestamp)
-            self._checkpoint.index_timestamp = max(self._checkpoint.index_timestamp, timestamp)
-            if self._config.message_index_enable:
-                self._checkpoint.index_watermark = position
-            failpoint("flush.checkpoint_stored")
-            self._checkpoint.sync()
-        except (OSError, StoreFullError) as error:
-            self._poison(error)
-        self._checkpointed = flushed
-        self._queues_flushed_at = monotonic_s()
-
-    def save_queue_offsets(self) -> None:
-        """Writes config/queueOffset.json: queues whose messages are all gone go on counting from there.
-
-        What it counts is durable in the log before: else a queue that a power cut takes away would begin with a gap. An older
-        table does not replace a newer one.
-        """
-        control = self._control
-        position = control.wrote
-        queues = [control.queue(slot) for slot in range(control.queue_count)]
-        self.flush_to(control.wrote)
-        with control.locked("housekeeping", timeout_ms=self._config.sync_flush_timeout_ms):
-            newer = (
-                position < self._saved_up_to() <= control.wrote
-            )  # beyond the log's end: of a log that was cut since
-            if queues and not newer:
-                write_queue_offsets(self._root, QueueOffsets.of(queues, position))
-        self._offsets_saved_at = monotonic_s()
-
-    def _saved_up_to(self) -> int:
-        """The log position of the table on disk, 0 where none can be read."""
-        try:
-            return read_queue_offsets(self._root).physical_offset
-        except StoreFormatError:
-            return 0  # damaged, and so is its copy: a new one is what it needs
-
-    def flush(self) -> None:
-        """Everything up to now: log, then what was dispatched, then the queues' next offsets; those are left to a later flush, or to
-        the clean that needs them, when somebody makes room for so long that they cannot be saved."""
-        self.flush_to(self._control.wrote)
-        self.flush_derived()
-        try:
-            self.save_queue_offsets()
-        except StoreLockedError as error:
-            log.warning("%s: the queues' next offsets are saved later: %s", self._root, error)
+    # ------------------------------------------------------------------------------------------ service
 
     def run_once(self) -> Progress:
-        """One look: flushes the log when enough pages or time have gathered, then the same for queues and checkpoint."""
+        """One look: flushes the log when enough pages are dirty, or when enough time has passed."""
         control, config, now = self._control, self._config, monotonic_s()
         if control.flags & SYNC_FAILED:
             return Progress(0)
@@ -302,10 +237,4 @@ class Flusher:
             dirty and (now - self._log_flushed_at) * 1000 >= config.flush_commit_log_thorough_interval_ms
         ):
             self.flush_to(control.wrote)
-        if (now - self._queues_flushed_at) * 1000 >= config.flush_interval_consume_queue_ms and (
-            control.index_flushed < control.dispatched or self._checkpointed < control.flushed
-        ):
-            self.flush_derived()
-            if (now - self._offsets_saved_at) * 1000 >= config.flush_consume_queue_thorough_interval_ms:
-                self.save_queue_offsets()
         return Progress(dirty)

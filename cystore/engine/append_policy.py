@@ -10,12 +10,12 @@ from cystore._native.control import OVERWRITTEN, Control
 from cystore._native.failpoint import failpoint
 from cystore._native.mapping import MappedFile
 from cystore._native.message import message_at
-from cystore.commit_log import CommitLog
+from cystore.engine.allocate import Allocator, writes_end_when_it_fails
+from cystore.engine.commit_log import CommitLog
+from cystore.engine.disk_space import DiskSpace
+from cystore.engine.flush import Flusher
 from cystore.errors import StoreFormatError, StoreNotWritableError
 from cystore.layout import FLAGS, RECORD_MAGIC_BLANK
-from cystore.services.allocate import Allocator, writes_end_when_it_fails
-from cystore.services.disk_space import DiskSpace
-from cystore.services.flush import Flusher
 
 if TYPE_CHECKING:
     from cystore._native.appender import Appender

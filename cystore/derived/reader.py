@@ -19,14 +19,14 @@ from cystore._native.key_reader import KeyReader, find_messages
 from cystore._native.message import Message, message_at
 from cystore._native.queue import BatchLimits, TagFilter
 from cystore._native.window import LogWindow
-from cystore.commit_log import CommitLog
 from cystore.config import StoreConfig
-from cystore.consume_queue import ENTRY_BYTES, ConsumeQueue, ConsumeQueues
+from cystore.derived.consume_queue import ENTRY_BYTES, ConsumeQueue, ConsumeQueues
+from cystore.derived.dispatch import Dispatcher
+from cystore.derived.index import IndexFiles
+from cystore.engine.commit_log import CommitLog
 from cystore.errors import CorruptRecordError, MessageIllegalError, OffsetError, StoreFullError, StoreIOError
-from cystore.index import IndexFiles
 from cystore.layout import CONSTANTS
 from cystore.result import GetResult, GetStatus
-from cystore.services.reput import Dispatcher
 
 log = logging.getLogger("cystore")
 
