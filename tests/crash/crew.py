@@ -8,6 +8,7 @@ from typing import Any
 
 import cystore
 from tests.checks import check, check_closed
+from tests.crash.aftermath import after_check
 from tests.crash.herd import Herd
 from tests.small import SETTINGS
 
@@ -60,10 +61,12 @@ class Crew:
 
 
 def check_reopened(path: Path, herd: Herd, settings: dict[str, Any] = SETTINGS) -> int:
-    """Nobody is attached any more: the next to open gets in, goes on, and finds all that was acknowledged; gives how many."""
+    """Nobody is attached any more: the next to open gets in, goes on, and finds all that was acknowledged, and so does
+    the aftermath; gives how many."""
     with cystore.open(path, **settings) as store:
         store.put("shared", b"goes on", keys=("after",), flush="sync")
         assert store.query("shared", "after")
         count = check(store, herd.acknowledged)
     check_closed(path, settings)
+    after_check(path, settings, herd.acknowledged)
     return count

@@ -17,6 +17,7 @@ from typing import Any
 
 import cystore
 from cystore.recovery.verify import verify
+from tests.crash.aftermath import aftermath
 from tests.crash.matrix import Case
 from tests.small import SETTINGS
 
@@ -198,6 +199,7 @@ def recover(
         if found.reason.startswith("of a shape that neither"):
             continue  # an index file cut behind its last entry holds all of them, and verify names it
         assert found.kind == "record" and (found.begin, found.end) in report.holes, found
+    aftermath(path, store.settings, lambda opened: check(opened, there))
 
 
 def without(puts: Iterable[Put], end: int, ranges: Sequence[tuple[int, int]]) -> list[Put]:

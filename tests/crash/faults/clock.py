@@ -16,6 +16,7 @@ from typing import Any
 
 import cystore
 from tests.checks import check, check_closed, everything
+from tests.crash.aftermath import after_check
 from tests.crash.herd import Herd, environment, no_compiler
 from tests.crash.lives import BATCH
 from tests.crash.matrix import Fault, Run
@@ -128,6 +129,7 @@ def run(run: Run) -> None:
                     newest = list(store.scan())[-1].store_timestamp_ms
                     assert newest >= scene.latest_ms, "the clock did not jump for the store"
                 check_closed(folder / "store", SMALL)
+                after_check(folder / "store", SMALL, herd.acknowledged)
                 run.tally(acknowledged=len(herd.acknowledged), stores=1)
 
 

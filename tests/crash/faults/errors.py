@@ -16,6 +16,7 @@ import cystore
 from cystore.derived.offsets import read_queue_offsets
 from cystore.engine.checkpoint import FILE_BYTES
 from tests.checks import check, check_closed
+from tests.crash.aftermath import after_check
 from tests.crash.forks import Child, Nursery
 from tests.crash.matrix import Case, Fault, Run
 from tests.small import SETTINGS
@@ -181,6 +182,7 @@ def fail_at(case: Case, path: Path, nursery: Nursery, run: Run) -> None:
         with cystore.open(path, **SETTINGS) as store:
             run.tally(acknowledged=check(store, acknowledged), calls_failed=bool(met), told_to_the_other=told)
         check_closed(path, SETTINGS)
+        after_check(path, SETTINGS, acknowledged)
     except Exception as error:
         error.add_note(f"{what}: {met}")
         raise

@@ -14,6 +14,7 @@ from typing import Any
 import cystore
 from tests.checks import check, check_closed
 from tests.crash import disks
+from tests.crash.aftermath import after_check
 from tests.crash.disks import Disk
 from tests.crash.forks import Child, Nursery
 from tests.crash.matrix import Case, Fault, Run
@@ -130,6 +131,7 @@ def fill_and_drain(case: Case, nursery: Nursery, disk: Disk, run: Run) -> None:
         with cystore.open(seen / "store", **SETTINGS) as opened_here:
             run.tally(acknowledged=check(opened_here, acknowledged), read_meanwhile=read)
         check_closed(seen / "store", SETTINGS)
+        after_check(seen / "store", SETTINGS, acknowledged)
         shutil.rmtree(seen / "store")
 
 

@@ -16,6 +16,7 @@ import pytest
 
 import cystore
 from tests.checks import check
+from tests.crash.aftermath import after_check
 from tests.crash.crew import Crew, check_reopened
 from tests.crash.herd import Herd, environment
 from tests.crash.matrix import Case, Fault, Run
@@ -107,6 +108,7 @@ def _jvm_first(run: Run, case: Case, herd: Herd, peer: RocketMQ, path: Path) -> 
     crew.end()
     with cystore.open(path, **SETTINGS) as store:
         run.tally(acknowledged=check(store, herd.acknowledged), jvm_first=1)
+    after_check(path, SETTINGS, herd.acknowledged)
 
 
 FAULT = Fault(

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import cystore
 from tests.checks import check, check_closed
+from tests.crash.aftermath import after_check
 from tests.crash.herd import Herd, environment, no_compiler
 from tests.crash.lives import BATCH
 from tests.crash.matrix import Fault, Run
@@ -58,6 +59,7 @@ class Scene:
             check_closed(self.path, SETTINGS)
             with open_small(self.path, read_only=True) as store:
                 check(store, self.herd.acknowledged)
+            after_check(self.path, SETTINGS, self.herd.acknowledged)
         finally:
             if self._observer is not None:
                 self._observer.close()

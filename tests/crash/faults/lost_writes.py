@@ -17,6 +17,7 @@ from typing import Any
 import cystore
 from cystore.system import files
 from tests.checks import check_closed
+from tests.crash.aftermath import aftermath
 from tests.crash.disk_writers import WAIT_S, Told, start
 from tests.crash.forgetful import ForgetfulDisk, Power, obstacle
 from tests.crash.forks import Nursery
@@ -149,6 +150,7 @@ class Store:
                 assert all(text.startswith("consume queues lack") for text in warnings), warnings
             if not read_only:
                 check_closed(seen / "store", SETTINGS_HERE)
+                aftermath(seen / "store", SETTINGS_HERE, self._told.check)
             self._run.tally(acknowledged=left, lost_not_durable=gone)
             if self._rng.random() < 0.5:
                 return 0

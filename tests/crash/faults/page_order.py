@@ -11,6 +11,7 @@ from pathlib import Path
 import cystore
 from cystore.recovery.verify import verify
 from tests.crash import images
+from tests.crash.aftermath import aftermath
 from tests.crash.images import PAGE_BYTES, Files, Patches, Put
 from tests.crash.matrix import Case, Fault, Run
 
@@ -191,6 +192,7 @@ def recover(crashed: Crash, path: Path, disk: Disk, *, read_only: bool) -> None:
     if not read_only:
         damages = list(verify(path, cystore.StoreConfig(**crashed.settings)))
         assert all(d.kind == "record" and (d.begin, d.end) in report.holes for d in damages), damages
+        aftermath(path, crashed.settings, lambda store: images.check(store, there))
 
 
 def run(run: Run) -> None:

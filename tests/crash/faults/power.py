@@ -11,6 +11,7 @@ from tempfile import mkdtemp
 import cystore
 from tests.checks import check_closed
 from tests.crash import disks
+from tests.crash.aftermath import aftermath
 from tests.crash.disk_writers import Told, start
 from tests.crash.disks import Disk
 from tests.crash.forks import Nursery
@@ -75,6 +76,7 @@ def lives(case: Case, nursery: Nursery, disk: Disk, told: Told, run: Run) -> Non
             run.tally(acknowledged=left, lost_not_durable=gone)
             if not read_only:
                 check_closed(seen / "store", SETTINGS)
+                aftermath(seen / "store", SETTINGS, told.check)
     with disk.mounted(folder) as seen:
         shutil.rmtree(seen / "store")
 

@@ -15,6 +15,7 @@ from typing import Any
 import cystore
 from cystore.layout import LOCK_NAMES
 from tests.checks import check, check_closed
+from tests.crash.aftermath import after_check
 from tests.crash.herd import Herd, environment, no_compiler
 from tests.crash.matrix import Fault, Run
 from tests.crash.places import PLACES
@@ -179,6 +180,7 @@ def run(run: Run) -> None:
                     assert codes == [-signal.SIGKILL if killed else 0, 0], (lock, codes)
                     check(store, herd.acknowledged)
                 check_closed(folder / "store", SETTINGS)
+                after_check(folder / "store", SETTINGS, herd.acknowledged)
                 run.tally(acknowledged=len(herd.acknowledged), **{lock: 1}, killed_instead=killed)
 
 
