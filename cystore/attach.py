@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,14 +29,13 @@ from cystore.engine.append_policy import NO_QUEUE_OFFSET, AppendPolicy, repair_a
 from cystore.engine.checkpoint import Checkpoint
 from cystore.engine.commit_log import DIRECTORY, CommitLog
 from cystore.engine.disk_space import DiskSpace
-from cystore.engine.flush import Flusher
+from cystore.engine.flush import SYNC_FAILED, Flusher
 from cystore.engine.holes import Holes, read_holes
 from cystore.engine.progress import Progress
 from cystore.engine.roll import Roller
 from cystore.engine.segments import Mode
 from cystore.errors import (
-    FlushFailedError,
-    StoreClosedError,
+    NotDurableError,
     StoreError,
     StoreFormatError,
     StoreFullError,
@@ -53,6 +52,7 @@ from cystore.system.store_lock import StoreLocks
 log = logging.getLogger("cystore")
 
 CONTROL_NAME, ABORT_NAME = "control", "abort"
+REPAIRED = ("dispatch", "append", "deliver")  # locks, in the order in which a detach repairs them
 STORE_NAMES = frozenset({DIRECTORY, "consumequeue", "index", "checkpoint", "lock", "abort", "config"})
 
 
@@ -453,11 +453,15 @@ def _compose(
 
 
 def detach(attachment: Attachment) -> None:
-    """Leaves the store. The last one out dispatches, flushes and removes `abort`; after a failed sync it does not, so that the
-    next load recovers. Everybody repairs what dead owners of locks left. Nothing may use the attachment any more."""
+    """Leaves the store. The last one out makes it durable and removes `abort` (`_shut_down`). Everybody repairs what dead owners of
+    locks left. Nothing may use the attachment any more.
+
+    Raises NotDurableError, after everything was let go, when a part of the store may not be on the disk.
+    """
     if attachment.mode is not Mode.WRITE or attachment.locks is None:
         attachment.release()
         return
+    missing: NotDurableError | None = None
     try:
         with attachment.locks.gate():
             alone = attachment.locks.try_alone()
@@ -465,16 +469,18 @@ def detach(attachment: Attachment) -> None:
             if not attachment.control.intact:
                 log.error("%s: the control block was overwritten; the next load recovers", attachment.root)
             elif alone:
-                _shut_down(attachment)
+                missing = _shut_down(attachment)
             else:
                 _repair(attachment)
             failpoint("detach.done")
             attachment.forget()
     finally:
         attachment.release()
+    if missing is not None:
+        raise missing
 
 
-def _repair(attachment: Attachment) -> None:
+def _repair(attachment: Attachment, names: Sequence[str] = REPAIRED) -> None:
     """Finishes what dead owners of locks left. A lock that a live owner holds has nothing to repair."""
     control = attachment.control
     repairs: dict[str, Callable[[], None]] = {
@@ -482,35 +488,57 @@ def _repair(attachment: Attachment) -> None:
         "append": lambda: repair_append(control, attachment.commit_log),
         "deliver": lambda: None,  # what it had not counted is noted, and counted before the next delivery
     }
-    for name, repair in repairs.items():
+    for name in names:
         due = control.try_lock(name)
         if due is None:
             continue
         try:
             if due:
-                repair()
+                repairs[name]()
                 control.repaired(name)
         finally:
             control.unlock(name)
 
 
-def _shut_down(attachment: Attachment) -> None:
-    root = attachment.root
-    _repair(attachment)
+def _shut_down(attachment: Attachment) -> NotDurableError | None:
+    """The last one out makes the log durable first, whatever state queues and index are in; then these. `abort` goes when both are
+    done: else it stays, and the next load recovers. Gives what may not be durable."""
+    root, control = attachment.root, attachment.control
     try:
-        files.remove(root / HEADROOM_NAME, durable=False)  # closing on a full disk needs some, too
-        attachment.dispatcher.run_to_end()
-        failpoint("detach.dispatched")
-        attachment.flusher.flush_to(attachment.control.wrote)
-        attachment.derived_flusher.flush()
-        attachment.delivered.save()
-    except (FlushFailedError, StoreClosedError):
+        _repair(attachment, ("append",))
+        attachment.flusher.flush_to(control.wrote)
+        if not control.flags & SYNC_FAILED:
+            attachment.flusher.sync_checkpoint()
+    except StoreError as error:
         log.exception("%s: not shut down cleanly; the next load recovers", root)
-        return
-    except StoreError:
-        log.exception("%s: the tail could not be dispatched; the next load recovers", root)
-        return
+        missing = NotDurableError(
+            f"closed, but the log from {control.flushed} to {control.wrote} may not be on the disk: {error}",
+            path=root,
+        )
+        missing.__cause__ = error
+        return missing
+    failpoint("detach.log_flushed")
+    if not _shut_down_derived(attachment):
+        return None  # all of it follows from the log
     failpoint("detach.flushed")
     files.remove(root / CONTROL_NAME)
     failpoint("detach.control_removed")
     files.remove(root / ABORT_NAME)
+    return None
+
+
+def _shut_down_derived(attachment: Attachment) -> bool:
+    """Dispatches the tail and makes queues, index and progress durable; False when the next load has to make up for it."""
+    root = attachment.root
+    try:
+        attachment.flusher.check()  # a sync that failed is not repeated and believed
+        _repair(attachment, ("dispatch", "deliver"))
+        files.remove(root / HEADROOM_NAME, durable=False)  # closing on a full disk needs some, too
+        attachment.dispatcher.run_to_end()
+        failpoint("detach.dispatched")
+        attachment.derived_flusher.flush()
+        attachment.delivered.save()
+    except Exception:
+        log.exception("%s: the log is durable; queues and index are not, and the next load mends them", root)
+        return False
+    return True

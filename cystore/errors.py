@@ -58,6 +58,11 @@ class FlushFailedError(StoreError, OSError):
     """msync or fsync reported an error: what it covered may not be durable. The store is read-only until reopened."""
 
 
+class NotDurableError(StoreError, OSError):
+    """`close` let go of everything, and a part of the store that it names may not be durable: a power cut now could take it.
+    The cause is the error that stopped it."""
+
+
 class CorruptRecordError(StoreError):
     """Stored bytes that fail their checksum or contradict each other. Never served as data."""
 

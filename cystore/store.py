@@ -21,7 +21,13 @@ from cystore.derived.reader import FOREVER_MS, INT32_MAX, check_int
 from cystore.engine.commit_log import check_offset
 from cystore.engine.progress import Progress
 from cystore.engine.segments import Mode
-from cystore.errors import MessageIllegalError, StoreClosedError, StoreConfigError, StoreNotWritableError
+from cystore.errors import (
+    MessageIllegalError,
+    NotDurableError,
+    StoreClosedError,
+    StoreConfigError,
+    StoreNotWritableError,
+)
 from cystore.holds import Hold
 from cystore.layout import FLAGS
 from cystore.result import GetResult
@@ -167,9 +173,11 @@ class MessageStore:
         return self._closed
 
     def close(self) -> None:
-        """Detaches. The last process out flushes everything and marks the store clean. Views of bodies stay readable.
+        """Detaches. The last process out makes everything durable, the log first, and marks the store clean. Views of bodies stay
+        readable.
 
-        Waits for calls of other threads that are inside the store. Safe to call twice.
+        Waits for calls of other threads that are inside the store. Safe to call twice. Raises NotDurableError, after everything was
+        let go, when a part of the log may not be on the disk.
         """
         with self._lock:
             if self._closed:
@@ -199,7 +207,14 @@ class MessageStore:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except NotDurableError:
+            if error is None:
+                raise
+            log.exception(
+                "%s: closed after an error", self.path
+            )  # the error inside is what the caller has to hear of
 
     def __repr__(self) -> str:
         return f"<MessageStore {str(self.path)!r}{' closed' if self._closed else ''}>"
@@ -527,7 +542,10 @@ def _forked() -> None:
 def close_all() -> None:
     """Closes every open store of this process; registered to run at exit."""
     for store in list(_open_stores):
-        store.close()
+        try:
+            store.close()
+        except NotDurableError:
+            log.exception("%s: closed at exit", store.path)  # the other stores are closed all the same
 
 
 os.register_at_fork(after_in_child=_forked)

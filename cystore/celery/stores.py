@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import os
 import threading
@@ -15,7 +16,9 @@ from celery import signals
 from celery.exceptions import ImproperlyConfigured
 
 import cystore
-from cystore import MessageStore, StoreConfig, StoreConfigError
+from cystore import MessageStore, NotDurableError, StoreConfig, StoreConfigError
+
+log = logging.getLogger("cystore")
 
 SCHEME = "cystore"
 EXAMPLE = "cystore:///var/lib/app/store"
@@ -142,8 +145,11 @@ def close_shared(**_signal: object) -> None:
     """Closes what `open_shared` opened; a later use opens it again."""
     with _lock:
         while _open:
-            _, (_, store) = _open.popitem()
-            store.close()
+            path, (_, store) = _open.popitem()
+            try:
+                store.close()
+            except NotDurableError:
+                log.exception("%s: closed", path)  # the other stores are closed all the same
 
 
 def _forked() -> None:

@@ -22,7 +22,6 @@ from cystore.engine.checkpoint import Checkpoint
 from cystore.engine.commit_log import CommitLog
 from cystore.engine.progress import Progress
 from cystore.errors import (
-    CorruptRecordError,
     FlushFailedError,
     StoreFullError,
     StoreTimeoutError,
@@ -159,14 +158,17 @@ class Flusher:
         """(end, last record): a position that is surely written, and the last record below it, read without the append lock.
 
         `last_record` follows `wrote`: an append may be between the two, or was killed there. Then the records behind it are
-        walked; they are published, so they are whole.
+        walked; they are published, so they are whole. Damage ends the walk: the bytes up to `wrote` are made durable all the same,
+        and the watermark's record is the last one in front of the damage.
         """
-        control, log = self._control, self._commit_log.files
+        control, segments = self._control, self._commit_log.files
         wrote, last_record = control.wrote, control.last_record
         newest = self._last(last_record)
+        if newest is None and last_record >= control.min_physical_offset:
+            return wrote, last_record  # damaged
         at = control.min_physical_offset if newest is None else newest.end
         while at < wrote:
-            segment = log.get(log.base_of(at))
+            segment = segments.get(segments.base_of(at))
             if segment is None:
                 return wrote, last_record  # cleaned meanwhile
             head = segment.read(at - segment.base, 8)
@@ -174,13 +176,14 @@ class Flusher:
                 at = segment.end
                 continue
             size = int.from_bytes(head[:4], "big")
-            if size < RECORD_SIZE_MIN:
-                raise CorruptRecordError("a published record is damaged", path=segment.path, offset=at)
+            if not RECORD_SIZE_MIN <= size <= wrote - at:
+                log.warning("%s: the record at %d is damaged; it is made durable as it is", segment.path, at)
+                return wrote, last_record
             last_record, at = at, at + size
         return at, last_record
 
     def _last(self, position: int) -> LastRecord | None:
-        """What the checkpoint says of the last record; None when there is none, or its segment was cleaned."""
+        """What the checkpoint says of the last record; None when there is none, its segment was cleaned, or it is damaged."""
         segment = (
             self._commit_log.files.get(self._commit_log.files.base_of(position)) if position >= 0 else None
         )
@@ -188,10 +191,19 @@ class Flusher:
             return None
         head = segment.read(position - segment.base, RECORD_SIZE_MIN)
         size, _, checksum = struct.unpack_from(">iII", head)
+        if not RECORD_SIZE_MIN <= size <= min(segment.end, self._control.wrote) - position:
+            return None
         (sys_flag,) = struct.unpack_from(">i", head, SYS_FLAG_AT)
         born_host_bytes = 20 if sys_flag & BORN_HOST_V6 else 8
         (timestamp_ms,) = struct.unpack_from(">q", head, BORN_HOST_AT + born_host_bytes)
         return LastRecord(position + size, checksum, timestamp_ms)
+
+    def sync_checkpoint(self) -> None:
+        """Makes the durable watermark durable itself, with whatever else the checkpoint says now. Raises FlushFailedError."""
+        try:
+            self._checkpoint.sync()
+        except OSError as error:
+            self.poison(error)
 
     def _check_linked(self, segment: MappedFile) -> None:
         """RocketMQ's load removes files ahead of the log's end before it looks at the lock, and a hand may do so too. What is

@@ -90,6 +90,7 @@ PLACES: dict[str, Place] = {
     "attach.shared": _ALONE,
     "attach.joining": Place("live", company=True),
     "detach.alone": _LEAVES_ALONE,
+    "detach.log_flushed": _LEAVES_ALONE,
     "detach.dispatched": _LEAVES_ALONE,
     "detach.flushed": _LEAVES_ALONE,
     "detach.control_removed": _LEAVES_ALONE,

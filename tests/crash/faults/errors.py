@@ -169,7 +169,7 @@ def fail_at(case: Case, path: Path, nursery: Nursery, run: Run) -> None:
             if rng.random() < 0.7:
                 broken.do("attempt(store.close); told()")
                 assert all(ours for _, _, ours, _ in broken.do("raised"))
-                other.do("disarm(); store.close()")
+                other.do("disarm(); attempt(store.close)")
             else:
                 broken.kill()
                 other.kill()

@@ -1,0 +1,132 @@
+"""Goal: an orderly close makes the log durable first, whatever state queues and index are in, and says what it could not make
+durable. Method: damage, refused space and failing disks under a store that is closed."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+import cystore
+from cystore.derived.consume_queue import ConsumeQueue
+from cystore.engine.checkpoint import read_checkpoint
+from cystore.engine.segments import file_name
+from cystore.errors import FlushFailedError, NotDurableError, StoreFullError
+from cystore.system import files
+from tests.small import LOG_BYTES, body_for, open_small
+
+RECORD_BYTES = 400
+
+
+def flip(path, physical_offset: int) -> None:
+    """Flips bits of the byte at a physical offset, under live processes too."""
+    base = physical_offset - physical_offset % LOG_BYTES
+    segment = path / "commitlog" / file_name(base)
+    with segment.open("r+b") as file:
+        file.seek(physical_offset - base)
+        byte = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 0xFF]))
+
+
+def put_some(store, count: int = 200) -> list[cystore.PutResult]:
+    return [store.put("T", body_for(RECORD_BYTES)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("damaged", [0, 20, 199])
+@pytest.mark.parametrize("at", [0, 4, 100], ids=["size", "magic", "body"])
+def test_damage_that_is_not_dispatched_does_not_stop_the_flush(tmp_path, damaged, at):
+    """Seen: close gave up at the damaged record, the log was not flushed, and the next open cut all behind the old watermark."""
+    store = open_small(tmp_path / "s")
+    put = put_some(store)
+    flip(store.path, put[damaged].physical_offset + at)
+    store.close()
+    last = put[-1] if damaged != 199 else put[-2]
+    if damaged != 199:
+        assert read_checkpoint(tmp_path / "s").watermark == last.physical_offset + last.size_bytes
+    with open_small(tmp_path / "s") as store:
+        there = {m.physical_offset for m in store.scan()}
+        assert there == {one.physical_offset for one in put if one is not put[damaged]}
+        again = store.put("T", b"new", flush="sync")
+        assert again.queue_offset == 200 or damaged == 199
+
+
+def test_queues_without_space_do_not_stop_the_flush(tmp_path, monkeypatch):
+    """A full disk has no room for queue entries; the log has its room already."""
+    store = open_small(tmp_path / "s")
+    put = put_some(store)
+
+    def refuse(self, position):
+        raise StoreFullError("no space left", path=self.files.directory)
+
+    with monkeypatch.context() as full:
+        full.setattr(ConsumeQueue, "prepare", refuse)
+        store.close()
+    assert read_checkpoint(tmp_path / "s").watermark == put[-1].physical_offset + put[-1].size_bytes
+    with open_small(tmp_path / "s") as store:
+        assert len(store.get("T", 0, 0, 32).messages) == 32
+        assert store.topics()["T"][0].max_offset == 200
+
+
+def test_queues_that_come_to_harm_do_not_stop_the_flush(tmp_path, monkeypatch):
+    """Whatever goes wrong with what follows from the log: the log is durable, and the next open heals the rest."""
+    store = open_small(tmp_path / "s")
+    put = put_some(store)
+
+    def harm(self, position):
+        raise RuntimeError("not of this tree of errors")
+
+    with monkeypatch.context() as harmed:
+        harmed.setattr(ConsumeQueue, "prepare", harm)
+        store.close()
+    assert (tmp_path / "s" / "abort").exists()
+    assert read_checkpoint(tmp_path / "s").watermark == put[-1].physical_offset + put[-1].size_bytes
+    with open_small(tmp_path / "s") as store:
+        assert store.topics()["T"][0].max_offset == 200
+
+
+def test_close_says_what_is_not_durable_after_it_let_go(tmp_path, monkeypatch):
+    """Seen: close ended as if all was well. It lets go of everything all the same: the store can be opened at once."""
+    store = open_small(tmp_path / "s")
+    put_some(store, 10)
+    with monkeypatch.context() as failing:
+
+        def fail(self, position, timeout_ms=None):
+            raise FlushFailedError("the disk failed", path="log") from OSError(errno.EIO, "gone")
+
+        failing.setattr(type(store._parts.flusher), "flush_to", fail)
+        with pytest.raises(NotDurableError, match=r"the log from 0 to 4000.*the disk failed") as caught:
+            store.close()
+    assert isinstance(caught.value.__cause__, FlushFailedError)
+    assert store.closed
+    store.close()  # twice is fine
+    assert (tmp_path / "s" / "abort").exists()
+    with open_small(tmp_path / "s", exclusive=True) as store:
+        assert len(list(store.scan())) == 10
+
+
+def test_an_error_inside_a_with_block_is_not_replaced_by_that_of_close(tmp_path, monkeypatch):
+    def fail(self, position, timeout_ms=None):
+        raise FlushFailedError("the disk failed", path="log")
+
+    store = open_small(tmp_path / "s")
+    put_some(store, 10)
+    monkeypatch.setattr(type(store._parts.flusher), "flush_to", fail)
+    with pytest.raises(ZeroDivisionError), store:
+        raise ZeroDivisionError
+    assert store.closed
+
+
+def test_next_offsets_that_cannot_be_saved_are_told(tmp_path, monkeypatch):
+    """Recovery counts them from the log; of a queue whose messages are all gone only the table knows."""
+    store = open_small(tmp_path / "s")
+    put_some(store, 10)
+
+    def refuse(*_, **__):
+        raise StoreFullError("no space left", path="config")
+
+    with monkeypatch.context() as full:
+        full.setattr(files, "write_whole", refuse)
+        store.close()
+    with open_small(tmp_path / "s") as store:
+        assert store.topics()["T"][0].max_offset == 10
