@@ -415,9 +415,7 @@ def _compose(
     allocator = Allocator(control, commit_log, config)
     flusher = Flusher(root, control, commit_log, checkpoint, config)
     derived_flusher = DerivedFlusher(root, control, queues, index, checkpoint, flusher, config)
-    dispatcher = Dispatcher(
-        control, commit_log, queues, index, holes, config, more_queues=allocator.more_queues
-    )
+    dispatcher = Dispatcher(control, commit_log, queues, index, config, more_queues=allocator.more_queues)
     space = DiskSpace(root, control, config)
     roller = Roller(control, commit_log, allocator, config)
     delivered = DeliveryProgress(root, control, commit_log, queues)
@@ -535,6 +533,7 @@ def _shut_down_derived(attachment: Attachment) -> bool:
         _repair(attachment, ("dispatch", "deliver"))
         files.remove(root / HEADROOM_NAME, durable=False)  # closing on a full disk needs some, too
         attachment.dispatcher.run_to_end()
+        attachment.dispatcher.give_up_swallowed()
         failpoint("detach.dispatched")
         attachment.derived_flusher.flush()
         attachment.delivered.save()

@@ -23,7 +23,8 @@ from cystore._native.mapping cimport MappedFile
 from cystore._native.queue cimport queue_put
 from cystore._native.queue_table cimport control_find_queue, control_slot
 from cystore._native.record cimport (
-    RECORD_BAD_LENGTH, RECORD_BAD_POSITION, RECORD_BLANK, RECORD_OK, record_parse, record_view,
+    RECORD_BAD_CHECKSUM, RECORD_BAD_LENGTH, RECORD_BAD_POSITION, RECORD_BLANK, RECORD_OK, record_check, record_parse,
+    record_view,
 )
 
 cdef extern from "failpoints.h" nogil:
@@ -65,7 +66,9 @@ cdef inline void _seed_for(dispatch_state* d, const record_view* v, queue_entry*
 
 
 cdef int _gather(dispatch_state* d) noexcept nogil:
-    """Parses records from `position` on into `pending`. What stops it is the caller's once it stands at the front."""
+    """Parses and verifies records from `position` on into `pending`. What stops it is the caller's once it stands at the front.
+
+    Nothing of a record is believed before its checksum: a wrong queue offset would make holes of intact records behind it."""
     cdef record_view v
     cdef pending_record* r
     cdef int64_t at = d.position
@@ -82,6 +85,8 @@ cdef int _gather(dispatch_state* d) noexcept nogil:
         status = record_parse(p, <size_t>(min(d.segment.end, d.wrote) - at), &v)
         if status == RECORD_OK and v.physical_offset != at:
             status = RECORD_BAD_POSITION
+        elif status == RECORD_OK and not record_check(p, &v):
+            status = RECORD_BAD_CHECKSUM
         elif status == RECORD_BLANK and (v.total_size != d.segment.end - at or d.segment.end > d.wrote):
             status = RECORD_BAD_LENGTH
         if status != RECORD_OK and status != RECORD_BLANK:

@@ -356,3 +356,16 @@ def queues_to_flush(Control control not None):
         if load_i64(&entry.flushed) < load_i64(&entry.dispatched):
             slots.append(slot)
     return slots
+
+
+def queues_behind(Control control not None):
+    """Slots of the queues that gave out queue offsets which have no entry yet."""
+    cdef control_block* block = control.checked()
+    cdef queue_entry* entry
+    cdef uint32_t slot
+    slots = []
+    for slot in range(min(load_u32(&block.queue_count), block.max_queues)):
+        entry = control_slot(block, slot)
+        if load_i64(&entry.dispatched) < load_i64(&entry.next):
+            slots.append(slot)
+    return slots

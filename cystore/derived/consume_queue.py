@@ -253,11 +253,11 @@ class ConsumeQueue:
         if begin >= end:
             return
         bases = range(self.files.base_of(begin * ENTRY_BYTES), end * ENTRY_BYTES, self.files.file_bytes)
-        for base in bases:
-            file = self.files.get(base)
-            if file is not None:
-                file.sync()
-        if begin <= self.min_offset or bases[-1] >= begin * ENTRY_BYTES:
+        synced = [file for base in bases if (file := self.files.get(base)) is not None]
+        for file in synced:
+            file.sync()
+        # A queue whose messages damage swallowed all has no file yet.
+        if synced and (begin <= self.min_offset or bases[-1] >= begin * ENTRY_BYTES):
             self.files.sync_names()
         if self.ext is not None:
             first = next((entry for _, entry in self.entries(begin, end) if entry is not None), None)

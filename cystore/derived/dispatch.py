@@ -1,9 +1,12 @@
 """Dispatch: consume queues and index follow the log (RocketMQ's ReputMessageService and CommitLogDispatchers).
 
-Whoever holds the dispatch lock goes on where the last one stopped, in whatever process: a reader that finds the dispatch
-behind helps first. The kernel does the work record by record and stops where a file, space or a decision is needed; that is
-here. Nothing has to be repaired after a holder died: queue entries are written again as they were, and index entries at or past
-the dispatched position are taken back before anything is entered.
+The process that holds the dispatch lock goes on where the last one stopped; a reader that finds the dispatch behind helps first.
+The lock is held in short turns. The kernel does the work record by record and stops where a file, space or a decision is needed;
+that is here. Nothing has to be repaired after a holder died: queue entries are written again as they were, and index entries at or
+past the dispatched position are taken back before anything is entered.
+
+Damage stops nothing: the range up to the next valid record is copied aside, listed as a hole and stepped over. The queue offsets
+that it swallowed become hole entries when the next record of their queue shows them.
 """
 
 from __future__ import annotations
@@ -12,22 +15,25 @@ import logging
 from collections.abc import Callable
 
 from cystore._native import dispatch as kernel
+from cystore._native import queue as queue_kernel
 from cystore._native.control import Control
 from cystore._native.message import Message, message_at
 from cystore._native.record import STATUS_NAMES
+from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
 from cystore.derived.consume_queue import ConsumeQueues
+from cystore.derived.damage import DamageSearch
 from cystore.derived.index import IndexFiles
 from cystore.engine.commit_log import CommitLog
-from cystore.engine.holes import Holes
 from cystore.engine.progress import Progress
-from cystore.errors import CorruptRecordError, StoreLockedError
+from cystore.errors import CorruptRecordError, OffsetError, StoreLockedError
 from cystore.layout import CONSTANTS, FLAGS
 from cystore.system import files
 
 log = logging.getLogger("cystore")
 
-BATCH_BYTES = 16 * 1024 * 1024  # of log between two looks at the budget; some 50 ms
+TURN_S = 0.010  # so long the lock is held, about; then others may have it
+BATCH_BYTES = 1024 * 1024  # of log between two looks at the clock; some 3 ms
 REPORT_BYTES = 64 * 1024 * 1024  # of log between two reports of progress
 MAX_MAPPED_QUEUES = 4096
 RECORD_SIZE_MIN = CONSTANTS["RECORD_SIZE_MIN"][0]
@@ -45,17 +51,16 @@ class Dispatcher:
         commit_log: CommitLog,
         queues: ConsumeQueues,
         index: IndexFiles,
-        holes: Holes,
         config: StoreConfig,
         *,
         more_queues: Callable[[], None] | None = None,
     ) -> None:
         self._control, self._commit_log, self._queues, self._index = control, commit_log, queues, index
-        self._holes, self._more_queues = holes.ranges(), more_queues
+        self._damage, self._more_queues = commit_log.damage, more_queues
         self._with_index = config.message_index_enable
-        self._stopped_at = (
-            -1
-        )  # where this process's last turn ended; another one has been at work if it is not there now
+        self._search: DamageSearch | None = None  # the damage that dispatch stands before
+        # Where this process's last turn ended; another one has been at work if it is not there now.
+        self._stopped_at = -1
         self._offered = -1  # index_seq when the kernel got its index file
         self._kernel = kernel.DispatchKernel(
             control,
@@ -67,31 +72,42 @@ class Dispatcher:
     def run_once(self, budget_bytes: int | None = None, *, timeout_ms: int | None = 0) -> Progress:
         """Dispatches what was appended by now, at most about `budget_bytes` of log; `done` counts bytes.
 
-        When another thread or process is dispatching it waits for that up to `timeout_ms` (None: for ever) and then gives up;
-        a thread that is dispatching already (a signal handler inside of it) never waits. Raises StoreFullError, StoreIOError and
-        CorruptRecordError; the dispatched position stays where the trouble is.
+        The lock is given back after each turn of about 10 ms. When another thread or process has it, this call waits for it up to
+        `timeout_ms` (None: for ever) and then gives up; a thread that is dispatching already (a signal handler inside of it) never
+        waits. Raises StoreFullError and StoreIOError; the dispatched position stays where the trouble is.
         """
         control = self._control
-        if control.dispatched >= control.wrote or control.read_only:
-            return Progress(0, more=control.dispatched < control.wrote)
-        due = control.try_lock("dispatch")
-        if due is None:
-            if timeout_ms == 0:
-                return Progress(0, more=True)
+        done, target = 0, control.wrote
+        while control.dispatched < target and not control.read_only:
+            due = self._lock(timeout_ms)
+            if due is None:
+                break
             try:
-                due = control.lock("dispatch", timeout_ms=-1 if timeout_ms is None else timeout_ms)
+                with files.translated(self._commit_log.files.root):
+                    begin = self._begin()
+                    left = target if budget_bytes is None else begin + max(budget_bytes - done, 1)
+                    self._run(min(left, target), target, monotonic_s() + TURN_S)
+                if due:
+                    control.repaired("dispatch")
+                done += control.dispatched - begin
+                search = self._search
+            finally:
+                control.unlock("dispatch")
+            if search is not None and search.end >= 0:
+                search.put_aside()
+            if budget_bytes is not None and done >= budget_bytes:
+                break
+        return Progress(done, more=control.dispatched < control.wrote)
+
+    def _lock(self, timeout_ms: int | None) -> bool | None:
+        """Takes the dispatch lock; True when its last owner died in it, None when it cannot be had."""
+        due = self._control.try_lock("dispatch")
+        if due is None and timeout_ms != 0:
+            try:
+                due = self._control.lock("dispatch", timeout_ms=-1 if timeout_ms is None else timeout_ms)
             except StoreLockedError:
-                return Progress(0, more=True)
-        try:
-            with files.translated(self._commit_log.files.root):
-                begin = self._begin()
-                end = control.wrote
-                self._run(end if budget_bytes is None else min(end, begin + max(budget_bytes, 1)), end)
-            if due:
-                control.repaired("dispatch")
-            return Progress(control.dispatched - begin, more=control.dispatched < control.wrote)
-        finally:
-            control.unlock("dispatch")
+                return None
+        return due
 
     def run_to_end(self, progress: Callable[[str, int, int], None] | None = None) -> None:
         """Dispatches all that is appended by now, waiting for whoever else is dispatching. `progress` is told from time to time
@@ -109,6 +125,13 @@ class Dispatcher:
         if self._with_index:
             self._index.cut(self._control.dispatched)
 
+    def give_up_swallowed(self) -> None:
+        """Makes hole entries of the queue offsets that were given out and whose records damage swallowed: no queue may end before
+        them, or they would be given out again. For the last process, when all is dispatched. Raises StoreFullError."""
+        if self._control.dispatched >= self._control.wrote:
+            for slot in queue_kernel.queues_behind(self._control):
+                self._queues.get(slot).fill_gap(self._control.queue_next(slot))
+
     # ------------------------------------------------------------------- under the dispatch lock
 
     def _begin(self) -> int:
@@ -116,13 +139,7 @@ class Dispatcher:
         control = self._control
         position = control.dispatched
         if position < control.min_physical_offset:
-            log.warning(
-                "%s: records from %d to %d were removed before they were dispatched",
-                self._commit_log.files.directory,
-                position,
-                control.min_physical_offset,
-            )
-            position = control.dispatched = control.min_physical_offset
+            position = self._skip_removed(control.min_physical_offset)
         if self._with_index:
             self._index.cut(position)
         if position != self._stopped_at:
@@ -133,32 +150,94 @@ class Dispatcher:
             self._offer_index()
         return position
 
-    def _run(self, until: int, wrote: int) -> None:
-        """Dispatches records that begin below `until`; holes are stepped over."""
+    def _skip_removed(self, minimum: int) -> int:
+        """The cleaner removed records before they were dispatched."""
         control = self._control
-        position = control.dispatched
+        log.warning(
+            "%s: records from %d to %d were removed before they were dispatched",
+            self._commit_log.files.directory,
+            control.dispatched,
+            minimum,
+        )
+        control.dispatched = minimum
+        self._kernel.begin(minimum)
+        return minimum
+
+    def _run(self, until: int, wrote: int, deadline_s: float) -> None:
+        """Dispatches records that begin below `until`, until the time is over; damage is stepped over."""
+        control, damage = self._control, self._damage
+        begin = position = control.dispatched
         self._kernel.begin(position)
-        holes = [hole for hole in self._holes if hole[1] > position]
-        while position < until:
-            if holes and holes[0][0] <= position:
-                position = control.dispatched = max(position, holes.pop(0)[1])
+        while position < until and (position == begin or monotonic_s() < deadline_s):
+            hole = damage.holes.covering(position)
+            if hole is not None:
+                position = control.dispatched = min(hole[1], wrote)
                 self._kernel.begin(position)
                 continue
-            limit = min(wrote, holes[0][0]) if holes else wrote
-            self._run_batch(min(until, limit, position + BATCH_BYTES), limit)
+            limit = min(wrote, damage.holes.next_begin(position))
+            self._run_batch(min(until, limit, position + BATCH_BYTES), limit, deadline_s)
             position = control.dispatched
+            if self._search is not None and not self._judge(position, wrote, deadline_s):
+                break
         self._stopped_at = position
 
-    def _run_batch(self, end: int, limit: int) -> None:
+    def _run_batch(self, end: int, limit: int, deadline_s: float) -> None:
+        """Lets the kernel run up to `end`, into damage (`_search`), or until the time is over."""
+        begin = self._control.dispatched
         while (status := self._kernel.run(end, limit)) != kernel.DONE:
             FETCH[status](self)
+            if self._search is not None or (self._control.dispatched > begin and monotonic_s() > deadline_s):
+                return
+
+    def _meet_damage(self, reason: str) -> None:
+        """The record at the kernel's position cannot be dispatched."""
+        position = self._kernel.position
+        if self._search is None or self._search.begin != position:
+            self._search = DamageSearch(self._commit_log, position, reason)
+
+    def _judge(self, position: int, wrote: int, deadline_s: float) -> bool:
+        """Deals with the damage that dispatch stands before; True when it is listed, so that it can be stepped over.
+
+        The end of the damage is searched within the time of this turn. Then the turn ends, and the bytes are copied aside without
+        the lock. The damage is listed in a later turn, in which the kernel has read the record once more.
+        """
+        search = self._search
+        if search is None or search.begin != position:
+            self._search = None
+            return True
+        if self._damage.covering(position) is None:
+            while not search.step(wrote):
+                if monotonic_s() > deadline_s:
+                    return False
+            if search.copy is None:
+                return False
+            self._damage.add(position, search.end, search.reason, search.copy)
+            self._control.set_flag(FLAGS["FLAG_CORRUPT"][0])
+            log.error(
+                "%s: %d bytes at %d are damaged (%s); dispatch goes on behind them, %s",
+                self._commit_log.files.path(self._commit_log.files.base_of(position)),
+                search.end - position,
+                position,
+                search.reason,
+                f"a copy is quarantine/{search.copy}" if search.copy else "there is nothing to copy",
+            )
+        self._search = None
+        return True
 
     def _record(self, position: int) -> Message:
         segment = self._commit_log.segment_for(position)
         return message_at(segment, position - segment.base, min(segment.end, self._control.wrote) - position)
 
     def _use_segment(self) -> None:
-        self._kernel.use_segment(self._commit_log.segment_for(self._kernel.position))
+        try:
+            self._kernel.use_segment(self._commit_log.segment_for(self._kernel.position))
+        except CorruptRecordError:
+            self._meet_damage("the commit log file is missing")
+        except OffsetError:
+            minimum = self._control.min_physical_offset
+            if self._kernel.position >= minimum:
+                raise
+            self._skip_removed(minimum)
 
     def _add_missing_queue(self) -> None:
         """Only a log that was just loaded has records of queues that are not in the table: an append enters them first."""
@@ -183,10 +262,11 @@ class Dispatcher:
         expected = queue.max_offset
         room = self._kernel.position - queue.end_of_last_record()
         if queue.has_files() and (wanted - expected) * RECORD_SIZE_MIN > room:
-            raise self._damage(
+            self._meet_damage(
                 f"queue offset {wanted} of {queue.topic}/{queue.queue_id}, where {expected} is next, leaves no room in the "
                 f"log for the records between"
             )
+            return
         log.warning(
             "%s/%d: no records for queue offsets %d to %d", queue.topic, queue.queue_id, expected, wanted - 1
         )
@@ -227,18 +307,7 @@ class Dispatcher:
         self._offer_index()
 
     def _refuse(self) -> None:
-        raise self._damage(STATUS_NAMES[self._kernel.detail])
-
-    def _damage(self, reason: str) -> CorruptRecordError:
-        """The error for a record that cannot be dispatched. Dispatch stays before it, and the flag tells everybody; appends and
-        reads go on. The next load's recovery makes a hole of it."""
-        self._control.set_flag(FLAGS["FLAG_CORRUPT"][0])
-        position = self._kernel.position
-        return CorruptRecordError(
-            f"a record cannot be dispatched: {reason}",
-            path=self._commit_log.files.path(self._commit_log.files.base_of(position)),
-            offset=position,
-        )
+        self._meet_damage(STATUS_NAMES[self._kernel.detail])
 
 
 # What each status of the kernel asks for.

@@ -10,6 +10,7 @@ from cystore._native.mapping import MappedFile
 from cystore._native.message import Message, message_at, messages_in
 from cystore._native.window import LogWindow
 from cystore.config import StoreConfig
+from cystore.engine.damage import KnownDamage
 from cystore.engine.holes import Holes
 from cystore.engine.segments import MappedFileQueue, Mode
 from cystore.errors import CorruptRecordError, OffsetError
@@ -33,9 +34,14 @@ class CommitLog:
             max_mapped=4096,
             odd_files="extend",
         )
-        self.control, self.holes = control, holes
+        self.control, self.damage = control, KnownDamage(root, mode, holes)
         self._root, self._mode = root, mode
         self._forgotten_below = 0
+
+    @property
+    def holes(self) -> Holes:
+        """The damaged ranges that this process knows of."""
+        return self.damage.holes
 
     @property
     def file_bytes(self) -> int:
@@ -79,6 +85,24 @@ class CommitLog:
     def read(self, physical_offset: int) -> Message:
         """The record that begins at an offset. A blank, a hole or a place inside a record is an error."""
         check_offset(physical_offset)
+        self._check_sound(physical_offset)
+        segment = self.segment_for(physical_offset)
+        limit = min(segment.end, self.control.wrote) - physical_offset
+        if self._is_blank(segment, physical_offset, limit):
+            raise OffsetError(
+                "a blank at the end of a file, no record", path=segment.path, offset=physical_offset
+            )
+        try:
+            message = message_at(segment, physical_offset - segment.base, limit)
+        except CorruptRecordError:
+            if self.damage.refresh():
+                self._check_sound(physical_offset)
+            raise
+        if message.physical_offset != physical_offset:
+            raise OffsetError("not the beginning of a record", path=segment.path, offset=physical_offset)
+        return message
+
+    def _check_sound(self, physical_offset: int) -> None:
         hole = self.holes.covering(physical_offset)
         if hole is not None:
             raise CorruptRecordError(
@@ -86,16 +110,6 @@ class CommitLog:
                 path=self.files.directory,
                 offset=physical_offset,
             )
-        segment = self.segment_for(physical_offset)
-        limit = min(segment.end, self.control.wrote) - physical_offset
-        if self._is_blank(segment, physical_offset, limit):
-            raise OffsetError(
-                "a blank at the end of a file, no record", path=segment.path, offset=physical_offset
-            )
-        message = message_at(segment, physical_offset - segment.base, limit)
-        if message.physical_offset != physical_offset:
-            raise OffsetError("not the beginning of a record", path=segment.path, offset=physical_offset)
-        return message
 
     @staticmethod
     def _is_blank(segment: MappedFile, physical_offset: int, limit: int) -> bool:
@@ -116,19 +130,21 @@ class CommitLog:
     def _scan(self, begin: int | None, end: int | None) -> Iterator[Message]:
         at = self.control.min_physical_offset if begin is None else begin
         until = self.control.wrote if end is None else min(end, self.control.wrote)
-        ranges = self.holes.ranges()
         while at < until:
             hole = self.holes.covering(at)
             if hole is not None:
                 at = hole[1]
                 continue
-            segment = self.segment_for(at)
-            sound_until = min(
-                [segment.end, self.control.wrote, *(begin for begin, _ in ranges if begin > at)]
-            )
-            messages, following = messages_in(
-                segment, at - segment.base, sound_until - segment.base, SCAN_BATCH
-            )
+            try:
+                segment = self.segment_for(at)
+                sound_until = min(segment.end, self.control.wrote, self.holes.next_begin(at))
+                messages, following = messages_in(
+                    segment, at - segment.base, sound_until - segment.base, SCAN_BATCH
+                )
+            except CorruptRecordError:
+                if self.damage.covering(at) is None:
+                    raise
+                continue
             for message in messages:
                 if message.physical_offset >= until:
                     return

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cystore._native.checksum import crc32c
+from cystore.engine.quarantine import QUARANTINE
 from cystore.errors import StoreFormatError
 from cystore.system import files
 
-QUARANTINE = "quarantine"
 FILE_NAME = "holes.json"
+NO_OFFSET = (1 << 63) - 1
 
 
 @dataclass(frozen=True, order=True)
@@ -65,6 +66,11 @@ class Holes:
         if place < 0 or offset >= self._holes[place].end:
             return None
         return self._holes[place].begin, self._holes[place].end
+
+    def next_begin(self, offset: int) -> int:
+        """Where the first hole behind physical offset `offset` begins; no offset is higher when there is none."""
+        place = bisect_right(self._begins, offset)
+        return self._begins[place] if place < len(self._begins) else NO_OFFSET
 
     def ranges(self) -> list[tuple[int, int]]:
         """(begin, end) of each, ascending."""

@@ -15,7 +15,8 @@ from cystore.derived.index import DIRECTORY as INDEX
 from cystore.derived.index import ENTRY_BYTES as INDEX_ENTRY_BYTES
 from cystore.derived.index import HEADER_BYTES, SLOT_BYTES
 from cystore.engine.commit_log import DIRECTORY as LOG
-from cystore.engine.holes import QUARANTINE, Hole, Holes, write_holes
+from cystore.engine.holes import Hole, Holes, write_holes
+from cystore.engine.quarantine import QUARANTINE, copy_name, pieces_of, put_aside
 from cystore.engine.segments import file_name
 from cystore.recovery.model import (
     CutQueue,
@@ -32,7 +33,6 @@ from cystore.recovery.model import (
     WriteHoles,
     ZeroLog,
 )
-from cystore.recovery.plan import copy_name
 from cystore.recovery.queue_reader import HOLE_BYTES
 from cystore.system import files
 
@@ -91,28 +91,10 @@ class Apply:
         return hole if name is None else Hole(hole.begin, hole.end, hole.reason, name, clock.now_ms())
 
     def _put_aside(self, begin: int, end: int) -> None:
-        pieces = []
-        for base in range(begin - begin % self._log_bytes, end, self._log_bytes):
-            path = self._log_path(base)
-            if path.exists():
-                pieces.append((path, max(begin - base, 0), min(end - base, self._log_bytes)))
-        name = self._free_name(copy_name(begin, end), pieces)
+        pieces = pieces_of(self._root / LOG, self._log_bytes, begin, end)
+        name = put_aside(self._root, pieces, copy_name(begin, end))
         self._names[begin, end] = name
         self.put_aside.append(name)
-
-    def _free_name(self, wanted: str, pieces: list[tuple[Path, int, int]]) -> str:
-        """Copies under `wanted`, or finds that this was done before; another copy of that name is left alone."""
-        for number in range(1_000_000):
-            name = wanted if number == 0 else f"{wanted}.{number}"
-            target = self._root / QUARANTINE / name
-            try:
-                files.copy_ranges(self._root, pieces, target)
-            except FileExistsError:
-                if files.same_bytes(pieces, target):
-                    return name
-                continue
-            return name
-        raise FileExistsError(f"{wanted} and a million more")
 
     def _move(self, base: int) -> None:
         source, wanted = self._log_path(base), copy_name(base, base + self._log_bytes)

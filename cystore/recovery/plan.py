@@ -7,7 +7,7 @@ before anybody steps over them, files are changed before those behind them move.
 from __future__ import annotations
 
 from cystore.engine.holes import Hole, Holes
-from cystore.engine.segments import file_name
+from cystore.engine.quarantine import copy_name
 from cystore.layout import CONSTANTS
 from cystore.recovery import rules
 from cystore.recovery.model import (
@@ -48,11 +48,6 @@ def plan(scan: ScanResult) -> RecoveryPlan:
     actions += [RemoveFile(path) for path in scan.index.drop]
     actions += [MendIndex(mend) for mend in scan.index.mend]
     return RecoveryPlan(scan, tuple(actions), holes)
-
-
-def copy_name(begin: int, end: int) -> str:
-    """Name in quarantine/ of the copy of log bytes [begin, end)."""
-    return f"commitlog-{file_name(begin)}-{file_name(end)}"
 
 
 def _holes(scan: ScanResult) -> Holes:

@@ -87,6 +87,6 @@ def attach(
         step = control.more_queue_bytes()
         control.publish_queue_capacity(step[1])
 
-    dispatcher = Dispatcher(control, commit_log, queues, index, listed, config, more_queues=more_queues)
+    dispatcher = Dispatcher(control, commit_log, queues, index, config, more_queues=more_queues)
     reader = Reader(control, commit_log, queues, index, dispatcher, config)
     return Parts(root, config, control, commit_log, queues, index, dispatcher, reader)

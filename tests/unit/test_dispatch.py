@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from cystore.config import StoreConfig
 from cystore.engine.segments import Mode
-from cystore.errors import CorruptRecordError, StoreFullError
+from cystore.errors import StoreFullError
 from cystore.layout import FLAGS
 from cystore.result import GetStatus
 from tests.oracle import index as oracle_index
@@ -245,7 +245,7 @@ def test_extended_units_stand_beside_the_queue(tmp_path):
 # ------------------------------------------------------------------------------------- what is in the way
 
 
-def test_a_damaged_record_stops_dispatch_before_it(tmp_path):
+def test_a_damaged_record_is_stepped_over_and_listed(tmp_path):
     written = laid_out(plain(20))
     bad = written.records[7]
     parts.write_log(tmp_path, written.log)
@@ -254,13 +254,19 @@ def test_a_damaged_record_stops_dispatch_before_it(tmp_path):
     data = bytearray(path.read_bytes())
     data[bad.physical_offset + 4] ^= 1
     path.write_bytes(data)
-    with pytest.raises(CorruptRecordError, match="bad magic") as caught:
-        store.dispatcher.run_to_end()
-    assert (caught.value.offset, str(caught.value.path)) == (bad.physical_offset, str(path))
-    assert store.control.dispatched == bad.physical_offset
+    store.dispatcher.run_to_end()
+    assert store.control.dispatched == written.end
     assert store.control.flags & FLAGS["FLAG_CORRUPT"][0]
-    assert len(store.reader.get("T", 0, 0).messages) == 7  # what is dispatched can be read all the same
+    assert [m.queue_offset for m in store.reader.get("T", 0, 0).messages] == [*range(7), 8, 9]
     assert store.control.owner("dispatch") == 0
+    (hole,) = store.commit_log.holes
+    assert (hole.begin, hole.end, hole.reason) == (
+        bad.physical_offset,
+        bad.physical_offset + bad.size,
+        "bad magic",
+    )
+    copied = (tmp_path / "quarantine" / hole.copy).read_bytes()
+    assert copied == data[hole.begin : hole.end]
 
 
 @pytest.mark.parametrize("queue_offset", [2**62, 300])
@@ -269,9 +275,10 @@ def test_a_queue_offset_far_ahead_is_damage_and_not_a_long_gap(tmp_path, queue_o
     records[9] = replace(records[9], queue_offset=queue_offset)
     written = laid_out(records)
     store = opened(tmp_path, written)
-    with pytest.raises(CorruptRecordError, match="leaves no room"):
-        store.dispatcher.run_to_end()
-    assert store.control.dispatched == written.records[9].physical_offset
+    store.dispatcher.run_to_end()
+    (hole,) = store.commit_log.holes
+    assert hole.begin == written.records[9].physical_offset and "leaves no room" in hole.reason
+    assert queue_files(tmp_path) == expected_queues([*written.records[:9], *written.records[10:]])
 
 
 def test_a_full_disk_stops_dispatch_and_room_lets_it_go_on(tmp_path, monkeypatch):
