@@ -30,6 +30,7 @@ from cystore.errors import (
     StoreLockedError,
     StoreNotWritableError,
     StorePermissionError,
+    StoreResourceError,
     StoreTimeoutError,
 )
 from cystore.result import GetResult, GetStatus
@@ -66,6 +67,7 @@ __all__ = [
     "StoreLockedError",
     "StoreNotWritableError",
     "StorePermissionError",
+    "StoreResourceError",
     "StoreTimeoutError",
     "open",
 ]

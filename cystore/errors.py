@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 
 class StoreError(Exception):
     """Base of every error that cystore raises by itself.
@@ -87,5 +90,25 @@ class StorePermissionError(StoreError, PermissionError):
     """The operating system refused access."""
 
 
+class StoreResourceError(StoreError, OSError):
+    """The process or the host lacks descriptors, memory or patience (EMFILE, ENFILE, ENOMEM, EAGAIN, EINTR).
+
+    This call failed and nothing else changed. Repeat it when there is more of what the message names.
+    """
+
+
 class StoreIOError(StoreError, OSError):
     """The operating system reported an input/output error."""
+
+
+class SyncFailedError(StoreIOError):
+    """An fsync, fdatasync or msync reported an error, `errno`. What it covered may not be on disk; a second try proves nothing."""
+
+    @staticmethod
+    def of(code: int, path: object = None) -> OSError:
+        """The error for `errno` of a sync. EINTR and EAGAIN say that the sync did not run: they are errors of the call alone."""
+        if code in (errno.EINTR, errno.EAGAIN):
+            return OSError(code, os.strerror(code), str(path))
+        error = SyncFailedError(os.strerror(code), path=path)
+        error.errno = code
+        return error

@@ -7,7 +7,7 @@ from libc.string cimport memcpy, memset
 
 import os
 
-from cystore.errors import StoreError
+from cystore.errors import StoreError, SyncFailedError
 
 cdef extern from "atomics.h" nogil:
     void touch_byte(uint8_t* p)
@@ -135,15 +135,15 @@ cdef class MappedFile:
         return not failed
 
     def sync(self):
-        """fdatasync of the whole file (msync, which is the same, where no descriptor is kept). Raises OSError; never call it
-        again and believe it after it failed."""
+        """fdatasync of the whole file (msync, which is the same, where no descriptor is kept). Raises SyncFailedError; never call
+        it again and believe it after it failed."""
         cdef int failed
         if self.private:
             return
         with nogil:
             failed = fdatasync(self.fd) if self.fd >= 0 else msync(self.address, self.length, MS_SYNC)
         if failed:
-            raise OSError(errno, os.strerror(errno), self.path)
+            raise SyncFailedError.of(errno, self.path)
 
     def sync_range(self, Py_ssize_t begin, Py_ssize_t end):
         """msync of the pages of [begin, end): cheaper than `sync` when much else of the file is dirty."""
@@ -154,7 +154,7 @@ cdef class MappedFile:
             with nogil:
                 failed = msync(self.address + begin, end - begin, MS_SYNC)
             if failed:
-                raise OSError(errno, os.strerror(errno), self.path)
+                raise SyncFailedError.of(errno, self.path)
 
     def redirty(self, Py_ssize_t begin, Py_ssize_t end):
         """Makes every page of [begin, end) dirty again without changing a byte, whoever else writes there."""

@@ -37,6 +37,7 @@ from cystore.errors import (
     StoreIOError,
     StoreLockedError,
     StorePermissionError,
+    StoreResourceError,
     StoreTimeoutError,
 )
 
@@ -70,6 +71,7 @@ HINTS: tuple[tuple[type[StoreError], str], ...] = (
     (CorruptRecordError, "`cystore verify PATH` lists all damage"),
     (FlushFailedError, "the disk reported an error: check it before the store is opened again"),
     (StoreIOError, "check the disk"),
+    (StoreResourceError, "raise the limit that the message names (`ulimit -n`, memory)"),
     (StoreFullError, "`cystore info PATH` shows what takes the space"),
     (StoreTimeoutError, "see whether a process that uses the store is stopped"),
 )

@@ -19,7 +19,7 @@ from cystore.derived.offsets import QueueOffsets, read_queue_offsets, write_queu
 from cystore.engine.checkpoint import Checkpoint
 from cystore.engine.flush import SYNC_FAILED, Flusher
 from cystore.engine.progress import Progress
-from cystore.errors import StoreFormatError, StoreFullError, StoreLockedError
+from cystore.errors import StoreFormatError, StoreLockedError, SyncFailedError
 
 log = logging.getLogger("cystore")
 
@@ -70,7 +70,7 @@ class DerivedFlusher:
                 self._checkpoint.index_watermark = position
             failpoint("flush.checkpoint_stored")
             self._checkpoint.sync()
-        except (OSError, StoreFullError) as error:
+        except SyncFailedError as error:
             self._log_flusher.poison(error)
         self._checkpointed = flushed
         self._flushed_at = monotonic_s()

@@ -100,10 +100,11 @@ def _first_good(
     problem: Exception | None = None
     try:
         for candidate in (path, path.with_name(path.name + ".bak")):
-            if not candidate.exists():
+            data = files.read_if_there(candidate)
+            if data is None:
                 continue
             try:
-                return convert(parse_offsets(files.read_all(candidate).decode()))
+                return convert(parse_offsets(data.decode()))
             except ValueError as error:
                 problem = problem or error
                 if damaged is not None:

@@ -24,7 +24,14 @@ from cystore.derived.consume_queue import ENTRY_BYTES, ConsumeQueue, ConsumeQueu
 from cystore.derived.dispatch import Dispatcher
 from cystore.derived.index import IndexFiles
 from cystore.engine.commit_log import CommitLog
-from cystore.errors import CorruptRecordError, MessageIllegalError, OffsetError, StoreFullError, StoreIOError
+from cystore.errors import (
+    CorruptRecordError,
+    MessageIllegalError,
+    OffsetError,
+    StoreFullError,
+    StoreIOError,
+    StoreResourceError,
+)
 from cystore.layout import CONSTANTS
 from cystore.result import GetResult, GetStatus
 
@@ -78,7 +85,7 @@ class Reader:
         """
         try:
             self._dispatcher.run_once(timeout_ms=HELP_WAIT_MS)
-        except (StoreFullError, StoreIOError, CorruptRecordError):
+        except (StoreFullError, StoreResourceError, StoreIOError, CorruptRecordError):
             log.warning(
                 "%s: dispatch cannot go on; reading what is dispatched",
                 self._commit_log.files.directory,

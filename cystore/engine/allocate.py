@@ -7,7 +7,6 @@ Source: AllocateMappedFileService; reserving in steps, and publishing how far, i
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from cystore.config import StoreConfig
 from cystore.engine.commit_log import CommitLog
 from cystore.engine.flush import refuse_writes
 from cystore.engine.progress import Progress
-from cystore.errors import StoreFullError, StoreIOError
+from cystore.errors import StoreFullError, SyncFailedError
 from cystore.system import files
 
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
@@ -29,13 +28,12 @@ HEADROOM_BYTES = 64 * 1024  # beside the control block: the tables in config/, f
 
 @contextlib.contextmanager
 def writes_end_when_it_fails(control: Control, directory: Path) -> Iterator[None]:
-    """An input/output error inside makes the store read-only for everybody: what such a disk says later is not to be believed."""
+    """A failed sync inside makes the store read-only for everybody: what such a disk says later is not to be believed."""
     try:
         with files.translated(directory):
             yield
-    except StoreIOError as error:
-        if getattr(error.__cause__, "errno", None) == errno.EIO:
-            refuse_writes(control, error)
+    except SyncFailedError as error:
+        refuse_writes(control, error)
         raise
 
 

@@ -7,6 +7,7 @@ watermark fields a kill leaves a set that does not agree with the log, which rec
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from cystore._native.failpoint import failpoint
 from cystore.engine.segments import Mode
+from cystore.errors import SyncFailedError
 from cystore.layout import CONSTANTS, DISK_STRUCTS
 from cystore.system import files
 
@@ -56,10 +58,7 @@ def parse_checkpoint(data: bytes) -> CheckpointFields:
 
 def read_checkpoint(root: Path) -> CheckpointFields:
     """The fields of the store's checkpoint; all zero where there is none."""
-    path = root / FILE_NAME
-    if not path.exists():
-        return CheckpointFields()
-    return parse_checkpoint(files.read_all(path))
+    return parse_checkpoint(files.read_if_there(root / FILE_NAME) or b"")
 
 
 def _field(name: str) -> property:
@@ -83,7 +82,7 @@ class Checkpoint:
         self.path = root / FILE_NAME
         self._map: mmap.mmap | None = None
         self._fd = -1
-        found = files.read_all(self.path) if self.path.exists() else b""
+        found = files.read_if_there(self.path) or b""
         if mode is Mode.WRITE:
             if len(found) < FILE_BYTES:
                 files.write_whole(root, self.path, found.ljust(FILE_BYTES, b"\0"), keep_last=False)
@@ -129,10 +128,12 @@ class Checkpoint:
     index_watermark = _field("index_watermark")
 
     def sync(self) -> None:
-        """Makes what was stored durable. Raises StoreIOError; never to be repeated and believed after it failed."""
+        """Makes what was stored durable. Raises SyncFailedError; never to be repeated and believed after it failed."""
         if self._map is not None and self._fd >= 0:
-            with files.translated(self.path):
+            try:
                 self._map.flush()
+            except OSError as error:
+                raise SyncFailedError.of(error.errno or errno.EIO, self.path) from error
 
     def close(self) -> None:
         """Unmaps the page without syncing it."""

@@ -23,10 +23,11 @@ from cystore.engine.commit_log import CommitLog
 from cystore.engine.progress import Progress
 from cystore.errors import (
     FlushFailedError,
-    StoreFullError,
     StoreTimeoutError,
+    SyncFailedError,
 )
 from cystore.layout import CONSTANTS, FLAGS, RECORD_MAGIC_BLANK
+from cystore.system import files
 
 log = logging.getLogger("cystore")
 
@@ -38,10 +39,9 @@ BORN_HOST_V6 = CONSTANTS["SYS_FLAG_BORN_HOST_V6"][0]
 SYS_FLAG_AT, BORN_HOST_AT = 36, 48
 
 
-def refuse_writes(control: Control, error: BaseException) -> None:
-    """The disk failed: from now on every put in every process is refused, until the store is opened anew."""
-    cause = error if isinstance(error, OSError) and error.errno else error.__cause__
-    control.failed_errno = getattr(cause, "errno", None) or errno.EIO
+def refuse_writes(control: Control, error: SyncFailedError) -> None:
+    """A sync failed: from now on every put in every process is refused, until the store is opened anew."""
+    control.failed_errno = error.errno or errno.EIO
     control.set_flag(SYNC_FAILED)
 
 
@@ -125,9 +125,9 @@ class Flusher:
         try:
             for base in range(log.base_of(begin), target, log.file_bytes):
                 segment = log.get(base)
+                if self._is_cleaned(base):
+                    continue
                 if segment is None:
-                    if base + log.file_bytes <= control.min_physical_offset:
-                        continue  # cleaned: its pages went with it
                     self._vanished(log.path(base))
                 first, last = max(begin - base, 0), min(target - base, log.file_bytes)
                 if leader_died:
@@ -135,9 +135,10 @@ class Flusher:
                     segment.redirty(first, last)
                 # Only what was appended: the pages ahead are dirty because they were faulted in, and a page that was
                 # synced is write-protected, so that the append that gets there would fault again.
-                segment.sync_range(first, last)
+                with files.translated(segment.path):
+                    segment.sync_range(first, last)
                 self._check_linked(segment)
-        except OSError as error:
+        except SyncFailedError as error:
             self.poison(error)
         failpoint("flush.synced")
         if leader_died:
@@ -202,18 +203,24 @@ class Flusher:
         """Makes the durable watermark durable itself, with whatever else the checkpoint says now. Raises FlushFailedError."""
         try:
             self._checkpoint.sync()
-        except OSError as error:
+        except SyncFailedError as error:
             self.poison(error)
+
+    def _is_cleaned(self, base: int) -> bool:
+        """Whether the cleaner took a segment away: there is nothing in it to be made durable any more."""
+        return base + self._commit_log.files.file_bytes <= self._control.min_physical_offset
 
     def _check_linked(self, segment: MappedFile) -> None:
         """RocketMQ's load removes files ahead of the log's end before it looks at the lock, and a hand may do so too. What is
         appended to such a file is lost with its last mapping: it is never acknowledged as durable."""
-        if segment.removed:
+        with files.translated(segment.path):
+            removed = segment.removed
+        if removed and not self._is_cleaned(segment.base):
             self._vanished(segment.path)
 
     def _vanished(self, path: object) -> NoReturn:
         log.error("%s was removed while processes were attached", path)
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        raise SyncFailedError.of(errno.ESTALE, path)
 
     def check_files(self, position: int | None = None) -> None:
         """Looks whether the segment being written to (or that of `position`) still has its name; if not, nothing more is
@@ -224,13 +231,13 @@ class Flusher:
             segment = log.get(base)
             if segment is not None:
                 self._check_linked(segment)
-            elif self._control.allocated > base:
+            elif self._control.allocated > base and not self._is_cleaned(base):
                 self._vanished(log.path(base))
-        except OSError as error:
+        except SyncFailedError as error:
             self.poison(error)
 
-    def poison(self, error: OSError | StoreFullError) -> NoReturn:
-        """A sync failed: the store is read-only from now on. Raises FlushFailedError."""
+    def poison(self, error: SyncFailedError) -> NoReturn:
+        """A sync failed: the store is read-only from now on. Raises FlushFailedError. No other error may do this."""
         refuse_writes(self._control, error)
         raise self._failure() from error
 

@@ -80,8 +80,10 @@ class MappedFileQueue:
             base = base_of_name(entry.name)
             if base is None or not entry.is_file(follow_symlinks=False):
                 raise StoreFormatError("strange name in a queue of files; move it away", path=entry.path)
-            bases.append(base)
-            sizes[base] = entry.stat(follow_symlinks=False).st_size
+            size = files.size_of(entry)
+            if size is not None:
+                bases.append(base)
+                sizes[base] = size
         bases.sort()
         if self._odd_files != "refuse":
             bases = self._as_recovered(bases, sizes)

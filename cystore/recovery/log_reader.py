@@ -57,7 +57,9 @@ class LogReader:
                 base = base_of_name(entry.name)
                 if base is None or not entry.is_file(follow_symlinks=False):
                     raise StoreFormatError("strange name in the commit log; move it away", path=entry.path)
-                found[base] = entry.stat(follow_symlinks=False).st_size
+                size = files.size_of(entry)
+                if size is not None:
+                    found[base] = size
         return found
 
     def _file_bytes(self, configured: int) -> int:

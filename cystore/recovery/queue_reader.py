@@ -212,9 +212,9 @@ def _folders(path: Path) -> list[str]:
 def _lengths(directory: Path) -> dict[int, int]:
     with files.translated(directory):
         return {
-            base: entry.stat(follow_symlinks=False).st_size
+            base: size
             for entry in files.entries(directory)
-            if (base := base_of_name(entry.name)) is not None
+            if (base := base_of_name(entry.name)) is not None and (size := files.size_of(entry)) is not None
         }
 
 

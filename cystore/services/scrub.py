@@ -72,10 +72,11 @@ class Scrubbed:
 def read_progress(root: Path) -> ScrubProgress:
     """What config/scrub.json says; the beginning where it is missing or damaged, for then all is verified again."""
     path = root / FILE_NAME
-    if not path.exists():
+    data = files.read_if_there(path)
+    if data is None:
         return ScrubProgress()
     try:
-        content = json.loads(files.read_all(path))
+        content = json.loads(data)
         fields = content["scrub"]
         if content["checksum"] != _checksum(fields):
             raise ValueError("the checksum is that of other content")
@@ -178,9 +179,9 @@ class Scrubber:
                 found = [each for each in check.run() if not each.reason.startswith("known hole")]
             finally:
                 reader.close()
-        except StoreError:
-            if self._control.min_physical_offset > begin:
-                return [], None  # cleaned while it was read
+        except StoreError as error:
+            if self._control.min_physical_offset > begin or isinstance(error.__cause__, FileNotFoundError):
+                return [], None  # cleaned while it was read; the slice is done again next time
             raise
         return found, check
 

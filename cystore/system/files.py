@@ -17,7 +17,14 @@ from pathlib import Path
 
 from cystore._native.failpoint import failpoint
 from cystore._native.mapping import MappedFile
-from cystore.errors import StoreError, StoreFullError, StoreIOError, StorePermissionError
+from cystore.errors import (
+    StoreError,
+    StoreFullError,
+    StoreIOError,
+    StorePermissionError,
+    StoreResourceError,
+    SyncFailedError,
+)
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
@@ -38,23 +45,44 @@ class _OpenHow(ctypes.Structure):
     _fields_ = [("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64)]
 
 
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_NO_RESOURCE = {
+    errno.EMFILE: "this process has no descriptor left (`ulimit -n`)",
+    errno.ENFILE: "this host has no descriptor left",
+    errno.ENOMEM: "there is no memory, or no room for another mapping",
+    errno.EAGAIN: "the system asks to try again",
+    errno.EINTR: "a signal interrupted the call",
+}
+
+
 @contextlib.contextmanager
 def translated(path: Path | str) -> Iterator[None]:
-    """Turns an OSError into the store's error for it, with the path."""
+    """Turns an OSError into the store's error for it, with the path. The one place that sorts errors of the system.
+
+    Three classes: a failed sync (SyncFailedError, raised where a sync is made), a missing resource (StoreFullError,
+    StoreResourceError), and everything else, which is a broken disk or a changed directory (StoreIOError,
+    StorePermissionError).
+    """
     try:
         yield
     except StoreError:
         raise
-    except PermissionError as error:
-        raise StorePermissionError(f"access refused: {error.strerror}", path=path) from error
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENOTDIR) and (link := _link_in(Path(path))) is not None:
-            raise link_refused(link) from error
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StoreFullError(
-                "no space left on the disk; free some, appends then go on", path=path
-            ) from error
-        raise StoreIOError(f"{error.strerror}", path=path) from error
+        raise sorted_error(error, path) from error
+
+
+def sorted_error(error: OSError, path: Path | str) -> StoreError:
+    """The store's error for one of the system's: see `translated`."""
+    code, text = error.errno, error.strerror
+    if isinstance(error, PermissionError):
+        return StorePermissionError(f"access refused: {text}", path=path)
+    if code in (errno.ELOOP, errno.ENOTDIR) and (link := _link_in(Path(path))) is not None:
+        return link_refused(link)
+    if code in _NO_SPACE:
+        return StoreFullError("no space left on the disk; free some, appends then go on", path=path)
+    if code in _NO_RESOURCE:
+        return StoreResourceError(f"{text}: {_NO_RESOURCE[code]}; nothing changed, try again", path=path)
+    return StoreIOError(f"{text}", path=path)
 
 
 def link_refused(path: Path | str) -> StorePermissionError:
@@ -164,6 +192,15 @@ def entries(path: Path) -> list[os.DirEntry[str]]:
     return found
 
 
+def size_of(entry: os.DirEntry[str]) -> int | None:
+    """The length of a file that a folder was listed with; None when another process took it away since."""
+    with translated(entry.path):
+        try:
+            return entry.stat(follow_symlinks=False).st_size
+        except FileNotFoundError:
+            return None
+
+
 @contextlib.contextmanager
 def opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
     """`open_file` for the length of a with block."""
@@ -178,6 +215,16 @@ def read_all(path: Path) -> bytes:
     """The whole file."""
     with opened(path) as fd, translated(path):
         return b"".join(iter(lambda: os.read(fd, 1 << 20), b""))
+
+
+def read_if_there(path: Path) -> bytes | None:
+    """The whole file, None where there is none: it may go away between a look and a read."""
+    try:
+        return read_all(path)
+    except StoreIOError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
 
 
 def pread_full(fd: int, offset: int, count: int, path: Path | str = "") -> bytes:
@@ -196,14 +243,23 @@ def pread_full(fd: int, offset: int, count: int, path: Path | str = "") -> bytes
 
 def sync_directory(path: Path) -> None:
     """Makes names made or removed in `path` durable."""
-    with opened(path, os.O_RDONLY | os.O_DIRECTORY) as fd, translated(path):
-        os.fsync(fd)
+    with opened(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
+        sync(fd, path)
 
 
-def sync(fd: int, path: Path | str = "") -> None:
-    """Makes what was written to an open file durable."""
+def sync(fd: int, path: Path | str = "", *, data_only: bool = False, named: bool = True) -> None:
+    """Makes what was written to an open file durable. Raises SyncFailedError.
+
+    A file that has no name yet (`named=False`) is thrown away when its sync fails: for want of space or memory that is an error
+    of the call alone.
+    """
     with translated(path):
-        os.fsync(fd)
+        try:
+            os.fdatasync(fd) if data_only else os.fsync(fd)
+        except OSError as error:
+            if not named and error.errno != errno.EIO:
+                raise
+            raise SyncFailedError.of(error.errno or errno.EIO, path) from error
 
 
 def make_directory(path: Path, *, durable: bool = True) -> None:
@@ -269,7 +325,7 @@ def write_whole(root: Path, path: Path, data: bytes | memoryview, *, keep_last: 
             view = memoryview(data)
             while view:
                 view = view[os.write(fd, view) :]
-            os.fsync(fd)
+            sync(fd, path, named=False)
         failpoint("files.written")
         with translated(path):
             if keep_last and path.exists():
@@ -321,7 +377,7 @@ def create_sized(
             os.ftruncate(fd, length)
             allocate(fd, 0, min(allocated_bytes, length), path)
             if durable:
-                os.fsync(fd)
+                sync(fd, path, named=False)
         failpoint("files.made")
         if replace:
             with translated(path):
@@ -455,7 +511,7 @@ def write_at(path: Path, pieces: list[tuple[int, bytes]]) -> None:
             while view:
                 count = os.pwrite(fd, view, offset)
                 view, offset = view[count:], offset + count
-        os.fdatasync(fd)
+        sync(fd, path, data_only=True)
 
 
 def length_of(fd: int, path: Path | str = "") -> int:
@@ -472,8 +528,7 @@ def zero_range(path: Path, begin: int, end: int) -> None:
             with translated(path):
                 while data < hole:
                     data += os.pwrite(fd, memoryview(zeros)[: hole - data], data)
-        with translated(path):
-            os.fdatasync(fd)
+        sync(fd, path, data_only=True)
 
 
 def copy_ranges(root: Path, pieces: list[tuple[Path, int, int]], target: Path) -> None:
@@ -500,7 +555,7 @@ def copy_ranges(root: Path, pieces: list[tuple[Path, int, int]], target: Path) -
                 at += end - begin
             with translated(target):
                 os.ftruncate(out, at)
-                os.fsync(out)
+            sync(out, target, named=False)
         rename_no_replace(temporary, target)
     except BaseException:
         _give_up(temporary)
@@ -535,4 +590,4 @@ def extend(path: Path, length: int) -> None:
     with opened(path, os.O_RDWR) as fd, translated(path):
         if os.fstat(fd).st_size < length:
             os.ftruncate(fd, length)
-            os.fsync(fd)
+            sync(fd, path)

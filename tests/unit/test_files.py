@@ -10,7 +10,14 @@ import sys
 
 import pytest
 
-from cystore.errors import StoreError, StoreFullError, StoreIOError, StorePermissionError
+from cystore.errors import (
+    StoreError,
+    StoreFullError,
+    StoreIOError,
+    StorePermissionError,
+    StoreResourceError,
+    SyncFailedError,
+)
 from cystore.system import files
 from tests.process import Process
 
@@ -24,6 +31,11 @@ NOT_ASKED = "the kernel of this host does not let a user mount a small disk"
         (errno.EDQUOT, StoreFullError),
         (errno.EACCES, StorePermissionError),
         (errno.EPERM, StorePermissionError),
+        (errno.EMFILE, StoreResourceError),
+        (errno.ENFILE, StoreResourceError),
+        (errno.ENOMEM, StoreResourceError),
+        (errno.EAGAIN, StoreResourceError),
+        (errno.EINTR, StoreResourceError),
         (errno.EIO, StoreIOError),
         (errno.EROFS, StoreIOError),
         (errno.ENOTDIR, StoreIOError),
@@ -303,7 +315,7 @@ def test_error_is_told_although_the_temporary_file_cannot_be_removed_either(tmp_
         lambda: files.write_whole(tmp_path, tmp_path / "b", b"b"),
         lambda: files.copy_ranges(tmp_path, [], tmp_path / "c"),
     ):
-        with pytest.raises(StoreIOError, match="the disk is gone"):
+        with pytest.raises(SyncFailedError, match="Input/output error"):
             make()
 
 

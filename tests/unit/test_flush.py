@@ -13,7 +13,7 @@ import pytest
 import cystore
 from cystore.derived.offsets import QueueOffsets, read_queue_offsets, write_queue_offsets
 from cystore.engine.checkpoint import read_checkpoint
-from cystore.errors import FlushFailedError, NotDurableError, StoreTimeoutError
+from cystore.errors import FlushFailedError, NotDurableError, StoreTimeoutError, SyncFailedError
 from tests.process import Failed, Process, processes
 from tests.small import LOG_BYTES, SETTINGS, body_for, open_small
 
@@ -32,7 +32,7 @@ class Watched:
     def sync_range(self, begin: int, end: int) -> None:
         self._log.synced.append((self._file.base + begin, self._file.base + end))
         if self._log.fails:
-            raise OSError(errno.EIO, "the disk is gone", self._file.path)
+            raise SyncFailedError.of(errno.EIO, self._file.path)
         if self._log.gate is not None:
             self._log.gate.wait()
         self._file.sync_range(begin, end)

@@ -189,12 +189,12 @@ def fail_at(case: Case, path: Path, nursery: Nursery, run: Run) -> None:
 
 
 def must_stop(met: str, code: int) -> bool:
-    """Whether what failed ends all writing: a sync of what is in use, and whatever an append needs of a disk that is broken. A file
-    that had no name yet is made again, from nothing."""
+    """Whether what failed ends all writing: a sync of what is in use, and EIO of a sync of what an append needs. A file that had no
+    name yet is made again, from nothing."""
     call, _, path = met.partition(" ")
     if call in ("msync", "fdatasync"):
         return True
-    broken_disk = code == errno.EIO and call in ("fsync", "ftruncate", "fallocate", "rename")
+    broken_disk = code == errno.EIO and call == "fsync"
     return broken_disk and path.partition("/store/")[2].startswith("commitlog")
 
 
