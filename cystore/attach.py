@@ -25,11 +25,12 @@ from cystore.derived.flush import DerivedFlusher
 from cystore.derived.index import IndexFiles
 from cystore.derived.reader import Reader
 from cystore.engine.allocate import HEADROOM_NAME, Allocator
-from cystore.engine.append_policy import NO_QUEUE_OFFSET, AppendPolicy, repair_append
+from cystore.engine.append_policy import AppendPolicy, repair_append
 from cystore.engine.checkpoint import Checkpoint
 from cystore.engine.commit_log import DIRECTORY, CommitLog
 from cystore.engine.disk_space import DiskSpace
 from cystore.engine.flush import SYNC_FAILED, Flusher
+from cystore.engine.given_up import GivenUp, read_given_up
 from cystore.engine.holes import Holes, read_holes
 from cystore.engine.progress import Progress
 from cystore.engine.roll import Roller
@@ -244,11 +245,11 @@ def _build(
     control.dispatched = state.dispatched
     control.last_store_timestamp_ms = state.last_store_timestamp_ms
     control.last_record = state.last_record
-    for topic, queue_id, dispatched, minimum in state.queues:
+    for topic, queue_id, dispatched, minimum, following in state.queues:
         while control.queue_count >= control.queue_capacity:
             _more_queues(control)
-        control.add_queue(topic, queue_id, next=dispatched, dispatched=dispatched, minimum=minimum)
-    attachment = _compose(root, config, mode, control, locks, revive, state.holes)
+        control.add_queue(topic, queue_id, next=following, dispatched=dispatched, minimum=minimum)
+    attachment = _compose(root, config, mode, control, locks, revive, state.holes, state.given_up)
     if mode is Mode.PRIVATE:
         attachment.index.hide(state.index_drop)
         for path, pieces in state.index_pieces.items():
@@ -279,11 +280,14 @@ def _finish(
     control = attachment.control
     try:
         attachment.dispatcher.run_to_end(progress)
+        attachment.dispatcher.give_up_swallowed()
     except StoreFullError:
         log.warning("%s: no space to dispatch the tail; it can be read when there is", attachment.root)
+    except StoreError as error:
+        log.error("%s: the tail is not dispatched yet; it can be read when it is: %s", attachment.root, error)
     for slot in range(control.queue_count):
-        control.set_queue_next(slot, control.queue_dispatched(slot))
-    _count_undispatched(attachment)
+        if control.queue_next(slot) < control.queue_dispatched(slot):
+            control.set_queue_next(slot, control.queue_dispatched(slot))
     if attachment.mode is not Mode.WRITE:
         control.flushed = control.wrote
         attachment.delivered.load(writable=False)
@@ -306,21 +310,6 @@ def _finish(
         log.warning("%s: the disk is full; puts are refused until there is space", attachment.root)
 
 
-def _count_undispatched(attachment: Attachment) -> None:
-    """Queues go on counting behind records that could not be dispatched."""
-    control = attachment.control
-    for record in attachment.commit_log.scan(begin=control.dispatched):
-        if record.sys_flag & 12 in NO_QUEUE_OFFSET:
-            continue
-        slot = control.find_queue(record.topic, record.queue_id)
-        if slot < 0:
-            while control.queue_count >= control.queue_capacity:
-                _more_queues(control)
-            at = record.queue_offset
-            slot = control.add_queue(record.topic, record.queue_id, next=at, dispatched=at, minimum=at)
-        control.set_queue_next(slot, record.queue_offset + 1)
-
-
 # -------------------------------------------------------------------------------------------- later arrivals
 
 
@@ -340,7 +329,7 @@ def _join(
         with files.translated(path):
             raise error
     control = Control.attach(memory, **host.identity())
-    return _compose(root, config, mode, control, locks, revive, read_holes(root))
+    return _compose(root, config, mode, control, locks, revive, read_holes(root), read_given_up(root))
 
 
 def _attach_reader(
@@ -397,6 +386,7 @@ def _compose(
     locks: StoreLocks | None,
     revive: Callable[[], Appender],
     holes: Holes,
+    given_up: GivenUp,
 ) -> Attachment:
     """The parts over a control block. Sizes and delay levels are the block's: the first attacher's, or the files' own."""
     config = dataclasses.replace(
@@ -415,7 +405,9 @@ def _compose(
     allocator = Allocator(control, commit_log, config)
     flusher = Flusher(root, control, commit_log, checkpoint, config)
     derived_flusher = DerivedFlusher(root, control, queues, index, checkpoint, flusher, config)
-    dispatcher = Dispatcher(control, commit_log, queues, index, config, more_queues=allocator.more_queues)
+    dispatcher = Dispatcher(
+        control, commit_log, queues, index, config, given_up=given_up, more_queues=allocator.more_queues
+    )
     space = DiskSpace(root, control, config)
     roller = Roller(control, commit_log, allocator, config)
     delivered = DeliveryProgress(root, control, commit_log, queues)

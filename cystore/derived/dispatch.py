@@ -21,10 +21,11 @@ from cystore._native.message import Message, message_at
 from cystore._native.record import STATUS_NAMES
 from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
-from cystore.derived.consume_queue import ConsumeQueues
+from cystore.derived.consume_queue import ConsumeQueue, ConsumeQueues
 from cystore.derived.damage import DamageSearch
 from cystore.derived.index import IndexFiles
 from cystore.engine.commit_log import CommitLog
+from cystore.engine.given_up import BELIEVED_GAP, GivenUp
 from cystore.engine.progress import Progress
 from cystore.errors import CorruptRecordError, OffsetError, StoreLockedError
 from cystore.layout import CONSTANTS, FLAGS
@@ -53,10 +54,12 @@ class Dispatcher:
         index: IndexFiles,
         config: StoreConfig,
         *,
+        given_up: GivenUp | None = None,
         more_queues: Callable[[], None] | None = None,
     ) -> None:
         self._control, self._commit_log, self._queues, self._index = control, commit_log, queues, index
         self._damage, self._more_queues = commit_log.damage, more_queues
+        self._given_up = GivenUp() if given_up is None else given_up
         self._with_index = config.message_index_enable
         self._search: DamageSearch | None = None  # the damage that dispatch stands before
         # Where this process's last turn ended; another one has been at work if it is not there now.
@@ -256,12 +259,12 @@ class Dispatcher:
             control.unlock("append")
 
     def _fill_gap(self) -> None:
-        """The records between the queue's last one and this one are lost: they were inside a hole, or below the minimum."""
+        """The records between the queue's last one and this one are lost: they were inside a hole, or below the minimum, or in a
+        tail that was given up."""
         slot, wanted = self._kernel.slot, self._kernel.wanted
         queue = self._queues.get(slot)
         expected = queue.max_offset
-        room = self._kernel.position - queue.end_of_last_record()
-        if queue.has_files() and (wanted - expected) * RECORD_SIZE_MIN > room:
+        if not self._is_believed(queue, expected, wanted):
             self._meet_damage(
                 f"queue offset {wanted} of {queue.topic}/{queue.queue_id}, where {expected} is next, leaves no room in the "
                 f"log for the records between"
@@ -271,6 +274,17 @@ class Dispatcher:
             "%s/%d: no records for queue offsets %d to %d", queue.topic, queue.queue_id, expected, wanted - 1
         )
         queue.fill_gap(wanted)
+
+    def _is_believed(self, queue: ConsumeQueue, expected: int, wanted: int) -> bool:
+        """Whether a record's queue offset `wanted` is right although `expected` is next. A checksum of ours covers the number."""
+        if not queue.has_files() or self._given_up.explains((queue.topic, queue.queue_id), expected, wanted):
+            return True
+        if (
+            wanted - expected <= BELIEVED_GAP
+            and self._record(self._kernel.position).record_format == "cystore"
+        ):
+            return True
+        return (wanted - expected) * RECORD_SIZE_MIN <= self._kernel.position - queue.end_of_last_record()
 
     def _use_queue_file(self) -> None:
         slot = self._kernel.slot

@@ -111,11 +111,12 @@ def _state(
         commit_log_file_bytes=log.file_bytes,
         consume_queue_file_bytes=scan_.queue_file_bytes,
         queues=[
-            QueueState(q.topic, q.queue_id, q.dispatched, q.minimum)
+            QueueState(q.topic, q.queue_id, q.dispatched, q.minimum, q.next)
             for q in scan_.queues
-            if q.bases or q.dispatched
+            if q.bases or q.next
         ],
         holes=holes,
+        given_up=scan_.given_up,
         report=report,
         index_drop=scan_.index.drop,
         index_pieces=pieces,

@@ -8,6 +8,7 @@ from typing import Any
 
 from cystore._native import scan
 from cystore._native.record import STATUS_NAMES
+from cystore.engine.given_up import GivenUp
 from cystore.engine.holes import Hole, Holes
 from cystore.layout import CONSTANTS
 from cystore.recovery import rules
@@ -33,6 +34,7 @@ class Situation:
     reader: LogReader
     queues: dict[Key, QueueReader]
     known_holes: Holes
+    given_up: GivenUp
     watermark: int
     trusted: bool
     physic_timestamp: int
@@ -180,6 +182,7 @@ class LogPass:
         reason = f"queue offset {record.queue_offset} where {expected} is next"
         explained = possible and (
             rules.explained_by_damage(gap, scanner.swallowed_since(slot))
+            or self._about.given_up.explains(record.key, expected, record.queue_offset)
             or self._holes_stand_for(record, expected)
         )
         if not explained and self._is_above_watermark(record):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from cystore.engine.given_up import GivenUp
 from cystore.engine.holes import Hole, Holes
 from cystore.layout import CONSTANTS
 
@@ -14,12 +15,14 @@ INDEX_SLOT_BYTES = CONSTANTS["INDEX_SLOT_BYTES"][0]
 
 
 class QueueState(NamedTuple):
-    """A consume queue after recovery: entries below `dispatched` are there and right, `minimum` is the lowest readable one."""
+    """A consume queue after recovery: entries below `dispatched` are there and right, `minimum` is the lowest readable one, the
+    next message gets the offset `next`."""
 
     topic: str
     queue_id: int
     dispatched: int
     minimum: int
+    next: int
 
 
 @dataclass(frozen=True)
@@ -58,13 +61,15 @@ class QueueScan:
     """What was found of one consume queue.
 
     `holes` are queue offsets [begin, end) whose records damage swallowed and whose entries must become hole entries; `dirty`:
-    something stands behind `dispatched`; `strays` are files that cannot belong to the queue or follow a missing one.
+    something stands behind `dispatched`; `strays` are files that cannot belong to the queue or follow a missing one. `next` is
+    the offset of the next message: no witness knows of a higher one.
     """
 
     topic: str
     queue_id: int
     dispatched: int
     minimum: int
+    next: int
     file_bytes: int
     bases: tuple[int, ...] = ()
     holes: tuple[tuple[int, int], ...] = ()
@@ -135,6 +140,8 @@ class ScanResult:
     queues: tuple[QueueScan, ...]
     index: IndexScan
     known_holes: Holes
+    known_given_up: GivenUp
+    given_up: GivenUp
     dispatched: int
     queue_file_bytes: int
     warnings: tuple[str, ...] = ()
@@ -252,6 +259,16 @@ class WriteHoles:
         return f"write {len(self.holes)} holes to quarantine/holes.json"
 
 
+@dataclass(frozen=True)
+class WriteGivenUp:
+    """Write the list of given-up queue offsets."""
+
+    given_up: GivenUp
+
+    def __str__(self) -> str:
+        return f"list {len(self.given_up)} ranges of queue offsets as given up"
+
+
 Action = (
     PutAside
     | ZeroLog
@@ -263,6 +280,7 @@ Action = (
     | FillQueueHoles
     | MendIndex
     | WriteHoles
+    | WriteGivenUp
 )
 
 
@@ -358,6 +376,7 @@ class RecoveredState:
     consume_queue_file_bytes: int
     queues: list[QueueState]
     holes: Holes
+    given_up: GivenUp
     report: RecoveryReport
     index_drop: tuple[Path, ...] = field(default=())
     index_pieces: dict[Path, list[tuple[int, bytes]]] = field(default_factory=dict)

@@ -24,6 +24,7 @@ from cystore.recovery.model import (
     RemoveFile,
     RemoveLogFile,
     ScanResult,
+    WriteGivenUp,
     WriteHoles,
     ZeroLog,
 )
@@ -40,6 +41,8 @@ def plan(scan: ScanResult) -> RecoveryPlan:
         actions.append(PutAside(scan.log.end, scan.log.dirty.end, scan.log.reason))
     if scan.log.damage:
         actions.append(WriteHoles(holes))
+    if scan.given_up != scan.known_given_up:
+        actions.append(WriteGivenUp(scan.given_up))
     if scan.log.dirty is not None:
         actions.append(ZeroLog(scan.log.dirty.begin, scan.log.dirty.end))
     actions += _later_files(scan)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cystore.derived.offsets import QueueOffsets
+from cystore.engine.given_up import BELIEVED_GAP, OFFSET_LIMIT, GivenUp, GivenUpRange
 from cystore.recovery.log_pass import Key, LogPass, Situation
 from cystore.recovery.model import QueueScan
 from cystore.recovery.queue_reader import QueueReader
@@ -13,11 +14,13 @@ from cystore.recovery.queue_reader import QueueReader
 
 @dataclass(frozen=True)
 class QueueFindings:
-    """`dispatch_from`: every record below it has its entry. `earlier`: walk again from there first."""
+    """`dispatch_from`: every record below it has its entry. `earlier`: walk again from there first. `given_up`: queue offsets that
+    were handed out and have no record."""
 
     queues: tuple[QueueScan, ...]
     dispatch_from: int
     earlier: int | None
+    given_up: GivenUp
 
 
 class QueueCheck:
@@ -31,28 +34,59 @@ class QueueCheck:
         self._earlier: int | None = None
         self._entered_up_to = self._begin  # end of the newest record that has an entry
         lost = [(self._result.end, self._result.lost_end)] if self._result.lost_end > self._result.end else []
+        self._given_up: list[GivenUpRange] = []
         self._gone = situation.known_holes.ranges() + [(h.begin, h.end) for h in self._result.damage] + lost
 
     def run(self) -> QueueFindings:
         keys = sorted({*self._about.queues, *self._result.slots, *self._saved.next})
         found = (self._seen(key) if key in self._result.slots else self._unseen(key) for key in keys)
-        queues = tuple(queue for queue in found if queue.bases or queue.dispatched or queue.strays)
+        queues = tuple(queue for queue in found if queue.bases or queue.next or queue.strays)
         if self._begin == 0 and any(reader.first > 0 for reader in self._about.queues.values()):
             # Nothing has expired yet, so a queue begins with 0: its first files are missing.
             self._walk_again_from(0)
         if self._entered_up_to < self._start:
             # Not one record from the start on has an entry: dispatch stopped before it.
             self._walk_again_from(self._entered_up_to)
-        return QueueFindings(queues, self._dispatch_from, self._earlier)
+        return QueueFindings(queues, self._dispatch_from, self._earlier, self._all_given_up())
 
-    def without_log(self) -> tuple[QueueScan, ...]:
+    def _all_given_up(self) -> GivenUp:
+        """What was listed, the gaps that the walk accepted, and the offsets that only other witnesses than the log know."""
+        swallowed = (
+            GivenUpRange(*key, max(begin, 0), end)
+            for key, ranges in self._result.swallowed.items()
+            for begin, end in ranges
+            if max(begin, 0) < end
+        )
+        merged = self._about.given_up.merged([*swallowed, *self._given_up])
+        if self._start > self._begin:
+            return merged
+        firsts = {
+            key: first
+            for key, slot in self._result.slots.items()
+            for first, physical_offset in [self._scanner.queue_first(slot)]
+            if physical_offset >= 0
+        }
+        return merged.without_expired(firsts)
+
+    def _next(self, key: Key, known: int, *, messages: bool = True) -> int:
+        """The offset of a queue's next message: the highest that any witness knows. `known` follows from records and entries,
+        `messages`: the log still has messages of the queue, so what lies between needs hole entries."""
+        told = max(self._saved.next.get(key, 0), self._about.given_up.end(key))
+        if not known < told < OFFSET_LIMIT or (messages and told - known > BELIEVED_GAP):
+            return known
+        if messages or self._begin == 0:
+            self._given_up.append(GivenUpRange(*key, known, told))
+        return told
+
+    def without_log(self) -> QueueFindings:
         """Every queue begins anew, with empty files, at the offset that was saved for it."""
         keys = sorted({*self._about.queues, *self._saved.next})
-        return tuple(
-            QueueScan(*key, offset, offset, 0, strays=self._all_files(self._about.queues.get(key)))
+        queues = tuple(
+            QueueScan(*key, offset, offset, offset, 0, strays=self._all_files(self._about.queues.get(key)))
             for key in keys
-            for offset in [self._saved.next.get(key, 0)]
+            for offset in [self._next(key, 0, messages=False)]
         )
+        return QueueFindings(queues, 0, None, self._about.given_up.merged(self._given_up))
 
     def _walk_again_from(self, physical_offset: int) -> None:
         if self._start > self._begin:
@@ -76,12 +110,13 @@ class QueueCheck:
         if reader is None or not self._holds(reader, dispatched):
             self._dispatch_from = min(self._dispatch_from, first_physical)
             strays = self._all_files(reader)
+            following = self._next(key, following)
             return QueueScan(
-                *key, first_offset, first_offset, reader.file_bytes if reader else 0, strays=strays
+                *key, first_offset, first_offset, following, reader.file_bytes if reader else 0, strays=strays
             )
         if missing >= 0:
             self._dispatch_from = min(self._dispatch_from, missing)
-        return self._scan_of(reader, dispatched, whole=missing < 0)
+        return self._scan_of(reader, dispatched, following, whole=missing < 0)
 
     @staticmethod
     def _holds(reader: QueueReader, dispatched: int) -> bool:
@@ -96,7 +131,7 @@ class QueueCheck:
     def _all_files(reader: QueueReader | None) -> tuple[Path, ...]:
         return () if reader is None else (*(reader.path(base) for base in reader.bases), *reader.strays)
 
-    def _scan_of(self, reader: QueueReader, dispatched: int, *, whole: bool) -> QueueScan:
+    def _scan_of(self, reader: QueueReader, dispatched: int, following: int, *, whole: bool) -> QueueScan:
         key = reader.topic, reader.queue_id
         holes = [
             (begin, min(end, dispatched))
@@ -107,6 +142,7 @@ class QueueCheck:
             given_up = self._given_up_behind(reader, dispatched)
             if given_up > dispatched:
                 holes.append((dispatched, given_up))
+                self._given_up.append(GivenUpRange(*key, dispatched, given_up))
                 dispatched = given_up
         minimum = reader.first_message(self._begin, dispatched)
         for begin, end in sorted(holes):
@@ -116,6 +152,7 @@ class QueueCheck:
             *key,
             dispatched=dispatched,
             minimum=minimum,
+            next=self._next(key, max(following, dispatched)),
             file_bytes=reader.file_bytes,
             bases=tuple(reader.bases),
             holes=tuple(h for h in holes if not reader.all_holes(max(h[0], reader.first), h[1])),
@@ -137,18 +174,21 @@ class QueueCheck:
 
     def _unseen(self, key: Key) -> QueueScan:
         reader, saved = self._about.queues.get(key), self._saved.next.get(key, 0)
+        told = max(saved, self._about.given_up.end(key))
         if reader is None or not reader.bases:
             if self._saved.minimum.get(key, saved) < saved and self._saved_counts():
                 self._walk_again_from(self._begin)  # it had messages, and now it has no entries
-            return QueueScan(*key, saved, saved, 0, strays=self._all_files(reader))
+            at = self._next(key, 0, messages=False)
+            return QueueScan(*key, at, at, at, 0, strays=self._all_files(reader))
         end = reader.below(self._start)
         last = reader.message_before(end)
         self._check_last(key, reader, end, last, saved)
         never_used = end == 0 and self._given_up_behind(reader, end) == end
-        if last < 0 and (saved > end or never_used):
+        if last < 0 and (told > end or never_used):
             # Not one message is left, or ever was there: only the count goes on.
-            return QueueScan(*key, saved, saved, reader.file_bytes, strays=self._all_files(reader))
-        return self._scan_of(reader, end, whole=True)
+            at = self._next(key, 0, messages=False)
+            return QueueScan(*key, at, at, at, reader.file_bytes, strays=self._all_files(reader))
+        return self._scan_of(reader, end, end, whole=True)
 
     def _saved_counts(self) -> bool:
         """Whether the saved offsets speak of records that the log still has, all of them."""

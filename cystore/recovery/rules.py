@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cystore.engine.checkpoint import CheckpointFields
+from cystore.engine.given_up import BELIEVED_GAP as BELIEVED_GAP
 from cystore.layout import CONSTANTS, RECORD_MAGIC_CYSTORE
 
 RECORD_SIZE_MIN = CONSTANTS["RECORD_SIZE_MIN"][0]
 A_BLANK = "a blank, and no file behind it"  # why a log ends that ends in nothing worse
 CHECKPOINT_SLACK_MS = 3_000  # StoreCheckpoint.getMinTimestamp
 FILES_AFTER_CLEAN_CLOSE = 3  # CommitLog.recoverNormally
-# A jump of queue offsets that no damage explains is believed up to this; beyond it the number itself is damaged.
-BELIEVED_GAP = 1 << 20
 
 
 class FirstRecord(NamedTuple):

@@ -11,6 +11,7 @@ from cystore.config import StoreConfig
 from cystore.derived.offsets import QueueOffsets, read_queue_offsets
 from cystore.engine.checkpoint import read_checkpoint
 from cystore.engine.commit_log import MARKER
+from cystore.engine.given_up import GivenUp, read_given_up
 from cystore.engine.holes import Holes, read_holes_or_copy
 from cystore.errors import StoreFormatError
 from cystore.recovery import rules
@@ -71,6 +72,7 @@ class _Scan:
             root, config.mapped_file_size_consume_queue_bytes, self._warnings
         )
         self._saved = self._read(read_queue_offsets, QueueOffsets())
+        self._given_up = self._read(read_given_up, GivenUp())
         # Holes below the usual start are known from their list alone.
         self._holes, newest = self._read(read_holes_or_copy, (Holes(), False))
         self._from_the_beginning = not newest
@@ -180,6 +182,7 @@ class _Scan:
             reader=self._reader,
             queues=self._queues,
             known_holes=self._holes,
+            given_up=self._given_up,
             watermark=watermark,
             trusted=self._ours,
             physic_timestamp=self._checkpoint.physic_timestamp,
@@ -208,6 +211,8 @@ class _Scan:
             queues=found.queues,
             index=index,
             known_holes=self._holes.within(reader.begin, result.end),
+            known_given_up=self._given_up,
+            given_up=found.given_up,
             dispatched=max(min(found.dispatch_from, index.through), reader.begin),
             queue_file_bytes=self._queue_file_bytes,
             warnings=tuple(self._warnings),
@@ -255,8 +260,7 @@ class _Scan:
         situation = dataclasses.replace(self._situation(), watermark=0)
         walked = LogPass(situation, 0)
         walked.run()
-        queues = QueueCheck(situation, walked, self._saved).without_log()
-        return walked, QueueFindings(queues, 0, None)
+        return walked, QueueCheck(situation, walked, self._saved).without_log()
 
 
 def _end_of_entries(queue: QueueReader) -> int:

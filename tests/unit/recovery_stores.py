@@ -128,12 +128,12 @@ def log_bytes(path: Path) -> dict[str, bytes]:
 
 
 def aside(path: Path) -> dict[str, bytes]:
-    """What is in quarantine/, but for the list of holes."""
+    """What is in quarantine/, but for the lists of holes and of given-up queue offsets."""
     folder = path / "quarantine"
     if not folder.is_dir():
         return {}
     return {
         file.name: file.read_bytes()
         for file in sorted(folder.iterdir())
-        if not file.name.startswith("holes.json")
+        if not file.name.startswith(("holes.json", "givenUp.json"))
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from cystore.engine.given_up import GivenUp
 from cystore.engine.holes import Hole, Holes
 from cystore.recovery import plan, rules
 from cystore.recovery.model import (
@@ -43,7 +44,7 @@ LOG = LogScan(
     short=(),
     file_bytes=1000,
 )
-SOUND = ScanResult(LOG, (), IndexScan(1500), Holes(), 1500, 6000)
+SOUND = ScanResult(LOG, (), IndexScan(1500), Holes(), GivenUp(), GivenUp(), 1500, 6000)
 
 
 def actions(queues=(), index=None, **log):
@@ -93,7 +94,7 @@ def test_known_holes_stay_on_the_list():
 
 def test_queues_and_index_come_after_the_log():
     stray, old = Path("stray"), Path("old")
-    queue = QueueScan("T", 3, 9, 0, 200, (0,), holes=((4, 6),), dirty=True, strays=(stray,))
+    queue = QueueScan("T", 3, 9, 0, 9, 200, (0,), holes=((4, 6),), dirty=True, strays=(stray,))
     done = actions([queue], IndexScan(0, (old,)), dirty=DirtyRange(1500, 1600), reason="x")
     assert [type(a) for a in done[:2]] == [PutAside, ZeroLog]
     assert done[2:] == [RemoveFile(stray), FillQueueHoles("T", 3, 4, 6), CutQueue("T", 3, 9), RemoveFile(old)]

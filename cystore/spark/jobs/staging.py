@@ -24,6 +24,7 @@ from cystore.config import StoreConfig
 from cystore.derived.consume_queue import ENTRY_BYTES, ConsumeQueue
 from cystore.derived.index import ENTRY_BYTES as INDEX_ENTRY_BYTES
 from cystore.derived.index import HEADER_BYTES, SLOT_BYTES, IndexFiles
+from cystore.engine.given_up import GivenUp, read_given_up
 from cystore.engine.holes import read_holes
 from cystore.engine.segments import Mode
 from cystore.errors import CorruptRecordError, StoreError, StoreIOError
@@ -214,13 +215,14 @@ def _write_queue(rebuild: Rebuild, attempt: str, key: QueueKey, runs: Iterable[R
     queue = ConsumeQueue(folder, *key, slot, rebuild.config, Mode.WRITE, control)
     units = _Units(queue) if rebuild.config.enable_consume_queue_ext else None
     written, count, last_end = [], 0, 0
+    given_up = read_given_up(rebuild.root)
     for run in runs:
         skip = max(queue.max_offset - run.queue_offset, 0) if queue.has_files() else 0
         if skip * ENTRY_BYTES >= len(run.entries):
             continue  # repeats offsets that the queue has: the first record of an offset counts
         at = run.queue_offset + skip
         if at > queue.max_offset or not queue.has_files():
-            _fill_gap(queue, at, run.begin - last_end, rebuild.root)
+            _fill_gap(queue, at, run.begin - last_end, rebuild.root, given_up)
         data = memoryview(run.entries if units is None else units.enter(run, skip))
         data = data[skip * ENTRY_BYTES :]
         while data:
@@ -241,10 +243,11 @@ def _write_queue(rebuild: Rebuild, attempt: str, key: QueueKey, runs: Iterable[R
     return Written(key, str(folder), count)
 
 
-def _fill_gap(queue: ConsumeQueue, at: int, room: int, root: Path) -> None:
-    """Hole entries for records that damage swallowed: there must have been room for them."""
+def _fill_gap(queue: ConsumeQueue, at: int, room: int, root: Path, given_up: GivenUp) -> None:
+    """Hole entries for records that damage swallowed: there was room for them in the log, or recovery lists them as given up."""
     missing = at - queue.max_offset
-    if queue.has_files() and missing * RECORD_SIZE_MIN > room:
+    listed = given_up.explains((queue.topic, queue.queue_id), queue.max_offset, at)
+    if queue.has_files() and not listed and missing * RECORD_SIZE_MIN > room:
         raise CorruptRecordError(
             f"queue offset {at} of {queue.topic}/{queue.queue_id}, where {queue.max_offset} is next, leaves no room in the log "
             "for the records between",

@@ -1,0 +1,131 @@
+"""Given-up queue offsets: offsets that were handed out and whose records are lost. They are not handed out again.
+
+Recovery finds them and lists them here. The list explains a gap in the queue offsets of the log when nothing else does any more:
+the damaged bytes may be cut, and the hole entries of the consume queue are gone when the queue is rebuilt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from cystore._native.checksum import crc32c
+from cystore.engine.quarantine import QUARANTINE
+from cystore.errors import StoreFormatError
+from cystore.system import files
+
+FILE_NAME = "givenUp.json"
+# A gap in queue offsets is believed up to this many; beyond it the number itself is damaged.
+BELIEVED_GAP = 1 << 20
+OFFSET_LIMIT = 1 << 58
+
+
+class GivenUpRange(NamedTuple):
+    """Queue offsets [begin, end) of one queue."""
+
+    topic: str
+    queue_id: int
+    begin: int
+    end: int
+
+
+class GivenUp:
+    """The given-up offsets of a store: for each queue ranges that ascend and lie apart. Immutable."""
+
+    def __init__(self, ranges: Iterable[GivenUpRange] = ()) -> None:
+        self._by_queue: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        for topic, queue_id, begin, end in sorted(ranges):
+            if not 0 <= begin < end <= OFFSET_LIMIT:
+                raise ValueError(f"given-up offsets {begin}..{end} of {topic}/{queue_id}")
+            listed = self._by_queue.setdefault((topic, queue_id), [])
+            if listed and begin <= listed[-1][1]:
+                listed[-1] = listed[-1][0], max(end, listed[-1][1])
+            else:
+                listed.append((begin, end))
+
+    def __iter__(self) -> Iterator[GivenUpRange]:
+        for key, listed in self._by_queue.items():
+            for begin, end in listed:
+                yield GivenUpRange(*key, begin, end)
+
+    def __len__(self) -> int:
+        return sum(len(listed) for listed in self._by_queue.values())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, GivenUp) and self._by_queue == other._by_queue
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"GivenUp({list(self)})"
+
+    def explains(self, key: tuple[str, int], begin: int, end: int) -> bool:
+        """Whether each offset of [begin, end) of a queue is given up."""
+        return any(first <= begin and end <= last for first, last in self._by_queue.get(key, ()))
+
+    def end(self, key: tuple[str, int]) -> int:
+        """The offset behind the last given-up one of a queue, 0 where there is none."""
+        listed = self._by_queue.get(key)
+        return listed[-1][1] if listed else 0
+
+    def merged(self, more: Iterable[GivenUpRange]) -> GivenUp:
+        """With `more` taken in."""
+        return GivenUp([*self, *more])
+
+    def without_expired(self, minimums: Mapping[tuple[str, int], int]) -> GivenUp:
+        """Without the ranges that end below the lowest offset of the log's records of their queue (`minimums`)."""
+        return GivenUp(r for r in self if r.end >= minimums.get((r.topic, r.queue_id), 0))
+
+
+def read_given_up(root: Path) -> GivenUp:
+    """The store's given-up offsets, empty where nothing is listed. StoreFormatError where list and copy are damaged."""
+    path = root / QUARANTINE / FILE_NAME
+    problem: Exception | None = None
+    for candidate in (path, path.with_name(path.name + ".bak")):
+        if not candidate.exists():
+            continue
+        try:
+            return parse_given_up(files.read_all(candidate))
+        except ValueError as error:
+            problem = problem or error
+    if problem is not None:
+        raise StoreFormatError(
+            f"the list of given-up offsets cannot be read: {problem}", path=path
+        ) from problem
+    return GivenUp()
+
+
+def write_given_up(root: Path, given_up: GivenUp) -> None:
+    """Writes the list whole or not at all."""
+    files.write_whole(root, root / QUARANTINE / FILE_NAME, render_given_up(given_up))
+
+
+def render_given_up(given_up: GivenUp) -> bytes:
+    """The bytes of the list."""
+    rows = [list(one) for one in given_up]
+    return json.dumps({"given_up": rows, "checksum": _checksum(rows)}, indent=1).encode() + b"\n"
+
+
+def parse_given_up(data: bytes) -> GivenUp:
+    """The content of the list. Raises ValueError."""
+    try:
+        content = json.loads(data)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    rows = content.get("given_up") if isinstance(content, dict) else None
+    if not isinstance(rows, list) or content.get("checksum") != _checksum(rows):
+        raise ValueError("there is no list of given-up offsets with its checksum")
+    return GivenUp(_range(row) for row in rows)
+
+
+def _range(row: object) -> GivenUpRange:
+    if not isinstance(row, list) or [type(part) for part in row] != [str, int, int, int]:
+        raise ValueError(f"{row!r} is no range of queue offsets")
+    return GivenUpRange(*row)
+
+
+def _checksum(rows: object) -> int:
+    return crc32c(json.dumps(rows).encode())
