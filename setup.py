@@ -62,6 +62,7 @@ EXTENSIONS: dict[str, list[str]] = {
     "appender": [],
     "put": [],
     "delay": [],
+    "upkeep": [],
     "window": [],
     "queue": [],
     "ext": [],

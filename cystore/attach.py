@@ -22,6 +22,7 @@ from cystore.config import StoreConfig
 from cystore.derived.consume_queue import ConsumeQueues
 from cystore.derived.dispatch import Dispatcher
 from cystore.derived.flush import DerivedFlusher
+from cystore.derived.follow import Follower
 from cystore.derived.index import IndexFiles
 from cystore.derived.reader import Reader
 from cystore.engine.allocate import HEADROOM_NAME, Allocator
@@ -411,8 +412,9 @@ def _compose(
     space = DiskSpace(root, control, config)
     roller = Roller(control, commit_log, allocator, config)
     delivered = DeliveryProgress(root, control, commit_log, queues)
+    follower = Follower(control, queues, index)
     cleaner = Cleaner(
-        control, commit_log, queues, index, dispatcher, roller, space, derived_flusher, delivered, config
+        control, commit_log, follower, dispatcher, roller, space, derived_flusher, delivered, config
     )
     appender = None
     if mode is Mode.WRITE:

@@ -2,7 +2,7 @@
 
 Cleaning keeps the segment of each hold's physical offset and all behind it. A hold may say how old a record can get before the
 hold means nothing for it any more, so that one whose owner is gone for good does not fill the disk. The file is written whole or
-not at all, under the housekeeping lock that a clean holds too: a kill leaves the holds of before or of after.
+not at all, under the lock "clean" that cleaning takes too: a kill leaves the holds of before or of after.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Holds:
             optional = what == "max_age_ms" and value is None
             if not optional and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
                 raise StoreConfigError(f"{what} of hold {name!r} must be a whole number ≥ 0, not {value!r}")
-        with self._control.locked("housekeeping"):
+        with self._control.locked("clean"):
             holds = dict(self.read())
             hold = Hold(max(physical_offset, self._control.min_physical_offset), max_age_ms)
             if holds.get(name) != hold:
@@ -62,7 +62,7 @@ class Holds:
 
     def release(self, name: str) -> bool:
         """Ends a hold; False when there was none of that name."""
-        with self._control.locked("housekeeping"):
+        with self._control.locked("clean"):
             holds = dict(self.read())
             if holds.pop(name, None) is None:
                 return False

@@ -157,7 +157,7 @@ TYPE_BYTES = {"int64_t": 8, "uint64_t": 8, "int32_t": 4, "uint32_t": 4, "char": 
 CACHE_LINE_BYTES = 64
 MUTEX_BYTES = 64
 
-LOCK_NAMES = ("housekeeping", "deliver", "dispatch", "append", "flush")
+LOCK_NAMES = ("clean", "housekeeping", "deliver", "dispatch", "append", "flush", "sync")
 # Work that is done for the whole store, each by one process at a time; a name stays at its place for ever.
 DUTIES = ("reput", "deliver_delayed", "clean_expired", "flush", "checkpoint", "chord_sweep", "scrub")
 DUTY_WORDS = ("token", "until_ms", "begun_ms", "took_us", "done", "outcome", "runs")
@@ -265,8 +265,20 @@ CONTROL_LINES: tuple[tuple[Shared, ...], ...] = (
     (
         Shared("flushed", "int64_t", "flush", "flushed position: everything below is durable"),
         Shared("flush_seq", "uint32_t", "flush", "futex word: changes with each flush and each failure"),
-        Shared("queues_flushed_timestamp", "int64_t", "flush", "checkpoint's logics timestamp"),
-        Shared("index_flushed", "int64_t", "flush", "physical offset through which index entries are synced"),
+        Shared("queues_flushed_timestamp", "int64_t", "sync", "checkpoint's logics timestamp"),
+        Shared("index_flushed", "int64_t", "sync", "physical offset through which index entries are synced"),
+        Shared("flushed_ms", "int64_t", "flush", "monotonic time of the last flush of the log"),
+        Shared(
+            "checkpointed", "int64_t", "flush", "the flushed position when the checkpoint was synced last"
+        ),
+        Shared("checkpointed_ms", "int64_t", "flush", "monotonic time of that"),
+    ),
+    (
+        Shared(
+            "queues_flushed_ms", "int64_t", "sync", "monotonic time of the last flush of queues and index"
+        ),
+        Shared("offsets_saved", "int64_t", "clean", "the log position that config/queueOffset.json has"),
+        Shared("offsets_saved_ms", "int64_t", "clean", "monotonic time when it was written"),
     ),
     (
         Shared("dispatched", "int64_t", "dispatch", "log position up to which queues and index are built"),
@@ -284,7 +296,7 @@ CONTROL_LINES: tuple[tuple[Shared, ...], ...] = (
         Shared(
             "min_physical_offset",
             "int64_t",
-            "housekeeping",
+            "clean",
             "lowest readable log position; published before an unlink",
         ),
         Shared(
@@ -295,6 +307,7 @@ CONTROL_LINES: tuple[tuple[Shared, ...], ...] = (
         ),
         Shared("queue_capacity", "uint32_t", "housekeeping", "queue slots whose memory is allocated"),
         Shared("ready_base", "int64_t", "housekeeping", "base of the newest commit log file"),
+        Shared("followed", "int64_t", "clean", "the log's minimum that all queues and the index follow"),
     ),
     (
         Shared(

@@ -22,6 +22,12 @@ static inline uint32_t add_u32(uint32_t *p, uint32_t v) { return __atomic_fetch_
 static inline uint32_t sub_u32(uint32_t *p, uint32_t v) { return __atomic_fetch_sub(p, v, __ATOMIC_SEQ_CST); }
 static inline uint32_t or_u32(uint32_t *p, uint32_t v) { return __atomic_fetch_or(p, v, __ATOMIC_SEQ_CST); }
 static inline uint32_t and_u32(uint32_t *p, uint32_t v) { return __atomic_fetch_and(p, v, __ATOMIC_SEQ_CST); }
+/* Moves a position on, never back, whoever else moves it. */
+static inline void raise_i64(int64_t *p, int64_t v) {
+    int64_t seen = load_i64(p);
+    while (seen < v && !__atomic_compare_exchange_n(p, &seen, v, 0, __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE)) {
+    }
+}
 static inline void release_fence(void) { __atomic_thread_fence(__ATOMIC_RELEASE); }
 static inline void full_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 /* Wherever it points: a prefetch never faults. */

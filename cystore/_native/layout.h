@@ -36,25 +36,27 @@
 #define FLAG_CORRUPT 0x4 /* dispatch met a damaged record */
 #define FLAG_DISK_FULL 0x8 /* the disk is fuller than the settings allow */
 #define CONTROL_MAGIC 0x435953544f524531ull
-#define LAYOUT_FINGERPRINT 0x6e51a9c3c6133e0dull
+#define LAYOUT_FINGERPRINT 0x42d54723d115aa7aull
 #define CONTROL_BUCKETS_AT 4096
 #define CONTROL_BUCKETS 16384
 #define CONTROL_QUEUES_AT 69632
 #define LATENCY_BUCKETS 13
 #define DUTIES_MAX 8
 #define WORDS_OF_DUTY 8
-#define LOCK_HOUSEKEEPING 0
-#define LOCK_DELIVER 1
-#define LOCK_DISPATCH 2
-#define LOCK_APPEND 3
-#define LOCK_FLUSH 4
-#define LOCK_DUTY_REPUT 5
-#define LOCK_DUTY_DELIVER_DELAYED 6
-#define LOCK_DUTY_CLEAN_EXPIRED 7
-#define LOCK_DUTY_FLUSH 8
-#define LOCK_DUTY_CHECKPOINT 9
-#define LOCK_DUTY_CHORD_SWEEP 10
-#define LOCK_DUTY_SCRUB 11
+#define LOCK_CLEAN 0
+#define LOCK_HOUSEKEEPING 1
+#define LOCK_DELIVER 2
+#define LOCK_DISPATCH 3
+#define LOCK_APPEND 4
+#define LOCK_FLUSH 5
+#define LOCK_SYNC 6
+#define LOCK_DUTY_REPUT 7
+#define LOCK_DUTY_DELIVER_DELAYED 8
+#define LOCK_DUTY_CLEAN_EXPIRED 9
+#define LOCK_DUTY_FLUSH 10
+#define LOCK_DUTY_CHECKPOINT 11
+#define LOCK_DUTY_CHORD_SWEEP 12
+#define LOCK_DUTY_SCRUB 13
 
 static inline uint16_t load_be16(const uint8_t *p) {
     uint16_t v;
@@ -260,9 +262,16 @@ typedef struct control_block {
     int64_t flushed; /* flush: flushed position: everything below is durable */
     uint32_t flush_seq; /* flush: futex word: changes with each flush and each failure */
     uint8_t pad_5[4];
-    int64_t queues_flushed_timestamp; /* flush: checkpoint's logics timestamp */
-    int64_t index_flushed; /* flush: physical offset through which index entries are synced */
-    uint8_t pad_6[32];
+    int64_t queues_flushed_timestamp; /* sync: checkpoint's logics timestamp */
+    int64_t index_flushed; /* sync: physical offset through which index entries are synced */
+    int64_t flushed_ms; /* flush: monotonic time of the last flush of the log */
+    int64_t checkpointed; /* flush: the flushed position when the checkpoint was synced last */
+    int64_t checkpointed_ms; /* flush: monotonic time of that */
+    uint8_t pad_6[8];
+    int64_t queues_flushed_ms; /* sync: monotonic time of the last flush of queues and index */
+    int64_t offsets_saved; /* clean: the log position that config/queueOffset.json has */
+    int64_t offsets_saved_ms; /* clean: monotonic time when it was written */
+    uint8_t pad_7[40];
     int64_t dispatched; /* dispatch: log position up to which queues and index are built */
     uint32_t dispatch_seq; /* dispatch: futex word: changes with each dispatch */
     uint32_t index_seq; /* dispatch: changes when an index file is made or removed */
@@ -270,28 +279,29 @@ typedef struct control_block {
     int64_t index_allocated; /* dispatch: bytes of the newest index file that are allocated */
     int64_t dispatched_timestamp; /* dispatch: store timestamp of the last dispatched record, ms */
     uint64_t dispatch_count; /* dispatch: records dispatched since the first attach */
-    uint8_t pad_7[16];
+    uint8_t pad_8[16];
     int64_t allocated; /* housekeeping: log position up to which space is allocated */
-    int64_t min_physical_offset; /* housekeeping: lowest readable log position; published before an unlink */
+    int64_t min_physical_offset; /* clean: lowest readable log position; published before an unlink */
     uint32_t segment_seq; /* housekeeping: futex word: changes when allocated moves or a segment goes */
     uint32_t queue_capacity; /* housekeeping: queue slots whose memory is allocated */
     int64_t ready_base; /* housekeeping: base of the newest commit log file */
-    uint8_t pad_8[32];
+    int64_t followed; /* clean: the log's minimum that all queues and the index follow */
+    uint8_t pad_9[24];
     int64_t delivered; /* deliver: log position up to which delivered messages are counted in their queues' delivered */
     uint32_t delivering; /* deliver: 1: there may be delivered messages behind it */
     uint32_t delay_level_count; /* attach: delay levels of this store */
     int64_t delivered_saved; /* deliver: the position that config/delayOffset.json has */
     int64_t delivered_saved_ms; /* deliver: monotonic time when it was written */
     int64_t delay_ms[64]; /* attach: of each level, 1 first */
-    uint8_t pad_9[32];
+    uint8_t pad_10[32];
     uint32_t flags; /* atomic: why the store cannot be written: see FLAG_* */
     int32_t failed_errno; /* atomic: errno of the sync that failed */
     uint32_t repair_due; /* atomic: a bit for each lock whose owner died inside and left a repair to do */
-    uint8_t pad_10[4];
+    uint8_t pad_11[4];
     uint64_t guard; /* attach: static guard, ~magic */
-    uint8_t pad_11[40];
+    uint8_t pad_12[40];
     int64_t duties[64]; /* duty: a cache line for each of DUTIES: highest token, end of the lease, last run (DUTY_WORDS) */
-    shared_mutex locks[12];
+    shared_mutex locks[14];
 } control_block;
 _Static_assert(offsetof(control_block, magic) == 0, "control_block.magic");
 _Static_assert(offsetof(control_block, fingerprint) == 8, "control_block.fingerprint");
@@ -327,29 +337,36 @@ _Static_assert(offsetof(control_block, flushed) == 512, "control_block.flushed")
 _Static_assert(offsetof(control_block, flush_seq) == 520, "control_block.flush_seq");
 _Static_assert(offsetof(control_block, queues_flushed_timestamp) == 528, "control_block.queues_flushed_timestamp");
 _Static_assert(offsetof(control_block, index_flushed) == 536, "control_block.index_flushed");
-_Static_assert(offsetof(control_block, dispatched) == 576, "control_block.dispatched");
-_Static_assert(offsetof(control_block, dispatch_seq) == 584, "control_block.dispatch_seq");
-_Static_assert(offsetof(control_block, index_seq) == 588, "control_block.index_seq");
-_Static_assert(offsetof(control_block, index_base) == 592, "control_block.index_base");
-_Static_assert(offsetof(control_block, index_allocated) == 600, "control_block.index_allocated");
-_Static_assert(offsetof(control_block, dispatched_timestamp) == 608, "control_block.dispatched_timestamp");
-_Static_assert(offsetof(control_block, dispatch_count) == 616, "control_block.dispatch_count");
-_Static_assert(offsetof(control_block, allocated) == 640, "control_block.allocated");
-_Static_assert(offsetof(control_block, min_physical_offset) == 648, "control_block.min_physical_offset");
-_Static_assert(offsetof(control_block, segment_seq) == 656, "control_block.segment_seq");
-_Static_assert(offsetof(control_block, queue_capacity) == 660, "control_block.queue_capacity");
-_Static_assert(offsetof(control_block, ready_base) == 664, "control_block.ready_base");
-_Static_assert(offsetof(control_block, delivered) == 704, "control_block.delivered");
-_Static_assert(offsetof(control_block, delivering) == 712, "control_block.delivering");
-_Static_assert(offsetof(control_block, delay_level_count) == 716, "control_block.delay_level_count");
-_Static_assert(offsetof(control_block, delivered_saved) == 720, "control_block.delivered_saved");
-_Static_assert(offsetof(control_block, delivered_saved_ms) == 728, "control_block.delivered_saved_ms");
-_Static_assert(offsetof(control_block, delay_ms) == 736, "control_block.delay_ms");
-_Static_assert(offsetof(control_block, flags) == 1280, "control_block.flags");
-_Static_assert(offsetof(control_block, failed_errno) == 1284, "control_block.failed_errno");
-_Static_assert(offsetof(control_block, repair_due) == 1288, "control_block.repair_due");
-_Static_assert(offsetof(control_block, guard) == 1296, "control_block.guard");
-_Static_assert(offsetof(control_block, duties) == 1344, "control_block.duties");
-_Static_assert(sizeof(control_block) == 2624, "control_block");
+_Static_assert(offsetof(control_block, flushed_ms) == 544, "control_block.flushed_ms");
+_Static_assert(offsetof(control_block, checkpointed) == 552, "control_block.checkpointed");
+_Static_assert(offsetof(control_block, checkpointed_ms) == 560, "control_block.checkpointed_ms");
+_Static_assert(offsetof(control_block, queues_flushed_ms) == 576, "control_block.queues_flushed_ms");
+_Static_assert(offsetof(control_block, offsets_saved) == 584, "control_block.offsets_saved");
+_Static_assert(offsetof(control_block, offsets_saved_ms) == 592, "control_block.offsets_saved_ms");
+_Static_assert(offsetof(control_block, dispatched) == 640, "control_block.dispatched");
+_Static_assert(offsetof(control_block, dispatch_seq) == 648, "control_block.dispatch_seq");
+_Static_assert(offsetof(control_block, index_seq) == 652, "control_block.index_seq");
+_Static_assert(offsetof(control_block, index_base) == 656, "control_block.index_base");
+_Static_assert(offsetof(control_block, index_allocated) == 664, "control_block.index_allocated");
+_Static_assert(offsetof(control_block, dispatched_timestamp) == 672, "control_block.dispatched_timestamp");
+_Static_assert(offsetof(control_block, dispatch_count) == 680, "control_block.dispatch_count");
+_Static_assert(offsetof(control_block, allocated) == 704, "control_block.allocated");
+_Static_assert(offsetof(control_block, min_physical_offset) == 712, "control_block.min_physical_offset");
+_Static_assert(offsetof(control_block, segment_seq) == 720, "control_block.segment_seq");
+_Static_assert(offsetof(control_block, queue_capacity) == 724, "control_block.queue_capacity");
+_Static_assert(offsetof(control_block, ready_base) == 728, "control_block.ready_base");
+_Static_assert(offsetof(control_block, followed) == 736, "control_block.followed");
+_Static_assert(offsetof(control_block, delivered) == 768, "control_block.delivered");
+_Static_assert(offsetof(control_block, delivering) == 776, "control_block.delivering");
+_Static_assert(offsetof(control_block, delay_level_count) == 780, "control_block.delay_level_count");
+_Static_assert(offsetof(control_block, delivered_saved) == 784, "control_block.delivered_saved");
+_Static_assert(offsetof(control_block, delivered_saved_ms) == 792, "control_block.delivered_saved_ms");
+_Static_assert(offsetof(control_block, delay_ms) == 800, "control_block.delay_ms");
+_Static_assert(offsetof(control_block, flags) == 1344, "control_block.flags");
+_Static_assert(offsetof(control_block, failed_errno) == 1348, "control_block.failed_errno");
+_Static_assert(offsetof(control_block, repair_due) == 1352, "control_block.repair_due");
+_Static_assert(offsetof(control_block, guard) == 1360, "control_block.guard");
+_Static_assert(offsetof(control_block, duties) == 1408, "control_block.duties");
+_Static_assert(sizeof(control_block) == 2816, "control_block");
 
 #endif

@@ -38,11 +38,13 @@ cdef extern from "layout.h" nogil:
     const uint32_t WORDS_OF_DUTY
     const uint64_t CONTROL_MAGIC
     const uint64_t LAYOUT_FINGERPRINT
+    const int LOCK_CLEAN
     const int LOCK_HOUSEKEEPING
     const int LOCK_DELIVER
     const int LOCK_DISPATCH
     const int LOCK_APPEND
     const int LOCK_FLUSH
+    const int LOCK_SYNC
     const int LOCK_DUTY_REPUT
     const int LOCK_DUTY_DELIVER_DELAYED
     const int LOCK_DUTY_CLEAN_EXPIRED
@@ -193,6 +195,12 @@ cdef extern from "layout.h" nogil:
         uint32_t flush_seq
         int64_t queues_flushed_timestamp
         int64_t index_flushed
+        int64_t flushed_ms
+        int64_t checkpointed
+        int64_t checkpointed_ms
+        int64_t queues_flushed_ms
+        int64_t offsets_saved
+        int64_t offsets_saved_ms
         int64_t dispatched
         uint32_t dispatch_seq
         uint32_t index_seq
@@ -205,6 +213,7 @@ cdef extern from "layout.h" nogil:
         uint32_t segment_seq
         uint32_t queue_capacity
         int64_t ready_base
+        int64_t followed
         int64_t delivered
         uint32_t delivering
         uint32_t delay_level_count

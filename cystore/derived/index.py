@@ -20,6 +20,7 @@ from cystore import clock
 from cystore._native import index as kernel
 from cystore._native.control import Control
 from cystore._native.mapping import MappedFile
+from cystore._native.upkeep import Upkeep
 from cystore.config import StoreConfig
 from cystore.engine.segments import Mode
 from cystore.errors import StoreFormatError
@@ -291,18 +292,6 @@ class IndexFiles:
             self._files = listed
             self._publish(listed[-1], 0)
 
-    def remove_below(self, physical_offset: int) -> int:
-        """Unlinks the files whose entries all point below a log position, oldest first, but never the newest; returns how many."""
-        listed = self.files()
-        old = 0
-        while old < len(listed) - 1 and listed[old].end_physical_offset < physical_offset:
-            self._remove(listed[old])
-            old += 1
-        if old:
-            self._files = listed[old:]
-            self._publish(listed[-1], self._control.index_allocated)
-        return old
-
     @staticmethod
     def _end_with(file: IndexFile, number: int) -> None:
         """Makes an entry the file's last. Of its time only the second is known: the end is that second's."""
@@ -321,7 +310,17 @@ class IndexFiles:
         else:
             files.remove(self._path(file.name))
 
-    # ------------------------------------------------------------------------------ flush and close
+    # ------------------------------------------------------------------------------ clean, flush and close
+
+    def remove_below(self, physical_offset: int) -> int:
+        """Unlinks the files whose entries all point below a log position, oldest first, but never the newest; returns how many. Needs
+        no lock: dispatch works on the newest ones."""
+        old = [file for file in self.files()[:-1] if file.end_physical_offset < physical_offset]
+        for file in old:
+            self._remove(file)
+        if old:
+            Upkeep(self._control).index_files_changed()
+        return len(old)
 
     def flush(self) -> None:
         """Makes every entry dispatched by now durable. Raises OSError."""

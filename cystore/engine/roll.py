@@ -9,10 +9,10 @@ from cystore import clock
 from cystore._native.append import end_segment
 from cystore._native.control import Control
 from cystore.config import StoreConfig
+from cystore.engine.ages import Ages
 from cystore.engine.allocate import Allocator
 from cystore.engine.append_policy import repair_append
 from cystore.engine.commit_log import CommitLog
-from cystore.errors import CorruptRecordError, OffsetError
 from cystore.layout import CONSTANTS
 
 HOUR_MS = 3_600_000
@@ -26,6 +26,7 @@ class Roller:
         self, control: Control, commit_log: CommitLog, allocator: Allocator, config: StoreConfig
     ) -> None:
         self._control, self._commit_log, self._allocator = control, commit_log, allocator
+        self._ages = Ages(control, commit_log)
         self._interval_ms = config.roll_interval_h * HOUR_MS
 
     def run_once(self) -> bool:
@@ -43,9 +44,8 @@ class Roller:
             return end_segment(self._control, segment)
 
     def _is_due(self, base: int) -> bool:
-        """A segment whose first record is damaged is as old as nobody knows: it stays."""
-        try:
-            first = self._commit_log.read(base)
-        except (OffsetError, CorruptRecordError):  # nothing there yet, or it cannot be read
+        """By the first record that can be read; a segment without one stays."""
+        if base >= self._control.wrote:
             return False
-        return clock.now_ms() - first.store_timestamp_ms >= self._interval_ms
+        first_ms = self._ages.first_ms(base)
+        return first_ms is not None and clock.now_ms() - first_ms >= self._interval_ms

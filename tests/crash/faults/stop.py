@@ -53,9 +53,9 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "allocate.created",
         "allocate.reserved",
         "allocate.published",
-        "files.written",
-        "files.replaced",
     ),
+    "clean": ("files.written", "files.replaced"),
+    "sync": (),
     "deliver": (),
     GATE: ("attach.joining", "detach.others_stay"),
 }

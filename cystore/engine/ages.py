@@ -1,0 +1,72 @@
+"""How old segments are: by store timestamps of records that can be read, never by file times.
+
+A record's store timestamp is never behind that of the record before it. So no record of a segment is younger than the first one that can
+be read behind it. Damage and missing segments are stepped over.
+"""
+
+from __future__ import annotations
+
+from cystore._native import scan
+from cystore._native.control import Control
+from cystore.engine.commit_log import CommitLog
+from cystore.errors import CorruptRecordError, OffsetError
+
+PIECE_BYTES = 4 << 20  # looked through at once for a record behind damage
+
+
+class Ages:
+    """Ages of one log's segments, as one process knows them."""
+
+    def __init__(self, control: Control, commit_log: CommitLog) -> None:
+        self._control, self._commit_log = control, commit_log
+        self._behind_damage: dict[int, int | None] = {}  # by base, of whole segments
+
+    def first_ms(self, base: int) -> int | None:
+        """The store timestamp of the first record of a segment that can be read; None where there is none."""
+        try:
+            return self._commit_log.read(base).store_timestamp_ms
+        except (OffsetError, CorruptRecordError):
+            return self._first_behind_damage(base)
+
+    def at_or_behind_ms(self, position: int) -> int:
+        """The store timestamp of the first record at or behind a segment's beginning that can be read; of the last one that was
+        appended when there is none."""
+        control, segments = self._control, self._commit_log.files
+        for base in [base for base in segments.bases() if position <= base < control.wrote]:
+            found = self.first_ms(base)
+            if found is not None:
+                return found
+        return control.last_store_timestamp_ms
+
+    def _first_behind_damage(self, base: int) -> int | None:
+        if base not in self._behind_damage:
+            segment = self._commit_log.files.get(base)
+            if segment is None:
+                return None
+            found = self._search(base, min(segment.end, self._control.wrote))
+            if segment.end > self._control.wrote:
+                return found  # it is appended to
+            self._behind_damage = {
+                b: ms for b, ms in self._behind_damage.items() if b >= self._control.min_physical_offset
+            }
+            self._behind_damage[base] = found
+        return self._behind_damage[base]
+
+    def _search(self, base: int, end: int) -> int | None:
+        """Looks for a record whose checksum is right in [base, end) of one segment."""
+        segment = self._commit_log.files.get(base)
+        scanner, needed = scan.LogScanner(check_checksum=True, follow_queues=False), 0
+        position = base
+        while segment is not None and position < end:
+            count = min(max(PIECE_BYTES, needed), end - position)
+            scanner.move(position, end)
+            found = scanner.find(segment.view(position - base, count), count, position)
+            if found >= 0:
+                return self._commit_log.read(found).store_timestamp_ms
+            needed = scanner.needed
+            if not needed and position + count == end:
+                return None
+            if scanner.position == position and count == end - position:
+                return None
+            position = scanner.position
+        return None

@@ -1,0 +1,121 @@
+"""Cleaning of the log: what has expired is unlinked, whole segments at a time, oldest first.
+
+Source: DefaultMessageStore.CleanCommitLogService. Different here: a segment's age is that of its newest record and not of its file, so
+copying a store does not make it young. A forced clean is off by default, because other people's files must not delete your messages. What
+somebody still needs stays.
+
+The log's minimum is published under the lock "clean", which no append ever waits for; the files are unlinked after that, under no lock. A
+kill leaves files below the minimum, which the next clean removes, or, when everybody is gone, a log that still begins there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from cystore import clock
+from cystore._native.control import Control
+from cystore._native.failpoint import failpoint
+from cystore.config import StoreConfig
+from cystore.engine.ages import Ages
+from cystore.engine.commit_log import CommitLog
+
+log = logging.getLogger("cystore")
+
+HOUR_MS = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Somebody needs the log from `position` on. Records older than `max_age_ms` (None: of any age) may go all the same."""
+
+    owner: str
+    position: int
+    max_age_ms: int | None = None
+
+    def keeps(self, end: int, newest_ms: int, now_ms: int) -> bool:
+        """Whether a segment that ends at `end` has to stay, whose newest record is of `newest_ms`."""
+        if end <= self.position:
+            return False
+        return self.max_age_ms is None or newest_ms > now_ms - self.max_age_ms
+
+
+class LogCleaner:
+    """Removes expired segments of one log. Any process may do it. `needs()` says what must stay; it is asked again under the lock."""
+
+    def __init__(
+        self,
+        control: Control,
+        commit_log: CommitLog,
+        config: StoreConfig,
+        needs: Callable[[], Iterable[Need]],
+    ) -> None:
+        self._control, self._commit_log, self._config, self._needs = control, commit_log, config, needs
+        self.ages = Ages(control, commit_log)
+
+    def end_of_expired(self, *, forced: bool) -> int:
+        """Up to where the log has expired, whoever needs it; 0 when nothing has. Forced: the oldest segment, however young it is."""
+        return max(
+            (base + self._commit_log.file_bytes for base, _ in self._expired(forced=forced)), default=0
+        )
+
+    def remove_expired(self, max_segments: int | None, *, forced: bool) -> int:
+        """Removes what expired and nobody needs, with what a clean that was killed left behind; returns how many segments."""
+        expired = self._expired(forced=forced)[:max_segments]
+        if expired:
+            with self._control.locked("clean"):
+                self._publish(expired)
+            failpoint("clean.published")
+        return self._unlink_below(self._control.min_physical_offset)
+
+    def _expired(self, *, forced: bool) -> list[tuple[int, int]]:
+        """(base, store timestamp that no record of it is behind) of the segments that expired, oldest first."""
+        segments, control = self._commit_log.files, self._control
+        last = min(segments.base_of(control.wrote), control.flushed)
+        oldest_kept_ms = clock.now_ms() - self._config.file_reserved_time_h * HOUR_MS
+        expired = []
+        for base in segments.refresh():
+            end = base + segments.file_bytes
+            if end > last:
+                break
+            if base < control.min_physical_offset:
+                continue
+            newest_ms = self.ages.at_or_behind_ms(end)
+            if not forced and newest_ms > oldest_kept_ms:
+                break
+            expired.append((base, newest_ms))
+            if forced:
+                break  # one at a time: the disk is looked at again
+        return expired
+
+    def _publish(self, expired: list[tuple[int, int]]) -> None:
+        """Under the lock: the log begins behind the last segment that nobody needs."""
+        needs, now_ms, file_bytes = list(self._needs()), clock.now_ms(), self._commit_log.file_bytes
+        for base, newest_ms in expired:
+            end = base + file_bytes
+            keeping = next((need for need in needs if need.keeps(end, newest_ms, now_ms)), None)
+            if keeping is not None:
+                log.info("%s keeps what is behind %d", keeping.owner, keeping.position)
+                return
+            for need in needs:
+                if end > need.position:
+                    log.warning(
+                        "the hold of %s on what is behind %d is older than its limit of %d h: removed all the same",
+                        need.owner,
+                        need.position,
+                        (need.max_age_ms or 0) // HOUR_MS,
+                    )
+            if end > self._control.min_physical_offset:
+                self._control.min_physical_offset = end
+
+    def _unlink_below(self, minimum: int) -> int:
+        """Each name goes for good before the next: a power cut leaves no gap."""
+        segments = self._commit_log.files
+        gone = [base for base in segments.refresh() if base + segments.file_bytes <= minimum]
+        for base in gone:
+            segments.remove(base)
+            failpoint("clean.segment_gone")
+        if gone:
+            log.info("%s: removed %d files below %d", segments.directory, len(gone), minimum)
+        return len(gone)
