@@ -108,7 +108,9 @@ class AppendPolicy:
             segment = self._commit_log.files.get(base)
         if segment is None or segment.removed:
             self._flusher.check_files(base)
-        assert segment is not None, "the check raises for a missing one"
+        if segment is None:
+            # Others wrote on meanwhile, and a cleaner removed the segment: the append goes to where the log ends now.
+            return self._segment_at(self._control.wrote)
         self._allocator.populate_ahead()
         return segment
 
