@@ -27,7 +27,7 @@ CALLS = {
     "open": 150, "mmap": 20, "msync": 50, "fsync": 60, "fdatasync": 6, "ftruncate": 12, "fallocate": 25, "rename": 20, "pwrite": 5,
 }  # fmt: skip
 ANY, ANY_IN_STEPS, ANY_AT_ALL = "any", 300, 2000
-CODES = (errno.EIO, errno.EIO, errno.ENOSPC, errno.ENOMEM)
+CODES = (errno.EIO, errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.EINTR)
 ALWAYS = 1_000_000
 STEPS = 40
 MEMORY = "/dev/shm"
@@ -143,6 +143,8 @@ def fail_at(case: Case, path: Path, nursery: Nursery, run: Run) -> None:
             call, at, steps = ANY, rng.randrange(1, ANY_AT_ALL + 1), 8 * STEPS
         times = rng.choice((1, 1, 1, ALWAYS))
         code = rng.choice(CODES)
+        if code == errno.EINTR:
+            times = 1  # the interpreter makes an interrupted call again by itself, without end
         broken.do(
             "arm(**how)", how={"UNDER": str(path), "CALL": call, "AT": at, "TIMES": times, "ERRNO": code}
         )
@@ -190,8 +192,10 @@ def fail_at(case: Case, path: Path, nursery: Nursery, run: Run) -> None:
 
 def must_stop(met: str, code: int) -> bool:
     """Whether what failed ends all writing: a sync of what is in use, and EIO of a sync of what an append needs. A file that had no
-    name yet is made again, from nothing."""
+    name yet is made again, from nothing. A sync that a signal interrupted did not run."""
     call, _, path = met.partition(" ")
+    if code == errno.EINTR:
+        return False
     if call in ("msync", "fdatasync"):
         return True
     broken_disk = code == errno.EIO and call == "fsync"
@@ -221,7 +225,7 @@ def worker(stack: ExitStack, nursery: Nursery, path: Path, seed: int, rng: Any) 
 
 FAULT = Fault(
     "errors",
-    "EIO, ENOSPC or ENOMEM at the n-th open, mmap, msync, fsync, fdatasync, ftruncate, fallocate, rename or pwrite of one of two",
+    "EIO, ENOSPC, EDQUOT, ENOMEM, EMFILE or EINTR at the n-th open, mmap, sync, ftruncate, fallocate, rename or pwrite of one of two",
     2_000,
     20,
     run,
