@@ -2,6 +2,7 @@
 
 from tests.crash.faults import (
     bit_flips,
+    clean_beside_flush,
     clock,
     damage,
     errors,
@@ -9,10 +10,12 @@ from tests.crash.faults import (
     full_disk,
     jvm,
     kill,
+    live_damage,
     lost_writes,
     namespace,
     page_order,
     power,
+    resources,
     stop,
     taken_away,
 )
@@ -34,4 +37,8 @@ FAULTS: tuple[Fault, ...] = (
     forked.FAULT,
     jvm.FAULT,
     lost_writes.FAULT,
+    resources.DESCRIPTORS,
+    resources.MEMORY,
+    live_damage.FAULT,
+    clean_beside_flush.FAULT,
 )

@@ -1,0 +1,58 @@
+"""Goal: a row of the fault matrix that sees nothing wrong has looked. Method: each row gets a fault of its own planted into one of
+its processes, and must find it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from tests.crash import matrix
+from tests.crash.faults import (
+    FAULTS,
+    clean_beside_flush,
+    clock_retention,
+    full_disk_clean,
+    live_damage,
+    many,
+    resources,
+    signals,
+)
+
+LOST = "w.acknowledged.append(('shared', 0, 10**6, 'lost', 10**12, 100))"
+READ_ONLY = "from cystore.engine.flush import SYNC_FAILED; w.store._attached().control.set_flag(SYNC_FAILED)"
+KEPT_LOCK = "w.store._attached().control.lock('dispatch')"
+HALF_OPEN = "left = w.open(); left_too = [left]"
+EARLY = "w.store.put('late', b'', keys=('late',))"
+ROT = "file = sorted((w.path / 'commitlog').iterdir())[0]; data = bytearray(file.read_bytes()); data[99] ^= 1; file.write_bytes(data)"
+
+PLANTED = [
+    (signals.FAULT, LOST, "IndexError|KeyError"),
+    (signals.FAULT, KEPT_LOCK, "keeps the dispatch lock"),
+    (signals.FAULT, HALF_OPEN, "open in another process"),
+    (resources.DESCRIPTORS, READ_ONLY, "FlushFailedError"),
+    (resources.MEMORY, LOST, "IndexError|KeyError"),
+    (full_disk_clean.FAULT, LOST, "IndexError|KeyError"),
+    (clock_retention.FAULT, EARLY, "delivered early"),
+    (live_damage.FAULT, ROT, "AssertionError"),
+    (many.MANY_QUEUES, True, "IndexError|KeyError"),
+    (many.MANY_SEGMENTS, True, "IndexError|KeyError"),
+    (clean_beside_flush.FAULT, READ_ONLY, "FlushFailedError"),
+]
+
+
+@pytest.mark.may_skip
+@pytest.mark.parametrize(
+    ("fault", "planted", "seen"),
+    [one for one in PLANTED if one[0] in FAULTS],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_a_planted_fault_is_found(fault, planted, seen, seed, tmp_path):
+    planted_row = replace(fault, run=partial(fault.run, planted=planted))
+    row = matrix.run(planted_row, seed=seed, count=1, folder=tmp_path)
+    if row.not_run:
+        pytest.skip(row.not_run)
+    assert row.failures
+    assert all(re.search(seen, failure) for failure in row.failures), row.failures
