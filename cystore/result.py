@@ -29,7 +29,9 @@ class GetResult:
     """Answer of `MessageStore.get` (RocketMQ's GetMessageResult).
 
     `next_offset` is where to read on: behind what was looked at, the minimum when the asked offset is too small, the asked
-    one at the maximum. `raw` and `record_offsets` are filled by ``get(raw=True)`` only: all records in one buffer, and where
+    one at the maximum. `behind` is True when dispatch has not entered all acknowledged messages of this queue yet (it stands
+    still, or its disk is full). An offset that was given out and is not entered gives OFFSET_OVERFLOW_ONE, and `next_offset`
+    is the asked one. `raw` and `record_offsets` are filled by ``get(raw=True)`` only: all records in one buffer, and where
     each begins in it.
     """
 
@@ -40,3 +42,4 @@ class GetResult:
     max_offset: int = 0
     raw: bytes | None = None
     record_offsets: Any = None
+    behind: bool = False

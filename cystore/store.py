@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from cystore._native.appender import Appender
+from cystore._native.key_reader import QueryResult
 from cystore._native.message import Message, PutResult
 from cystore._native.put import put_function
 from cystore.archive import Archived, ArchiveMark
@@ -412,9 +413,13 @@ class MessageStore:
 
     def query(
         self, topic: str, key: str, max_count: int = 32, *, begin_ms: int = 0, end_ms: int | None = None
-    ) -> list[Message]:
+    ) -> QueryResult:
         """The newest `max_count` messages of `topic` with `key` among their keys (or as unique key), newest first, whose store
-        timestamp is in [begin_ms, end_ms] (DefaultMessageStore.queryMessage)."""
+        timestamp is in [begin_ms, end_ms] (DefaultMessageStore.queryMessage).
+
+        The result is a list. Its `damaged` holds a CorruptRecordError for each record that the index names for the key and that is
+        damaged.
+        """
         return self._attached().reader.query(topic, key, max_count, begin_ms=begin_ms, end_ms=end_ms)
 
     def read(self, physical_offset: int) -> Message:

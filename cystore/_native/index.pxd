@@ -28,6 +28,7 @@ cdef enum QueryStatus:
 
 cdef enum:
     QUERY_CANDIDATES = 16
+    QUERY_DAMAGED_MAX = 32
 
 # Messages of one key: physical offsets, highest first, each once.
 cdef struct key_query:
@@ -43,6 +44,10 @@ cdef struct key_query:
     int64_t* found
     int64_t found_count
     int64_t room
+    # Where entries with the hash lead to and no whole record stands: the first of them, and what is wrong there (a RecordStatus).
+    int64_t[QUERY_DAMAGED_MAX] damaged
+    int[QUERY_DAMAGED_MAX] damaged_status
+    int damaged_count
 
 cdef bint index_view_fits(const index_view* index, size_t length) noexcept nogil
 cdef int32_t index_next_entry(const index_view* index) noexcept nogil

@@ -14,8 +14,12 @@ from libc.string cimport memchr, memcmp
 from cystore._native.atomics cimport observe_be32, prefetch_for_write, publish_be32, release_fence
 from cystore._native.layout cimport *
 from cystore._native.mapping cimport MappedFile
-from cystore._native.record cimport RECORD_OK, java_hash, property_find, record_view
-from cystore._native.window cimport WINDOW_NEED_SEGMENT, log_window, window_record
+from cystore._native.record cimport (
+    RECORD_BAD_CHECKSUM, RECORD_OK, java_hash, property_find, record_check, record_view,
+)
+from cystore._native.window cimport (
+    WINDOW_BEYOND, WINDOW_GONE, WINDOW_NEED_SEGMENT, log_window, window_record,
+)
 
 cdef extern from "failpoints.h" nogil:
     void failpoint(const char* name)
@@ -230,9 +234,22 @@ cdef inline void _keep(key_query* q, int64_t offset) noexcept nogil:
     q.found_count += 1
 
 
+cdef inline void _keep_damaged(key_query* q, int64_t offset, int status) noexcept nogil:
+    cdef int i
+    for i in range(q.damaged_count):
+        if q.damaged[i] == offset:
+            return
+    if q.damaged_count < QUERY_DAMAGED_MAX:
+        q.damaged[q.damaged_count] = offset
+        q.damaged_status[q.damaged_count] = status
+        q.damaged_count += 1
+
+
 cdef int index_query(const index_view* index, key_query* q, log_window* window) noexcept nogil:
-    """Goes on down the chain of `q.walk` and keeps what holds the key. An entry that leads to no such record is passed over:
-    it is of another key with the same hash, of a hole, or of a part of the log that is gone."""
+    """Goes on down the chain of `q.walk` and keeps the whole records that hold the key, and where none stands that is whole.
+
+    An entry that leads to a hole or to a part of the log that is gone is passed over, and one of another key with the same hash.
+    A record without the key is verified too: its key may be what came to harm."""
     cdef record_view v
     cdef const uint8_t* at
     cdef int status
@@ -249,8 +266,16 @@ cdef int index_query(const index_view* index, key_query* q, log_window* window) 
         if status == WINDOW_NEED_SEGMENT:
             return QUERY_NEED_SEGMENT
         q.candidate_at += 1
-        if status == RECORD_OK and q.walk.begin_ms <= v.store_timestamp <= q.walk.end_ms \
-                and v.topic_len == q.topic_len and memcmp(v.topic, q.topic, q.topic_len) == 0 \
+        if status == WINDOW_GONE or status == WINDOW_BEYOND:
+            continue
+        if status != RECORD_OK:
+            _keep_damaged(q, q.wanted, status)
+            continue
+        if not q.walk.begin_ms <= v.store_timestamp <= q.walk.end_ms:
+            continue
+        if not record_check(at, &v):
+            _keep_damaged(q, q.wanted, RECORD_BAD_CHECKSUM)
+        elif v.topic_len == q.topic_len and memcmp(v.topic, q.topic, q.topic_len) == 0 \
                 and v.sys_flag & SYS_FLAG_TRANSACTION_MASK != SYS_FLAG_ROLLBACK \
                 and (q.key == NULL or index_key_matches(&v, q.key, q.key_len)):
             _keep(q, q.wanted)

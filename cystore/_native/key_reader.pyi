@@ -1,10 +1,18 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import final
 
 from cystore._native.control import Control
 from cystore._native.mapping import MappedFile
 from cystore._native.message import Message
 from cystore._native.window import LogWindow
+from cystore.errors import CorruptRecordError
+
+@final
+class QueryResult(list[Message]):
+    damaged: list[CorruptRecordError]
+    def __init__(
+        self, messages: Iterable[Message] = (), damaged: Iterable[CorruptRecordError] = ()
+    ) -> None: ...
 
 def find_messages(
     window: LogWindow,
@@ -17,7 +25,7 @@ def find_messages(
     end_ms: int,
     *,
     any_key: bool = False,
-) -> list[Message]: ...
+) -> QueryResult: ...
 
 @final
 class KeyReader:
@@ -27,8 +35,8 @@ class KeyReader:
         control: Control,
         shapes: Callable[[], Sequence[tuple[MappedFile, int, int]]],
         new_window: Callable[[], LogWindow],
-        general: Callable[..., list[Message]],
+        general: Callable[..., QueryResult],
     ) -> None: ...
     def query(
         self, topic: str, key: str, max_count: int = 32, *, begin_ms: int = 0, end_ms: int | None = None
-    ) -> list[Message]: ...
+    ) -> QueryResult: ...

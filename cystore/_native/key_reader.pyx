@@ -16,7 +16,11 @@ from cystore._native.layout cimport *
 from cystore._native.mapping cimport MappedFile
 from cystore._native.message cimport stored_message
 from cystore._native.window cimport LogWindow
-from cystore.errors import OffsetError
+
+import logging
+
+from cystore._native.record import STATUS_NAMES
+from cystore.errors import CorruptRecordError, OffsetError
 
 cdef extern from "Python.h":
     bint PyUnicode_CheckExact(object text)
@@ -27,11 +31,31 @@ cdef extern from "Python.h":
 cdef enum:
     SPARE_WINDOWS = 8
 
+log = logging.getLogger("cystore")
+
 cdef object DEFAULT_COUNT = 32
 cdef object ZERO = 0  # the small integer that the default is: recognised without a conversion
 
 
-cdef list _find(LogWindow window, control_block* block, list files, key_query* q, const uint8_t* key, int64_t max_count,
+@cython.final
+cdef class QueryResult(list):
+    """What `query` gives: a list of messages, newest first.
+
+    `damaged` holds a CorruptRecordError for each place that the index names for the key and where no whole record stands: the
+    record may have held the key. It is logged too.
+    """
+
+    cdef readonly list damaged
+
+    def __init__(self, messages=(), damaged=()):
+        list.__init__(self, messages)
+        self.damaged = list(damaged)
+
+    def __reduce__(self):
+        return QueryResult, (list(self), self.damaged)
+
+
+cdef QueryResult _find(LogWindow window, control_block* block, list files, key_query* q, const uint8_t* key, int64_t max_count,
                 int64_t begin_ms, int64_t end_ms):
     """Messages with the topic of `q` and a key that has the hash of `key`, and is `q.key` where that is set; newest first."""
     cdef index_view index
@@ -39,10 +63,12 @@ cdef list _find(LogWindow window, control_block* block, list files, key_query* q
     cdef int64_t i, wrote
     cdef int status = QUERY_DONE
     cdef bint begun
+    cdef QueryResult messages = QueryResult.__new__(QueryResult)
+    cdef list missing = []
     q.walk.hash = index_key_hash(index_topic_seed(q.topic, q.topic_len), key, q.key_len)
     q.walk.begin_ms = begin_ms = index_time(begin_ms)
     q.walk.end_ms = end_ms = index_time(end_ms)
-    q.found_count = 0
+    q.found_count = q.damaged_count = 0
     q.room = min(max_count, 64)
     q.found = window.room(q.room)
     wrote = load_i64(&block.wrote)
@@ -65,6 +91,9 @@ cdef list _find(LogWindow window, control_block* block, list files, key_query* q
                     window.need(q.wanted)
                 except OffsetError:  # unlinked since the log's minimum was read
                     q.candidate_at += 1
+                except CorruptRecordError as error:  # the file is missing
+                    missing.append(error)
+                    q.candidate_at += 1
             elif status == QUERY_FULL and q.room < max_count:
                 q.room = min(max_count, 2 * q.room)
                 q.found = window.room(q.room)
@@ -72,15 +101,31 @@ cdef list _find(LogWindow window, control_block* block, list files, key_query* q
                 break
         if status == QUERY_FULL:
             break
-    messages = []
     for i in range(q.found_count):
         segment = window.file_of(q.found[i])
         if segment is None:
-            window.need(q.found[i])
+            try:
+                window.need(q.found[i])
+            except OffsetError:  # unlinked meanwhile
+                continue
             segment = window.file_of(q.found[i])
         messages.append(stored_message(segment, q.found[i] - segment.base,
-                                       min(segment.base + segment.length, wrote) - q.found[i]))
+                                       min(segment.base + segment.length, wrote) - q.found[i], True))
+    messages.damaged = missing if q.damaged_count == 0 and not missing else _damaged(window, q, missing)
     return messages
+
+
+cdef list _damaged(LogWindow window, key_query* q, list errors):
+    cdef MappedFile segment
+    cdef int i
+    for i in range(q.damaged_count):
+        segment = window.file_of(q.damaged[i])
+        errors.append(CorruptRecordError(
+            f"the index names this place for the key, and no whole record stands here: {STATUS_NAMES[q.damaged_status[i]]}",
+            path=None if segment is None else segment.path, offset=q.damaged[i]))
+    for error in errors:
+        log.error("a query met damage: %s", error)
+    return errors
 
 
 def find_messages(LogWindow window not None, Control control not None, list files not None, bytes topic not None,

@@ -22,5 +22,6 @@ cdef class Message:
     cdef int64_t _born_timestamp_ms, _prepared_transaction_offset
 
 cdef PutResult put_result(int64_t physical_offset, int64_t queue_offset, int32_t size_bytes, int64_t store_timestamp_ms)
-# The message whose record stands at `at` in a mapped file; at most `limit` bytes belong to it. Raises CorruptRecordError.
-cdef Message stored_message(MappedFile file, Py_ssize_t at, Py_ssize_t limit)
+# The message whose record stands at `at` in a mapped file; at most `limit` bytes belong to it. `verified`: its checksum was compared
+# already, without the GIL. Raises CorruptRecordError.
+cdef Message stored_message(MappedFile file, Py_ssize_t at, Py_ssize_t limit, bint verified)

@@ -5,7 +5,9 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
 from cystore._native.layout cimport *
 from cystore._native.mapping cimport MappedFile
-from cystore._native.record cimport RECORD_OK, record_check, record_parse, record_view
+from cystore._native.record cimport (
+    RECORD_BAD_CHECKSUM, RECORD_BAD_POSITION, RECORD_BLANK, RECORD_OK, record_check, record_parse, record_view,
+)
 
 import ipaddress
 from functools import lru_cache
@@ -13,6 +15,10 @@ from types import MappingProxyType
 
 from cystore._native.record import STATUS_NAMES
 from cystore.errors import CorruptRecordError, MessageIllegalError
+
+cdef enum:
+    WALK_RECORDS = 256
+    WALK_BYTES = 4194304
 
 RESERVED_PROPERTIES = frozenset({
     "KEYS", "TAGS", "UNIQ_KEY", "DELAY", "REAL_TOPIC", "REAL_QID", "WAIT", "DELAY_SOURCE",
@@ -220,27 +226,34 @@ cdef const uint8_t* _address(object source) except NULL:
     return <const uint8_t*><const char*>record
 
 
-cdef object _fill(object source, const uint8_t* start, size_t limit, int64_t where, str path):
+cdef object _fill(object source, const uint8_t* start, size_t limit, int64_t where, str path, bint verified):
+    """The message at `start`. Its bytes are faulted in and verified without the GIL, unless that was done before."""
     cdef Message message = Message.__new__(Message)
-    cdef int status = record_parse(start, limit, &message.view)
-    if status == RECORD_OK and not record_check(start, &message.view):
-        status = 7
+    cdef record_view* view = &message.view
+    cdef int status
+    if verified:
+        status = record_parse(start, limit, view)
+    else:
+        with nogil:
+            status = record_parse(start, limit, view)
+            if status == RECORD_OK and not record_check(start, view):
+                status = RECORD_BAD_CHECKSUM
     if status != RECORD_OK:
         raise CorruptRecordError(f"the record is damaged: {STATUS_NAMES[status]}", path=path, offset=where)
     message.source = source
     message.start = start
-    message._queue_id = message.view.queue_id
-    message._flag = message.view.flag
-    message._sys_flag = message.view.sys_flag
-    message._reconsume_times = message.view.reconsume_times
-    message._prepared_transaction_offset = message.view.prepared_transaction_offset
+    message._queue_id = view.queue_id
+    message._flag = view.flag
+    message._sys_flag = view.sys_flag
+    message._reconsume_times = view.reconsume_times
+    message._prepared_transaction_offset = view.prepared_transaction_offset
     return message
 
 
-cdef Message stored_message(MappedFile file, Py_ssize_t at, Py_ssize_t limit):
+cdef Message stored_message(MappedFile file, Py_ssize_t at, Py_ssize_t limit, bint verified):
     if at < 0 or limit < 0 or at > file.length or limit > file.length - at:
         raise CorruptRecordError(f"{limit} bytes run past the file's end", path=file.path, offset=file.base + at)
-    return _fill(file, file.address + at, limit, file.base + at, file.path)
+    return _fill(file, file.address + at, limit, file.base + at, file.path, verified)
 
 
 def delay_level_of(properties):
@@ -275,35 +288,66 @@ def due_message(Message source not None, str topic not None, int32_t queue_id, b
 
 def message_at(MappedFile file not None, Py_ssize_t at, Py_ssize_t limit):
     """The message whose record stands at `at` in a mapped file, of whose bytes it may use `limit`."""
-    return stored_message(file, at, limit)
+    return stored_message(file, at, limit, False)
+
+
+cdef int _walk(const uint8_t* p, int64_t base, int64_t* at, int64_t end, int64_t length, int64_t* begins, int room,
+               int* status) noexcept nogil:
+    """Verifies records one after the other, from `at` (which moves on), and counts them. It ends behind about WALK_BYTES, behind a
+    blank, or with a `status` that is not RECORD_OK."""
+    cdef record_view v
+    cdef int count = 0
+    cdef int64_t begin = at[0]
+    status[0] = RECORD_OK
+    v.topic = NULL
+    while at[0] < end and count < room and at[0] - begin < WALK_BYTES:
+        status[0] = record_parse(p + at[0], <size_t>(end - at[0]), &v)
+        if status[0] == RECORD_BLANK or (end - at[0] >= <int64_t>BLANK_SIZE_MIN and record_magic(p + at[0]) == RECORD_MAGIC_BLANK):
+            status[0] = RECORD_OK
+            at[0] = length
+            break
+        if status[0] == RECORD_OK and v.physical_offset != base + at[0]:
+            status[0] = RECORD_BAD_POSITION
+        elif status[0] == RECORD_OK and not record_check(p + at[0], &v):
+            status[0] = RECORD_BAD_CHECKSUM
+        if status[0] != RECORD_OK:
+            break
+        begins[count] = at[0]
+        count += 1
+        at[0] += v.total_size
+    return count
 
 
 def messages_in(MappedFile file not None, Py_ssize_t at, Py_ssize_t end, Py_ssize_t max_count):
     """Up to `max_count` records that stand one after the other in [at, end) of a mapped file, and where the next begins: the
-    end of the file behind a blank. Raises CorruptRecordError; what stands before the damage is given first."""
+    end of the file behind a blank. At most 256 records, and about 4 MiB or one record, so that no call takes long.
+
+    The records are verified without the GIL. Raises CorruptRecordError; what stands before the damage is given first.
+    """
     cdef list found = []
-    cdef Message message
+    cdef int64_t[WALK_RECORDS] begins
+    cdef int64_t base = file.base
+    cdef int64_t next = at
+    cdef int64_t length = file.length
+    cdef const uint8_t* address = file.address
+    cdef int room = <int>min(max_count, WALK_RECORDS)
+    cdef int i, count, status
     if at < 0 or end > file.length:
         raise CorruptRecordError("outside the file", path=file.path, offset=file.base + at)
-    while at < end and len(found) < max_count:
-        if end - at >= <Py_ssize_t>BLANK_SIZE_MIN and record_magic(file.address + at) == RECORD_MAGIC_BLANK:
-            return found, file.length
-        try:
-            message = stored_message(file, at, end - at)
-            if message.view.physical_offset != file.base + at:
-                raise CorruptRecordError("the record does not stand at its own offset", path=file.path, offset=file.base + at)
-        except CorruptRecordError:
-            if found:
-                break
-            raise
-        found.append(message)
-        at += message.view.total_size
-    return found, at
+    with nogil:
+        count = _walk(address, base, &next, end, length, &begins[0], room, &status)
+    if count == 0 and status != RECORD_OK:
+        reason = "the record does not stand at its own offset" if status == RECORD_BAD_POSITION \
+            else f"the record is damaged: {STATUS_NAMES[status]}"
+        raise CorruptRecordError(reason, path=file.path, offset=file.base + at)
+    for i in range(count):
+        found.append(stored_message(file, begins[i], end - begins[i], True))
+    return found, next
 
 
 def message_of(bytes record not None, int64_t physical_offset=-1, str path=None):
     """The message in a copy of its record's bytes."""
-    return _fill(record, <const uint8_t*><const char*>record, len(record), physical_offset, path)
+    return _fill(record, <const uint8_t*><const char*>record, len(record), physical_offset, path, False)
 
 
 def _integer(name, value, low, high):

@@ -17,7 +17,7 @@ from cystore._native.layout cimport *
 from cystore._native.mapping cimport MappedFile
 from cystore._native.message cimport stored_message
 from cystore._native.queue_table cimport control_find_queue, control_slot
-from cystore._native.record cimport java_hash, property_find, record_check, record_parse, record_view
+from cystore._native.record cimport RECORD_BAD_CHECKSUM, java_hash, property_find, record_check, record_view
 from cystore._native.record import STATUS_NAMES as _STATUS_NAMES
 from cystore._native.window cimport (
     WINDOW_GONE, WINDOW_NEED_SEGMENT, WINDOW_SEGMENTS, LogWindow, log_window, window_record,
@@ -117,6 +117,9 @@ cdef int queue_select(selection* s, log_window* window) noexcept nogil:
         if s.filter.count and not _tag_wanted(&s.filter, &v):
             s.at += 1
             continue
+        if not record_check(at, &v):
+            s.status = RECORD_BAD_CHECKSUM
+            return SELECT_DAMAGED
         s.offsets[s.found] = physical_offset
         s.numbers[s.found] = s.at
         s.found += 1
@@ -229,45 +232,43 @@ cdef int _select(selection* s, LogWindow window, MappedFile file) except -1:
 
 
 cdef _messages(selection* s, LogWindow window, int64_t wrote):
-    """The messages found; a damaged one ends the batch before it, unless it is the first."""
+    """The messages found; all of them are verified."""
     cdef MappedFile segment
     cdef int32_t i
     cdef list out = []
     for i in range(s.found):
         segment = window.file_of(s.offsets[i])
-        try:
-            out.append(stored_message(segment, s.offsets[i] - segment.base,
-                                      min(segment.base + segment.length, wrote) - s.offsets[i]))
-        except CorruptRecordError:
-            if i == 0:
-                raise
-            s.at = s.numbers[i]
-            break
+        out.append(stored_message(segment, s.offsets[i] - segment.base,
+                                  min(segment.base + segment.length, wrote) - s.offsets[i], True))
     return out
 
 
-cdef _records(selection* s, LogWindow window, int64_t wrote):
-    """(the records found in one bytes object, array of where each begins), as `_messages`."""
-    cdef MappedFile segment
+cdef int64_t _copy(const selection* s, log_window* window, uint8_t* to) noexcept nogil:
+    """Copies the records found, one behind the other, and notes in `numbers` where each begins; gives their bytes."""
     cdef record_view v
-    cdef const uint8_t* p
+    cdef const uint8_t* at
+    cdef int64_t end = 0
     cdef int32_t i
-    cdef Py_ssize_t end = 0
+    for i in range(s.found):
+        if window_record(window, s.offsets[i], &v, &at) != 0 or v.total_size > s.found_bytes - end:
+            return -1
+        memcpy(to + end, at, v.total_size)
+        s.numbers[i] = end
+        end += v.total_size
+    return end
+
+
+cdef _records(selection* s, LogWindow window):
+    """(the records found in one bytes object, array of where each begins); all of them are verified."""
     cdef bytes whole = PyBytes_FromStringAndSize(NULL, s.found_bytes)
     cdef array.array begins = array.clone(_POSITIONS, s.found, False)
-    for i in range(s.found):
-        segment = window.file_of(s.offsets[i])
-        p = segment.address + (s.offsets[i] - segment.base)
-        if record_parse(p, <size_t>(min(segment.base + segment.length, wrote) - s.offsets[i]), &v) != 0 \
-                or v.total_size > s.found_bytes - end or not record_check(p, &v):
-            if i == 0:
-                raise CorruptRecordError("the record fails its checksum", path=segment.path, offset=s.offsets[i])
-            s.at = s.numbers[i]
-            array.resize(begins, i)
-            return whole[:end], begins
-        begins.data.as_longlongs[i] = end
-        memcpy(PyBytes_AS_STRING(whole) + end, p, v.total_size)
-        end += v.total_size
+    cdef uint8_t* to = <uint8_t*>PyBytes_AS_STRING(whole)
+    cdef int64_t end
+    with nogil:
+        end = _copy(s, &window.c, to)
+    if end != s.found_bytes:
+        raise CorruptRecordError("a record changed while it was read", offset=s.offsets[0])
+    memcpy(begins.data.as_longlongs, s.numbers, s.found * sizeof(int64_t))
     return whole, begins
 
 
@@ -302,7 +303,7 @@ def read_batch(LogWindow window not None, int64_t minimum, int64_t wrote, Mapped
     window.move(minimum, wrote)
     window.make_room()
     _select(&s, window, file)
-    found = _records(&s, window, wrote) if raw else _messages(&s, window, wrote)
+    found = _records(&s, window) if raw else _messages(&s, window, wrote)
     return found, s.at, s.gone
 
 

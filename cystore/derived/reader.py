@@ -15,7 +15,7 @@ from typing import Any
 
 from cystore._native import queue as queue_kernel
 from cystore._native.control import Control
-from cystore._native.key_reader import KeyReader, find_messages
+from cystore._native.key_reader import KeyReader, QueryResult, find_messages
 from cystore._native.message import Message, message_at
 from cystore._native.queue import BatchLimits, TagFilter
 from cystore._native.window import LogWindow
@@ -41,6 +41,7 @@ FOREVER_MS = (1 << 63) - 1
 FILTERED_ENTRIES = 800  # at least so many entries are looked at in one batch (16,000 bytes in RocketMQ)
 HELP_WAIT_MS = 1_000  # for another dispatcher
 SPARE_WINDOWS = 8
+CLEANED_TRIES = 100  # a get looks again so often when a cleaner took away what it was about to read
 INT32_MAX = (1 << 31) - 1
 TRANSACTION_MASK = CONSTANTS["SYS_FLAG_TRANSACTION_MASK"][0]
 ROLLBACK = CONSTANTS["SYS_FLAG_ROLLBACK"][0]  # has no key in the index
@@ -163,23 +164,48 @@ class Reader:
         wanted_tags: TagFilter | None,
         raw: bool,
     ) -> GetResult:
-        state = self._state(name, queue_id)
-        if state is None:
-            return GetResult(GetStatus.NO_MATCHED_LOGIC_QUEUE)
+        for _ in range(CLEANED_TRIES):
+            state = self._state(name, queue_id)
+            if state is None:
+                return GetResult(GetStatus.NO_MATCHED_LOGIC_QUEUE)
+            slot, minimum, maximum, following, log_minimum, _ = state
+            result = _outside(queue_offset, minimum, maximum, following)
+            if result is None:
+                result = self._batch(name, queue_id, queue_offset, max_count, wanted_tags, raw, state)
+            if result is not None:
+                result.behind = maximum < following
+                return result
+            control = self._control
+            if (control.queue_minimum(slot), control.min_physical_offset) == (minimum, log_minimum):
+                break
+            # A cleaner took the file away, after it had published the new minimum: look again.
+        next_offset = self._queues.get(slot).next_file_offset(queue_offset)
+        return GetResult(GetStatus.OFFSET_FOUND_NULL, [], next_offset, minimum, maximum)
+
+    def _batch(
+        self,
+        name: bytes,
+        queue_id: int,
+        queue_offset: int,
+        max_count: int,
+        wanted_tags: TagFilter | None,
+        raw: bool,
+        state: tuple[int, int, int, int, int, int],
+    ) -> GetResult | None:
+        """The batch at an offset that has an entry; None where a file of the queue or of the log is gone."""
         slot, minimum, maximum, _, log_minimum, wrote = state
-        refused = _outside(queue_offset, minimum, maximum)
-        if refused is not None:
-            return refused
         file = self._queues.get(slot).file_of(queue_offset)
         if file is None:
-            next_offset = self._queues.get(slot).next_file_offset(queue_offset)
-            return GetResult(GetStatus.OFFSET_FOUND_NULL, [], next_offset, minimum, maximum)
+            return None
         count = min(maximum, file.end // ENTRY_BYTES) - queue_offset
         window = self._window()
-        found, done, gone = queue_kernel.read_batch(
-            window, log_minimum, wrote, file, queue_offset, min(count, max(FILTERED_ENTRIES, max_count)),
-            name, queue_id, self._limits, max_count, wanted_tags, raw,
-        )  # fmt: skip
+        try:
+            found, done, gone = queue_kernel.read_batch(
+                window, log_minimum, wrote, file, queue_offset, min(count, max(FILTERED_ENTRIES, max_count)),
+                name, queue_id, self._limits, max_count, wanted_tags, raw,
+            )  # fmt: skip
+        except OffsetError:
+            return None
         if len(self._windows) < SPARE_WINDOWS:
             self._windows.append(window)
         records = found[0] if raw else found
@@ -194,8 +220,10 @@ class Reader:
 
     def query(
         self, topic: str, key: str, max_count: int = 32, *, begin_ms: int = 0, end_ms: int | None = None
-    ) -> list[Message]:
+    ) -> QueryResult:
         """The newest `max_count` messages of a topic that hold a key (one of `keys`, or the unique key), newest first.
+
+        A damaged record does not hide the whole ones; the result's `damaged` names it.
 
         Only messages with a store timestamp from `begin_ms` to `end_ms` (default: any later one). Each message is looked at,
         so another key with the same hash is no match, and none comes twice. Source: DefaultMessageStore.queryMessage.
@@ -232,17 +260,27 @@ class Reader:
         )  # fmt: skip
         if len(self._windows) < SPARE_WINDOWS:
             self._windows.append(window)
+        messages, damaged = list(found), found.damaged
         if as_text:
-            found = [message for message in found if _holds(message, key)][:max_count]
+            messages = [message for message in messages if _holds(message, key)][:max_count]
         if dispatched < wrote:
-            newer = [
-                m for m in self._not_dispatched(dispatched, wrote, topic, begin_ms, end_ms) if _holds(m, key)
-            ]
+            newer: list[Message] = []
+            try:
+                for message in self._not_dispatched(dispatched, wrote, topic, begin_ms, end_ms):
+                    if _holds(message, key):
+                        newer.append(message)
+            except CorruptRecordError as error:
+                log.error(
+                    "a query cannot look behind damage that dispatch has not stepped over yet: %s", error
+                )
+                damaged = [*damaged, error]
             known = {message.physical_offset for message in newer}
-            found = [*reversed(newer), *(m for m in found if m.physical_offset not in known)][:max_count]
-        return found
+            messages = [*reversed(newer), *(m for m in messages if m.physical_offset not in known)][
+                :max_count
+            ]
+        return QueryResult(messages, damaged)
 
-    def key_reader(self, general: Callable[..., list[Message]]) -> KeyReader:
+    def key_reader(self, general: Callable[..., QueryResult]) -> KeyReader:
         """What answers usual queries without a call through Python; for the others it asks `general`."""
         self._key_reader = KeyReader(self._control, self._index.shapes, self._commit_log.window, general)
         return self._key_reader
@@ -250,15 +288,12 @@ class Reader:
     def _not_dispatched(
         self, begin: int, end: int, topic: str, begin_ms: int, end_ms: int
     ) -> Iterator[Message]:
-        """What the index does not know, because dispatch stands still (a full or failing disk, a stopped process), up to a record
-        that is damaged."""
-        try:
-            for message in self._commit_log.scan(begin, end):
-                in_time = begin_ms <= (message.store_timestamp_ms or 0) <= end_ms
-                if in_time and message.topic == topic and message.sys_flag & TRANSACTION_MASK != ROLLBACK:
-                    yield message
-        except CorruptRecordError as error:
-            log.warning("%s: a query cannot look behind %s", self._commit_log.files.directory, error)
+        """What the index does not know, because dispatch stands still (a full or failing disk, a stopped process). Raises
+        CorruptRecordError at damage."""
+        for message in self._commit_log.scan(begin, end):
+            in_time = begin_ms <= (message.store_timestamp_ms or 0) <= end_ms
+            if in_time and message.topic == topic and message.sys_flag & TRANSACTION_MASK != ROLLBACK:
+                yield message
 
     # --------------------------------------------------------------------------------------- by time
 
@@ -361,16 +396,18 @@ def check_int(name: str, value: int, low: int, high: int) -> int:
     return value
 
 
-def _outside(queue_offset: int, minimum: int, maximum: int) -> GetResult | None:
-    """The answer for an offset at which the queue has no entry."""
-    if maximum == 0:
+def _outside(queue_offset: int, minimum: int, maximum: int, following: int) -> GetResult | None:
+    """The answer for an offset at which the queue has no entry. `following` is the next queue offset to be given out: what is below
+    it is acknowledged, and is there when dispatch has caught up."""
+    following = max(maximum, following)
+    if following == 0:
         return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE)
     if queue_offset < minimum:
         return GetResult(GetStatus.OFFSET_TOO_SMALL, [], minimum, minimum, maximum)
-    if queue_offset == maximum:
+    if maximum <= queue_offset <= following:
         return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, [], queue_offset, minimum, maximum)
     if queue_offset > maximum:
         # RocketMQ starts over where nothing was removed yet.
-        next_offset = maximum if minimum else 0
+        next_offset = following if minimum else 0
         return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, [], next_offset, minimum, maximum)
     return None
