@@ -60,11 +60,15 @@ class ConsumeQueueExt:
         return ExtUnit(size_bytes, tags_code, store_timestamp_ms, bitmap)
 
     def next_position(self, tags_codes_backwards: Iterable[int]) -> int:
-        """Where the next unit goes: behind that of the newest entry which has one. The tags codes come newest first."""
+        """Where the next unit goes: behind that of the newest entry which has one. The tags codes come newest first. Behind a
+        damaged unit, whose length nobody knows, it goes to a new file."""
         if not self.files.bases():
             return 0
         for code in tags_codes_backwards:
-            unit = self.get(code)
+            try:
+                unit = self.get(code)
+            except CorruptRecordError:
+                return self.files.base_of(ext.position_of(code)) + self.files.file_bytes
             if unit is not None:
                 return ext.position_of(code) + unit.size_bytes
         return self.files.bases()[0]

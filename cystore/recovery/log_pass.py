@@ -28,7 +28,8 @@ Key = tuple[str, int]
 class Situation:
     """What a walk works on: files, what the checkpoint is worth, and the rule for damage.
 
-    `watermark` is -1 where it has to be found by the physic timestamp, once damage is met.
+    `watermark` is -1 where it has to be found by the physic timestamp, once damage is met; it is not below `counted`, up to which the
+    saved queue offsets count the log.
     """
 
     reader: LogReader
@@ -36,6 +37,7 @@ class Situation:
     known_holes: Holes
     given_up: GivenUp
     watermark: int
+    counted: int
     trusted: bool
     physic_timestamp: int
     keep: bool
@@ -312,7 +314,8 @@ class LogPass:
     def _durable_end(self) -> int:
         """The watermark; where the checkpoint gives none, the end of the last record stored by its physic timestamp."""
         if self._watermark < 0:
-            self._watermark = max(self.scanner.timed_end, self._timed_end_behind(), self.result.start)
+            timed = max(self.scanner.timed_end, self._timed_end_behind())
+            self._watermark = max(timed, self._about.counted, self.result.start)
             self.scanner.watermark = self._watermark
         return self._watermark
 

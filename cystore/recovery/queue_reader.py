@@ -117,10 +117,10 @@ class QueueReader:
                 (number - 1) * ENTRY_BYTES // self.file_bytes * self.file_bytes // ENTRY_BYTES,
             )
             if self.read(begin, number - begin) != HOLE_BYTES * (number - begin):
-                number -= 1
-                while self.entry(number).hole:
-                    number -= 1
-                return number
+                # All of them may be hole entries all the same: one whose tags code was hit is a hole entry still.
+                for at in range(number - 1, begin - 1, -1):
+                    if not self.entry(at).hole:
+                        return at
             number = begin
         return -1
 

@@ -173,17 +173,20 @@ class _Scan:
 
     def _situation(self) -> Situation:
         config, watermark = self._config, -1
+        # The queues' next offsets were saved when all that they count was durable.
+        counted = min(self._saved.physical_offset, self._reader.end)
         if self._ours:
             watermark = self._checkpoint.watermark
         elif not self._abnormal:
             watermark = max((_end_of_entries(queue) for queue in self._queues.values()), default=0)
-            watermark = min(watermark, self._reader.end)
+            watermark = min(max(watermark, counted), self._reader.end)
         return Situation(
             reader=self._reader,
             queues=self._queues,
             known_holes=self._holes,
             given_up=self._given_up,
             watermark=watermark,
+            counted=counted,
             trusted=self._ours,
             physic_timestamp=self._checkpoint.physic_timestamp,
             keep=config.damaged_range == "keep",
