@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from cystore._native.appender import Appender
@@ -24,6 +25,7 @@ from cystore.derived.dispatch import Dispatcher
 from cystore.derived.flush import DerivedFlusher
 from cystore.derived.follow import Follower
 from cystore.derived.index import IndexFiles
+from cystore.derived.offsets import reserve_queue_offsets
 from cystore.derived.reader import Reader
 from cystore.engine.allocate import HEADROOM_NAME, Allocator
 from cystore.engine.append_policy import AppendPolicy, repair_append
@@ -196,7 +198,8 @@ def _first(
 ) -> Attachment:
     """Alone in the store: recover, build the control block, dispatch what is missing, make all of it durable."""
     files.clear_temporaries(root)
-    files.remove(root / HEADROOM_NAME, durable=False)
+    for given_back in (HEADROOM_NAME, CONTROL_NAME):  # a full disk has room for the new control block then
+        files.remove(root / given_back, durable=False)
     abort = root / ABORT_NAME
     state = recover(root, config, Mode.WRITE, abnormal=abort.exists(), progress=progress)
     failpoint("attach.recovered")
@@ -403,7 +406,7 @@ def _compose(
     queues = ConsumeQueues(root, config, mode, control)
     index = IndexFiles(root, config, mode, control)
     checkpoint = Checkpoint(root, mode)
-    allocator = Allocator(control, commit_log, config)
+    allocator = Allocator(control, commit_log, config, partial(reserve_queue_offsets, root))
     flusher = Flusher(root, control, commit_log, checkpoint, config)
     derived_flusher = DerivedFlusher(root, control, queues, index, checkpoint, flusher, config)
     dispatcher = Dispatcher(
@@ -414,7 +417,16 @@ def _compose(
     delivered = DeliveryProgress(root, control, commit_log, queues)
     follower = Follower(control, queues, index)
     cleaner = Cleaner(
-        control, commit_log, follower, dispatcher, roller, space, derived_flusher, delivered, config
+        control,
+        commit_log,
+        follower,
+        dispatcher,
+        allocator,
+        roller,
+        space,
+        derived_flusher,
+        delivered,
+        config,
     )
     appender = None
     if mode is Mode.WRITE:
@@ -513,6 +525,7 @@ def _shut_down(attachment: Attachment) -> NotDurableError | None:
     if not _shut_down_derived(attachment):
         return None  # all of it follows from the log
     failpoint("detach.flushed")
+    files.remove(root / HEADROOM_NAME, durable=False)
     files.remove(root / CONTROL_NAME)
     failpoint("detach.control_removed")
     files.remove(root / ABORT_NAME)
@@ -525,7 +538,6 @@ def _shut_down_derived(attachment: Attachment) -> bool:
     try:
         attachment.flusher.check()  # a sync that failed is not repeated and believed
         _repair(attachment, ("dispatch", "deliver"))
-        files.remove(root / HEADROOM_NAME, durable=False)  # closing on a full disk needs some, too
         attachment.dispatcher.run_to_end()
         attachment.dispatcher.give_up_swallowed()
         failpoint("detach.dispatched")

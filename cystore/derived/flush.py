@@ -52,6 +52,10 @@ class DerivedFlusher:
         except StoreLockedError as error:
             log.warning("%s: the queues' next offsets are saved later: %s", self._root, error)
 
+    def flush_log(self) -> None:
+        """Makes the log durable as far as it is appended now."""
+        self._log_flusher.flush_to(self._control.wrote)
+
     def flush_dispatched(self) -> None:
         """Syncs queues and index, then the checkpoint that speaks of them. Order: log, queues, index, checkpoint."""
         control = self._control

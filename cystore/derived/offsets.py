@@ -16,10 +16,12 @@ from typing import Any, TypeVar
 from cystore._native.checksum import crc32c
 from cystore.errors import StoreFormatError
 from cystore.system import files
+from cystore.system.room import reserve_room, write_in_room
 
 DELAY_OFFSETS = "delayOffset.json"
 CONSUMER_OFFSETS = "consumerOffset.json"
 QUEUE_OFFSETS = "queueOffset.json"
+RESERVED_BYTES = 64 * 1024  # for the first table of queue offsets
 
 T = TypeVar("T")
 OFFSET_MAX = (1 << 63) - 1
@@ -188,16 +190,21 @@ def _by_topic(offsets: dict[tuple[str, int], int]) -> dict[str, dict[int, int]]:
     return table
 
 
+def reserve_queue_offsets(root: Path) -> None:
+    """Takes space for the table, so that a full disk does not stop a clean. Raises StoreFullError."""
+    reserve_room(root / "config" / QUEUE_OFFSETS, RESERVED_BYTES)
+
+
 def write_queue_offsets(root: Path, offsets: QueueOffsets) -> None:
-    """Saves each queue's next offset, so that a queue whose messages are all gone goes on counting."""
-    write_offsets(
-        root,
-        QUEUE_OFFSETS,
+    """Saves each queue's next offset, so that a queue whose messages are all gone goes on counting. Needs no new space, unless there
+    are many more queues than last time."""
+    text = render_offsets(
         _by_topic(offsets.next),
         minimumTable=_by_topic(offsets.minimum),
         physicalOffset=offsets.physical_offset,
         checksum=_checksum(offsets),
     )
+    write_in_room(root / "config" / QUEUE_OFFSETS, text.encode())
 
 
 @dataclass(frozen=True)

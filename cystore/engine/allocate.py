@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from cystore._native.control import Control
@@ -40,8 +40,14 @@ def writes_end_when_it_fails(control: Control, directory: Path) -> Iterator[None
 class Allocator:
     """Keeps the log allocated ahead of the wrote position. Any process may do it; the housekeeping lock makes it one."""
 
-    def __init__(self, control: Control, commit_log: CommitLog, config: StoreConfig) -> None:
-        self._control, self._commit_log = control, commit_log
+    def __init__(
+        self,
+        control: Control,
+        commit_log: CommitLog,
+        config: StoreConfig,
+        reserve: Callable[[], None] | None = None,
+    ) -> None:
+        self._control, self._commit_log, self._reserve = control, commit_log, reserve
         self._ahead_bytes = config.allocate_ahead_bytes
         self._populate_bytes = config.populate_ahead_bytes
         self._populated = 0  # of this process's mappings: log position up to which pages are faulted in
@@ -54,7 +60,16 @@ class Allocator:
         if not self._has_headroom:
             length = Control.first_bytes(self._control.max_queues) + HEADROOM_BYTES
             files.reserve(self._commit_log.files.root / HEADROOM_NAME, length)
+            if self._reserve is not None:
+                self._reserve()
             self._has_headroom = True
+
+    @contextlib.contextmanager
+    def headroom_lent(self) -> Iterator[None]:
+        """Gives the space that is set aside to what has to be written on a full disk; takes it back afterwards, or before the log grows."""
+        self._has_headroom = False
+        files.remove(self._commit_log.files.root / HEADROOM_NAME, durable=False)
+        yield
 
     def make_room(self, needed: int) -> None:
         """Allocates the log at least up to `needed`, and some steps more where there is space. Raises StoreFullError."""

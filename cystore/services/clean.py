@@ -20,12 +20,13 @@ from cystore.config import StoreConfig
 from cystore.derived.dispatch import Dispatcher
 from cystore.derived.flush import DerivedFlusher
 from cystore.derived.follow import Follower
+from cystore.engine.allocate import Allocator
 from cystore.engine.clean import LogCleaner, Need
 from cystore.engine.commit_log import CommitLog
 from cystore.engine.disk_space import DiskSpace
 from cystore.engine.progress import Progress
 from cystore.engine.roll import Roller
-from cystore.errors import StoreError
+from cystore.errors import StoreError, StoreFullError
 from cystore.holds import Holds
 from cystore.services.delivered import DeliveryProgress
 
@@ -64,6 +65,7 @@ class Cleaner:
         commit_log: CommitLog,
         follower: Follower,
         dispatcher: Dispatcher,
+        allocator: Allocator,
         roller: Roller,
         space: DiskSpace,
         flusher: DerivedFlusher,
@@ -71,12 +73,13 @@ class Cleaner:
         config: StoreConfig,
     ) -> None:
         self._control, self._commit_log, self._follower = control, commit_log, follower
-        self._dispatcher, self._config = dispatcher, config
+        self._dispatcher, self._allocator, self._config = dispatcher, allocator, config
         self._roller, self._space, self._flusher, self._delivered = roller, space, flusher, delivered
         self._root = commit_log.files.directory.parent
         self.holds = Holds(self._root, control)
         self.archive = ArchiveMark(self._root, control)
         self.log = LogCleaner(control, commit_log, config, self.needs)
+        self._undispatched_go = False  # of this clean
         self._stalled_at: int | None = None  # the archived offset at which a full disk was reported
         self._hours = {int(hour) for hour in config.delete_when.split(";")}
 
@@ -91,7 +94,7 @@ class Cleaner:
         until_s = monotonic_s() + TURN_S
         segments = 0
         if due or forced or used >= self._config.disk_max_used_space_ratio:
-            self._attempt("dispatch", lambda: self._dispatcher.run_once(DISPATCH_BYTES))
+            self._dispatch(lambda: self._dispatcher.run_once(DISPATCH_BYTES))
             self._attempt("count deliveries", lambda: self._delivered.settle(until_s))
             segments = self._clean_log(SEGMENTS_AT_ONCE, forced=forced)
         followed = self._follower.run(until_s)
@@ -104,7 +107,7 @@ class Cleaner:
 
     def clean(self, max_segments: int | None = None) -> Cleaned:
         """Removes what has expired, at any hour. Raises OSError's StoreError for a file that cannot be unlinked."""
-        self._attempt("dispatch", self._dispatcher.run_to_end)
+        self._dispatch(self._dispatcher.run_to_end)
         self._attempt("count deliveries", self._delivered.settle)
         segments = self._clean_log(max_segments, forced=False)
         followed = self._follower.run()
@@ -114,8 +117,9 @@ class Cleaner:
 
     def needs(self) -> Iterator[Need]:
         """Who needs the log from where on. Asked again under the lock "clean"."""
-        yield Need("dispatch", self._control.dispatched)
-        yield Need("a delayed message", self._delivered.first_needed())
+        if not self._undispatched_go:
+            yield Need("dispatch", self._control.dispatched)
+        yield Need("a delayed message", self._delivered.first_waiting())
         archived = self.archive.read()
         if archived is not None:
             yield Need("the archive", archived.up_to)
@@ -123,14 +127,38 @@ class Cleaner:
             yield Need(name, hold.physical_offset, hold.max_age_ms)
 
     def _clean_log(self, max_segments: int | None, *, forced: bool) -> int:
+        self._attempt("make the log durable", self._flusher.flush_log)
         end = self.log.end_of_expired(forced=forced)
         if end > self._control.min_physical_offset:
             # Before a segment goes: a queue that has no other messages goes on counting, whatever else is lost.
-            self._flusher.save_queue_offsets()
+            self._save_offsets()
         segments = self.log.remove_expired(max_segments, forced=forced)
         if end > self._control.min_physical_offset:
             self._tell_of_archive(end)
         return segments
+
+    def _save_offsets(self) -> None:
+        """On a full disk there is room for the table already, and what is set aside for such a case where that is too little."""
+        try:
+            self._flusher.save_queue_offsets()
+        except StoreFullError:
+            with self._allocator.headroom_lent():
+                self._flusher.save_queue_offsets()
+
+    def _dispatch(self, work: Callable[[], object]) -> None:
+        """What is not dispatched yet stays. Where the disk is too full to dispatch it, only a clean can end that: what expired goes."""
+        self._undispatched_go = False
+        try:
+            work()
+        except StoreFullError:
+            self._undispatched_go = True
+            log.warning(
+                "%s: the disk is too full to dispatch what is behind %d; of that goes what expired",
+                self._root,
+                self._control.dispatched,
+            )
+        except StoreError:
+            log.exception("%s: cannot dispatch; cleaning goes on without", self._root)
 
     def _attempt(self, what: str, work: Callable[[], object]) -> None:
         """Cleaning does not depend on it: a full disk, of all things, must be cleaned."""

@@ -83,7 +83,11 @@ class DeliveryProgress:
 
     def first_needed(self) -> int:
         """The log position before which no message waits; nothing that was not dispatched counts as looked at."""
-        needed = self._control.dispatched
+        return min(self._control.dispatched, self.first_waiting())
+
+    def first_waiting(self) -> int:
+        """Where the first message stands that is dispatched and waits; the wrote position when none does."""
+        needed = self._control.wrote
         for slot in self.slots().values():
             queue = self._queues.get(slot)
             at = queue.next_message(self.offset(slot), queue.max_offset)

@@ -126,17 +126,22 @@ def test_a_segment_is_as_old_as_its_newest_record(tmp_path, monkeypatch):
         check_cleaned(store, old + young)
 
 
-def test_i7_what_is_not_durable_stays(tmp_path, later):
+def test_i7_what_cannot_be_made_durable_stays(tmp_path, later, monkeypatch):
+    def stands_still(self, position, timeout_ms=None):
+        raise cystore.StoreTimeoutError("not flushed")
+
     with open_small(tmp_path / "s", **HOURS) as store:
         fill(store)
-        store.dispatch()
         later(1000)
-        assert store.clean().segments == 0
+        with monkeypatch.context() as stopped:
+            stopped.setattr(type(store._attached().flusher), "flush_to", stands_still)
+            assert store.clean().segments == 0
+        assert store.clean().segments == 4
 
 
 def test_i7_what_cannot_be_dispatched_stays(tmp_path, later, monkeypatch):
     def refuse(self, position):
-        raise cystore.StoreFullError("no space left", path=self.files.directory)
+        raise cystore.StoreIOError("cannot be written", path=self.files.directory)
 
     with open_small(tmp_path / "s", **HOURS) as store:
         fill(store)
@@ -228,7 +233,7 @@ def test_appends_wait_for_no_part_of_a_clean(tmp_path, later, monkeypatch):
             monkeypatch.setattr(owner, name, watching)
 
         watch(files, "remove")
-        watch(files, "write_whole")
+        watch(files, "move_onto")
         watch(ConsumeQueue, "offset_at")
         watch(ConsumeQueue, "remove_expired")
         later(73)
@@ -236,7 +241,7 @@ def test_appends_wait_for_no_part_of_a_clean(tmp_path, later, monkeypatch):
         assert done.segments
         assert done.queue_files
         assert done.index_files
-        assert {"remove", "write_whole", "offset_at", "remove_expired"} <= set(seen)
+        assert {"remove", "move_onto", "offset_at", "remove_expired"} <= set(seen)
         check_cleaned(store, put)
 
 

@@ -1,0 +1,73 @@
+"""Small files that are written whole or not at all, and need no new space for that: a full disk does not stop them.
+
+Three files take turns: NAME, the last good copy NAME.bak, and NAME.spare, whose space was reserved while there was some. New content goes
+into the spare, in place. Then two names are exchanged, twice: the spare with NAME, and what NAME was with NAME.bak. So the copy of before
+becomes the next spare. A kill in between leaves NAME whole, and an older copy. What is left of a file's room is filled with blanks, which
+JSON allows at its end.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cystore._native.failpoint import failpoint
+from cystore.errors import StoreFullError
+from cystore.system import files
+
+PAGE_BYTES = 4096
+SPARE = ".spare"
+
+
+def reserve_room(path: Path, length: int) -> None:
+    """Takes space for the next `write_in_room` of up to `length` bytes. Raises StoreFullError."""
+    files.make_directory(path.parent)
+    spare = path.with_name(path.name + SPARE)
+    with files.opened(spare, os.O_RDWR | os.O_CREAT) as fd, files.translated(spare):
+        _grow(fd, length, length, spare)
+
+
+def write_in_room(path: Path, data: bytes) -> None:
+    """Writes `data`, JSON text, whole or not at all; the last good copy stays beside it. Raises StoreFullError where it is longer than
+    the room that was reserved, and there is no space for more."""
+    spare, copy = path.with_name(path.name + SPARE), path.with_name(path.name + ".bak")
+    files.make_directory(path.parent)
+    with files.opened(spare, os.O_RDWR | os.O_CREAT) as fd, files.translated(spare):
+        _grow(fd, len(data), len(data) + len(data) // 4, spare)
+        view = memoryview(data.ljust(os.fstat(fd).st_size, b" "))
+        at = 0
+        while at < len(view):
+            at += os.pwrite(fd, view[at:], at)
+        os.fsync(fd)
+        room = os.fstat(fd).st_size
+    failpoint("files.written")
+    first = not path.exists()
+    files.move_onto(spare, path, exchange=not first)
+    failpoint("files.replaced")
+    if not first:
+        files.move_onto(spare, copy, exchange=copy.exists())
+        failpoint("files.backup_gone")
+    files.sync_directory(path.parent)
+    try:
+        reserve_room(path, room)  # for the next time, while there is space
+    except StoreFullError:
+        return  # what the spare has may be enough
+
+
+def _grow(fd: int, length: int, better: int, path: Path) -> None:
+    """Makes the file `length` bytes long at least, all of them reserved; when it has to grow, `better` where there is space for that."""
+    status = os.fstat(fd)
+    if length <= status.st_size <= status.st_blocks * 512:
+        return
+    needed = max(_pages(length), _pages(status.st_size))
+    wanted = max(_pages(better), needed)
+    try:
+        files.allocate(fd, 0, wanted, path)
+    except StoreFullError:
+        files.allocate(fd, 0, needed, path)
+        wanted = needed
+    os.ftruncate(fd, wanted)
+
+
+def _pages(length: int) -> int:
+    return -(-length // PAGE_BYTES) * PAGE_BYTES
