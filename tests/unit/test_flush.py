@@ -352,15 +352,15 @@ def test_a_flush_does_not_fail_because_somebody_makes_room(tmp_path, caplog):
         store.put("T", b"")
         other.do(
             "import cystore; store = cystore.open(path, **settings); control = store._attached().control; "
-            "control.lock('housekeeping')",
+            "control.lock('clean')",
             path=str(store.path),
             settings=SETTINGS,
         )
         store.flush()
-        assert "saved later: the housekeeping lock is held by thread" in caplog.text
+        assert "saved later: the clean lock is held by thread" in caplog.text
         assert store.stats()["flushed"] == store.stats()["wrote"]
         assert read_queue_offsets(store.path).next == {}
-        other.do("control.unlock('housekeeping')")
+        other.do("control.unlock('clean')")
         store.flush()
         assert read_queue_offsets(store.path).next == {("T", 0): 1}
 
