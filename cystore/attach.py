@@ -33,8 +33,7 @@ from cystore.engine.checkpoint import Checkpoint
 from cystore.engine.commit_log import DIRECTORY, CommitLog
 from cystore.engine.disk_space import DiskSpace
 from cystore.engine.flush import SYNC_FAILED, Flusher
-from cystore.engine.given_up import GivenUp, read_given_up
-from cystore.engine.holes import Holes, read_holes
+from cystore.engine.manifest import Facts, Manifest
 from cystore.engine.progress import Progress
 from cystore.engine.roll import Roller
 from cystore.engine.segments import Mode
@@ -57,7 +56,9 @@ log = logging.getLogger("cystore")
 
 CONTROL_NAME, ABORT_NAME = "control", "abort"
 REPAIRED = ("dispatch", "append", "deliver")  # locks, in the order in which a detach repairs them
-STORE_NAMES = frozenset({DIRECTORY, "consumequeue", "index", "checkpoint", "lock", "abort", "config"})
+STORE_NAMES = frozenset(
+    {DIRECTORY, "consumequeue", "index", "checkpoint", "lock", "abort", "config", "manifest"}
+)
 
 
 @dataclass
@@ -68,6 +69,7 @@ class Attachment:
     config: StoreConfig
     mode: Mode
     control: Control
+    manifest: Manifest
     checkpoint: Checkpoint
     commit_log: CommitLog
     queues: ConsumeQueues
@@ -206,7 +208,10 @@ def _first(
     if not abort.exists():
         files.write_whole(root, abort, b"", keep_last=False)
     failpoint("attach.marked")
-    attachment = _build(root, config, Mode.WRITE, state, locks, revive)
+    manifest = Manifest.load(root, None, lambda: Facts(holes=state.holes, given_up=state.given_up))
+    manifest.set_holes(state.holes)
+    failpoint("attach.manifest")
+    attachment = _build(root, config, Mode.WRITE, state, manifest, locks, revive)
     failpoint("attach.built")
     try:
         _finish(attachment, state, progress)
@@ -221,6 +226,7 @@ def _build(
     config: StoreConfig,
     mode: Mode,
     state: RecoveredState,
+    manifest: Manifest,
     locks: StoreLocks | None,
     revive: Callable[[], Appender],
 ) -> Attachment:
@@ -243,6 +249,7 @@ def _build(
         max_queues=config.max_queues,
         **identity,
     )
+    manifest.share(control)
     Delivered(control).set_levels(config.delay_levels_ms())
     control.min_physical_offset = state.min_physical_offset
     control.wrote = control.allocated = state.wrote
@@ -253,7 +260,7 @@ def _build(
         while control.queue_count >= control.queue_capacity:
             _more_queues(control)
         control.add_queue(topic, queue_id, next=following, dispatched=dispatched, minimum=minimum)
-    attachment = _compose(root, config, mode, control, locks, revive, state.holes, state.given_up)
+    attachment = _compose(root, config, mode, control, locks, revive, manifest)
     if mode is Mode.PRIVATE:
         attachment.index.hide(state.index_drop)
         for path, pieces in state.index_pieces.items():
@@ -333,7 +340,7 @@ def _join(
         with files.translated(path):
             raise error
     control = Control.attach(memory, **host.identity())
-    return _compose(root, config, mode, control, locks, revive, read_holes(root), read_given_up(root))
+    return _compose(root, config, mode, control, locks, revive, Manifest.load(root, control))
 
 
 def _attach_reader(
@@ -377,7 +384,9 @@ def _private(
 ) -> Attachment:
     abnormal = (root / ABORT_NAME).exists()
     state = recover(root, config, Mode.PRIVATE, abnormal=abnormal, progress=progress)
-    attachment = _build(root, config, Mode.PRIVATE, state, None, revive)
+    attachment = _build(
+        root, config, Mode.PRIVATE, state, Manifest.private(root, state.holes, state.given_up), None, revive
+    )
     _finish(attachment, state, progress)
     return attachment
 
@@ -389,8 +398,7 @@ def _compose(
     control: Control,
     locks: StoreLocks | None,
     revive: Callable[[], Appender],
-    holes: Holes,
-    given_up: GivenUp,
+    manifest: Manifest,
 ) -> Attachment:
     """The parts over a control block. Sizes and delay levels are the block's: the first attacher's, or the files' own."""
     config = dataclasses.replace(
@@ -402,7 +410,7 @@ def _compose(
         max_queues=control.max_queues,
         message_delay_level=config.delay_level_text(Delivered(control).levels_ms),
     )
-    commit_log = CommitLog(root, config, mode, control, holes)
+    commit_log = CommitLog(root, config, mode, control, manifest)
     queues = ConsumeQueues(root, config, mode, control)
     index = IndexFiles(root, config, mode, control)
     checkpoint = Checkpoint(root, mode)
@@ -410,7 +418,13 @@ def _compose(
     flusher = Flusher(root, control, commit_log, checkpoint, config)
     derived_flusher = DerivedFlusher(root, control, queues, index, checkpoint, flusher, config)
     dispatcher = Dispatcher(
-        control, commit_log, queues, index, config, given_up=given_up, more_queues=allocator.more_queues
+        control,
+        commit_log,
+        queues,
+        index,
+        config,
+        given_up=lambda: manifest.snapshot().given_up,
+        more_queues=allocator.more_queues,
     )
     space = DiskSpace(root, control, config)
     roller = Roller(control, commit_log, allocator, config)
@@ -448,7 +462,7 @@ def _compose(
     reader = Reader(control, commit_log, queues, index, dispatcher, config)
     scheduler = Scheduler(control, commit_log, queues, delivered, reader, flusher, appender, config)
     return Attachment(
-        root, config, mode, control, checkpoint, commit_log, queues, index, dispatcher, flusher, derived_flusher,
+        root, config, mode, control, manifest, checkpoint, commit_log, queues, index, dispatcher, flusher, derived_flusher,
         allocator, delivered, scheduler, cleaner, reader, appender, locks, None,
     )  # fmt: skip
 

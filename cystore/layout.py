@@ -139,6 +139,19 @@ DISK_STRUCTS = (
             Field("index_watermark", 48, 8, "physical offset through which index entries are synced"),
         ),
     ),
+    DiskStruct(
+        "manifest_slot",
+        "Manifest: one of the two slots of equal length in the file; the payload, JSON, follows at 32",
+        (
+            Field("magic", 0, 8, "'CYSMANI1'", unsigned=True),
+            Field("sequence", 8, 8, "the slot with the higher one counts"),
+            Field("slot_bytes", 16, 4, "length of one slot"),
+            Field("payload_bytes", 20, 4, "length of the payload"),
+            Field(
+                "checksum", 24, 4, "CRC-32C of the bytes before this field and of the payload", unsigned=True
+            ),
+        ),
+    ),
 )
 
 
@@ -162,7 +175,8 @@ LOCK_NAMES = ("clean", "housekeeping", "deliver", "dispatch", "append", "flush",
 DUTIES = ("reput", "deliver_delayed", "clean_expired", "flush", "checkpoint", "chord_sweep", "scrub")
 DUTY_WORDS = ("token", "until_ms", "begun_ms", "took_us", "done", "outcome", "runs")
 DUTIES_MAX = WORDS_OF_DUTY = 8
-MUTEX_NAMES = (*LOCK_NAMES, *(f"duty_{name}" for name in DUTIES))
+# "manifest" is a leaf: its holder takes no other lock.
+MUTEX_NAMES = (*LOCK_NAMES, *(f"duty_{name}" for name in DUTIES), "manifest")
 LATENCY_BUCKETS = 13
 DELAY_LEVELS_MAX = CONSTANTS["DELAY_LEVELS_MAX"][0]
 
@@ -332,6 +346,7 @@ CONTROL_LINES: tuple[tuple[Shared, ...], ...] = (
             "a bit for each lock whose owner died inside and left a repair to do",
         ),
         Shared("guard", "uint64_t", "attach", "static guard, ~magic"),
+        Shared("manifest_seq", "int64_t", "manifest", "sequence number of the newest durable manifest"),
     ),
     (
         Shared(

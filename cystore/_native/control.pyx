@@ -94,8 +94,7 @@ cdef class Control:
         cdef bytes text
         if file.length < <Py_ssize_t>Control.size_bytes(max_queues):
             raise StoreFormatError("the control block is too short", path=file.path)
-        self.file = file
-        self.block = block
+        self.file, self.block = file, block
         block.fingerprint = LAYOUT_FINGERPRINT
         block.page_bytes = os.sysconf("SC_PAGESIZE")
         block.mutex_bytes = sizeof(pthread_mutex_t)
@@ -141,8 +140,7 @@ cdef class Control:
                                        path=file.path)
         if file.length < <Py_ssize_t>Control.size_bytes(block.max_queues):
             raise StoreFormatError("the control block is shorter than it says", path=file.path)
-        self.file = file
-        self.block = block
+        self.file, self.block = file, block
         self.read_only = not file.writable
         return self
 
@@ -306,6 +304,14 @@ cdef class Control:
         self.checked().failed_errno = value
 
     @property
+    def manifest_seq(self):
+        return load_i64(&self.checked().manifest_seq)
+
+    @manifest_seq.setter
+    def manifest_seq(self, int64_t value):
+        store_i64(&self.checked().manifest_seq, value)
+
+    @property
     def commit_log_file_bytes(self):
         return self.checked().commit_log_file_bytes
 
@@ -332,9 +338,9 @@ cdef class Control:
     @property
     def intact(self):
         """False when the block was overwritten by somebody else."""
-        if self.block == NULL:
-            raise StoreClosedError("the store is closed")
-        return control_intact(self.block)
+        if self.block != NULL:
+            return control_intact(self.block)
+        raise StoreClosedError("the store is closed")
 
     @property
     def intent(self):

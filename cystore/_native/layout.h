@@ -36,7 +36,7 @@
 #define FLAG_CORRUPT 0x4 /* dispatch met a damaged record */
 #define FLAG_DISK_FULL 0x8 /* the disk is fuller than the settings allow */
 #define CONTROL_MAGIC 0x435953544f524531ull
-#define LAYOUT_FINGERPRINT 0x42d54723d115aa7aull
+#define LAYOUT_FINGERPRINT 0x757b0d50c81c076cull
 #define CONTROL_BUCKETS_AT 4096
 #define CONTROL_BUCKETS 16384
 #define CONTROL_QUEUES_AT 69632
@@ -57,6 +57,7 @@
 #define LOCK_DUTY_CHECKPOINT 11
 #define LOCK_DUTY_CHORD_SWEEP 12
 #define LOCK_DUTY_SCRUB 13
+#define LOCK_MANIFEST 14
 
 static inline uint16_t load_be16(const uint8_t *p) {
     uint16_t v;
@@ -183,6 +184,23 @@ static inline void checkpoint_set_last_record_checksum(uint8_t *p, uint32_t v) {
 static inline int64_t checkpoint_index_watermark(const uint8_t *p) { return (int64_t)load_be64(p + CHECKPOINT_INDEX_WATERMARK_AT); }
 static inline void checkpoint_set_index_watermark(uint8_t *p, int64_t v) { store_be64(p + CHECKPOINT_INDEX_WATERMARK_AT, (uint64_t)v); }
 
+/* Manifest: one of the two slots of equal length in the file; the payload, JSON, follows at 32 */
+#define MANIFEST_SLOT_MAGIC_AT 0
+#define MANIFEST_SLOT_SEQUENCE_AT 8
+#define MANIFEST_SLOT_SLOT_BYTES_AT 16
+#define MANIFEST_SLOT_PAYLOAD_BYTES_AT 20
+#define MANIFEST_SLOT_CHECKSUM_AT 24
+static inline uint64_t manifest_slot_magic(const uint8_t *p) { return (uint64_t)load_be64(p + MANIFEST_SLOT_MAGIC_AT); }
+static inline void manifest_slot_set_magic(uint8_t *p, uint64_t v) { store_be64(p + MANIFEST_SLOT_MAGIC_AT, (uint64_t)v); }
+static inline int64_t manifest_slot_sequence(const uint8_t *p) { return (int64_t)load_be64(p + MANIFEST_SLOT_SEQUENCE_AT); }
+static inline void manifest_slot_set_sequence(uint8_t *p, int64_t v) { store_be64(p + MANIFEST_SLOT_SEQUENCE_AT, (uint64_t)v); }
+static inline int32_t manifest_slot_slot_bytes(const uint8_t *p) { return (int32_t)load_be32(p + MANIFEST_SLOT_SLOT_BYTES_AT); }
+static inline void manifest_slot_set_slot_bytes(uint8_t *p, int32_t v) { store_be32(p + MANIFEST_SLOT_SLOT_BYTES_AT, (uint32_t)v); }
+static inline int32_t manifest_slot_payload_bytes(const uint8_t *p) { return (int32_t)load_be32(p + MANIFEST_SLOT_PAYLOAD_BYTES_AT); }
+static inline void manifest_slot_set_payload_bytes(uint8_t *p, int32_t v) { store_be32(p + MANIFEST_SLOT_PAYLOAD_BYTES_AT, (uint32_t)v); }
+static inline uint32_t manifest_slot_checksum(const uint8_t *p) { return (uint32_t)load_be32(p + MANIFEST_SLOT_CHECKSUM_AT); }
+static inline void manifest_slot_set_checksum(uint8_t *p, uint32_t v) { store_be32(p + MANIFEST_SLOT_CHECKSUM_AT, (uint32_t)v); }
+
 typedef struct queue_entry {
     int64_t next; /* append: next queue offset, of what is published */
     int64_t claimed; /* append: next queue offset, of what is being written too */
@@ -299,9 +317,10 @@ typedef struct control_block {
     uint32_t repair_due; /* atomic: a bit for each lock whose owner died inside and left a repair to do */
     uint8_t pad_11[4];
     uint64_t guard; /* attach: static guard, ~magic */
-    uint8_t pad_12[40];
+    int64_t manifest_seq; /* manifest: sequence number of the newest durable manifest */
+    uint8_t pad_12[32];
     int64_t duties[64]; /* duty: a cache line for each of DUTIES: highest token, end of the lease, last run (DUTY_WORDS) */
-    shared_mutex locks[14];
+    shared_mutex locks[15];
 } control_block;
 _Static_assert(offsetof(control_block, magic) == 0, "control_block.magic");
 _Static_assert(offsetof(control_block, fingerprint) == 8, "control_block.fingerprint");
@@ -366,7 +385,8 @@ _Static_assert(offsetof(control_block, flags) == 1344, "control_block.flags");
 _Static_assert(offsetof(control_block, failed_errno) == 1348, "control_block.failed_errno");
 _Static_assert(offsetof(control_block, repair_due) == 1352, "control_block.repair_due");
 _Static_assert(offsetof(control_block, guard) == 1360, "control_block.guard");
+_Static_assert(offsetof(control_block, manifest_seq) == 1368, "control_block.manifest_seq");
 _Static_assert(offsetof(control_block, duties) == 1408, "control_block.duties");
-_Static_assert(sizeof(control_block) == 2816, "control_block");
+_Static_assert(sizeof(control_block) == 2880, "control_block");
 
 #endif

@@ -52,6 +52,7 @@ cdef extern from "layout.h" nogil:
     const int LOCK_DUTY_CHECKPOINT
     const int LOCK_DUTY_CHORD_SWEEP
     const int LOCK_DUTY_SCRUB
+    const int LOCK_MANIFEST
     uint16_t load_be16(const uint8_t* p)
     void store_be16(uint8_t* p, uint16_t v)
     uint32_t load_be32(const uint8_t* p)
@@ -145,6 +146,21 @@ cdef extern from "layout.h" nogil:
     void checkpoint_set_last_record_checksum(uint8_t* p, uint32_t v)
     int64_t checkpoint_index_watermark(const uint8_t* p)
     void checkpoint_set_index_watermark(uint8_t* p, int64_t v)
+    const int MANIFEST_SLOT_MAGIC_AT
+    const int MANIFEST_SLOT_SEQUENCE_AT
+    const int MANIFEST_SLOT_SLOT_BYTES_AT
+    const int MANIFEST_SLOT_PAYLOAD_BYTES_AT
+    const int MANIFEST_SLOT_CHECKSUM_AT
+    uint64_t manifest_slot_magic(const uint8_t* p)
+    void manifest_slot_set_magic(uint8_t* p, uint64_t v)
+    int64_t manifest_slot_sequence(const uint8_t* p)
+    void manifest_slot_set_sequence(uint8_t* p, int64_t v)
+    int32_t manifest_slot_slot_bytes(const uint8_t* p)
+    void manifest_slot_set_slot_bytes(uint8_t* p, int32_t v)
+    int32_t manifest_slot_payload_bytes(const uint8_t* p)
+    void manifest_slot_set_payload_bytes(uint8_t* p, int32_t v)
+    uint32_t manifest_slot_checksum(const uint8_t* p)
+    void manifest_slot_set_checksum(uint8_t* p, uint32_t v)
     ctypedef struct queue_entry:
         int64_t next
         int64_t claimed
@@ -224,4 +240,5 @@ cdef extern from "layout.h" nogil:
         int32_t failed_errno
         uint32_t repair_due
         uint64_t guard
+        int64_t manifest_seq
         int64_t duties[64]

@@ -13,7 +13,7 @@ from cystore.cli.attached import attached
 from cystore.cli.command import OK, Command, add_json, store_config
 from cystore.cli.output import one_line, size_text, time_text, write_json, write_line, write_table
 from cystore.engine.checkpoint import read_checkpoint
-from cystore.engine.holes import read_holes
+from cystore.engine.manifest import read_holes
 from cystore.layout import FLAGS
 from cystore.stats import store_stats
 from cystore.system import files, host

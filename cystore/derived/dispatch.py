@@ -54,12 +54,12 @@ class Dispatcher:
         index: IndexFiles,
         config: StoreConfig,
         *,
-        given_up: GivenUp | None = None,
+        given_up: Callable[[], GivenUp] = GivenUp,
         more_queues: Callable[[], None] | None = None,
     ) -> None:
         self._control, self._commit_log, self._queues, self._index = control, commit_log, queues, index
         self._damage, self._more_queues = commit_log.damage, more_queues
-        self._given_up = GivenUp() if given_up is None else given_up
+        self._given_up = given_up
         self._with_index = config.message_index_enable
         self._search: DamageSearch | None = None  # the damage that dispatch stands before
         # Where this process's last turn ended; another one has been at work if it is not there now.
@@ -277,7 +277,9 @@ class Dispatcher:
 
     def _is_believed(self, queue: ConsumeQueue, expected: int, wanted: int) -> bool:
         """Whether a record's queue offset `wanted` is right although `expected` is next. A checksum of ours covers the number."""
-        if not queue.has_files() or self._given_up.explains((queue.topic, queue.queue_id), expected, wanted):
+        if not queue.has_files() or self._given_up().explains(
+            (queue.topic, queue.queue_id), expected, wanted
+        ):
             return True
         if (
             wanted - expected <= BELIEVED_GAP

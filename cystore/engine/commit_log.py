@@ -12,6 +12,7 @@ from cystore._native.window import LogWindow
 from cystore.config import StoreConfig
 from cystore.engine.damage import KnownDamage
 from cystore.engine.holes import Holes
+from cystore.engine.manifest import Manifest
 from cystore.engine.segments import MappedFileQueue, Mode
 from cystore.errors import CorruptRecordError, OffsetError
 from cystore.layout import RECORD_MAGIC_BLANK
@@ -25,7 +26,9 @@ SCAN_BATCH = 256
 class CommitLog:
     """Readable part: from the minimum offset to the wrote position, holes left out (RocketMQ's CommitLog, MappedFileQueue)."""
 
-    def __init__(self, root: Path, config: StoreConfig, mode: Mode, control: Control, holes: Holes) -> None:
+    def __init__(
+        self, root: Path, config: StoreConfig, mode: Mode, control: Control, manifest: Manifest
+    ) -> None:
         self.files = MappedFileQueue(
             root,
             root / DIRECTORY,
@@ -34,13 +37,13 @@ class CommitLog:
             max_mapped=4096,
             odd_files="extend",
         )
-        self.control, self.damage = control, KnownDamage(root, mode, holes)
+        self.control, self.damage = control, KnownDamage(manifest)
         self._root, self._mode = root, mode
         self._forgotten_below = 0
 
     @property
     def holes(self) -> Holes:
-        """The damaged ranges that this process knows of."""
+        """The damaged ranges that are known, as they are now; immutable."""
         return self.damage.holes
 
     @property
@@ -95,8 +98,7 @@ class CommitLog:
         try:
             message = message_at(segment, physical_offset - segment.base, limit)
         except CorruptRecordError:
-            if self.damage.refresh():
-                self._check_sound(physical_offset)
+            self._check_sound(physical_offset)  # listed meanwhile?
             raise
         if message.physical_offset != physical_offset:
             raise OffsetError("not the beginning of a record", path=segment.path, offset=physical_offset)

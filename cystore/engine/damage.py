@@ -1,45 +1,27 @@
-"""The damaged ranges of a log, as one attached process knows them. Another process may have found more since."""
+"""The damaged ranges of a log, as they are now: what any attached process finds is seen by all."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from cystore import clock
-from cystore.engine.holes import Hole, Holes, read_holes, write_holes
-from cystore.engine.segments import Mode
+from cystore.engine.holes import Holes
+from cystore.engine.manifest import Manifest
 
 
 class KnownDamage:
-    """`holes` is replaced as a whole, never changed: a reader that holds it has a consistent list."""
+    """A view on the manifest. `holes` is an immutable list: a reader that keeps it has a consistent one."""
 
-    def __init__(self, root: Path, mode: Mode, holes: Holes) -> None:
-        self._root, self._mode = root, mode
-        self.holes = holes
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
 
-    def refresh(self) -> bool:
-        """Reads the list of the store again; True when it has ranges that this process did not know.
-
-        A private attachment knows more than the disk and keeps its own list. Raises StoreFormatError.
-        """
-        if self._mode is Mode.PRIVATE:
-            return False
-        before = self.holes
-        self.holes = read_holes(self._root)
-        return self.holes != before
+    @property
+    def holes(self) -> Holes:
+        """All damaged ranges that are known."""
+        return self._manifest.snapshot().holes
 
     def covering(self, position: int) -> tuple[int, int] | None:
-        """The damaged range that holds a position; asks the store's list when this process knows of none."""
-        found = self.holes.covering(position)
-        if found is None and self.refresh():
-            found = self.holes.covering(position)
-        return found
+        """The damaged range that holds a position."""
+        return self.holes.covering(position)
 
     def add(self, begin: int, end: int, reason: str, copy: str) -> None:
-        """Lists [begin, end) as damaged, durably, for all processes. Under the dispatch lock. Raises StoreFullError."""
-        hole = Hole(begin, end, reason, copy, clock.now_ms())
-        if self._mode is Mode.PRIVATE:
-            self.holes = self.holes.merged([hole])
-            return
-        listed = read_holes(self._root).merged([hole])
-        write_holes(self._root, listed)
-        self.holes = listed
+        """Lists [begin, end) as damaged, durably, for all processes. Raises StoreIOError; StoreFullError for a list that outgrows its
+        room on a full disk."""
+        self._manifest.add_damage(begin, end, reason, copy)

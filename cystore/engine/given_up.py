@@ -1,22 +1,14 @@
 """Given-up queue offsets: offsets that were handed out and whose records are lost. They are not handed out again.
 
-Recovery finds them and lists them here. The list explains a gap in the queue offsets of the log when nothing else does any more:
+Recovery finds them and lists them in the manifest. The list explains a gap in the queue offsets of the log when nothing else does any more:
 the damaged bytes may be cut, and the hole entries of the consume queue are gone when the queue is rebuilt.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
-from cystore._native.checksum import crc32c
-from cystore.engine.quarantine import QUARANTINE
-from cystore.errors import StoreFormatError
-from cystore.system import files
-
-FILE_NAME = "givenUp.json"
 # A gap in queue offsets is believed up to this many; beyond it the number itself is damaged.
 BELIEVED_GAP = 1 << 20
 OFFSET_LIMIT = 1 << 58
@@ -37,7 +29,7 @@ class GivenUp:
     def __init__(self, ranges: Iterable[GivenUpRange] = ()) -> None:
         self._by_queue: dict[tuple[str, int], list[tuple[int, int]]] = {}
         for topic, queue_id, begin, end in sorted(ranges):
-            if not 0 <= begin < end <= OFFSET_LIMIT:
+            if not (0 <= begin < end <= OFFSET_LIMIT and queue_id >= 0):
                 raise ValueError(f"given-up offsets {begin}..{end} of {topic}/{queue_id}")
             listed = self._by_queue.setdefault((topic, queue_id), [])
             if listed and begin <= listed[-1][1]:
@@ -80,52 +72,8 @@ class GivenUp:
         return GivenUp(r for r in self if r.end >= minimums.get((r.topic, r.queue_id), 0))
 
 
-def read_given_up(root: Path) -> GivenUp:
-    """The store's given-up offsets, empty where nothing is listed. StoreFormatError where list and copy are damaged."""
-    path = root / QUARANTINE / FILE_NAME
-    problem: Exception | None = None
-    for candidate in (path, path.with_name(path.name + ".bak")):
-        if not candidate.exists():
-            continue
-        try:
-            return parse_given_up(files.read_all(candidate))
-        except ValueError as error:
-            problem = problem or error
-    if problem is not None:
-        raise StoreFormatError(
-            f"the list of given-up offsets cannot be read: {problem}", path=path
-        ) from problem
-    return GivenUp()
-
-
-def write_given_up(root: Path, given_up: GivenUp) -> None:
-    """Writes the list whole or not at all."""
-    files.write_whole(root, root / QUARANTINE / FILE_NAME, render_given_up(given_up))
-
-
-def render_given_up(given_up: GivenUp) -> bytes:
-    """The bytes of the list."""
-    rows = [list(one) for one in given_up]
-    return json.dumps({"given_up": rows, "checksum": _checksum(rows)}, indent=1).encode() + b"\n"
-
-
-def parse_given_up(data: bytes) -> GivenUp:
-    """The content of the list. Raises ValueError."""
-    try:
-        content = json.loads(data)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    rows = content.get("given_up") if isinstance(content, dict) else None
-    if not isinstance(rows, list) or content.get("checksum") != _checksum(rows):
-        raise ValueError("there is no list of given-up offsets with its checksum")
-    return GivenUp(_range(row) for row in rows)
-
-
-def _range(row: object) -> GivenUpRange:
+def range_of(row: object) -> GivenUpRange:
+    """The range that a row in JSON names. Raises ValueError."""
     if not isinstance(row, list) or [type(part) for part in row] != [str, int, int, int]:
         raise ValueError(f"{row!r} is no range of queue offsets")
     return GivenUpRange(*row)
-
-
-def _checksum(rows: object) -> int:
-    return crc32c(json.dumps(rows).encode())

@@ -1,7 +1,8 @@
 """Holes: ranges of the log where damage swallowed records while good ones stand behind it.
 
-Recovery finds them, copies their bytes to quarantine/ and lists them in quarantine/holes.json; from then on scans, dispatch and
-reads step over them. The bytes in the log itself stay as they are.
+Recovery, or the dispatcher of an open store, finds them and enters them in the manifest; from then on scans, dispatch and reads step
+over them. The bytes in the log itself stay as they are. quarantine/holes.json is a list for people, and for programs from before
+there was a manifest: recovery writes it beside the copies that it names, and it is read only where the manifest is missing.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cystore._native.checksum import crc32c
-from cystore.engine.quarantine import QUARANTINE
+from cystore.engine.quarantine import QUARANTINE as QUARANTINE
 from cystore.errors import StoreFormatError
 from cystore.system import files
 
 FILE_NAME = "holes.json"
-NO_OFFSET = (1 << 63) - 1
+NO_OFFSET = OFFSET_MAX = (1 << 63) - 1
 
 
 @dataclass(frozen=True, order=True)
@@ -44,6 +45,7 @@ class Holes:
         if any(not 0 <= hole.begin < hole.end for hole in self._holes):
             raise ValueError("a hole ends before it begins")
         self._begins = [hole.begin for hole in self._holes]
+        self._ranges = [(hole.begin, hole.end) for hole in self._holes]
 
     def __iter__(self) -> Iterator[Hole]:
         return iter(self._holes)
@@ -74,7 +76,7 @@ class Holes:
 
     def ranges(self) -> list[tuple[int, int]]:
         """(begin, end) of each, ascending."""
-        return [(hole.begin, hole.end) for hole in self._holes]
+        return list(self._ranges)
 
     def within(self, begin: int, end: int) -> Holes:
         """Those that touch [begin, end): a log that lost its start or its end has no holes there."""
@@ -92,13 +94,9 @@ class Holes:
         return Holes(out)
 
 
-def read_holes(root: Path) -> Holes:
-    """quarantine/holes.json, empty where there is none. StoreFormatError where it and its last good copy are damaged."""
-    return read_holes_or_copy(root)[0]
-
-
-def read_holes_or_copy(root: Path) -> tuple[Holes, bool]:
-    """`read_holes`, and whether that is the newest list: its copy may lack the holes that were found last."""
+def read_hole_list(root: Path) -> tuple[Holes, bool]:
+    """quarantine/holes.json or its last good copy, and whether that is the newest list: the copy may lack the holes that were found
+    last. Empty where there is none. StoreFormatError where both are damaged."""
     path = root / QUARANTINE / FILE_NAME
     problem: Exception | None = None
     for candidate in (path, path.with_name(path.name + ".bak")):
@@ -121,25 +119,33 @@ def parse_holes(data: bytes) -> Holes:
         raise ValueError("nested too deeply") from None
     if not isinstance(content, dict) or not isinstance(content.get("holes"), list):
         raise ValueError("there is no list of holes")
-    holes = Holes(_hole(entry) for entry in content["holes"])
+    holes = Holes(hole_of(entry) for entry in content["holes"])
     if content.get("checksum", _checksum(holes)) != _checksum(holes):
         raise ValueError("the checksum is that of other holes")
     return holes
 
 
-def _hole(entry: object) -> Hole:
+def hole_of(entry: object) -> Hole:
+    """The hole that an entry in JSON describes. Raises ValueError."""
     if not isinstance(entry, dict):
         raise ValueError(f"{entry!r} is no hole")
     kinds = {"begin": int, "end": int, "reason": str, "copy": str, "found_ms": int}
     for name, kind in kinds.items():
         if not isinstance(entry.get(name), kind) or isinstance(entry.get(name), bool):
             raise ValueError(f"{name} is {entry.get(name)!r}")
+    if entry["end"] > OFFSET_MAX:
+        raise ValueError(f"end is {entry['end']!r}")
     return Hole(**{name: entry[name] for name in kinds})
+
+
+def plain_hole(hole: Hole) -> dict[str, object]:
+    """The entry in JSON that describes a hole."""
+    return dataclasses.asdict(hole)
 
 
 def render_holes(holes: Holes) -> bytes:
     """The bytes of holes.json."""
-    listed = [dataclasses.asdict(hole) for hole in holes]
+    listed = [plain_hole(hole) for hole in holes]
     return json.dumps({"holes": listed, "checksum": _checksum(holes)}, indent=1).encode() + b"\n"
 
 

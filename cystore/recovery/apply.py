@@ -15,8 +15,8 @@ from cystore.derived.index import DIRECTORY as INDEX
 from cystore.derived.index import ENTRY_BYTES as INDEX_ENTRY_BYTES
 from cystore.derived.index import HEADER_BYTES, SLOT_BYTES
 from cystore.engine.commit_log import DIRECTORY as LOG
-from cystore.engine.given_up import write_given_up
-from cystore.engine.holes import Hole, Holes, write_holes
+from cystore.engine.holes import Hole, Holes
+from cystore.engine.manifest import record_given_up, record_holes
 from cystore.engine.quarantine import QUARANTINE, copy_name, pieces_of, put_aside
 from cystore.engine.segments import file_name
 from cystore.recovery.model import (
@@ -64,9 +64,9 @@ class Apply:
                     self._put_aside(begin, end)
                 case WriteHoles():
                     holes = Holes(self._named(hole) for hole in holes)
-                    write_holes(self._root, holes)
+                    record_holes(self._root, holes)
                 case WriteGivenUp(given_up):
-                    write_given_up(self._root, given_up)
+                    record_given_up(self._root, given_up)
                 case ZeroLog(begin, end):
                     base = begin - begin % self._log_bytes
                     files.zero_range(self._log_path(base), begin - base, end - base)

@@ -11,8 +11,9 @@ from cystore.config import StoreConfig
 from cystore.derived.offsets import QueueOffsets, read_queue_offsets
 from cystore.engine.checkpoint import read_checkpoint
 from cystore.engine.commit_log import MARKER
-from cystore.engine.given_up import GivenUp, read_given_up
-from cystore.engine.holes import Holes, read_holes_or_copy
+from cystore.engine.given_up import GivenUp
+from cystore.engine.holes import Holes
+from cystore.engine.manifest import read_given_up, read_holes_or_copy
 from cystore.errors import StoreFormatError
 from cystore.recovery import rules
 from cystore.recovery.index_check import IndexCheck

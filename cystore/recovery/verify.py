@@ -13,7 +13,7 @@ from cystore.config import StoreConfig
 from cystore.derived.consume_queue import DIRECTORY as QUEUES
 from cystore.derived.consume_queue import ENTRY_BYTES
 from cystore.derived.index import DIRECTORY as INDEX
-from cystore.engine.holes import read_holes
+from cystore.engine.manifest import read_holes
 from cystore.recovery import rules
 from cystore.recovery.index_reader import IndexReader, list_readable_index
 from cystore.recovery.index_stream import IndexStream

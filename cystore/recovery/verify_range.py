@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from cystore._native import scan as kernel
 from cystore.config import StoreConfig
-from cystore.engine.holes import Holes, read_holes
+from cystore.engine.holes import Holes
+from cystore.engine.manifest import read_holes
 from cystore.recovery.index_reader import IndexReader, list_readable_index
 from cystore.recovery.index_stream import IndexStream
 from cystore.recovery.log_pass import Key

@@ -13,7 +13,9 @@ from cystore.derived.dispatch import Dispatcher
 from cystore.derived.index import IndexFiles
 from cystore.derived.reader import Reader
 from cystore.engine.commit_log import CommitLog
+from cystore.engine.given_up import GivenUp
 from cystore.engine.holes import Hole, Holes
+from cystore.engine.manifest import Facts, Manifest
 from cystore.engine.segments import Mode
 from cystore.system import files
 from tests.oracle.log import Log
@@ -74,12 +76,22 @@ def attach(
     mode: Mode = Mode.WRITE,
 ) -> Parts:
     """`control` of another `attach` makes this one a second process's handle on the same store."""
+    listed = Holes(Hole(begin, end) for begin, end in holes or ())
     if control is None:
         control = control_block(config)
         control.min_physical_offset, control.wrote = minimum, wrote
         control.dispatched = minimum if dispatched is None else dispatched
-    listed = Holes(Hole(begin, end) for begin, end in holes or ())
-    commit_log = CommitLog(root, config, mode, control, listed)
+        if mode is Mode.PRIVATE:
+            manifest = Manifest.private(root, listed, GivenUp())
+        else:
+            manifest = Manifest.load(root, None, lambda: Facts(holes=listed))
+            manifest.set_holes(listed)
+            manifest.share(control)
+    else:
+        manifest = Manifest.load(root, control)
+        if listed:
+            manifest.set_holes(listed)
+    commit_log = CommitLog(root, config, mode, control, manifest)
     queues = ConsumeQueues(root, config, mode, control)
     index = IndexFiles(root, config, mode, control)
 

@@ -135,5 +135,5 @@ def aside(path: Path) -> dict[str, bytes]:
     return {
         file.name: file.read_bytes()
         for file in sorted(folder.iterdir())
-        if not file.name.startswith(("holes.json", "givenUp.json"))
+        if not file.name.startswith("holes.json")
     }

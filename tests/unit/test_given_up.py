@@ -3,13 +3,13 @@ lose records, entries and saved offsets; they are opened, written to, rebuilt an
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
 
 from cystore.cli.program import main
-from cystore.engine.given_up import GivenUp, GivenUpRange, parse_given_up, render_given_up
+from cystore.engine.given_up import GivenUp, GivenUpRange
+from cystore.engine.manifest import Facts, parse, render
 from cystore.errors import CorruptRecordError
 from tests.small import LOG_BYTES, open_small
 
@@ -189,16 +189,7 @@ def test_damaged_saved_offsets_leave_the_entries_as_witness(tmp_path):
 def test_list_keeps_its_ranges():
     given_up = GivenUp([GivenUpRange("T", 0, 5, 9), GivenUpRange("T", 0, 9, 12), GivenUpRange("U", 3, 1, 2)])
     assert list(given_up) == [("T", 0, 5, 12), ("U", 3, 1, 2)]
-    assert parse_given_up(render_given_up(given_up)) == given_up
+    assert parse(render(Facts(given_up=given_up))).given_up == given_up
     assert given_up.explains(("T", 0), 5, 12) and not given_up.explains(("T", 0), 4, 6)
     assert given_up.end(("T", 0)) == 12 and given_up.end(("T", 1)) == 0
     assert list(given_up.without_expired({("T", 0): 13})) == [("U", 3, 1, 2)]
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [None, [["T", 0, 5, 5]], [["T", 0, -1, 5]], [["T", 0, 5]], [["T", "0", 5, 6]], [["T", 0, 5, True]]],
-)
-def test_damaged_list_is_no_list(rows):
-    with pytest.raises(ValueError, match=r"given-up|no range"):
-        parse_given_up(json.dumps({"given_up": rows}).encode())

@@ -10,7 +10,7 @@ from cystore.engine.holes import (
     Hole,
     Holes,
     parse_holes,
-    read_holes,
+    read_hole_list,
     render_holes,
     write_holes,
 )
@@ -48,17 +48,17 @@ def test_impossible_holes_are_refused(holes):
 
 
 def test_a_damaged_list_is_replaced_by_its_last_good_copy(tmp_path):
-    assert read_holes(tmp_path) == Holes()
+    assert read_hole_list(tmp_path)[0] == Holes()
     one, two = Holes([Hole(1, 2, "zero", "c", 3)]), Holes([Hole(1, 2, "zero", "c", 3), Hole(7, 9)])
     write_holes(tmp_path, one)
     write_holes(tmp_path, two)
     path = tmp_path / QUARANTINE / FILE_NAME
-    assert read_holes(tmp_path) == two
+    assert read_hole_list(tmp_path)[0] == two
     path.write_bytes(path.read_bytes()[:-9])
-    assert read_holes(tmp_path) == one
+    assert read_hole_list(tmp_path)[0] == one
     path.with_name(FILE_NAME + ".bak").write_bytes(b'{"holes":[{"begin":"x"}]}')
     with pytest.raises(StoreFormatError, match=FILE_NAME):
-        read_holes(tmp_path)
+        read_hole_list(tmp_path)[0]
 
 
 @given(st.binary(max_size=40))

@@ -24,8 +24,8 @@ from cystore.config import StoreConfig
 from cystore.derived.consume_queue import ENTRY_BYTES, ConsumeQueue
 from cystore.derived.index import ENTRY_BYTES as INDEX_ENTRY_BYTES
 from cystore.derived.index import HEADER_BYTES, SLOT_BYTES, IndexFiles
-from cystore.engine.given_up import GivenUp, read_given_up
-from cystore.engine.holes import read_holes
+from cystore.engine.given_up import GivenUp
+from cystore.engine.manifest import read_given_up, read_holes
 from cystore.engine.segments import Mode
 from cystore.errors import CorruptRecordError, StoreError, StoreIOError
 from cystore.layout import CONSTANTS

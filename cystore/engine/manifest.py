@@ -1,0 +1,313 @@
+"""The manifest: the one durable place for facts about a store that cannot be recomputed from its other files.
+
+It holds the store's identity, what shapes its files, its retention policy, damaged ranges of the log, queue offsets that were given
+up, what lies in quarantine/, and sections of parts above the engine (holds, archive mark, progress of the scrub).
+
+Any attached process may update it: read, change and write under the lock "manifest" of the control block, which is a leaf in the
+lock order. The control block carries the newest sequence number, so a process that looks at its facts notices those of others.
+Whoever is alone in the store (recovery) needs no control block. Fields of a newer minor version are kept as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from cystore import clock
+from cystore._native.control import Control
+from cystore.engine import manifest_file
+from cystore.engine.given_up import GivenUp, GivenUpRange, range_of
+from cystore.engine.holes import Hole, Holes, hole_of, plain_hole, read_hole_list, write_holes
+from cystore.engine.manifest_file import FILE_NAME, Slot
+from cystore.errors import StoreFormatError, StoreNotWritableError
+from cystore.system import os_threads
+
+log = logging.getLogger("cystore")
+
+MAJOR, MINOR = 1, 0
+READS = 16  # a reader that meets two updates at once looks again
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a manifest says; immutable.
+
+    `settings`: values of StoreConfig that are the store's. `sections`: JSON of parts above the engine, and of newer
+    versions, by name. `rebuilt`: why the facts of before are lost, empty as long as they are not.
+    """
+
+    sequence: int = 0
+    store_id: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    holes: Holes = field(default_factory=Holes)
+    given_up: GivenUp = field(default_factory=GivenUp)
+    sections: Mapping[str, Any] = field(default_factory=dict)
+    rebuilt: str = ""
+
+    def with_section(self, name: str, value: Any) -> Facts:
+        """With another value of a section; None removes it."""
+        kept = {key: old for key, old in self.sections.items() if key != name}
+        return replace(self, sections=kept if value is None else {**kept, name: value})
+
+
+# ------------------------------------------------------------------------------------------------ as JSON
+
+
+def render(facts: Facts) -> bytes:
+    """The payload that says `facts`."""
+    content = {
+        **facts.sections,
+        "format": {"major": MAJOR, "minor": MINOR, **facts.sections.get("format", {})},
+        "store_id": facts.store_id,
+        "settings": dict(facts.settings),
+        "damaged": [plain_hole(hole) for hole in facts.holes],
+        "given_up": [list(one) for one in facts.given_up],
+        "rebuilt": facts.rebuilt,
+    }
+    return json.dumps(content, separators=(",", ":")).encode() + b"\n"
+
+
+def parse(payload: bytes, sequence: int = 0) -> Facts:
+    """The facts of a payload. Raises ValueError; StoreFormatError for a newer major version."""
+    try:
+        content = json.loads(payload)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(content, dict):
+        raise ValueError("there is no map")
+    version = content.pop("format", None)
+    major, minor = (version.get("major"), version.get("minor")) if isinstance(version, dict) else (None, None)
+    if type(major) is not int or type(minor) is not int:
+        raise ValueError(f"the format is {version!r}")
+    if major > MAJOR:
+        raise StoreFormatError(
+            f"written by a newer version of cystore: format {major}, this one knows {MAJOR}"
+        )
+    taken = {name: content.pop(name, default) for name, default in _DEFAULTS.items()}
+    for name, default in _DEFAULTS.items():
+        if type(taken[name]) is not type(default):
+            raise ValueError(f"{name} is {taken[name]!r}")
+    sections = content if minor <= MINOR else {**content, "format": version}
+    return Facts(
+        sequence,
+        taken["store_id"],
+        {name: value for name, value in taken["settings"].items() if type(value) in (int, bool, str)},
+        Holes(hole_of(entry) for entry in taken["damaged"]),
+        GivenUp(range_of(row) for row in taken["given_up"]),
+        sections,
+        taken["rebuilt"],
+    )
+
+
+_DEFAULTS: dict[str, Any] = {"store_id": "", "settings": {}, "damaged": [], "given_up": [], "rebuilt": ""}
+
+
+# ------------------------------------------------------------------------------------------------ reading
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the file says: `facts` and the slot they are in, both None where there is no file or neither slot can be read, which
+    `problem` then says."""
+
+    facts: Facts | None = None
+    slot: Slot | None = None
+    problem: str = ""
+
+
+def look(root: Path) -> Found:
+    """The newest facts that can be read. Raises StoreFormatError for those of a newer major version."""
+    path = root / FILE_NAME
+    if not path.exists():
+        return Found()
+    slots = manifest_file.read_slots(path)
+    problem = "neither of its slots has the right checksum"
+    for slot in slots:
+        try:
+            return Found(parse(slot.payload, slot.sequence), slot)
+        except ValueError as error:
+            if isinstance(error, StoreFormatError):
+                raise StoreFormatError(str(error), path=path) from error
+            problem = str(error)
+    return Found(problem=problem)
+
+
+def read_facts(root: Path) -> tuple[Facts, bool]:
+    """What is known of a store that nobody else changes, and whether its list of holes is the newest. Nothing is written.
+
+    Without a manifest the list of holes in quarantine/ counts. Raises StoreFormatError where that is all there is, and damaged.
+    """
+    found = look(root)
+    if found.facts is not None:
+        return found.facts, True
+    holes, newest = read_hole_list(root)
+    return Facts(holes=holes), newest and not found.problem
+
+
+def read_holes(root: Path) -> Holes:
+    """The damaged ranges of the log that are known. Raises StoreFormatError when the only list of them cannot be read."""
+    return read_facts(root)[0].holes
+
+
+def read_holes_or_copy(root: Path) -> tuple[Holes, bool]:
+    """`read_holes`, and whether that is the newest list."""
+    facts, newest = read_facts(root)
+    return facts.holes, newest
+
+
+def read_given_up(root: Path) -> GivenUp:
+    """The queue offsets that were given up, none where no manifest can be read."""
+    return (look(root).facts or Facts()).given_up
+
+
+def record_given_up(root: Path, given_up: GivenUp) -> None:
+    """For recovery, which is alone in the store: `given_up` are all from now on."""
+    manifest = Manifest.load(root, None, lambda: read_facts(root)[0])
+    manifest.update(lambda facts: replace(facts, given_up=given_up))
+
+
+def record_holes(root: Path, holes: Holes) -> None:
+    """For recovery, which is alone in the store: the manifest says `holes` from now on, and so does the list for people."""
+    Manifest.load(root, None, lambda: Facts(holes=holes)).set_holes(holes)
+    write_holes(root, holes)
+
+
+# ------------------------------------------------------------------------------------------------ one store
+
+
+class Manifest:
+    """The manifest of one store, as this process sees it.
+
+    `control` is that of the attachment; None while the process is alone in the store. Without `durable` updates stay in this process:
+    for private recovery, which writes nothing.
+    """
+
+    def __init__(
+        self, root: Path, facts: Facts, control: Control | None = None, *, durable: bool = True
+    ) -> None:
+        self._root, self._control, self._durable = root, control, durable
+        self._facts = facts
+        self._missed = -1  # the sequence number at which the file could not be read
+        self._lock = os_threads.Lock()
+
+    @classmethod
+    def load(cls, root: Path, control: Control | None, carried_over: Callable[[], Facts] = Facts) -> Manifest:
+        """The store's manifest. Where there is none, or none that can be read, whoever is alone in the store makes it of
+        `carried_over`; beside others that is a StoreFormatError, until one of them writes it again."""
+        found = look(root)
+        if found.facts is None and control is not None:
+            raise StoreFormatError(
+                "the manifest is missing or damaged under live processes", path=root / FILE_NAME
+            )
+        manifest = cls(root, found.facts or Facts(), control)
+        if found.facts is None:
+            manifest._make(carried_over(), found.problem)
+        return manifest
+
+    @classmethod
+    def private(cls, root: Path, holes: Holes, given_up: GivenUp) -> Manifest:
+        """The store's manifest for a reader that is alone and writes nothing, with what its recovery found."""
+        facts = look(root).facts or Facts()
+        return cls(root, replace(facts, holes=holes, given_up=given_up), durable=False)
+
+    def _make(self, facts: Facts, problem: str) -> None:
+        path = self._root / FILE_NAME
+        if problem:
+            log.error(
+                "%s cannot be read (%s): it is made anew from the store's other files. Holds, the archive mark and changed settings are "
+                "lost; nothing is cleaned until an operator accepts that (cystore config --accept-rebuilt)",
+                path,
+                problem,
+            )
+        facts = replace(facts, store_id=facts.store_id or uuid.uuid4().hex, rebuilt=problem, sequence=1)
+        manifest_file.create(self._root, facts.sequence, render(facts))
+        self._facts = facts
+
+    def share(self, control: Control) -> None:
+        """From now on others may attach: `control` is the new control block."""
+        if self._durable:
+            control.manifest_seq = self._facts.sequence
+            self._control = control
+
+    def snapshot(self) -> Facts:
+        """The facts as they are now, those that other processes entered too. Costs a look at shared memory."""
+        control = self._control
+        if control is None or control.manifest_seq == self._facts.sequence:
+            return self._facts
+        for _ in range(READS):
+            found = look(self._root)
+            if found.facts is not None and found.facts.sequence >= control.manifest_seq:
+                self._facts = found.facts
+                return found.facts
+        if self._missed != control.manifest_seq:
+            self._missed = control.manifest_seq
+            log.error(
+                "%s was damaged or removed under live processes; the next update writes it again",
+                self._root / FILE_NAME,
+            )
+        return self._facts
+
+    def update(self, change: Callable[[Facts], Facts]) -> Facts:
+        """Makes `change` of the newest facts durable, and returns the facts. Nothing is written where nothing changes.
+
+        Raises StoreNotWritableError, StoreIOError, StoreFullError (for facts that outgrow their room on a full disk).
+        """
+        control = self._control
+        if control is not None and control.read_only:
+            raise StoreNotWritableError("the store is open for reading only", path=self._root)
+        with self._locked(control), self._lock:
+            found = look(self._root) if self._durable else Found(self._facts)
+            before = (
+                found.facts or self._facts
+            )  # what this process knows goes back where the file was taken away
+            after = change(before)
+            if after != before or found.facts is None:
+                after = self._write(found.slot, after, before.sequence)
+            if control is not None:
+                control.manifest_seq = after.sequence
+            self._facts = after
+            return after
+
+    @contextmanager
+    def _locked(self, control: Control | None) -> Iterator[None]:
+        if control is None:
+            yield
+            return
+        with control.locked("manifest"):  # nothing to repair: the file is read again
+            yield
+
+    def _write(self, slot: Slot | None, facts: Facts, sequence: int) -> Facts:
+        if not self._durable:
+            return replace(facts, sequence=sequence + 1)
+        if slot is None:
+            written = manifest_file.create(self._root, sequence + 1, render(facts))
+        else:
+            written = manifest_file.replace(self._root, slot, render(facts))
+        return replace(facts, sequence=written.sequence)
+
+    # ------------------------------------------------------------------------------------ what the engine enters
+
+    def add_damage(self, begin: int, end: int, reason: str, copy: str = "") -> Holes:
+        """Enters [begin, end) of the log as damaged; returns all damaged ranges. `copy` names the file in quarantine/."""
+        hole = Hole(begin, end, reason, copy, clock.now_ms())
+        return self.update(lambda facts: replace(facts, holes=facts.holes.merged([hole]))).holes
+
+    def give_up(self, topic: str, queue_id: int, begin: int, end: int) -> None:
+        """Enters queue offsets [begin, end) as lost for good."""
+        self.give_up_many([(topic, queue_id, begin, end)])
+
+    def give_up_many(self, ranges: Iterable[tuple[str, int, int, int]]) -> None:
+        """`give_up` for many (topic, queue id, begin, end) with one write."""
+        listed = [GivenUpRange(*one) for one in ranges]
+        if listed:
+            self.update(lambda facts: replace(facts, given_up=facts.given_up.merged(listed)))
+
+    def set_holes(self, holes: Holes) -> None:
+        """Makes `holes` all that is known to be damaged."""
+        self.update(lambda facts: facts if facts.holes == holes else replace(facts, holes=holes))

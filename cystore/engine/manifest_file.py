@@ -1,0 +1,121 @@
+"""The bytes of the manifest: two slots of equal length in one file, whose space is written, and so allocated, from the start.
+
+An update overwrites the older slot and syncs the file; it needs no new block, so a full disk cannot stop it. An update that a
+crash interrupts leaves the other slot, which is whole. Only a payload that no longer fits makes a new, larger file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from cystore._native.checksum import crc32c
+from cystore.errors import StoreError, StoreFullError
+from cystore.layout import DISK_STRUCTS
+from cystore.system import files
+
+FILE_NAME = "manifest"
+MAGIC = int.from_bytes(b"CYSMANI1", "big")
+HEADER_BYTES = 32
+FIRST_SLOT_BYTES = 64 * 1024
+SLOT_BYTES_MAX = 1 << 30
+
+_FIELDS = {f.name: f for struct_ in DISK_STRUCTS if struct_.name == "manifest_slot" for f in struct_.fields}
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One slot whose checksum is right; `place` is 0 or 1."""
+
+    place: int
+    sequence: int
+    slot_bytes: int
+    payload: bytes
+
+
+def read_slots(path: Path) -> list[Slot]:
+    """The slots whose checksum is right, newest first. Raises FileNotFoundError's StoreIOError for a file that is not there."""
+    return parse_slots(files.read_all(path))
+
+
+def parse_slots(data: bytes) -> list[Slot]:
+    """The slots in the bytes of a manifest whose checksum is right, newest first."""
+    places = {0: 0, 1: len(data) // 2}
+    first = _slot(data, 0, 0)
+    if first is not None:  # the file may have grown a tail, or lost one
+        places[1] = first.slot_bytes
+    found = [first, _slot(data, 1, places[1])]
+    return sorted((slot for slot in found if slot is not None), key=lambda slot: -slot.sequence)
+
+
+def _slot(data: bytes, place: int, at: int) -> Slot | None:
+    header = data[at : at + HEADER_BYTES]
+    if len(header) < HEADER_BYTES:
+        return None
+    told = {name: _number(header, name) for name in _FIELDS}
+    payload = data[at + HEADER_BYTES : at + HEADER_BYTES + told["payload_bytes"]]
+    sound = (
+        told["magic"] == MAGIC
+        and 0 <= told["payload_bytes"] == len(payload)
+        and HEADER_BYTES + len(payload) <= told["slot_bytes"] <= SLOT_BYTES_MAX
+        and told["sequence"] > 0
+        and told["checksum"] == _checksum(header, payload)
+    )
+    return Slot(place, told["sequence"], told["slot_bytes"], payload) if sound else None
+
+
+def _number(header: bytes, name: str) -> int:
+    field = _FIELDS[name]
+    return int.from_bytes(header[field.at : field.at + field.width], "big", signed=not field.unsigned)
+
+
+def _checksum(header: bytes, payload: bytes) -> int:
+    return crc32c(header[: _FIELDS["checksum"].at] + payload)
+
+
+def render_slot(sequence: int, payload: bytes, slot_bytes: int) -> bytes:
+    """Header and payload of a slot."""
+    header = bytearray(HEADER_BYTES)
+    values = {
+        "magic": MAGIC,
+        "sequence": sequence,
+        "slot_bytes": slot_bytes,
+        "payload_bytes": len(payload),
+    }
+    for name, value in (*values.items(), ("checksum", None)):
+        field = _FIELDS[name]
+        number = _checksum(bytes(header), payload) if value is None else value
+        header[field.at : field.at + field.width] = number.to_bytes(field.width, "big")
+    return bytes(header) + payload
+
+
+def create(root: Path, sequence: int, payload: bytes, slot_bytes: int = FIRST_SLOT_BYTES) -> Slot:
+    """Makes the file, or replaces it, whole or not at all; both slots hold `payload`. Raises StoreFullError."""
+    while HEADER_BYTES + len(payload) > slot_bytes:
+        slot_bytes *= 2
+    slot = render_slot(sequence, payload, slot_bytes).ljust(slot_bytes, b"\0")
+    files.write_whole(root, root / FILE_NAME, slot + slot, keep_last=False)
+    return Slot(0, sequence, slot_bytes, payload)
+
+
+def replace(root: Path, newest: Slot, payload: bytes) -> Slot:
+    """Makes `payload` the manifest's content, durably. The file grows when half of a slot is in use, so that the disk may be full
+    when the rest is needed. Raises StoreIOError; StoreFullError only for a payload that does not fit."""
+    sequence, slot_bytes = newest.sequence + 1, newest.slot_bytes
+    needed = HEADER_BYTES + len(payload)
+    if 2 * needed > slot_bytes:
+        try:
+            return create(root, sequence, payload, slot_bytes * 2)
+        except StoreFullError:
+            if needed > slot_bytes:
+                raise
+    path, place = root / FILE_NAME, 1 - newest.place
+    try:
+        files.write_at(path, [(place * slot_bytes, render_slot(sequence, payload, slot_bytes))])
+    except BaseException:
+        # Whether the new slot is on disk is unknown. It must not count, or the next update would overwrite the one that is.
+        with contextlib.suppress(StoreError):
+            files.write_at(path, [(place * slot_bytes, bytes(HEADER_BYTES))])
+        raise
+    return Slot(place, sequence, slot_bytes, payload)
