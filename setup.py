@@ -68,6 +68,7 @@ EXTENSIONS: dict[str, list[str]] = {
     "ext": [],
     "index": [],
     "key_reader": [],
+    "tail": [],
     "dispatch": [],
     "scan": [],
     "mend": [],

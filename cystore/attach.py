@@ -20,6 +20,7 @@ from cystore._native.delay import Delivered
 from cystore._native.failpoint import failpoint
 from cystore._native.mapping import MappedFile
 from cystore.config import StoreConfig
+from cystore.derived.backlog import BacklogKeeper
 from cystore.derived.consume_queue import ConsumeQueues
 from cystore.derived.dispatch import Dispatcher
 from cystore.derived.flush import DerivedFlusher
@@ -82,6 +83,7 @@ class Attachment:
     scheduler: Scheduler
     cleaner: Cleaner
     reader: Reader
+    backlog: BacklogKeeper
     appender: Appender | None
     locks: StoreLocks | None
     recovered: RecoveredState | None
@@ -89,7 +91,12 @@ class Attachment:
     def flush_once(self) -> Progress:
         """One turn of the service "flush": the log, then what follows from it."""
         done = self.flusher.run_once().done + self.derived_flusher.run_once().done
-        return Progress(done)
+        return Progress(done, more=self.backlog.run_once().more)
+
+    def allocate_once(self) -> Progress:
+        """One turn of the service "allocate", which looks often: room ahead of the appends, then what waits to be dispatched."""
+        allocated = self.allocator.run_once()
+        return Progress(allocated.done, more=allocated.more or self.backlog.run_once().more)
 
     def forget(self) -> None:
         """Lets go of everything without a word to the others: a forked child, or a store on its way out."""
@@ -463,7 +470,7 @@ def _compose(
     scheduler = Scheduler(control, commit_log, queues, delivered, reader, flusher, appender, config)
     return Attachment(
         root, config, mode, control, manifest, checkpoint, commit_log, queues, index, dispatcher, flusher, derived_flusher,
-        allocator, delivered, scheduler, cleaner, reader, appender, locks, None,
+        allocator, delivered, scheduler, cleaner, reader, BacklogKeeper(control, dispatcher), appender, locks, None,
     )  # fmt: skip
 
 

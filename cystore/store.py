@@ -140,7 +140,7 @@ class MessageStore:
             tuple[Callable[[], Progress], float | Callable[[], float], Callable[[float], None] | None],
         ] = {
             "flush": (parts.flush_once, self.config.flush_interval_commit_log_ms / 1000, None),
-            "allocate": (parts.allocator.run_once, ALLOCATE_INTERVAL_S, None),
+            "allocate": (parts.allocate_once, ALLOCATE_INTERVAL_S, None),
             "schedule": (parts.scheduler.run_once, parts.scheduler.idle_s, None),
             "clean": (parts.cleaner.run_once, CLEAN_INTERVAL_S, None),
             "reput": (parts.dispatcher.run_once, WAIT_SLICE_S, self._wait_for_appends),
@@ -447,7 +447,7 @@ class MessageStore:
             seen = parts.control.append_seq
             parts.reader.help_dispatch()
             slot = parts.control.find_queue(_topic_text(topic), queue_id)
-            if slot >= 0 and parts.control.queue_dispatched(slot) > queue_offset:
+            if slot >= 0 and parts.reader.end_of(slot) > queue_offset:
                 return True
             left_s = min(WAIT_SLICE_S, until - monotonic_s())
             if left_s <= 0:
@@ -507,8 +507,8 @@ class MessageStore:
         parts.reader.help_dispatch()
         found: dict[str, dict[int, QueueRange]] = {}
         for slot in range(parts.control.queue_count):
-            topic, queue_id, _, dispatched, minimum = parts.control.queue(slot)
-            found.setdefault(topic, {})[queue_id] = QueueRange(minimum, dispatched)
+            topic, queue_id, _, _, minimum = parts.control.queue(slot)
+            found.setdefault(topic, {})[queue_id] = QueueRange(minimum, parts.reader.end_of(slot))
         return {topic: dict(sorted(queues.items())) for topic, queues in sorted(found.items())}
 
     def stats(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from cystore._native import queue as queue_kernel
+from cystore._native import tail as tail_kernel
 from cystore._native.control import Control
 from cystore._native.key_reader import KeyReader, QueryResult, find_messages
 from cystore._native.message import Message, message_at
@@ -23,6 +24,7 @@ from cystore.config import StoreConfig
 from cystore.derived.consume_queue import ENTRY_BYTES, ConsumeQueue, ConsumeQueues
 from cystore.derived.dispatch import Dispatcher
 from cystore.derived.index import IndexFiles
+from cystore.derived.tail import TailReader
 from cystore.engine.commit_log import CommitLog
 from cystore.errors import (
     CorruptRecordError,
@@ -75,6 +77,7 @@ class Reader:
             count_in_disk=config.max_transfer_count_on_message_in_disk,
         )
         self._windows: list[LogWindow] = []
+        self._tail = TailReader()
         self._key_reader: KeyReader | None = None
         self._found = self._missed = self._messages = self._queries = 0
 
@@ -92,6 +95,12 @@ class Reader:
                 self._commit_log.files.directory,
                 exc_info=True,
             )
+
+    def end_of(self, slot: int) -> int:
+        """The queue offset behind the last message of a queue that `get` finds: a read-only handle finds those that are not dispatched."""
+        control = self._control
+        dispatched = control.queue_dispatched(slot)
+        return max(dispatched, control.queue_next(slot)) if control.read_only else dispatched
 
     def counters(self) -> dict[str, Any]:
         """Reads of this process: gets that found something or nothing, messages they gave, queries (StoreStatsService)."""
@@ -165,15 +174,21 @@ class Reader:
         raw: bool,
     ) -> GetResult:
         for _ in range(CLEANED_TRIES):
+            dispatched = self._control.dispatched
             state = self._state(name, queue_id)
             if state is None:
                 return GetResult(GetStatus.NO_MATCHED_LOGIC_QUEUE)
             slot, minimum, maximum, following, log_minimum, _ = state
             result = _outside(queue_offset, minimum, maximum, following)
+            asked = (name, queue_id, queue_offset, max_count, wanted_tags, raw)
             if result is None:
-                result = self._batch(name, queue_id, queue_offset, max_count, wanted_tags, raw, state)
+                result = self._batch(*asked, state)
+            elif maximum <= queue_offset < following and self._control.read_only:
+                result = self._batch(*asked, state, dispatched) or result
             if result is not None:
-                result.behind = maximum < following
+                # A read-only handle reads what is not dispatched by itself.
+                unseen = result.status is GetStatus.OFFSET_OVERFLOW_ONE and queue_offset < following
+                result.behind = unseen if self._control.read_only else maximum < following
                 return result
             control = self._control
             if (control.queue_minimum(slot), control.min_physical_offset) == (minimum, log_minimum):
@@ -191,21 +206,36 @@ class Reader:
         wanted_tags: TagFilter | None,
         raw: bool,
         state: tuple[int, int, int, int, int, int],
+        dispatched: int | None = None,
     ) -> GetResult | None:
-        """The batch at an offset that has an entry; None where a file of the queue or of the log is gone."""
+        """The batch at an offset that has an entry; None where a file of the queue or of the log is gone.
+
+        With `dispatched` the offset has no entry yet: a read-only handle makes one from the log behind that position, for itself.
+        """
         slot, minimum, maximum, _, log_minimum, wrote = state
-        file = self._queues.get(slot).file_of(queue_offset)
-        if file is None:
-            return None
-        count = min(maximum, file.end // ENTRY_BYTES) - queue_offset
-        window = self._window()
+        reached = 0
+        window, room = self._window(), max(FILTERED_ENTRIES, max_count)
         try:
+            if dispatched is None:
+                file = self._queues.get(slot).file_of(queue_offset)
+                if file is None:
+                    return None
+                count = min(maximum, file.end // ENTRY_BYTES) - queue_offset
+            else:
+                file, count, reached = self._tail.entries(
+                    window, log_minimum, wrote, dispatched, (name, queue_id), queue_offset, room
+                )
+                maximum = queue_offset + count
+                if count == 0:
+                    return None
             found, done, gone = queue_kernel.read_batch(
-                window, log_minimum, wrote, file, queue_offset, min(count, max(FILTERED_ENTRIES, max_count)),
+                window, log_minimum, wrote, file, queue_offset, min(count, room),
                 name, queue_id, self._limits, max_count, wanted_tags, raw,
             )  # fmt: skip
         except OffsetError:
             return None
+        if dispatched is not None:
+            self._tail.go_on((name, queue_id), file, count, reached, done)
         if len(self._windows) < SPARE_WINDOWS:
             self._windows.append(window)
         records = found[0] if raw else found
@@ -264,11 +294,14 @@ class Reader:
         if as_text:
             messages = [message for message in messages if _holds(message, key)][:max_count]
         if dispatched < wrote:
-            newer: list[Message] = []
+            newer: list[Message] = []  # oldest first
             try:
-                for message in self._not_dispatched(dispatched, wrote, topic, begin_ms, end_ms):
-                    if _holds(message, key):
-                        newer.append(message)
+                if as_text:
+                    for message in self._not_dispatched(dispatched, wrote, topic, begin_ms, end_ms):
+                        if _holds(message, key):
+                            newer.append(message)
+                else:
+                    newer = self._newer(name, encoded, dispatched, wrote, max_count, begin_ms, end_ms)
             except CorruptRecordError as error:
                 log.error(
                     "a query cannot look behind damage that dispatch has not stepped over yet: %s", error
@@ -279,6 +312,31 @@ class Reader:
                 :max_count
             ]
         return QueryResult(messages, damaged)
+
+    def _newer(
+        self,
+        name: bytes,
+        key: bytes,
+        dispatched: int,
+        wrote: int,
+        max_count: int,
+        begin_ms: int,
+        end_ms: int,
+    ) -> list[Message]:
+        """Messages with the key that the index does not know yet, oldest first. Damage ends the walk before it."""
+        window, control = self._window(), self._control
+        found, end = tail_kernel.find_messages(
+            window, control.min_physical_offset, wrote, dispatched, name, key, max_count, begin_ms, end_ms
+        )
+        if len(self._windows) < SPARE_WINDOWS:
+            self._windows.append(window)
+        if end < wrote:
+            log.error(
+                "%s: a query cannot look behind damage at %d, which dispatch has not stepped over yet",
+                self._commit_log.files.directory,
+                end,
+            )
+        return found[::-1]
 
     def key_reader(self, general: Callable[..., QueryResult]) -> KeyReader:
         """What answers usual queries without a call through Python; for the others it asks `general`."""

@@ -1,0 +1,100 @@
+"""Goal: what waits to be dispatched stays small where any service runs, and a read-only handle sees all that was acknowledged. Method: a
+writer that never reads, beside real processes that only read."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+import cystore
+from cystore.result import GetStatus
+from tests.process import Process
+from tests.unit.test_online_damage import BODY_AT, FILE_BYTES, flip, open_store
+
+OPEN = "import cystore; store = cystore.open(path, read_only=True)"
+
+
+def read_all(process: Process, topic: str, **more: object) -> list[str]:
+    return process.do(
+        """
+found, offset = [], 0
+while True:
+    result = store.get(topic, 0, offset, count, raw=False)
+    if result.status is not cystore.GetStatus.FOUND:
+        break
+    found += [bytes(m.body).decode() for m in result.messages]
+    offset = result.next_offset
+found
+""",
+        topic=topic,
+        count=more.get("count", 32),
+    )
+
+
+@pytest.mark.parametrize("services", [("flush",), ("allocate",), ("flush", "allocate")])
+def test_a_writer_with_any_service_dispatches_what_it_wrote(tmp_path, services):
+    """Seen: the default services never dispatched, so cleaning removed nothing and the first reader paid for the whole backlog."""
+    with cystore.open(
+        tmp_path,
+        mapped_file_size_commit_log_bytes=FILE_BYTES,
+        flush_interval_commit_log_ms=50,
+        services=services,
+    ) as store:
+        for n in range(100):
+            store.put("T", b"%d" % n)
+        until = time.monotonic() + 30
+        while store.stats()["dispatch_behind_bytes"]:
+            assert time.monotonic() < until
+            store.wait_log(store.wrote_position, 0.05)
+
+
+@pytest.mark.parametrize("count", [1, 7, 32])
+def test_a_read_only_handle_reads_what_nobody_dispatched(tmp_path, count):
+    """Seen: beside pure writers a read-only handle saw NO_MESSAGE_IN_QUEUE for ever."""
+    with open_store(tmp_path) as store, Process() as reader:
+        for n in range(10):
+            store.put("T", b"%d" % n)
+        store.dispatch()
+        reader.do(OPEN, path=str(tmp_path))
+        for n in range(10, 300):
+            store.put("other", b"x" * 500)
+            store.put("T", b"%d" % n, keys=(f"k{n}", "all"), tags="even" if n % 2 == 0 else "odd")
+        assert store.wrote_position > 2 * FILE_BYTES
+        assert read_all(reader, "T", count=count) == [str(n) for n in range(300)]
+        assert reader.do("store.get('T', 0, 300).behind") is False
+        for n in range(300, 310):
+            store.put("T", b"%d" % n, keys="all")
+        assert reader.do("[bytes(m.body).decode() for m in store.get('T', 0, 300).messages]") == [
+            str(n) for n in range(300, 310)
+        ]
+        assert reader.do("[bytes(m.body).decode() for m in store.query('T', 'all', 3)]") == [
+            "309",
+            "308",
+            "307",
+        ]
+        assert reader.do("[bytes(m.body).decode() for m in store.query('T', 'k20')]") == ["20"]
+        assert reader.do(
+            "[bytes(m.body).decode() for m in store.get('T', 0, 11, 2, tags='even').messages]"
+        ) == [
+            "12",
+            "14",
+        ]
+        assert reader.do("store.wait('T', 0, 309, 0)") and not reader.do("store.wait('T', 0, 310, 0)")
+        assert reader.do("list(store.topics()['T'][0])") == [0, 310]
+        assert store.stats()["dispatch_behind_bytes"] > 0
+        store.dispatch()
+        assert read_all(reader, "T", count=count) == [str(n) for n in range(310)]
+
+
+def test_damage_in_the_tail_does_not_hide_what_stands_before_it(tmp_path: Path):
+    """A read-only handle cannot list damage; a process that dispatches does, and then all of them step over it."""
+    with open_store(tmp_path) as store, Process() as reader:
+        reader.do(OPEN, path=str(tmp_path))
+        puts = [store.put("T", b"%d" % n) for n in range(6)]
+        flip(tmp_path, puts[3].physical_offset + BODY_AT)
+        assert read_all(reader, "T")[:3] == ["0", "1", "2"]
+        store.dispatch()
+        assert store.get("T", 0, 0).status is GetStatus.FOUND
+        assert read_all(reader, "T") == ["0", "1", "2", "4", "5"]
