@@ -322,7 +322,8 @@ def _finish(
     control.flushed = end
     attachment.delivered.load(writable=True)
     try:
-        attachment.derived_flusher.save_queue_offsets()
+        if not state.offsets_saved:
+            attachment.derived_flusher.save_queue_offsets()
         attachment.allocator.keep_headroom()
     except StoreFullError:
         log.warning("%s: the disk is full; puts are refused until there is space", attachment.root)

@@ -118,6 +118,7 @@ def _state(
         holes=holes,
         given_up=scan_.given_up,
         report=report,
+        offsets_saved=scan_.offsets_saved,
         index_drop=scan_.index.drop,
         index_pieces=pieces,
         queue_holes=tuple((q.topic, q.queue_id, *hole) for q in scan_.queues for hole in q.holes),

@@ -18,6 +18,7 @@ from cystore.recovery.queue_reader import QueueReader
 TRANSACTION_MASK = CONSTANTS["SYS_FLAG_TRANSACTION_MASK"][0]
 COMMIT = CONSTANTS["SYS_FLAG_COMMIT"][0]
 FIRST_ENTRIES, MORE_ENTRIES = 128, 4096
+LEAST_ENTRIES, ENTRIES_HELD = 16, 1 << 21
 LOOK_AHEAD_RECORDS = 100_000
 EVERYTHING = 1 << 62
 
@@ -161,8 +162,9 @@ class LogPass:
             # Entries that the queue's files do not hold any more cannot be compared.
             self.scanner.limit_entries(slot, min(wanted, reader.first))
             return
+        room = ENTRIES_HELD // len(self.result.slots)  # what all queues hold together is bounded
         count = FIRST_ENTRIES if self.scanner.queue_first(slot)[0] < 0 else MORE_ENTRIES
-        self.scanner.set_entries(slot, reader.read(wanted, count), wanted)
+        self.scanner.set_entries(slot, reader.read_some(wanted, min(count, max(room, LEAST_ENTRIES))), wanted)
 
     def _out_of_sequence(self, record: Judged) -> str | None:
         """A queue offset that is not the next one. None: go on; else why the log ends here."""

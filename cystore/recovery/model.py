@@ -56,7 +56,7 @@ class LaterFile:
     zero: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class QueueScan:
     """What was found of one consume queue.
 
@@ -144,6 +144,7 @@ class ScanResult:
     given_up: GivenUp
     dispatched: int
     queue_file_bytes: int
+    offsets_saved: bool = False
     warnings: tuple[str, ...] = ()
 
 
@@ -378,6 +379,7 @@ class RecoveredState:
     holes: Holes
     given_up: GivenUp
     report: RecoveryReport
+    offsets_saved: bool = False  # config/queueOffset.json says the same of all queues
     index_drop: tuple[Path, ...] = field(default=())
     index_pieces: dict[Path, list[tuple[int, bytes]]] = field(default_factory=dict)
     queue_holes: tuple[tuple[str, int, int, int], ...] = ()

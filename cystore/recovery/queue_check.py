@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from cystore.derived.consume_queue import ENTRY_BYTES
 from cystore.derived.offsets import QueueOffsets
 from cystore.engine.given_up import BELIEVED_GAP, OFFSET_LIMIT, GivenUp, GivenUpRange
 from cystore.recovery.log_pass import Key, LogPass, Situation
@@ -103,6 +104,10 @@ class QueueCheck:
         if first_physical < 0:
             return self._unseen(key)  # its first record ended the walk
         following, missing = scanner.queue_next(slot), scanner.queue_missing(slot)
+        sound = self._sound(key, following, missing)
+        if sound is not None:
+            self._entered_up_to = max(self._entered_up_to, first_physical + 1)
+            return sound
         dispatched = following if missing < 0 else min(scanner.queue_entries_limit(slot), following)
         if missing != first_physical:
             self._entered_up_to = max(self._entered_up_to, first_physical + 1)
@@ -117,6 +122,25 @@ class QueueCheck:
         if missing >= 0:
             self._dispatch_from = min(self._dispatch_from, missing)
         return self._scan_of(reader, dispatched, following, whole=missing < 0)
+
+    def _sound(self, key: Key, following: int, missing: int) -> QueueScan | None:
+        """The short way for most queues: every record of the walk has its entry, these are all, and the first one is readable."""
+        reader = self._about.queues.get(key)
+        if (
+            reader is None
+            or reader.head is None
+            or reader.strays
+            or missing >= 0
+            or key in self._result.swallowed
+        ):
+            return None
+        if -(-len(reader.head) // ENTRY_BYTES) != following - reader.first:
+            return None
+        entry = reader.entry(reader.first)
+        if entry.hole or entry.physical_offset < self._begin:
+            return None
+        next_ = self._next(key, following)
+        return QueueScan(*key, following, reader.first, next_, reader.file_bytes, bases=reader.bases)
 
     @staticmethod
     def _holds(reader: QueueReader, dispatched: int) -> bool:

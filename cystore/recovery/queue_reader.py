@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import stat
 import struct
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
+from cystore._native import scan
 from cystore.derived.consume_queue import DIRECTORY, ENTRY_BYTES
 from cystore.engine.segments import base_of_name, file_name
 from cystore.layout import CONSTANTS
@@ -19,10 +24,17 @@ BLOCK_BYTES = 4096 // ENTRY_BYTES * ENTRY_BYTES
 _ENTRY = struct.Struct(">qiq")
 HOLE_BYTES = _ENTRY.pack(0, HOLE_SIZE, 0)
 MANY = 3200  # entries read at once where many may be holes
+FIRST_BYTES = 4096
+NOT_READ = -1, b""
+FIRST_ONLY = (0,)
+FIRST_NAME = file_name(0)
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+# (base, length) of each file of a queue, and the head of its only file.
+Listed = tuple[list[tuple[int, int]], bytes | None]
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One entry: where the record is, how long, and the tags code."""
 
     physical_offset: int
@@ -45,17 +57,33 @@ def entry_in(data: bytes, at: int) -> Entry:
     return Entry(*_ENTRY.unpack_from(data, at))
 
 
-@dataclass
 class QueueReader:
-    """The files of one (topic, queue id) that follow each other without a gap; queue offsets count entries."""
+    """The files of one (topic, queue id) that follow each other without a gap; queue offsets count entries.
 
-    topic: str
-    queue_id: int
-    directory: Path
-    file_bytes: int
-    bases: list[int] = field(default_factory=list)
-    strays: list[Path] = field(default_factory=list)
-    _block: tuple[int, bytes] = (-1, b"")
+    A store may have tens of thousands of queues, so a reader holds little: `head` is what the first file begins with, up to its last
+    byte that is not zero, where that is all that the queue has; then nothing more is read from the disk.
+    """
+
+    __slots__ = ("_block", "bases", "file_bytes", "folder", "head", "queue_id", "strays", "topic")
+
+    def __init__(
+        self,
+        topic: str,
+        queue_id: int,
+        folder: Path,
+        file_bytes: int,
+        bases: tuple[int, ...] = (),
+        strays: tuple[Path, ...] = (),
+        head: bytes | None = None,
+    ) -> None:
+        self.topic, self.queue_id, self.folder, self.file_bytes = topic, queue_id, folder, file_bytes
+        self.bases, self.strays, self.head = bases, strays, head
+        self._block = NOT_READ
+
+    @property
+    def directory(self) -> Path:
+        """The folder that the files are in."""
+        return self.folder / self.topic / str(self.queue_id)
 
     @property
     def first(self) -> int:
@@ -74,13 +102,28 @@ class QueueReader:
         """The bytes of up to `count` entries from queue offset `begin` on; fewer at the end of a file."""
         position = begin * ENTRY_BYTES
         base = position - position % self.file_bytes
+        length = min(count * ENTRY_BYTES, base + self.file_bytes - position)
+        if self.head is not None:
+            inside = position - self.bases[0]
+            return self.head[inside : inside + length].ljust(length, b"\0")
         with files.opened(self.path(base)) as fd:
-            length = min(count * ENTRY_BYTES, base + self.file_bytes - position)
             return files.pread_full(fd, position - base, length, self.path(base))
+
+    def read_some(self, begin: int, count: int) -> bytes:
+        """`read`, but no more than the first of the entries that are zero where those are known to be."""
+        if self.head is not None:
+            used = -(-len(self.head) // ENTRY_BYTES) - (begin - self.first)
+            count = min(count, max(used, 0) + 1)
+        return self.read(begin, count)
 
     def entry(self, number: int) -> Entry:
         """The entry of a queue offset from `first` to before `limit`."""
         position = number * ENTRY_BYTES
+        if self.head is not None:
+            inside = position - self.bases[0]
+            if inside + ENTRY_BYTES <= len(self.head):
+                return entry_in(self.head, inside)
+            return entry_in(self.head[inside:].ljust(ENTRY_BYTES, b"\0"), 0)
         at = self._block[0]
         if not at <= position < at + len(self._block[1]) or at < 0:
             inside = position % self.file_bytes
@@ -156,6 +199,8 @@ class QueueReader:
 
     def nonzero_from(self, number: int) -> bool:
         """Whether anything stands at or behind a queue offset."""
+        if self.head is not None:
+            return self.bases[0] + len(self.head) > number * ENTRY_BYTES
         for base in self.bases:
             begin = max(number * ENTRY_BYTES - base, 0)
             if begin >= self.file_bytes:
@@ -168,72 +213,140 @@ class QueueReader:
 
 
 def list_queues(
-    root: Path, configured_bytes: int, warnings: list[str]
+    root: Path, configured_bytes: int, warnings: list[str], *, short: Callable[[str, int], bool] | None = None
 ) -> tuple[dict[tuple[str, int], QueueReader], int]:
     """Every consume queue on disk, and how long their files are.
 
-    Files of another length than most, and files behind a missing one, are strays: what they held follows from the log.
+    Files of another length than most, and files behind a missing one, are strays: what they held follows from the log. `short` tells
+    of which queues it is known (after a clean close) that they have their first file alone: their folders are not listed.
     """
-    found: dict[tuple[str, int], tuple[Path, dict[int, int]]] = {}
+    found: dict[tuple[str, int], Listed] = {}
     folder = root / DIRECTORY
     for topic in _folders(folder):
         if not TOPIC.match(topic):
             warnings.append(f"{folder / topic} is no consume queue: a topic cannot have that name")
             continue
-        for name in _folders(folder / topic):
-            if not name.isdecimal() or str(int(name)) != name or int(name) >= 1 << 31:
-                warnings.append(f"{folder / topic / name} is no consume queue: the name is no queue id")
-                continue
-            found[topic, int(name)] = folder / topic / name, _lengths(folder / topic / name)
-    file_bytes = _file_bytes(
-        [length for _, lengths in found.values() for length in lengths.values()], configured_bytes
-    )
+        path = folder / topic
+        with files.opened(path, os.O_RDONLY | os.O_DIRECTORY) as parent, files.translated(path):
+            for name in _folders(path):
+                if not name.isdecimal() or str(int(name)) != name or int(name) >= 1 << 31:
+                    warnings.append(f"{folder / topic / name} is no consume queue: the name is no queue id")
+                    continue
+                listed = None
+                if short is not None and short(topic, int(name)):
+                    listed = _first_file(parent, name, configured_bytes)
+                found[topic, int(name)] = listed or _listed(parent, path, name)
+    lengths = Counter(length for listed in found.values() for _, length in listed[0])
+    file_bytes = _file_bytes(lengths, configured_bytes)
     if file_bytes != configured_bytes:
         warnings.append(
             f"consume queue files have {file_bytes} bytes, the configuration says {configured_bytes}"
         )
     return {
-        (topic, queue_id): _reader(topic, queue_id, directory, lengths, file_bytes)
-        for (topic, queue_id), (directory, lengths) in found.items()
+        (topic, queue_id): _reader(topic, queue_id, folder, listed, file_bytes)
+        for (topic, queue_id), listed in found.items()
     }, file_bytes
 
 
 def open_queue(root: Path, topic: str, queue_id: int, file_bytes: int) -> QueueReader | None:
     """One consume queue whose files have `file_bytes`; None where there is no file."""
-    directory = root / DIRECTORY / topic / str(queue_id)
-    lengths = _lengths(directory)
-    return _reader(topic, queue_id, directory, lengths, file_bytes) if lengths else None
+    path = root / DIRECTORY / topic
+    if str(queue_id) not in _folders(path):
+        return None
+    with files.opened(path, os.O_RDONLY | os.O_DIRECTORY) as parent, files.translated(path / str(queue_id)):
+        listed = _listed(parent, path, str(queue_id))
+    return _reader(topic, queue_id, root / DIRECTORY, listed, file_bytes) if listed[0] else None
 
 
 def _folders(path: Path) -> list[str]:
     return [entry.name for entry in files.entries(path) if entry.is_dir(follow_symlinks=False)]
 
 
-def _lengths(directory: Path) -> dict[int, int]:
-    with files.translated(directory):
-        return {
-            base: size
-            for entry in files.entries(directory)
-            if (base := base_of_name(entry.name)) is not None and (size := files.size_of(entry)) is not None
-        }
+def _listed(parent: int, path: Path, queue: str) -> Listed:
+    """The files in a queue's folder, and the beginning of the file if there is one and nothing stands behind. `parent` is open on
+    `path`, the folder of the topic: few system calls a queue, and no link is followed. Raises OSError."""
+    folder = os.open(queue, FOLDER_FLAGS, dir_fd=parent)
+    try:
+        bases = [(base, name) for name in os.listdir(folder) if (base := base_of_name(name)) is not None]
+        bases.sort()
+        found = []
+        for base, name in bases:
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISLNK(status.st_mode):
+                raise files.link_refused(path / queue / name)
+            found.append((base, status.st_size if stat.S_ISREG(status.st_mode) else -1))
+        if len(found) != 1 or found[0][1] < 0:
+            return found, None
+        fd = os.open(bases[0][1], FILE_FLAGS, dir_fd=folder)
+        try:
+            return found, _head(fd, found[0][1])
+        finally:
+            os.close(fd)
+    finally:
+        os.close(folder)
 
 
-def _file_bytes(lengths: list[int], configured: int) -> int:
+def _first_file(parent: int, queue: str, length: int) -> Listed | None:
+    """The first file of a queue without a look at its folder; None where it is not as it should be."""
+    try:
+        fd = os.open(f"{queue}/{FIRST_NAME}", FILE_FLAGS, dir_fd=parent)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(fd)
+        if status.st_size != length or not stat.S_ISREG(status.st_mode):
+            return None
+        head = _head(fd, length)
+        return None if head is None else ([(0, length)], head)
+    finally:
+        os.close(fd)
+
+
+def _head(fd: int, length: int) -> bytes | None:
+    """What a file begins with, up to its last byte that is not zero; None where more stands behind the first block."""
+    data = os.pread(fd, BLOCK_BYTES, 0)
+    used = data[: len(data) - scan.trailing_zeros(data)] if data else data
+    if len(used) == BLOCK_BYTES or (len(data) < BLOCK_BYTES and len(data) < length):
+        return None
+    try:
+        behind = os.lseek(fd, len(data), os.SEEK_DATA)
+    except OSError as error:
+        return used if error.errno == errno.ENXIO else None
+    # A block that holds the end of the first one, and zeros.
+    if behind < FIRST_BYTES <= length or length <= FIRST_BYTES:
+        rest = os.pread(fd, max(FIRST_BYTES - len(data), 0), len(data))
+        if any(rest):
+            return None
+        try:
+            os.lseek(fd, FIRST_BYTES, os.SEEK_DATA)
+        except OSError as error:
+            return used if error.errno == errno.ENXIO else None
+    return None
+
+
+def _file_bytes(lengths: Counter[int], configured: int) -> int:
     """The length that most files have; the configured one where no file has a possible length."""
-    possible = Counter(length for length in lengths if length > 0 and length % ENTRY_BYTES == 0)
+    possible = {
+        length: count for length, count in lengths.items() if length > 0 and length % ENTRY_BYTES == 0
+    }
     if not possible:
         return configured
     return max(possible, key=lambda length: (possible[length], length == configured, length))
 
 
-def _reader(
-    topic: str, queue_id: int, directory: Path, lengths: dict[int, int], file_bytes: int
-) -> QueueReader:
-    reader = QueueReader(topic, queue_id, directory, file_bytes)
-    for base, length in sorted(lengths.items()):
-        follows = not reader.bases or base == reader.bases[-1] + file_bytes
+def _reader(topic: str, queue_id: int, folder: Path, listed: Listed, file_bytes: int) -> QueueReader:
+    bases: list[int] = []
+    strays: list[int] = []
+    for base, length in listed[0]:
+        follows = not bases or base == bases[-1] + file_bytes
         if length == file_bytes and base % file_bytes == 0 and follows:
-            reader.bases.append(base)
+            bases.append(base)
         else:
-            reader.strays.append(reader.path(base))
+            strays.append(base)
+    head = listed[1] if bases else None
+    reader = QueueReader(
+        topic, queue_id, folder, file_bytes, FIRST_ONLY if bases == [0] else tuple(bases), (), head
+    )
+    if strays:
+        reader.strays = tuple(reader.path(base) for base in strays)
     return reader

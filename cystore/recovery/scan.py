@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from cystore.config import StoreConfig
+from cystore.derived.consume_queue import ENTRY_BYTES
 from cystore.derived.offsets import QueueOffsets, read_queue_offsets
 from cystore.engine.checkpoint import read_checkpoint
 from cystore.engine.commit_log import MARKER
@@ -19,7 +20,7 @@ from cystore.recovery import rules
 from cystore.recovery.index_check import IndexCheck
 from cystore.recovery.log_pass import EVERYTHING, LogPass, Situation
 from cystore.recovery.log_reader import LogReader
-from cystore.recovery.model import LogScan, ScanResult
+from cystore.recovery.model import LogScan, QueueScan, ScanResult
 from cystore.recovery.queue_check import QueueCheck, QueueFindings
 from cystore.recovery.queue_reader import QueueReader, list_queues
 
@@ -69,10 +70,10 @@ class _Scan:
         self._abnormal, self._progress = abnormal, progress
         self._warnings: list[str] = []
         self._checkpoint = read_checkpoint(root)
-        self._queues, self._queue_file_bytes = list_queues(
-            root, config.mapped_file_size_consume_queue_bytes, self._warnings
-        )
         self._saved = self._read(read_queue_offsets, QueueOffsets())
+        self._queues, self._queue_file_bytes = list_queues(
+            root, config.mapped_file_size_consume_queue_bytes, self._warnings, short=self._short()
+        )
         self._given_up = self._read(read_given_up, GivenUp())
         # Holes below the usual start are known from their list alone.
         self._holes, newest = self._read(read_holes_or_copy, (Holes(), False))
@@ -94,6 +95,14 @@ class _Scan:
                 f"commit log files have {reader.file_bytes} bytes, the configuration says "
                 f"{config.mapped_file_size_commit_log_bytes}"
             )
+
+    def _short(self) -> Callable[[str, int], bool] | None:
+        """Which queues have their first file alone, by what was saved when the store was closed cleanly."""
+        if self._abnormal or not self._saved.physical_offset:
+            return None
+        limit = self._config.mapped_file_size_consume_queue_bytes // ENTRY_BYTES
+        following = self._saved.next
+        return lambda topic, queue_id: 0 < following.get((topic, queue_id), 0) < limit
 
     def _read(self, read: Callable[[Path], T], default: T) -> T:
         """A small file that recovery can do without; damage in it is a warning."""
@@ -219,7 +228,17 @@ class _Scan:
             given_up=found.given_up,
             dispatched=max(min(found.dispatch_from, index.through), reader.begin),
             queue_file_bytes=self._queue_file_bytes,
+            offsets_saved=self._are_saved(found.queues, result.end),
             warnings=tuple(self._warnings),
+        )
+
+    def _are_saved(self, queues: tuple[QueueScan, ...], end: int) -> bool:
+        """Whether config/queueOffset.json says of every queue what recovery found."""
+        saved = self._saved
+        return saved.physical_offset == end and all(
+            saved.next.get((q.topic, q.queue_id)) == q.next == q.dispatched
+            and saved.minimum.get((q.topic, q.queue_id)) == q.minimum
+            for q in queues
         )
 
     def _log_of(self, walked: LogPass) -> LogScan:

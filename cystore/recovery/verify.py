@@ -289,7 +289,7 @@ class Verifier:
     def _queue_end(self, key: Key, reader: QueueReader | None, span: QueueSpan | None) -> Iterator[Damage]:
         if reader is None:
             if span is not None and self._bounds.complete:
-                queue = QueueReader(*key, self._root / QUEUES / key[0] / str(key[1]), 1)
+                queue = QueueReader(*key, self._root / QUEUES, 1)
                 yield self._missing(queue, span.first_offset, span.following, span.first_physical)
             return
         first, following = reader.first, reader.first
