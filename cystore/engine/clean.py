@@ -42,16 +42,15 @@ class Need:
 
 
 class LogCleaner:
-    """Removes expired segments of one log. Any process may do it. `needs()` says what must stay; it is asked again under the lock."""
+    """Removes expired segments of one log. Any process may do it."""
 
     def __init__(
         self,
         control: Control,
         commit_log: CommitLog,
         config: StoreConfig,
-        needs: Callable[[], Iterable[Need]],
     ) -> None:
-        self._control, self._commit_log, self._config, self._needs = control, commit_log, config, needs
+        self._control, self._commit_log, self._config = control, commit_log, config
         self.ages = Ages(control, commit_log)
 
     def end_of_expired(self, *, forced: bool) -> int:
@@ -60,12 +59,15 @@ class LogCleaner:
             (base + self._commit_log.file_bytes for base, _ in self._expired(forced=forced)), default=0
         )
 
-    def remove_expired(self, max_segments: int | None, *, forced: bool) -> int:
-        """Removes what expired and nobody needs, with what a clean that was killed left behind; returns how many segments."""
+    def remove_expired(
+        self, max_segments: int | None, needs: Callable[[], Iterable[Need]], *, forced: bool
+    ) -> int:
+        """Removes what expired and nobody needs, with what a clean that was killed left behind; returns how many segments. `needs()`
+        says what must stay; it is asked under the lock."""
         expired = self._expired(forced=forced)[:max_segments]
         if expired:
             with self._control.locked("clean"):
-                self._publish(expired)
+                self._publish(expired, list(needs()))
             failpoint("clean.published")
         return self._unlink_below(self._control.min_physical_offset)
 
@@ -89,9 +91,9 @@ class LogCleaner:
                 break  # one at a time: the disk is looked at again
         return expired
 
-    def _publish(self, expired: list[tuple[int, int]]) -> None:
+    def _publish(self, expired: list[tuple[int, int]], needs: list[Need]) -> None:
         """Under the lock: the log begins behind the last segment that nobody needs."""
-        needs, now_ms, file_bytes = list(self._needs()), clock.now_ms(), self._commit_log.file_bytes
+        now_ms, file_bytes = clock.now_ms(), self._commit_log.file_bytes
         for base, newest_ms in expired:
             end = base + file_bytes
             keeping = next((need for need in needs if need.keeps(end, newest_ms, now_ms)), None)

@@ -78,7 +78,7 @@ class Cleaner:
         self._root = commit_log.files.directory.parent
         self.holds = Holds(self._root, control)
         self.archive = ArchiveMark(self._root, control)
-        self.log = LogCleaner(control, commit_log, config, self.needs)
+        self.log = LogCleaner(control, commit_log, config)
         self._undispatched_go = False  # of this clean
         self._stalled_at: int | None = None  # the archived offset at which a full disk was reported
         self._hours = {int(hour) for hour in config.delete_when.split(";")}
@@ -132,7 +132,7 @@ class Cleaner:
         if end > self._control.min_physical_offset:
             # Before a segment goes: a queue that has no other messages goes on counting, whatever else is lost.
             self._save_offsets()
-        segments = self.log.remove_expired(max_segments, forced=forced)
+        segments = self.log.remove_expired(max_segments, self.needs, forced=forced)
         if end > self._control.min_physical_offset:
             self._tell_of_archive(end)
         return segments

@@ -281,7 +281,7 @@ def test_queues_follow_later_when_the_cleaner_was_killed_between(tmp_path, later
         settle(store)
         later(73)
         cleaner = store._attached().cleaner
-        assert cleaner.log.remove_expired(None, forced=False)
+        assert cleaner.log.remove_expired(None, cleaner.needs, forced=False)
         cleaner.run_once()
         check_cleaned(store, put)
 
