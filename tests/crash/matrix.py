@@ -175,12 +175,12 @@ def run(
 
 
 def table(rows: list[Row]) -> str:
-    lines = [f"{'fault':<16} {'faults':>10} {'of':>10} {'seconds':>8}  result"]
+    lines = [f"{'fault':<18} {'faults':>10} {'of':>10} {'seconds':>8}  result"]
     for row in rows:
-        lines.append(f"{row.name:<16} {row.ran:>10,} {row.wanted:>10,} {row.seconds:>8.1f}  {row.verdict}")
+        lines.append(f"{row.name:<18} {row.ran:>10,} {row.wanted:>10,} {row.seconds:>8.1f}  {row.verdict}")
         if row.tally:
             lines.append(
-                "                 "
+                "                   "
                 + ", ".join(f"{name.replace('_', ' ')} {n:,}" for name, n in row.tally.items())
             )
     for row in rows:
@@ -218,7 +218,9 @@ HEAD = """# Reliability
 
 What was done to stores, and what came of it. Every case has writers whose acknowledged puts are recorded outside the store, the
 fault, a recovery, and a checker that reads everything back: no acknowledged put lost (under damage: the damaged record alone, and
-that one reported), no wrong byte served, no gap or repeat in a queue but reported holes, no hang, no signal.
+that one reported), no wrong byte served, no gap or repeat in a queue but reported holes, no hang, no signal. Each episode that
+leaves a store on the disk ends with the aftermath: `clean()`, `cystore rebuild`, `cystore verify`, open, everything read again, and
+one more put.
 
 `make crash` runs all rows and writes `build/crash.json`; `python -m tests.crash --document build/crash.json` writes this page from it;
 `python -m tests.crash FAULT --seed N --case M` repeats one case. `make test` runs a slice of every row.

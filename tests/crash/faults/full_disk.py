@@ -131,7 +131,7 @@ def fill_and_drain(case: Case, nursery: Nursery, disk: Disk, run: Run) -> None:
         with cystore.open(seen / "store", **SETTINGS) as opened_here:
             run.tally(acknowledged=check(opened_here, acknowledged), read_meanwhile=read)
         check_closed(seen / "store", SETTINGS)
-        after_check(seen / "store", SETTINGS, acknowledged)
+        after_check(seen / "store", {**SETTINGS_HERE, "services": "none"}, acknowledged)
         shutil.rmtree(seen / "store")
 
 

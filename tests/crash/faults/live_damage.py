@@ -65,8 +65,9 @@ class Harm:
         self.queues: set[tuple[str, str]] = set()  # topic and queue id of those whose files were harmed
         self.done: list[str] = []
 
-    def strike(self, kind: str, wrote: int) -> None:
-        """Does something to one file of a kind. `wrote`: nobody writes to the log below it any more."""
+    def strike(self, kind: str, wrote: int, flushed: int) -> None:
+        """Does something to one file of a kind. `wrote`: nobody writes to the log below it any more. `flushed`: it is durable up to there;
+        what is not can never be in a segment that has no name any more, and the store says so."""
         found = [p for p in sorted((self.path / kind).rglob("*")) if p.is_file() and p.stat().st_size]
         if kind == LOG:
             found = [p for p in found if int(p.name) < wrote]
@@ -74,7 +75,7 @@ class Harm:
             return
         file = self.rng.choice(found)
         # Without its first file a log looks as it does after a clean.
-        can_go = kind != LOG or (file != found[0] and int(file.name) + LOG_BYTES <= wrote)
+        can_go = kind != LOG or (file != found[0] and int(file.name) + LOG_BYTES <= flushed)
         harms = [self._flip, self._zero, *([self._delete] if can_go else [])]
         if kind == "config":  # nobody has these mapped
             harms.append(self._truncate)
@@ -149,10 +150,10 @@ def live(case: Case, nursery: Nursery, harm: Harm, run: Run, planted: str, kinds
             one.do(f"{SERVED}\nw.work(50, names)", names=CALLS)
         acknowledged: list[Any] = []
         for _ in range(HARMS_A_CASE):
-            wrote = workers[0].do("w.store.wrote_position")
+            flushed, wrote = workers[0].do("[w.store.stats()[name] for name in ('flushed', 'wrote')]")
             for one in workers:
                 one.send("w.work(25, names)", names=CALLS)
-            harm.strike(rng.choice(kinds), wrote)
+            harm.strike(rng.choice(kinds), wrote, flushed)
             for one in workers:
                 one.answer()
             if planted:
