@@ -52,6 +52,7 @@ elif VARIANT not in ("", "metadata"):
 EXTENSIONS: dict[str, list[str]] = {
     "failpoint": [],
     "checksum": ["z"],
+    "locks": [],
     "control": [],
     "queue_table": [],
     "mapping": [],

@@ -124,7 +124,7 @@ class ArchiveMark:
 
     def begin(self, archive_id: str, folder: str) -> Archived:
         """The hold begins: from the log's minimum on nothing is removed any more before it is archived."""
-        with self._control.locked("clean"):
+        with self._control.held("clean"):
             if self.read() is not None:
                 raise StoreConfigError(f"this store has an archive already; {_END_IT}", path=self.path)
             first = Archived(archive_id, folder, self._control.min_physical_offset)
@@ -133,7 +133,7 @@ class ArchiveMark:
 
     def move(self, before: Archived, after: Archived) -> None:
         """The hold begins later, or the archive is elsewhere. Raises StoreConfigError when it is not what `before` says."""
-        with self._control.locked("clean"):
+        with self._control.held("clean"):
             now = self.read()
             if now != before or not before.up_to <= after.up_to <= self._control.flushed:
                 raise StoreConfigError(
@@ -145,7 +145,7 @@ class ArchiveMark:
 
     def restore(self, archived: Archived) -> None:
         """Writes a file anew that cannot be read."""
-        with self._control.locked("clean"):
+        with self._control.held("clean"):
             self._write(archived)
 
     def _write(self, archived: Archived) -> None:

@@ -434,6 +434,9 @@ def _compose(
         given_up=lambda: manifest.snapshot().given_up,
         more_queues=allocator.more_queues,
     )
+    control.on_repair("dispatch", dispatcher.repair)
+    control.on_repair("append", partial(repair_append, control, commit_log))
+    control.on_repair("flush", flusher.repair)
     space = DiskSpace(root, control, config)
     roller = Roller(control, commit_log, allocator, config)
     delivered = DeliveryProgress(root, control, commit_log, queues)
@@ -508,22 +511,9 @@ def detach(attachment: Attachment) -> None:
 
 def _repair(attachment: Attachment, names: Sequence[str] = REPAIRED) -> None:
     """Finishes what dead owners of locks left. A lock that a live owner holds has nothing to repair."""
-    control = attachment.control
-    repairs: dict[str, Callable[[], None]] = {
-        "dispatch": attachment.dispatcher.repair,
-        "append": lambda: repair_append(control, attachment.commit_log),
-        "deliver": lambda: None,  # what it had not counted is noted, and counted before the next delivery
-    }
     for name in names:
-        due = control.try_lock(name)
-        if due is None:
-            continue
-        try:
-            if due:
-                repairs[name]()
-                control.repaired(name)
-        finally:
-            control.unlock(name)
+        with attachment.control.held_if_free(name):
+            pass  # taking it has repaired it
 
 
 def _shut_down(attachment: Attachment) -> NotDurableError | None:

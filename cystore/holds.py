@@ -53,7 +53,7 @@ class Holds:
             optional = what == "max_age_ms" and value is None
             if not optional and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
                 raise StoreConfigError(f"{what} of hold {name!r} must be a whole number ≥ 0, not {value!r}")
-        with self._control.locked("clean"):
+        with self._control.held("clean"):
             holds = dict(self.read())
             hold = Hold(max(physical_offset, self._control.min_physical_offset), max_age_ms)
             if holds.get(name) != hold:
@@ -62,7 +62,7 @@ class Holds:
 
     def release(self, name: str) -> bool:
         """Ends a hold; False when there was none of that name."""
-        with self._control.locked("clean"):
+        with self._control.held("clean"):
             holds = dict(self.read())
             if holds.pop(name, None) is None:
                 return False

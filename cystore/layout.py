@@ -273,8 +273,12 @@ CONTROL_LINES: tuple[tuple[Shared, ...], ...] = (
         Shared("put_time_max_ms", "int64_t", "append", "longest put"),
     ),
     (
-        Shared("append_waiters", "uint32_t", "atomic", "threads that sleep on append_seq"),
-        Shared("flush_waiters", "uint32_t", "atomic", "threads that sleep on flush_seq"),
+        Shared(
+            "append_sleepers",
+            "uint32_t",
+            "atomic",
+            "futex word: 1 while somebody may sleep until the next append, which sets it to 0 and wakes all",
+        ),
     ),
     (
         Shared("flushed", "int64_t", "flush", "flushed position: everything below is durable"),
@@ -343,7 +347,10 @@ CONTROL_LINES: tuple[tuple[Shared, ...], ...] = (
             "repair_due",
             "uint32_t",
             "atomic",
-            "a bit for each lock whose owner died inside and left a repair to do",
+            "a bit for each lock whose owner died or failed inside and left a repair to do",
+        ),
+        Shared(
+            "turns_over_budget", "uint32_t", "atomic", "turns under a lock that took longer than they should"
         ),
         Shared("guard", "uint64_t", "attach", "static guard, ~magic"),
         Shared("manifest_seq", "int64_t", "manifest", "sequence number of the newest durable manifest"),

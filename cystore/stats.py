@@ -47,5 +47,6 @@ def store_stats(control: Control) -> dict[str, Any]:
         "put_time_max_ms": counters["put_time_max_ms"],
         "dispatch_count": counters["dispatch_count"],
         "clock_clamps": counters["clock_clamps"],
+        "turns_over_budget": control.turns_over_budget,
         "put_latency": dict(zip(latency_labels(), counters["put_latency"], strict=True)),
     }

@@ -7,8 +7,9 @@ position (the commit point), next queue offsets, intent cleared. Source: CommitL
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
 from cystore._native.atomics cimport clock_coarse_ms, load_i64, release_fence, store_i64, store_u32
-from cystore._native.control cimport Control, control_intact
+from cystore._native.control cimport Control
 from cystore._native.layout cimport *
+from cystore._native.locks cimport control_intact
 from cystore._native.mapping cimport MappedFile
 from cystore._native.queue_table cimport control_add_queue, control_find_queue
 from cystore._native.record_write cimport append_item, failpoint, write_record

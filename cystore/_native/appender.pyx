@@ -17,10 +17,11 @@ from cystore._native.append cimport *
 from cystore._native.arguments cimport *
 from cystore._native.atomics cimport *
 from cystore._native.checksum cimport crc32_body, crc32c_update
-from cystore._native.control cimport (
-    Control, control_intact, control_lock_at, control_locked, control_repair_due,
-)
+from cystore._native.control cimport Control
 from cystore._native.layout cimport *
+from cystore._native.locks cimport (
+    control_intact, control_lock_at, control_locked, control_repair_due, control_wake_sleepers,
+)
 from cystore._native.mapping cimport MappedFile
 from cystore._native.message cimport Message, PutResult, put_result
 from cystore._native.properties cimport property_buffer, property_room, put_delay, put_properties
@@ -86,8 +87,7 @@ cdef int _refuse_waiting(object topic, append_item* item) except -1:
 cdef class Appender(PlainAppender):
     """`put` and `put_many` of one attached store. Safe for threads; the lock it takes is shared by all processes.
 
-    `policy` makes room: segment_at(position) -> MappedFile, make_room(position), more_queues(), repair(), refused(),
-    overwritten(), sync(position). Each either mends what the kernel reported or raises. revive() is asked when this object
+    `policy` makes room: segment_at(position) -> MappedFile, make_room(position), more_queues(), refused(), overwritten(), sync(position). Each either mends what the kernel reported or raises. revive() is asked when this object
     was detached: it gives the Appender of a new attachment (after a fork) or raises StoreClosedError.
     """
 
@@ -275,8 +275,7 @@ cdef class Appender(PlainAppender):
                 with nogil:
                     status = append_items(block, &self.target, items, count, done, waits_since_ms)
                     pthread_mutex_unlock(mutex)
-            if load_u32(&block.append_waiters) != 0:
-                futex_wake_all(&block.append_seq)
+            control_wake_sleepers(block)
             if status == APPEND_OK:
                 return 0
             waits_since_ms = waits_since_ms or clock_coarse_ms()
@@ -318,7 +317,7 @@ cdef class Appender(PlainAppender):
     cdef int _repair(self, pthread_mutex_t* mutex) except -1:
         """With the lock held, which an exception gives back; the repair stays due then."""
         try:
-            self.policy.repair()
+            self.control.repair_now(LOCK_APPEND)
         except BaseException:
             pthread_mutex_unlock(mutex)
             raise

@@ -28,6 +28,7 @@ static inline void raise_i64(int64_t *p, int64_t v) {
     while (seen < v && !__atomic_compare_exchange_n(p, &seen, v, 0, __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE)) {
     }
 }
+static inline uint32_t exchange_u32(uint32_t *p, uint32_t v) { return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST); }
 static inline void release_fence(void) { __atomic_thread_fence(__ATOMIC_RELEASE); }
 static inline void full_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 /* Wherever it points: a prefetch never faults. */
@@ -61,6 +62,17 @@ static inline int futex_wait(const uint32_t *word, uint32_t seen, int64_t timeou
 static inline void futex_wake_all(const uint32_t *word) {
     (void)syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
+
+/* The word that sleepers set, read by who has just changed what they sleep for and given a lock back. The read must not come before that
+ * change: giving the lock back is an exchange, which keeps the order on x86. */
+static inline uint32_t sleepers_after_unlock(const uint32_t *word) {
+#if !defined(__x86_64__)
+    full_fence();
+#endif
+    return __atomic_load_n(word, __ATOMIC_RELAXED);
+}
+
+static inline int32_t thread_id(void) { return (int32_t)syscall(SYS_gettid); }
 
 static inline int robust_init(pthread_mutex_t *mutex) {
     pthread_mutexattr_t kind;
@@ -119,6 +131,11 @@ static inline int64_t clock_now_ms(void) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+static inline int64_t monotonic_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 static inline int64_t clock_coarse_ms(void) {
     struct timespec now;

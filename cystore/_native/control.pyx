@@ -5,36 +5,23 @@ The scheme (layout fingerprint, reader-friendly slots, one writer per cache line
 """
 
 cimport cython
-from cpython.exc cimport PyErr_CheckSignals
-from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
-import contextlib
-import logging
 import os
 
 from cystore._native.atomics cimport *
 from cystore._native.layout cimport *
+from cystore._native.locks cimport SharedLocks, control_intact, control_lock_at
 from cystore._native.mapping cimport MappedFile
 from cystore._native.queue_table cimport control_add_queue, control_find_queue, control_relink_newest, control_slot
-from cystore.errors import StoreClosedError, StoreFormatError, StoreFullError, StoreLockedError, StoreNotWritableError
+from cystore.errors import StoreClosedError, StoreFormatError, StoreFullError
 from cystore.layout import MUTEX_NAMES
-
-log = logging.getLogger("cystore")
 
 cdef extern from "failpoints.h" nogil:
     void failpoint(const char* name)
 
-cdef int LOCK_COUNT = len(MUTEX_NAMES)
-cdef int64_t WAIT_SLICE_MS = 250
-cdef int64_t REPORT_EVERY_MS = 5_000
 cdef uint32_t SLOTS_PER_STEP = 256
-
-OVERWRITTEN = (
-    "the control block was overwritten while processes were attached; nothing was appended. Stop all of them, then open the "
-    "store again: it recovers from its files"
-)
 
 
 cdef str _text(const char* constant):
@@ -42,36 +29,9 @@ cdef str _text(const char* constant):
     return constant[:40].split(b"\0")[0].decode("ascii", "backslashreplace")
 
 
-@cython.no_gc_clear  # what __dealloc__ looks at is still there when a cycle that leads here is taken apart
-cdef class Control:
+@cython.no_gc_clear  # as what it inherits from
+cdef class Control(SharedLocks):
     """A handle on the control block of one store. Positions are physical offsets in bytes, times are ms."""
-
-    def __dealloc__(self):
-        cdef MappedFile file = self.file
-        cdef control_block* block
-        cdef int which, held = 0
-        if file is None or self.read_only:
-            return
-        block = <control_block*>file.address
-        if control_intact(block):
-            for which in range(LOCK_COUNT):
-                held |= robust_abandon(control_lock_at(block, which))
-        if held:
-            Py_INCREF(file)  # for ever: a page too many is better than a crash
-
-    cdef control_block* checked(self) except NULL:
-        """The block, unless the store was closed, or somebody else's bytes stand in it: then nothing is read or written."""
-        if self.block == NULL:
-            raise StoreClosedError("the store is closed")
-        if not control_intact(self.block):
-            raise StoreFormatError(OVERWRITTEN, path=self.file.path)
-        return self.block
-
-    cdef control_block* _writable(self) except NULL:
-        cdef control_block* block = self.checked()
-        if self.read_only:
-            raise StoreNotWritableError("the store is open for reading only", path=self.file.path)
-        return block
 
     @staticmethod
     def size_bytes(uint32_t max_queues):
@@ -147,6 +107,7 @@ cdef class Control:
     def detach(self):
         """Forgets the memory; every later call raises StoreClosedError."""
         self.block = NULL
+        self.repairs.clear()
 
     def release(self):
         """Lets the mapping go, after `detach`; in a forked child only, whose threads hold no locks."""
@@ -173,6 +134,12 @@ cdef class Control:
     @flushed.setter
     def flushed(self, int64_t value):
         store_i64(&self.checked().flushed, value)
+
+    def advance_flushed(self, int64_t value):
+        """Moves the flushed position forward, never back. Under the flush lock."""
+        cdef control_block* block = self.checked()
+        if value > load_i64(&block.flushed):
+            store_i64(&block.flushed, value)
 
     @property
     def dispatched(self):
@@ -475,125 +442,3 @@ cdef class Control:
     def publish_queue_capacity(self, int64_t end):
         """After [begin, end) of `more_queue_bytes` is allocated."""
         store_u32(&self.checked().queue_capacity, <uint32_t>((end - CONTROL_QUEUES_AT) // sizeof(queue_entry)))
-
-    # -------------------------------------------------------------------------------------------- locks
-
-    def lock(self, str name not None, *, int64_t timeout_ms=-1):
-        """Takes a lock; True when an owner died inside and its repair is due: repair, call `repaired`, go on.
-
-        Waits for a live owner for ever (Ctrl-C works; a long wait is logged) or `timeout_ms`, then StoreLockedError.
-        A second lock by the same thread is a StoreLockedError at once.
-        """
-        cdef int which = MUTEX_NAMES.index(name)
-        cdef control_block* block = self._writable()
-        cdef pthread_mutex_t* mutex = control_lock_at(block, which)
-        cdef int status = control_locked(block, which, pthread_mutex_trylock(mutex))
-        cdef int64_t waited = 0, piece
-        keep = self.file  # a close meanwhile must not unmap what we wait on
-        while status == EBUSY or status == ETIMEDOUT:
-            piece = WAIT_SLICE_MS if timeout_ms < 0 else min(WAIT_SLICE_MS, timeout_ms - waited)
-            if piece <= 0:
-                raise StoreLockedError(f"the {name} lock is held by thread {robust_owner(mutex)}", path=self.file.path)
-            with nogil:
-                status = control_locked(block, which, robust_lock(mutex, piece))
-            waited += piece
-            if status == ETIMEDOUT and waited % REPORT_EVERY_MS == 0:
-                log.warning("%s: waiting for the %s lock for %d s; thread %d holds it", self.file.path, name,
-                            waited // 1000, robust_owner(mutex))
-            try:
-                PyErr_CheckSignals()
-                if self.block == NULL:
-                    raise StoreClosedError("the store was closed meanwhile")
-                self.checked()
-            except BaseException:
-                if status == 0:
-                    pthread_mutex_unlock(mutex)
-                raise
-        if status == EDEADLK:
-            raise StoreLockedError(f"this thread holds the {name} lock already", path=self.file.path)
-        if status != 0:
-            self.checked()
-            raise StoreFormatError(f"the {name} lock is unusable: {os.strerror(status)}", path=self.file.path)
-        return control_repair_due(block, which)
-
-    def try_lock(self, str name not None):
-        """None when somebody (this thread too) holds the lock, else what `lock` returns."""
-        cdef int which = MUTEX_NAMES.index(name)
-        cdef control_block* block = self._writable()
-        cdef int status = control_locked(block, which, pthread_mutex_trylock(control_lock_at(block, which)))
-        if status == EBUSY or status == EDEADLK:
-            return None
-        if status != 0:
-            self.checked()
-            raise StoreFormatError(f"the {name} lock is unusable: {os.strerror(status)}", path=self.file.path)
-        return control_repair_due(block, which)
-
-    def repaired(self, str name not None):
-        """Says that what a dead owner left is repaired. By the holder of the lock."""
-        and_u32(&self.checked().repair_due, ~(1u << <int>MUTEX_NAMES.index(name)))
-
-    def unlock(self, str name not None):
-        """Gives a lock back that this thread holds, also after `detach`: it belongs to all processes, who would wait for ever.
-
-        In a child that was forked inside it nothing happens, the lock is the parent's.
-        """
-        cdef MappedFile file = self.file
-        if file is not None:
-            pthread_mutex_unlock(control_lock_at(<control_block*>file.address, MUTEX_NAMES.index(name)))
-
-    def owner(self, str name not None):
-        """Thread id that holds a lock, 0 when it is free."""
-        return robust_owner(control_lock_at(self.checked(), MUTEX_NAMES.index(name)))
-
-    @contextlib.contextmanager
-    def locked(self, str name not None, *, int64_t timeout_ms=-1):
-        """`lock` for the length of a with block; yields whether a repair is due. The block repairs before it relies on
-        anything, and the repair counts as done when the block ends; an exception leaves it to the next owner."""
-        due = self.lock(name, timeout_ms=timeout_ms)
-        try:
-            yield due
-            if due:
-                self.repaired(name)
-        finally:
-            self.unlock(name)
-
-    # --------------------------------------------------------------------------------------------- waits
-
-    def wait_append(self, uint32_t seen, int64_t timeout_ms):
-        """Sleeps until `append_seq` differs from `seen`, at most `timeout_ms`. Signals are handled."""
-        cdef control_block* block = self.checked()
-        cdef bint counted = not self.read_only
-        keep = self.file  # a close meanwhile must not unmap what we sleep on
-        if counted:
-            add_u32(&block.append_waiters, 1)
-        try:
-            with nogil:
-                futex_wait(&block.append_seq, seen, timeout_ms)
-        finally:
-            if counted:
-                sub_u32(&block.append_waiters, 1)
-        PyErr_CheckSignals()
-
-    def wait_flush(self, uint32_t seen, int64_t timeout_ms):
-        """Sleeps until `flush_seq` differs from `seen`, at most `timeout_ms`."""
-        cdef control_block* block = self.checked()
-        keep = self.file
-        with nogil:
-            futex_wait(&block.flush_seq, seen, timeout_ms)
-        PyErr_CheckSignals()
-
-    @property
-    def flush_seq(self):
-        return load_u32(&self.checked().flush_seq)
-
-    def wake_flush(self):
-        """After the flushed position moved, or a flush failed."""
-        cdef control_block* block = self.checked()
-        add_u32(&block.flush_seq, 1)
-        futex_wake_all(&block.flush_seq)
-
-    def wake_append(self):
-        """Wakes everybody who waits for messages; also used when the store closes."""
-        cdef control_block* block = self.checked()
-        add_u32(&block.append_seq, 1)
-        futex_wake_all(&block.append_seq)

@@ -36,7 +36,7 @@
 #define FLAG_CORRUPT 0x4 /* dispatch met a damaged record */
 #define FLAG_DISK_FULL 0x8 /* the disk is fuller than the settings allow */
 #define CONTROL_MAGIC 0x435953544f524531ull
-#define LAYOUT_FINGERPRINT 0x757b0d50c81c076cull
+#define LAYOUT_FINGERPRINT 0x5eb36742c7365297ull
 #define CONTROL_BUCKETS_AT 4096
 #define CONTROL_BUCKETS 16384
 #define CONTROL_QUEUES_AT 69632
@@ -274,9 +274,8 @@ typedef struct control_block {
     uint64_t put_latency[13]; /* append: puts by milliseconds taken, StoreStatsService's bounds */
     int64_t put_time_max_ms; /* append: longest put */
     uint8_t pad_3[16];
-    uint32_t append_waiters; /* atomic: threads that sleep on append_seq */
-    uint32_t flush_waiters; /* atomic: threads that sleep on flush_seq */
-    uint8_t pad_4[56];
+    uint32_t append_sleepers; /* atomic: futex word: 1 while somebody may sleep until the next append, which sets it to 0 and wakes all */
+    uint8_t pad_4[60];
     int64_t flushed; /* flush: flushed position: everything below is durable */
     uint32_t flush_seq; /* flush: futex word: changes with each flush and each failure */
     uint8_t pad_5[4];
@@ -314,11 +313,11 @@ typedef struct control_block {
     uint8_t pad_10[32];
     uint32_t flags; /* atomic: why the store cannot be written: see FLAG_* */
     int32_t failed_errno; /* atomic: errno of the sync that failed */
-    uint32_t repair_due; /* atomic: a bit for each lock whose owner died inside and left a repair to do */
-    uint8_t pad_11[4];
+    uint32_t repair_due; /* atomic: a bit for each lock whose owner died or failed inside and left a repair to do */
+    uint32_t turns_over_budget; /* atomic: turns under a lock that took longer than they should */
     uint64_t guard; /* attach: static guard, ~magic */
     int64_t manifest_seq; /* manifest: sequence number of the newest durable manifest */
-    uint8_t pad_12[32];
+    uint8_t pad_11[32];
     int64_t duties[64]; /* duty: a cache line for each of DUTIES: highest token, end of the lease, last run (DUTY_WORDS) */
     shared_mutex locks[15];
 } control_block;
@@ -350,8 +349,7 @@ _Static_assert(offsetof(control_block, intent_from) == 264, "control_block.inten
 _Static_assert(offsetof(control_block, intent_to) == 272, "control_block.intent_to");
 _Static_assert(offsetof(control_block, put_latency) == 320, "control_block.put_latency");
 _Static_assert(offsetof(control_block, put_time_max_ms) == 424, "control_block.put_time_max_ms");
-_Static_assert(offsetof(control_block, append_waiters) == 448, "control_block.append_waiters");
-_Static_assert(offsetof(control_block, flush_waiters) == 452, "control_block.flush_waiters");
+_Static_assert(offsetof(control_block, append_sleepers) == 448, "control_block.append_sleepers");
 _Static_assert(offsetof(control_block, flushed) == 512, "control_block.flushed");
 _Static_assert(offsetof(control_block, flush_seq) == 520, "control_block.flush_seq");
 _Static_assert(offsetof(control_block, queues_flushed_timestamp) == 528, "control_block.queues_flushed_timestamp");
@@ -384,6 +382,7 @@ _Static_assert(offsetof(control_block, delay_ms) == 800, "control_block.delay_ms
 _Static_assert(offsetof(control_block, flags) == 1344, "control_block.flags");
 _Static_assert(offsetof(control_block, failed_errno) == 1348, "control_block.failed_errno");
 _Static_assert(offsetof(control_block, repair_due) == 1352, "control_block.repair_due");
+_Static_assert(offsetof(control_block, turns_over_budget) == 1356, "control_block.turns_over_budget");
 _Static_assert(offsetof(control_block, guard) == 1360, "control_block.guard");
 _Static_assert(offsetof(control_block, manifest_seq) == 1368, "control_block.manifest_seq");
 _Static_assert(offsetof(control_block, duties) == 1408, "control_block.duties");

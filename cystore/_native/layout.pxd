@@ -205,8 +205,7 @@ cdef extern from "layout.h" nogil:
         int64_t intent_to
         uint64_t put_latency[13]
         int64_t put_time_max_ms
-        uint32_t append_waiters
-        uint32_t flush_waiters
+        uint32_t append_sleepers
         int64_t flushed
         uint32_t flush_seq
         int64_t queues_flushed_timestamp
@@ -239,6 +238,7 @@ cdef extern from "layout.h" nogil:
         uint32_t flags
         int32_t failed_errno
         uint32_t repair_due
+        uint32_t turns_over_budget
         uint64_t guard
         int64_t manifest_seq
         int64_t duties[64]

@@ -12,8 +12,10 @@ from libc.string cimport memcpy
 from cystore._native.append cimport APPEND_OK, append_items, append_one, append_target
 from cystore._native.arguments cimport *
 from cystore._native.atomics cimport *
-from cystore._native.control cimport control_intact, control_lock_at, control_locked, control_repair_due
 from cystore._native.layout cimport *
+from cystore._native.locks cimport (
+    control_intact, control_lock_at, control_locked, control_repair_due, control_wake_sleepers,
+)
 from cystore._native.message cimport PutResult, put_result
 from cystore._native.properties cimport FIRST_IN_KEY, FIRST_IN_TEXT, plain_key, put_plain
 from cystore._native.record_write cimport append_item
@@ -66,8 +68,7 @@ cdef inline int append_at_once(PlainAppender self, append_item* item) noexcept:
     else:
         status = append_one(block, &self.target, item)
     robust_unlock(mutex)
-    if load_u32(&block.append_waiters) != 0:
-        futex_wake_all(&block.append_seq)
+    control_wake_sleepers(block)
     return status
 
 

@@ -27,7 +27,7 @@ from cystore.derived.index import IndexFiles
 from cystore.engine.commit_log import CommitLog
 from cystore.engine.given_up import BELIEVED_GAP, GivenUp
 from cystore.engine.progress import Progress
-from cystore.errors import CorruptRecordError, OffsetError, StoreLockedError
+from cystore.errors import CorruptRecordError, OffsetError
 from cystore.layout import CONSTANTS, FLAGS
 from cystore.system import files
 
@@ -80,37 +80,23 @@ class Dispatcher:
         waits. Raises StoreFullError and StoreIOError; the dispatched position stays where the trouble is.
         """
         control = self._control
+        wait_ms = -1 if timeout_ms is None else timeout_ms
         done, target = 0, control.wrote
         while control.dispatched < target and not control.read_only:
-            due = self._lock(timeout_ms)
-            if due is None:
-                break
-            try:
+            with control.held_if_free("dispatch", within_ms=wait_ms) as turn:
+                if not turn.held:
+                    break
                 with files.translated(self._commit_log.files.root):
                     begin = self._begin()
                     left = target if budget_bytes is None else begin + max(budget_bytes - done, 1)
                     self._run(min(left, target), target, monotonic_s() + TURN_S)
-                if due:
-                    control.repaired("dispatch")
                 done += control.dispatched - begin
                 search = self._search
-            finally:
-                control.unlock("dispatch")
             if search is not None and search.end >= 0:
                 search.put_aside()
             if budget_bytes is not None and done >= budget_bytes:
                 break
         return Progress(done, more=control.dispatched < control.wrote)
-
-    def _lock(self, timeout_ms: int | None) -> bool | None:
-        """Takes the dispatch lock; True when its last owner died in it, None when it cannot be had."""
-        due = self._control.try_lock("dispatch")
-        if due is None and timeout_ms != 0:
-            try:
-                due = self._control.lock("dispatch", timeout_ms=-1 if timeout_ms is None else timeout_ms)
-            except StoreLockedError:
-                return None
-        return due
 
     def run_to_end(self, progress: Callable[[str, int, int], None] | None = None) -> None:
         """Dispatches all that is appended by now, waiting for whoever else is dispatching. `progress` is told from time to time
@@ -247,16 +233,12 @@ class Dispatcher:
         control, record = self._control, self._record(self._kernel.position)
         while control.queue_count >= control.queue_capacity and self._more_queues is not None:
             self._more_queues()
-        if control.lock("append"):
-            control.settle_claims()  # links the newest slot, which a killed append may not have done; the rest stays due
-        try:
+        with control.held("append"):
             if control.find_queue(record.topic, record.queue_id) < 0:
                 offset = record.queue_offset or 0
                 control.add_queue(
                     record.topic, record.queue_id, next=offset, dispatched=offset, minimum=offset
                 )
-        finally:
-            control.unlock("append")
 
     def _fill_gap(self) -> None:
         """The records between the queue's last one and this one are lost: they were inside a hole, or below the minimum, or in a

@@ -89,7 +89,7 @@ class DerivedFlusher:
         position = control.wrote
         queues = [control.queue(slot) for slot in range(control.queue_count)]
         self._log_flusher.flush_to(control.wrote)
-        with control.locked("clean", timeout_ms=self._config.sync_flush_timeout_ms):
+        with control.held("clean", timeout_ms=self._config.sync_flush_timeout_ms):
             newer = (
                 position < self._saved_up_to() <= control.wrote
             )  # beyond the log's end: of a log that was cut since

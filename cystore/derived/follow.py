@@ -47,7 +47,7 @@ class Follower:
         """Follows until the time is up, or to the end."""
         done = Followed()
         while self.behind and (until_s is None or monotonic_s() < until_s):
-            with self._control.locked("clean"):
+            with self._control.held("clean"):
                 done.queue_files += self._turn()
             if self._target <= self._upkeep.followed:
                 done.index_files += self._index.remove_below(self._target)

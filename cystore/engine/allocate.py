@@ -73,7 +73,7 @@ class Allocator:
 
     def make_room(self, needed: int) -> None:
         """Allocates the log at least up to `needed`, and some steps more where there is space. Raises StoreFullError."""
-        with self._control.locked("housekeeping"):
+        with self._control.held("housekeeping"):
             begin = self._control.allocated
             if begin >= needed:
                 return
@@ -117,7 +117,7 @@ class Allocator:
 
     def more_queues(self) -> None:
         """Reserves memory for more queue slots in the control block. Raises StoreFullError at max_queues."""
-        with self._control.locked("housekeeping"):
+        with self._control.held("housekeeping"):
             step = self._control.more_queue_bytes()
             if step is None:
                 raise StoreFullError(
@@ -141,16 +141,11 @@ class Allocator:
             return Progress(0)
         before = control.allocated
         if before - control.wrote < self._ahead_bytes // 2 and before < self._target():
-            due = control.try_lock("housekeeping")
-            if due is None:
-                return Progress(0)  # somebody else is at it
-            try:
+            with control.held_if_free("housekeeping") as turn:
+                if not turn.held:
+                    return Progress(0)  # somebody else is at it
                 self.keep_headroom()
                 self._allocate_up_to(max(self._target(), control.allocated))
-                if due:
-                    control.repaired("housekeeping")
-            finally:
-                control.unlock("housekeeping")
         return Progress(control.allocated - before + self.populate_ahead())
 
     def populate_ahead(self, ahead_bytes: int | None = None) -> int:

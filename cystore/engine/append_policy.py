@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cystore._native.control import OVERWRITTEN, Control
+from cystore._native.control import Control
 from cystore._native.failpoint import failpoint
+from cystore._native.locks import OVERWRITTEN
 from cystore._native.mapping import MappedFile
 from cystore._native.message import message_at
 from cystore.engine.allocate import Allocator, writes_end_when_it_fails
@@ -113,11 +114,6 @@ class AppendPolicy:
             return self._segment_at(self._control.wrote)
         self._allocator.populate_ahead()
         return segment
-
-    def repair(self) -> None:
-        """Called with the append lock held."""
-        repair_append(self._control, self._commit_log)
-        self._control.repaired("append")
 
     def refused(self) -> None:
         """Some flag forbids writing; a disk that was full may have space again."""

@@ -66,7 +66,7 @@ class LogCleaner:
         says what must stay; it is asked under the lock."""
         expired = self._expired(forced=forced)[:max_segments]
         if expired:
-            with self._control.locked("clean"):
+            with self._control.held("clean"):
                 self._publish(expired, list(needs()))
             failpoint("clean.published")
         return self._unlink_below(self._control.min_physical_offset)

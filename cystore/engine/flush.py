@@ -10,6 +10,7 @@ import errno
 import logging
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -53,6 +54,15 @@ class LastRecord(NamedTuple):
     store_timestamp_ms: int
 
 
+class _Watermark(NamedTuple):
+    """What the checkpoint is told of a flush: where the last record ends that is durable, and which one that is."""
+
+    end: int
+    record: int
+    checksum: int
+    store_timestamp_ms: int
+
+
 class Flusher:
     """Flushes the log and stores the durable watermark. One leader at a time, in whatever process."""
 
@@ -68,6 +78,9 @@ class Flusher:
         self._control, self._commit_log = control, commit_log
         self._checkpoint, self._config = checkpoint, config
         self._log_flushed_at = monotonic_s()
+        self._watermarks: list[
+            _Watermark
+        ] = []  # of one turn; more than one: a signal handler leads inside of it
 
     # ------------------------------------------------------------------------------------------ commit log
 
@@ -80,21 +93,27 @@ class Flusher:
         while control.flushed < position:
             self.check()
             seen = control.flush_seq
-            due = control.try_lock("flush")
-            if due is None:
-                if monotonic_s() > until:
-                    raise StoreTimeoutError(
-                        f"not flushed after {limit_ms} ms; thread {control.owner('flush')} is flushing",
-                        offset=position,
-                    )
-                if control.flushed < position:
-                    control.wait_flush(seen, WAIT_SLICE_MS)
-                continue
+            turn = control.held_if_free("flush")
             try:
-                self._lead(due)
+                with turn:
+                    # A signal handler inside of its own thread's flush leads, too: that one goes on when the handler is done.
+                    if turn.held:
+                        self._watermarks.clear()
+                    if turn.held or turn.mine:
+                        self._lead()
             finally:
-                control.unlock("flush")
-                control.wake_flush()
+                leads = turn.held or turn.mine
+                if leads:
+                    control.wake_flush()
+            if leads:
+                continue
+            if monotonic_s() > until:
+                raise StoreTimeoutError(
+                    f"not flushed after {limit_ms} ms; thread {control.owner('flush')} is flushing",
+                    offset=position,
+                )
+            if control.flushed < position:
+                control.wait_flush(seen, WAIT_SLICE_MS)
         self.check_covered(position)
 
     def check_covered(self, position: int) -> None:
@@ -114,46 +133,69 @@ class Flusher:
             path=self._commit_log.files.directory,
         )
 
-    def _lead(self, leader_died: bool) -> None:
-        """Under the flush lock: syncs what is appended by now, then publishes the flushed position."""
+    def repair(self) -> None:
+        """Under the flush lock, after a leader died or failed: an error of the disk is reported once per descriptor and may have died with
+        it. What it was about to sync is made dirty again, so that the next sync writes it."""
+        begin, (end, _) = self._control.flushed, self._appended()
+        file_bytes = self._commit_log.files.file_bytes
+        try:
+            for segment in self._segments(begin, end):
+                segment.redirty(max(begin - segment.base, 0), min(end - segment.base, file_bytes))
+        except SyncFailedError as error:
+            self.poison(error)
+
+    def _segments(self, begin: int, end: int) -> Iterator[MappedFile]:
+        """The segments of [begin, end) that were not cleaned. Raises SyncFailedError for one that is missing."""
+        log = self._commit_log.files
+        for base in range(log.base_of(begin), end, log.file_bytes):
+            segment = log.get(base)
+            if self._is_cleaned(base):
+                continue
+            if segment is None:
+                self._vanished(log.path(base))
+            yield segment
+
+    def _lead(self) -> None:
+        """Under the flush lock: syncs what is appended by now, then publishes the flushed position. A signal handler may lead once more
+        inside of this, and get further: positions only move forward."""
         control = self._control
         begin, (target, last_record) = control.flushed, self._appended()
         if target <= begin:
             return
         failpoint("flush.leading")
-        log = self._commit_log.files
+        file_bytes = self._commit_log.files.file_bytes
         try:
-            for base in range(log.base_of(begin), target, log.file_bytes):
-                segment = log.get(base)
-                if self._is_cleaned(base):
-                    continue
-                if segment is None:
-                    self._vanished(log.path(base))
-                first, last = max(begin - base, 0), min(target - base, log.file_bytes)
-                if leader_died:
-                    # An error is reported once per descriptor and may have died with the last leader.
-                    segment.redirty(first, last)
+            for segment in self._segments(begin, target):
                 # Only what was appended: the pages ahead are dirty because they were faulted in, and a page that was
                 # synced is write-protected, so that the append that gets there would fault again.
                 with files.translated(segment.path):
-                    segment.sync_range(first, last)
+                    segment.sync_range(max(begin - segment.base, 0), min(target - segment.base, file_bytes))
                 self._check_linked(segment)
         except SyncFailedError as error:
             self.poison(error)
         failpoint("flush.synced")
-        if leader_died:
-            control.repaired("flush")
         newest = self._last(last_record)
         if newest is not None:
-            # Of this very record: recovery takes a timestamp behind it for somebody else's, and the watermark for stale.
-            self._checkpoint.physic_timestamp = max(
-                self._checkpoint.physic_timestamp, newest.store_timestamp_ms
+            self._store_watermark(
+                _Watermark(newest.end, last_record, newest.checksum, newest.store_timestamp_ms)
             )
-            self._checkpoint.set_watermark(newest.end, last_record, newest.checksum)
         failpoint("flush.watermark_stored")
-        control.flushed = target
+        control.advance_flushed(target)
         failpoint("flush.published")
         self._log_flushed_at = monotonic_s()
+
+    def _store_watermark(self, watermark: _Watermark) -> None:
+        """The last write is that of the highest one, also when a signal handler came in between with a higher one."""
+        self._watermarks.append(watermark)
+        while True:
+            highest = max(self._watermarks)
+            # The timestamp is of this very record: recovery takes one behind it for somebody else's, and the watermark for stale.
+            self._checkpoint.physic_timestamp = max(
+                self._checkpoint.physic_timestamp, highest.store_timestamp_ms
+            )
+            self._checkpoint.set_watermark(highest.end, highest.record, highest.checksum)
+            if max(self._watermarks) == highest:
+                break
 
     def _appended(self) -> tuple[int, int]:
         """(end, last record): a position that is surely written, and the last record below it, read without the append lock.

@@ -13,8 +13,8 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -274,13 +274,11 @@ class Manifest:
             self._facts = after
             return after
 
-    @contextmanager
-    def _locked(self, control: Control | None) -> Iterator[None]:
-        if control is None:
-            yield
-            return
-        with control.locked("manifest"):  # nothing to repair: the file is read again
-            yield
+    @staticmethod
+    def _locked(control: Control | None) -> AbstractContextManager[object]:
+        return (
+            nullcontext() if control is None else control.held("manifest")
+        )  # the file is read again: no repair
 
     def _write(self, slot: Slot | None, facts: Facts, sequence: int) -> Facts:
         if not self._durable:

@@ -11,7 +11,6 @@ from cystore._native.control import Control
 from cystore.config import StoreConfig
 from cystore.engine.ages import Ages
 from cystore.engine.allocate import Allocator
-from cystore.engine.append_policy import repair_append
 from cystore.engine.commit_log import CommitLog
 from cystore.layout import CONSTANTS
 
@@ -38,9 +37,7 @@ class Roller:
         segment = self._commit_log.files.get(base)
         if segment is None:
             return False
-        with self._control.locked("append") as due:
-            if due:
-                repair_append(self._control, self._commit_log)
+        with self._control.held("append"):
             return end_segment(self._control, segment)
 
     def _is_due(self, base: int) -> bool:

@@ -181,15 +181,9 @@ class DeliveryProgress:
         """`count` for whoever does not deliver; while somebody delivers it is left to be done."""
         if not self.shared.unfinished:
             return
-        died = self._control.try_lock("deliver")
-        if died is None:
-            return
-        try:
-            self.count(until_s)
-            if died:
-                self._control.repaired("deliver")
-        finally:
-            self._control.unlock("deliver")
+        with self._control.held_if_free("deliver") as turn:
+            if turn.held:
+                self.count(until_s)
 
     def begin(self) -> None:
         """From here on messages may be delivered that are not counted yet."""

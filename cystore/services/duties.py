@@ -10,13 +10,12 @@ process that could hold an old token.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 from cystore import clock
 from cystore._native.control import Control
-from cystore.errors import FencedError, StoreError, StoreTimeoutError
+from cystore._native.locks import Held
+from cystore.errors import FencedError, StoreTimeoutError
 from cystore.layout import DUTIES, DUTY_WORDS
 
 __all__ = ["DUTIES", "Duties", "DutyRun", "Outcome"]
@@ -80,51 +79,28 @@ class Duties:
 
     def acquire(self, duty: str, ttl_ms: int) -> int | None:
         """A token with a lease of `ttl_ms`, or None while somebody else has one."""
-        due = self._control.try_lock(_lock(duty))
-        if due is None:
-            return None
-        try:
-            if due:
-                self._control.repaired(_lock(duty))
-            if self._get(duty, _UNTIL) > _now_ms():
+        with self._control.held_if_free(_lock(duty)) as turn:
+            if not turn.held or self._get(duty, _UNTIL) > _now_ms():
                 return None
             token = self._get(duty, _TOKEN) + 1
             self._set(duty, _TOKEN, token)
             self._set(duty, _UNTIL, _now_ms() + ttl_ms)
             return token
-        finally:
-            self._control.unlock(_lock(duty))
 
     def release(self, duty: str, token: int) -> None:
         """Ends a lease before its time, unless somebody has a newer one."""
-        due = self._control.try_lock(_lock(duty))
-        if due is None:
-            return
-        try:
-            if due:
-                self._control.repaired(_lock(duty))
-            if self._get(duty, _TOKEN) == token:
+        with self._control.held_if_free(_lock(duty)) as turn:
+            if turn.held and self._get(duty, _TOKEN) == token:
                 self._set(duty, _UNTIL, 0)
-        finally:
-            self._control.unlock(_lock(duty))
 
-    @contextmanager
-    def step(self, duty: str, token: int, *, ttl_ms: int, wait_ms: int = 100) -> Iterator[None]:
-        """For one step of a duty: nobody else does one meanwhile, and nobody with an older token does one afterwards.
+    def step(self, duty: str, token: int, *, ttl_ms: int, wait_ms: int = 100) -> Held:
+        """A with block for one step of a duty: nobody else does one meanwhile, and nobody with an older token does one afterwards.
 
         Renews the lease in the control block to `ttl_ms`. Raises FencedError when somebody with a newer token was here, and
         StoreTimeoutError when a live process is inside of a step for longer than `wait_ms`.
         """
-        lock = _lock(duty)
-        try:
-            due = self._control.lock(lock, timeout_ms=wait_ms)
-        except StoreError as error:
-            if self._control.closed or not self._control.intact:
-                raise
-            raise StoreTimeoutError(f"another process is inside of a step of {duty}: {error}") from error
-        try:
-            if due:
-                self._control.repaired(lock)
+
+        def entered() -> None:
             newest = self._get(duty, _TOKEN)
             if token < newest:
                 raise FencedError(
@@ -132,9 +108,11 @@ class Duties:
                 )
             self._set(duty, _TOKEN, token)
             self._set(duty, _UNTIL, _now_ms() + ttl_ms)
-            yield
-        finally:
-            self._control.unlock(lock)
+
+        def busy(reason: str, *, path: str) -> StoreTimeoutError:
+            return StoreTimeoutError(f"another process is inside of a step of {duty}: {reason}", path=path)
+
+        return self._control.held(_lock(duty), timeout_ms=wait_ms, entered=entered, busy=busy)
 
     # ------------------------------------------------------------------------------------------- what came of it
 

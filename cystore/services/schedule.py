@@ -38,7 +38,6 @@ from cystore.errors import (
     OffsetError,
     StoreConfigError,
     StoreError,
-    StoreLockedError,
 )
 from cystore.layout import CONSTANTS
 from cystore.services.delivered import SOURCE, DeliveryProgress, source_text
@@ -67,7 +66,7 @@ class _Room:
 
     def __init__(self, policy: AppendPolicy) -> None:
         self._policy = policy
-        self.repair, self.refused, self.overwritten = policy.repair, policy.refused, policy.overwritten
+        self.refused, self.overwritten = policy.refused, policy.overwritten
         self._segment: MappedFile | None = None
 
     def segment_at(self, position: int) -> MappedFile:
@@ -147,22 +146,17 @@ class Scheduler:
             return Progress(0)
         self._reader.help_dispatch()
         while limit is None or done < limit:
-            owner_died = self._lock(until_s, wait=wait)
-            if owner_died is None:
-                return Progress(done)
-            try:
-                counted = self._progress.count(until_s)
-                if owner_died:
-                    control.repaired("deliver")
-                if not counted:
+            left_ms = -1 if until_s is None else max(int((until_s - monotonic_s()) * 1000), 0)
+            with control.held_if_free("deliver", within_ms=left_ms if wait else 0) as turn:
+                if not turn.held:
+                    return Progress(done)
+                if not self._progress.count(until_s):
                     return Progress(done, more=True)
                 batch = self._due(
                     now_ms, BATCH_MESSAGES if limit is None else min(limit - done, BATCH_MESSAGES)
                 )
                 put, room = self._put(batch)
                 self._progress.save_if_old(self._config.flush_delay_offset_interval_ms)
-            finally:
-                control.unlock("deliver")
             if put and self._config.flush_disk_type == "sync":
                 self._flusher.flush_to(put[-1].physical_offset + put[-1].size_bytes)
             done += len(put)
@@ -173,17 +167,6 @@ class Scheduler:
             if until_s is not None and monotonic_s() >= until_s:
                 break
         return Progress(done, more=True)
-
-    def _lock(self, until_s: float | None, *, wait: bool) -> bool | None:
-        """Takes the deliver lock: whether its owner died; None when somebody else has it (until then)."""
-        died = self._control.try_lock("deliver")
-        left_ms = -1 if until_s is None else max(int((until_s - monotonic_s()) * 1000), 0)
-        if died is not None or not wait or left_ms == 0:
-            return died
-        try:
-            return self._control.lock("deliver", timeout_ms=left_ms)
-        except StoreLockedError:  # for so long, or by this very thread: a signal handler inside of it
-            return None
 
     # ------------------------------------------------------------------------------- under the deliver lock
 

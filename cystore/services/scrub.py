@@ -191,16 +191,10 @@ class Scrubber:
         if not wrong or len(wrong) > MENDED_AT_ONCE or self._config.enable_consume_queue_ext:
             return 0, found
         try:
-            due = self._control.lock("dispatch", timeout_ms=LOCK_WAIT_MS)
+            with self._control.held("dispatch", timeout_ms=LOCK_WAIT_MS):
+                written = [(entry, self._write(entry)) for entry in wrong]
         except StoreLockedError as error:
             raise StoreTimeoutError(f"wrong queue entries are not mended yet: {error}") from error
-        try:
-            if due:
-                self._dispatcher.repair()
-                self._control.repaired("dispatch")
-            written = [(entry, self._write(entry)) for entry in wrong]
-        finally:
-            self._control.unlock("dispatch")
         mended = [entry for entry, file in written if file is not None]
         for file in {file.path: file for _, file in written if file is not None}.values():
             with files.translated(file.path):

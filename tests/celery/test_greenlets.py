@@ -86,10 +86,11 @@ def a_put_and_who_lets_it_through(url: str, library: str, lock: str) -> list:
     held, release = os_threads.Flag(), os_threads.Flag()
 
     def hold() -> None:  # the only one who may append, or flush, stands still
-        control.lock(lock)
+        turn = control.held(lock)
+        turn.__enter__()
         held.set()
         release.wait()
-        control.unlock(lock)
+        turn.__exit__(None, None, None)
 
     holder = os_threads.Thread(hold, "holder")
     held.wait()

@@ -17,8 +17,8 @@ from tests.process import Process
 
 PATIENCE_S = 60
 PATIENT = "?os_page_cache_busy_timeout_ms=120000"  # who stores a result waits for longer than this test takes
-HOLD = "import cystore; store = cystore.open(path); store._attached().control.lock('append')"
-LET_GO = "store._attached().control.unlock('append')"
+HOLD = "import cystore; store = cystore.open(path); turn = store._attached().control.held('append'); turn.__enter__()"
+LET_GO = "turn.__exit__(None, None, None)"
 
 
 @pytest.fixture

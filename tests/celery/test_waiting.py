@@ -173,7 +173,7 @@ def test_a_stopped_dispatcher_holds_no_result_up(backend, url, tmp_path):
     assert backend.get_result("before") == 1
     with writer_of(url) as writer, Process() as dispatcher:
         dispatcher.do("import cystore; store = cystore.open(path)", path=str(tmp_path / "store"))
-        dispatcher.do("store._attached().control.lock('dispatch')")
+        dispatcher.do("turn = store._attached().control.held('dispatch'); turn.__enter__()")
         dispatcher.stop()
         write(writer, "behind")
         writer.answer()
@@ -188,11 +188,11 @@ def test_a_busy_store_fails_no_task(backend, url, tmp_path):
     with Process() as appender:
         appender.do("import cystore; store = cystore.open(path)", path=str(tmp_path / "store"))
         backend.store_result("before", 1, states.SUCCESS)
-        appender.do("control = store._attached().control; control.lock('append')")
+        appender.do("control = store._attached().control; turn = control.held('append'); turn.__enter__()")
         waiter = Waiter(lambda: backend.store_result("t", 1, states.SUCCESS))
         waiter.join(2 * cystore.StoreConfig().os_page_cache_busy_timeout_ms / 1000)
         assert waiter.is_alive()
-        appender.do("control.unlock('append')")
+        appender.do("turn.__exit__(None, None, None)")
         assert waiter.finish() == 1
     assert backend.get_result("t") == 1
 

@@ -113,7 +113,7 @@ def many_queues(out: int, path: str, seed: int, settings: dict[str, Any], steps:
 def hold(out: int, path: str, seed: int, settings: dict[str, Any], steps: int, lock: str) -> None:
     """Stops itself with a lock in its hands, and gives it back when it may go on."""
     writer = Writer(out, path, seed, settings)
-    with writer.store._attached().control.locked(lock):
+    with writer.store._attached().control.held(lock):
         os.kill(os.getpid(), signal.SIGSTOP)
     for _ in range(min(steps, 20)):
         writer.anything()

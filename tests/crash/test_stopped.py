@@ -19,7 +19,7 @@ HOLD = """
 import cystore, os, signal
 store = cystore.open(path, **settings)
 def hold(lock):
-    with store._attached().control.locked(lock):
+    with store._attached().control.held(lock):
         os.kill(os.getpid(), signal.SIGSTOP)
 """
 
@@ -28,7 +28,7 @@ def wait_for(store: cystore.MessageStore, lock: str, order: list[str]) -> None:
     if lock == "append":
         store.put("T", b"waited")
     else:
-        with store._attached().control.locked(lock):
+        with store._attached().control.held(lock):
             pass
     order.append("got in")
 

@@ -100,5 +100,6 @@ def attach(
         control.publish_queue_capacity(step[1])
 
     dispatcher = Dispatcher(control, commit_log, queues, index, config, more_queues=more_queues)
+    control.on_repair("dispatch", dispatcher.repair)
     reader = Reader(control, commit_log, queues, index, dispatcher, config)
     return Parts(root, config, control, commit_log, queues, index, dispatcher, reader)

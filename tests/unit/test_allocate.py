@@ -94,7 +94,7 @@ def test_allocator_does_not_wait_for_another_one(tmp_path):
         other.do(
             "import cystore; store = cystore.open(path, **settings)", path=str(store.path), settings=SETTINGS
         )
-        other.do("store._parts.control.lock('housekeeping')")
+        other.do("turn = store._parts.control.held('housekeeping'); turn.__enter__()")
         assert parts(store).allocator.run_once() == Progress(0)
         other.kill()
         assert parts(store).allocator.run_once().done > 0
@@ -269,7 +269,8 @@ def test_records_that_could_not_be_dispatched_at_load_are_counted(tmp_path, monk
     store = open_small(tmp_path / "s")
     for n in range(6):
         store.put(f"T{n % 3}", b"%d" % n)
-    store._parts.control.lock("dispatch")
+    turn = store._parts.control.held("dispatch")
+    turn.__enter__()
     store._parts.forget()  # as if it was killed
 
     def refuse(*_):

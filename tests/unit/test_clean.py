@@ -254,15 +254,15 @@ def test_queues_follow_in_short_turns_and_others_go_on_between(tmp_path, later, 
         settle(store)
         control = store._attached().control
         taken = []
-        locked = type(control).locked
+        held = type(control).held
 
         class Counted:
             def __getattr__(self, name):
                 return getattr(control, name)
 
-            def locked(self, name, **more):
+            def held(self, name, **more):
                 taken.append(name)
-                return locked(control, name, **more)
+                return held(control, name, **more)
 
         monkeypatch.setattr(store._attached().cleaner._follower, "_control", Counted())
         later(73)

@@ -371,10 +371,11 @@ def test_a_busy_dispatcher_is_waited_for_a_bounded_time(tmp_path):
     held, release = threading.Event(), threading.Event()
 
     def hold() -> None:
-        store.control.lock("dispatch")
+        turn = store.control.held("dispatch")
+        turn.__enter__()
         held.set()
         release.wait()
-        store.control.unlock("dispatch")
+        turn.__exit__(None, None, None)
 
     thread = threading.Thread(target=hold)
     thread.start()

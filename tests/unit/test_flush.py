@@ -283,7 +283,7 @@ def test_after_a_dead_leader_everything_since_the_last_flush_is_made_dirty_again
     first = store.put("T", b"1", flush="sync")
     with Process() as leader:
         leader.do(OPEN, path=str(store.path), settings=SETTINGS)
-        leader.do("store.put('T', b'2'); parts.control.lock('flush')")
+        leader.do("store.put('T', b'2'); turn = parts.control.held('flush'); turn.__enter__()")
         leader.kill()
     second = store.put("T", b"3", flush="sync")
     end = second.physical_offset + second.size_bytes
@@ -296,7 +296,7 @@ def test_after_a_dead_leader_everything_since_the_last_flush_is_made_dirty_again
 def test_stopped_leader_is_reported_and_not_robbed(tmp_path):
     with open_small(tmp_path / "s", sync_flush_timeout_ms=200) as store, Process() as leader:
         leader.do(OPEN, path=str(store.path), settings=SETTINGS)
-        leader.do("parts.control.lock('flush')")
+        leader.do("turn = parts.control.held('flush'); turn.__enter__()")
         leader.stop()
         with pytest.raises(
             StoreTimeoutError, match=f"not flushed after 200 ms; thread {leader.pid} is flushing"
@@ -305,7 +305,7 @@ def test_stopped_leader_is_reported_and_not_robbed(tmp_path):
         assert [r.queue_offset for r in caught.value.results] == [0]
         assert flushed(store) == 0
         leader.go_on()
-        leader.do("parts.control.unlock('flush')")
+        leader.do("turn.__exit__(None, None, None)")
         assert store.put("T", b"2", flush="sync").queue_offset == 1
         assert flushed(store) == store.stats()["wrote"]
 
@@ -315,7 +315,8 @@ def test_waiting_for_a_leader_can_be_broken_off(store):
     with Process() as other:
         other.do(OPEN, path=str(store.path), settings=SETTINGS)
         other.do("store.put('T', b'0')")  # makes the segment, which may take longer than the signal
-        store._parts.control.lock("flush")
+        turn = store._parts.control.held("flush")
+        turn.__enter__()
         other.do(
             "import signal\n"
             "class Interrupted(Exception): pass\n"
@@ -329,7 +330,7 @@ def test_waiting_for_a_leader_can_be_broken_off(store):
         )
         with pytest.raises(Failed, match="Interrupted"):
             other.do("store.put('T', b'1', flush='sync')")
-        store._parts.control.unlock("flush")
+        turn.__exit__(None, None, None)
         assert other.do("store.put('T', b'2', flush='sync').queue_offset") == 2
 
 
@@ -352,7 +353,7 @@ def test_a_flush_does_not_fail_because_somebody_makes_room(tmp_path, caplog):
         store.put("T", b"")
         other.do(
             "import cystore; store = cystore.open(path, **settings); control = store._attached().control; "
-            "control.lock('clean')",
+            "turn = control.held('clean'); turn.__enter__()",
             path=str(store.path),
             settings=SETTINGS,
         )
@@ -360,7 +361,7 @@ def test_a_flush_does_not_fail_because_somebody_makes_room(tmp_path, caplog):
         assert "saved later: the clean lock is held by thread" in caplog.text
         assert store.stats()["flushed"] == store.stats()["wrote"]
         assert read_queue_offsets(store.path).next == {}
-        other.do("control.unlock('clean')")
+        other.do("turn.__exit__(None, None, None)")
         store.flush()
         assert read_queue_offsets(store.path).next == {("T", 0): 1}
 

@@ -363,7 +363,7 @@ def test_behind_a_dispatcher_that_stands_still_there_is_what_there_is(tmp_path, 
     held, release = threading.Event(), threading.Event()
 
     def stand_still() -> None:
-        with store.control.locked("dispatch"):
+        with store.control.held("dispatch"):
             held.set()
             release.wait()
 

@@ -24,7 +24,7 @@ def test_behind_a_dispatcher_that_stands_still_no_reader_is_sent_back(tmp_path, 
             store.put("T", b"%d" % n)
         store.dispatch()
         other.do(
-            "import cystore; store = cystore.open(path, services=()); store._parts.control.lock('dispatch')",
+            "import cystore; store = cystore.open(path, services=()); turn = store._parts.control.held('dispatch'); turn.__enter__()",
             path=str(tmp_path),
         )
         for n in range(3, 6):

@@ -248,7 +248,7 @@ def test_while_another_one_delivers_a_call_waits_for_its_time_only(path, late):
     with opened(path) as store, opened(path) as other:
         fill(store, 3)
         late(1_000)
-        with other._attached().control.locked("deliver"):
+        with other._attached().control.held("deliver"):
             assert store.deliver(timeout_s=0.01) == 0
             assert store._attached().scheduler.run_once().done == 0
         assert store.deliver(timeout_s=10) == 3

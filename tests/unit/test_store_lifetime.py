@@ -314,7 +314,7 @@ def test_child_forked_while_another_thread_opens_and_closes(tmp_path):
 
 def test_put_behind_a_stopped_process_is_refused_in_time_and_goes_on_after_it(path):
     with open_small(path, os_page_cache_busy_timeout_ms=300) as store, joined(path) as other:
-        other.do("store.put('T', b'1'); parts.control.lock('append')")
+        other.do("store.put('T', b'1'); turn = parts.control.held('append'); turn.__enter__()")
         other.stop()
         for put in (
             lambda: store.put("T", b"2"),
@@ -328,14 +328,14 @@ def test_put_behind_a_stopped_process_is_refused_in_time_and_goes_on_after_it(pa
             with pytest.raises(cystore.MessageIllegalError, match="busy_timeout_ms"):
                 store.put("T", b"2", busy_timeout_ms=wrong)
         other.go_on()
-        other.do("parts.control.unlock('append')")
+        other.do("turn.__exit__(None, None, None)")
         assert store.put("T", b"2", busy_timeout_ms=50).queue_offset == 1
 
 
 def test_reads_go_on_behind_a_stopped_appender(path):
     with open_small(path) as store, joined(path) as other:
         store.put("T", b"1", keys=("k",))
-        other.do("parts.control.lock('append')")
+        other.do("turn = parts.control.held('append'); turn.__enter__()")
         other.stop()
         assert bodies(store) == [b"1"]
         assert len(store.query("T", "k")) == 1
@@ -349,13 +349,13 @@ def test_read_behind_a_stopped_dispatcher_gives_what_there_is(path, monkeypatch)
     with open_small(path) as store, joined(path) as other:
         store.put("T", b"1")
         assert bodies(store) == [b"1"]
-        other.do("parts.control.lock('dispatch')")
+        other.do("turn = parts.control.held('dispatch'); turn.__enter__()")
         other.stop()
         store.put("T", b"2")
         assert bodies(store) == [b"1"]
         assert store.stats()["dispatch_behind_bytes"] > 0
         other.go_on()
-        other.do("parts.control.unlock('dispatch')")
+        other.do("turn.__exit__(None, None, None)")
         assert bodies(store) == [b"1", b"2"]
 
 
@@ -365,7 +365,8 @@ def test_put_that_waits_for_the_lock_can_be_broken_off(path, first):
     with open_small(path) as store, joined(path, os_page_cache_busy_timeout_ms=60_000) as other:
         if not first:
             other.do("store.put('T', b'1')")
-        store._parts.control.lock("append")
+        turn = store._parts.control.held("append")
+        turn.__enter__()
         other.do("import signal, threading")
         other.send(
             "signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)\n"
@@ -380,7 +381,7 @@ def test_put_that_waits_for_the_lock_can_be_broken_off(path, first):
             "outcome"
         )
         assert other.answer() == "interrupted"
-        store._parts.control.unlock("append")
+        turn.__exit__(None, None, None)
         assert other.do("store.put('T', b'2').queue_offset") == (0 if first else 1)
         assert other.do("store._parts.appender.active_calls") == 0
 

@@ -103,7 +103,7 @@ class Scene:
             assert self.control.owner(self.lock) == holder
             refused = self._refused(
                 cystore.StoreLockedError,
-                lambda: self.control.lock(self.lock, timeout_ms=self.patience_ms),
+                lambda: self.control.held(self.lock, timeout_ms=self.patience_ms).__enter__(),
             )
             assert f"the {self.lock} lock is held by thread {holder}" in str(refused)
         if self.lock == "append":
