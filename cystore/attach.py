@@ -38,6 +38,7 @@ from cystore.engine.manifest import Facts, Manifest
 from cystore.engine.progress import Progress
 from cystore.engine.roll import Roller
 from cystore.engine.segments import Mode
+from cystore.engine.store_settings import Policy, effective, effective_at, enter_shape
 from cystore.errors import (
     NotDurableError,
     StoreError,
@@ -210,6 +211,7 @@ def _first(
     for given_back in (HEADROOM_NAME, CONTROL_NAME):  # a full disk has room for the new control block then
         files.remove(root / given_back, durable=False)
     abort = root / ABORT_NAME
+    config = effective_at(config, root)
     state = recover(root, config, Mode.WRITE, abnormal=abort.exists(), progress=progress)
     failpoint("attach.recovered")
     if not abort.exists():
@@ -217,6 +219,7 @@ def _first(
     failpoint("attach.marked")
     manifest = Manifest.load(root, None, lambda: Facts(holes=state.holes, given_up=state.given_up))
     manifest.set_holes(state.holes)
+    enter_shape(manifest, config)
     failpoint("attach.manifest")
     attachment = _build(root, config, Mode.WRITE, state, manifest, locks, revive)
     failpoint("attach.built")
@@ -348,7 +351,9 @@ def _join(
         with files.translated(path):
             raise error
     control = Control.attach(memory, **host.identity())
-    return _compose(root, config, mode, control, locks, revive, Manifest.load(root, control))
+    manifest = Manifest.load(root, control)
+    config = effective(config, manifest.snapshot())
+    return _compose(root, config, mode, control, locks, revive, manifest)
 
 
 def _attach_reader(
@@ -391,6 +396,7 @@ def _private(
     progress: Callable[[str, int, int], None] | None,
 ) -> Attachment:
     abnormal = (root / ABORT_NAME).exists()
+    config = effective_at(config, root)
     state = recover(root, config, Mode.PRIVATE, abnormal=abnormal, progress=progress)
     attachment = _build(
         root, config, Mode.PRIVATE, state, Manifest.private(root, state.holes, state.given_up), None, revive
@@ -437,8 +443,9 @@ def _compose(
     control.on_repair("dispatch", dispatcher.repair)
     control.on_repair("append", partial(repair_append, control, commit_log))
     control.on_repair("flush", flusher.repair)
-    space = DiskSpace(root, control, config)
-    roller = Roller(control, commit_log, allocator, config)
+    policy = Policy(manifest, config)
+    space = DiskSpace(root, control, policy)
+    roller = Roller(control, commit_log, allocator, policy)
     delivered = DeliveryProgress(root, control, commit_log, queues)
     follower = Follower(control, queues, index)
     cleaner = Cleaner(
@@ -451,17 +458,17 @@ def _compose(
         space,
         derived_flusher,
         delivered,
-        config,
+        policy,
     )
     appender = None
     if mode is Mode.WRITE:
         cystore_records = config.record_format == "cystore"
-        policy = AppendPolicy(
+        append_policy = AppendPolicy(
             control, commit_log, allocator, flusher, space, revive, cystore_records=cystore_records
         )
         appender = Appender(
             control,
-            policy,
+            append_policy,
             record_format=config.record_format,
             store_host=config.store_host,
             file_bytes=control.commit_log_file_bytes,

@@ -84,6 +84,8 @@ class StoreConfig:
     group: str = ""  # name or number: files 0660 and folders 2770 of that group; "" is the owner alone
     allow_any_owner: bool = False  # opens a store that another user could replace
     services: tuple[str, ...] | str = ("flush", "allocate")
+    # Names that `from_mapping` was given: such a value is meant, even if it is the default.
+    named: frozenset[str] = dataclasses.field(default=frozenset(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, kind in _types().items():
@@ -137,7 +139,13 @@ class StoreConfig:
                 near = difflib.get_close_matches(name, _types(), n=3)
                 hint = f"; did you mean {', '.join(near)}?" if near else ""
                 raise StoreConfigError(f"there is no setting {name!r}{hint}")
-        return cls(**settings)
+        config = cls(**settings)
+        object.__setattr__(config, "named", frozenset(settings))
+        return config
+
+    def gives(self, name: str) -> bool:
+        """Whether a setting was given, by name or as a value that is not the default."""
+        return name in self.named or getattr(self, name) != DEFAULTS[name]
 
     @classmethod
     def from_toml(cls, path: Path | str, **more: Any) -> StoreConfig:
@@ -219,7 +227,7 @@ _type_cache: dict[str, Any] = {}
 def _types() -> dict[str, Any]:
     if not _type_cache:
         hints = typing.get_type_hints(StoreConfig)
-        _type_cache.update({f.name: hints[f.name] for f in dataclasses.fields(StoreConfig)})
+        _type_cache.update({f.name: hints[f.name] for f in dataclasses.fields(StoreConfig) if f.init})
     return _type_cache
 
 
@@ -253,3 +261,6 @@ def _service_names(value: Any) -> tuple[str, ...]:
                 f"services: there is no {name!r}; choose from {', '.join(SERVICE_NAMES)}, or 'all'"
             )
     return names
+
+
+DEFAULTS: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(StoreConfig) if f.init}

@@ -22,6 +22,7 @@ from cystore.derived.reader import FOREVER_MS, INT32_MAX, check_int
 from cystore.engine.commit_log import check_offset
 from cystore.engine.progress import Progress
 from cystore.engine.segments import Mode
+from cystore.engine.store_settings import configure
 from cystore.errors import (
     MessageIllegalError,
     NotDurableError,
@@ -303,6 +304,11 @@ class MessageStore:
         executeDeleteFilesManually).
         """
         return self._writable().cleaner.clean(max_segments)
+
+    def configure(self, **settings: Any) -> None:
+        """Changes the store's retention policy, for every process that has it open or opens it: it wins over their own settings. None
+        takes a value away again. Raises StoreConfigError."""
+        configure(self._writable().manifest, settings)
 
     def hold(self, name: str, physical_offset: int, *, max_age_ms: int | None = None) -> Hold:
         """From now on no clean removes what is at `physical_offset` or behind it, until the hold moves on or is released.

@@ -15,6 +15,7 @@ from types import FrameType
 
 from cystore import __version__
 from cystore.cli.command import FAILED, Command
+from cystore.cli.config import COMMAND as CONFIG
 from cystore.cli.dump import COMMAND as DUMP
 from cystore.cli.info import COMMAND as INFO
 from cystore.cli.output import one_line, write_note
@@ -41,7 +42,7 @@ from cystore.errors import (
     StoreTimeoutError,
 )
 
-COMMANDS: tuple[Command, ...] = (INFO, DUMP, QUERY, PUT, TAIL, VERIFY, RECOVER, REBUILD)
+COMMANDS: tuple[Command, ...] = (INFO, DUMP, QUERY, PUT, TAIL, VERIFY, RECOVER, REBUILD, CONFIG)
 DERIVED = {QUEUES, EXT_QUEUES, INDEX}
 ALIKE = 3  # reports that differ in numbers and names only
 INTERRUPTED, TERMINATED, PIPE_CLOSED = 128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGPIPE

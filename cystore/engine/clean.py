@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from cystore import clock
 from cystore._native.control import Control
 from cystore._native.failpoint import failpoint
-from cystore.config import StoreConfig
 from cystore.engine.ages import Ages
 from cystore.engine.commit_log import CommitLog
+from cystore.engine.store_settings import Policy
 
 log = logging.getLogger("cystore")
 
@@ -48,9 +48,9 @@ class LogCleaner:
         self,
         control: Control,
         commit_log: CommitLog,
-        config: StoreConfig,
+        policy: Policy,
     ) -> None:
-        self._control, self._commit_log, self._config = control, commit_log, config
+        self._control, self._commit_log, self._policy = control, commit_log, policy
         self.ages = Ages(control, commit_log)
 
     def end_of_expired(self, *, forced: bool) -> int:
@@ -75,7 +75,7 @@ class LogCleaner:
         """(base, store timestamp that no record of it is behind) of the segments that expired, oldest first."""
         segments, control = self._commit_log.files, self._control
         last = min(segments.base_of(control.wrote), control.flushed)
-        oldest_kept_ms = clock.now_ms() - self._config.file_reserved_time_h * HOUR_MS
+        oldest_kept_ms = clock.now_ms() - self._policy.now().file_reserved_time_h * HOUR_MS
         expired = []
         for base in segments.refresh():
             end = base + segments.file_bytes

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cystore._native.control import Control
 from cystore.config import StoreConfig
+from cystore.engine.store_settings import Policy
 from cystore.errors import StoreFullError
 from cystore.layout import FLAGS
 from cystore.system import files
@@ -20,8 +21,12 @@ DISK_FULL = FLAGS["FLAG_DISK_FULL"][0]
 class DiskSpace:
     """Watches the file system that holds the store, whatever else is mounted where: inside quotas and loop mounts too."""
 
-    def __init__(self, root: Path, control: Control, config: StoreConfig) -> None:
-        self._root, self._control, self._config = root, control, config
+    def __init__(self, root: Path, control: Control, policy: Policy) -> None:
+        self._root, self._control, self._policy = root, control, policy
+
+    @property
+    def _config(self) -> StoreConfig:
+        return self._policy.now()
 
     def used_percent(self) -> float:
         """As `df` counts: of what this user may have, how much is taken."""

@@ -220,8 +220,8 @@ class Manifest:
         path = self._root / FILE_NAME
         if problem:
             log.error(
-                "%s cannot be read (%s): it is made anew from the store's other files. Holds, the archive mark and changed settings are "
-                "lost; nothing is cleaned until an operator accepts that (cystore config --accept-rebuilt)",
+                "%s cannot be read (%s): it is made anew from the store's other files; settings of the store that were changed are "
+                "lost: see `cystore config`",
                 path,
                 problem,
             )

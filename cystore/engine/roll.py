@@ -8,10 +8,10 @@ from __future__ import annotations
 from cystore import clock
 from cystore._native.append import end_segment
 from cystore._native.control import Control
-from cystore.config import StoreConfig
 from cystore.engine.ages import Ages
 from cystore.engine.allocate import Allocator
 from cystore.engine.commit_log import CommitLog
+from cystore.engine.store_settings import Policy
 from cystore.layout import CONSTANTS
 
 HOUR_MS = 3_600_000
@@ -21,12 +21,10 @@ BLANK_SIZE_MIN = CONSTANTS["BLANK_SIZE_MIN"][0]
 class Roller:
     """Rolls the log of one store over to its next segment."""
 
-    def __init__(
-        self, control: Control, commit_log: CommitLog, allocator: Allocator, config: StoreConfig
-    ) -> None:
+    def __init__(self, control: Control, commit_log: CommitLog, allocator: Allocator, policy: Policy) -> None:
         self._control, self._commit_log, self._allocator = control, commit_log, allocator
         self._ages = Ages(control, commit_log)
-        self._interval_ms = config.roll_interval_h * HOUR_MS
+        self._policy = policy
 
     def run_once(self) -> bool:
         """Ends the segment that is written to if its first record is older than roll_interval_h. Raises StoreFullError."""
@@ -45,4 +43,6 @@ class Roller:
         if base >= self._control.wrote:
             return False
         first_ms = self._ages.first_ms(base)
-        return first_ms is not None and clock.now_ms() - first_ms >= self._interval_ms
+        return (
+            first_ms is not None and clock.now_ms() - first_ms >= self._policy.now().roll_interval_h * HOUR_MS
+        )

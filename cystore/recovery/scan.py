@@ -15,6 +15,7 @@ from cystore.engine.commit_log import MARKER
 from cystore.engine.given_up import GivenUp
 from cystore.engine.holes import Holes
 from cystore.engine.manifest import read_given_up, read_holes_or_copy
+from cystore.engine.store_settings import effective_at
 from cystore.errors import StoreFormatError
 from cystore.recovery import rules
 from cystore.recovery.index_check import IndexCheck
@@ -66,7 +67,7 @@ class _Scan:
     def __init__(
         self, root: Path, config: StoreConfig, reader: LogReader, *, abnormal: bool, progress: Progress | None
     ) -> None:
-        self._root, self._config, self._reader = root, config, reader
+        self._root, self._config, self._reader = root, effective_at(config, root), reader
         self._abnormal, self._progress = abnormal, progress
         self._warnings: list[str] = []
         self._checkpoint = read_checkpoint(root)

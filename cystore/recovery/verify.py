@@ -14,6 +14,7 @@ from cystore.derived.consume_queue import DIRECTORY as QUEUES
 from cystore.derived.consume_queue import ENTRY_BYTES
 from cystore.derived.index import DIRECTORY as INDEX
 from cystore.engine.manifest import read_holes
+from cystore.engine.store_settings import effective_at
 from cystore.recovery import rules
 from cystore.recovery.index_reader import IndexReader, list_readable_index
 from cystore.recovery.index_stream import IndexStream
@@ -67,6 +68,7 @@ def verify(
     recovery would cut is reported; after a crash entries may be missing, but none may be wrong. Raises StoreFormatError and
     StoreIOError.
     """
+    config = effective_at(config, root)
     reader = LogReader(root, config.mapped_file_size_commit_log_bytes)
     try:
         if bounds is None:

@@ -26,6 +26,7 @@ from cystore.engine.commit_log import CommitLog
 from cystore.engine.disk_space import DiskSpace
 from cystore.engine.progress import Progress
 from cystore.engine.roll import Roller
+from cystore.engine.store_settings import Policy
 from cystore.errors import StoreError, StoreFullError
 from cystore.holds import Holds
 from cystore.services.delivered import DeliveryProgress
@@ -70,18 +71,21 @@ class Cleaner:
         space: DiskSpace,
         flusher: DerivedFlusher,
         delivered: DeliveryProgress,
-        config: StoreConfig,
+        policy: Policy,
     ) -> None:
         self._control, self._commit_log, self._follower = control, commit_log, follower
-        self._dispatcher, self._allocator, self._config = dispatcher, allocator, config
+        self._dispatcher, self._allocator, self._policy = dispatcher, allocator, policy
         self._roller, self._space, self._flusher, self._delivered = roller, space, flusher, delivered
         self._root = commit_log.files.directory.parent
         self.holds = Holds(self._root, control)
         self.archive = ArchiveMark(self._root, control)
-        self.log = LogCleaner(control, commit_log, config)
+        self.log = LogCleaner(control, commit_log, policy)
         self._undispatched_go = False  # of this clean
         self._stalled_at: int | None = None  # the archived offset at which a full disk was reported
-        self._hours = {int(hour) for hour in config.delete_when.split(";")}
+
+    @property
+    def _config(self) -> StoreConfig:
+        return self._policy.now()
 
     def run_once(self) -> Progress:
         """Cleans when the hour has come (delete_when), or when the disk fills up; switches writing off on a disk that is full."""
@@ -90,7 +94,8 @@ class Cleaner:
         forced = (
             self._config.clean_file_forcibly_enable and used >= self._config.disk_space_clean_forcibly_ratio
         )
-        due = time.localtime(clock.now_ms() / 1000).tm_hour in self._hours
+        hours = {int(hour) for hour in self._config.delete_when.split(";")}
+        due = time.localtime(clock.now_ms() / 1000).tm_hour in hours
         until_s = monotonic_s() + TURN_S
         segments = 0
         if due or forced or used >= self._config.disk_max_used_space_ratio:

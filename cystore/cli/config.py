@@ -1,0 +1,59 @@
+"""`cystore config`: the settings that are the store's."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import cystore
+from cystore.cli.command import OK, Command, add_json, store_config
+from cystore.cli.output import write_line
+from cystore.config import StoreConfig
+from cystore.engine.manifest import FILE_NAME, read_facts
+from cystore.engine.store_settings import RETENTION, SHAPE, sources
+from cystore.errors import StoreConfigError, StoreFormatError
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--unset", metavar="NAME", action="append", default=[],
+        help="take a value of the store away: each process's own counts again",
+    )  # fmt: skip
+    add_json(parser, "one JSON object: name, value and source of each setting")
+
+
+def _run(args: argparse.Namespace) -> int:
+    given = [StoreConfig.parse_setting(text) for text in args.settings]
+    changes = {name: value for name, value in given if name in (*RETENTION, *SHAPE)}
+    for name in args.unset:
+        if name in changes:
+            raise StoreConfigError(f"{name}: --set and --unset contradict each other")
+        changes[name] = None
+    args.settings = [text for text in args.settings if StoreConfig.parse_setting(text)[0] not in changes]
+    if not any((args.path / name).exists() for name in (FILE_NAME, "commitlog")):
+        raise StoreFormatError("there is no store here", path=args.path)
+    config = store_config(args, services=())
+    if changes:
+        with cystore.open(args.path, config=config) as store:
+            store.configure(**changes)
+    for name, (value, source) in sources(config, read_facts(args.path)[0]).items():
+        if args.json:
+            write_line(json.dumps({"name": name, "value": value, "source": source}))
+        else:
+            write_line(f"{name} = {value}  ({source})")
+    return OK
+
+
+COMMAND = Command(
+    name="config",
+    summary="the store's own settings: shows them, and changes the retention policy",
+    description="Writes the settings that are the store's, with their source: the store, this call's --config, or the default. With --set "
+    "it changes the store's retention policy, also for the processes that have the store open.",
+    examples=(
+        "cystore config /var/lib/app/store",
+        "cystore config /var/lib/app/store --set file_reserved_time_h=24",
+        "cystore config /var/lib/app/store --unset file_reserved_time_h",
+    ),
+    add_arguments=_add_arguments,
+    run=_run,
+)
