@@ -90,8 +90,14 @@ class Attachment:
     recovered: RecoveredState | None
 
     def flush_once(self) -> Progress:
-        """One turn of the service "flush": the log, then what follows from it."""
-        done = self.flusher.run_once().done + self.derived_flusher.run_once().done
+        """One turn of both threads of the service "flush"."""
+        done = self.flusher.run_once().done
+        derived = self.flush_derived_once()
+        return Progress(done + derived.done, more=derived.more)
+
+    def flush_derived_once(self) -> Progress:
+        """What follows from the log, by a thread of its own: made durable, then what waits to be dispatched."""
+        done = self.derived_flusher.run_once().done
         return Progress(done, more=self.backlog.run_once().more)
 
     def allocate_once(self) -> Progress:

@@ -35,6 +35,7 @@ from cystore.layout import FLAGS
 from cystore.result import GetResult
 from cystore.services.clean import Cleaned
 from cystore.services.duties import Duties
+from cystore.services.idle import QuietWait
 from cystore.services.scrub import SLICE_BYTES, Scrubbed, Scrubber
 from cystore.services.threads import ServiceThread
 from cystore.snapshot import LogSnapshot
@@ -136,17 +137,41 @@ class MessageStore:
             self.put = put_function(parts.appender)  # type: ignore[method-assign]
         if type(self).put_many is MessageStore.put_many:
             self.put_many = parts.appender.put_many  # type: ignore[method-assign]
-        intervals: dict[
-            str,
-            tuple[Callable[[], Progress], float | Callable[[], float], Callable[[float], None] | None],
-        ] = {
-            "flush": (parts.flush_once, self.config.flush_interval_commit_log_ms / 1000, None),
-            "allocate": (parts.allocate_once, ALLOCATE_INTERVAL_S, None),
-            "schedule": (parts.scheduler.run_once, parts.scheduler.idle_s, None),
-            "clean": (parts.cleaner.run_once, CLEAN_INTERVAL_S, None),
-            "reput": (parts.dispatcher.run_once, WAIT_SLICE_S, self._wait_for_appends),
-        }
-        self._threads = [ServiceThread(name, *intervals[name]) for name in self.config.services]
+        self._threads = [thread for name in self.config.services for thread in self._service(name, parts)]
+
+    def _service(self, name: str, parts: Attachment) -> list[ServiceThread]:
+        """The threads of one service. Queues are flushed apart from the log, which must not wait for them."""
+        config, control, flusher, derived = self.config, parts.control, parts.flusher, parts.derived_flusher
+        match name:
+            case "flush":
+                log_s = config.flush_interval_commit_log_ms / 1000
+                queues_s = config.flush_interval_consume_queue_ms / 1000
+                return [
+                    _quiet_thread(name, parts, flusher.run_once, lambda: flusher.idle, log_s),
+                    _quiet_thread(
+                        "flush-queues",
+                        parts,
+                        parts.flush_derived_once,
+                        lambda: derived.idle and control.dispatched >= control.wrote,
+                        queues_s,
+                    ),
+                ]
+            case "allocate":
+                return [
+                    _quiet_thread(
+                        name,
+                        parts,
+                        parts.allocate_once,
+                        lambda: control.dispatched >= control.wrote,
+                        ALLOCATE_INTERVAL_S,
+                    )
+                ]
+            case "schedule":
+                return [ServiceThread(name, parts.scheduler.run_once, parts.scheduler.idle_s)]
+            case "clean":
+                return [ServiceThread(name, parts.cleaner.run_once, CLEAN_INTERVAL_S)]
+            case _:
+                return [ServiceThread(name, parts.dispatcher.run_once, WAIT_SLICE_S, self._wait_for_appends)]
 
     def _wait_for_appends(self, timeout_s: float) -> None:
         control = self._attached().control
@@ -532,6 +557,19 @@ class MessageStore:
         """The RecoveryReport of this attachment, None when others had the store open already."""
         recovered = self._attached().recovered
         return None if recovered is None else recovered.report
+
+
+def _quiet_thread(
+    name: str,
+    parts: Attachment,
+    run_once: Callable[[], Progress],
+    idle: Callable[[], bool],
+    interval_s: float,
+) -> ServiceThread:
+    """A service that sleeps until the next append when there is nothing to do."""
+    stopping = os_threads.Flag()
+    wait = QuietWait(parts.control, idle, stopping)
+    return ServiceThread(name, run_once, interval_s, wait, flag=lambda: stopping)
 
 
 def _topic_text(topic: object) -> str:

@@ -7,6 +7,7 @@ here and never a signal.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,11 +19,15 @@ from cystore._native.mapping import MappedFile
 from cystore.config import StoreConfig
 from cystore.derived.consume_queue_ext import ConsumeQueueExt
 from cystore.engine.segments import MappedFileQueue, Mode
-from cystore.errors import OffsetError, StoreFormatError
+from cystore.errors import OffsetError, StoreFormatError, SyncFailedError
 from cystore.layout import CONSTANTS
 from cystore.system import os_threads
+from cystore.system.file_system import FileSystem
+
+log = logging.getLogger("cystore")
 
 DIRECTORY = "consumequeue"
+MANY_DIRTY = 256  # queues that are synced together
 ENTRY_BYTES = CONSTANTS["QUEUE_ENTRY_BYTES"][0]
 FIRST_STEP_BYTES = 4 * 1024
 LAST_STEP_BYTES = 64 * 1024
@@ -279,6 +284,7 @@ class ConsumeQueues:
     def __init__(self, root: Path, config: StoreConfig, mode: Mode, control: Control) -> None:
         self._root, self._config, self._mode, self._control = root, config, mode, control
         self._open: OrderedDict[int, ConsumeQueue] = OrderedDict()
+        self._file_system = FileSystem(root)
         self._lock = os_threads.Lock()
 
     def get(self, slot: int) -> ConsumeQueue:
@@ -305,10 +311,27 @@ class ConsumeQueues:
         return None if slot < 0 else self.get(slot)
 
     def flush(self) -> None:
-        """Makes every entry dispatched by now durable. Raises OSError."""
-        for slot in kernel.queues_to_flush(self._control):
-            self.get(slot).flush()
+        """Makes every entry dispatched by now durable. By one process at a time. Raises SyncFailedError."""
+        slots = kernel.queues_to_flush(self._control)
+        if len(slots) < MANY_DIRTY or not self._sync_together(slots):
+            for slot in slots:
+                self.get(slot).flush()
+
+    def _sync_together(self, slots: list[int]) -> bool:
+        """One sync of the whole file system instead of thousands of files. False where it fails, or the kernel would not tell: then each
+        file says for itself what became of it."""
+        ends = [(slot, self._control.queue_dispatched(slot)) for slot in slots]
+        try:
+            if self._mode is not Mode.WRITE or not self._file_system.sync():
+                return False
+        except SyncFailedError:
+            log.exception("%s: the sync of the file system failed; queues are synced one by one", self._root)
+            return False
+        for slot, end in ends:
+            self._control.set_queue_flushed(slot, end)
+        return True
 
     def close(self) -> None:
         """Lets all mappings go. Takes no lock: in a forked child a thread that is gone may hold it."""
         self._open = OrderedDict()
+        self._file_system.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from cystore._native.control import Control
 from cystore._native.failpoint import failpoint
+from cystore._native.upkeep import Upkeep
 from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
 from cystore.derived.consume_queue import ConsumeQueues
@@ -19,9 +20,11 @@ from cystore.derived.offsets import QueueOffsets, read_queue_offsets, write_queu
 from cystore.engine.checkpoint import Checkpoint
 from cystore.engine.flush import SYNC_FAILED, Flusher
 from cystore.engine.progress import Progress
-from cystore.errors import StoreFormatError, StoreLockedError, SyncFailedError
+from cystore.errors import StoreFormatError, StoreLockedError, StoreTimeoutError, SyncFailedError
 
 log = logging.getLogger("cystore")
+
+WAIT_MS = 100  # for whoever flushes queues, between two looks at what is flushed
 
 
 class DerivedFlusher:
@@ -40,8 +43,9 @@ class DerivedFlusher:
         self._root, self._control, self._config = root, control, config
         self._queues, self._index, self._checkpoint = queues, index, checkpoint
         self._log_flusher = log_flusher
-        self._flushed_at = self._offsets_saved_at = monotonic_s()
-        self._checkpointed = control.flushed  # flushed position when this process last synced the checkpoint
+        self._upkeep = Upkeep(control)
+        if not control.read_only and self._upkeep.queues_flushed_ms == 0:
+            self._upkeep.queues_flushed_ms = self._upkeep.offsets_saved_ms = _now_ms()
 
     def flush(self) -> None:
         """Everything that is dispatched by now, and the queues' next offsets; those are left to a later flush, or to the clean that
@@ -57,11 +61,26 @@ class DerivedFlusher:
         self._log_flusher.flush_to(self._control.wrote)
 
     def flush_dispatched(self) -> None:
-        """Syncs queues and index, then the checkpoint that speaks of them. Order: log, queues, index, checkpoint."""
+        """Syncs queues and index, then the checkpoint that speaks of them. Order: log, queues, index, checkpoint. Waits for whoever is at
+        it. Raises StoreTimeoutError after sync_flush_timeout_ms."""
+        until_s = monotonic_s() + self._config.sync_flush_timeout_ms / 1000
+        wanted = self._control.dispatched
+        while True:
+            try:
+                with self._control.held("sync", timeout_ms=WAIT_MS):
+                    self._flush_dispatched()
+                return
+            except StoreLockedError as error:
+                if self._control.index_flushed >= wanted:
+                    return
+                if monotonic_s() >= until_s:
+                    raise StoreTimeoutError(f"queues and index are not flushed yet: {error}") from error
+
+    def _flush_dispatched(self) -> None:
+        """Under the lock "sync", which no append, read or flush of the log takes: thousands of queues may take their time."""
         control = self._control
         position, timestamp = control.dispatched, control.dispatched_timestamp_ms
         self._log_flusher.flush_to(position)
-        flushed = control.flushed
         try:
             self._queues.flush()
             self._index.flush()
@@ -73,11 +92,10 @@ class DerivedFlusher:
             if self._config.message_index_enable:
                 self._checkpoint.index_watermark = position
             failpoint("flush.checkpoint_stored")
-            self._checkpoint.sync()
         except SyncFailedError as error:
             self._log_flusher.poison(error)
-        self._checkpointed = flushed
-        self._flushed_at = monotonic_s()
+        self._log_flusher.sync_checkpoint()
+        self._upkeep.queues_flushed_ms = _now_ms()
 
     def save_queue_offsets(self) -> None:
         """Writes config/queueOffset.json: queues whose messages are all gone go on counting from there.
@@ -95,7 +113,7 @@ class DerivedFlusher:
             )  # beyond the log's end: of a log that was cut since
             if queues and not newer:
                 write_queue_offsets(self._root, QueueOffsets.of(queues, position))
-        self._offsets_saved_at = monotonic_s()
+            self._upkeep.offsets_saved, self._upkeep.offsets_saved_ms = position, _now_ms()
 
     def _saved_up_to(self) -> int:
         """The log position of the table on disk, 0 where none can be read."""
@@ -104,14 +122,29 @@ class DerivedFlusher:
         except StoreFormatError:
             return 0  # damaged, and so is its copy: a new one is what it needs
 
+    @property
+    def idle(self) -> bool:
+        """Whether all that is dispatched is durable."""
+        return self._control.index_flushed >= self._control.dispatched
+
     def run_once(self) -> Progress:
-        """One look: flushes when the interval is over and something was dispatched or made durable since."""
-        control, config, now = self._control, self._config, monotonic_s()
+        """One look: flushes when the interval is over and something was dispatched since. By one process at a time; what another one
+        did lately is not done again."""
+        control, config, upkeep = self._control, self._config, self._upkeep
         behind = control.dispatched - control.index_flushed
-        if control.flags & SYNC_FAILED or not (behind or self._checkpointed < control.flushed):
+        if control.flags & SYNC_FAILED or not behind:
             return Progress(0)
-        if (now - self._flushed_at) * 1000 >= config.flush_interval_consume_queue_ms:
-            self.flush_dispatched()
-            if (now - self._offsets_saved_at) * 1000 >= config.flush_consume_queue_thorough_interval_ms:
-                self.save_queue_offsets()
+        if _now_ms() - upkeep.queues_flushed_ms < config.flush_interval_consume_queue_ms:
+            return Progress(behind)
+        with control.held_if_free("sync") as turn:
+            if not turn.held:
+                return Progress(0)
+            self._flush_dispatched()
+        if _now_ms() - upkeep.offsets_saved_ms >= config.flush_consume_queue_thorough_interval_ms:
+            self.save_queue_offsets()
         return Progress(behind)
+
+
+def _now_ms() -> int:
+    """A clock that all processes of this boot share."""
+    return int(monotonic_s() * 1000)

@@ -69,6 +69,7 @@ class LogCleaner:
             with self._control.held("clean"):
                 self._publish(expired, list(needs()))
             failpoint("clean.published")
+            self._control.wake_append()  # who sleeps lets go of its mappings
         return self._unlink_below(self._control.min_physical_offset)
 
     def _expired(self, *, forced: bool) -> list[tuple[int, int]]:

@@ -17,6 +17,7 @@ from typing import NamedTuple, NoReturn
 from cystore._native.control import Control
 from cystore._native.failpoint import failpoint
 from cystore._native.mapping import MappedFile
+from cystore._native.upkeep import Upkeep
 from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
 from cystore.engine.checkpoint import Checkpoint
@@ -34,6 +35,7 @@ log = logging.getLogger("cystore")
 
 SYNC_FAILED = FLAGS["FLAG_SYNC_FAILED"][0]
 WAIT_SLICE_MS = 100
+CHECKPOINT_INTERVAL_MS = 1000
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 RECORD_SIZE_MIN = CONSTANTS["RECORD_SIZE_MIN"][0]
 BORN_HOST_V6 = CONSTANTS["SYS_FLAG_BORN_HOST_V6"][0]
@@ -77,10 +79,12 @@ class Flusher:
         self._root = root
         self._control, self._commit_log = control, commit_log
         self._checkpoint, self._config = checkpoint, config
-        self._log_flushed_at = monotonic_s()
         self._watermarks: list[
             _Watermark
         ] = []  # of one turn; more than one: a signal handler leads inside of it
+        self._upkeep = Upkeep(control)
+        if not control.read_only and self._upkeep.flushed_ms == 0:
+            self._upkeep.flushed_ms = _now_ms()
 
     # ------------------------------------------------------------------------------------------ commit log
 
@@ -182,7 +186,7 @@ class Flusher:
         failpoint("flush.watermark_stored")
         control.advance_flushed(target)
         failpoint("flush.published")
-        self._log_flushed_at = monotonic_s()
+        self._upkeep.flushed_ms = _now_ms()
 
     def _store_watermark(self, watermark: _Watermark) -> None:
         """The last write is that of the highest one, also when a signal handler came in between with a higher one."""
@@ -243,8 +247,10 @@ class Flusher:
 
     def sync_checkpoint(self) -> None:
         """Makes the durable watermark durable itself, with whatever else the checkpoint says now. Raises FlushFailedError."""
+        flushed, self._upkeep.checkpointed_ms = self._control.flushed, _now_ms()  # others need not do it too
         try:
             self._checkpoint.sync()
+            self._upkeep.checkpointed = flushed
         except SyncFailedError as error:
             self.poison(error)
 
@@ -285,17 +291,30 @@ class Flusher:
 
     # ------------------------------------------------------------------------------------------ service
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is left to be made durable."""
+        return self._upkeep.checkpointed >= self._control.flushed >= self._control.wrote
+
     def run_once(self) -> Progress:
-        """One look: flushes the log when enough pages are dirty, or when enough time has passed."""
-        control, config, now = self._control, self._config, monotonic_s()
+        """One look: flushes the log when enough pages are dirty, or when enough time has passed; then the checkpoint, once a second.
+        What another process did lately is not done again."""
+        control, config = self._control, self._config
         if control.flags & SYNC_FAILED:
             return Progress(0)
         dirty = control.wrote - control.flushed
         if dirty:
             self.check_files()
         enough = config.flush_commit_log_least_pages * PAGE_BYTES
-        if dirty >= max(enough, 1) or (
-            dirty and (now - self._log_flushed_at) * 1000 >= config.flush_commit_log_thorough_interval_ms
-        ):
+        old = _now_ms() - self._upkeep.flushed_ms >= config.flush_commit_log_thorough_interval_ms
+        if dirty >= max(enough, 1) or (dirty and old):
             self.flush_to(control.wrote)
+        behind = self._upkeep.checkpointed < control.flushed
+        if behind and _now_ms() - self._upkeep.checkpointed_ms >= CHECKPOINT_INTERVAL_MS:
+            self.sync_checkpoint()
         return Progress(dirty)
+
+
+def _now_ms() -> int:
+    """A clock that all processes of this boot share."""
+    return int(monotonic_s() * 1000)

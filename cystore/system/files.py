@@ -35,7 +35,6 @@ TMP_DIRECTORY = "tmp"
 _AT_FDCWD = -100
 _FALLOC_FL_KEEP_SIZE = 1
 _RENAME_NOREPLACE = 1
-_RENAME_EXCHANGE = 2
 _SYS_OPENAT2 = 437  # on every architecture
 _RESOLVE_NO_SYMLINKS = 0x04
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -411,19 +410,6 @@ def rename_no_replace(source: Path, target: Path) -> None:
         if code == errno.EEXIST:
             raise FileExistsError(code, os.strerror(code), str(target))
         with translated(target):
-            raise OSError(code, os.strerror(code), str(target))
-
-
-def move_onto(source: Path, target: Path, *, exchange: bool) -> None:
-    """Gives `source` the name `target`; with `exchange` the two swap their names. Atomic; not durable before the folder is synced."""
-    if not exchange:
-        with translated(target):
-            os.rename(source, target)
-        return
-    names = os.fsencode(source), os.fsencode(target)
-    with translated(target):
-        if _libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE):
-            code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), str(target))
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from cystore._native.failpoint import failpoint
 from cystore.errors import StoreFullError
 from cystore.system import files
+from cystore.system.file_system import move_onto
 
 PAGE_BYTES = 4096
 SPARE = ".spare"
@@ -42,10 +43,10 @@ def write_in_room(path: Path, data: bytes) -> None:
         room = os.fstat(fd).st_size
     failpoint("files.written")
     first = not path.exists()
-    files.move_onto(spare, path, exchange=not first)
+    move_onto(spare, path, exchange=not first)
     failpoint("files.replaced")
     if not first:
-        files.move_onto(spare, copy, exchange=copy.exists())
+        move_onto(spare, copy, exchange=copy.exists())
         failpoint("files.backup_gone")
     files.sync_directory(path.parent)
     try:

@@ -18,7 +18,7 @@ from cystore.derived.consume_queue import ConsumeQueue
 from cystore.derived.offsets import read_queue_offsets
 from cystore.engine.progress import Progress
 from cystore.layout import LOCK_NAMES
-from cystore.system import files
+from cystore.system import files, room
 from tests.checks import check_closed, everything
 from tests.cleaned import check_cleaned, fill
 from tests.process import Process
@@ -233,7 +233,7 @@ def test_appends_wait_for_no_part_of_a_clean(tmp_path, later, monkeypatch):
             monkeypatch.setattr(owner, name, watching)
 
         watch(files, "remove")
-        watch(files, "move_onto")
+        watch(room, "move_onto")
         watch(ConsumeQueue, "offset_at")
         watch(ConsumeQueue, "remove_expired")
         later(73)

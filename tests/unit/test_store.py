@@ -489,6 +489,7 @@ def test_services_run_in_threads_and_end_with_the_store(path):
         names = {thread.name for thread in threading.enumerate()} - before
         assert names == {
             "cystore-flush",
+            "cystore-flush-queues",
             "cystore-allocate",
             "cystore-reput",
             "cystore-schedule",

@@ -1,0 +1,61 @@
+"""What concerns a whole file system: a sync of all that is dirty in it, and names that are exchanged."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import weakref
+from pathlib import Path
+
+from cystore.errors import SyncFailedError
+from cystore.system import files
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def move_onto(source: Path, target: Path, *, exchange: bool) -> None:
+    """Gives `source` the name `target`; with `exchange` the two swap their names. Atomic; not durable before the folder is synced."""
+    names = os.fsencode(source), os.fsencode(target)
+    with files.translated(target):
+        if not exchange:
+            os.rename(source, target)
+        elif _libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), str(target))
+
+
+def tells_errors() -> bool:
+    """Whether syncfs reports what could not be written: Linux does so from 5.8 on."""
+    major, minor = (int(part) for part in os.uname().release.split(".")[:2])
+    return (major, minor) >= (5, 8)
+
+
+class FileSystem:
+    """The file system that holds a folder. Its descriptor is kept from the first sync on: errors since then are told to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._fd = -1
+        self._closing: weakref.finalize | None = None
+
+    def sync(self) -> bool:
+        """Makes everything in it durable, names too. False where the kernel would not tell what failed. Raises SyncFailedError."""
+        if not tells_errors():
+            return False
+        if self._fd < 0:
+            self._fd = files.open_file(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+            self._closing = weakref.finalize(self, os.close, self._fd)
+        while _libc.syncfs(self._fd):
+            code = ctypes.get_errno()
+            if code != errno.EINTR:
+                raise SyncFailedError.of(code, self._folder)
+        return True
+
+    def close(self) -> None:
+        """Gives the descriptor back; a later sync takes another one."""
+        closing, self._closing, self._fd = self._closing, None, -1
+        if closing is not None:
+            closing()

@@ -1,0 +1,182 @@
+"""Goal: the log is flushed in time whatever queues and index cost, one process does what all need, and idle processes sleep. Method: queue
+flushes that stand still, file systems whose sync fails, several processes, and a wait whose parts are watched."""
+
+from __future__ import annotations
+
+import errno
+import threading
+
+import pytest
+
+from cystore.derived import consume_queue
+from cystore.derived.consume_queue import ConsumeQueue
+from cystore.engine.checkpoint import Checkpoint, read_checkpoint
+from cystore.errors import StoreTimeoutError, SyncFailedError
+from cystore.services.idle import SLEEP_MS, QuietWait
+from cystore.system.file_system import FileSystem, tells_errors
+from tests.process import Process
+from tests.small import SETTINGS, open_small
+
+QUICK = {"services": ("flush",), "flush_interval_commit_log_ms": 10, "flush_interval_consume_queue_ms": 10,
+         "flush_commit_log_least_pages": 0}  # fmt: skip
+
+
+def test_the_log_is_flushed_while_a_flush_of_queues_stands_still(tmp_path, monkeypatch):
+    """Seen: the oldest byte that was not durable was 3.9 s old with an interval of 500 ms, because queues were flushed between."""
+    begun, go_on = threading.Event(), threading.Event()
+    with open_small(tmp_path / "s", **QUICK) as store:
+        queues = store._attached().queues
+        flush = queues.flush
+
+        def slow():
+            begun.set()
+            go_on.wait()
+            flush()
+
+        monkeypatch.setattr(queues, "flush", slow)
+        store.put("T", b"1")
+        store.dispatch()
+        begun.wait()
+        control = store._attached().control
+        for _ in range(3):
+            put = store.put("T", b"2")
+            end = put.physical_offset + put.size_bytes
+            while control.flushed < end:
+                control.wait_flush(control.flush_seq, 1000)
+        assert read_checkpoint(store.path).watermark >= end
+        go_on.set()
+
+
+def test_one_process_flushes_queues_and_others_leave_it_to_them(tmp_path):
+    with open_small(tmp_path / "s") as store, Process() as other:
+        store.put("T", b"1", flush="sync")
+        store.dispatch()
+        other.do(
+            "import cystore; store = cystore.open(path, **settings); parts = store._attached(); "
+            "turn = parts.control.held('sync'); turn.__enter__()",
+            path=str(store.path),
+            settings={**SETTINGS, "flush_interval_consume_queue_ms": 1},
+        )
+        parts = store._attached()
+        parts.derived_flusher._upkeep.queues_flushed_ms = 0
+        assert parts.derived_flusher.run_once().done == 0
+        assert parts.control.index_flushed == 0
+        other.do("turn.__exit__(None, None, None)")
+        assert parts.derived_flusher.run_once().done > 0
+        assert other.do("parts.derived_flusher.run_once().done") == 0  # nothing is left
+
+
+def test_a_flush_that_was_asked_for_says_who_it_waits_for(tmp_path):
+    with open_small(tmp_path / "s", sync_flush_timeout_ms=150) as store, Process() as other:
+        store.put("T", b"1")
+        store.dispatch()
+        other.do(
+            "import cystore; store = cystore.open(path, **settings); parts = store._attached(); "
+            "turn = parts.control.held('sync'); turn.__enter__()",
+            path=str(store.path),
+            settings=SETTINGS,
+        )
+        with pytest.raises(StoreTimeoutError, match=f"the sync lock is held by thread {other.pid}"):
+            store.flush()
+        assert store.stats()["flushed"] == store.wrote_position  # the log does not wait
+        other.kill()
+        store.flush()
+
+
+def test_the_checkpoint_is_synced_by_one_process(tmp_path, monkeypatch):
+    """Seen: each of the attached processes synced the same checkpoint again."""
+    with open_small(tmp_path / "s") as store:
+        store.put("T", b"1", flush="sync")
+        flusher = store._attached().flusher
+        flusher._upkeep.checkpointed_ms = 0
+        synced = []
+        sync = Checkpoint.sync
+        monkeypatch.setattr(Checkpoint, "sync", lambda self: (synced.append(self), sync(self)))
+        with open_small(tmp_path / "s") as second:
+            for one in (store, second, store, second):
+                one._attached().flusher.run_once()
+            assert len(synced) == 1
+            assert flusher.idle
+
+
+@pytest.fixture
+def many(monkeypatch):
+    """Ten queues are many."""
+    monkeypatch.setattr(consume_queue, "MANY_DIRTY", 10)
+
+
+def flushed_offsets(store) -> set[int]:
+    control = store._attached().control
+    return {control.queue_flushed(slot) for slot in range(control.queue_count)}
+
+
+@pytest.mark.skipif(not tells_errors(), reason="the kernel does not tell what syncfs could not write")
+def test_many_queues_are_synced_together(tmp_path, monkeypatch, many):
+    with open_small(tmp_path / "s") as store:
+        for queue_id in range(20):
+            store.put("T", b"", queue_id=queue_id)
+        store.dispatch()
+
+        def one_by_one(self):
+            raise AssertionError("a sync of its own")
+
+        with monkeypatch.context() as counted:
+            counted.setattr(ConsumeQueue, "flush", one_by_one)
+            store.flush()
+        assert flushed_offsets(store) == {1}
+
+
+def test_a_sync_of_the_file_system_that_fails_says_nothing_of_our_files(tmp_path, monkeypatch, many):
+    """Other programs' files may be meant: each queue is synced by itself then, and says what became of it."""
+
+    def fail(self):
+        raise SyncFailedError.of(errno.EIO, tmp_path)
+
+    monkeypatch.setattr(FileSystem, "sync", fail)
+    with open_small(tmp_path / "s") as store:
+        for queue_id in range(20):
+            store.put("T", b"", queue_id=queue_id)
+        store.dispatch()
+        store.flush()
+        assert flushed_offsets(store) == {1}
+        store.put("T", b"", flush="sync")
+
+
+class Watched:
+    """A control block and a flag that note what is waited for."""
+
+    def __init__(self) -> None:
+        self.append_seq, self.waits, self.stopped = 7, [], False
+
+    def wait_append(self, seen, timeout_ms):
+        self.waits.append(("append", seen, timeout_ms))
+
+    def wait(self, interval_s):
+        self.waits.append(("interval", interval_s))
+
+    def is_set(self):
+        return self.stopped
+
+
+def test_a_service_without_work_sleeps_until_the_next_append(monkeypatch):
+    """Seen: 50 wake-ups a second in each of a hundred idle processes."""
+    from cystore.services import idle as module
+
+    now, idle = [0.0], [True]
+    monkeypatch.setattr(module, "monotonic_s", lambda: now[0])
+    watched = Watched()
+    wait = QuietWait(watched, lambda: idle[0], watched)
+    wait(0.02)
+    now[0] = 1.0
+    wait(0.02)
+    assert watched.waits == [("interval", 0.02), ("append", 7, SLEEP_MS)]
+    watched.append_seq = 8  # somebody appends
+    wait(0.02)
+    now[0] = 2.5
+    idle[0] = False  # something is not durable yet
+    wait(0.02)
+    assert watched.waits[2:] == [("interval", 0.02)] * 2
+    now[0], idle[0] = 10.0, True
+    watched.stopped = True
+    wait(0.02)
+    assert len(watched.waits) == 4
