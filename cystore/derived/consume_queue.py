@@ -31,7 +31,7 @@ MANY_DIRTY = 256  # queues that are synced together
 ENTRY_BYTES = CONSTANTS["QUEUE_ENTRY_BYTES"][0]
 FIRST_STEP_BYTES = 4 * 1024
 LAST_STEP_BYTES = 64 * 1024
-MAX_OPEN = 4096  # queues with files mapped in one process; a process may have some 65,000 mappings in all
+MAX_OPEN = 16384  # queues with files mapped in one process; a process may have some 65,000 mappings in all
 
 
 class QueueEntry(NamedTuple):

@@ -36,7 +36,7 @@ log = logging.getLogger("cystore")
 TURN_S = 0.010  # so long the lock is held, about; then others may have it
 BATCH_BYTES = 1024 * 1024  # of log between two looks at the clock; some 3 ms
 REPORT_BYTES = 64 * 1024 * 1024  # of log between two reports of progress
-MAX_MAPPED_QUEUES = 4096
+MAX_MAPPED_QUEUES = 16384
 RECORD_SIZE_MIN = CONSTANTS["RECORD_SIZE_MIN"][0]
 
 
