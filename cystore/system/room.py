@@ -39,7 +39,7 @@ def write_in_room(path: Path, data: bytes) -> None:
         at = 0
         while at < len(view):
             at += os.pwrite(fd, view[at:], at)
-        os.fsync(fd)
+        files.sync(fd, spare, named=False)
         room = os.fstat(fd).st_size
     failpoint("files.written")
     first = not path.exists()
