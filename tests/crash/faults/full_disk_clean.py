@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
 import cystore
+from cystore.engine.checkpoint import read_checkpoint
 from tests.checks import check_closed
 from tests.crash import worker
 from tests.crash.aftermath import aftermath
@@ -105,7 +107,7 @@ def clean_when_full(case: Case, nursery: Nursery, disk: Disk, run: Run, planted:
                 told(writer, NOT_DURABLE)
                 writer.end()
             if not said:
-                assert not (seen / "store" / "abort").exists()
+                durable(seen / "store", acknowledged)
         (last,) = [stack.enter_context(worker.born(nursery, store, settings, rng.randrange(1 << 40)))]
         last.do("w.store.clean(); w.get(); w.stats()")
         (seen / BALLAST).unlink()
@@ -132,6 +134,13 @@ def full(seen: Path, number: int) -> None:
     use_up(seen / f"rest{number}")
     left = os.statvfs(seen)
     assert left.f_bavail * left.f_frsize < 4096, left
+
+
+def durable(path: Path, acknowledged: Sequence[Any]) -> None:
+    """Everybody closed, and nobody said that something is not durable: the checkpoint's watermark is behind all of it."""
+    end = max(one[4] + one[5] for one in acknowledged)
+    watermark = read_checkpoint(path).watermark
+    assert watermark >= end, (watermark, end)
 
 
 def told(one: Child, allowed: set[str]) -> list[Any]:

@@ -24,6 +24,8 @@ OTHERS = 1
 ROUNDS = 6  # of a case: each lowers the limit once
 STEPS = 15
 CALM = ("put", "put_many", "get", "query", "dispatch", "flush")
+# The calls of the process that starves. Opening is tried without descriptors, not without memory for a thread's stack.
+STARVED = {"descriptors": ALL, "memory": (*PUTS, *READS, *DUTIES)}
 # Typed errors that a call without descriptors or memory may raise. Never one of a disk that failed.
 ALLOWED = {"StoreResourceError", "StoreTimeoutError"}
 # The interpreter's own objects need memory too.
@@ -85,7 +87,7 @@ def starve(kind: str, case: Case, nursery: Nursery, path: Path, run: Run, plante
                 other.send("w.work(20, names)", names=CALM)
             poor.do("w.work(5, names)", names=ALL)
             left = spare(kind, rng)
-            poor.do(f"without({kind}, spare, steps, names)", spare=left, steps=STEPS, names=ALL)
+            poor.do(f"without({kind}, spare, steps, names)", spare=left, steps=STEPS, names=STARVED[kind])
             raised, missing = poor.do("w.told()[1:]")
             others_raised = [one for other in others for one in (other.answer(), other.do("w.told()[1]"))[1]]
             assert not others_raised, (left, others_raised[:3])
