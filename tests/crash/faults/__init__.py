@@ -17,6 +17,7 @@ from tests.crash.faults import (
     page_order,
     power,
     resources,
+    signals,
     stop,
     taken_away,
 )
@@ -39,6 +40,7 @@ FAULTS: tuple[Fault, ...] = (
     forked.FAULT,
     jvm.FAULT,
     lost_writes.FAULT,
+    signals.FAULT,
     resources.DESCRIPTORS,
     resources.MEMORY,
     live_damage.FAULT,
