@@ -145,6 +145,32 @@ class ConsumeQueue:
         self.files.allocate(base, allocated - base, end)
         self._control.set_queue_allocated(self.slot, base + end)
 
+    def remade(self, queue_offset: int) -> MappedFile:
+        """The file that has a name now and holds an entry, with space for all its entries: made again if somebody removed it."""
+        base = self.files.base_of(queue_offset * ENTRY_BYTES)
+        self.forget(queue_offset)
+        end = _stepped(
+            0, min(self.max_offset * ENTRY_BYTES - base, self.files.file_bytes), self.files.file_bytes
+        )
+        file = self.files.get(base)
+        if file is not None:
+            self.files.allocate(base, 0, end)
+            return file
+        file = self.files.create(base, end)
+        blank = self.min_offset * ENTRY_BYTES - base
+        if blank > 0:
+            kernel.put_holes(file, 0, blank // ENTRY_BYTES)
+        return file
+
+    def forget(self, queue_offset: int) -> None:
+        """Lets this process's mapping of the file go that holds an entry: the name may lead to another file by now."""
+        self._last = None
+        self.files.forget(self.files.base_of(queue_offset * ENTRY_BYTES))
+
+    def forget_allocated(self) -> None:
+        """Makes every dispatcher look for the file of the next entry by its name again."""
+        self._control.set_queue_allocated(self.slot, self.max_offset * ENTRY_BYTES)
+
     def fill_gap(self, queue_offset: int) -> None:
         """Enters holes up to an offset whose predecessors are lost; in a queue without entries it becomes the first."""
         control, slot = self._control, self.slot

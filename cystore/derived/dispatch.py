@@ -21,7 +21,7 @@ from cystore._native.message import Message, message_at
 from cystore._native.record import STATUS_NAMES
 from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
-from cystore.derived.consume_queue import ConsumeQueue, ConsumeQueues
+from cystore.derived.consume_queue import ENTRY_BYTES, ConsumeQueue, ConsumeQueues
 from cystore.derived.damage import DamageSearch
 from cystore.derived.index import IndexFiles
 from cystore.engine.commit_log import CommitLog
@@ -278,7 +278,12 @@ class Dispatcher:
         self._kernel.use_queue(slot, self._queues.get(slot).prepare(self._kernel.wanted))
 
     def _allocate_queue(self) -> None:
-        self._queues.get(self._kernel.slot).allocate(self._kernel.wanted)
+        """Also asks for the file by its name again: somebody may have removed it, or made it anew."""
+        slot, wanted = self._kernel.slot, self._kernel.wanted
+        queue = self._queues.get(slot)
+        queue.forget(wanted // ENTRY_BYTES)
+        file = queue.prepare(wanted)
+        self._kernel.use_queue(slot, file)
 
     def _use_ext_file(self) -> None:
         slot = self._kernel.slot

@@ -23,6 +23,7 @@ from cystore._native.window import LogWindow
 from cystore.config import StoreConfig
 from cystore.derived.consume_queue import ENTRY_BYTES, ConsumeQueue, ConsumeQueues
 from cystore.derived.dispatch import Dispatcher
+from cystore.derived.heal import QueueHealer, is_queue_damage
 from cystore.derived.index import IndexFiles
 from cystore.derived.tail import TailReader
 from cystore.engine.commit_log import CommitLog
@@ -43,6 +44,7 @@ FOREVER_MS = (1 << 63) - 1
 FILTERED_ENTRIES = 800  # at least so many entries are looked at in one batch (16,000 bytes in RocketMQ)
 HELP_WAIT_MS = 1_000  # for another dispatcher
 SPARE_WINDOWS = 8
+HEALED_TRIES = 5
 CLEANED_TRIES = 100  # a get looks again so often when a cleaner took away what it was about to read
 INT32_MAX = (1 << 31) - 1
 TRANSACTION_MASK = CONSTANTS["SYS_FLAG_TRANSACTION_MASK"][0]
@@ -78,6 +80,7 @@ class Reader:
         )
         self._windows: list[LogWindow] = []
         self._tail = TailReader()
+        self._healer = QueueHealer(control, commit_log, queues)
         self._key_reader: KeyReader | None = None
         self._found = self._missed = self._messages = self._queries = 0
 
@@ -108,6 +111,7 @@ class Reader:
             "get_found": self._found,
             "get_missed": self._missed,
             "get_messages": self._messages,
+            "healed_entries": self._healer.healed,
             "queries": self._queries + (self._key_reader.queries if self._key_reader else 0),
         }
 
@@ -173,6 +177,7 @@ class Reader:
         wanted_tags: TagFilter | None,
         raw: bool,
     ) -> GetResult:
+        healing = 0
         for _ in range(CLEANED_TRIES):
             dispatched = self._control.dispatched
             state = self._state(name, queue_id)
@@ -182,7 +187,17 @@ class Reader:
             result = _outside(queue_offset, minimum, maximum, following)
             asked = (name, queue_id, queue_offset, max_count, wanted_tags, raw)
             if result is None:
-                result = self._batch(*asked, state)
+                try:
+                    result = self._batch(*asked, state)
+                except CorruptRecordError as error:
+                    if not is_queue_damage(error):
+                        raise
+                    if self._heal(slot, queue_offset, healing):
+                        healing += 1
+                        continue
+                    result = self._read_from_log(asked, state)
+                    if result is None:
+                        raise
             elif maximum <= queue_offset < following and self._control.read_only:
                 result = self._batch(*asked, state, dispatched) or result
             if result is not None:
@@ -192,10 +207,34 @@ class Reader:
                 return result
             control = self._control
             if (control.queue_minimum(slot), control.min_physical_offset) == (minimum, log_minimum):
-                break
-            # A cleaner took the file away, after it had published the new minimum: look again.
+                if not self._heal(slot, queue_offset, healing):
+                    result = self._read_from_log(asked, state)
+                    if result is None:
+                        break
+                    return result
+                healing += 1
+            # Else a cleaner took the file away, after it had published the new minimum: look again.
         next_offset = self._queues.get(slot).next_file_offset(queue_offset)
         return GetResult(GetStatus.OFFSET_FOUND_NULL, [], next_offset, minimum, maximum)
+
+    def _heal(self, slot: int, queue_offset: int, tries: int) -> bool:
+        """Makes up for a queue file that is gone or wrong; True when it is worth another look.
+
+        First this process looks for the file by its name again: another one may have made it anew. Then the entries are written
+        again from the log.
+        """
+        if tries == 0:
+            self._queues.get(slot).forget(queue_offset)
+            return True
+        return tries < HEALED_TRIES and self._healer.heal(slot, queue_offset)
+
+    def _read_from_log(
+        self,
+        asked: tuple[bytes, int, int, int, TagFilter | None, bool],
+        state: tuple[int, int, int, int, int, int],
+    ) -> GetResult | None:
+        """A read-only handle cannot heal a queue: it makes the entries from the log, for itself."""
+        return self._batch(*asked, state, state[4]) if self._control.read_only else None
 
     def _batch(
         self,

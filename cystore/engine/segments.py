@@ -237,6 +237,11 @@ class MappedFileQueue:
         """Lets all mappings go; views keep theirs. Takes no lock: in a forked child a thread that is gone may hold it."""
         self._mapped, self._imagined = OrderedDict(), {}
 
+    def forget(self, base: int) -> None:
+        """Drops this process's mapping of the file at `base`; it is mapped again by its name when it is asked for."""
+        with self._lock:
+            self._mapped.pop(base, None)
+
     def forget_below(self, offset: int) -> None:
         """Drops this process's mappings of files that end at or below `offset`; another process unlinked them."""
         with self._lock:

@@ -1,0 +1,129 @@
+"""Consume queue files that were deleted or damaged while processes are attached: written again from the log, while everybody goes on."""
+
+from __future__ import annotations
+
+import logging
+
+from cystore._native import tail as tail_kernel
+from cystore._native.control import Control
+from cystore._native.mapping import MappedFile
+from cystore.derived.consume_queue import ENTRY_BYTES, ConsumeQueue, ConsumeQueues
+from cystore.engine.commit_log import CommitLog
+from cystore.errors import CorruptRecordError, OffsetError
+
+log = logging.getLogger("cystore")
+
+SCHEDULED = "SCHEDULE_TOPIC_XXXX"  # its entries hold due times, which do not follow from the record alone
+WRITE_ENTRIES = 4096  # compared and written in one turn under the dispatch lock
+LOCK_WAIT_MS = 1_000
+
+
+class QueueHealer:
+    """Heals the queues of one store. The log is walked without a lock; entries are written in short turns under the dispatch lock."""
+
+    def __init__(self, control: Control, commit_log: CommitLog, queues: ConsumeQueues) -> None:
+        self._control, self._commit_log, self._queues = control, commit_log, queues
+        self.healed = 0  # entries that this process wrote again
+        self._hopeless: set[tuple[int, int]] = set()  # (slot, queue offset): the log has nothing better
+
+    def heal(self, slot: int, queue_offset: int) -> bool:
+        """Writes the wrong entries of the file that holds a queue offset again, from that offset on; True when there were some.
+
+        A process that may not write gives False. Raises StoreFullError, StoreIOError.
+        """
+        control, queue = self._control, self._queues.get(slot)
+        if control.read_only or queue.topic == SCHEDULED or (slot, queue_offset) in self._hopeless:
+            return False
+        end = queue.max_offset
+        behind_file = queue.next_file_offset(queue_offset)
+        first = max(queue.min_offset, behind_file - queue.files.file_bytes // ENTRY_BYTES)
+        if queue.file_of(queue_offset) is not None:
+            first = queue_offset
+        found = self._entries(queue, first, min(end, behind_file))
+        written = 0 if found is None else self._write(queue, found, first)
+        if not written:
+            if len(self._hopeless) > 10_000:
+                self._hopeless.clear()
+            self._hopeless.add((slot, queue_offset))
+            return False
+        self.healed += written
+        log.error(
+            "%s: %d entries from queue offset %d on were missing or wrong; they are written again from the log",
+            queue.files.directory,
+            written,
+            first,
+        )
+        return True
+
+    def _entries(self, queue: ConsumeQueue, first: int, end: int) -> tuple[MappedFile, int] | None:
+        """What the entries [first, end) must be: memory like a consume queue file, and how many of them the log tells."""
+        control = self._control
+        out = MappedFile.anonymous(first * ENTRY_BYTES, max(end - first, 1) * ENTRY_BYTES)
+        minimum, dispatched = control.min_physical_offset, control.dispatched
+        for position in self._starts(queue, first, minimum):
+            try:
+                count, _ = tail_kernel.entries_into(
+                    out,
+                    self._commit_log.window(),
+                    minimum,
+                    dispatched,
+                    position,
+                    queue.topic.encode(),
+                    queue.queue_id,
+                )
+            except (OffsetError, CorruptRecordError):  # a segment was cleaned, or is missing
+                continue
+            if count and end > first:
+                return out, min(count, end - first)
+        return None
+
+    def _starts(self, queue: ConsumeQueue, first: int, minimum: int) -> list[int]:
+        """Log positions to walk from: the record before the first entry, if that is sound, else the log's minimum."""
+        before = None
+        if first > queue.min_offset and queue.file_of(first - 1) is not None:
+            before = queue.entry(first - 1)
+        if before is None:
+            return [minimum]
+        try:
+            record = self._commit_log.read(before.physical_offset)
+        except (OffsetError, CorruptRecordError):
+            return [minimum]
+        sound = (record.topic, record.queue_id, record.queue_offset) == (
+            queue.topic,
+            queue.queue_id,
+            first - 1,
+        )
+        return [before.physical_offset] if sound else [minimum]
+
+    def _write(self, queue: ConsumeQueue, found: tuple[MappedFile, int], first: int) -> int:
+        """Writes the entries that differ; how many."""
+        memory, count = found
+        written = 0
+        for begin in range(first, first + count, WRITE_ENTRIES):
+            end = min(begin + WRITE_ENTRIES, first + count)
+            with self._control.held("dispatch", timeout_ms=LOCK_WAIT_MS):
+                if end > queue.max_offset or begin < queue.min_offset:
+                    return written  # cleaned meanwhile
+                file = queue.remade(begin)
+                at, length = begin * ENTRY_BYTES, (end - begin) * ENTRY_BYTES
+                wanted, present = (
+                    memory.read(at - memory.base, length),
+                    file.read(at - file.base, length),
+                )
+                if wanted != present:
+                    file.write(at - file.base, wanted)
+                    written += sum(
+                        wanted[place : place + ENTRY_BYTES] != present[place : place + ENTRY_BYTES]
+                        for place in range(0, length, ENTRY_BYTES)
+                    )
+                queue.forget_allocated()
+        if written:
+            with self._control.held("dispatch", timeout_ms=LOCK_WAIT_MS):
+                file = queue.remade(first)
+            file.sync()
+        return written
+
+
+def is_queue_damage(error: CorruptRecordError) -> bool:
+    """Whether a read failed because of an entry, or of where that leads to, and not because of the record's own checksum."""
+    return "bad checksum" not in str(error)
