@@ -304,24 +304,20 @@ def _first_file(parent: int, queue: str, length: int) -> Listed | None:
 
 def _head(fd: int, length: int) -> bytes | None:
     """What a file begins with, up to its last byte that is not zero; None where more stands behind the first block."""
-    data = os.pread(fd, BLOCK_BYTES, 0)
-    used = data[: len(data) - scan.trailing_zeros(data)] if data else data
-    if len(used) == BLOCK_BYTES or (len(data) < BLOCK_BYTES and len(data) < length):
+    data = os.pread(fd, FIRST_BYTES, 0)
+    if len(data) < min(FIRST_BYTES, length):
         return None
-    try:
-        behind = os.lseek(fd, len(data), os.SEEK_DATA)
-    except OSError as error:
-        return used if error.errno == errno.ENXIO else None
-    # A block that holds the end of the first one, and zeros.
-    if behind < FIRST_BYTES <= length or length <= FIRST_BYTES:
-        rest = os.pread(fd, max(FIRST_BYTES - len(data), 0), len(data))
-        if any(rest):
+    used = len(data) - scan.trailing_zeros(data) if data else 0
+    if len(data) < length:
+        if used == len(data):
             return None
         try:
-            os.lseek(fd, FIRST_BYTES, os.SEEK_DATA)
+            os.lseek(fd, len(data), os.SEEK_DATA)
+            return None
         except OSError as error:
-            return used if error.errno == errno.ENXIO else None
-    return None
+            if error.errno != errno.ENXIO:
+                raise
+    return data[:used]
 
 
 def _file_bytes(lengths: Counter[int], configured: int) -> int:
