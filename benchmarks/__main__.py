@@ -10,15 +10,18 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from benchmarks import report, runner
+from benchmarks import report, runner, scale
 from benchmarks.cases import CASES
 from benchmarks.document import document
 
 HERE = Path(__file__).resolve().parent
 RESULTS, PAGE = HERE / "results", HERE.parent / "docs" / "benchmarks.md"
+SCALE = "## scale\n"
 
 
 def main(arguments: list[str]) -> int:
+    if arguments[:1] == ["scale"]:
+        return scale.main(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
         "cases", nargs="*", metavar="CASE", help="only these, or all that begin so; default: every one"
@@ -43,7 +46,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--list", action="store_true", help="name the cases and end")
     options = parser.parse_args(arguments)
     if options.document:
-        PAGE.write_text(document(json.loads(options.document.read_text())))
+        _, found, section = PAGE.read_text().partition(
+            SCALE
+        )  # that one is written by hand, from what `scale` prints
+        PAGE.write_text(document(json.loads(options.document.read_text())) + found + section)
         return 0
     if options.list:
         print("\n".join(f"{case.name:<20} {case.title}" for case in CASES))

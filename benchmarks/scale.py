@@ -1,0 +1,263 @@
+"""`python -m benchmarks scale`: what a store costs that has many queues, much to do at once, or many processes.
+
+Each row is a ratio, a difference or a count beside its goal; every measurement runs in processes of its own. Take a folder on a disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cystore
+from benchmarks.scale_puts import beside
+
+ROOT = Path(__file__).resolve().parent.parent
+TOPICS = 16
+QUEUE_FILE_BYTES = 6_000_000
+
+
+class Row(NamedTuple):
+    """One figure: what it is of, what was measured, and what it must be."""
+
+    what: str
+    measured: str
+    goal: str
+    reached: bool
+
+
+class Sizes(NamedTuple):
+    """How large everything is."""
+
+    queues: int
+    round_robin: int
+    seconds: float
+    processes: int
+
+
+FULL, QUICK = Sizes(65_536, 10_000, 20.0, 100), Sizes(4_096, 1_000, 3.0, 10)
+
+
+def settings(messages: int) -> dict[str, Any]:
+    """Room for the queues; the keys of so many messages fill two index files."""
+    rest = {"services": "none", "max_hash_slot_num": 50_000, "max_index_num": 2 * messages // 3}
+    return {"max_queues": 100_000, **rest}
+
+
+def message(number: int) -> cystore.Message:
+    return cystore.Message(
+        topic=f"T{number % TOPICS}", queue_id=number // TOPICS, body=b"x" * 50, keys=(f"k{number}",)
+    )
+
+
+def build(root: Path, queues: int, messages: int) -> None:
+    """A closed store of so many queues. Their files are written plainly: a dispatcher makes each of them with care, which takes long."""
+    store = cystore.open(root, **settings(messages))
+    for first in range(0, messages, 10_000):
+        upto = min(first + 10_000, messages)
+        store.put_many([message(number % queues) for number in range(first, upto)])
+    store.flush_log()
+    entries: dict[tuple[str, int], list[bytes]] = {}
+    for found in store.scan():
+        entry = struct.pack(">qiq", found.physical_offset, found.size_bytes, 0)
+        entries.setdefault((found.topic, found.queue_id), []).append(entry)
+    store.close()
+    shutil.rmtree(root / "consumequeue", ignore_errors=True)
+    shutil.rmtree(root / "index", ignore_errors=True)
+    for (topic, queue_id), rows in entries.items():
+        folder = root / "consumequeue" / topic / str(queue_id)
+        folder.mkdir(parents=True, mode=0o700)
+        with (folder / f"{0:020d}").open("wb") as file:
+            file.truncate(QUEUE_FILE_BYTES)
+            file.write(b"".join(rows))
+    (root / "abort").touch()
+    cystore.open(root, **settings(messages)).close()
+
+
+# ------------------------------------------------------------------------------------- in processes of their own
+
+
+def attach_once(root: Path, messages: int) -> dict[str, float]:
+    """How long an open takes, and the most memory that the process had."""
+    begun = time.perf_counter()
+    store = cystore.open(root, **settings(messages))
+    took = time.perf_counter() - begun
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    store.close()
+    return {"s": took, "peak_mib": peak}
+
+
+def rounds(root: Path, queues: int, messages: int) -> dict[str, float]:
+    """Put and dispatch, once around and again over queues that have their files."""
+    with cystore.open(root, **settings(messages)) as store:
+        spent = 0.0
+        for turn in range(2):
+            begun = time.perf_counter()
+            for number in range(messages if turn else queues):
+                store.put("T", b"x" * 50, queue_id=number % queues)
+            store.dispatch()
+            spent = time.perf_counter() - begun
+        return {"ns": spent / messages * 1e9}
+
+
+def switches(pid: int) -> int:
+    """How often the threads of a process went to sleep of themselves: each time something woke them."""
+    total = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        lines = (task / "status").read_text().splitlines()
+        total += next(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt"))
+    return total
+
+
+def stay(root: Path) -> None:
+    """Attached, with all services, until somebody closes the input."""
+    with cystore.open(root):
+        sys.stdout.write("attached\n")
+        sys.stdout.flush()
+        sys.stdin.read()
+
+
+PARTS: dict[str, Callable[..., Any]] = {
+    "build": lambda root, *n: build(root, *n),
+    "attach": lambda root, *n: attach_once(root, *n),
+    "rounds": lambda root, *n: rounds(root, *n),
+    "beside": lambda root, *n: beside(root, *n),
+    "stay": lambda root: stay(root),
+}
+
+
+def run(part: str, root: Path, *numbers: float) -> Any:
+    """A part in a process of its own; what it gives."""
+    command = [sys.executable, "-m", "benchmarks.scale", "--part", part, str(root), *map(str, numbers)]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout or b"null")
+
+
+# ------------------------------------------------------------------------------------------------- the rows
+
+
+def attach_rows(folder: Path, sizes: Sizes) -> list[Row]:
+    """Opening a store of many queues beside one of ten with as many messages."""
+    found: dict[int, tuple[dict[str, float], dict[str, float]]] = {}
+    for queues in (10, sizes.queues):
+        root = folder / f"queues-{queues}"
+        messages = 3 * sizes.queues
+        run("build", root, queues, messages)
+        clean = run("attach", root, messages)
+        (root / "abort").touch()
+        found[queues] = clean, run("attach", root, messages)
+        shutil.rmtree(root)
+    (few_clean, few), (clean, killed) = found[10], found[sizes.queues]
+    beyond = killed["s"] - few["s"]
+    more = max(clean["peak_mib"], killed["peak_mib"]) - max(few_clean["peak_mib"], few["peak_mib"])
+    name = f"{sizes.queues:,} queues, 3 messages each"
+    return [
+        Row(f"{name}: attach after a clean close", f"{clean['s']:.1f} s", "≤ 5 s", clean["s"] <= 5),
+        Row(
+            f"{name}: attach after a kill, beyond that of 10 queues",
+            f"{beyond:.1f} s",
+            "≤ 10 s",
+            beyond <= 10,
+        ),
+        Row(f"{name}: peak memory over that of 10 queues", f"{more:.0f} MiB", "≤ 200 MB", more <= 190),
+    ]
+
+
+def round_robin_rows(folder: Path, sizes: Sizes) -> list[Row]:
+    """Put and dispatch over many queues beside ten."""
+    messages = 3 * sizes.round_robin
+    few = run("rounds", folder / "few", 10, messages)["ns"]
+    many = run("rounds", folder / "many", sizes.round_robin, messages)["ns"]
+    what = f"round robin over {sizes.round_robin:,} queues: put + dispatch beside 10 queues"
+    return [Row(what, f"{many / few:.1f} × ({many / 1000:.1f} µs)", "≤ 3 ×", many <= 3 * few)]
+
+
+def beside_rows(folder: Path, sizes: Sizes) -> list[Row]:
+    """The slowest put beside other work, over the slowest turn of a loop that only copies."""
+    found = run("beside", folder / "beside", sizes.round_robin, sizes.seconds)
+    rows = []
+    for work, one in found.items():
+        over = one["put_ms"] - one["copy_ms"]
+        measured = f"{over:.1f} ms ({one['put_ms']:.1f}, memcpy {one['copy_ms']:.1f})"
+        what = f"worst put beside {work}, {sizes.round_robin:,} queues"
+        rows.append(Row(f"{what}, over that of a memcpy loop", measured, "≤ 20 ms", over <= 20))
+        oldest, interval = one["unflushed_ms"], one["interval_ms"]
+        what = f"oldest unflushed byte beside {work}"
+        rows.append(Row(what, f"{oldest / interval:.1f} × the interval", "≤ 2 ×", oldest <= 2 * interval))
+    return rows
+
+
+def idle_rows(folder: Path, sizes: Sizes) -> list[Row]:
+    """Attached processes that do nothing."""
+    command = [sys.executable, "-m", "benchmarks.scale", "--part", "stay", str(folder / "idle")]
+    attached: list[subprocess.Popen[bytes]] = []
+    try:
+        for _ in range(sizes.processes):
+            process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            attached.append(process)
+            if process.stdout is None or not process.stdout.readline():
+                raise RuntimeError("a process did not attach")
+        time.sleep(1)
+        before = [switches(process.pid) for process in attached]
+        time.sleep(sizes.seconds)
+        woken = [switches(p.pid) - b for p, b in zip(attached, before, strict=True)]
+    finally:
+        for process in attached:
+            process.communicate()
+    most, mean = max(woken) / sizes.seconds, sum(woken) / sizes.seconds / len(woken)
+    what = f"{sizes.processes} attached processes, idle: wake-ups a second, each"
+    return [Row(what, f"{mean:.1f} (at most {most:.1f})", "≤ 2", mean <= 2)]
+
+
+GROUPS: dict[str, Callable[[Path, Sizes], list[Row]]] = {
+    "attach": attach_rows,
+    "round-robin": round_robin_rows,
+    "beside": beside_rows,
+    "idle": idle_rows,
+}
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks scale", description=__doc__)
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"only these of {', '.join(GROUPS)}")
+    parser.add_argument("--quick", action="store_true", help="small sizes: shows that all runs, no figures")
+    parser.add_argument(
+        "--folder", type=Path, default=Path(tempfile.gettempdir()), help="where stores are made"
+    )
+    options = parser.parse_args(arguments)
+    if unknown := set(options.groups) - set(GROUPS):
+        parser.error(f"no such group: {', '.join(sorted(unknown))}")
+    reached = True
+    print("| | measured | must be | |\n|---|---:|---:|---|", flush=True)
+    for name, rows in GROUPS.items():
+        if options.groups and name not in options.groups:
+            continue
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            for row in rows(Path(folder), QUICK if options.quick else FULL):
+                verdict = "reached" if row.reached else "**missed**"
+                print(f"| {row.what} | {row.measured} | {row.goal} | {verdict} |", flush=True)
+                reached = reached and row.reached
+    return 0 if reached or options.quick else 1
+
+
+def _part(arguments: list[str]) -> None:
+    name, root, *numbers = arguments
+    found = PARTS[name](Path(root), *(int(n) if n.isdecimal() else float(n) for n in numbers))
+    if name != "stay":
+        sys.stdout.write(json.dumps(found))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--part"]:
+        _part(sys.argv[2:])
+        sys.exit(0)
+    sys.exit(main(sys.argv[1:]))
