@@ -16,7 +16,7 @@ from cystore._native import scan
 from cystore.derived.consume_queue import DIRECTORY, ENTRY_BYTES
 from cystore.engine.segments import base_of_name, file_name
 from cystore.layout import CONSTANTS
-from cystore.system import files
+from cystore.system import files, folders
 
 TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}\Z", re.ASCII)
 HOLE_SIZE = CONSTANTS["HOLE_ENTRY_SIZE"][0]
@@ -28,8 +28,6 @@ FIRST_BYTES = 4096
 NOT_READ = -1, b""
 FIRST_ONLY = (0,)
 FIRST_NAME = file_name(0)
-FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 # (base, length) of each file of a queue, and the head of its only file.
 Listed = tuple[list[tuple[int, int]], bytes | None]
 
@@ -265,7 +263,7 @@ def _folders(path: Path) -> list[str]:
 def _listed(parent: int, path: Path, queue: str) -> Listed:
     """The files in a queue's folder, and the beginning of the file if there is one and nothing stands behind. `parent` is open on
     `path`, the folder of the topic: few system calls a queue, and no link is followed. Raises OSError."""
-    folder = os.open(queue, FOLDER_FLAGS, dir_fd=parent)
+    folder = folders.open_folder_in(parent, queue)
     try:
         bases = [(base, name) for name in os.listdir(folder) if (base := base_of_name(name)) is not None]
         bases.sort()
@@ -277,7 +275,7 @@ def _listed(parent: int, path: Path, queue: str) -> Listed:
             found.append((base, status.st_size if stat.S_ISREG(status.st_mode) else -1))
         if len(found) != 1 or found[0][1] < 0:
             return found, None
-        fd = os.open(bases[0][1], FILE_FLAGS, dir_fd=folder)
+        fd = folders.open_file_in(folder, bases[0][1])
         try:
             return found, _head(fd, found[0][1])
         finally:
@@ -289,7 +287,7 @@ def _listed(parent: int, path: Path, queue: str) -> Listed:
 def _first_file(parent: int, queue: str, length: int) -> Listed | None:
     """The first file of a queue without a look at its folder; None where it is not as it should be."""
     try:
-        fd = os.open(f"{queue}/{FIRST_NAME}", FILE_FLAGS, dir_fd=parent)
+        fd = folders.open_file_in(parent, f"{queue}/{FIRST_NAME}")
     except OSError:
         return None
     try:

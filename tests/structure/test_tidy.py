@@ -38,6 +38,7 @@ class Ban:
 THIS = {"tests/structure/test_tidy.py": "the rules themselves"}
 SYSTEM_CALLS = {
     "cystore/system/files.py": "the only caller",
+    "cystore/system/folders.py": "opens what stands in an open folder",
     "cystore/system/file_system.py": "the rest of it: whole file systems, exchanged names",
     "cystore/system/room.py": "files that are written in place",
     "cystore/clock.py": "the only caller",
