@@ -75,9 +75,9 @@ cdef int _enter(log_window* window, tail_walk* t, uint8_t* entries) noexcept nog
         if status != RECORD_OK:
             return status
         transaction = v.sys_flag & <int>SYS_FLAG_TRANSACTION_MASK
-        place = v.queue_offset - t.first
-        if v.queue_id == t.queue_id and place >= t.count and (transaction == 0 or transaction == <int>SYS_FLAG_COMMIT) \
-                and record_check(p, &v):
+        if v.queue_id == t.queue_id and v.queue_offset >= t.first + t.count \
+                and (transaction == 0 or transaction == <int>SYS_FLAG_COMMIT) and record_check(p, &v):
+            place = v.queue_offset - t.first
             if place >= t.room:
                 queue_put_holes(entries + t.count * <int64_t>QUEUE_ENTRY_BYTES, t.room - t.count)
                 t.count = t.room

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import cystore
 from cystore import StoreError, layout
-from cystore._native import key_reader
+from cystore._native import key_reader, tail
 from cystore._native import queue as queue_kernel
 from cystore._native.control import Control
 from cystore._native.mapping import MappedFile
@@ -136,6 +136,18 @@ def run_query(data: bytes) -> None:
             _check(message, bytes(log))
             if key.decode() not in (*message.keys, message.unique_key) or message.topic != "T":
                 raise Wrong(f"{key!r} is no key of {message!r}")
+    for key in (b"a", b"u1", b"none"):
+        for message in tail.find_messages(window, 0, len(log), 0, b"T", key, 5, 0, 2**63 - 1)[0]:
+            _check(message, bytes(log))
+            if key.decode() not in (*message.keys, message.unique_key) or message.topic != "T":
+                raise Wrong(f"{key!r} is no key of {message!r}")
+    made = MappedFile.anonymous(0, 20 * 40)
+    count, _ = tail.entries_into(made, window, 0, len(log), 0, b"T", 0)
+    for number in range(count):
+        entry = queue_kernel.entry_at(made, 20 * number)
+        if entry is not None:
+            record = parse(bytes(log), entry[0])
+            same("queue offset", record.queue_offset, number)
 
 
 @cache

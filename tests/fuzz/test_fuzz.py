@@ -61,6 +61,7 @@ REACHED_BY = {
     "ext": "ext",
     "index": "index",
     "key_reader": "query",
+    "tail": "query",
     "dispatch": "recovery",
     "delay": "put",
     "scan": "scan",
