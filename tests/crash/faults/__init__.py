@@ -13,6 +13,7 @@ from tests.crash.faults import (
     kill,
     live_damage,
     lost_writes,
+    many,
     namespace,
     page_order,
     power,
@@ -45,4 +46,6 @@ FAULTS: tuple[Fault, ...] = (
     resources.MEMORY,
     live_damage.FAULT,
     clean_beside_flush.FAULT,
+    many.MANY_QUEUES,
+    many.MANY_SEGMENTS,
 )
