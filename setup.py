@@ -51,6 +51,7 @@ elif VARIANT not in ("", "metadata"):
 # Extension name: the C libraries it needs beside the C library itself.
 EXTENSIONS: dict[str, list[str]] = {
     "failpoint": [],
+    "descriptor": [],
     "checksum": ["z"],
     "locks": [],
     "control": [],

@@ -15,7 +15,7 @@ from cystore._native.key_reader import QueryResult
 from cystore._native.message import Message, PutResult
 from cystore._native.put import put_function
 from cystore.archive import Archived, ArchiveMark
-from cystore.attach import Attachment, attach, detach
+from cystore.attach import Attachment, attach
 from cystore.clock import monotonic_s, wait_s
 from cystore.config import StoreConfig
 from cystore.derived.reader import FOREVER_MS, INT32_MAX, check_int
@@ -29,13 +29,15 @@ from cystore.errors import (
     StoreClosedError,
     StoreConfigError,
     StoreNotWritableError,
+    StoreResourceError,
 )
 from cystore.holds import Hold
 from cystore.layout import FLAGS
 from cystore.result import GetResult
 from cystore.services.clean import Cleaned
 from cystore.services.duties import Duties
-from cystore.services.idle import QuietWait
+from cystore.services.leaving import Leaving, keeping, weakly
+from cystore.services.running import service_threads
 from cystore.services.scrub import SLICE_BYTES, Scrubbed, Scrubber
 from cystore.services.threads import ServiceThread
 from cystore.snapshot import LogSnapshot
@@ -45,9 +47,8 @@ from cystore.system import os_threads
 log = logging.getLogger("cystore")
 
 WAIT_SLICE_S = 0.25
-ALLOCATE_INTERVAL_S = 0.02
-CLEAN_INTERVAL_S = 10.0  # RocketMQ's cleanResourceInterval
 _open_stores: weakref.WeakSet[MessageStore] = weakref.WeakSet()
+_leavings: weakref.WeakSet[Leaving] = weakref.WeakSet()  # a thread that leaves a store keeps its own
 
 
 def open(  # noqa: A001 - the surface's name
@@ -93,11 +94,10 @@ class MessageStore:
         self.config = config
         self._lock = os_threads.RLock()
         self._closed = False
-        self._threads: list[ServiceThread] = []
         self._progress = progress
-        self._parts: Attachment | None = attach(path, config, self._revive, progress)
-        self._started()
-        _open_stores.add(self)
+        self._parts: Attachment | None = None
+        self._leaving: Leaving | None = None
+        self._attach()
 
     # ----------------------------------------------------------------------------------------- attachment
 
@@ -109,10 +109,32 @@ class MessageStore:
         with self._lock:
             if self._closed:
                 raise StoreClosedError("the store is closed", path=self.path)
-            if self._parts is None:
-                self._parts = attach(self.path, self.config, self._revive, self._progress)
-                self._started()
-            return self._parts
+            return self._parts or self._attach()
+
+    def _attach(self) -> Attachment:
+        """All or nothing: what is not finished here is left again, also when this object is dropped on the way."""
+        parts = attach(self.path, self.config, weakly(self, MessageStore._revive), self._progress)
+        threads: list[ServiceThread] = []
+        leaving = Leaving(parts, threads)
+        try:
+            self._start(parts, threads)
+            self._leaving = leaving
+            # A store that is dropped without `close` is left as well.
+            self._finalizer = weakref.finalize(self, leaving.start)
+            self._finalizer.atexit = False
+            _open_stores.add(self)
+        except BaseException as error:
+            self._unbind()
+            try:
+                leaving.start()
+            except RuntimeError:
+                leaving.here()
+            leaving.settle()
+            if isinstance(error, RuntimeError):  # Python says no more than that
+                raise StoreResourceError(f"cannot start the services: {error}", path=self.path) from error
+            raise
+        self._parts = parts
+        return parts
 
     def _revive(self) -> Appender:
         """For an Appender that was detached: the one of the new attachment."""
@@ -123,67 +145,27 @@ class MessageStore:
             raise StoreClosedError("the store is closed", path=self.path)
         return parts.appender
 
-    def _started(self) -> None:
+    def _start(self, parts: Attachment, threads: list[ServiceThread]) -> None:
         """Puts the kernel's own methods in front of `put`, `put_many` and `query` (a call through Python costs as much as the append
         itself) and starts the services."""
-        parts = self._parts
-        if parts is None:
-            return
         if type(self).query is MessageStore.query:
-            self.query = parts.reader.key_reader(self.query).query  # type: ignore[method-assign]
+            self.query = keeping(self, parts.reader.key_reader(weakly(self, type(self).query)).query)  # type: ignore[method-assign]
         if parts.appender is None:
             return
         if type(self).put is MessageStore.put:
-            self.put = put_function(parts.appender)  # type: ignore[method-assign]
+            self.put = put_function(parts.appender, self)  # type: ignore[method-assign]
         if type(self).put_many is MessageStore.put_many:
-            self.put_many = parts.appender.put_many  # type: ignore[method-assign]
-        self._threads = [thread for name in self.config.services for thread in self._service(name, parts)]
-
-    def _service(self, name: str, parts: Attachment) -> list[ServiceThread]:
-        """The threads of one service. Queues are flushed apart from the log, which must not wait for them."""
-        config, control, flusher, derived = self.config, parts.control, parts.flusher, parts.derived_flusher
-        match name:
-            case "flush":
-                log_s = config.flush_interval_commit_log_ms / 1000
-                queues_s = config.flush_interval_consume_queue_ms / 1000
-                return [
-                    _quiet_thread(name, parts, flusher.run_once, lambda: flusher.idle, log_s),
-                    _quiet_thread(
-                        "flush-queues",
-                        parts,
-                        parts.flush_derived_once,
-                        lambda: derived.idle and control.dispatched >= control.wrote,
-                        queues_s,
-                    ),
-                ]
-            case "allocate":
-                return [
-                    _quiet_thread(
-                        name,
-                        parts,
-                        parts.allocate_once,
-                        lambda: control.dispatched >= control.wrote,
-                        ALLOCATE_INTERVAL_S,
-                    )
-                ]
-            case "schedule":
-                return [ServiceThread(name, parts.scheduler.run_once, parts.scheduler.idle_s)]
-            case "clean":
-                return [ServiceThread(name, parts.cleaner.run_once, CLEAN_INTERVAL_S)]
-            case _:
-                return [ServiceThread(name, parts.dispatcher.run_once, WAIT_SLICE_S, self._wait_for_appends)]
-
-    def _wait_for_appends(self, timeout_s: float) -> None:
-        control = self._attached().control
-        seen = control.append_seq
-        if control.dispatched >= control.wrote:
-            control.wait_append(seen, int(timeout_s * 1000))
+            self.put_many = keeping(self, parts.appender.put_many)  # type: ignore[method-assign]
+        # The threads keep the parts, which do not keep this object: a store that nobody has any more is left, and they end.
+        for name in self.config.services:
+            threads.extend(service_threads(name, parts, self.config))
 
     def _forked(self) -> None:
         """In a forked child: threads are gone, locks are the parent's. Only closes, never unlocks."""
         self._lock = os_threads.RLock()
-        self._threads = []
+        self._finalizer.detach()
         parts, self._parts = self._parts, None
+        self._leaving = None
         self._unbind()
         if parts is not None:
             parts.release()
@@ -203,30 +185,24 @@ class MessageStore:
         """Detaches. The last process out makes everything durable, the log first, and marks the store clean. Views of bodies stay
         readable.
 
-        Waits for calls of other threads that are inside the store. Safe to call twice. Raises NotDurableError, after everything was
-        let go, when a part of the log may not be on the disk.
+        Waits for calls of other threads that are inside the store. In a signal handler, or a finalizer, that came in between a call of
+        the same thread it returns at once, and takes effect when that call ends, which may raise StoreClosedError. An exception of a
+        handler ends the wait, not the closing. Safe to call twice. Raises NotDurableError, after everything was let go, when a part of
+        the log may not be on the disk.
         """
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            _open_stores.discard(self)
-            parts, self._parts = self._parts, None
-            threads, self._threads = self._threads, []
-        self._unbind()
-        for thread in threads:
-            thread.stop()
-        if parts is None:
-            return
-        if not parts.control.closed and not parts.control.read_only and parts.control.intact:
-            parts.control.wake_append()
-        for thread in threads:
-            thread.join()
-        if parts.appender is not None:
-            parts.appender.detach()
-            while parts.appender.active_calls:
-                _yield_to_other_threads()
-        detach(parts)
+        self._closed = True
+        leaving = self._leaving
+        if leaving is not None:
+            below = leaving.is_below()
+            _leavings.add(leaving)
+            leaving.start()
+            self._finalizer.detach()
+            self._unbind()
+            self._parts = None
+            if not below:
+                leaving.wait()
+                self._leaving = None
+        _open_stores.discard(self)
 
     def __enter__(self) -> MessageStore:
         return self
@@ -559,28 +535,10 @@ class MessageStore:
         return None if recovered is None else recovered.report
 
 
-def _quiet_thread(
-    name: str,
-    parts: Attachment,
-    run_once: Callable[[], Progress],
-    idle: Callable[[], bool],
-    interval_s: float,
-) -> ServiceThread:
-    """A service that sleeps until the next append when there is nothing to do."""
-    stopping = os_threads.Flag()
-    wait = QuietWait(parts.control, idle, stopping)
-    return ServiceThread(name, run_once, interval_s, wait, flag=lambda: stopping)
-
-
 def _topic_text(topic: object) -> str:
     if not isinstance(topic, str):
         raise MessageIllegalError(f"topic: must be text, not {type(topic).__name__}")
     return topic
-
-
-def _yield_to_other_threads() -> None:
-    """Lets threads that are inside a put finish; each leaves within its own bounded wait."""
-    os_threads.pause(0.001)
 
 
 def _forked() -> None:
@@ -595,6 +553,8 @@ def close_all() -> None:
             store.close()
         except NotDurableError:
             log.exception("%s: closed at exit", store.path)  # the other stores are closed all the same
+    for leaving in list(_leavings):
+        leaving.settle()
 
 
 os.register_at_fork(after_in_child=_forked)

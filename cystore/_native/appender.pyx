@@ -8,6 +8,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SI
 from cpython.exc cimport PyErr_CheckSignals, PyErr_Clear
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_XDECREF, Py_XINCREF
+from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.unicode cimport PyUnicode_Check
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uintptr_t
 from libc.stdlib cimport free, malloc
@@ -115,6 +116,7 @@ cdef class Appender(PlainAppender):
         self.usual.sync = sync_by_default
         self.usual.special = False
         self.delay_levels = delay_levels
+        self.callers = []
 
     def __dealloc__(self):
         self._forget_topics()
@@ -130,6 +132,21 @@ cdef class Appender(PlainAppender):
     def active_calls(self):
         """Calls that are inside this object now."""
         return self.active
+
+    @property
+    def called_by_this_thread(self):
+        """Whether a call that is inside this object is this thread's: then this is a signal handler, or a finalizer."""
+        return PyThread_get_thread_ident() in self.callers
+
+    cdef int _enter(self) except -1:
+        self.callers.append(PyThread_get_thread_ident())
+        self.active += 1
+        return 0
+
+    cdef int _leave(self) except -1:
+        self.active -= 1
+        self.callers.remove(PyThread_get_thread_ident())
+        return 0
 
     def detach(self):
         """Refuses further puts. The caller waits for `active_calls` to become 0 before it lets go of the control block."""
@@ -406,7 +423,7 @@ cdef class Appender(PlainAppender):
         buffer.length = 0
         buffer.capacity = SHORT_PROPERTIES
         buffer.on_heap = False
-        self.active += 1
+        self._enter()
         try:
             self._own_topic(topic, options.queue_id, &item)
             item.flag = options.flag
@@ -425,19 +442,19 @@ cdef class Appender(PlainAppender):
                 self.sync_result(result)
             return result
         finally:
-            self.active -= 1
+            self._leave()
             if buffer.on_heap:
                 free(buffer.start)
 
     cdef int sync_result(self, PutResult result) except -1:
-        self.active += 1
+        self._enter()
         try:
             self.policy.sync(result.physical_offset + result.size_bytes)
         except StoreError as error:
             error.results = [result]
             raise
         finally:
-            self.active -= 1
+            self._leave()
         return 0
 
     def put_many(self, messages, *, flush=None):
@@ -469,7 +486,7 @@ cdef class Appender(PlainAppender):
         if count == 0:
             return []
         memset(&buffer, 0, sizeof(property_buffer))
-        self.active += 1
+        self._enter()
         try:
             items = <append_item*>malloc(count * sizeof(append_item))
             if items == NULL:
@@ -533,7 +550,7 @@ cdef class Appender(PlainAppender):
                 raise
             return self._results(items, count)
         finally:
-            self.active -= 1
+            self._leave()
             free(items)
             if buffer.on_heap:
                 free(buffer.start)

@@ -19,7 +19,7 @@ cdef extern from "Python.h":
         PyCFunction ml_meth
         int ml_flags
         const char* ml_doc
-    object PyCFunction_New(PyMethodDef* definition, object self)
+    object PyCFunction_NewEx(PyMethodDef* definition, object self, object module)
 
 
 cdef enum:

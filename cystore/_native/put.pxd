@@ -71,6 +71,7 @@ cdef class PlainAppender:
     cdef put_options usual          # what a put without any of these arguments has
     cdef int32_t delay_levels
     cdef Py_ssize_t active
+    cdef list callers            # thread ids of the active calls
     cdef cached_topic topics[TOPIC_CACHE]
     # Checks the keyword arguments; `values` are those of all of them, in the order of PUT_QUEUE_ID and so on.
     cdef int read_options(self, PyObject** values, put_options* options) except -1

@@ -204,6 +204,6 @@ _definition.ml_doc = (
     "delay_level=0, busy_timeout_ms=None)\n--\n\nAppends one message; see MessageStore.put.")
 
 
-def put_function(PlainAppender appender not None):
-    """What `appender.put` does, as a function for programs to call: it is faster."""
-    return PyCFunction_New(&_definition, appender)
+def put_function(PlainAppender appender not None, owner=None):
+    """What `appender.put` does, as a function for programs to call: it is faster. It keeps `owner`."""
+    return PyCFunction_NewEx(&_definition, appender, owner)

@@ -311,7 +311,7 @@ class ConsumeQueues:
         self._root, self._config, self._mode, self._control = root, config, mode, control
         self._open: OrderedDict[int, ConsumeQueue] = OrderedDict()
         self._file_system = FileSystem(root)
-        self._lock = os_threads.Lock()
+        self._lock = os_threads.RLock()  # a signal handler of the same thread reads, too
 
     def get(self, slot: int) -> ConsumeQueue:
         """The queue in a slot of the control block's table."""

@@ -108,7 +108,7 @@ class IndexFiles:
         self.directory = root / DIRECTORY
         self._root, self._mode, self._control = root, mode, control
         self._slots, self._capacity = config.max_hash_slot_num, config.max_index_num
-        self._lock = os_threads.Lock()
+        self._lock = os_threads.RLock()  # a signal handler of the same thread reads, too
         self._files: list[IndexFile] = []  # ascending by name; replaced as a whole, never changed
         self._shapes: tuple[list[IndexFile], list[Shape]] = ([], [])  # of these very files
         self._seen = -1  # index_seq when the files were listed

@@ -194,7 +194,7 @@ class Manifest:
         self._root, self._control, self._durable = root, control, durable
         self._facts = facts
         self._missed = -1  # the sequence number at which the file could not be read
-        self._lock = os_threads.Lock()
+        self._lock = os_threads.RLock()  # a signal handler of the same thread reads, too
 
     @classmethod
     def load(cls, root: Path, control: Control | None, carried_over: Callable[[], Facts] = Facts) -> Manifest:

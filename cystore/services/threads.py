@@ -13,13 +13,15 @@ from cystore.system import os_threads
 log = logging.getLogger("cystore")
 
 ERROR_INTERVAL_S = 1.0  # where the interval is asked for
+PAUSE_MAX_S = 60.0
 
 
 class ServiceThread:
     """Calls `run_once` until `stop`: at once while there is more, else after `wait(interval)`; an interval may be asked for each time.
 
     An error of the store is logged when it begins and when it is another one, and the service goes on: space may come back. It
-    ends by itself when the store is closed. `thread` and `flag` are made like those of `os_threads`, the default.
+    ends by itself when the store is closed or collected. Any other error is logged, and the service goes on after a pause that doubles with
+    each in a row. `thread` and `flag` are made like those of `os_threads`, the default.
     """
 
     def __init__(
@@ -39,11 +41,11 @@ class ServiceThread:
         self._thread = thread(self._run, self._name)  # runs before it is assigned
 
     def _run(self) -> None:
-        reported = ""
+        reported, pause_s = "", ERROR_INTERVAL_S
         while not self._stopping.is_set():
             try:
                 progress = self._run_once()
-                reported = ""
+                reported, pause_s = "", ERROR_INTERVAL_S
                 if not progress.more:
                     self._wait(self._interval())
             except StoreClosedError:
@@ -53,6 +55,10 @@ class ServiceThread:
                     log.exception("%s", self._name)
                     reported = str(error)
                 self._stopping.wait(ERROR_INTERVAL_S if callable(self._interval_s) else self._interval_s)
+            except Exception:
+                log.exception("%s: begins again in %.0f s", self._name, pause_s)
+                self._stopping.wait(pause_s)
+                pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
     def _interval(self) -> float:
         return self._interval_s() if callable(self._interval_s) else self._interval_s

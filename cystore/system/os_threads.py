@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _thread
 import threading
+import time
 from collections.abc import Callable
 from importlib.machinery import BuiltinImporter
 from importlib.util import module_from_spec
@@ -24,6 +25,7 @@ def _pristine() -> Any:
     return module
 
 
+SLICE_S = 1.0
 _native = _pristine()
 Lock: Callable[[], threading.Lock] = _native.allocate_lock
 RLock: Callable[[], Any] = _native.RLock
@@ -54,8 +56,13 @@ class Flag:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Sleeps until it is set: True; False after `timeout_s`."""
-        if self._lock.acquire(timeout=-1 if timeout_s is None else max(timeout_s, 0)):
-            self._lock.release()
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._set:
+            left_s = SLICE_S if until_s is None else min(until_s - time.monotonic(), SLICE_S)
+            if self._lock.acquire(timeout=max(left_s, 0)):
+                self._lock.release()  # a handler's exception may come before it: then the others look again after a slice
+            elif left_s < SLICE_S:
+                break
         return self._set
 
 

@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
+from cystore._native.descriptor import Descriptor
 from cystore.errors import StoreLockedError
 from cystore.system import files, os_threads
 
@@ -45,14 +46,15 @@ class StoreLocks:
         self.path = root / LOCK_NAME
         self._read_only = read_only
         self._owner = os.getpid()
-        self._directory = self._fd = -1
+        # Objects: a handler's exception that drops this one before anybody could close it gives its locks up all the same.
+        self._directory_file, self._file = Descriptor(-1), Descriptor(-1)
         flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
         try:
             with _descriptors:
                 _held.add(self)
                 # Opened first, so that an exiting process gives it up first: see `_flock`.
-                self._directory = files.open_file(root, os.O_RDONLY | os.O_DIRECTORY)
-                self._fd = files.open_file(self.path, flags)
+                self._directory_file = Descriptor(files.open_file(root, os.O_RDONLY | os.O_DIRECTORY))
+                self._file = Descriptor(files.open_file(self.path, flags))
             if not read_only and os.fstat(self._fd).st_size == 0:
                 with files.translated(self.path):
                     os.pwrite(self._fd, b"lock", 0)  # as RocketMQ fills it
@@ -68,14 +70,20 @@ class StoreLocks:
             if self._directory >= 0:
                 if unlock:
                     fcntl.flock(self._directory, fcntl.LOCK_UN)
-                os.close(self._directory)
-                self._directory = -1
+                self._directory_file.close()
             if self._fd >= 0:
                 if unlock:
                     self._set(STORE_BYTE, fcntl.F_UNLCK)
                     self._set(GATE_BYTE, fcntl.F_UNLCK)
-                os.close(self._fd)
-                self._fd = -1
+                self._file.close()
+
+    @property
+    def _directory(self) -> int:
+        return self._directory_file.fd
+
+    @property
+    def _fd(self) -> int:
+        return self._file.fd
 
     def _set(self, byte: int, kind: int, *, wait: bool = False) -> bool:
         request = _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0)

@@ -54,7 +54,7 @@ def test_the_usual_queries_are_the_kernels_and_are_counted(store):
     before = store.stats()["queries"]
     for n in range(10):
         assert len(store.query("T", f"k{n % 7}")) >= 14
-    kernel = store.query.__self__
+    kernel = store.query.func.__self__
     assert kernel.queries == 10
     assert store.stats()["queries"] == before + 10
     store.query("T", "ключ")
