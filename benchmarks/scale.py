@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import shutil
 import struct
@@ -60,7 +61,7 @@ def message(number: int) -> cystore.Message:
 
 
 def build(root: Path, queues: int, messages: int) -> None:
-    """A closed store of so many queues. Their files are written plainly: a dispatcher makes each of them with care, which takes long."""
+    """A store of so many queues whose process dies. Its queue files are written plainly: dispatch takes long to make each."""
     store = cystore.open(root, **settings(messages))
     for first in range(0, messages, 10_000):
         upto = min(first + 10_000, messages)
@@ -70,17 +71,13 @@ def build(root: Path, queues: int, messages: int) -> None:
     for found in store.scan():
         entry = struct.pack(">qiq", found.physical_offset, found.size_bytes, 0)
         entries.setdefault((found.topic, found.queue_id), []).append(entry)
-    store.close()
-    shutil.rmtree(root / "consumequeue", ignore_errors=True)
-    shutil.rmtree(root / "index", ignore_errors=True)
     for (topic, queue_id), rows in entries.items():
         folder = root / "consumequeue" / topic / str(queue_id)
         folder.mkdir(parents=True, mode=0o700)
         with (folder / f"{0:020d}").open("wb") as file:
             file.truncate(QUEUE_FILE_BYTES)
             file.write(b"".join(rows))
-    (root / "abort").touch()
-    cystore.open(root, **settings(messages)).close()
+    os._exit(0)  # closing it would dispatch
 
 
 # ------------------------------------------------------------------------------------- in processes of their own
@@ -152,6 +149,7 @@ def attach_rows(folder: Path, sizes: Sizes) -> list[Row]:
         root = folder / f"queues-{queues}"
         messages = 3 * sizes.queues
         run("build", root, queues, messages)
+        run("attach", root, messages)  # recovers it and closes it
         clean = run("attach", root, messages)
         (root / "abort").touch()
         found[queues] = clean, run("attach", root, messages)

@@ -275,11 +275,16 @@ def _listed(parent: int, path: Path, queue: str) -> Listed:
             found.append((base, status.st_size if stat.S_ISREG(status.st_mode) else -1))
         if len(found) != 1 or found[0][1] < 0:
             return found, None
-        fd = folders.open_file_in(folder, bases[0][1])
+        name = bases[0][1]
         try:
-            return found, _head(fd, found[0][1])
-        finally:
-            os.close(fd)
+            fd = folders.open_file_in(folder, name)
+            try:
+                return found, _head(fd, found[0][1])
+            finally:
+                os.close(fd)
+        except OSError as error:
+            with files.translated(path / queue / name):
+                raise error
     finally:
         os.close(folder)
 
@@ -296,6 +301,8 @@ def _first_file(parent: int, queue: str, length: int) -> Listed | None:
             return None
         head = _head(fd, length)
         return None if head is None else ([(0, length)], head)
+    except OSError:
+        return None
     finally:
         os.close(fd)
 
