@@ -188,4 +188,4 @@ def services_and_locks(path: str, library: str) -> list:
 
 @LIBRARIES
 def test_the_store_keeps_to_threads_of_the_operating_system(tmp_path, library):
-    assert fresh.run(services_and_locks, str(tmp_path / "store"), library) == [2, True, True]
+    assert fresh.run(services_and_locks, str(tmp_path / "store"), library) == [3, True, True]

@@ -120,7 +120,7 @@ def test_a_slice_whose_entries_cannot_be_mended_now_is_done_again(store):
     file.write(3 * ENTRY_BYTES, bytes(ENTRY_BYTES))
     with Process() as other:
         other.do(
-            "import cystore\nstore = cystore.open(path, **settings)\turn = nstore._attached().control.held('dispatch'); turn.__enter__()",
+            "import cystore\nstore = cystore.open(path, **settings)\nturn = store._attached().control.held('dispatch'); turn.__enter__()",
             path=str(store.path), settings=SETTINGS,
         )  # fmt: skip
         with pytest.raises(cystore.StoreTimeoutError, match="not mended yet"):
