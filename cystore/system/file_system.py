@@ -16,6 +16,9 @@ _RENAME_EXCHANGE = 2
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+KEPT = ".kept"
+
+
 def move_onto(source: Path, target: Path, *, exchange: bool) -> None:
     """Gives `source` the name `target`; with `exchange` the two swap their names. Atomic; not durable before the folder is synced."""
     names = os.fsencode(source), os.fsencode(target)
@@ -24,7 +27,14 @@ def move_onto(source: Path, target: Path, *, exchange: bool) -> None:
             os.rename(source, target)
         elif _libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE):
             code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code), str(target))
+            if code not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+                raise OSError(code, os.strerror(code), str(target))
+            # This file system exchanges no names. `target` is there at every moment; a kill leaves a third name behind.
+            kept = source.with_name(source.name + KEPT)
+            kept.unlink(missing_ok=True)
+            os.link(target, kept)
+            os.rename(source, target)
+            os.rename(kept, source)
 
 
 def tells_errors() -> bool:
