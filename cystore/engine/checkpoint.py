@@ -143,6 +143,6 @@ class Checkpoint:
         if self._map is not None:
             self._map.close()
             self._map = None
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        fd, self._fd = self._fd, -1  # first: an exception of a handler must not have it closed twice
+        if fd >= 0:
+            os.close(fd)

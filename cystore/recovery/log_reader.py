@@ -106,9 +106,9 @@ class LogReader:
         return base in self.lengths
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd, self._fd_base = -1, -1
+        fd, self._fd, self._fd_base = self._fd, -1, -1  # first: an exception of a handler must not have it closed twice
+        if fd >= 0:
+            os.close(fd)
 
     def _open(self, base: int) -> int:
         if self._fd_base != base:
