@@ -48,6 +48,7 @@ from cystore.errors import (
 )
 from cystore.layout import CONTROL_BYTES
 from cystore.recovery import RecoveredState, recover
+from cystore.recovery.mark import ABORT_NAME
 from cystore.services.clean import Cleaner
 from cystore.services.delivered import DeliveryProgress
 from cystore.services.schedule import Scheduler
@@ -56,7 +57,7 @@ from cystore.system.store_lock import StoreLocks
 
 log = logging.getLogger("cystore")
 
-CONTROL_NAME, ABORT_NAME = "control", "abort"
+CONTROL_NAME = "control"
 REPAIRED = ("dispatch", "append", "deliver")  # locks, in the order in which a detach repairs them
 STORE_NAMES = frozenset(
     {DIRECTORY, "consumequeue", "index", "checkpoint", "lock", "abort", "config", "manifest"}
@@ -135,17 +136,6 @@ def attach(
         if config.read_only:
             return _attach_reader(root, config, revive, progress)
         return _attach_writer(root, config, revive, progress)
-
-
-def mark_undispatched(root: Path) -> None:
-    """Marks a store as crashed with nothing dispatched: the next load goes through its whole log and enters it anew. For whoever is alone
-    in it and is about to take consume queues and index away: of a store of RocketMQ's, which keeps no list of its queues, recovery would
-    not miss one that a kill left without files."""
-    files.write_whole(root, root / ABORT_NAME, b"", keep_last=False)
-    checkpoint = Checkpoint(root, Mode.WRITE)
-    checkpoint.logics_timestamp = checkpoint.index_timestamp = checkpoint.index_watermark = 0
-    checkpoint.sync()
-    checkpoint.close()
 
 
 def _attach_writer(

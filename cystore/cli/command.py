@@ -27,7 +27,7 @@ class Command:
     run: Callable[[argparse.Namespace], int]
 
     def add_to(self, commands: Any) -> None:
-        """Adds the command to the group of commands of a parser."""
+        """Adds the command to the commands of a parser."""
         examples = "\n".join(f"  {line}" for line in self.examples)
         parser = commands.add_parser(
             self.name,
@@ -40,7 +40,33 @@ class Command:
         parser.add_argument("path", metavar="PATH", type=real_path, help="directory of the store")
         self.add_arguments(parser)
         add_settings(parser)
-        parser.set_defaults(command=self, usage_error=parser.error)
+        called = parser.prog.partition(" ")[2]  # with the group's name
+        parser.set_defaults(command=self, called=called, usage_error=parser.error)
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Commands that belong together, under one name."""
+
+    name: str
+    summary: str
+    description: str
+    commands: tuple[Command, ...]
+
+    def add_to(self, commands: Any) -> None:
+        """Adds the group to the commands of a parser."""
+        examples = "\n".join(f"  {line}" for command in self.commands for line in command.examples)
+        parser = commands.add_parser(
+            self.name,
+            help=self.summary,
+            description=self.description,
+            epilog=f"examples:\n{examples}\n\nExit codes and settings: cystore --help",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        group = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+        for command in self.commands:
+            command.add_to(group)
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:

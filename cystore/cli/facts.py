@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cystore import StoreFormatError
-from cystore.attach import ABORT_NAME, STORE_NAMES
+from cystore.attach import STORE_NAMES
 from cystore.engine.commit_log import DIRECTORY, MARKER
+from cystore.recovery.mark import ABORT_NAME
 from cystore.system import files
 from cystore.system.store_lock import LOCK_NAME, StoreLocks
 

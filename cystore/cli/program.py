@@ -14,12 +14,13 @@ from pathlib import Path
 from types import FrameType
 
 from cystore import __version__
-from cystore.cli.command import FAILED, Command
+from cystore.cli.command import FAILED, Command, Group
 from cystore.cli.config import COMMAND as CONFIG
 from cystore.cli.dump import COMMAND as DUMP
 from cystore.cli.info import COMMAND as INFO
 from cystore.cli.output import one_line, write_note
 from cystore.cli.put import COMMAND as PUT
+from cystore.cli.quarantine import COMMAND as QUARANTINE
 from cystore.cli.query import COMMAND as QUERY
 from cystore.cli.rebuild import COMMAND as REBUILD
 from cystore.cli.recover import COMMAND as RECOVER
@@ -42,7 +43,9 @@ from cystore.errors import (
     StoreTimeoutError,
 )
 
-COMMANDS: tuple[Command, ...] = (INFO, DUMP, QUERY, PUT, TAIL, VERIFY, RECOVER, REBUILD, CONFIG)
+COMMANDS: tuple[Command | Group, ...] = (
+    INFO, DUMP, QUERY, PUT, TAIL, VERIFY, RECOVER, REBUILD, QUARANTINE, CONFIG,
+)  # fmt: skip
 DERIVED = {QUEUES, EXT_QUEUES, INDEX}
 ALIKE = 3  # reports that differ in numbers and names only
 INTERRUPTED, TERMINATED, PIPE_CLOSED = 128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGPIPE
@@ -98,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code. Errors of the store are one line on standard error."""
     whole_streams()
     args = build_parser().parse_args(argv)
-    name = args.command.name
+    name = args.called
     reports = _reports()
     signal.signal(signal.SIGTERM, _terminated)
     try:

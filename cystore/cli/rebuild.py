@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 
 import cystore
-from cystore.attach import mark_undispatched
 from cystore.cli import facts
 from cystore.cli.command import FOUND_WRONG, OK, Command, add_json, store_config
 from cystore.cli.output import size_text, write_json, write_line
 from cystore.cli.progress import progress
 from cystore.recovery import drop_derived
+from cystore.recovery.mark import mark_undispatched
 from cystore.system import host, ownership
 from cystore.system.store_lock import StoreLocks
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from cystore.engine.segments import file_name
+from cystore.errors import StoreFormatError
 from cystore.system import files
 
 QUARANTINE = "quarantine"
@@ -45,3 +48,53 @@ def put_aside(root: Path, pieces: Pieces, wanted: str) -> str:
             continue
         return name
     raise FileExistsError(f"{wanted} and {MAX_NAMES} more")
+
+
+# ------------------------------------------------------------------------------------------------ what lies there
+
+_NAME = re.compile(r"commitlog-(\d{20})-(\d{20})(?:\.\d{1,6})?")
+_OFFSET_MAX = (1 << 63) - 1
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A copy in quarantine/ of log bytes [begin, end), as its name tells."""
+
+    name: str
+    begin: int
+    end: int
+    size_bytes: int = 0
+    allocated_bytes: int = 0
+    modified_ms: int = 0
+
+    def path(self, root: Path) -> Path:
+        """Where the copy is."""
+        return root / QUARANTINE / self.name
+
+
+def kept_of(name: str) -> Kept:
+    """The range that the name of a copy tells. Raises StoreFormatError for a name that no copy has."""
+    match = _NAME.fullmatch(name)
+    if match is None or not int(match[1]) < int(match[2]) <= _OFFSET_MAX:
+        raise StoreFormatError(
+            f"{name!r} is no name of a copy in quarantine/: those are commitlog-BEGIN-END, with 20 digits each"
+        )
+    return Kept(name, int(match[1]), int(match[2]))
+
+
+def kept(root: Path) -> list[Kept]:
+    """The copies in quarantine/, in the order of the log. What has another name is left out: we did not make it. A file that
+    goes away meanwhile is left out too."""
+    found = []
+    for entry in files.entries(root / QUARANTINE):
+        try:
+            one = kept_of(entry.name)
+            status = entry.stat(follow_symlinks=False)
+        except (StoreFormatError, FileNotFoundError):
+            continue
+        if entry.is_file(follow_symlinks=False):
+            modified_ms = status.st_mtime_ns // 1_000_000
+            found.append(
+                Kept(one.name, one.begin, one.end, status.st_size, status.st_blocks * 512, modified_ms)
+            )
+    return sorted(found, key=lambda one: (one.begin, one.end, one.name))

@@ -18,6 +18,7 @@ from tests.cli.command import SMALL, settings
 from tests.golden.stores import REPOSITORY
 
 NAMES = ("info", "dump", "query", "put", "tail", "verify", "recover", "rebuild")
+GROUPS = {"quarantine": ("list", "show", "restore")}
 ARGUMENTS = {"query": ("t", "k"), "put": ("t",), "tail": ("t",)}
 
 
@@ -35,6 +36,17 @@ def test_help_of_a_command(command, name):
     assert f"examples:\n  cystore {name} " in text or f"| cystore {name} " in text
     for option in ("--set NAME=VALUE", "--config FILE.toml", "--json", "PATH"):
         assert option in text
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_help_of_a_group(command, group):
+    text = command.ok(group, "--help")
+    assert f"\n    {group}\n" in command.ok("--help")
+    for name in GROUPS[group]:
+        assert f"\n    {name} " in text and f"  cystore {group} {name} " in text
+        own = command.ok(group, name, "--help")
+        assert f"examples:\n  cystore {group} {name} " in own
+        assert "--json" in own and "PATH" in own
 
 
 @pytest.mark.parametrize("module", ["cystore", "cystore.cli"])

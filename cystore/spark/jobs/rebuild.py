@@ -22,7 +22,6 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 import cystore
-from cystore.attach import ABORT_NAME, mark_undispatched
 from cystore.cli import facts
 from cystore.cli.command import FOUND_WRONG, OK, store_config
 from cystore.cli.progress import Report
@@ -34,6 +33,7 @@ from cystore.engine.checkpoint import Checkpoint
 from cystore.engine.segments import Mode
 from cystore.errors import CorruptRecordError
 from cystore.recovery import Bounds, RecoveredState, recover
+from cystore.recovery.mark import ABORT_NAME, mark_undispatched
 from cystore.recovery.verify_range import cut
 from cystore.spark.jobs import staging
 from cystore.spark.jobs.running import (

@@ -1,0 +1,222 @@
+"""What lies in quarantine/: copies of damaged bytes of the log, what can be read in them, and the way back into the log.
+
+A copy's name tells its range of the log. A restore writes the valid records of a copy, or of a repaired one, back into the damaged range
+that they were taken from. It needs the store for itself: nobody else may then hold the range as damaged, or have a mapping that it read.
+The order makes a kill harmless: the bytes are written while the range still counts as damaged, the store is marked so that the next
+load walks its whole log, and the range is taken off the list last.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cystore._native import scan
+from cystore.config import StoreConfig
+from cystore.engine.holes import Hole, Holes
+from cystore.engine.manifest import read_facts, record_holes
+from cystore.engine.quarantine import Kept, kept, kept_of
+from cystore.errors import CorruptRecordError, OffsetError, StoreFormatError
+from cystore.layout import CONSTANTS, RECORD_MAGIC_BLANK
+from cystore.recovery.log_reader import LogReader
+from cystore.recovery.mark import mark_undispatched
+from cystore.system import files, host, ownership
+from cystore.system.store_lock import StoreLocks
+
+BLANK_SIZE_MIN = CONSTANTS["BLANK_SIZE_MIN"][0]
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A file in quarantine/ beside what the manifest says of its range. `state`: "damaged" as long as a part of the range is stepped over,
+    else "cut": recovery took the bytes away, or they were put back. `found_ms` is that of the damage, else of the file."""
+
+    name: str
+    begin: int
+    end: int
+    size_bytes: int
+    state: str
+    reason: str
+    found_ms: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """Log bytes [begin, end) as a copy has them: a whole record at its own place, a blank that fills its file, or other bytes."""
+
+    kind: str
+    begin: int
+    end: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a restore wrote back: (begin, end) of each run of records, how many they were, and what of the range stays damaged."""
+
+    ranges: tuple[tuple[int, int], ...]
+    records: int
+    left: tuple[tuple[int, int], ...]
+
+
+def listed(root: Path) -> list[Listed]:
+    """What lies in quarantine/, in the order of the log, and damaged ranges of which there is no copy (`name` is empty, or that of the
+    file that is missing)."""
+    holes, copies = read_facts(root)[0].holes, kept(root)
+    found = []
+    for copy in copies:
+        touched = list(holes.within(copy.begin, copy.end))
+        first = touched[0] if touched else Hole(copy.begin, copy.end, "", "", copy.modified_ms)
+        state = "damaged" if touched else "cut"
+        found.append(
+            Listed(copy.name, copy.begin, copy.end, copy.size_bytes, state, first.reason, first.found_ms)
+        )
+    for hole in holes:
+        if not any(copy.begin < hole.end and hole.begin < copy.end for copy in copies):
+            found.append(Listed(hole.copy, hole.begin, hole.end, 0, "damaged", hole.reason, hole.found_ms))
+    return sorted(found, key=lambda one: (one.begin, one.end, one.name))
+
+
+def parts(root: Path, name: str, config: StoreConfig, source: Path | None = None) -> Iterator[Part]:
+    """What stands in the copy `name`, or in the file `source` in its place, in the order of the log. Raises StoreFormatError."""
+    copy = kept_of(name)
+    path = _source(root, copy, source)
+    file_bytes = LogReader(root, config.mapped_file_size_commit_log_bytes).file_bytes
+    with files.opened(path) as fd:
+        length = files.length_of(fd, path)
+        if length != copy.end - copy.begin:
+            raise StoreFormatError(
+                f"it has {length} bytes, the range {copy.begin}..{copy.end} of the log has {copy.end - copy.begin}",
+                path=path,
+            )
+        begin = copy.begin
+        while begin < copy.end:
+            file_end = begin - begin % file_bytes + file_bytes
+            end = min(file_end, copy.end)
+            yield from _parts(
+                files.pread_full(fd, begin - copy.begin, end - begin, path), begin, end, file_end
+            )
+            begin = end
+
+
+def _source(root: Path, copy: Kept, source: Path | None) -> Path:
+    """The file to read. Only a regular one: nobody waits for the other end of a pipe."""
+    path = copy.path(root) if source is None else source
+    if not path.is_file() or (source is None and path.is_symlink()):
+        raise StoreFormatError("there is no such file", path=path)
+    return path
+
+
+def _parts(data: bytes, begin: int, end: int, file_end: int) -> Iterator[Part]:
+    """Those of one file of the log."""
+    scanner = scan.LogScanner(check_checksum=True, follow_queues=False)
+    at = begin
+    while at < end:
+        scanner.move(at, file_end)
+        found = scanner.find(memoryview(data)[at - begin :], end - at, at)
+        place = end if found < 0 else found
+        if place > at:
+            yield from _between(data, begin, at, place, file_end)
+        at = place
+        if found >= 0:
+            size = int.from_bytes(data[at - begin : at - begin + 4], "big")
+            yield Part("record", at, at + size, data[at - begin : at - begin + size])
+            at += size
+
+
+def _between(data: bytes, begin: int, at: int, until: int, file_end: int) -> Iterator[Part]:
+    head = data[at - begin : at - begin + BLANK_SIZE_MIN]
+    blank = (file_end - at).to_bytes(4, "big") + RECORD_MAGIC_BLANK.to_bytes(4, "big")
+    kind = "blank" if until == file_end and head == blank else "bytes"
+    yield Part(kind, at, until, data[at - begin : until - begin])
+
+
+# ------------------------------------------------------------------------------------------------ the way back
+
+
+def restore(root: Path, name: str, config: StoreConfig, source: Path | None = None) -> Restored:
+    """Writes the valid records of the copy `name`, or of the repaired file `source` in its place, back into the damaged range of the log,
+    which is damaged no longer where they stand. The next one to open the store walks its log and mends queues and index.
+
+    Only where nobody has the store open. Raises StoreLockedError; OffsetError where the log is not damaged at that range (any more),
+    CorruptRecordError where no valid record stands at its own place, StoreFormatError for a file that does not fit, StoreFullError,
+    StoreIOError. Before the last of the bytes is durable nothing else has changed.
+    """
+    host.check_writable_file_system(root, allow_any=config.allow_any_file_system)
+    if not config.allow_any_owner:
+        ownership.check(root, ownership.group_id(config.group))
+    locks = StoreLocks(root, read_only=False)
+    try:
+        with locks.gate():
+            locks.take_alone()
+            return _restore(root, name, config, source)
+    finally:
+        locks.close()
+
+
+def _restore(root: Path, name: str, config: StoreConfig, source: Path | None) -> Restored:
+    copy, holes = kept_of(name), read_facts(root)[0].holes
+    log = LogReader(root, config.mapped_file_size_commit_log_bytes)
+    if not list(holes.within(copy.begin, copy.end)):
+        raise OffsetError(
+            f"the log is not damaged from {copy.begin} to {copy.end}: there is nothing to put back",
+            path=log.directory,
+            offset=copy.begin,
+        )
+    if not log.bases or copy.begin < log.bases[0] or copy.end > log.bases[-1] + log.file_bytes:
+        raise OffsetError("the log does not reach there any more", path=log.directory, offset=copy.begin)
+    found = [part for part in parts(root, name, config, source) if _fits(part, holes)]
+    records = sum(part.kind == "record" for part in found)
+    if records == 0:
+        raise CorruptRecordError(
+            f"no valid record stands at its own place in the damaged part of {copy.begin}..{copy.end}: the bytes are still damaged",
+            path=_source(root, copy, source),
+            offset=copy.begin,
+        )
+    for part in found:
+        base = part.begin - part.begin % log.file_bytes
+        path = log.path(base)
+        if base not in log.lengths:
+            files.create_sized(root, path, log.file_bytes, log.file_bytes)
+        elif log.lengths[base] < log.file_bytes:
+            files.extend(path, log.file_bytes)
+        files.write_at(path, [(part.begin - base, part.data)])
+    mark_undispatched(root)
+    left = _without(holes, [(part.begin, part.end) for part in found])
+    record_holes(root, left)
+    return Restored(
+        _joined([(part.begin, part.end) for part in found]),
+        records,
+        tuple(left.within(copy.begin, copy.end).ranges()),
+    )
+
+
+def _fits(part: Part, holes: Holes) -> bool:
+    """Whether a part is the log's, and all of it in one damaged range: what counts as whole is never written over."""
+    return part.kind != "bytes" and any(hole.begin <= part.begin and part.end <= hole.end for hole in holes)
+
+
+def _joined(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    out: list[tuple[int, int]] = []
+    for begin, end in sorted(ranges):
+        if out and out[-1][1] == begin:
+            out[-1] = out[-1][0], end
+        else:
+            out.append((begin, end))
+    return tuple(out)
+
+
+def _without(holes: Holes, ranges: list[tuple[int, int]]) -> Holes:
+    """The damaged ranges without those that were put back."""
+    left: list[Hole] = []
+    for hole in holes:
+        at = hole.begin
+        for begin, end in _joined([one for one in ranges if hole.begin <= one[0] < hole.end]):
+            if at < begin:
+                left.append(dataclasses.replace(hole, begin=at, end=begin))
+            at = end
+        if at < hole.end:
+            left.append(dataclasses.replace(hole, begin=at))
+    return Holes(left)
