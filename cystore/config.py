@@ -77,6 +77,8 @@ class StoreConfig:
         False  # RocketMQ: True; other people's files must not delete your messages
     )
     min_free_bytes: int = 0
+    quarantine_reserved_time_h: int = 720  # copies of damaged bytes; RocketMQ keeps none
+    quarantine_bytes_max: int = 4 * GIB
 
     exclusive: bool = False
     read_only: bool = False
@@ -216,6 +218,8 @@ _BOUNDS = {
     "disk_space_clean_forcibly_ratio": (0, 100),
     "disk_space_warning_level_ratio": (0, 100),
     "min_free_bytes": (0, 1 << 60),
+    "quarantine_reserved_time_h": (0, 24 * 366 * 100),
+    "quarantine_bytes_max": (0, 1 << 60),
     "access_message_in_memory_max_ratio": (0, 100),
     "max_transfer_count_on_message_in_memory": (1, 1 << 20),
     "max_transfer_count_on_message_in_disk": (1, 1 << 20),

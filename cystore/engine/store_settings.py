@@ -27,6 +27,8 @@ RETENTION = (
     "disk_space_warning_level_ratio",
     "clean_file_forcibly_enable",
     "min_free_bytes",
+    "quarantine_reserved_time_h",
+    "quarantine_bytes_max",
 )
 
 

@@ -106,7 +106,11 @@ class LogReader:
         return base in self.lengths
 
     def close(self) -> None:
-        fd, self._fd, self._fd_base = self._fd, -1, -1  # first: an exception of a handler must not have it closed twice
+        fd, self._fd, self._fd_base = (
+            self._fd,
+            -1,
+            -1,
+        )  # first: an exception of a handler must not have it closed twice
         if fd >= 0:
             os.close(fd)
 

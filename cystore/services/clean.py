@@ -27,6 +27,7 @@ from cystore.engine.disk_space import DiskSpace
 from cystore.engine.progress import Progress
 from cystore.engine.roll import Roller
 from cystore.engine.store_settings import Policy
+from cystore.engine.trim import trim
 from cystore.errors import StoreError, StoreFullError
 from cystore.holds import Holds
 from cystore.services.delivered import DeliveryProgress
@@ -102,6 +103,7 @@ class Cleaner:
             self._dispatch(lambda: self._dispatcher.run_once(DISPATCH_BYTES))
             self._attempt("count deliveries", lambda: self._delivered.settle(until_s))
             segments = self._clean_log(SEGMENTS_AT_ONCE, forced=forced)
+        self._attempt("trim quarantine/", self._trim)
         followed = self._follower.run(until_s)
         done = segments + followed.queue_files + followed.index_files
         return Progress(done, more=segments >= SEGMENTS_AT_ONCE or (done > 0 and self._follower.behind))
@@ -115,6 +117,7 @@ class Cleaner:
         self._dispatch(self._dispatcher.run_to_end)
         self._attempt("count deliveries", self._delivered.settle)
         segments = self._clean_log(max_segments, forced=False)
+        self._attempt("trim quarantine/", self._trim)
         followed = self._follower.run()
         return Cleaned(
             segments, followed.queue_files, followed.index_files, self._control.min_physical_offset
@@ -141,6 +144,9 @@ class Cleaner:
         if end > self._control.min_physical_offset:
             self._tell_of_archive(end)
         return segments
+
+    def _trim(self) -> int:
+        return trim(self._root, self._commit_log.holes, self._config)
 
     def _save_offsets(self) -> None:
         """On a full disk there is room for the table already, and what is set aside for such a case where that is too little."""

@@ -1,0 +1,47 @@
+"""The folder quarantine/ does not grow for ever: copies that are too old go, and the oldest when together they take too much.
+
+What belongs to a damaged range that was found not long ago stays, whatever it takes: nobody had the time to repair it.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from cystore import clock
+from cystore.config import StoreConfig
+from cystore.engine.holes import Holes
+from cystore.engine.quarantine import Kept, kept
+from cystore.system import files
+
+log = logging.getLogger("cystore")
+
+HOUR_MS = 3_600_000
+
+
+def trim(root: Path, holes: Holes, policy: StoreConfig) -> int:
+    """Removes the copies in quarantine/ that are older than quarantine_reserved_time_h, and then the oldest as long as all of them take
+    more than quarantine_bytes_max on the disk; returns how many. What has a name that we do not give stays. Any process may do it."""
+    oldest_kept_ms = clock.now_ms() - policy.quarantine_reserved_time_h * HOUR_MS
+    copies = sorted(kept(root), key=lambda copy: copy.modified_ms)
+    taken = sum(copy.allocated_bytes for copy in copies)
+    removed = 0
+    for copy in copies:
+        too_old = copy.modified_ms <= oldest_kept_ms
+        if not too_old and taken <= policy.quarantine_bytes_max:
+            break  # those that follow are younger
+        if any(hole.found_ms > oldest_kept_ms for hole in holes.within(copy.begin, copy.end)):
+            continue
+        _remove(
+            root, copy, "it is older than quarantine_reserved_time_h" if too_old else "quarantine_bytes_max"
+        )
+        taken -= copy.allocated_bytes
+        removed += 1
+    return removed
+
+
+def _remove(root: Path, copy: Kept, why: str) -> None:
+    files.remove(copy.path(root))
+    log.warning(
+        "%s: removed, %d bytes of the log from %d on (%s)", copy.path(root), copy.size_bytes, copy.begin, why
+    )
