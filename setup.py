@@ -60,6 +60,8 @@ EXTENSIONS: dict[str, list[str]] = {
     "record": [],
     "message": [],
     "append": [],
+    "store_clock": [],
+    "exact": [],
     "properties": [],
     "appender": [],
     "put": [],

@@ -19,7 +19,7 @@ from cystore._native.control import Control
 from cystore._native.delay import Delivered
 from cystore._native.failpoint import failpoint
 from cystore._native.mapping import MappedFile
-from cystore.config import StoreConfig
+from cystore.config import INT_MAX, StoreConfig
 from cystore.derived.backlog import BacklogKeeper
 from cystore.derived.consume_queue import ConsumeQueues
 from cystore.derived.dispatch import Dispatcher
@@ -31,6 +31,7 @@ from cystore.derived.reader import Reader
 from cystore.engine.allocate import HEADROOM_NAME, Allocator
 from cystore.engine.append_policy import AppendPolicy, repair_append
 from cystore.engine.checkpoint import Checkpoint
+from cystore.engine.clock_keeper import ClockKeeper
 from cystore.engine.commit_log import DIRECTORY, CommitLog
 from cystore.engine.disk_space import DiskSpace
 from cystore.engine.flush import SYNC_FAILED, Flusher
@@ -74,6 +75,7 @@ class Attachment:
     control: Control
     manifest: Manifest
     checkpoint: Checkpoint
+    clock: ClockKeeper
     commit_log: CommitLog
     queues: ConsumeQueues
     index: IndexFiles
@@ -98,6 +100,7 @@ class Attachment:
 
     def flush_derived_once(self) -> Progress:
         """What follows from the log, by a thread of its own: made durable, then what waits to be dispatched."""
+        self.clock.look()
         done = self.derived_flusher.run_once().done
         return Progress(done, more=self.backlog.run_once().more)
 
@@ -237,6 +240,12 @@ def _build(
     revive: Callable[[], Appender],
 ) -> Attachment:
     """A new control block, filled from what recovery found, and the parts on top of it."""
+    if mode is Mode.WRITE and state.commit_log_file_bytes > INT_MAX:
+        raise StoreFormatError(
+            f"the commit log's files have {state.commit_log_file_bytes} bytes; at most {INT_MAX} can be written to, here and in "
+            "RocketMQ: open the store with read_only=True and copy its messages to a new one",
+            path=root,
+        )
     size, first = Control.size_bytes(config.max_queues), Control.first_bytes(config.max_queues)
     if mode is Mode.WRITE:
         path = root / CONTROL_NAME
@@ -273,6 +282,8 @@ def _build(
             attachment.index.overwrite(path, pieces)
         for topic, queue_id, begin, end in state.queue_holes:
             attachment.queues.get(control.find_queue(topic, queue_id)).overwrite_with_holes(begin, end)
+    attachment.clock.begin(config.max_clock_jump_s * 1000, state.last_store_timestamp_ms)
+    attachment.clock.look()
     attachment.recovered = state
     return attachment
 
@@ -413,17 +424,20 @@ def _compose(
     """The parts over a control block. Sizes and delay levels are the block's: the first attacher's, or the files' own."""
     config = dataclasses.replace(
         config,
-        mapped_file_size_commit_log_bytes=control.commit_log_file_bytes,
+        mapped_file_size_commit_log_bytes=min(control.commit_log_file_bytes, INT_MAX),
         mapped_file_size_consume_queue_bytes=control.consume_queue_file_bytes,
         max_hash_slot_num=control.max_hash_slot_num,
         max_index_num=control.max_index_num,
         max_queues=control.max_queues,
         message_delay_level=config.delay_level_text(Delivered(control).levels_ms),
     )
+    if control.commit_log_file_bytes > INT_MAX:  # read only: no setting may say so
+        object.__setattr__(config, "mapped_file_size_commit_log_bytes", control.commit_log_file_bytes)
     commit_log = CommitLog(root, config, mode, control, manifest)
     queues = ConsumeQueues(root, config, mode, control)
     index = IndexFiles(root, config, mode, control)
     checkpoint = Checkpoint(root, mode)
+    clock = ClockKeeper(control, checkpoint, host.identity()["boot_id"])
     allocator = Allocator(control, commit_log, config, partial(reserve_queue_offsets, root))
     flusher = Flusher(root, control, commit_log, checkpoint, config)
     derived_flusher = DerivedFlusher(root, control, queues, index, checkpoint, flusher, config)
@@ -476,8 +490,8 @@ def _compose(
     reader = Reader(control, commit_log, queues, index, dispatcher, config)
     scheduler = Scheduler(control, commit_log, queues, delivered, reader, flusher, appender, config)
     return Attachment(
-        root, config, mode, control, manifest, checkpoint, commit_log, queues, index, dispatcher, flusher, derived_flusher,
-        allocator, delivered, scheduler, cleaner, reader, BacklogKeeper(control, dispatcher), appender, locks, None,
+        root, config, mode, control, manifest, checkpoint, clock, commit_log, queues, index, dispatcher, flusher,
+        derived_flusher, allocator, delivered, scheduler, cleaner, reader, BacklogKeeper(control, dispatcher), appender, locks, None,
     )  # fmt: skip
 
 
@@ -497,6 +511,8 @@ def detach(attachment: Attachment) -> None:
     try:
         with attachment.locks.gate():
             alone = attachment.locks.try_alone()
+            if attachment.control.intact:
+                attachment.clock.look()
             failpoint("detach.alone" if alone else "detach.others_stay")
             if not attachment.control.intact:
                 log.error("%s: the control block was overwritten; the next load recovers", attachment.root)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import time
 
+from cystore._native import store_clock
+from cystore._native.control import Control
 from cystore.errors import StoreConfigError
 
 FOREVER_S = 1e9
 
 
-def now_ms() -> int:
-    """Wall clock, ms since the epoch."""
-    return time.time_ns() // 1_000_000
+def now_ms(of: Control | None = None) -> int:
+    """The time of a store, ms since the epoch: the wall clock, unless that jumped and is not believed. Without a store the wall clock."""
+    return time.time_ns() // 1_000_000 if of is None else store_clock.now_ms(of)
+
+
+def expiry_ms(of: Control) -> int:
+    """The time by which a store deletes: no later than `now_ms`, and never the first look at a clock alone."""
+    return store_clock.expiry_ms(of)
 
 
 def monotonic_s() -> float:
@@ -21,12 +29,27 @@ def monotonic_s() -> float:
 
 def wait_s(timeout_s: float | None) -> float:
     """How long a wait with this timeout lasts at most, s: from 0 to FOREVER_S, which None means too. Raises StoreConfigError."""
-    if timeout_s is None:
-        return FOREVER_S
-    number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
-    if not number or timeout_s != timeout_s:  # as only NaN is
-        raise StoreConfigError(f"timeout_s must be seconds, or None, not {timeout_s!r}")
-    return min(max(timeout_s, 0), FOREVER_S)
+    return FOREVER_S if timeout_s is None else max(seconds(timeout_s), 0.0)
+
+
+def seconds(timeout_s: object, *, least: float = -math.inf) -> float:
+    """The timeout as a float of at most FOREVER_S. Raises StoreConfigError for what is none, or less than `least`."""
+    value = math.nan
+    # The methods of float and int themselves: a subclass's object may have others.
+    if isinstance(timeout_s, float):
+        value = float.__float__(timeout_s)
+    elif isinstance(timeout_s, int) and not isinstance(timeout_s, bool):
+        value = float(max(min(int.__int__(timeout_s), int(FOREVER_S)), -int(FOREVER_S)))
+    if not value >= least:  # nor is NaN
+        raise StoreConfigError(
+            f"timeout_s must be seconds{' from 0' if least == 0 else ''}, or None, not {_shown(timeout_s)}"
+        )
+    return min(value, FOREVER_S)
+
+
+def _shown(value: object) -> str:
+    """A number or a text as it is; of anything else its type: its repr may be anything."""
+    return repr(value) if type(value) in (int, float, str, bool) else type(value).__name__
 
 
 def index_file_name(now: int) -> str:

@@ -21,6 +21,7 @@ GIB = 1 << 30
 DELAY_LEVELS_MAX = CONSTANTS["DELAY_LEVELS_MAX"][0]
 DELAY_SECONDS_MAX = CONSTANTS["DELAY_SECONDS_MAX"][0]
 MIB = 1 << 20
+INT_MAX = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class StoreConfig:
     file_reserved_time_h: int = 72
     delete_when: str = "04"
     roll_interval_h: int = 24  # RocketMQ has none: a small store would never fill a file, and so never expire
+    max_clock_jump_s: int = 300  # RocketMQ believes every clock; see docs/clock.md
     disk_max_used_space_ratio: int = 75
     disk_space_clean_forcibly_ratio: int = 85
     disk_space_warning_level_ratio: int = 90
@@ -196,9 +198,10 @@ class StoreConfig:
 
 
 _BOUNDS = {
-    "mapped_file_size_commit_log_bytes": (4096, 1 << 40),
-    "mapped_file_size_consume_queue_bytes": (20, 1 << 31),
-    "mapped_file_size_consume_queue_ext_bytes": (64, 1 << 31),
+    # A length of a file is a Java int in RocketMQ; that of a queue file is a multiple of 20 too.
+    "mapped_file_size_commit_log_bytes": (4096, INT_MAX),
+    "mapped_file_size_consume_queue_bytes": (20, INT_MAX // 20 * 20),
+    "mapped_file_size_consume_queue_ext_bytes": (64, INT_MAX),
     "bit_map_length_consume_queue_ext": (8, 1 << 18),
     "max_hash_slot_num": (1, 1 << 29),
     "max_index_num": (2, 1 << 30),
@@ -214,6 +217,7 @@ _BOUNDS = {
     "check_at_load_bytes": (0, 1 << 50),
     "file_reserved_time_h": (0, 24 * 366 * 100),
     "roll_interval_h": (1, 24 * 366 * 100),
+    "max_clock_jump_s": (1, 86_400 * 366),
     "disk_max_used_space_ratio": (0, 100),
     "disk_space_clean_forcibly_ratio": (0, 100),
     "disk_space_warning_level_ratio": (0, 100),
@@ -239,12 +243,14 @@ def _checked(name: str, kind: Any, value: Any) -> Any:
     if kind is int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise StoreConfigError(f"{name} must be a whole number, not {value!r}")
+        value = int.__int__(value)  # of a subclass: what is checked is what is used
     elif kind is bool:
         if not isinstance(value, bool):
             raise StoreConfigError(f"{name} must be True or False, not {value!r}")
     elif kind is str:
         if not isinstance(value, str):
             raise StoreConfigError(f"{name} must be text, not {value!r}")
+        value = str.__str__(value)
     elif typing.get_origin(kind) is Literal:
         if value not in typing.get_args(kind):
             raise StoreConfigError(f"{name} must be one of {', '.join(typing.get_args(kind))}, not {value!r}")

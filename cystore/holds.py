@@ -15,6 +15,7 @@ from pathlib import Path
 
 from cystore._native.checksum import crc32c
 from cystore._native.control import Control
+from cystore._native.exact import any_text, whole
 from cystore.errors import StoreConfigError, StoreFormatError
 from cystore.system import files
 
@@ -45,14 +46,14 @@ class Holds:
 
     def set(self, name: str, physical_offset: int, max_age_ms: int | None = None) -> Hold:
         """Sets or moves a hold, and returns it: it begins at the log's minimum where that is beyond `physical_offset`."""
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
+        name = any_text("name of the hold", name, StoreConfigError)
+        if not _NAME.fullmatch(name):
             raise StoreConfigError(
                 f"a hold's name must be 1 to 64 letters, digits, '.', '_' or '-', not {name!r}"
             )
-        for what, value in (("physical_offset", physical_offset), ("max_age_ms", max_age_ms)):
-            optional = what == "max_age_ms" and value is None
-            if not optional and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-                raise StoreConfigError(f"{what} of hold {name!r} must be a whole number ≥ 0, not {value!r}")
+        physical_offset = whole("physical_offset of the hold", physical_offset, error=StoreConfigError)
+        if max_age_ms is not None:
+            max_age_ms = whole("max_age_ms of the hold", max_age_ms, error=StoreConfigError)
         with self._control.held("clean"):
             holds = dict(self.read())
             hold = Hold(max(physical_offset, self._control.min_physical_offset), max_age_ms)

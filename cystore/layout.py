@@ -137,6 +137,15 @@ DISK_STRUCTS = (
             Field("last_record", 32, 8, "physical offset of the last record below the watermark"),
             Field("last_record_checksum", 40, 4, "that record's checksum field", unsigned=True),
             Field("index_watermark", 48, 8, "physical offset through which index entries are synced"),
+            Field("clock_boot", 56, 8, "which boot of the host the next five speak of"),
+            Field("clock_offset_ms", 64, 8, "the store's clock is CLOCK_BOOTTIME and so much"),
+            Field(
+                "clock_seen_ms", 72, 8, "the same for a wall clock that jumped and is not believed, 0: none"
+            ),
+            Field("clock_seen_since_ms", 80, 8, "CLOCK_BOOTTIME when that was seen first"),
+            Field("clock_stood_ms", 88, 8, "CLOCK_BOOTTIME when the clock that is believed was seen first"),
+            Field("clock_known_ms", 96, 8, "the last store timestamp before that, 0: nothing depends on it"),
+            Field("clock_check", 104, 8, "all six, so that a half of them is not believed"),
         ),
     ),
     DiskStruct(
@@ -339,6 +348,34 @@ CONTROL_LINES: tuple[tuple[Shared, ...], ...] = (
         Shared("delivered_saved", "int64_t", "deliver", "the position that config/delayOffset.json has"),
         Shared("delivered_saved_ms", "int64_t", "deliver", "monotonic time when it was written"),
         Shared("delay_ms", "int64_t", "attach", "of each level, 1 first", DELAY_LEVELS_MAX),
+    ),
+    (
+        Shared("clock_offset_ms", "int64_t", "clock", "the store's clock is CLOCK_BOOTTIME and so much"),
+        Shared(
+            "clock_seen_ms",
+            "int64_t",
+            "clock",
+            "the same for a wall clock that jumped and is not believed yet, 0: none",
+        ),
+        Shared("clock_seen_since_ms", "int64_t", "clock", "CLOCK_BOOTTIME when that was seen first"),
+        Shared("clock_look_ms", "int64_t", "clock", "CLOCK_BOOTTIME of the last look that counted"),
+        Shared(
+            "clock_stood_ms",
+            "int64_t",
+            "clock",
+            "CLOCK_BOOTTIME when the clock that is believed was seen first",
+        ),
+        Shared(
+            "clock_known_ms",
+            "int64_t",
+            "clock",
+            "the last store timestamp before that, 0: nothing depends on it",
+        ),
+        Shared(
+            "clock_jump_ms", "int64_t", "attach", "a jump of more is not believed at once (max_clock_jump_s)"
+        ),
+        Shared("clock_looks", "uint32_t", "clock", "looks at a clock that jumped"),
+        Shared("clock_jumps", "uint32_t", "clock", "jumps that were seen since the first attach"),
     ),
     (
         Shared("flags", "uint32_t", "atomic", "why the store cannot be written: see FLAG_*"),

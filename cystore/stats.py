@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from cystore._native import store_clock
 from cystore._native.append import LATENCY_BOUNDS_MS
 from cystore._native.control import Control
 
@@ -47,6 +48,8 @@ def store_stats(control: Control) -> dict[str, Any]:
         "put_time_max_ms": counters["put_time_max_ms"],
         "dispatch_count": counters["dispatch_count"],
         "clock_clamps": counters["clock_clamps"],
+        "clock_jumps": store_clock.jumps(control),
+        "clock_ahead_ms": store_clock.ahead_ms(control),
         "turns_over_budget": control.turns_over_budget,
         "put_latency": dict(zip(latency_labels(), counters["put_latency"], strict=True)),
     }

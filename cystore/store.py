@@ -10,7 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from cystore._native import store_clock
 from cystore._native.appender import Appender
+from cystore._native.exact import any_text, whole
 from cystore._native.key_reader import QueryResult
 from cystore._native.message import Message, PutResult
 from cystore._native.put import put_function
@@ -18,13 +20,12 @@ from cystore.archive import Archived, ArchiveMark
 from cystore.attach import Attachment, attach
 from cystore.clock import monotonic_s, wait_s
 from cystore.config import StoreConfig
-from cystore.derived.reader import FOREVER_MS, INT32_MAX, check_int
+from cystore.derived.reader import FOREVER_MS, INT32_MAX
 from cystore.engine.commit_log import check_offset
 from cystore.engine.progress import Progress
 from cystore.engine.segments import Mode
 from cystore.engine.store_settings import configure
 from cystore.errors import (
-    MessageIllegalError,
     NotDurableError,
     StoreClosedError,
     StoreConfigError,
@@ -282,7 +283,7 @@ class MessageStore:
         parts = self._writable()
         timeout_ms = int(wait_s(timeout_s) * 1000)
         if max_bytes is not None:
-            check_int("max_bytes", max_bytes, 0, FOREVER_MS)
+            max_bytes = whole("max_bytes", max_bytes)
         before = parts.control.dispatched
         if max_bytes is None and timeout_s is None:
             parts.dispatcher.run_to_end()
@@ -322,7 +323,7 @@ class MessageStore:
 
     def release(self, name: str) -> bool:
         """Ends a hold; False when there was none of that name."""
-        return self._writable().cleaner.holds.release(name)
+        return self._writable().cleaner.holds.release(any_text("name of the hold", name, StoreConfigError))
 
     def holds(self) -> Mapping[str, Hold]:
         """Every hold by name."""
@@ -389,6 +390,12 @@ class MessageStore:
         else:
             control.set_flag(flag)
 
+    def believe_clock(self) -> None:
+        """The wall clock is right, an operator says: every process goes by it from now on, also after a jump (max_clock_jump_s)."""
+        parts = self._writable()
+        store_clock.believe(parts.control)
+        parts.clock.look()
+
     def _writable(self) -> Attachment:
         parts = self._attached()
         if parts.appender is None:
@@ -447,13 +454,14 @@ class MessageStore:
         """Sleeps until the message at `queue_offset` can be read: True; False after `timeout_s`. Not polling: an append in any
         process wakes it."""
         until = monotonic_s() + wait_s(timeout_s)
-        check_int("queue_id", queue_id, 0, INT32_MAX)
-        check_int("queue_offset", queue_offset, -FOREVER_MS, FOREVER_MS)
+        name = any_text("topic", topic)
+        queue_id = whole("queue_id", queue_id, 0, INT32_MAX)
+        queue_offset = whole("queue_offset", queue_offset, -FOREVER_MS, FOREVER_MS)
         while True:
             parts = self._attached()
             seen = parts.control.append_seq
             parts.reader.help_dispatch()
-            slot = parts.control.find_queue(_topic_text(topic), queue_id)
+            slot = parts.control.find_queue(name, queue_id)
             if slot >= 0 and parts.reader.end_of(slot) > queue_offset:
                 return True
             left_s = min(WAIT_SLICE_S, until - monotonic_s())
@@ -464,9 +472,9 @@ class MessageStore:
     def next_queue_offset(self, topic: str, queue_id: int) -> int:
         """The queue offset that the next append to a queue takes, dispatched or not: all that was put before is below it. 0 where the
         queue is unknown. Costs next to nothing: no dispatch, no wait."""
-        check_int("queue_id", queue_id, 0, INT32_MAX)
+        name, queue_id = any_text("topic", topic), whole("queue_id", queue_id, 0, INT32_MAX)
         control = self._attached().control
-        slot = control.find_queue(_topic_text(topic), queue_id)
+        slot = control.find_queue(name, queue_id)
         return control.queue_next(slot) if slot >= 0 else 0
 
     @property
@@ -490,7 +498,7 @@ class MessageStore:
         records are there for `scan`, dispatched or not.
         """
         until = monotonic_s() + wait_s(timeout_s)
-        check_offset(physical_offset)
+        physical_offset = check_offset(physical_offset)
         while True:
             control = self._attached().control
             seen = control.append_seq
@@ -533,12 +541,6 @@ class MessageStore:
         """The RecoveryReport of this attachment, None when others had the store open already."""
         recovered = self._attached().recovered
         return None if recovered is None else recovered.report
-
-
-def _topic_text(topic: object) -> str:
-    if not isinstance(topic, str):
-        raise MessageIllegalError(f"topic: must be text, not {type(topic).__name__}")
-    return topic
 
 
 def _forked() -> None:

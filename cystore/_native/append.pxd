@@ -10,6 +10,7 @@ cdef enum:
     EXPECTED_BYTES = 4096
     AHEAD_BYTES = 1024          # from a record to where one of the next will be
     AHEAD_LINES = 4
+    FILE_BYTES_MAX = 0x7FFFFFFF  # of a segment; the length of a blank is 32 bits, and a length of a file is an int in RocketMQ
 
 cdef enum AppendStatus:
     APPEND_OK = 0
@@ -18,11 +19,12 @@ cdef enum AppendStatus:
     APPEND_NEED_QUEUES = 3     # no allocated queue slot is left
     APPEND_REFUSED = 4         # a flag of the store forbids writing
     APPEND_OVERWRITTEN = 5     # the control block is not what we left
+    APPEND_UNREADABLE = 6      # readers would refuse the record
 
 cdef extern from "wallclock.h" nogil:
     ctypedef struct wall_clock:
         int64_t ms
-    int64_t wall_clock_ms(wall_clock* clock)
+    int64_t wall_clock_ms(wall_clock* clock, control_block* block)
     int64_t wall_clock_took_ms(wall_clock* clock)
 
 # Where this process writes: the mapped segment, and what it saw last. Touched under the append lock only.
@@ -83,11 +85,19 @@ cdef inline int append_allowed(control_block* block, append_target* target) noex
     return APPEND_OK
 
 
+cdef inline bint item_readable(const append_item* item) noexcept nogil:
+    """What `record_read` asks of a record's numbers. The callers made sure of it; a record that dispatch refuses would stop all."""
+    cdef int64_t size = 75 + <int64_t>item.born_host_len + item.store_host_len + item.body_len + item.topic_len + item.properties_len
+    return (item.queue_id | item.body_len | item.properties_len) >= 0 and size == item.size \
+        and item.properties_len <= <int32_t>PROPERTIES_BYTES_MAX and <uint32_t>(item.topic_len - 1) < TOPIC_BYTES_MAX
+
+
 cdef inline int64_t append_now(control_block* block, append_target* target) noexcept nogil:
-    """The store timestamp, which never goes back."""
-    cdef int64_t now = wall_clock_ms(&target.clock)
-    if now < block.last_store_timestamp:
-        if block.last_store_timestamp - now > CLAMP_REPORT_MS:
+    """The store timestamp. It does not go back; but one that is further ahead of the store's clock than a clock may jump came from a wrong
+    clock, and is not waited for."""
+    cdef int64_t now = wall_clock_ms(&target.clock, block), ahead = block.last_store_timestamp - now
+    if 0 < ahead <= block.clock_jump_ms:
+        if ahead > CLAMP_REPORT_MS:
             block.clock_clamps += 1
         now = block.last_store_timestamp
     return now
@@ -114,12 +124,22 @@ cdef inline void claim_place(append_item* item, int64_t at, int64_t now) noexcep
     failpoint("append.claimed")
 
 
-cdef inline void publish_records(control_block* block, append_target* target, int64_t wrote, int64_t last_record) noexcept nogil:
+cdef inline bint move_wrote(control_block* block, int64_t to) noexcept nogil:
+    """Publishes the log's new end. False, and nothing moves, when that would be a step back: it would overwrite records."""
+    if to <= block.wrote:
+        return False
+    store_i64(&block.wrote, to)
+    return True
+
+
+cdef inline bint publish_records(control_block* block, append_target* target, int64_t wrote, int64_t last_record) noexcept nogil:
     failpoint("append.before_publish")
+    if not move_wrote(block, wrote):
+        return False
     target.last_seen = wrote
-    store_i64(&block.wrote, wrote)
     failpoint("append.published")
     store_i64(&block.last_record, last_record)
+    return True
 
 
 cdef inline void publish_place(append_item* item) noexcept nogil:
@@ -148,8 +168,11 @@ cdef inline int append_one(control_block* block, append_target* target, append_i
     cdef int64_t wrote = block.wrote, end = wrote + item.size, now
     cdef int status = append_allowed(block, target)
     cdef uint8_t* p
+    failpoint("append.one_begun")
     if status != APPEND_OK:
         return status
+    if not item_readable(item):
+        return APPEND_UNREADABLE
     if wrote < target.base or end + BLANK_SIZE_MIN > target.base + target.length:
         return APPEND_NEED_SEGMENT
     if load_i64(&block.allocated) < end + BLANK_SIZE_MIN:
@@ -161,7 +184,8 @@ cdef inline int append_one(control_block* block, append_target* target, append_i
     expect_next_records(p)
     write_record(p, item, RECORD_MAGIC_CYSTORE)  # a constant
     release_fence()
-    publish_records(block, target, end, wrote)
+    if not publish_records(block, target, end, wrote):
+        return APPEND_OVERWRITTEN
     publish_place(item)
     end_intent(block, 1, item.size)
     count_latency(block, wall_clock_took_ms(&target.clock), 1)

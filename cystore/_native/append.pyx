@@ -18,18 +18,23 @@ from cystore._native.record_write cimport append_item, failpoint, write_record
 LATENCY_BOUNDS_MS: tuple[int, ...] = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10000)
 
 
-cdef void end_file(control_block* block, uint8_t* p, int64_t wrote, int32_t room) noexcept nogil:
-    """Fills the room that is left in a file with a blank and publishes that: appends go on in the next."""
+cdef bint end_file(control_block* block, uint8_t* p, int64_t wrote, int64_t room) noexcept nogil:
+    """Fills the room that is left in a file with a blank and publishes that: appends go on in the next file. False, and nothing is
+    written, when a blank cannot say how much room that is: its length is 32 bits."""
+    if not <int64_t>BLANK_SIZE_MIN <= room <= FILE_BYTES_MAX:
+        return False
     block.intent_from = wrote
     block.intent_to = wrote + BLANK_SIZE_MIN
     store_u32(&block.intent_active, 1)
     failpoint("append.blank_intent")
-    record_set_total_size(p, room)
+    record_set_total_size(p, <int32_t>room)
     record_set_magic(p, RECORD_MAGIC_BLANK)
     failpoint("append.blank_written")
-    store_i64(&block.wrote, wrote + room)
+    if not move_wrote(block, wrote + room):
+        return False
     failpoint("append.blank_published")
     store_u32(&block.intent_active, 0)
+    return True
 
 
 def end_segment(Control control not None, MappedFile file not None):
@@ -41,8 +46,7 @@ def end_segment(Control control not None, MappedFile file not None):
         return False
     if load_i64(&block.allocated) < file.base + file.length + BLANK_SIZE_MIN:
         return False
-    end_file(block, file.address + (wrote - file.base), wrote, <int32_t>(file.base + file.length - wrote))
-    return True
+    return end_file(block, file.address + (wrote - file.base), wrote, file.base + file.length - wrote)
 
 
 cdef int append_items(control_block* block, append_target* target, append_item* items, Py_ssize_t count, Py_ssize_t* done,
@@ -51,8 +55,12 @@ cdef int append_items(control_block* block, append_target* target, append_item* 
     cdef int64_t wrote = block.wrote, total, room, now, at, size
     cdef Py_ssize_t i, end, begin = done[0]
     cdef int status = append_allowed(block, target) if control_intact(block) else APPEND_OVERWRITTEN
+    failpoint("append.many_begun")
     if status != APPEND_OK:
         return status
+    for i in range(begin, count):
+        if not item_readable(&items[i]):
+            return APPEND_UNREADABLE
     now = append_now(block, target)
     while begin < count:
         if wrote < target.base or wrote >= target.base + target.length:
@@ -71,7 +79,8 @@ cdef int append_items(control_block* block, append_target* target, append_item* 
             if load_i64(&block.allocated) < at + size + BLANK_SIZE_MIN:
                 target.needed = at + size + BLANK_SIZE_MIN
                 return APPEND_NEED_SPACE
-            end_file(block, target.address + (wrote - target.base), wrote, <int32_t>room)
+            if not end_file(block, target.address + (wrote - target.base), wrote, room):
+                return APPEND_OVERWRITTEN
             wrote = at
             target.last_seen = wrote
             continue
@@ -102,7 +111,8 @@ cdef int append_items(control_block* block, append_target* target, append_item* 
             write_record(target.address + (items[i].physical_offset - target.base), &items[i], target.magic)
             release_fence()
         wrote = at
-        publish_records(block, target, wrote, wrote - items[end - 1].size)
+        if not publish_records(block, target, wrote, wrote - items[end - 1].size):
+            return APPEND_OVERWRITTEN
         for i in range(begin, end):
             publish_place(&items[i])
         end_intent(block, <uint64_t>(end - begin), <uint64_t>total)

@@ -5,11 +5,11 @@ The checks are PutMessageStatus's of RocketMQ (CommitLog, DefaultMessageStore.ch
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
-from cpython.exc cimport PyErr_CheckSignals, PyErr_Clear
+from cpython.exc cimport PyErr_CheckSignals
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_XDECREF, Py_XINCREF
 from cpython.pythread cimport PyThread_get_thread_ident
-from cpython.unicode cimport PyUnicode_Check
+from cpython.unicode cimport PyUnicode_CheckExact
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memset
@@ -19,6 +19,7 @@ from cystore._native.arguments cimport *
 from cystore._native.atomics cimport *
 from cystore._native.checksum cimport crc32_body, crc32c_update
 from cystore._native.control cimport Control
+from cystore._native.exact cimport exact_text, exact_whole
 from cystore._native.layout cimport *
 from cystore._native.locks cimport (
     control_intact, control_lock_at, control_locked, control_repair_due, control_wake_sleepers,
@@ -35,12 +36,14 @@ import logging
 import sys
 
 from cystore._native.message import encode_host
-from cystore.errors import MessageIllegalError, PageCacheBusyError, StoreClosedError, StoreError
+from cystore.errors import (
+    MessageIllegalError, PageCacheBusyError, StoreClosedError, StoreError, StoreFormatError,
+)
 
 log = logging.getLogger("cystore")
 
 cdef extern from "Python.h":
-    const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size)  # NULL: the text has no UTF-8 form
+    const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size)
 
 cdef enum:
     SHORT_PROPERTIES = 512          # longer ones are not written on the stack
@@ -73,8 +76,16 @@ cdef bytes _own_bytes(object body):
         return <bytes>body
     try:
         return bytes(memoryview(body))
-    except TypeError:
-        raise MessageIllegalError(f"body: must be bytes, not {type(body).__name__}") from None
+    except (TypeError, ValueError, BufferError) as error:  # no buffer, or one that was released
+        raise MessageIllegalError(f"body: must be bytes, not {type(body).__name__} ({error})") from None
+
+
+cdef str _exact_topic(object topic):
+    """The topic as a str. A subclass's object is never kept: it may run code when it goes. Its text is interned, so that the same text is
+    the same object next time too."""
+    if PyUnicode_CheckExact(topic):
+        return exact_text("topic", topic, MessageIllegalError)
+    return <str>sys.intern(exact_text("topic", topic, MessageIllegalError))
 
 
 cdef int _refuse_waiting(object topic, append_item* item) except -1:
@@ -178,12 +189,7 @@ cdef class Appender(PlainAppender):
         if self.target.block == NULL:
             raise StoreClosedError("the store was closed meanwhile")
         if cached.topic != <PyObject*>topic or cached.queue_id != queue_id:
-            if not PyUnicode_Check(topic):
-                raise MessageIllegalError(f"topic: must be text, not {type(topic).__name__}")
-            text = PyUnicode_AsUTF8AndSize(topic, &length)
-            if text == NULL:
-                PyErr_Clear()
-                raise MessageIllegalError(f"topic: {topic!r} is not valid Unicode text")
+            text = PyUnicode_AsUTF8AndSize(topic, &length)  # known to be valid: `_exact_topic`
             if not topic_valid(<const uint8_t*>text, length):
                 raise MessageIllegalError(
                     f"topic: {topic!r} must be 1 to {TOPIC_BYTES_MAX} characters of letters, digits, % | _ and -")
@@ -351,6 +357,8 @@ cdef class Appender(PlainAppender):
             policy.more_queues()
         elif status == APPEND_REFUSED:
             policy.refused()
+        elif status == APPEND_UNREADABLE:
+            raise StoreError("the append kernel was given a record that no reader would take; nothing was written")
         else:
             policy.overwritten()
         return 0
@@ -362,6 +370,9 @@ cdef class Appender(PlainAppender):
         cdef int status
         if not file.writable:
             raise StoreError("the segment is mapped for reading only", path=file.path)
+        if file.length > <int64_t>FILE_BYTES_MAX:
+            raise StoreFormatError(f"a segment of {file.length} bytes is not written to, at most {<int64_t>FILE_BYTES_MAX}",
+                                   path=file.path, offset=file.base)
         if block == NULL:
             raise StoreClosedError("the store was closed meanwhile")
         if not control_intact(block):
@@ -380,11 +391,12 @@ cdef class Appender(PlainAppender):
     cdef int _wants_sync(self, object flush) except -1:
         if flush is None:
             return self.usual.sync
-        if flush == "sync":
+        wanted = exact_text("flush", flush, MessageIllegalError)
+        if wanted == "sync":
             return True
-        if flush == "async":
+        if wanted == "async":
             return False
-        raise MessageIllegalError(f"flush: must be 'sync', 'async' or None, not {flush!r}")
+        raise MessageIllegalError(f"flush: must be 'sync', 'async' or None, not {wanted!r}")
 
     def put(self, topic, body, *, queue_id=0, keys=(), tags=None, properties=None, flag=0, flush=None, unique_key=None,
             delay_level=0, busy_timeout_ms=None):
@@ -425,6 +437,7 @@ cdef class Appender(PlainAppender):
         buffer.on_heap = False
         self._enter()
         try:
+            topic = _exact_topic(topic)  # kept until the end: what runs meanwhile may take its place in the cache
             self._own_topic(topic, options.queue_id, &item)
             item.flag = options.flag
             body = _own_bytes(body)
@@ -480,7 +493,7 @@ cdef class Appender(PlainAppender):
         cdef list keep = []
         try:
             batch = tuple(messages)
-        except TypeError:
+        except (TypeError, ValueError):  # a buffer that was released is a ValueError
             raise MessageIllegalError(f"messages: must be a list of Message, not {type(messages).__name__}") from None
         count = len(batch)
         if count == 0:
@@ -514,7 +527,9 @@ cdef class Appender(PlainAppender):
                     host = <bytes>message._born_host
                     set_born_host(item, <const uint8_t*>PyBytes_AS_STRING(host), <int32_t>PyBytes_GET_SIZE(host))
                 elif message.source is None:
-                    self._own_topic(message._topic, message._queue_id, item)
+                    topic = _exact_topic(message._topic)
+                    keep.append(topic)
+                    self._own_topic(topic, message._queue_id, item)
                     item.born_timestamp = message._born_timestamp_ms
                     body = _own_bytes(message._body)
                     if body is not message._body:
@@ -572,14 +587,5 @@ cdef class Appender(PlainAppender):
                 for i in range(count)]
 
 
-cdef int32_t _int32(str field, object value, int64_t low) except? -1:
-    cdef int64_t number
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise MessageIllegalError(f"{field}: must be a whole number, not {type(value).__name__}")
-    try:
-        number = value
-    except OverflowError:
-        number = low - 1
-    if number < low or number > 0x7FFFFFFF:
-        raise MessageIllegalError(f"{field}: must be {low} to {0x7FFFFFFF}, not {value}")
-    return <int32_t>number
+cdef inline int32_t _int32(str field, object value, int64_t low) except? -1:
+    return <int32_t>exact_whole(field, value, low, 0x7FFFFFFF, MessageIllegalError)

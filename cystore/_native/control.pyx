@@ -21,6 +21,9 @@ from cystore.layout import MUTEX_NAMES
 cdef extern from "failpoints.h" nogil:
     void failpoint(const char* name)
 
+cdef extern from "wallclock.h" nogil:
+    void store_clock_first(control_block* block)
+
 cdef uint32_t SLOTS_PER_STEP = 256
 
 
@@ -32,6 +35,12 @@ cdef str _text(const char* constant):
 @cython.no_gc_clear  # as what it inherits from
 cdef class Control(SharedLocks):
     """A handle on the control block of one store. Positions are physical offsets in bytes, times are ms."""
+
+    cdef int _forward(self, str name, int64_t* position, int64_t value) except -1:
+        """Publishes a position of the log, none of which ever goes back."""
+        if value < load_i64(position):
+            raise StoreFormatError(f"{name} stands at {load_i64(position)} and cannot go back to {value}", path=self.file.path)
+        store_i64(position, value)
 
     @staticmethod
     def size_bytes(uint32_t max_queues):
@@ -75,6 +84,7 @@ cdef class Control(SharedLocks):
             status = robust_init(control_lock_at(block, which))
             if status:
                 raise OSError(status, os.strerror(status), file.path)
+        store_clock_first(block)
         block.guard = ~CONTROL_MAGIC
         full_fence()
         block.magic = CONTROL_MAGIC
@@ -116,8 +126,7 @@ cdef class Control(SharedLocks):
     # ---------------------------------------------------------------------------------------- positions
 
     @property
-    def closed(self):
-        return self.block == NULL
+    def closed(self): return self.block == NULL
 
     @property
     def wrote(self):
@@ -125,7 +134,7 @@ cdef class Control(SharedLocks):
 
     @wrote.setter
     def wrote(self, int64_t value):
-        store_i64(&self.checked().wrote, value)
+        self._forward("the wrote position", &self.checked().wrote, value)
 
     @property
     def flushed(self):
@@ -133,7 +142,7 @@ cdef class Control(SharedLocks):
 
     @flushed.setter
     def flushed(self, int64_t value):
-        store_i64(&self.checked().flushed, value)
+        self._forward("the flushed position", &self.checked().flushed, value)
 
     def advance_flushed(self, int64_t value):
         """Moves the flushed position forward, never back. Under the flush lock."""
@@ -156,7 +165,7 @@ cdef class Control(SharedLocks):
 
     @allocated.setter
     def allocated(self, int64_t value):
-        store_i64(&self.checked().allocated, value)
+        self._forward("the allocated position", &self.checked().allocated, value)
         add_u32(&self.block.segment_seq, 1)
         futex_wake_all(&self.block.segment_seq)
 
@@ -166,7 +175,7 @@ cdef class Control(SharedLocks):
 
     @min_physical_offset.setter
     def min_physical_offset(self, int64_t value):
-        store_i64(&self.checked().min_physical_offset, value)
+        self._forward("the log's minimum", &self.checked().min_physical_offset, value)
 
     @property
     def ready_base(self):
@@ -235,16 +244,13 @@ cdef class Control(SharedLocks):
         store_i64(&self.checked().index_allocated, value)
 
     @property
-    def index_seq(self):
-        return load_u32(&self.checked().index_seq)
+    def index_seq(self): return load_u32(&self.checked().index_seq)
 
     @property
-    def append_seq(self):
-        return load_u32(&self.checked().append_seq)
+    def append_seq(self): return load_u32(&self.checked().append_seq)
 
     @property
-    def segment_seq(self):
-        return load_u32(&self.checked().segment_seq)
+    def segment_seq(self): return load_u32(&self.checked().segment_seq)
 
     @property
     def put_count(self):
@@ -279,28 +285,22 @@ cdef class Control(SharedLocks):
         store_i64(&self.checked().manifest_seq, value)
 
     @property
-    def commit_log_file_bytes(self):
-        return self.checked().commit_log_file_bytes
+    def commit_log_file_bytes(self): return self.checked().commit_log_file_bytes
 
     @property
-    def consume_queue_file_bytes(self):
-        return self.checked().consume_queue_file_bytes
+    def consume_queue_file_bytes(self): return self.checked().consume_queue_file_bytes
 
     @property
-    def max_hash_slot_num(self):
-        return self.checked().max_hash_slot_num
+    def max_hash_slot_num(self): return self.checked().max_hash_slot_num
 
     @property
-    def max_index_num(self):
-        return self.checked().max_index_num
+    def max_index_num(self): return self.checked().max_index_num
 
     @property
-    def max_queues(self):
-        return self.checked().max_queues
+    def max_queues(self): return self.checked().max_queues
 
     @property
-    def generation(self):
-        return self.checked().generation
+    def generation(self): return self.checked().generation
 
     @property
     def intact(self):
@@ -351,7 +351,7 @@ cdef class Control(SharedLocks):
 
     def find_queue(self, str topic not None, int32_t queue_id):
         """Slot of a queue, -1 when there is none."""
-        cdef bytes name = topic.encode("utf-8", "surrogateescape")
+        cdef bytes name = topic.encode("utf-8", "surrogatepass")
         cdef queue_entry* entry
         if len(name) > <Py_ssize_t>TOPIC_BYTES_MAX:
             return -1

@@ -4,22 +4,39 @@
 #define CYSTORE_FAILPOINTS_H
 
 #ifdef CYSTORE_FAILPOINTS
-#define FAILPOINTS 1
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+/* The passes of this process. A place is compiled into several modules, and a test counts all of them together: the environment tells a
+   module which counter the first one made. */
+static inline int *failpoint_passes(void) {
+    static int own, *shared;
+    static int of_process;
+    int process = 0;
+    void *address = NULL;
+    if (shared != NULL && of_process == (int)getpid()) return shared;
+    const char *known = getenv("CYSTORE_FAILPOINT_PASSES");
+    if (known == NULL || sscanf(known, "%d %p", &process, &address) != 2 || process != (int)getpid()) {
+        char text[64];
+        snprintf(text, sizeof text, "%d %p", (int)getpid(), (void *)&own);
+        setenv("CYSTORE_FAILPOINT_PASSES", text, 1);
+        address = &own;
+    }
+    of_process = (int)getpid();
+    return shared = (int *)address;
+}
+
 static inline void failpoint(const char *name) {
-    static int passes; /* one counter a module: a test names one place of it */
     const char *wanted = getenv("CYSTORE_FAILPOINT");
     size_t length = strlen(name);
     if (wanted == NULL || strncmp(wanted, name, length) != 0 || (wanted[length] != '\0' && wanted[length] != ':')) return;
-    if (wanted[length] == ':' && __atomic_add_fetch(&passes, 1, __ATOMIC_SEQ_CST) != atoi(wanted + length + 1)) return;
+    if (wanted[length] == ':' && __atomic_add_fetch(failpoint_passes(), 1, __ATOMIC_SEQ_CST) != atoi(wanted + length + 1)) return;
     kill(getpid(), strstr(wanted + length, ":stop") ? SIGSTOP : SIGKILL);
 }
 #else
-#define FAILPOINTS 0
 #define failpoint(name) ((void)(name))
 #endif
 

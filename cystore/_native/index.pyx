@@ -158,7 +158,9 @@ cdef int32_t index_trim(index_view* index, int64_t physical_offset) noexcept nog
 
 
 cdef bint index_may_hold(const index_view* index, int64_t begin_ms, int64_t end_ms) noexcept nogil:
-    """Whether the file may have entries from a range of store timestamps."""
+    """Whether the file may have entries from a range of store timestamps. One that ends before it begins has timestamps of a wrong clock."""
+    if index_header_end_timestamp(index.p) < index_header_begin_timestamp(index.p):
+        return True
     return index_header_end_timestamp(index.p) >= begin_ms - CLOCK_STEP_MS \
         and index_header_begin_timestamp(index.p) <= end_ms + CLOCK_STEP_MS
 

@@ -36,7 +36,7 @@
 #define FLAG_CORRUPT 0x4 /* dispatch met a damaged record */
 #define FLAG_DISK_FULL 0x8 /* the disk is fuller than the settings allow */
 #define CONTROL_MAGIC 0x435953544f524531ull
-#define LAYOUT_FINGERPRINT 0x5eb36742c7365297ull
+#define LAYOUT_FINGERPRINT 0x33c0700259cb8178ull
 #define CONTROL_BUCKETS_AT 4096
 #define CONTROL_BUCKETS 16384
 #define CONTROL_QUEUES_AT 69632
@@ -169,6 +169,13 @@ static inline void index_entry_set_previous(uint8_t *p, int32_t v) { store_be32(
 #define CHECKPOINT_LAST_RECORD_AT 32
 #define CHECKPOINT_LAST_RECORD_CHECKSUM_AT 40
 #define CHECKPOINT_INDEX_WATERMARK_AT 48
+#define CHECKPOINT_CLOCK_BOOT_AT 56
+#define CHECKPOINT_CLOCK_OFFSET_MS_AT 64
+#define CHECKPOINT_CLOCK_SEEN_MS_AT 72
+#define CHECKPOINT_CLOCK_SEEN_SINCE_MS_AT 80
+#define CHECKPOINT_CLOCK_STOOD_MS_AT 88
+#define CHECKPOINT_CLOCK_KNOWN_MS_AT 96
+#define CHECKPOINT_CLOCK_CHECK_AT 104
 static inline int64_t checkpoint_physic_timestamp(const uint8_t *p) { return (int64_t)load_be64(p + CHECKPOINT_PHYSIC_TIMESTAMP_AT); }
 static inline void checkpoint_set_physic_timestamp(uint8_t *p, int64_t v) { store_be64(p + CHECKPOINT_PHYSIC_TIMESTAMP_AT, (uint64_t)v); }
 static inline int64_t checkpoint_logics_timestamp(const uint8_t *p) { return (int64_t)load_be64(p + CHECKPOINT_LOGICS_TIMESTAMP_AT); }
@@ -183,6 +190,20 @@ static inline uint32_t checkpoint_last_record_checksum(const uint8_t *p) { retur
 static inline void checkpoint_set_last_record_checksum(uint8_t *p, uint32_t v) { store_be32(p + CHECKPOINT_LAST_RECORD_CHECKSUM_AT, (uint32_t)v); }
 static inline int64_t checkpoint_index_watermark(const uint8_t *p) { return (int64_t)load_be64(p + CHECKPOINT_INDEX_WATERMARK_AT); }
 static inline void checkpoint_set_index_watermark(uint8_t *p, int64_t v) { store_be64(p + CHECKPOINT_INDEX_WATERMARK_AT, (uint64_t)v); }
+static inline int64_t checkpoint_clock_boot(const uint8_t *p) { return (int64_t)load_be64(p + CHECKPOINT_CLOCK_BOOT_AT); }
+static inline void checkpoint_set_clock_boot(uint8_t *p, int64_t v) { store_be64(p + CHECKPOINT_CLOCK_BOOT_AT, (uint64_t)v); }
+static inline int64_t checkpoint_clock_offset_ms(const uint8_t *p) { return (int64_t)load_be64(p + CHECKPOINT_CLOCK_OFFSET_MS_AT); }
+static inline void checkpoint_set_clock_offset_ms(uint8_t *p, int64_t v) { store_be64(p + CHECKPOINT_CLOCK_OFFSET_MS_AT, (uint64_t)v); }
+static inline int64_t checkpoint_clock_seen_ms(const uint8_t *p) { return (int64_t)load_be64(p + CHECKPOINT_CLOCK_SEEN_MS_AT); }
+static inline void checkpoint_set_clock_seen_ms(uint8_t *p, int64_t v) { store_be64(p + CHECKPOINT_CLOCK_SEEN_MS_AT, (uint64_t)v); }
+static inline int64_t checkpoint_clock_seen_since_ms(const uint8_t *p) { return (int64_t)load_be64(p + CHECKPOINT_CLOCK_SEEN_SINCE_MS_AT); }
+static inline void checkpoint_set_clock_seen_since_ms(uint8_t *p, int64_t v) { store_be64(p + CHECKPOINT_CLOCK_SEEN_SINCE_MS_AT, (uint64_t)v); }
+static inline int64_t checkpoint_clock_stood_ms(const uint8_t *p) { return (int64_t)load_be64(p + CHECKPOINT_CLOCK_STOOD_MS_AT); }
+static inline void checkpoint_set_clock_stood_ms(uint8_t *p, int64_t v) { store_be64(p + CHECKPOINT_CLOCK_STOOD_MS_AT, (uint64_t)v); }
+static inline int64_t checkpoint_clock_known_ms(const uint8_t *p) { return (int64_t)load_be64(p + CHECKPOINT_CLOCK_KNOWN_MS_AT); }
+static inline void checkpoint_set_clock_known_ms(uint8_t *p, int64_t v) { store_be64(p + CHECKPOINT_CLOCK_KNOWN_MS_AT, (uint64_t)v); }
+static inline int64_t checkpoint_clock_check(const uint8_t *p) { return (int64_t)load_be64(p + CHECKPOINT_CLOCK_CHECK_AT); }
+static inline void checkpoint_set_clock_check(uint8_t *p, int64_t v) { store_be64(p + CHECKPOINT_CLOCK_CHECK_AT, (uint64_t)v); }
 
 /* Manifest: one of the two slots of equal length in the file; the payload, JSON, follows at 32 */
 #define MANIFEST_SLOT_MAGIC_AT 0
@@ -311,6 +332,15 @@ typedef struct control_block {
     int64_t delivered_saved_ms; /* deliver: monotonic time when it was written */
     int64_t delay_ms[64]; /* attach: of each level, 1 first */
     uint8_t pad_10[32];
+    int64_t clock_offset_ms; /* clock: the store's clock is CLOCK_BOOTTIME and so much */
+    int64_t clock_seen_ms; /* clock: the same for a wall clock that jumped and is not believed yet, 0: none */
+    int64_t clock_seen_since_ms; /* clock: CLOCK_BOOTTIME when that was seen first */
+    int64_t clock_look_ms; /* clock: CLOCK_BOOTTIME of the last look that counted */
+    int64_t clock_stood_ms; /* clock: CLOCK_BOOTTIME when the clock that is believed was seen first */
+    int64_t clock_known_ms; /* clock: the last store timestamp before that, 0: nothing depends on it */
+    int64_t clock_jump_ms; /* attach: a jump of more is not believed at once (max_clock_jump_s) */
+    uint32_t clock_looks; /* clock: looks at a clock that jumped */
+    uint32_t clock_jumps; /* clock: jumps that were seen since the first attach */
     uint32_t flags; /* atomic: why the store cannot be written: see FLAG_* */
     int32_t failed_errno; /* atomic: errno of the sync that failed */
     uint32_t repair_due; /* atomic: a bit for each lock whose owner died or failed inside and left a repair to do */
@@ -379,13 +409,22 @@ _Static_assert(offsetof(control_block, delay_level_count) == 780, "control_block
 _Static_assert(offsetof(control_block, delivered_saved) == 784, "control_block.delivered_saved");
 _Static_assert(offsetof(control_block, delivered_saved_ms) == 792, "control_block.delivered_saved_ms");
 _Static_assert(offsetof(control_block, delay_ms) == 800, "control_block.delay_ms");
-_Static_assert(offsetof(control_block, flags) == 1344, "control_block.flags");
-_Static_assert(offsetof(control_block, failed_errno) == 1348, "control_block.failed_errno");
-_Static_assert(offsetof(control_block, repair_due) == 1352, "control_block.repair_due");
-_Static_assert(offsetof(control_block, turns_over_budget) == 1356, "control_block.turns_over_budget");
-_Static_assert(offsetof(control_block, guard) == 1360, "control_block.guard");
-_Static_assert(offsetof(control_block, manifest_seq) == 1368, "control_block.manifest_seq");
-_Static_assert(offsetof(control_block, duties) == 1408, "control_block.duties");
-_Static_assert(sizeof(control_block) == 2880, "control_block");
+_Static_assert(offsetof(control_block, clock_offset_ms) == 1344, "control_block.clock_offset_ms");
+_Static_assert(offsetof(control_block, clock_seen_ms) == 1352, "control_block.clock_seen_ms");
+_Static_assert(offsetof(control_block, clock_seen_since_ms) == 1360, "control_block.clock_seen_since_ms");
+_Static_assert(offsetof(control_block, clock_look_ms) == 1368, "control_block.clock_look_ms");
+_Static_assert(offsetof(control_block, clock_stood_ms) == 1376, "control_block.clock_stood_ms");
+_Static_assert(offsetof(control_block, clock_known_ms) == 1384, "control_block.clock_known_ms");
+_Static_assert(offsetof(control_block, clock_jump_ms) == 1392, "control_block.clock_jump_ms");
+_Static_assert(offsetof(control_block, clock_looks) == 1400, "control_block.clock_looks");
+_Static_assert(offsetof(control_block, clock_jumps) == 1404, "control_block.clock_jumps");
+_Static_assert(offsetof(control_block, flags) == 1408, "control_block.flags");
+_Static_assert(offsetof(control_block, failed_errno) == 1412, "control_block.failed_errno");
+_Static_assert(offsetof(control_block, repair_due) == 1416, "control_block.repair_due");
+_Static_assert(offsetof(control_block, turns_over_budget) == 1420, "control_block.turns_over_budget");
+_Static_assert(offsetof(control_block, guard) == 1424, "control_block.guard");
+_Static_assert(offsetof(control_block, manifest_seq) == 1432, "control_block.manifest_seq");
+_Static_assert(offsetof(control_block, duties) == 1472, "control_block.duties");
+_Static_assert(sizeof(control_block) == 2944, "control_block");
 
 #endif

@@ -132,6 +132,13 @@ cdef extern from "layout.h" nogil:
     const int CHECKPOINT_LAST_RECORD_AT
     const int CHECKPOINT_LAST_RECORD_CHECKSUM_AT
     const int CHECKPOINT_INDEX_WATERMARK_AT
+    const int CHECKPOINT_CLOCK_BOOT_AT
+    const int CHECKPOINT_CLOCK_OFFSET_MS_AT
+    const int CHECKPOINT_CLOCK_SEEN_MS_AT
+    const int CHECKPOINT_CLOCK_SEEN_SINCE_MS_AT
+    const int CHECKPOINT_CLOCK_STOOD_MS_AT
+    const int CHECKPOINT_CLOCK_KNOWN_MS_AT
+    const int CHECKPOINT_CLOCK_CHECK_AT
     int64_t checkpoint_physic_timestamp(const uint8_t* p)
     void checkpoint_set_physic_timestamp(uint8_t* p, int64_t v)
     int64_t checkpoint_logics_timestamp(const uint8_t* p)
@@ -146,6 +153,20 @@ cdef extern from "layout.h" nogil:
     void checkpoint_set_last_record_checksum(uint8_t* p, uint32_t v)
     int64_t checkpoint_index_watermark(const uint8_t* p)
     void checkpoint_set_index_watermark(uint8_t* p, int64_t v)
+    int64_t checkpoint_clock_boot(const uint8_t* p)
+    void checkpoint_set_clock_boot(uint8_t* p, int64_t v)
+    int64_t checkpoint_clock_offset_ms(const uint8_t* p)
+    void checkpoint_set_clock_offset_ms(uint8_t* p, int64_t v)
+    int64_t checkpoint_clock_seen_ms(const uint8_t* p)
+    void checkpoint_set_clock_seen_ms(uint8_t* p, int64_t v)
+    int64_t checkpoint_clock_seen_since_ms(const uint8_t* p)
+    void checkpoint_set_clock_seen_since_ms(uint8_t* p, int64_t v)
+    int64_t checkpoint_clock_stood_ms(const uint8_t* p)
+    void checkpoint_set_clock_stood_ms(uint8_t* p, int64_t v)
+    int64_t checkpoint_clock_known_ms(const uint8_t* p)
+    void checkpoint_set_clock_known_ms(uint8_t* p, int64_t v)
+    int64_t checkpoint_clock_check(const uint8_t* p)
+    void checkpoint_set_clock_check(uint8_t* p, int64_t v)
     const int MANIFEST_SLOT_MAGIC_AT
     const int MANIFEST_SLOT_SEQUENCE_AT
     const int MANIFEST_SLOT_SLOT_BYTES_AT
@@ -235,6 +256,15 @@ cdef extern from "layout.h" nogil:
         int64_t delivered_saved
         int64_t delivered_saved_ms
         int64_t delay_ms[64]
+        int64_t clock_offset_ms
+        int64_t clock_seen_ms
+        int64_t clock_seen_since_ms
+        int64_t clock_look_ms
+        int64_t clock_stood_ms
+        int64_t clock_known_ms
+        int64_t clock_jump_ms
+        uint32_t clock_looks
+        uint32_t clock_jumps
         uint32_t flags
         int32_t failed_errno
         uint32_t repair_due

@@ -1,8 +1,9 @@
 """Messages and results of puts."""
 
 cimport cython
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t
 
+from cystore._native.exact cimport exact_text, exact_whole
 from cystore._native.layout cimport *
 from cystore._native.mapping cimport MappedFile
 from cystore._native.record cimport (
@@ -23,6 +24,10 @@ cdef enum:
 RESERVED_PROPERTIES = frozenset({
     "KEYS", "TAGS", "UNIQ_KEY", "DELAY", "REAL_TOPIC", "REAL_QID", "WAIT", "DELAY_SOURCE",
 })
+
+
+cdef inline int64_t _whole(str field, object value, int64_t low, int64_t high) except? -1:
+    return exact_whole(field, value, low, high, MessageIllegalError)
 
 
 @cython.final
@@ -82,23 +87,23 @@ cdef class Message:
     def __init__(self, *, topic, body, queue_id=0, keys=(), tags=None, properties=None, flag=0, sys_flag=0,
                  born_timestamp_ms=None, born_host=None, store_host=None, reconsume_times=0,
                  prepared_transaction_offset=0, unique_key=None, delay_level=0):
-        self._topic = topic
+        self._topic = exact_text("topic", topic, MessageIllegalError)
         self._body = body
         self._keys = keys
         self._tags = tags
         self._properties = properties
         self._unique_key = unique_key
-        self._queue_id = _integer("queue_id", queue_id, 0, 0x7FFFFFFF)
-        self._delay_level = _integer("delay_level", delay_level, 0, 0x7FFFFFFF)
-        self._flag = _integer("flag", flag, -0x80000000, 0x7FFFFFFF)
-        self._sys_flag = _integer("sys_flag", sys_flag, -0x80000000, 0x7FFFFFFF)
-        self._reconsume_times = _integer("reconsume_times", reconsume_times, -0x80000000, 0x7FFFFFFF)
-        self._prepared_transaction_offset = _integer(
-            "prepared_transaction_offset", prepared_transaction_offset, -(1 << 63), (1 << 63) - 1)
-        self._born_timestamp_ms = _integer(
-            "born_timestamp_ms", -1 if born_timestamp_ms is None else born_timestamp_ms, -(1 << 63), (1 << 63) - 1)
-        self._born_host = None if born_host is None else encode_host(born_host, "born_host")
-        self._store_host = None if store_host is None else encode_host(store_host, "store_host")
+        self._queue_id = <int32_t>_whole("queue_id", queue_id, 0, 0x7FFFFFFF)
+        self._delay_level = <int32_t>_whole("delay_level", delay_level, 0, 0x7FFFFFFF)
+        self._flag = <int32_t>_whole("flag", flag, -0x80000000, 0x7FFFFFFF)
+        self._sys_flag = <int32_t>_whole("sys_flag", sys_flag, -0x80000000, 0x7FFFFFFF)
+        self._reconsume_times = <int32_t>_whole("reconsume_times", reconsume_times, -0x80000000, 0x7FFFFFFF)
+        self._prepared_transaction_offset = _whole(
+            "prepared_transaction_offset", prepared_transaction_offset, INT64_MIN, INT64_MAX)
+        self._born_timestamp_ms = _whole(
+            "born_timestamp_ms", -1 if born_timestamp_ms is None else born_timestamp_ms, INT64_MIN, INT64_MAX)
+        self._born_host = None if born_host is None else encode_host(exact_text("born_host", born_host, MessageIllegalError), "born_host")
+        self._store_host = None if store_host is None else encode_host(exact_text("store_host", store_host, MessageIllegalError), "store_host")
 
     @property
     def topic(self):
@@ -348,14 +353,6 @@ def messages_in(MappedFile file not None, Py_ssize_t at, Py_ssize_t end, Py_ssiz
 def message_of(bytes record not None, int64_t physical_offset=-1, str path=None):
     """The message in a copy of its record's bytes."""
     return _fill(record, <const uint8_t*><const char*>record, len(record), physical_offset, path, False)
-
-
-def _integer(name, value, low, high):
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise MessageIllegalError(f"{name} must be a whole number, not {type(value).__name__}")
-    if not low <= value <= high:
-        raise MessageIllegalError(f"{name} must be {low} to {high}, not {value}")
-    return value
 
 
 def parse_properties(bytes data):

@@ -8,6 +8,7 @@ from libc.stdio cimport snprintf
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
+from cystore._native.exact cimport exact_text
 from cystore._native.layout cimport DELAY_PROPERTY_ROOM, PROPERTIES_BYTES_MAX
 
 from cystore._native.message import RESERVED_PROPERTIES
@@ -47,20 +48,21 @@ cdef inline bint _has(object text, Py_UCS4 character) except -1:
 cdef const char* _utf8(object text, str field, Py_ssize_t* length) except NULL:
     cdef const char* data
     if not PyUnicode_Check(text):
-        raise MessageIllegalError(f"{field}: must be text, not {type(text).__name__}")
+        exact_text(field, text, MessageIllegalError)
     data = PyUnicode_AsUTF8AndSize(text, length)
     if data == NULL:
         PyErr_Clear()
-        raise MessageIllegalError(f"{field}: {text!r} is not valid Unicode text")
+        exact_text(field, text, MessageIllegalError)
     return data
 
 
 cdef int _check_text(object text, str field, bint is_key) except -1:
     """For text with a control character, or a space in a key: refuses the separators."""
     if is_key and _has(text, 32):
-        raise MessageIllegalError(f"{field}: {text!r} contains a space; give several keys as a tuple")
+        raise MessageIllegalError(f"{field}: {exact_text(field, text, MessageIllegalError)!r} contains a space; give several keys as a tuple")
     if _has(text, 1) or _has(text, 2):
-        raise MessageIllegalError(f"{field}: {text!r} contains a control character that separates properties")
+        raise MessageIllegalError(
+            f"{field}: {exact_text(field, text, MessageIllegalError)!r} contains a control character that separates properties")
     return 0
 
 
@@ -95,7 +97,10 @@ cdef int _put_keys(property_buffer* buffer, object keys, int32_t begin) except -
     if type(keys) is not tuple:
         if isinstance(keys, (bytes, bytearray, memoryview)) or not hasattr(keys, "__iter__"):
             raise MessageIllegalError(f"keys: must be a tuple of text, not {type(keys).__name__}")
-        keys = tuple(keys)
+        try:
+            keys = tuple(keys)
+        except TypeError as error:
+            raise MessageIllegalError(f"keys: must be a tuple of text, not {type(keys).__name__} ({error})") from None
     for key in <tuple>keys:
         if first:
             _put_name(buffer, "KEYS", 4, begin)
@@ -129,10 +134,11 @@ cdef int put_any_properties(property_buffer* buffer, PyObject* keys, PyObject* t
 cdef int _put_pairs(property_buffer* buffer, object properties, int32_t begin) except -1:
     """The user's properties."""
     try:
-        pairs = properties.items()
-    except AttributeError:
-        raise MessageIllegalError(f"properties: must be a mapping, not {type(properties).__name__}") from None
+        pairs = [(name, value) for name, value in properties.items()]
+    except (AttributeError, TypeError, ValueError) as error:  # no method `items`, or one that gives no pairs
+        raise MessageIllegalError(f"properties: must be a mapping, not {type(properties).__name__} ({error})") from None
     for name, value in pairs:
+        name = exact_text("properties", name, MessageIllegalError)
         if name in RESERVED_PROPERTIES:
             raise MessageIllegalError(f"properties: {name} is reserved; use the parameter for it")
         if not name:

@@ -9,7 +9,7 @@ from cpython.unicode cimport PyUnicode_CheckExact
 from libc.stdint cimport int32_t, uint8_t, uint16_t
 from libc.string cimport memcpy
 
-from cystore._native.append cimport APPEND_OK, append_items, append_one, append_target
+from cystore._native.append cimport APPEND_OK, append_one, append_target
 from cystore._native.arguments cimport *
 from cystore._native.atomics cimport *
 from cystore._native.layout cimport *
@@ -21,9 +21,6 @@ from cystore._native.properties cimport FIRST_IN_KEY, FIRST_IN_TEXT, plain_key, 
 from cystore._native.record_write cimport append_item
 
 import sys
-
-cdef extern from "failpoints.h":
-    const bint FAILPOINTS
 
 cdef extern from "free_lock.h" nogil:
     int robust_trylock(pthread_mutex_t* mutex)
@@ -54,18 +51,13 @@ cdef inline int append_at_once(PlainAppender self, append_item* item) noexcept:
     """Appends one message if the lock is free and there is room. The GIL keeps the segment mapped."""
     cdef control_block* block = self.target.block
     cdef pthread_mutex_t* mutex
-    cdef Py_ssize_t done = 0
     cdef int status = NOTHING_APPENDED
     if not control_intact(block):
         return NOTHING_APPENDED
     mutex = control_lock_at(block, LOCK_APPEND)
     if control_locked(block, LOCK_APPEND, robust_trylock(mutex)) != 0:
         return NOTHING_APPENDED
-    if control_repair_due(block, LOCK_APPEND):
-        pass
-    elif FAILPOINTS:  # they stand in one module then, which counts how often they are passed
-        status = append_items(block, &self.target, item, 1, &done, 0)
-    else:
+    if not control_repair_due(block, LOCK_APPEND):
         status = append_one(block, &self.target, item)
     robust_unlock(mutex)
     control_wake_sleepers(block)

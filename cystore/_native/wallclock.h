@@ -1,10 +1,92 @@
-/* The wall clock in ms, read through the time-stamp counter: the system's clock is asked once for each millisecond. */
+/* The store's clock, in ms since the epoch: the wall clock as long as it keeps step with CLOCK_BOOTTIME, which nobody can set.
+
+   All attached processes share what is believed (control block, "clock_..."). A wall clock that left CLOCK_BOOTTIME by more than
+   clock_jump_ms is not believed at once; the store's clock goes on with CLOCK_BOOTTIME meanwhile. Believed is a jump that has stood for
+   clock_jump_ms (one back: for at most CLOCK_BACK_MS) in several looks. The looks need no lock: whoever looks stores what anybody
+   else would store at this moment. */
 #ifndef CYSTORE_WALLCLOCK_H
 #define CYSTORE_WALLCLOCK_H
 
 #include <stdint.h>
 #include <time.h>
 
+#include "layout.h"
+
+#define CLOCK_LOOKS 3              /* that a jump must stand in */
+#define CLOCK_LOOK_APART_MS 1000   /* two looks within this are one */
+#define CLOCK_BACK_MS 30000        /* a clock that was set right, which mostly is back, is believed soon */
+
+static inline int64_t clock_read_ms(clockid_t which) {
+    struct timespec now;
+    clock_gettime(which, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+static inline int64_t clock_word(const int64_t *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
+static inline void set_clock_word(int64_t *word, int64_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
+
+static inline int clock_apart(int64_t a, int64_t b, int64_t most) {
+    int64_t distance;
+    if (__builtin_sub_overflow(a, b, &distance)) return 1;
+    return distance > most || distance < -most;
+}
+
+/* The wall clock is believed from now on. */
+static inline void store_clock_believe(control_block *block, int64_t wall, int64_t boot) {
+    set_clock_word(&block->clock_offset_ms, wall - boot);
+    set_clock_word(&block->clock_seen_ms, 0);
+    set_clock_word(&block->clock_stood_ms, boot);
+    set_clock_word(&block->clock_known_ms, 0);
+}
+
+/* Of a new block, until somebody says otherwise. */
+static inline void store_clock_first(control_block *block) {
+    block->clock_jump_ms = 300000;
+    store_clock_believe(block, clock_read_ms(CLOCK_REALTIME), clock_read_ms(CLOCK_BOOTTIME));
+}
+
+/* A look at a wall clock that is not the one that is believed: the time of the store. */
+static inline int64_t store_clock_doubt(control_block *block, int64_t wall, int64_t boot) {
+    int64_t seen = clock_word(&block->clock_seen_ms), look = clock_word(&block->clock_look_ms), shift = wall - boot;
+    int64_t offset = clock_word(&block->clock_offset_ms), stand = block->clock_jump_ms;
+    if (seen == 0 || clock_apart(shift, seen, block->clock_jump_ms)) {
+        set_clock_word(&block->clock_seen_since_ms, boot);
+        set_clock_word(&block->clock_look_ms, boot);
+        __atomic_store_n(&block->clock_looks, 1, __ATOMIC_RELEASE);
+        if (__atomic_compare_exchange_n(&block->clock_seen_ms, &seen, shift, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+            __atomic_add_fetch(&block->clock_jumps, 1, __ATOMIC_SEQ_CST);
+        return boot + offset;
+    }
+    if (boot - look >= CLOCK_LOOK_APART_MS
+        && __atomic_compare_exchange_n(&block->clock_look_ms, &look, boot, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        __atomic_add_fetch(&block->clock_looks, 1, __ATOMIC_SEQ_CST);
+    if (shift < offset && stand > CLOCK_BACK_MS) stand = CLOCK_BACK_MS;
+    if (boot - clock_word(&block->clock_seen_since_ms) < stand || __atomic_load_n(&block->clock_looks, __ATOMIC_ACQUIRE) < CLOCK_LOOKS)
+        return boot + offset;
+    store_clock_believe(block, wall, boot);
+    return wall;
+}
+
+/* The time of the store. `looks`: this look counts, and what it finds is shared; else the block is not written to. */
+static inline int64_t store_clock_at(control_block *block, int64_t wall, int64_t boot, int looks) {
+    int64_t offset = clock_word(&block->clock_offset_ms);
+    if (clock_apart(wall - boot, offset, block->clock_jump_ms)) return looks ? store_clock_doubt(block, wall, boot) : boot + offset;
+    if (looks && (clock_apart(wall - boot, offset, 1) || clock_word(&block->clock_seen_ms) != 0)) {
+        set_clock_word(&block->clock_offset_ms, wall - boot);
+        set_clock_word(&block->clock_seen_ms, 0);
+    }
+    return wall;
+}
+
+/* The time by which something is deleted. A clock that was never looked at before, and is far ahead of the last record, is not enough for
+   that before it has stood for clock_jump_ms. */
+static inline int64_t store_clock_expiry(const control_block *block, int64_t now, int64_t boot) {
+    int64_t known = clock_word(&block->clock_known_ms), stood = boot - clock_word(&block->clock_stood_ms);
+    int64_t most = known + stood + block->clock_jump_ms;
+    return known == 0 || stood >= block->clock_jump_ms || now < most ? now : most;
+}
+
+/* The time of a store as one process reads it for its appends, through the time-stamp counter: the system is asked once a millisecond. */
 typedef struct wall_clock {
     uint64_t ticks;      /* counter at the last look at the system's clock */
     uint64_t valid_for;  /* ticks until the millisecond that was current then is over */
@@ -14,6 +96,7 @@ typedef struct wall_clock {
     double ticks_per_ns; /* 0 until calibrated, and for ever without a steady counter */
     uint64_t ticks_per_ms;
     uint64_t asked;      /* counter when the time was asked for last */
+    int64_t asked_ms;    /* without a steady counter: CLOCK_BOOTTIME then */
 } wall_clock;
 
 #if defined(__x86_64__)
@@ -29,10 +112,12 @@ static inline int counter_is_steady(void) { return 0; }
 static inline uint64_t counter_now(void) { return 0; }
 #endif
 
-static inline int64_t wall_clock_look(wall_clock *clock, uint64_t ticks) {
+static inline int64_t wall_clock_look(wall_clock *clock, control_block *block, uint64_t ticks) {
     struct timespec now, steady;
+    int64_t boot = clock_read_ms(CLOCK_BOOTTIME);
     clock_gettime(CLOCK_REALTIME, &now);
-    clock->ms = (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+    clock->ms = store_clock_at(block, (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000, boot, 1);
+    clock->asked_ms = boot;
     clock->ticks = ticks;
     clock->valid_for = 0;
     if (clock->ticks_per_ns == 0) {
@@ -51,21 +136,20 @@ static inline int64_t wall_clock_look(wall_clock *clock, uint64_t ticks) {
 }
 
 /* A counter that went back makes a huge unsigned difference: the system's clock is asked again. */
-static inline int64_t wall_clock_ms(wall_clock *clock) {
+static inline int64_t wall_clock_ms(wall_clock *clock, control_block *block) {
     uint64_t ticks = counter_now();
     clock->asked = ticks;
     if (ticks - clock->ticks < clock->valid_for) return clock->ms;
-    return wall_clock_look(clock, ticks);
+    return wall_clock_look(clock, block, ticks);
 }
 
-/* Whole ms since the time was asked for. Without a steady counter the wall clock tells: 0 when it was set back. */
+/* Whole ms since the time was asked for. */
 static inline int64_t wall_clock_took_ms(wall_clock *clock) {
     if (clock->ticks_per_ms > 0) {
         uint64_t ticks = counter_now() - clock->asked;
         return ticks < clock->ticks_per_ms || (int64_t)ticks < 0 ? 0 : (int64_t)(ticks / clock->ticks_per_ms);
     }
-    int64_t before = clock->ms, now = wall_clock_look(clock, counter_now());
-    return now > before ? now - before : 0;
+    return clock_read_ms(CLOCK_BOOTTIME) - clock->asked_ms;
 }
 
 #endif

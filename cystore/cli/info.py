@@ -119,6 +119,10 @@ def _show_positions(info: dict[str, Any]) -> None:
     )
     write_line(f"dispatch behind: {at['dispatch_behind_bytes']} bytes")
     write_line(f"last message: {time_text(at['last_store_timestamp_ms'])}")
+    if at["clock_ahead_ms"]:
+        write_line(
+            f"CLOCK: the wall clock is {at['clock_ahead_ms'] // 1000} s ahead of the store's and not believed (cystore clock)"
+        )
     if info["state"] == "live":
         write_line(f"since the first process opened it: {at['put_count']} puts, {size_text(at['put_bytes'])}")
     for flag in info["flags"]:

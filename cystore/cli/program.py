@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from cystore import __version__
+from cystore.cli.clock import COMMAND as CLOCK
 from cystore.cli.command import FAILED, Command, Group
 from cystore.cli.config import COMMAND as CONFIG
 from cystore.cli.dump import COMMAND as DUMP
@@ -44,7 +45,7 @@ from cystore.errors import (
 )
 
 COMMANDS: tuple[Command | Group, ...] = (
-    INFO, DUMP, QUERY, PUT, TAIL, VERIFY, RECOVER, REBUILD, QUARANTINE, CONFIG,
+    INFO, DUMP, QUERY, PUT, TAIL, VERIFY, RECOVER, REBUILD, QUARANTINE, CONFIG, CLOCK,
 )  # fmt: skip
 DERIVED = {QUEUES, EXT_QUEUES, INDEX}
 ALIKE = 3  # reports that differ in numbers and names only

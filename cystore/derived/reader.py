@@ -16,6 +16,7 @@ from typing import Any
 from cystore._native import queue as queue_kernel
 from cystore._native import tail as tail_kernel
 from cystore._native.control import Control
+from cystore._native.exact import any_text, text, whole
 from cystore._native.key_reader import KeyReader, QueryResult, find_messages
 from cystore._native.message import Message, message_at
 from cystore._native.queue import BatchLimits, TagFilter
@@ -29,7 +30,6 @@ from cystore.derived.tail import TailReader
 from cystore.engine.commit_log import CommitLog
 from cystore.errors import (
     CorruptRecordError,
-    MessageIllegalError,
     OffsetError,
     StoreFullError,
     StoreIOError,
@@ -146,10 +146,10 @@ class Reader:
             type(queue_id) is type(queue_offset) is type(max_count) is int
             and 0 <= queue_id <= INT32_MAX >= max_count > 0
         ):
-            check_int("queue_id", queue_id, 0, INT32_MAX)
-            check_int("queue_offset", queue_offset, -FOREVER_MS, FOREVER_MS)
-            check_int("max_count", max_count, 1, INT32_MAX)
-        wanted_tags = None if tags is None or tags in ("", "*") else _tag_filter(tags)
+            queue_id = whole("queue_id", queue_id, 0, INT32_MAX)
+            queue_offset = whole("queue_offset", queue_offset, -FOREVER_MS, FOREVER_MS)
+            max_count = whole("max_count", max_count, 1, INT32_MAX)
+        wanted_tags = None if tags is None else _wanted(any_text("tags", tags))
         result = self._get(name, queue_id, queue_offset, max_count, wanted_tags, raw)
         if raw and result.raw is None:
             result.raw, result.record_offsets = b"", array("q")
@@ -298,8 +298,7 @@ class Reader:
         so another key with the same hash is no match, and none comes twice. Source: DefaultMessageStore.queryMessage.
         """
         name = _topic(topic)
-        if not isinstance(key, str):
-            raise MessageIllegalError(f"key must be text, not {type(key).__name__}")
+        key = text("key", key)
         if end_ms is None:
             end_ms = FOREVER_MS
         if not (
@@ -307,13 +306,10 @@ class Reader:
             and 0 < max_count <= INT32_MAX
             and -FOREVER_MS <= begin_ms <= end_ms <= FOREVER_MS
         ):
-            check_int("max_count", max_count, 1, INT32_MAX)
-            check_int("begin_ms", begin_ms, -FOREVER_MS, FOREVER_MS)
-            check_int("end_ms", end_ms, -FOREVER_MS, FOREVER_MS)
-        try:
-            encoded = key.encode()
-        except UnicodeEncodeError as error:
-            raise MessageIllegalError(f"key {key!r} cannot be encoded: {error.reason}") from error
+            max_count = whole("max_count", max_count, 1, INT32_MAX)
+            begin_ms = whole("begin_ms", begin_ms, -FOREVER_MS, FOREVER_MS)
+            end_ms = whole("end_ms", end_ms, -FOREVER_MS, FOREVER_MS)
+        encoded = key.encode()
         control = self._control
         self._queries += 1
         wrote = control.wrote
@@ -402,8 +398,8 @@ class Reader:
         ConsumeQueue.getOffsetInQueueByTime.
         """
         name = _topic(topic)
-        check_int("queue_id", queue_id, 0, INT32_MAX)
-        check_int("timestamp_ms", timestamp_ms, -FOREVER_MS, FOREVER_MS)
+        queue_id = whole("queue_id", queue_id, 0, INT32_MAX)
+        timestamp_ms = whole("timestamp_ms", timestamp_ms, -FOREVER_MS, FOREVER_MS)
         state = self._state(name, queue_id)
         if state is None:
             return 0
@@ -465,6 +461,11 @@ class Reader:
         return message_at(segment, at, min(entry.size_bytes, segment.length - at)).store_timestamp_ms
 
 
+def _wanted(expression: str) -> TagFilter | None:
+    """None: all messages."""
+    return None if expression in ("", "*") else _tag_filter(expression)
+
+
 @lru_cache(256)
 def _tag_filter(expression: str) -> TagFilter:
     return TagFilter(expression)
@@ -472,9 +473,7 @@ def _tag_filter(expression: str) -> TagFilter:
 
 def _topic(topic: str) -> bytes:
     """A topic as stored; one that cannot be is that of no message."""
-    if not isinstance(topic, str):
-        raise MessageIllegalError(f"topic must be text, not {type(topic).__name__}")
-    return _encoded(topic)
+    return _encoded(any_text("topic", topic))
 
 
 @lru_cache(1024)
@@ -484,13 +483,6 @@ def _encoded(topic: str) -> bytes:
 
 def _holds(message: Message, key: str) -> bool:
     return key in message.keys or key == message.properties.get("UNIQ_KEY")
-
-
-def check_int(name: str, value: int, low: int, high: int) -> int:
-    """The value; MessageIllegalError for what is no whole number between the two."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise MessageIllegalError(f"{name} must be a whole number from {low} to {high}, not {value!r}")
-    return value
 
 
 def _outside(queue_offset: int, minimum: int, maximum: int, following: int) -> GetResult | None:

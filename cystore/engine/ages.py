@@ -1,12 +1,14 @@
 """How old segments are: by store timestamps of records that can be read, never by file times.
 
-A record's store timestamp is never behind that of the record before it. So no record of a segment is younger than the first one that can
-be read behind it. Damage and missing segments are stepped over.
+A record's store timestamp is never behind that of the record before it, but where a wrong clock was set right. So no record of a segment
+is younger than the first one that can be read behind it. Damage, missing segments and timestamps that are ahead of the store's clock are
+stepped over.
 """
 
 from __future__ import annotations
 
-from cystore._native import scan
+from cystore import clock
+from cystore._native import scan, store_clock
 from cystore._native.control import Control
 from cystore.engine.commit_log import CommitLog
 from cystore.errors import CorruptRecordError, OffsetError
@@ -29,12 +31,13 @@ class Ages:
             return self._first_behind_damage(base)
 
     def at_or_behind_ms(self, position: int) -> int:
-        """The store timestamp of the first record at or behind a segment's beginning that can be read; of the last one that was
-        appended when there is none."""
+        """The store timestamp of the first record at or behind a segment's beginning that can be read, and is not further ahead of the
+        store's clock than a clock may jump; of the last one that was appended when there is none."""
         control, segments = self._control, self._commit_log.files
+        believed_ms = clock.now_ms(control) + store_clock.jump_ms(control)
         for base in [base for base in segments.bases() if position <= base < control.wrote]:
             found = self.first_ms(base)
-            if found is not None:
+            if found is not None and found <= believed_ms:
                 return found
         return control.last_store_timestamp_ms
 

@@ -33,7 +33,7 @@ class CheckpointFields:
     Timestamps are store timestamps in ms: of the last record known flushed, of the last whose consume queue entry is, and of
     the last in a flushed index file. `watermark` is the durable watermark, `last_record` the physical offset of the last
     record below it, `last_record_checksum` that record's checksum field, `index_watermark` the physical offset through which
-    index entries are synced.
+    index entries are synced. The `clock_` fields are the store's clock beside CLOCK_BOOTTIME (clock_keeper.py).
     """
 
     physic_timestamp: int = 0
@@ -43,6 +43,13 @@ class CheckpointFields:
     last_record: int = 0
     last_record_checksum: int = 0
     index_watermark: int = 0
+    clock_boot: int = 0
+    clock_offset_ms: int = 0
+    clock_seen_ms: int = 0
+    clock_seen_since_ms: int = 0
+    clock_stood_ms: int = 0
+    clock_known_ms: int = 0
+    clock_check: int = 0
 
 
 def parse_checkpoint(data: bytes) -> CheckpointFields:
@@ -126,6 +133,13 @@ class Checkpoint:
     last_record = _field("last_record")
     last_record_checksum = _field("last_record_checksum")
     index_watermark = _field("index_watermark")
+    clock_boot = _field("clock_boot")
+    clock_offset_ms = _field("clock_offset_ms")
+    clock_seen_ms = _field("clock_seen_ms")
+    clock_seen_since_ms = _field("clock_seen_since_ms")
+    clock_stood_ms = _field("clock_stood_ms")
+    clock_known_ms = _field("clock_known_ms")
+    clock_check = _field("clock_check")
 
     def sync(self) -> None:
         """Makes what was stored durable. Raises SyncFailedError; never to be repeated and believed after it failed."""

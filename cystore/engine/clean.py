@@ -76,15 +76,17 @@ class LogCleaner:
         """(base, store timestamp that no record of it is behind) of the segments that expired, oldest first."""
         segments, control = self._commit_log.files, self._control
         last = min(segments.base_of(control.wrote), control.flushed)
-        oldest_kept_ms = clock.now_ms() - self._policy.now().file_reserved_time_h * HOUR_MS
-        expired = []
+        oldest_kept_ms = clock.expiry_ms(control) - self._policy.now().file_reserved_time_h * HOUR_MS
+        expired: list[tuple[int, int]] = []
+        newest_ms = 0
         for base in segments.refresh():
             end = base + segments.file_bytes
             if end > last:
                 break
             if base < control.min_physical_offset:
                 continue
-            newest_ms = self.ages.at_or_behind_ms(end)
+            # A clock that was behind for a while makes nothing older than what stands before it.
+            newest_ms = max(newest_ms, self.ages.at_or_behind_ms(end))
             if not forced and newest_ms > oldest_kept_ms:
                 break
             expired.append((base, newest_ms))
@@ -94,7 +96,7 @@ class LogCleaner:
 
     def _publish(self, expired: list[tuple[int, int]], needs: list[Need]) -> None:
         """Under the lock: the log begins behind the last segment that nobody needs."""
-        now_ms, file_bytes = clock.now_ms(), self._commit_log.file_bytes
+        now_ms, file_bytes = clock.expiry_ms(self._control), self._commit_log.file_bytes
         for base, newest_ms in expired:
             end = base + file_bytes
             keeping = next((need for need in needs if need.keeps(end, newest_ms, now_ms)), None)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cystore._native.control import Control
+from cystore._native.exact import WHOLE_MAX, whole
 from cystore._native.mapping import MappedFile
 from cystore._native.message import Message, message_at, messages_in
 from cystore._native.window import LogWindow
@@ -87,7 +88,7 @@ class CommitLog:
 
     def read(self, physical_offset: int) -> Message:
         """The record that begins at an offset. A blank, a hole or a place inside a record is an error."""
-        check_offset(physical_offset)
+        physical_offset = check_offset(physical_offset)
         self._check_sound(physical_offset)
         segment = self.segment_for(physical_offset)
         limit = min(segment.end, self.control.wrote) - physical_offset
@@ -124,10 +125,9 @@ class CommitLog:
     def scan(self, begin: int | None = None, end: int | None = None) -> Iterator[Message]:
         """Records in physical order from `begin` (a record's beginning; default: the minimum) to before `end` (default: the
         wrote position when the scan began). Damage that is not a reported hole raises CorruptRecordError."""
-        for given in (begin, end):
-            if given is not None:
-                check_offset(given)
-        return self._scan(begin, end)
+        return self._scan(
+            None if begin is None else check_offset(begin), None if end is None else check_offset(end)
+        )
 
     def _scan(self, begin: int | None, end: int | None) -> Iterator[Message]:
         at = self.control.min_physical_offset if begin is None else begin
@@ -161,7 +161,6 @@ class CommitLog:
             files.create_sized(self._root, marker, 0, 0)
 
 
-def check_offset(physical_offset: object) -> None:
-    """Raises OffsetError for what is no number of bytes."""
-    if isinstance(physical_offset, bool) or not isinstance(physical_offset, int):
-        raise OffsetError(f"a physical offset must be a whole number, not {physical_offset!r}")
+def check_offset(physical_offset: object) -> int:
+    """The number. Raises OffsetError for what is none."""
+    return whole("physical_offset", physical_offset, -WHOLE_MAX, WHOLE_MAX, OffsetError)

@@ -194,9 +194,7 @@ class Flusher:
         while True:
             highest = max(self._watermarks)
             # The timestamp is of this very record: recovery takes one behind it for somebody else's, and the watermark for stale.
-            self._checkpoint.physic_timestamp = max(
-                self._checkpoint.physic_timestamp, highest.store_timestamp_ms
-            )
+            self._checkpoint.physic_timestamp = highest.store_timestamp_ms
             self._checkpoint.set_watermark(highest.end, highest.record, highest.checksum)
             if max(self._watermarks) == highest:
                 break

@@ -6,6 +6,7 @@ RocketMQ has nothing like it; a file that ends early ends in a blank, as each of
 from __future__ import annotations
 
 from cystore import clock
+from cystore._native import store_clock
 from cystore._native.append import end_segment
 from cystore._native.control import Control
 from cystore.engine.ages import Ages
@@ -43,6 +44,10 @@ class Roller:
         if base >= self._control.wrote:
             return False
         first_ms = self._ages.first_ms(base)
-        return (
-            first_ms is not None and clock.now_ms() - first_ms >= self._policy.now().roll_interval_h * HOUR_MS
+        if first_ms is None:
+            return False
+        age_ms = clock.now_ms(self._control) - first_ms
+        # One of a wrong clock would be young for as long as that was ahead; the next segment begins with the right time.
+        return age_ms >= self._policy.now().roll_interval_h * HOUR_MS or age_ms < -store_clock.jump_ms(
+            self._control
         )

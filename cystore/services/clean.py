@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from cystore import clock
 from cystore._native.control import Control
+from cystore._native.exact import whole
 from cystore.archive import ArchiveMark
 from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
@@ -28,7 +29,7 @@ from cystore.engine.progress import Progress
 from cystore.engine.roll import Roller
 from cystore.engine.store_settings import Policy
 from cystore.engine.trim import trim
-from cystore.errors import StoreError, StoreFullError
+from cystore.errors import StoreConfigError, StoreError, StoreFullError
 from cystore.holds import Holds
 from cystore.services.delivered import DeliveryProgress
 
@@ -96,7 +97,7 @@ class Cleaner:
             self._config.clean_file_forcibly_enable and used >= self._config.disk_space_clean_forcibly_ratio
         )
         hours = {int(hour) for hour in self._config.delete_when.split(";")}
-        due = time.localtime(clock.now_ms() / 1000).tm_hour in hours
+        due = time.localtime(clock.now_ms(self._control) / 1000).tm_hour in hours
         until_s = monotonic_s() + TURN_S
         segments = 0
         if due or forced or used >= self._config.disk_max_used_space_ratio:
@@ -114,6 +115,8 @@ class Cleaner:
 
     def clean(self, max_segments: int | None = None) -> Cleaned:
         """Removes what has expired, at any hour. Raises OSError's StoreError for a file that cannot be unlinked."""
+        if max_segments is not None:
+            max_segments = whole("max_segments", max_segments, error=StoreConfigError)
         self._dispatch(self._dispatcher.run_to_end)
         self._attempt("count deliveries", self._delivered.settle)
         segments = self._clean_log(max_segments, forced=False)

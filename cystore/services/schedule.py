@@ -17,14 +17,15 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from cystore import clock
-from cystore._native import ext
+from cystore._native import ext, store_clock
 from cystore._native.appender import SCHEDULE_TOPIC, Appender
 from cystore._native.control import Control
 from cystore._native.delay import is_due_time
+from cystore._native.exact import whole
 from cystore._native.failpoint import failpoint
 from cystore._native.mapping import MappedFile
 from cystore._native.message import Message, PutResult, delay_level_of, due_message
-from cystore.clock import FOREVER_S, monotonic_s
+from cystore.clock import monotonic_s, seconds
 from cystore.config import StoreConfig
 from cystore.derived.consume_queue import ConsumeQueue, ConsumeQueues, QueueEntry
 from cystore.derived.reader import Reader
@@ -116,6 +117,8 @@ class Scheduler:
         self._levels_ms = config.delay_levels_ms()
         # Of a queue's slot: the message that comes next, its due time as the queue has it, and checked against the record.
         self._waiting: dict[int, tuple[int, int | None, int]] = {}
+        # Of a queue's slot: a message that a wrong clock stamped, and when it is due.
+        self._stamped_wrong: dict[int, tuple[int, int]] = {}
         self._room = None if appender is None else _Room(appender.policy)
 
     # ------------------------------------------------------------------------------------------- delivering
@@ -127,21 +130,13 @@ class Scheduler:
     def deliver(self, max_messages: int | None = None, timeout_s: float | None = None) -> int:
         """Delivers what was due when it was called; returns how many. Ends after about `timeout_s` (then some may be left; the wait
         for another one who delivers is counted in). Raises what `put` raises."""
-        if max_messages is not None and (
-            isinstance(max_messages, bool) or not isinstance(max_messages, int) or max_messages < 1
-        ):
-            raise StoreConfigError(
-                f"max_messages must be a whole number from 1, or None, not {max_messages!r}"
-            )
-        if timeout_s is not None and (
-            isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s >= 0
-        ):
-            raise StoreConfigError(f"timeout_s must be seconds from 0, or None, not {timeout_s!r}")
-        until_s = None if timeout_s is None else monotonic_s() + min(timeout_s, FOREVER_S)
+        if max_messages is not None:
+            max_messages = whole("max_messages", max_messages, 1, error=StoreConfigError)
+        until_s = None if timeout_s is None else monotonic_s() + seconds(timeout_s, least=0)
         return self._run(max_messages, until_s, wait=True).done
 
     def _run(self, limit: int | None, until_s: float | None, *, wait: bool) -> Progress:
-        control, done, now_ms = self._control, 0, clock.now_ms()
+        control, done, now_ms = self._control, 0, clock.now_ms(self._control)
         if self._appender is None or not self._progress.slots():
             return Progress(0)
         self._reader.help_dispatch()
@@ -271,7 +266,7 @@ class Scheduler:
         except (OffsetError, CorruptRecordError):
             log.exception("%s/%d: delayed message %d cannot be read", queue.topic, queue.queue_id, at)
             return 0, at, None
-        due_ms = self._checked(noted_ms, message)
+        due_ms = self._checked(noted_ms, message, queue.slot, at, now_ms)
         if due_ms > now_ms:
             self._waiting[queue.slot] = at, noted_ms, due_ms
             return None
@@ -282,12 +277,17 @@ class Scheduler:
             return due_ms, at, None
         return due_ms, at, message
 
-    def _checked(self, due_ms: int | None, message: Message) -> int:
-        """A due time that no table of levels makes came to harm: then it is that of the levels of now."""
+    def _checked(self, due_ms: int | None, message: Message, slot: int, at: int, now_ms: int) -> int:
+        """A due time that no table of levels makes came to harm: then it is that of the levels of now. A message that a wrong clock
+        stamped waits its delay from when this process came to it: nobody knows when it was put, and never is it early."""
+        delay_ms = self._levels_ms[min(max(delay_level_of(message.properties), 1), len(self._levels_ms)) - 1]
+        if message.store_timestamp_ms - now_ms > store_clock.jump_ms(self._control):
+            if self._stamped_wrong.get(slot, (-1, 0))[0] != at:
+                self._stamped_wrong[slot] = at, now_ms + delay_ms
+            return self._stamped_wrong[slot][1]
         if due_ms is not None and is_due_time(due_ms, message.store_timestamp_ms):
             return due_ms
-        level = min(max(delay_level_of(message.properties), 1), len(self._levels_ms))
-        return message.store_timestamp_ms + self._levels_ms[level - 1]
+        return message.store_timestamp_ms + delay_ms
 
     # ---------------------------------------------------------------------------------------------- looking
 
@@ -307,7 +307,7 @@ class Scheduler:
         """How long a thread may sleep: until the next message is due, as long as RocketMQ's at most. One that is due already is
         somebody else's, who delivers now."""
         due_ms = self.next_due_ms()
-        left_ms = IDLE_MS if due_ms is None else due_ms - clock.now_ms()
+        left_ms = IDLE_MS if due_ms is None else due_ms - clock.now_ms(self._control)
         return min(left_ms if left_ms > 0 else BUSY_MS, IDLE_MS) / 1000
 
 

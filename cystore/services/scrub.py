@@ -20,11 +20,12 @@ from cystore import clock
 from cystore._native import record as kernel
 from cystore._native.checksum import crc32c
 from cystore._native.control import Control
+from cystore._native.exact import whole
 from cystore._native.mapping import MappedFile
 from cystore.config import StoreConfig
 from cystore.derived.consume_queue import ENTRY_BYTES, ConsumeQueues
 from cystore.derived.dispatch import Dispatcher
-from cystore.errors import StoreError, StoreLockedError, StoreTimeoutError
+from cystore.errors import StoreConfigError, StoreError, StoreLockedError, StoreTimeoutError
 from cystore.recovery.log_reader import LogReader
 from cystore.recovery.model import Damage
 from cystore.recovery.verify import Bounds
@@ -117,6 +118,8 @@ class Scrubber:
         A new round begins not before `pause_ms` after the end of the last one. Raises StoreIOError where the disk cannot be read, and
         StoreTimeoutError where somebody dispatches all the time: the slice is done again next time.
         """
+        max_bytes = whole("max_bytes", max_bytes, error=StoreConfigError)
+        pause_ms = whole("pause_ms", pause_ms, error=StoreConfigError)
         before = read_progress(self._root)
         minimum, dispatched = self._control.min_physical_offset, self._control.dispatched
         now = clock.now_ms()

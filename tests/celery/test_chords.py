@@ -8,6 +8,7 @@ import signal
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from uuid import uuid4
 
 import pytest
@@ -21,6 +22,7 @@ from cystore import clock
 from cystore.celery import chord_runs, chords, history, records
 from tests.celery import work
 from tests.celery.conftest import Fleet, wait_until
+from tests.turned import turn
 
 PATIENCE_S = 60
 HOUR_MS = 3_600_000
@@ -218,12 +220,7 @@ def led(make_backend):
 @pytest.fixture
 def later(monkeypatch):
     """Moves the clock of this process; store timestamps have the real one."""
-    real = clock.now_ms
-
-    def move(ms: int) -> None:
-        monkeypatch.setattr(clock, "now_ms", lambda: real() + ms)
-
-    return move
+    return partial(turn, monkeypatch)
 
 
 def claimed(led, monkeypatch):

@@ -14,7 +14,7 @@ import pytest
 import redis as redis_py
 
 import cystore
-from cystore import MessageStore, clock
+from cystore import MessageStore
 from cystore.celery import records, registry
 from cystore.celery.coordination import last_token
 from cystore.celery.duties import ALL, run
@@ -26,6 +26,7 @@ from tests.celery.conftest import Fleet, take_the_place, wait_until
 from tests.celery.test_chords import Steps, left_complete
 from tests.checks import check_chain, everything
 from tests.process import Process
+from tests.turned import turn
 from tools.redis_server import redis_server
 
 PATIENCE_S = 60
@@ -163,7 +164,7 @@ import dataclasses, os
 from celery import Celery
 from cystore import clock
 from cystore.celery import duties
-clock.now_ms = (lambda now: lambda: now() + later_ms)(clock.now_ms)
+clock.now_ms = clock.expiry_ms = (lambda now: lambda *of: now(*of) + later_ms)(clock.now_ms)
 app = Celery("holder", broker=broker, backend=backend, set_as_current=False)
 app.conf.update(result_backend_thread_safe=True, result_expires=1, cystore_chord_claim_s=0.01)
 duty = dataclasses.replace(duties.ALL[name], lease_s=lease_s, bound_s=3600.0)
@@ -191,8 +192,7 @@ def scene(folder, redis, monkeypatch):
     backend = f"cystore://{folder}/store?{SMALL}{HOURS.replace(';', '%3B')}"
     app = work.make_app(redis.broker_url, backend)
     app.conf.result_expires = 1
-    now_ms = clock.now_ms
-    monkeypatch.setattr(clock, "now_ms", lambda: now_ms() + LATER_MS)
+    turn(monkeypatch, LATER_MS)
     yield app, {"broker": redis.broker_url, "backend": backend, "lease_s": LEASE_S, "later_ms": LATER_MS}
     close_shared()
 

@@ -7,9 +7,9 @@ from datetime import timedelta
 import pytest
 from celery import Celery
 
-from cystore import clock
 from cystore.celery import duties
 from cystore.celery.stores import FOREVER_H, Location, close_shared
+from tests.turned import turn
 
 HOUR_MS = 3_600_000
 ANY_HOUR = "%3B".join(map(str, range(24)))
@@ -49,8 +49,8 @@ def test_two_apps_with_other_times_share_a_store(url):
 def test_the_duty_removes_what_has_expired_and_nothing_else(url, monkeypatch, result_expires):
     small = "mapped_file_size_commit_log_bytes=65536&mapped_file_size_consume_queue_bytes=2000&services=none"
     app = app_on(f"{url}?{small}&file_reserved_time_h=0&delete_when={ANY_HOUR}", result_expires)
-    store, now_ms, later_ms = app.backend.store, clock.now_ms, 0
-    monkeypatch.setattr(clock, "now_ms", lambda: now_ms() + later_ms)
+    store, later_ms = app.backend.store, 0
+    turn(monkeypatch, lambda: later_ms)
     for number in range(600):
         app.backend.store_result(f"id-{number}", "x" * 100, "SUCCESS")
     store.dispatch()

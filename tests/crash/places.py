@@ -35,6 +35,8 @@ class Place:
 
 _OFTEN, _TWICE = Place("live", 12), Place("live", 2)
 _WHEN_WRITING = {
+    "append.one_begun": _OFTEN,
+    "append.many_begun": _OFTEN,
     "append.intent": _OFTEN,
     "append.claimed": _OFTEN,
     "append.bytes_written": _OFTEN,

@@ -1,4 +1,4 @@
-"""A wall clock that jumps for the processes that it is given to, and for nobody else."""
+"""A wall clock that jumps, and time that passes, for the processes that it is given to, and for nobody else."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import os
 import shutil
 import struct
 import subprocess
+import time
 from pathlib import Path
 
+SAME_TIME_S = 0.002
 SOURCE = Path(__file__).with_name("shifted_clock.c")
 COMPILER = os.environ.get("CC") or ("cc" if shutil.which("cc") else "gcc")
 
@@ -20,9 +22,9 @@ class ShiftedClock:
         library, self._path = folder / "shifted_clock.so", folder / "offset"
         command = [COMPILER, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", library, SOURCE, "-ldl"]
         subprocess.run(command, check=True)
-        self._path.write_bytes(bytes(8))
+        self._path.write_bytes(bytes(16))
         with open(self._path, "r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), 8)
+            self._memory = mmap.mmap(file.fileno(), 16)
         self._library = library
 
     def environment(self, given: dict[str, str]) -> dict[str, str]:
@@ -31,8 +33,23 @@ class ShiftedClock:
 
     @property
     def offset_ms(self) -> int:
-        return int(struct.unpack("=q", self._memory[:])[0])
+        """By how much the wall clock is off."""
+        return int(struct.unpack_from("=q", self._memory)[0])
 
     @offset_ms.setter
     def offset_ms(self, value: int) -> None:
-        self._memory[:] = struct.pack("=q", value)
+        self._set(0, value)
+
+    @property
+    def passed_ms(self) -> int:
+        """How much more time has passed than really has, by the wall clock and by CLOCK_BOOTTIME."""
+        return int(struct.unpack_from("=q", self._memory, 8)[0])
+
+    @passed_ms.setter
+    def passed_ms(self, value: int) -> None:
+        self._set(8, value)
+
+    def _set(self, at: int, value: int) -> None:
+        """An append has the time from when the system was asked last, up to a millisecond ago: no event says that this is over."""
+        struct.pack_into("=q", self._memory, at, value)
+        time.sleep(SAME_TIME_S)

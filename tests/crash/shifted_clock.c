@@ -1,5 +1,6 @@
 /* Loaded in front of the C library: the wall clock is off by as many ms as a shared file says, from one moment to the next.
-   CYSTORE_CLOCK_FILE names the file, 8 bytes in the machine's own order. */
+   CYSTORE_CLOCK_FILE names the file, two numbers of 8 bytes in the machine's own order: by how much the wall clock is off, and how much
+   more time has passed, by every clock that counts while the host sleeps, than really has. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -11,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static const volatile int64_t *offset_ms;
+static const volatile int64_t *shifts;
 static int (*next_clock_gettime)(clockid_t, struct timespec *);
 
 __attribute__((constructor)) static void begin(void) {
@@ -19,16 +20,18 @@ __attribute__((constructor)) static void begin(void) {
     int fd = path == NULL ? -1 : open(path, O_RDONLY | O_CLOEXEC);
     next_clock_gettime = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
     if (fd < 0) return;
-    void *mapped = mmap(NULL, sizeof *offset_ms, PROT_READ, MAP_SHARED, fd, 0);
-    if (mapped != MAP_FAILED) offset_ms = mapped;
+    void *mapped = mmap(NULL, 2 * sizeof *shifts, PROT_READ, MAP_SHARED, fd, 0);
+    if (mapped != MAP_FAILED) shifts = mapped;
     close(fd);
 }
 
 int clock_gettime(clockid_t id, struct timespec *at) {
     int result = next_clock_gettime ? next_clock_gettime(id, at) : (int)syscall(SYS_clock_gettime, id, at);
-    if (result == 0 && offset_ms != NULL && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE)) {
-        int64_t ns = at->tv_nsec + *offset_ms % 1000 * 1000000;
-        at->tv_sec += *offset_ms / 1000 + (ns >= 1000000000) - (ns < 0);
+    int wall = id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE;
+    if (result == 0 && shifts != NULL && (wall || id == CLOCK_BOOTTIME)) {
+        int64_t shift = shifts[1] + (wall ? shifts[0] : 0);
+        int64_t ns = at->tv_nsec + shift % 1000 * 1000000;
+        at->tv_sec += shift / 1000 + (ns >= 1000000000) - (ns < 0);
         at->tv_nsec = ns + (ns < 0 ? 1000000000 : 0) - (ns >= 1000000000 ? 1000000000 : 0);
     }
     return result;

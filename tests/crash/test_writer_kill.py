@@ -14,8 +14,7 @@ from tests.crash.writers import acknowledged, start
 from tests.process import Process, processes
 from tests.small import SETTINGS
 
-FAILPOINTS = (
-    "append.queue_added",
+IN_BOTH = (
     "append.intent",
     "append.claimed",
     "append.bytes_written",
@@ -23,15 +22,27 @@ FAILPOINTS = (
     "append.published",
     "append.next_set",
     "append.intent_cleared",
-    "append.blank_intent",
-    "append.blank_written",
-    "append.blank_published",
 )
+# `put` runs append_one; what needs a queue, a blank or another segment is append_items', which put_many runs.
+FAILPOINTS = [
+    *(("put", name) for name in ("append.one_begun", *IN_BOTH)),
+    *(("put_many", name) for name in ("append.many_begun", *IN_BOTH)),
+    *(
+        ("put_many", name)
+        for name in (
+            "append.queue_added",
+            "append.blank_intent",
+            "append.blank_written",
+            "append.blank_published",
+        )
+    ),
+]
 
 
-@pytest.mark.parametrize("failpoint", FAILPOINTS)
+@pytest.mark.parametrize(("how", "failpoint"), FAILPOINTS)
 @pytest.mark.parametrize("survivors", [True, False], ids=["somebody lives", "everybody died"])
-def test_i1_i2_a_kill_inside_an_append(tmp_path, rng, build_environment, failpoint, survivors):
+def test_i1_i2_a_kill_inside_an_append(tmp_path, rng, build_environment, how, failpoint, survivors):
+    """Seen: the build with failpoints ran append_items for a put, and never append_one, which nearly every put runs."""
     path, log = tmp_path / "store", tmp_path / "acknowledged"
     environment = build_environment("failpoints")
     passes = rng.randrange(1, 4)
@@ -39,7 +50,7 @@ def test_i1_i2_a_kill_inside_an_append(tmp_path, rng, build_environment, failpoi
     with Process({**environment, "CYSTORE_FAILPOINT": f"{failpoint}:{passes}"}) as process:
         start(process, path, log, rng.randrange(1 << 30))
         with pytest.raises(EOFError):
-            process.do("work(2000)")
+            process.do("work(2000, how=how)", how=how)
         assert process.wait() == -signal.SIGKILL
     store = store or cystore.open(path, **SETTINGS)
     with store:
@@ -47,6 +58,22 @@ def test_i1_i2_a_kill_inside_an_append(tmp_path, rng, build_environment, failpoi
         assert [bytes(m.body) for m in store.query("shared", "after")] == [b"goes on"]
         check(store, acknowledged(log))
     check_closed(path, SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("how", "failpoint"), [("put", "append.many_begun"), ("put_many", "append.one_begun")]
+)
+def test_each_call_runs_its_own_append_function(tmp_path, build_environment, how, failpoint):
+    """Armed with the other one's first place, nobody dies: so the kills above were where they say. The queue is known, and has room."""
+    environment = {**build_environment("failpoints")}
+    with Process(environment) as process:
+        start(process, tmp_path / "store", tmp_path / "acknowledged", 1)
+        process.do("store.put('shared', b''); store.put_many([cystore.Message(topic='shared', body=b'')])")
+        process.do("os.environ['CYSTORE_FAILPOINT'] = failpoint", failpoint=failpoint)
+        put, many = "store.put('shared', b'')", "store.put_many([cystore.Message(topic='shared', body=b'')])"
+        process.do(put if how == "put" else many)
+        with pytest.raises(EOFError):
+            process.do(many if how == "put" else put)
 
 
 @pytest.mark.parametrize("passes", [1, 2, 3])

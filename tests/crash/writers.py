@@ -9,7 +9,8 @@ from tests.process import Process
 from tests.small import SETTINGS
 from tools import build
 
-# `work(n)` puts n times: one by one and in batches, to queues that all share and to new ones; `sync` tells how durable.
+# `work(n)` puts n times: one by one and in batches, to queues that all share and to new ones; `sync` tells how durable. With `how` all
+# appends to known queues are made by one of the kernel's two functions: `put` by append_one, `put_many` by append_items.
 WRITER = """
 import cystore, os, random
 store = cystore.open(path, **settings)
@@ -17,10 +18,10 @@ rng = random.Random(seed)
 out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 def acknowledge(topic, queue_id, r, key):
     os.write(out, f"{topic} {queue_id} {r.queue_offset} {key}\\n".encode())
-def work(count, flush="async"):
+def work(count, flush="async", how="both"):
     for n in range(count):
         topic = f"T{rng.randrange(50)}" if n % 10 == 0 else "shared"
-        if n % 4 == 0:
+        if how == "put_many" or (how == "both" and n % 4 == 0):
             batch = [cystore.Message(topic=topic, body=b"b" * rng.randrange(200), queue_id=q % 2, keys=(f"{seed}.{n}.{q}",))
                      for q in range(3)]
             for q, r in enumerate(store.put_many(batch, flush=flush)):

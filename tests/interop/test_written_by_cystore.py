@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import cystore
-from cystore import clock
 from tests.golden.cystore_config import cystore_config
 from tests.interop import specs
 from tests.interop.cystore_side import dump_of_copy, killed_while_putting, put_all
 from tests.interop.expect import check_queries, check_queues, check_records, check_times, rows_of
+from tests.turned import turn
 
 # Delays have an issue of their own, and a crash a test of its own.
 SHAPES = ("clean", "ext", "batch", "ipv6", "multi_index", "transaction", "edge", "mixed")
@@ -130,8 +130,7 @@ def test_rocketmq_reads_a_log_whose_segments_ended_early(rocketmq, rng, monkeypa
         stored = []
         for hours in (25, 50):
             stored += put_all(store, list(writer.many(15)))
-            now = clock.now_ms()
-            monkeypatch.setattr(clock, "now_ms", lambda now=now, hours=hours: now + hours * 3_600_000)
+            turn(monkeypatch, hours * 3_600_000)
             assert store._attached().cleaner._roller.run_once()
             monkeypatch.undo()
         stored += put_all(store, list(writer.many(15)))

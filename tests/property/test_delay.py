@@ -17,6 +17,7 @@ from tests.checks import check_closed, everything
 from tests.oracle.record import Record
 from tests.property.test_store import few, scratch
 from tests.small import SETTINGS
+from tests.turned import turn
 
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -71,7 +72,7 @@ def test_i9_delivery_follows_the_list(table, data):
     delays = [number * UNIT_MS[unit] for number, unit in table]
     text = " ".join(f"{number}{unit}" for number, unit in table)
     settings = {**SETTINGS, "message_delay_level": text}
-    real, waiting = clock.now_ms, []
+    waiting: list[Waiting] = []
     with scratch() as path, pytest.MonkeyPatch.context() as patch:
         store = cystore.open(path, **settings)
         for _ in range(data.draw(st.integers(1, 25))):
@@ -84,8 +85,8 @@ def test_i9_delivery_follows_the_list(table, data):
                 level = min(level, len(delays))
                 waiting.append(Waiting(len(waiting), level, put.store_timestamp_ms + delays[level - 1]))
             elif what == "turn":
-                shift = data.draw(st.sampled_from([0, -3_600_000, 1_000, *delays]))
-                patch.setattr(clock, "now_ms", lambda shift=shift: real() + shift)
+                shift = data.draw(st.sampled_from([0, -200_000, 1_000, *delays]))
+                turn(patch, shift)
             elif what == "reopen":
                 store.close()
                 check_closed(path, settings)
@@ -121,7 +122,7 @@ def test_i9_delivery_follows_the_list(table, data):
                 )
                 for one in waiting:
                     one.delivered = one.number in found
-        patch.setattr(clock, "now_ms", lambda: real() + max(delays) + 1_000)
+        turn(patch, max(delays) + 1_000)
         store.deliver()
         bodies = sorted(
             int(bytes(m.body)) for queue, ms in everything(store).items() if queue[0] == "T" for m in ms

@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import cystore
-from cystore import clock
 from cystore.archive import content_of
 from cystore.archiving import archive_store
 from cystore.arrow import COLUMNS, FOREVER, ReadSettings, RowFilter, plan_ranges, read_ranges
 from cystore.parquet import EVERYTHING, OF_LOG, may_hold, read_files, verify_files, write_range
 from tests.process import Process
 from tests.small import LOG_BYTES, SETTINGS, open_small
+from tests.turned import turn
 
 HOUR_MS = 3_600_000
 PREPARED, COMMITTED, ROLLED_BACK = 4, 8, 12
@@ -203,16 +203,15 @@ def test_a_run_goes_on_where_the_last_one_ended(tmp_path):
 
 
 def test_only_what_expires_soon_is_archived(tmp_path, monkeypatch):
-    real = clock.now_ms
     with open_small(tmp_path / "s", file_reserved_time_h=72) as store:
         put_some(store)
-        monkeypatch.setattr(clock, "now_ms", lambda: real() + 47 * HOUR_MS)
+        turn(monkeypatch, 47 * HOUR_MS)
         assert archive_store(store, tmp_path / "a").segments == 0
         assert store.archived().up_to == 0, "but the hold has begun"
-        monkeypatch.setattr(clock, "now_ms", lambda: real() + 49 * HOUR_MS)
+        turn(monkeypatch, 49 * HOUR_MS)
         assert archive_store(store, tmp_path / "a").segments > 2
         assert store.clean().segments == 0
-        monkeypatch.setattr(clock, "now_ms", lambda: real() + 73 * HOUR_MS)
+        turn(monkeypatch, 73 * HOUR_MS)
         assert store.clean().segments > 2
 
 

@@ -23,6 +23,7 @@ from tests.checks import check_closed, everything
 from tests.cleaned import check_cleaned, fill
 from tests.process import Process
 from tests.small import LOG_BYTES, SETTINGS, open_small
+from tests.turned import stop, turn
 
 HOUR_MS = 3_600_000
 HOURS = {"file_reserved_time_h": 72}
@@ -31,10 +32,9 @@ HOURS = {"file_reserved_time_h": 72}
 @pytest.fixture
 def later(monkeypatch):
     """Moves the clock that cleaning looks at; puts have the real one."""
-    real = clock.now_ms
 
     def move(hours: float) -> None:
-        monkeypatch.setattr(clock, "now_ms", lambda: real() + int(hours * HOUR_MS))
+        turn(monkeypatch, int(hours * HOUR_MS))
 
     return move
 
@@ -119,7 +119,7 @@ def test_a_segment_is_as_old_as_its_newest_record(tmp_path, monkeypatch):
             pass
         young = fill(store, start=len(old))
         settle(store)
-        monkeypatch.setattr(clock, "now_ms", lambda: middle + 72 * HOUR_MS)
+        stop(monkeypatch, middle + 72 * HOUR_MS)
         done = store.clean()
         # The segment before one that begins with a young record may hold a young one itself: it stays.
         assert 0 < done.min_physical_offset == (young[0].physical_offset - 1) // LOG_BYTES * LOG_BYTES
@@ -197,7 +197,7 @@ def test_a_segment_in_front_of_damage_is_as_old_as_the_next_record_that_can_be_r
         first_young = old[-1].physical_offset // LOG_BYTES * LOG_BYTES + LOG_BYTES
         with (store.path / "commitlog" / f"{first_young:020d}").open("r+b") as file:
             file.write(b"\xff" * 4)
-        monkeypatch.setattr(clock, "now_ms", lambda: middle + 72 * HOUR_MS)
+        stop(monkeypatch, middle + 72 * HOUR_MS)
         assert store.clean().min_physical_offset == first_young - LOG_BYTES
 
 

@@ -47,8 +47,9 @@ def test_default_is_rocketmqs(name, value):
 
 
 REFUSED = {
-    "mapped_file_size_commit_log_bytes": (4095, 0, -1, (1 << 40) + 1, 4096.0, "4096", True, None),
-    "mapped_file_size_consume_queue_bytes": (0, 19, 1 << 32),
+    "mapped_file_size_commit_log_bytes": (4095, 0, -1, 1 << 31, 1 << 40, 4096.0, "4096", True, None),
+    "mapped_file_size_consume_queue_bytes": (0, 19, (1 << 31) - 7, 1 << 32),
+    "mapped_file_size_consume_queue_ext_bytes": (63, 1 << 31),
     "max_hash_slot_num": (0, -5, 1 << 30),
     "max_index_num": (1, 1 << 31),
     "max_queues": (0, (1 << 20) + 1),
@@ -89,7 +90,9 @@ def test_refusal_names_the_setting(name, value):
 
 
 BOUNDS = {
-    "mapped_file_size_commit_log_bytes": (4096, 1 << 40),
+    "mapped_file_size_commit_log_bytes": (4096, (1 << 31) - 1),
+    "mapped_file_size_consume_queue_bytes": (20, (1 << 31) - 8),
+    "mapped_file_size_consume_queue_ext_bytes": (64, (1 << 31) - 1),
     "max_index_num": (2, 1 << 30),
     "max_queues": (1, 1 << 20),
     "populate_ahead_bytes": (0, 1 << 40),

@@ -8,11 +8,11 @@ import logging
 import pytest
 
 import cystore
-from cystore import clock
 from cystore.holds import Hold, parse_holds, render_holds
 from tests.cleaned import check_cleaned, filled
 from tests.process import Process
 from tests.small import LOG_BYTES, SETTINGS, open_small
+from tests.turned import turn
 
 EXPIRED = {"file_reserved_time_h": 0}
 HOUR_MS = 3_600_000
@@ -54,12 +54,11 @@ def test_i7_a_full_disk_takes_nothing_that_is_held(tmp_path):
 
 
 def test_a_hold_lasts_for_its_limit_only(tmp_path, monkeypatch, caplog):
-    real = clock.now_ms
     with open_small(tmp_path / "s", **EXPIRED) as store:
         filled(store)
         store.hold("chords", 0, max_age_ms=HOUR_MS)
         assert store.clean().segments == 0
-        monkeypatch.setattr(clock, "now_ms", lambda: real() + 2 * HOUR_MS)
+        turn(monkeypatch, 2 * HOUR_MS)
         with caplog.at_level(logging.WARNING, "cystore"):
             assert store.clean().segments > 0
         assert "the hold of chords" in caplog.text

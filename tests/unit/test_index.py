@@ -137,7 +137,7 @@ def test_others_see_a_new_file(tmp_path):
 
 
 def test_names_are_the_local_time_and_never_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr(clock, "now_ms", lambda: NOW)
+    monkeypatch.setattr(clock, "now_ms", lambda *of: NOW)
     files = opened(tmp_path)
     fill(files, records([["a"]] * 30))
     names = sorted(path.name for path in (tmp_path / "index").iterdir())

@@ -318,9 +318,10 @@ def test_records_that_rocketmq_entered_twice_are_found_once(tmp_path):
 
 
 def test_entries_past_the_log_are_refused(tmp_path):
+    """A second index over the same log: it leads to records behind the end that this control block knows."""
     store, written = opened(tmp_path, [record(n, keys="a") for n in range(10)])
     end = written.records[6].physical_offset
-    store.control.wrote = store.control.dispatched = end
+    store = parts.attach(tmp_path, CONFIG, minimum=0, wrote=end, dispatched=end)
     assert offsets_of(store.reader.query("T", "a")) == [5, 4, 3, 2, 1, 0]
 
 

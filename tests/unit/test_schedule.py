@@ -7,17 +7,18 @@ import json
 import logging
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 import cystore
-from cystore import clock
 from cystore.layout import CONSTANTS
 from tests.checks import check_closed, everything
 from tests.oracle.checkpoint import Checkpoint
 from tests.oracle.log import lay_out
 from tests.property import stores
 from tests.small import SETTINGS, open_small
+from tests.turned import turn
 from tests.unit.recovery_stores import make_records
 
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
@@ -39,12 +40,7 @@ def path(tmp_path):
 @pytest.fixture
 def late(monkeypatch):
     """Turns the clock by which deliveries are due: `late(ms)` from now."""
-    real = clock.now_ms
-
-    def turn(ms: int) -> None:
-        monkeypatch.setattr(clock, "now_ms", lambda: real() + ms)
-
-    return turn
+    return partial(turn, monkeypatch)
 
 
 def opened(path, **more):

@@ -1,0 +1,59 @@
+"""Arguments of every public call: converted to exact types first, then checked in C.
+
+A subclass of int or str may compare, hash or print itself as it likes. So its value is read from the object, as the kernels read it, and
+everything behind this module sees an int or a str and nothing else.
+"""
+
+from cpython.exc cimport PyErr_Clear
+from cpython.unicode cimport PyUnicode_Check, PyUnicode_CheckExact
+from libc.stdint cimport int64_t
+
+from cystore.errors import MessageIllegalError
+
+cdef extern from "Python.h":
+    bint PyBool_Check(object value)
+    bint PyLong_Check(object value)
+    long long PyLong_AsLongLongAndOverflow(object value, int* overflow) except? -1
+    const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size)  # NULL: the text has no UTF-8 form
+    object PyUnicode_FromObject(object text)  # of a subclass's object a copy that is a str
+
+WHOLE_MAX = 0x7FFFFFFFFFFFFFFF
+
+
+cdef int64_t exact_whole(str field, object value, int64_t low, int64_t high, object error) except? -1:
+    cdef int overflow = 0
+    cdef int64_t number
+    if PyBool_Check(value) or not PyLong_Check(value):
+        raise error(f"{field}: must be a whole number from {low} to {high}, not {type(value).__name__}")
+    number = PyLong_AsLongLongAndOverflow(value, &overflow)
+    if overflow:
+        raise error(f"{field}: must be a whole number from {low} to {high}, not one of more than 64 bits")
+    if number < low or number > high:
+        raise error(f"{field}: must be a whole number from {low} to {high}, not {number}")
+    return number
+
+
+cdef str exact_text(str field, object value, object error):
+    cdef Py_ssize_t length
+    value = any_text(field, value, error)
+    if PyUnicode_AsUTF8AndSize(value, &length) == NULL:
+        PyErr_Clear()
+        raise error(f"{field}: {value!a} is not valid Unicode text")
+    return <str>value
+
+
+def whole(str field not None, value, int64_t low=0, int64_t high=WHOLE_MAX, error=MessageIllegalError):
+    """The number, which is an int. Raises `error` for what is no whole number from `low` to `high`."""
+    return exact_whole(field, value, low, high, error)
+
+
+def any_text(str field not None, value, error=MessageIllegalError):
+    """The text, which is a str, lone surrogates and all: for what is only looked up, and is not there then."""
+    if not PyUnicode_Check(value):
+        raise error(f"{field}: must be text, not {type(value).__name__}")
+    return value if PyUnicode_CheckExact(value) else PyUnicode_FromObject(value)
+
+
+def text(str field not None, value, error=MessageIllegalError):
+    """The text, which is a str. Raises `error` for what is no text, or has a lone surrogate."""
+    return exact_text(field, value, error)

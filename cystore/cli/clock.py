@@ -1,0 +1,62 @@
+"""`cystore clock`: the time of a store beside the wall clock, and the operator's word that the wall clock is right."""
+
+from __future__ import annotations
+
+import argparse
+
+import cystore
+from cystore import clock
+from cystore._native import store_clock
+from cystore.cli.attached import attached
+from cystore.cli.command import FOUND_WRONG, OK, Command, add_json, store_config
+from cystore.cli.output import time_text, write_json, write_line
+from cystore.cli.progress import progress
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--believe", action="store_true", help="believe the wall clock from now on, in every process"
+    )
+    add_json(parser, "one JSON object")
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.believe:
+        with (
+            progress() as report,
+            cystore.open(args.path, config=store_config(args, services=()), progress=report) as store,
+        ):
+            store.believe_clock()
+    with attached(args.path, store_config(args, read_only=True, services=())) as parts:
+        control = parts.control
+        found = {
+            "now_ms": clock.now_ms(control),
+            "wall_clock_ms": clock.now_ms(),
+            "ahead_ms": store_clock.ahead_ms(control),
+            "expiry_ms": clock.expiry_ms(control),
+            "last_store_timestamp_ms": control.last_store_timestamp_ms,
+        }
+    if args.json:
+        write_json(found)
+    else:
+        write_line(f"time of the store: {time_text(found['now_ms'])}")
+        write_line(
+            f"wall clock: {time_text(found['wall_clock_ms'])}{' (not believed)' if found['ahead_ms'] else ''}"
+        )
+        write_line(f"what is deleted goes by: {time_text(found['expiry_ms'])}")
+        write_line(f"last message: {time_text(found['last_store_timestamp_ms'])}")
+    return FOUND_WRONG if found["ahead_ms"] else OK
+
+
+COMMAND = Command(
+    name="clock",
+    summary="the store's time beside the wall clock; --believe takes a jump for right",
+    description=(
+        "Shows the time by which a store stamps, rolls, delivers and deletes. A wall clock that jumped by more than max_clock_jump_s\n"
+        "is not believed at once: the store goes on with the time before. It is believed when it has stood for that long, or with\n"
+        "--believe at once. Exit code 1: the wall clock is not believed."
+    ),
+    examples=("cystore clock /var/lib/app/store", "cystore clock /var/lib/app/store --believe"),
+    add_arguments=_add_arguments,
+    run=_run,
+)
