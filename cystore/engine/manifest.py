@@ -25,8 +25,8 @@ from cystore.engine import manifest_file
 from cystore.engine.given_up import GivenUp, GivenUpRange, range_of
 from cystore.engine.holes import Hole, Holes, hole_of, plain_hole, read_hole_list, write_holes
 from cystore.engine.manifest_file import FILE_NAME, Slot
-from cystore.errors import StoreFormatError, StoreNotWritableError
-from cystore.system import os_threads
+from cystore.errors import StoreError, StoreFormatError, StoreNotWritableError
+from cystore.system import files, os_threads
 
 log = logging.getLogger("cystore")
 
@@ -124,9 +124,12 @@ class Found:
 def look(root: Path) -> Found:
     """The newest facts that can be read. Raises StoreFormatError for those of a newer major version."""
     path = root / FILE_NAME
-    if not path.exists():
+    if path.exists() and not path.is_symlink() and not path.is_file():
+        return Found(problem="a folder, or something else that is no file, stands in its place")
+    data = files.read_if_there(path)
+    if data is None:
         return Found()
-    slots = manifest_file.read_slots(path)
+    slots = manifest_file.parse_slots(data)
     problem = "neither of its slots has the right checksum"
     for slot in slots:
         try:
@@ -178,6 +181,18 @@ def record_holes(root: Path, holes: Holes) -> None:
     write_holes(root, holes)
 
 
+def _added(newest: Facts, known: Facts) -> Facts:
+    """`newest`, which were made anew, with what was known before. The settings of before win: files are shaped by them."""
+    return replace(
+        newest,
+        store_id=known.store_id or newest.store_id,
+        settings={**newest.settings, **known.settings},
+        holes=newest.holes.merged(known.holes),
+        given_up=newest.given_up.merged(known.given_up),
+        sections={**known.sections, **newest.sections},
+    )
+
+
 # ------------------------------------------------------------------------------------------------ one store
 
 
@@ -199,15 +214,13 @@ class Manifest:
     @classmethod
     def load(cls, root: Path, control: Control | None, carried_over: Callable[[], Facts] = Facts) -> Manifest:
         """The store's manifest. Where there is none, or none that can be read, whoever is alone in the store makes it of
-        `carried_over`; beside others that is a StoreFormatError, until one of them writes it again."""
+        `carried_over`; beside others of what the store's other files tell, and each of the others adds what it knows (`snapshot`)."""
         found = look(root)
-        if found.facts is None and control is not None:
-            raise StoreFormatError(
-                "the manifest is missing or damaged under live processes", path=root / FILE_NAME
-            )
         manifest = cls(root, found.facts or Facts(), control)
-        if found.facts is None:
+        if found.facts is None and control is None:
             manifest._make(carried_over(), found.problem)
+        elif found.facts is None:
+            manifest._make_beside_others(found.problem)
         return manifest
 
     @classmethod
@@ -229,6 +242,27 @@ class Manifest:
         manifest_file.create(self._root, facts.sequence, render(facts))
         self._facts = facts
 
+    def _make_beside_others(self, problem: str) -> None:
+        control = self._control
+        assert control is not None
+        log.error(
+            "%s was damaged or removed under live processes (%s): it is made anew, and they add what they know of the store",
+            self._root / FILE_NAME,
+            problem or "there is none",
+        )
+        try:
+            holes = read_hole_list(self._root)[0]
+        except StoreFormatError:
+            holes = Holes()
+        self._facts = Facts(
+            sequence=control.manifest_seq,
+            store_id=uuid.uuid4().hex,
+            holes=holes,
+            rebuilt=f"{problem or 'it was removed'}, under live processes, {clock.now_ms()}",
+        )
+        if not control.read_only:
+            self.update(lambda facts: facts)
+
     def share(self, control: Control) -> None:
         """From now on others may attach: `control` is the new control block."""
         if self._durable:
@@ -243,14 +277,26 @@ class Manifest:
         for _ in range(READS):
             found = look(self._root)
             if found.facts is not None and found.facts.sequence >= control.manifest_seq:
-                self._facts = found.facts
-                return found.facts
+                return self._taken(found.facts)
         if self._missed != control.manifest_seq:
             self._missed = control.manifest_seq
             log.error(
                 "%s was damaged or removed under live processes; the next update writes it again",
                 self._root / FILE_NAME,
             )
+        return self._facts
+
+    def _taken(self, newest: Facts) -> Facts:
+        """`newest` are the facts from now on. Where somebody made them anew under this process, it adds what it knows."""
+        known = self._facts
+        self._facts = newest
+        if newest.rebuilt and newest.rebuilt != known.rebuilt:
+            self._facts = _added(newest, known)
+            if self._durable and self._control is not None and not self._control.read_only:
+                try:
+                    self.update(lambda facts: _added(facts, known))
+                except StoreError:
+                    log.exception("%s: what this process knows is not in it yet", self._root / FILE_NAME)
         return self._facts
 
     def update(self, change: Callable[[Facts], Facts]) -> Facts:

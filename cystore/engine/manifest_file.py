@@ -7,10 +7,12 @@ crash interrupts leaves the other slot, which is whole. Only a payload that no l
 from __future__ import annotations
 
 import contextlib
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
 from cystore._native.checksum import crc32c
+from cystore.engine.quarantine import QUARANTINE
 from cystore.errors import StoreError, StoreFullError
 from cystore.layout import DISK_STRUCTS
 from cystore.system import files
@@ -91,12 +93,21 @@ def render_slot(sequence: int, payload: bytes, slot_bytes: int) -> bytes:
 
 
 def create(root: Path, sequence: int, payload: bytes, slot_bytes: int = FIRST_SLOT_BYTES) -> Slot:
-    """Makes the file, or replaces it, whole or not at all; both slots hold `payload`. Raises StoreFullError."""
+    """Makes the file, or replaces it, whole or not at all; both slots hold `payload`. A folder in its place is moved to quarantine/.
+    Raises StoreFullError."""
+    _make_way(root)
     while HEADER_BYTES + len(payload) > slot_bytes:
         slot_bytes *= 2
     slot = render_slot(sequence, payload, slot_bytes).ljust(slot_bytes, b"\0")
     files.write_whole(root, root / FILE_NAME, slot + slot, keep_last=False)
     return Slot(0, sequence, slot_bytes, payload)
+
+
+def _make_way(root: Path) -> None:
+    """Moves away what is no file and stands in the file's place."""
+    path = root / FILE_NAME
+    if path.exists() and not path.is_file() and not path.is_symlink():
+        files.move(path, root / QUARANTINE / f"{FILE_NAME}.{uuid.uuid4().hex}")
 
 
 def replace(root: Path, newest: Slot, payload: bytes) -> Slot:
