@@ -299,7 +299,7 @@ def _bytes_of(part: LogRange, fail_on_data_loss: bool) -> tuple[MappedFile | byt
         if host.may_be_remote(path.parent):
             with files.opened(path) as fd:
                 return files.pread_full(fd, part.begin - part.base, part.size_bytes, path), part.begin
-        return files.map_file(path, part.base, length, writable=False, keep_descriptor=False), part.base
+        return files.map_file(path, part.base, length, writable=False), part.base
     except FileNotFoundError:
         if not path.parent.is_dir():
             raise StoreFormatError(

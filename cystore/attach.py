@@ -1,4 +1,4 @@
-"""Attaching to a store and detaching: first in recovers and builds the control block, last out shuts the store down cleanly.
+"""Attaching to a store: the first one in recovers and builds the control block, those who follow map it.
 
 A reader (`read_only=True`) maps what live processes share; where nobody is attached it recovers into private memory and leaves
 every byte on disk alone.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,24 +28,25 @@ from cystore.derived.follow import Follower
 from cystore.derived.index import IndexFiles
 from cystore.derived.offsets import reserve_queue_offsets
 from cystore.derived.reader import Reader
-from cystore.engine.allocate import HEADROOM_NAME, Allocator
+from cystore.engine.allocate import CONTROL_NAME, HEADROOM_NAME, Allocator
 from cystore.engine.append_policy import AppendPolicy, repair_append
 from cystore.engine.checkpoint import Checkpoint
 from cystore.engine.clock_keeper import ClockKeeper
-from cystore.engine.commit_log import DIRECTORY, CommitLog
+from cystore.engine.commit_log import CommitLog
 from cystore.engine.disk_space import DiskSpace
-from cystore.engine.flush import SYNC_FAILED, Flusher
+from cystore.engine.flush import Flusher
 from cystore.engine.manifest import Facts, Manifest
+from cystore.engine.mappings import Mappings
 from cystore.engine.progress import Progress
 from cystore.engine.roll import Roller
 from cystore.engine.segments import Mode
 from cystore.engine.store_settings import Policy, effective, effective_at, enter_shape
 from cystore.errors import (
-    NotDurableError,
     StoreError,
     StoreFormatError,
     StoreFullError,
     StoreLockedError,
+    StoreMovedError,
 )
 from cystore.layout import CONTROL_BYTES
 from cystore.recovery import RecoveredState, recover
@@ -53,16 +54,11 @@ from cystore.recovery.mark import ABORT_NAME
 from cystore.services.clean import Cleaner
 from cystore.services.delivered import DeliveryProgress
 from cystore.services.schedule import Scheduler
-from cystore.system import files, host, ownership
+from cystore.system import files, folders, host, ownership
 from cystore.system.store_lock import StoreLocks
+from cystore.system.store_names import is_store
 
 log = logging.getLogger("cystore")
-
-CONTROL_NAME = "control"
-REPAIRED = ("dispatch", "append", "deliver")  # locks, in the order in which a detach repairs them
-STORE_NAMES = frozenset(
-    {DIRECTORY, "consumequeue", "index", "checkpoint", "lock", "abort", "config", "manifest"}
-)
 
 
 @dataclass
@@ -91,6 +87,25 @@ class Attachment:
     appender: Appender | None
     locks: StoreLocks | None
     recovered: RecoveredState | None
+
+    def look_around(self) -> None:
+        """Begins each turn of a service: lets cleaned segments go. Raises StoreMovedError where the path leads elsewhere now."""
+        self.reader.forget_cleaned()
+        try:
+            folders.check_place(self.root)
+        except StoreMovedError:
+            if self.appender is not None:
+                self.appender.forget_segment()  # the next put asks for it, and is refused
+            raise
+
+    def turn(self, run_once: Callable[[], Progress]) -> Callable[[], Progress]:
+        """A service's `run_once` that looks around first."""
+
+        def turned() -> Progress:
+            self.look_around()
+            return run_once()
+
+        return turned
 
     def flush_once(self) -> Progress:
         """One turn of both threads of the service "flush"."""
@@ -126,6 +141,7 @@ class Attachment:
         self.queues.close()
         self.index.close()
         self.commit_log.files.close()
+        folders.let_go(self.root)
 
 
 def attach(
@@ -137,8 +153,18 @@ def attach(
     """Opens the store at `root` for this process. Raises StoreLockedError, StoreFormatError, StorePermissionError."""
     with files.translated(root):
         if config.read_only:
-            return _attach_reader(root, config, revive, progress)
-        return _attach_writer(root, config, revive, progress)
+            if not root.is_dir():
+                raise StoreFormatError("there is no store here", path=root)
+        else:
+            _check_directory(root, config)
+        place = folders.held_open(root)
+        try:
+            if config.read_only:
+                return _attach_reader(place, config, revive, progress)
+            return _attach_writer(place, config, revive, progress)
+        except BaseException:
+            folders.let_go(place)
+            raise
 
 
 def _attach_writer(
@@ -147,7 +173,6 @@ def _attach_writer(
     revive: Callable[[], Appender],
     progress: Callable[[str, int, int], None] | None,
 ) -> Attachment:
-    _check_directory(root, config)
     host.check_writable_file_system(root, allow_any=config.allow_any_file_system)
     locks = StoreLocks(root, read_only=False)
     try:
@@ -179,8 +204,8 @@ def _check_directory(root: Path, config: StoreConfig) -> None:
         ownership.check_way(root, group)
     if root.is_dir():
         with files.translated(root):
-            names = set(os.listdir(root))
-        if names and not names & STORE_NAMES and names != {"lost+found"}:
+            names = files.names(root)
+        if names - {"lost+found"} and not is_store(names - {"lost+found"}):
             raise StoreFormatError(
                 f"the directory is not empty and is no store (it holds {', '.join(sorted(names)[:3])})",
                 path=root,
@@ -273,7 +298,7 @@ def _build(
     control.last_record = state.last_record
     for topic, queue_id, dispatched, minimum, following in state.queues:
         while control.queue_count >= control.queue_capacity:
-            _more_queues(control)
+            _more_queues(root, control)
         control.add_queue(topic, queue_id, next=following, dispatched=dispatched, minimum=minimum)
     attachment = _compose(root, config, mode, control, locks, revive, manifest)
     if mode is Mode.PRIVATE:
@@ -288,15 +313,14 @@ def _build(
     return attachment
 
 
-def _more_queues(control: Control) -> None:
+def _more_queues(root: Path, control: Control) -> None:
     """More slots while nobody else is attached."""
     step = control.more_queue_bytes()
     if step is None:
         raise StoreFormatError(
             f"the store has more queues than max_queues = {control.max_queues}", path=control.file.path
         )
-    if control.file.fd >= 0:
-        files.allocate(control.file.fd, step[0], step[1], control.file.path)
+    files.allocate_mapped(root / CONTROL_NAME, control.file, step[0], step[1])
     control.publish_queue_capacity(step[1])
 
 
@@ -370,11 +394,9 @@ def _attach_reader(
     progress: Callable[[str, int, int], None] | None,
 ) -> Attachment:
     """Writes nothing. Joins live processes; alone, recovers into private memory."""
-    if not root.is_dir():
-        raise StoreFormatError("there is no store here", path=root)
     with files.translated(root):
-        names = set(os.listdir(root))
-    if not names & STORE_NAMES:
+        names = files.names(root)
+    if not is_store(names):
         raise StoreFormatError("the directory is no store", path=root)
     if "lock" not in names:
         return _private(root, config, revive, progress)
@@ -433,8 +455,9 @@ def _compose(
     )
     if control.commit_log_file_bytes > INT_MAX:  # read only: no setting may say so
         object.__setattr__(config, "mapped_file_size_commit_log_bytes", control.commit_log_file_bytes)
-    commit_log = CommitLog(root, config, mode, control, manifest)
-    queues = ConsumeQueues(root, config, mode, control)
+    mappings = Mappings.of(config)
+    commit_log = CommitLog(root, config, mode, control, manifest, mappings)
+    queues = ConsumeQueues(root, config, mode, control, mappings)
     index = IndexFiles(root, config, mode, control)
     checkpoint = Checkpoint(root, mode)
     clock = ClockKeeper(control, checkpoint, host.identity()["boot_id"])
@@ -493,88 +516,3 @@ def _compose(
         root, config, mode, control, manifest, checkpoint, clock, commit_log, queues, index, dispatcher, flusher,
         derived_flusher, allocator, delivered, scheduler, cleaner, reader, BacklogKeeper(control, dispatcher), appender, locks, None,
     )  # fmt: skip
-
-
-# ---------------------------------------------------------------------------------------------------- leaving
-
-
-def detach(attachment: Attachment) -> None:
-    """Leaves the store. The last one out makes it durable and removes `abort` (`_shut_down`). Everybody repairs what dead owners of
-    locks left. Nothing may use the attachment any more.
-
-    Raises NotDurableError, after everything was let go, when a part of the store may not be on the disk.
-    """
-    if attachment.mode is not Mode.WRITE or attachment.locks is None:
-        attachment.release()
-        return
-    missing: NotDurableError | None = None
-    try:
-        with attachment.locks.gate():
-            alone = attachment.locks.try_alone()
-            if attachment.control.intact:
-                attachment.clock.look()
-            failpoint("detach.alone" if alone else "detach.others_stay")
-            if not attachment.control.intact:
-                log.error("%s: the control block was overwritten; the next load recovers", attachment.root)
-            elif alone:
-                missing = _shut_down(attachment)
-            else:
-                _repair(attachment)
-            failpoint("detach.done")
-            attachment.forget()
-    finally:
-        attachment.release()
-    if missing is not None:
-        raise missing
-
-
-def _repair(attachment: Attachment, names: Sequence[str] = REPAIRED) -> None:
-    """Finishes what dead owners of locks left. A lock that a live owner holds has nothing to repair."""
-    for name in names:
-        with attachment.control.held_if_free(name):
-            pass  # taking it has repaired it
-
-
-def _shut_down(attachment: Attachment) -> NotDurableError | None:
-    """The last one out makes the log durable first, whatever state queues and index are in; then these. `abort` goes when both are
-    done: else it stays, and the next load recovers. Gives what may not be durable."""
-    root, control = attachment.root, attachment.control
-    try:
-        _repair(attachment, ("append",))
-        attachment.flusher.flush_to(control.wrote)
-        if not control.flags & SYNC_FAILED:
-            attachment.flusher.sync_checkpoint()
-    except StoreError as error:
-        log.exception("%s: not shut down cleanly; the next load recovers", root)
-        missing = NotDurableError(
-            f"closed, but the log from {control.flushed} to {control.wrote} may not be on the disk: {error}",
-            path=root,
-        )
-        missing.__cause__ = error
-        return missing
-    failpoint("detach.log_flushed")
-    if not _shut_down_derived(attachment):
-        return None  # all of it follows from the log
-    failpoint("detach.flushed")
-    files.remove(root / HEADROOM_NAME, durable=False)
-    files.remove(root / CONTROL_NAME)
-    failpoint("detach.control_removed")
-    files.remove(root / ABORT_NAME)
-    return None
-
-
-def _shut_down_derived(attachment: Attachment) -> bool:
-    """Dispatches the tail and makes queues, index and progress durable; False when the next load has to make up for it."""
-    root = attachment.root
-    try:
-        attachment.flusher.check()  # a sync that failed is not repeated and believed
-        _repair(attachment, ("dispatch", "deliver"))
-        attachment.dispatcher.run_to_end()
-        attachment.dispatcher.give_up_swallowed()
-        failpoint("detach.dispatched")
-        attachment.derived_flusher.flush()
-        attachment.delivered.save()
-    except Exception:
-        log.exception("%s: the log is durable; queues and index are not, and the next load mends them", root)
-        return False
-    return True

@@ -56,6 +56,10 @@ class StoreConfig:
     allocate_ahead_bytes: int = 64 * MIB
     populate_ahead_bytes: int = 16 * MIB
 
+    mapped_bytes_max: int = (
+        256 * GIB
+    )  # address space for files that are kept mapped; what is in use is not counted
+
     max_transfer_bytes_on_message_in_memory: int = 256 * 1024
     max_transfer_count_on_message_in_memory: int = 32
     max_transfer_bytes_on_message_in_disk: int = 64 * 1024
@@ -214,6 +218,7 @@ _BOUNDS = {
     "os_page_cache_busy_timeout_ms": (1, 86_400_000),
     "allocate_ahead_bytes": (4096, 1 << 40),
     "populate_ahead_bytes": (0, 1 << 40),
+    "mapped_bytes_max": (4096, 1 << 50),
     "check_at_load_bytes": (0, 1 << 50),
     "file_reserved_time_h": (0, 24 * 366 * 100),
     "roll_interval_h": (1, 24 * 366 * 100),

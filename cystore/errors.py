@@ -44,6 +44,10 @@ class StoreNotWritableError(StoreError):
     """The store refuses writes: read-only, an fsync failed, or switched off (PutMessageStatus.SERVICE_NOT_AVAILABLE)."""
 
 
+class StoreMovedError(StoreNotWritableError):
+    """The store's path leads elsewhere now: its directory was moved, deleted or replaced under this process. Nothing is written."""
+
+
 class PageCacheBusyError(StoreError):
     """The append lock has been held for longer than os_page_cache_busy_timeout_ms, or than the call allows
     (PutMessageStatus.OS_PAGE_CACHE_BUSY)."""

@@ -388,6 +388,20 @@ cdef class Appender(PlainAppender):
         pthread_mutex_unlock(mutex)
         return 0
 
+    def forget_segment(self):
+        """Makes the next put ask its policy for the segment again. Does nothing while somebody appends; call it again then."""
+        cdef control_block* block = self.target.block
+        cdef pthread_mutex_t* mutex
+        if block == NULL or not control_intact(block):
+            return
+        mutex = control_lock_at(block, LOCK_APPEND)
+        if control_locked(block, LOCK_APPEND, pthread_mutex_trylock(mutex)) == 0:
+            segment, self.segment = self.segment, None
+            self.target.address = NULL
+            self.target.length = 0
+            pthread_mutex_unlock(mutex)
+            del segment  # the mapping ends behind the lock
+
     cdef int _wants_sync(self, object flush) except -1:
         if flush is None:
             return self.usual.sync

@@ -165,6 +165,10 @@ cdef class KeyReader:
         self.control, self.shapes, self.new_window, self.general = control, shapes, new_window, general
         self.windows = []
 
+    def forget_windows(self):
+        """Lets go of the segments that spare windows keep mapped."""
+        self.windows = []
+
     def query(self, topic, key, max_count=DEFAULT_COUNT, *, begin_ms=ZERO, end_ms=None):
         """Messages of a topic by key; see MessageStore.query."""
         cdef key_query q

@@ -1,14 +1,17 @@
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 cdef class MappedFile:
     # Valid while this object lives: the mapping ends in __dealloc__ and nowhere else.
     cdef uint8_t* address
     cdef readonly int64_t base          # offset of the first byte in its queue of files
     cdef readonly Py_ssize_t length
-    cdef readonly int fd                # -1 when anonymous
+    cdef uint64_t inode                 # of the mapped file, 0 when anonymous
+    cdef uint32_t device_major
+    cdef uint32_t device_minor
     cdef readonly str path
     cdef readonly bint writable
     cdef readonly bint private
-    cdef object _map(self, int64_t base, Py_ssize_t length, int protection, int flags)
+    cdef readonly bint touched          # written to by this process, as far as it said so
+    cdef object _map(self, int fd, int64_t base, Py_ssize_t length, int protection, int flags)
     cdef object _check(self, Py_ssize_t begin, Py_ssize_t end)
     cdef object _check_writable(self)

@@ -1,8 +1,8 @@
 """One mapped file. Whoever holds the object (or a view of it) keeps the mapping: nothing is unmapped under a reader."""
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
-from libc.errno cimport EINVAL, errno
-from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.errno cimport EINVAL, ENOENT, ENOTDIR, errno
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 import os
@@ -14,17 +14,17 @@ cdef extern from "atomics.h" nogil:
 
 cdef extern from "<unistd.h>" nogil:
     int close(int fd)
-    int fdatasync(int fd)
 
 cdef extern from "<fcntl.h>" nogil:
-    int AT_EMPTY_PATH
+    int AT_SYMLINK_NOFOLLOW
 
 cdef extern from "<sys/stat.h>" nogil:
     cdef struct file_status "statx":
-        uint32_t stx_mask
-        uint32_t stx_nlink
+        uint64_t stx_ino
+        uint32_t stx_dev_major
+        uint32_t stx_dev_minor
     int statx(int fd, const char* path, int flags, unsigned int mask, file_status* found)
-    unsigned int STATX_NLINK
+    unsigned int STATX_INO
 
 cdef extern from "<sys/mman.h>" nogil:
     void* mmap(void* address, size_t length, int protection, int flags, int fd, int64_t offset)
@@ -37,40 +37,54 @@ cdef extern from "<sys/mman.h>" nogil:
 cdef int MADV_POPULATE_WRITE = 23  # Linux 5.14; older C libraries do not name it
 cdef Py_ssize_t PAGE = os.sysconf("SC_PAGESIZE")
 
+cdef enum:
+    UNMAP_WITH_GIL = 1 << 20  # a mapping this short is gone sooner than the GIL comes back
+    UNMAP_STEP = 16 << 20     # about 1 ms; between two steps other threads may map and fault
+
+
+cdef void _unmap(uint8_t* address, Py_ssize_t length) noexcept nogil:
+    """Ends a mapping piece by piece: the kernel holds up every other thread's mappings and page faults during each piece."""
+    cdef Py_ssize_t step
+    while length > 0:
+        step = min(length, <Py_ssize_t>UNMAP_STEP)
+        munmap(address, step)
+        address += step
+        length -= step
+
 
 cdef class MappedFile:
     """A file (or anonymous memory) of fixed length, mapped whole; `base` is its first byte's offset in its queue of files."""
 
-    def __cinit__(self):
-        self.fd = -1
-
     def __dealloc__(self):
-        if self.address != NULL:
+        if self.address == NULL:
+            return
+        if self.length < UNMAP_WITH_GIL:
             munmap(self.address, self.length)
-        if self.fd >= 0:
-            close(self.fd)
+        else:
+            with nogil:
+                _unmap(self.address, self.length)
 
     @staticmethod
-    def of(int fd, path, int64_t base, Py_ssize_t length, *, bint writable=True, bint private=False,
-           bint keep_descriptor=True):
-        """Maps an open file of exactly `length` bytes and takes its descriptor over. `private`: writes stay in this process.
+    def of(int fd, path, int64_t base, Py_ssize_t length, *, bint writable=True, bint private=False):
+        """Maps an open file of exactly `length` bytes, and closes its descriptor. `private`: writes stay in this process.
 
-        Without `keep_descriptor` the descriptor is closed once the file is mapped: for the many small files whose number
-        may exceed what a process can hold open. Raises OSError; StoreError when the file has another length.
+        A mapping needs no descriptor: the kernel keeps the open file for it, and reports to msync of the mapping what it would
+        report to fsync of that descriptor. Raises OSError; StoreError when the file has another length.
         """
         cdef MappedFile self = MappedFile.__new__(MappedFile)
         cdef int flags = MAP_PRIVATE if private else MAP_SHARED
-        self.fd = fd
         self.path = os.fspath(path)
-        found = os.fstat(self.fd).st_size
-        if found != length:
-            raise StoreError(f"the file has {found} bytes, expected {length}", path=self.path)
-        self._map(base, length, PROT_READ | (PROT_WRITE if writable or private else 0), flags | MAP_NORESERVE)
+        try:
+            status = os.fstat(fd)
+            if status.st_size != length:
+                raise StoreError(f"the file has {status.st_size} bytes, expected {length}", path=self.path)
+            self._map(fd, base, length, PROT_READ | (PROT_WRITE if writable or private else 0), flags | MAP_NORESERVE)
+        finally:
+            close(fd)
+        self.device_major, self.device_minor = os.major(status.st_dev), os.minor(status.st_dev)
+        self.inode = status.st_ino
         self.writable = writable or private
         self.private = private
-        if not keep_descriptor:
-            close(self.fd)
-            self.fd = -1
         return self
 
     @staticmethod
@@ -78,15 +92,15 @@ cdef class MappedFile:
         """Zeroed memory of this process alone, with the interface of a file."""
         cdef MappedFile self = MappedFile.__new__(MappedFile)
         self.path = os.fspath(path)
-        self._map(base, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
+        self._map(-1, base, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
         self.writable = self.private = True
         return self
 
-    cdef object _map(self, int64_t base, Py_ssize_t length, int protection, int flags):
+    cdef object _map(self, int fd, int64_t base, Py_ssize_t length, int protection, int flags):
         cdef void* address
         if length <= 0:
             raise StoreError(f"cannot map {length} bytes", path=self.path)
-        address = mmap(NULL, length, protection, flags, self.fd, 0)
+        address = mmap(NULL, length, protection, flags, fd, 0)
         if address == MAP_FAILED:
             raise OSError(errno, os.strerror(errno), self.path)
         self.address = <uint8_t*>address
@@ -107,18 +121,27 @@ cdef class MappedFile:
             raise StoreError("the file is mapped for reading only", path=self.path)
 
     @property
-    def removed(self):
-        """True when the file's name is gone: somebody unlinked it, and what is written to it will be lost. Raises OSError.
+    def in_memory(self):
+        """True for anonymous memory, which stands for no file on a disk."""
+        return self.inode == 0
+
+    def is_at(self, int folder, name):
+        """Whether `name` in an open folder (or AT_FDCWD) is this very file: somebody may have unlinked or replaced it, and what is
+        written to it will be lost. Raises OSError.
 
         Nothing else is asked for: from Linux 6.13 on who was told a file's times makes its next change get a new one, and so
         the next sync a commit of the file system's journal.
         """
         cdef file_status found
-        if self.fd < 0:
-            return False
-        if statx(self.fd, "", AT_EMPTY_PATH, STATX_NLINK, &found):
+        cdef bytes encoded = os.fsencode(name)
+        if self.inode == 0:
+            return True
+        if statx(folder, encoded, AT_SYMLINK_NOFOLLOW, STATX_INO, &found):
+            if errno == ENOENT or errno == ENOTDIR:
+                return False
             raise OSError(errno, os.strerror(errno), self.path)
-        return found.stx_nlink == 0
+        return (found.stx_ino == self.inode and found.stx_dev_major == self.device_major
+                and found.stx_dev_minor == self.device_minor)
 
     def populate(self, Py_ssize_t begin, Py_ssize_t end):
         """Faults the pages of [begin, end) in for writing. False where the kernel cannot (before Linux 5.14)."""
@@ -135,13 +158,12 @@ cdef class MappedFile:
         return not failed
 
     def sync(self):
-        """fdatasync of the whole file (msync, which is the same, where no descriptor is kept). Raises SyncFailedError; never call
-        it again and believe it after it failed."""
+        """msync of the whole file. Raises SyncFailedError; never call it again and believe it after it failed."""
         cdef int failed
         if self.private:
             return
         with nogil:
-            failed = fdatasync(self.fd) if self.fd >= 0 else msync(self.address, self.length, MS_SYNC)
+            failed = msync(self.address, self.length, MS_SYNC)
         if failed:
             raise SyncFailedError.of(errno, self.path)
 
@@ -167,10 +189,15 @@ cdef class MappedFile:
                 touch_byte(self.address + at)
                 at = at - at % PAGE + PAGE
 
+    def touch(self):
+        """Notes that somebody writes here. What is written to a private mapping is nowhere else: it must stay mapped."""
+        self.touched = True
+
     def zero(self, Py_ssize_t begin, Py_ssize_t end):
         """Fills [begin, end) with zeros."""
         self._check(begin, end)
         self._check_writable()
+        self.touched = True
         with nogil:
             memset(self.address + begin, 0, end - begin)
 
@@ -179,6 +206,7 @@ cdef class MappedFile:
         cdef bytes copy = bytes(data)
         self._check(begin, begin + len(copy))
         self._check_writable()
+        self.touched = True
         memcpy(self.address + begin, <const char*>copy, len(copy))
 
     def read(self, Py_ssize_t begin, Py_ssize_t count):

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from cystore import StoreConfig, StoreNotWritableError
-from cystore.attach import Attachment, attach, detach
+from cystore.attach import Attachment, attach
 from cystore.cli.progress import progress
+from cystore.detach import detach
 
 
 @contextlib.contextmanager

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cystore import StoreFormatError
-from cystore.attach import STORE_NAMES
 from cystore.engine.commit_log import DIRECTORY, MARKER
 from cystore.recovery.mark import ABORT_NAME
 from cystore.system import files
 from cystore.system.store_lock import LOCK_NAME, StoreLocks
+from cystore.system.store_names import is_store
 
 BLOCK_BYTES = 512  # unit of st_blocks
 
@@ -64,7 +64,7 @@ def state(root: Path) -> State:
                 "not a directory" if root.exists() else "there is no store here", path=root
             )
         names = set(os.listdir(root))
-    if not names & STORE_NAMES:
+    if not is_store(names):
         raise StoreFormatError("the directory is no store", path=root)
     holder = "nobody"
     if LOCK_NAME in names:

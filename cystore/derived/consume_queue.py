@@ -18,6 +18,7 @@ from cystore._native.control import Control
 from cystore._native.mapping import MappedFile
 from cystore.config import StoreConfig
 from cystore.derived.consume_queue_ext import ConsumeQueueExt
+from cystore.engine.mappings import Mappings
 from cystore.engine.segments import MappedFileQueue, Mode
 from cystore.errors import OffsetError, StoreFormatError, SyncFailedError
 from cystore.layout import CONSTANTS
@@ -54,6 +55,7 @@ class ConsumeQueue:
         config: StoreConfig,
         mode: Mode,
         control: Control,
+        mappings: Mappings | None = None,
     ) -> None:
         self.topic, self.queue_id, self.slot = topic, queue_id, slot
         self._control = control
@@ -62,8 +64,8 @@ class ConsumeQueue:
             root / DIRECTORY / topic / str(queue_id),
             control.consume_queue_file_bytes,
             mode,
+            mappings=mappings,
             max_mapped=2,
-            keep_descriptors=False,
             durable_names=False,
             odd_files="remove",
         )
@@ -73,7 +75,9 @@ class ConsumeQueue:
                 path=self.files.directory,
             )
         self.ext = (
-            ConsumeQueueExt(root, topic, queue_id, config, mode) if config.enable_consume_queue_ext else None
+            ConsumeQueueExt(root, topic, queue_id, config, mode, mappings)
+            if config.enable_consume_queue_ext
+            else None
         )
         self._last: MappedFile | None = None
 
@@ -124,6 +128,7 @@ class ConsumeQueue:
         file = self.files.get(base)
         if file is None:
             file = self.files.create(base, _stepped(0, position - base + ENTRY_BYTES, self.files.file_bytes))
+        file.touch()
         self.allocate(position)
         inside = position - base
         if (
@@ -194,6 +199,7 @@ class ConsumeQueue:
             if file is None:
                 return
             stop = min(end, file.end // ENTRY_BYTES)
+            file.touch()
             kernel.put_holes(file, begin * ENTRY_BYTES - file.base, stop - begin)
             begin = stop
 
@@ -278,6 +284,13 @@ class ConsumeQueue:
 
     # ------------------------------------------------------------------------------------- flush
 
+    def close(self) -> None:
+        """Lets its mappings go."""
+        self._last = None
+        self.files.close()
+        if self.ext is not None:
+            self.ext.files.close()
+
     def flush(self) -> None:
         """Makes all entries durable, and the names of files that had none before. Raises OSError."""
         begin, end = self._control.queue_flushed(self.slot), self.max_offset
@@ -307,7 +320,15 @@ def _stepped(allocated: int, needed: int, file_bytes: int) -> int:
 class ConsumeQueues:
     """All queues of a store, opened when they are used; the `MAX_OPEN` used last stay open. Safe for threads."""
 
-    def __init__(self, root: Path, config: StoreConfig, mode: Mode, control: Control) -> None:
+    def __init__(
+        self,
+        root: Path,
+        config: StoreConfig,
+        mode: Mode,
+        control: Control,
+        mappings: Mappings | None = None,
+    ) -> None:
+        self._mappings = mappings
         self._root, self._config, self._mode, self._control = root, config, mode, control
         self._open: OrderedDict[int, ConsumeQueue] = OrderedDict()
         self._file_system = FileSystem(root)
@@ -321,12 +342,12 @@ class ConsumeQueues:
             if queue is None:
                 topic, queue_id, *_ = self._control.queue(slot)
                 queue = ConsumeQueue(
-                    self._root, topic, queue_id, slot, self._config, self._mode, self._control
+                    self._root, topic, queue_id, slot, self._config, self._mode, self._control, self._mappings
                 )
                 opened[slot] = queue
                 # Private files hold what recovery and dispatch wrote into them, and only there.
                 while len(opened) > MAX_OPEN and self._mode is not Mode.PRIVATE:
-                    opened.popitem(last=False)
+                    opened.popitem(last=False)[1].close()
             else:
                 opened.move_to_end(slot)
             return queue
@@ -359,5 +380,7 @@ class ConsumeQueues:
 
     def close(self) -> None:
         """Lets all mappings go. Takes no lock: in a forked child a thread that is gone may hold it."""
-        self._open = OrderedDict()
+        opened, self._open = self._open, OrderedDict()
+        for queue in opened.values():
+            queue.close()
         self._file_system.close()

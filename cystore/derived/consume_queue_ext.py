@@ -14,6 +14,7 @@ from typing import NamedTuple
 from cystore._native import ext
 from cystore._native.mapping import MappedFile
 from cystore.config import StoreConfig
+from cystore.engine.mappings import Mappings
 from cystore.engine.segments import MappedFileQueue, Mode
 from cystore.errors import CorruptRecordError
 
@@ -33,14 +34,22 @@ class ExtUnit(NamedTuple):
 class ConsumeQueueExt:
     """The units of one queue."""
 
-    def __init__(self, root: Path, topic: str, queue_id: int, config: StoreConfig, mode: Mode) -> None:
+    def __init__(
+        self,
+        root: Path,
+        topic: str,
+        queue_id: int,
+        config: StoreConfig,
+        mode: Mode,
+        mappings: Mappings | None = None,
+    ) -> None:
         self.files = MappedFileQueue(
             root,
             root / DIRECTORY / topic / str(queue_id),
             config.mapped_file_size_consume_queue_ext_bytes,
             mode,
+            mappings=mappings,
             max_mapped=2,
-            keep_descriptors=False,
         )
 
     def get(self, address: int) -> ExtUnit | None:
@@ -81,6 +90,7 @@ class ConsumeQueueExt:
         base = self.files.base_of(position)
         upto = min(position - base + ALLOCATE_BYTES, self.files.file_bytes)
         file = self.files.create(base, upto)
+        file.touch()
         self.files.allocate(base, position - base, upto)
         return file, base + upto
 

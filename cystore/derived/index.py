@@ -171,7 +171,7 @@ class IndexFiles:
             if shape is None:
                 return None
             writable, private = self._mode is not Mode.READ, self._mode is Mode.PRIVATE
-            file = files.map_file(path, 0, length, writable=writable, private=private, keep_descriptor=False)
+            file = files.map_file(path, 0, length, writable=writable, private=private)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -252,7 +252,7 @@ class IndexFiles:
             file = MappedFile.anonymous(0, length)
         else:
             files.create_sized(self._root, self._path(name), length, allocated)
-            file = files.map_file(self._path(name), 0, length, keep_descriptor=False)
+            file = files.map_file(self._path(name), 0, length)
         added = IndexFile(file, name, self._slots, self._capacity)
         if listed:
             self._continue(added, listed[-1])

@@ -25,6 +25,8 @@ RESERVED_BYTES = 64 * 1024  # for the first table of queue offsets
 
 T = TypeVar("T")
 OFFSET_MAX = (1 << 63) - 1
+TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}\Z", re.ASCII)
+QUEUE_ID, QUEUE_ID_MAX = re.compile(r"[0-9]{1,10}\Z", re.ASCII), (1 << 31) - 1
 # A string, which is left as it is, or a key without quotes behind a brace or a comma.
 _BARE_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|(?<=[{,])(\s*)(-?\w+)(?=\s*:)')
 
@@ -171,10 +173,23 @@ def _checksum(offsets: QueueOffsets) -> int:
 
 def _by_queue(table: dict[str, Any]) -> dict[tuple[str, int], int]:
     return {
-        (topic, int(queue_id)): offset
+        (_topic(topic), _queue_id(queue_id)): offset
         for topic, queues in table.items()
         for queue_id, offset in _queues(queues).items()
     }
+
+
+def _topic(name: str) -> str:
+    """A topic becomes the name of a folder: one like `../x` would lead out of the store. Raises ValueError."""
+    if not TOPIC.match(name):
+        raise ValueError(f"{name!r} is no topic")
+    return name
+
+
+def _queue_id(text: str) -> int:
+    if not QUEUE_ID.match(text) or int(text) > QUEUE_ID_MAX:
+        raise ValueError(f"{text!r} is no queue id")
+    return int(text)
 
 
 def _queues(queues: Any) -> dict[str, int]:

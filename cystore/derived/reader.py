@@ -82,6 +82,7 @@ class Reader:
         self._tail = TailReader()
         self._healer = QueueHealer(control, commit_log, queues)
         self._key_reader: KeyReader | None = None
+        self._forgotten_below = 0
         self._found = self._missed = self._messages = self._queries = 0
 
     def help_dispatch(self) -> None:
@@ -114,6 +115,16 @@ class Reader:
             "healed_entries": self._healer.healed,
             "queries": self._queries + (self._key_reader.queries if self._key_reader else 0),
         }
+
+    def forget_cleaned(self) -> None:
+        """Lets segments go that were cleaned since the last look: their disk space is free when nobody maps them any more."""
+        minimum = self._control.min_physical_offset
+        if minimum != self._forgotten_below:
+            self._forgotten_below = minimum
+            self._windows.clear()
+            if self._key_reader is not None:
+                self._key_reader.forget_windows()
+            self._commit_log.forget_cleaned()
 
     def _window(self) -> LogWindow:
         """A window for one call; `_windows.append` gives it back."""
@@ -252,6 +263,8 @@ class Reader:
         With `dispatched` the offset has no entry yet: a read-only handle makes one from the log behind that position, for itself.
         """
         slot, minimum, maximum, _, log_minimum, wrote = state
+        if log_minimum != self._forgotten_below:
+            self.forget_cleaned()
         reached = 0
         window, room = self._window(), max(FILTERED_ENTRIES, max_count)
         try:

@@ -22,6 +22,7 @@ from cystore.errors import StoreFullError, SyncFailedError
 from cystore.system import files
 
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+CONTROL_NAME = "control"
 HEADROOM_NAME = "headroom"
 HEADROOM_BYTES = 64 * 1024  # beside the control block: the tables in config/, first steps of consume queues
 
@@ -125,8 +126,7 @@ class Allocator:
                     path=self._control.file.path,
                 )
             block: MappedFile = self._control.file
-            if block.fd >= 0:
-                files.allocate(block.fd, step[0], step[1], block.path)
+            files.allocate_mapped(self._commit_log.files.root / CONTROL_NAME, block, step[0], step[1])
             failpoint("allocate.slots_reserved")
             self._control.publish_queue_capacity(step[1])
 

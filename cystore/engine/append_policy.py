@@ -17,6 +17,7 @@ from cystore.engine.disk_space import DiskSpace
 from cystore.engine.flush import Flusher
 from cystore.errors import StoreFormatError, StoreNotWritableError
 from cystore.layout import FLAGS, RECORD_MAGIC_BLANK
+from cystore.system.folders import check_place
 
 if TYPE_CHECKING:
     from cystore._native.appender import Appender
@@ -99,6 +100,8 @@ class AppendPolicy:
             return self._segment_at(position)
 
     def _segment_at(self, position: int) -> MappedFile:
+        check_place(self._commit_log.files.root)
+        self._commit_log.forget_cleaned()
         if self._marks:
             self._commit_log.mark_cystore_records()
             self._marks = False
@@ -107,7 +110,7 @@ class AppendPolicy:
         if segment is None:
             self._allocator.make_room(position + 1)
             segment = self._commit_log.files.get(base)
-        if segment is None or segment.removed:
+        if segment is None or not self._commit_log.files.is_there(segment):
             self._flusher.check_files(base)
         if segment is None:
             # Others wrote on meanwhile, and a cleaner removed the segment: the append goes to where the log ends now.

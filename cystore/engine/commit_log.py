@@ -14,6 +14,7 @@ from cystore.config import StoreConfig
 from cystore.engine.damage import KnownDamage
 from cystore.engine.holes import Holes
 from cystore.engine.manifest import Manifest
+from cystore.engine.mappings import Mappings
 from cystore.engine.segments import MappedFileQueue, Mode
 from cystore.errors import CorruptRecordError, OffsetError
 from cystore.layout import RECORD_MAGIC_BLANK
@@ -28,14 +29,22 @@ class CommitLog:
     """Readable part: from the minimum offset to the wrote position, holes left out (RocketMQ's CommitLog, MappedFileQueue)."""
 
     def __init__(
-        self, root: Path, config: StoreConfig, mode: Mode, control: Control, manifest: Manifest
+        self,
+        root: Path,
+        config: StoreConfig,
+        mode: Mode,
+        control: Control,
+        manifest: Manifest,
+        mappings: Mappings | None = None,
     ) -> None:
         self.files = MappedFileQueue(
             root,
             root / DIRECTORY,
             config.mapped_file_size_commit_log_bytes,
             mode,
-            max_mapped=4096,
+            mappings=mappings or Mappings.of(config),
+            # The mapping of bytes that are not durable reports a failed write of them: it stays until they are.
+            needed=(lambda file: file.end > control.flushed) if mode is Mode.WRITE else None,
             odd_files="extend",
         )
         self.control, self.damage = control, KnownDamage(manifest)
@@ -57,6 +66,7 @@ class CommitLog:
 
     def segment_for(self, physical_offset: int) -> MappedFile:
         """The mapped segment that holds a readable offset. Raises OffsetError."""
+        self.forget_cleaned()
         self._check_readable(physical_offset)
         segment = self.files.get(self.files.base_of(physical_offset))
         if segment is None:

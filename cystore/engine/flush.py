@@ -30,6 +30,7 @@ from cystore.errors import (
 )
 from cystore.layout import CONSTANTS, FLAGS, RECORD_MAGIC_BLANK
 from cystore.system import files
+from cystore.system.folders import check_place
 
 log = logging.getLogger("cystore")
 
@@ -97,16 +98,16 @@ class Flusher:
         while control.flushed < position:
             self.check()
             seen = control.flush_seq
-            turn = control.held_if_free("flush")
+            turn, leads = control.held_if_free("flush"), False
             try:
                 with turn:
                     # A signal handler inside of its own thread's flush leads, too: that one goes on when the handler is done.
+                    leads = turn.held or turn.mine  # both end with the block
                     if turn.held:
                         self._watermarks.clear()
-                    if turn.held or turn.mine:
+                    if leads:
                         self._lead()
             finally:
-                leads = turn.held or turn.mine
                 if leads:
                     control.wake_flush()
             if leads:
@@ -119,6 +120,7 @@ class Flusher:
             if control.flushed < position:
                 control.wait_flush(seen, WAIT_SLICE_MS)
         self.check_covered(position)
+        check_place(self._root)  # else what is acknowledged here is not what the path leads to
 
     def check_covered(self, position: int) -> None:
         """After a failed sync nothing is acknowledged any more."""
@@ -260,11 +262,12 @@ class Flusher:
         """RocketMQ's load removes files ahead of the log's end before it looks at the lock, and a hand may do so too. What is
         appended to such a file is lost with its last mapping: it is never acknowledged as durable."""
         with files.translated(segment.path):
-            removed = segment.removed
-        if removed and not self._is_cleaned(segment.base):
+            there = self._commit_log.files.is_there(segment)
+        if not there and not self._is_cleaned(segment.base):
             self._vanished(segment.path)
 
     def _vanished(self, path: object) -> NoReturn:
+        check_place(self._root)
         log.error("%s was removed while processes were attached", path)
         raise SyncFailedError.of(errno.ESTALE, path)
 

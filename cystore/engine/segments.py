@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import enum
 import logging
-import os
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 from cystore._native.mapping import MappedFile
-from cystore.errors import StoreFormatError
+from cystore.engine.mappings import Mappings
+from cystore.errors import StoreFormatError, StoreResourceError
 from cystore.system import files, os_threads
 
 log = logging.getLogger("cystore")
@@ -41,7 +43,8 @@ class MappedFileQueue:
     """Files of one directory. Safe for threads of a process; several processes may create files at once.
 
     `file_bytes` is that of the first file found; a configured length that differs is reported once and not used.
-    Mappings are kept for the `max_mapped` files used last; one that somebody still holds stays mapped all the same.
+    `mappings` keeps the mappings of all queues of files of a store within one budget; of this queue it keeps at most those of the
+    `max_mapped` files used last, and always those that are `needed`. What somebody still holds stays mapped all the same.
     Without `durable_names` files are made without waiting for the disk, and `sync_names` does that for all of them at once.
     A file of another length is refused; with Mode.PRIVATE `odd_files` says what recovery would have made of it: lengthened with
     zeros ("extend") or removed ("remove").
@@ -54,16 +57,22 @@ class MappedFileQueue:
         file_bytes: int,
         mode: Mode,
         *,
-        max_mapped: int = 64,
-        keep_descriptors: bool = True,
+        mappings: Mappings | None = None,
+        max_mapped: int | None = None,
+        needed: Callable[[MappedFile], bool] | None = None,
         durable_names: bool = True,
         odd_files: Literal["refuse", "extend", "remove"] = "refuse",
     ) -> None:
         self.root, self.directory, self.mode = root, directory, mode
         self.file_bytes = file_bytes
+        self._durable_names = durable_names
+        self._mappings = mappings or Mappings(1 << 62, 64)
+        self._number = Mappings.number()
+        self._mapped: OrderedDict[int, None] = (
+            OrderedDict()
+        )  # bases of the kept mappings, that used last behind
         self._max_mapped = max_mapped
-        self._keep_descriptors, self._durable_names = keep_descriptors, durable_names
-        self._mapped: OrderedDict[int, MappedFile] = OrderedDict()
+        self._is_needed = needed
         self._imagined: dict[int, MappedFile] = {}  # PRIVATE: files that exist in memory only
         self._removed: set[int] = set()  # PRIVATE: files that recovery dropped
         self._odd_files = odd_files if mode is Mode.PRIVATE else "refuse"
@@ -74,7 +83,7 @@ class MappedFileQueue:
     def _list(self) -> list[int]:
         """Bases of the files there are. A strange name or a length that fits no other file is a StoreFormatError."""
         bases, sizes = [], {}
-        for entry in files.entries(self.directory):
+        for entry in files.entries(self.directory, sizes=True):
             if entry.name in OURS:
                 continue
             base = base_of_name(entry.name)
@@ -143,34 +152,58 @@ class MappedFileQueue:
     def get(self, base: int) -> MappedFile | None:
         """The mapped file that begins at `base`, None where there is none."""
         with self._lock:
-            found = self._mapped.get(base) or self._imagined.get(base)
-            if found is None:
-                if base in self._removed:
-                    return None
-                try:
-                    found = files.map_file(
-                        self.path(base),
-                        base,
-                        self.file_bytes,
-                        writable=self.mode is not Mode.READ,
-                        private=self.mode is Mode.PRIVATE,
-                        keep_descriptor=self._keep_descriptors,
-                    )
-                except FileNotFoundError:
-                    return None
-                except OSError as error:
-                    with files.translated(self.path(base)):
-                        raise error
-                if base not in self._bases:
-                    self._bases = sorted({*self._bases, base})
-            if self.mode is Mode.PRIVATE and found.path != "(memory)":
-                self._imagined[base] = found  # a private mapping holds what we wrote: it must stay
+            found = self._imagined.get(base) or self._mappings.get(self._number, base)
+            if found is not None:
+                if self._max_mapped is not None and base in self._mapped:
+                    self._mapped.move_to_end(base)
                 return found
-            self._mapped[base] = found
+            if base in self._removed:
+                return None
+            found = self._map(base)
+            if found is None:
+                return None
+            place = bisect_left(self._bases, base)
+            if place == len(self._bases) or self._bases[place] != base:
+                self._bases = [*self._bases[:place], base, *self._bases[place:]]
+            self._mapped[base] = None
             self._mapped.move_to_end(base)
-            while len(self._mapped) > self._max_mapped:
-                self._mapped.popitem(last=False)
-            return found
+            if self._max_mapped is not None and len(self._mapped) > self._max_mapped:
+                self._let_oldest_go()
+        self._mappings.keep(self._number, found, self._needed)
+        return found
+
+    def _map(self, base: int) -> MappedFile | None:
+        path = self.path(base)
+        while True:
+            try:
+                with files.translated(path):
+                    try:
+                        return files.map_file(
+                            path,
+                            base,
+                            self.file_bytes,
+                            writable=self.mode is not Mode.READ,
+                            private=self.mode is Mode.PRIVATE,
+                        )
+                    except FileNotFoundError:
+                        return None
+            except StoreResourceError:
+                if not self._mappings.make_room():
+                    raise
+
+    def _needed(self, file: MappedFile) -> bool:
+        """Whether a mapping must stay: what was written to private memory is nowhere else."""
+        return (file.private and file.touched) or (self._is_needed is not None and self._is_needed(file))
+
+    def _let_oldest_go(self) -> None:
+        for base in list(self._mapped)[: len(self._mapped) - (self._max_mapped or 0)]:
+            file = self._mappings.get(self._number, base)
+            if file is None or not self._needed(file):
+                self._let_go(base)
+
+    def _let_go(self, base: int) -> None:
+        self._mapped.pop(base, None)
+        self._mappings.drop(self._number, base)
 
     def create(self, base: int, allocated_bytes: int) -> MappedFile:
         """Makes the file at `base` unless it is there (another process may be faster) and maps it."""
@@ -209,16 +242,12 @@ class MappedFileQueue:
         if file is None or self.mode is not Mode.WRITE:
             return
         end = min(end, self.file_bytes)
-        if file.fd >= 0:
-            files.allocate(file.fd, begin, end, file.path)
-        else:
-            with files.opened(self.path(base), os.O_RDWR) as fd:
-                files.allocate(fd, begin, end, file.path)
+        files.allocate_mapped(self.path(base), file, begin, end)
 
     def remove(self, base: int) -> None:
         """Unlinks the file at `base`; views of it stay readable."""
         with self._lock:
-            self._mapped.pop(base, None)
+            self._let_go(base)
             self._imagined.pop(base, None)
             self._bases = [other for other in self._bases if other != base]
             if self.mode is Mode.PRIVATE:
@@ -235,7 +264,13 @@ class MappedFileQueue:
 
     def close(self) -> None:
         """Lets all mappings go; views keep theirs. Takes no lock: in a forked child a thread that is gone may hold it."""
-        self._mapped, self._imagined = OrderedDict(), {}
+        for base in list(self._mapped):
+            self._let_go(base)
+        self._imagined = {}
+
+    def is_there(self, file: MappedFile) -> bool:
+        """Whether a mapped file still has its name."""
+        return file.in_memory or files.is_at(self.path(file.base), file)
 
     def forget(self, base: int) -> None:
         """Drops this process's mapping of the file at `base`; it is mapped again by its name when it is asked for."""
@@ -245,6 +280,7 @@ class MappedFileQueue:
     def forget_below(self, offset: int) -> None:
         """Drops this process's mappings of files that end at or below `offset`; another process unlinked them."""
         with self._lock:
-            for base in [b for b in self._bases if b + self.file_bytes <= offset]:
-                self._mapped.pop(base, None)
-                self._bases.remove(base)
+            last = offset - self.file_bytes
+            for base in [base for base in self._mapped if base <= last]:
+                self._let_go(base)
+            self._bases = self._bases[bisect_right(self._bases, last) :]

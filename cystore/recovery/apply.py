@@ -3,6 +3,7 @@ copied aside; a full disk or an input/output error ends it before the step that 
 
 from __future__ import annotations
 
+import re
 import struct
 from pathlib import Path
 
@@ -35,9 +36,11 @@ from cystore.recovery.model import (
     WriteHoles,
     ZeroLog,
 )
-from cystore.recovery.queue_reader import HOLE_BYTES
+from cystore.recovery.queue_reader import HOLE_BYTES, TOPIC
 from cystore.system import files
 
+FILE, INDEX_FILE = re.compile(r"[0-9]{20}\Z", re.ASCII), re.compile(r"[0-9]{17}\Z", re.ASCII)
+QUEUE_ID = re.compile(r"[0-9]{1,10}\Z", re.ASCII)
 PIECE_ENTRIES = 200_000  # index entries read at once
 BLOCK_BYTES = 4096
 HEADER = struct.Struct(">qqqqii")
@@ -191,5 +194,26 @@ def drop_derived(root: Path) -> None:
     Only for whoever is alone in the store. Next offsets of queues whose messages are all gone stay in config/. A crash half-way
     leaves queues and index that lack files: recovery finds that and dispatches from the beginning, so does a second run.
     """
-    for name in (QUEUES, EXT_QUEUES, INDEX):
-        files.remove_below(root / name)
+    for folder in (QUEUES, EXT_QUEUES):
+        for topic in _folders_named(root / folder, TOPIC):
+            for queue in _folders_named(topic, QUEUE_ID):
+                _remove_named(queue, FILE)
+                _remove_if_empty(queue)
+            _remove_if_empty(topic)
+    _remove_named(root / INDEX, INDEX_FILE)
+
+
+def _folders_named(folder: Path, names: re.Pattern[str]) -> list[Path]:
+    return [entry.path for entry in files.entries(folder) if entry.is_dir() and names.match(entry.name)]
+
+
+def _remove_named(folder: Path, names: re.Pattern[str]) -> None:
+    """Removes the files with names that we make; whatever else lies there is somebody's."""
+    for entry in files.entries(folder):
+        if entry.is_file() and names.match(entry.name):
+            files.remove(entry.path)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    if not files.names(folder):
+        files.remove_directory(folder)

@@ -51,7 +51,7 @@ class LogReader:
     def _list(self) -> dict[int, int]:
         found = {}
         with files.translated(self.directory):
-            for entry in files.entries(self.directory):
+            for entry in files.entries(self.directory, sizes=True):
                 if entry.name in OURS:
                     continue
                 base = base_of_name(entry.name)

@@ -269,19 +269,24 @@ def _listed(parent: int, path: Path, queue: str) -> Listed:
         bases.sort()
         found = []
         for base, name in bases:
-            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            try:
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            except FileNotFoundError:  # the cleaner took it since
+                continue
             if stat.S_ISLNK(status.st_mode):
                 raise files.link_refused(path / queue / name)
             found.append((base, status.st_size if stat.S_ISREG(status.st_mode) else -1))
         if len(found) != 1 or found[0][1] < 0:
             return found, None
-        name = bases[0][1]
+        name = file_name(found[0][0])
         try:
             fd = folders.open_file_in(folder, name)
             try:
                 return found, _head(fd, found[0][1])
             finally:
                 os.close(fd)
+        except FileNotFoundError:  # the cleaner took it since
+            return [], None
         except OSError as error:
             with files.translated(path / queue / name):
                 raise error

@@ -16,7 +16,8 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from cystore.attach import Attachment, detach
+from cystore.attach import Attachment
+from cystore.detach import detach
 from cystore.errors import StoreClosedError
 from cystore.services.threads import ServiceThread
 from cystore.system import os_threads
@@ -28,6 +29,7 @@ INSIDE = tuple(
     for name in (
         "_native",
         "attach",
+        "detach",
         "derived",
         "engine",
         "holds",

@@ -26,11 +26,11 @@ def service_threads(name: str, parts: Attachment, config: StoreConfig) -> list[S
             log_s = config.flush_interval_commit_log_ms / 1000
             queues_s = config.flush_interval_consume_queue_ms / 1000
             return [
-                _quiet_thread(name, parts, flusher.run_once, lambda: flusher.idle, log_s),
+                _quiet_thread(name, parts, parts.turn(flusher.run_once), lambda: flusher.idle, log_s),
                 _quiet_thread(
                     "flush-queues",
                     parts,
-                    parts.flush_derived_once,
+                    parts.turn(parts.flush_derived_once),
                     lambda: derived.idle and control.dispatched >= control.wrote,
                     queues_s,
                 ),
@@ -40,18 +40,18 @@ def service_threads(name: str, parts: Attachment, config: StoreConfig) -> list[S
                 _quiet_thread(
                     name,
                     parts,
-                    parts.allocate_once,
+                    parts.turn(parts.allocate_once),
                     lambda: control.dispatched >= control.wrote,
                     ALLOCATE_INTERVAL_S,
                 )
             ]
         case "schedule":
-            return [ServiceThread(name, parts.scheduler.run_once, parts.scheduler.idle_s)]
+            return [ServiceThread(name, parts.turn(parts.scheduler.run_once), parts.scheduler.idle_s)]
         case "clean":
-            return [ServiceThread(name, parts.cleaner.run_once, CLEAN_INTERVAL_S)]
+            return [ServiceThread(name, parts.turn(parts.cleaner.run_once), CLEAN_INTERVAL_S)]
         case _:
             wait = partial(_wait_for_appends, control)
-            return [ServiceThread(name, parts.dispatcher.run_once, WAIT_SLICE_S, wait)]
+            return [ServiceThread(name, parts.turn(parts.dispatcher.run_once), WAIT_SLICE_S, wait)]
 
 
 def _quiet_thread(

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from cystore.errors import SyncFailedError
 from cystore.system import files
+from cystore.system.folders import inside
 
-_AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -21,11 +21,10 @@ KEPT = ".kept"
 
 def move_onto(source: Path, target: Path, *, exchange: bool) -> None:
     """Gives `source` the name `target`; with `exchange` the two swap their names. Atomic; not durable before the folder is synced."""
-    names = os.fsencode(source), os.fsencode(target)
-    with files.translated(target):
+    with files.translated(target), inside(source) as (here, old), inside(target) as (there, new):
         if not exchange:
-            os.rename(source, target)
-        elif _libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE):
+            os.rename(old, new, src_dir_fd=here, dst_dir_fd=there)
+        elif _libc.renameat2(here, os.fsencode(old), there, os.fsencode(new), _RENAME_EXCHANGE):
             code = ctypes.get_errno()
             if code not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
                 raise OSError(code, os.strerror(code), str(target))

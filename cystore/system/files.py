@@ -17,14 +17,11 @@ from pathlib import Path
 
 from cystore._native.failpoint import failpoint
 from cystore._native.mapping import MappedFile
-from cystore.errors import (
-    StoreError,
-    StoreFullError,
-    StoreIOError,
-    StorePermissionError,
-    StoreResourceError,
-    SyncFailedError,
-)
+from cystore.errors import StoreIOError, SyncFailedError
+from cystore.system.folders import check_place, inside, libc, open_folder
+from cystore.system.os_errors import link_refused as link_refused
+from cystore.system.os_errors import not_regular, sorted_error
+from cystore.system.os_errors import translated as translated
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
@@ -32,121 +29,26 @@ SHARED_FILE_MODE = 0o660
 SHARED_DIRECTORY_MODE = 0o2770  # with the set-group-id bit, what is made inside belongs to the group too
 TMP_DIRECTORY = "tmp"
 
-_AT_FDCWD = -100
 _FALLOC_FL_KEEP_SIZE = 1
 _RENAME_NOREPLACE = 1
-_SYS_OPENAT2 = 437  # on every architecture
-_RESOLVE_NO_SYMLINKS = 0x04
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
-
-
-class _OpenHow(ctypes.Structure):
-    _fields_ = [("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64)]
-
-
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-_NO_RESOURCE = {
-    errno.EMFILE: "this process has no descriptor left (`ulimit -n`)",
-    errno.ENFILE: "this host has no descriptor left",
-    errno.ENOMEM: "there is no memory, or no room for another mapping",
-    errno.EAGAIN: "the system asks to try again",
-    errno.EINTR: "a signal interrupted the call",
-}
-
-
-@contextlib.contextmanager
-def translated(path: Path | str) -> Iterator[None]:
-    """Turns an OSError into the store's error for it, with the path. The one place that sorts errors of the system.
-
-    Three classes: a failed sync (SyncFailedError, raised where a sync is made), a missing resource (StoreFullError,
-    StoreResourceError), and everything else, which is a broken disk or a changed directory (StoreIOError,
-    StorePermissionError).
-    """
-    try:
-        yield
-    except StoreError:
-        raise
-    except OSError as error:
-        raise sorted_error(error, path) from error
-
-
-def sorted_error(error: OSError, path: Path | str) -> StoreError:
-    """The store's error for one of the system's: see `translated`."""
-    code, text = error.errno, error.strerror
-    if isinstance(error, PermissionError):
-        return StorePermissionError(f"access refused: {text}", path=path)
-    if code in (errno.ELOOP, errno.ENOTDIR) and (link := _link_in(Path(path))) is not None:
-        return link_refused(link)
-    if code in _NO_SPACE:
-        return StoreFullError("no space left on the disk; free some, appends then go on", path=path)
-    if code in _NO_RESOURCE:
-        return StoreResourceError(f"{text}: {_NO_RESOURCE[code]}; nothing changed, try again", path=path)
-    return StoreIOError(f"{text}", path=path)
-
-
-def link_refused(path: Path | str) -> StorePermissionError:
-    """The error for a symbolic link where a store has a file or a folder."""
-    return StorePermissionError(
-        "a symbolic link stands in the place of a store's file or folder; remove it, or put what it leads to there",
-        path=path,
-    )
-
-
-def _link_in(path: Path) -> Path | None:
-    """The first part of a path that is a symbolic link."""
-    return next((part for part in [*reversed(path.parents), path] if part.is_symlink()), None)
-
-
-def _open_folder(path: Path) -> int:
-    """A descriptor that only names a folder, reached without following a link. Raises OSError."""
-    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-    how = _OpenHow(flags, 0, _RESOLVE_NO_SYMLINKS)
-    fd: int = _libc.syscall(
-        ctypes.c_long(_SYS_OPENAT2),
-        ctypes.c_long(_AT_FDCWD),
-        os.fsencode(path),
-        ctypes.byref(how),
-        ctypes.c_size_t(ctypes.sizeof(how)),
-    )
-    if fd >= 0:
-        return fd
-    code = ctypes.get_errno()
-    if code in (errno.ENOSYS, errno.EPERM):  # before Linux 5.6, or a sandbox that does not know the call
-        return _walk_to_folder(path)
-    raise OSError(code, os.strerror(code), str(path))
-
-
-def _walk_to_folder(path: Path) -> int:
-    """The same, one part after the other."""
-    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(path.anchor or ".", flags)
-    for name in path.parts[1:] if path.anchor else path.parts:
-        try:
-            step = os.open(name, flags, dir_fd=fd)
-        finally:
-            os.close(fd)
-        fd = step
-    return fd
 
 
 def _open(path: Path, flags: int) -> int:
     """`open_file` with the system's own errors."""
-    folder = _open_folder(path.parent)
-    try:
-        flags |= os.O_CLOEXEC | os.O_NOFOLLOW
+    with inside(path) as (folder, name):
+        # Without O_NONBLOCK a FIFO that stands in the place of a file would wait for somebody at its other end.
+        flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         shared = bool(flags & os.O_CREAT) and is_shared(os.fstat(folder))
-        fd = os.open(path.name or ".", flags, SHARED_FILE_MODE if shared else FILE_MODE, dir_fd=folder)
-    finally:
-        os.close(folder)
-    if shared:
-        try:
-            status = os.fstat(fd)
-            if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != SHARED_FILE_MODE:
-                os.fchmod(fd, SHARED_FILE_MODE)  # whatever the umask is
-        except BaseException:
-            os.close(fd)
-            raise
+        fd = os.open(name, flags, SHARED_FILE_MODE if shared else FILE_MODE, dir_fd=folder)
+    try:
+        status = os.fstat(fd)
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+            raise not_regular(path)
+        if shared and status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != SHARED_FILE_MODE:
+            os.fchmod(fd, SHARED_FILE_MODE)  # whatever the umask is
+    except BaseException:
+        os.close(fd)
+        raise
     return fd
 
 
@@ -163,42 +65,82 @@ def open_file(path: Path, flags: int) -> int:
 
 
 def map_file(
-    path: Path,
-    base: int,
-    length: int,
-    *,
-    writable: bool = True,
-    private: bool = False,
-    keep_descriptor: bool = True,
+    path: Path, base: int, length: int, *, writable: bool = True, private: bool = False
 ) -> MappedFile:
     """`MappedFile.of` a file opened without following a link. Raises OSError; StoreError when the file has another length."""
     fd = _open(path, os.O_RDWR if writable and not private else os.O_RDONLY)
-    return MappedFile.of(
-        fd, path, base, length, writable=writable, private=private, keep_descriptor=keep_descriptor
-    )
+    return MappedFile.of(fd, path, base, length, writable=writable, private=private)
 
 
-def entries(path: Path) -> list[os.DirEntry[str]]:
-    """What is in a folder, sorted by name; nothing where there is no folder. A link in it is refused."""
+def is_at(path: Path, file: MappedFile) -> bool:
+    """Whether a path still leads to a mapped file: nobody unlinked or replaced it."""
     with translated(path):
         try:
-            os.close(_open_folder(path))
-            found = sorted(os.scandir(path), key=lambda entry: entry.name)
+            with inside(path) as (folder, name):
+                return file.is_at(folder, name)
+        except FileNotFoundError:
+            return False
+
+
+class Entry:
+    """One name of a folder: `name`, `path`, and what it is. A name that went away since the listing has no `status`."""
+
+    def __init__(self, folder: Path, found: os.DirEntry[str], status: os.stat_result | None) -> None:
+        self.name, self.status, self._folder = found.name, status, folder
+        self._is_file = found.is_file(follow_symlinks=False)
+        self._is_folder = found.is_dir(follow_symlinks=False)
+
+    @property
+    def path(self) -> Path:
+        """The whole path."""
+        return self._folder / self.name
+
+    def is_file(self, *, follow_symlinks: bool = False) -> bool:
+        """Whether it is a regular file; a link never is."""
+        return self._is_file
+
+    def is_dir(self, *, follow_symlinks: bool = False) -> bool:
+        """Whether it is a folder; a link never is."""
+        return self._is_folder
+
+    def stat(self, *, follow_symlinks: bool = False) -> os.stat_result:
+        """What the listing found, or what a look finds now. Raises OSError."""
+        return self.status or self.path.stat(follow_symlinks=False)
+
+
+def entries(path: Path, *, sizes: bool = False) -> list[Entry]:
+    """What is in a folder, sorted by name; nothing where there is no folder. A link in it is refused. With `sizes` each entry has
+    its status, and what another process takes away meanwhile is left out."""
+    found: list[Entry] = []
+    with translated(path):
+        try:
+            fd = _open(path, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
             return []
-    for entry in found:
-        if entry.is_symlink():
-            raise link_refused(entry.path)
+        try:
+            with os.scandir(fd) as listed:
+                for each in sorted(listed, key=lambda entry: entry.name):
+                    if each.is_symlink():
+                        raise link_refused(path / each.name)
+                    try:
+                        status = each.stat(follow_symlinks=False) if sizes else None
+                    except FileNotFoundError:
+                        continue
+                    found.append(Entry(path, each, status))
+        finally:
+            os.close(fd)
     return found
 
 
-def size_of(entry: os.DirEntry[str]) -> int | None:
-    """The length of a file that a folder was listed with; None when another process took it away since."""
-    with translated(entry.path):
-        try:
-            return entry.stat(follow_symlinks=False).st_size
-        except FileNotFoundError:
-            return None
+def size_of(entry: Entry) -> int | None:
+    """The length of a file that a folder was listed with `sizes`."""
+    return None if entry.status is None else entry.status.st_size
+
+
+def names(path: Path) -> set[str]:
+    """The names in a folder."""
+    with opened(path, os.O_RDONLY | os.O_DIRECTORY) as fd, translated(path):
+        return set(os.listdir(fd))
 
 
 @contextlib.contextmanager
@@ -267,10 +209,10 @@ def make_directory(path: Path, *, durable: bool = True) -> None:
     if _is_folder(path):
         return
     make_directory(path.parent, durable=durable)
-    with translated(path), contextlib.suppress(FileExistsError):
-        path.mkdir(mode=DIRECTORY_MODE)
-        if is_shared(path.parent.stat()):
-            path.chmod(SHARED_DIRECTORY_MODE)
+    with translated(path), inside(path) as (folder, name), contextlib.suppress(FileExistsError):
+        os.mkdir(name, DIRECTORY_MODE, dir_fd=folder)
+        if is_shared(os.fstat(folder)):
+            os.chmod(name, SHARED_DIRECTORY_MODE, dir_fd=folder)
     if durable:
         sync_directory(path.parent)
 
@@ -298,14 +240,15 @@ def _is_folder(path: Path) -> bool:
     """Whether there is a folder. A link on the way, or something else in its place, is refused."""
     with translated(path):
         try:
-            os.close(_open_folder(path))
+            os.close(open_folder(path))
         except FileNotFoundError:
             return False
     return True
 
 
 def temporary_path(root: Path) -> Path:
-    """A new name in the store's tmp folder: a strange name beside the log would stop RocketMQ's load."""
+    """A new name in the store's tmp folder: a strange name beside the log would stop RocketMQ's load. Raises StoreMovedError."""
+    check_place(root)
     make_directory(root / TMP_DIRECTORY)
     return root / TMP_DIRECTORY / uuid.uuid4().hex
 
@@ -313,7 +256,17 @@ def temporary_path(root: Path) -> Path:
 def _give_up(temporary: Path) -> None:
     """After an error, which is what is told. On a failing disk the file may stay; a temporary one goes at the next load."""
     with contextlib.suppress(OSError):
-        temporary.unlink()
+        _unlink(temporary)
+
+
+def _unlink(path: Path) -> None:
+    with inside(path) as (folder, name):
+        os.unlink(name, dir_fd=folder)
+
+
+def _rename(source: Path, target: Path) -> None:
+    with inside(source) as (from_folder, from_name), inside(target) as (to_folder, to_name):
+        os.rename(from_name, to_name, src_dir_fd=from_folder, dst_dir_fd=to_folder)
 
 
 def write_whole(root: Path, path: Path, data: bytes | memoryview, *, keep_last: bool = True) -> None:
@@ -331,10 +284,11 @@ def write_whole(root: Path, path: Path, data: bytes | memoryview, *, keep_last: 
             if keep_last and path.exists():
                 backup = path.with_name(path.name + ".bak")
                 with contextlib.suppress(FileNotFoundError):
-                    backup.unlink()
+                    _unlink(backup)
                 failpoint("files.backup_gone")
-                os.link(path, backup, follow_symlinks=False)
-            os.rename(temporary, path)
+                with inside(path) as (folder, name):
+                    os.link(name, backup.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+            _rename(temporary, path)
         failpoint("files.replaced")
     except BaseException:
         _give_up(temporary)
@@ -348,10 +302,20 @@ def allocate(fd: int, begin: int, end: int, path: Path | str = "") -> None:
         return
     length, offset = ctypes.c_int64(end - begin), ctypes.c_int64(begin)
     with translated(path):
-        while _libc.fallocate(fd, _FALLOC_FL_KEEP_SIZE, offset, length):
+        while libc.fallocate(fd, _FALLOC_FL_KEEP_SIZE, offset, length):
             code = ctypes.get_errno()
             if code != errno.EINTR:
                 raise OSError(code, os.strerror(code), str(path))
+
+
+def allocate_mapped(path: Path, file: MappedFile, begin: int, end: int) -> None:
+    """`allocate` of a mapped file, opened for as long as that takes. Raises StoreIOError when another file has its name."""
+    if end <= begin or file.in_memory:
+        return
+    with opened(path, os.O_RDWR) as fd:
+        if not is_at(path, file):
+            raise StoreIOError("the file was removed or replaced while it was mapped", path=path)
+        allocate(fd, begin, end, path)
 
 
 def reserve(path: Path, length: int) -> None:
@@ -381,14 +345,14 @@ def create_sized(
         failpoint("files.made")
         if replace:
             with translated(path):
-                os.rename(temporary, path)
+                _rename(temporary, path)
         else:
             try:
                 rename_no_replace(temporary, path)
             except FileExistsError:
                 named = False
                 with translated(temporary):
-                    temporary.unlink()
+                    _unlink(temporary)
         failpoint("files.named")
     except BaseException:
         _give_up(temporary)
@@ -402,39 +366,51 @@ def create_sized(
             raise
 
 
+def _renameat2(source: Path, target: Path, flag: int) -> None:
+    """Raises OSError."""
+    with inside(source) as (from_folder, from_name), inside(target) as (to_folder, to_name):
+        names = os.fsencode(from_name), os.fsencode(to_name)
+        if libc.renameat2(from_folder, names[0], to_folder, names[1], flag):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), str(target))
+
+
 def rename_no_replace(source: Path, target: Path) -> None:
     """renameat2 with RENAME_NOREPLACE: FileExistsError when `target` is there."""
-    names = os.fsencode(source), os.fsencode(target)
-    if _libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_NOREPLACE):
-        code = ctypes.get_errno()
-        if code == errno.EEXIST:
-            raise FileExistsError(code, os.strerror(code), str(target))
-        with translated(target):
-            raise OSError(code, os.strerror(code), str(target))
+    try:
+        _renameat2(source, target, _RENAME_NOREPLACE)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise sorted_error(error, target) from error
 
 
 def remove(path: Path, *, durable: bool = True) -> None:
     """Unlinks `path`, durably unless a power cut may bring it back; one that is gone already is fine."""
     with translated(path), contextlib.suppress(FileNotFoundError):
-        path.unlink()
+        _unlink(path)
     if durable:
         sync_directory(path.parent)
 
 
 def remove_directory(path: Path) -> None:
     """Removes an empty directory durably; one that is gone already is fine."""
-    with translated(path), contextlib.suppress(FileNotFoundError):
-        path.rmdir()
+    with translated(path), contextlib.suppress(FileNotFoundError), inside(path) as (folder, name):
+        os.rmdir(name, dir_fd=folder)
     sync_directory(path.parent)
 
 
 def remove_below(folder: Path) -> None:
     """Removes everything in a folder durably, the deepest first; links are removed, not followed. One that is not there is fine."""
-    for path in sorted(folder.rglob("*"), reverse=True):
-        if path.is_dir() and not path.is_symlink():
-            remove_directory(path)
+    if not _is_folder(folder):
+        return
+    with opened(folder, os.O_RDONLY | os.O_DIRECTORY) as fd, translated(folder), os.scandir(fd) as listed:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in listed]
+    for name, is_folder in sorted(found, reverse=True):
+        if is_folder:
+            remove_tree(folder / name)
         else:
-            remove(path)
+            remove(folder / name)
 
 
 def remove_tree(path: Path) -> None:
@@ -452,10 +428,8 @@ def read_back(path: Path) -> bytes:
 
 
 def clear_temporaries(root: Path) -> None:
-    """Removes what a crash left in tmp/. Only for whoever is alone in the store."""
-    for entry in entries(root / TMP_DIRECTORY):
-        with translated(entry.path):
-            os.unlink(entry.path)
+    """Removes what a crash left in tmp/, whatever it is. Only for whoever is alone in the store."""
+    remove_below(root / TMP_DIRECTORY)
 
 
 def free_space(path: Path) -> tuple[int, int]:

@@ -5,20 +5,24 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import subprocess
 import sys
 
 import pytest
 
 from cystore.errors import (
+    StoreClosedError,
     StoreError,
+    StoreFormatError,
     StoreFullError,
     StoreIOError,
+    StoreMovedError,
     StorePermissionError,
     StoreResourceError,
     SyncFailedError,
 )
-from cystore.system import files
+from cystore.system import files, folders
 from tests.process import Process
 
 NOT_ASKED = "the kernel of this host does not let a user mount a small disk"
@@ -175,10 +179,45 @@ def test_directory_that_cannot_be_made_is_a_typed_error(tmp_path, unprivileged):
         files.make_directory(tmp_path / "closed" / "a" / "b")
 
 
-def test_temporary_folder_that_holds_a_folder_is_named(tmp_path):
+def test_whatever_is_in_the_temporary_folder_is_removed(tmp_path):
+    """Seen: a folder in tmp/ prevented every open for writing."""
     (tmp_path / "tmp" / "folder").mkdir(parents=True)
-    with pytest.raises(StoreError, match="tmp/folder"):
-        files.clear_temporaries(tmp_path)
+    (tmp_path / "tmp" / "folder" / "file").write_bytes(b"")
+    os.mkfifo(tmp_path / "tmp" / "fifo")
+    files.clear_temporaries(tmp_path)
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", [files.read_all, lambda path: files.write_at(path, [(0, b"x")])])
+def test_a_fifo_in_the_place_of_a_file_is_refused(tmp_path, verb):
+    """Seen: an open of it waited for ever."""
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises((StoreFormatError, StoreIOError), match="fifo"):
+        verb(tmp_path / "fifo")
+
+
+def test_a_path_of_a_held_folder_leads_to_what_was_opened(tmp_path):
+    """Wherever its name leads now, and never out of it."""
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "a").write_bytes(b"opened")
+    place = folders.held_open(tmp_path / "store")
+    (tmp_path / "store").rename(tmp_path / "moved")
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "a").write_bytes(b"another")
+    assert files.read_all(place / "a") == b"opened"
+    assert files.names(place) == {"a"}
+    assert (place / "a").stat().st_size == 6
+    with pytest.raises(StoreMovedError):
+        files.write_whole(place, place / "b", b"")
+    files.remove(place / "a")
+    assert not (place / "a").exists()
+    assert (tmp_path / "store" / "a").exists()
+    with pytest.raises(StoreIOError):
+        files.read_all(place / ".." / "store" / "a")
+    assert type(pickle.loads(pickle.dumps(place / "a"))) is type(tmp_path)
+    folders.let_go(place)
+    with pytest.raises(StoreClosedError):
+        files.read_all(place / "a")
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import threading
 
 import pytest
 
+from cystore.engine.mappings import Mappings
 from cystore.engine.segments import MappedFileQueue, Mode, file_name
-from cystore.errors import StoreFormatError, StorePermissionError
+from cystore.errors import StoreFormatError, StoreIOError, StorePermissionError
 
 FILE_BYTES = 8192
 
@@ -130,11 +131,42 @@ def test_made_file_has_its_length_its_space_and_only_then_its_name(tmp_path):
     assert files.bases() == [FILE_BYTES]
 
 
-def test_space_is_reserved_where_no_descriptor_is_kept(tmp_path):
-    files = queue(tmp_path, keep_descriptors=False)
-    assert files.create(0, 0).fd == -1
+def test_space_is_reserved_only_in_the_file_that_is_mapped(tmp_path):
+    """A mapping keeps no descriptor: another file may have the name by then."""
+    files = queue(tmp_path)
+    files.create(0, 0)
     files.allocate(0, 0, FILE_BYTES)
     assert files.path(0).stat().st_blocks * 512 == FILE_BYTES
+    files.path(0).rename(tmp_path / "elsewhere")
+    write(tmp_path, 0)
+    with pytest.raises(StoreIOError, match="removed or replaced"):
+        files.allocate(0, 0, FILE_BYTES)
+
+
+def test_mappings_of_all_queues_share_one_budget_of_bytes(tmp_path):
+    mappings = Mappings(3 * FILE_BYTES, 100)
+    queues = [queue(tmp_path / name, mappings=mappings) for name in ("a", "b")]
+    for files in queues:
+        files.root.mkdir()
+        for number in range(3):
+            write(files.root, number * FILE_BYTES)
+            assert files.get(number * FILE_BYTES) is not None
+    assert mappings.count == 3
+    queues[1].close()
+    assert mappings.count == 0
+
+
+def test_what_is_needed_stays_mapped(tmp_path):
+    write(tmp_path, 0)
+    write(tmp_path, FILE_BYTES)
+    files = queue(tmp_path, mappings=Mappings(1, 1), needed=lambda file: file.base == 0)
+    first, second = files.get(0), files.get(FILE_BYTES)
+    assert files.get(0) is first
+    assert files.get(FILE_BYTES) is second
+    write(tmp_path, 2 * FILE_BYTES)
+    files.get(2 * FILE_BYTES)
+    assert files.get(0) is first
+    assert files.get(FILE_BYTES) is not second
 
 
 def test_making_a_file_that_is_there_keeps_it(tmp_path):

@@ -152,7 +152,7 @@ def _segment(reader: LogReader, base: int) -> MappedFile:
     path = reader.path(base)
     if not reader.has(base):
         raise CorruptRecordError("a segment is missing", path=path, offset=base)
-    return files.map_file(path, base, reader.file_bytes, writable=False, keep_descriptor=False)
+    return files.map_file(path, base, reader.file_bytes, writable=False)
 
 
 # -------------------------------------------------------------------------------------------------- writing

@@ -1,0 +1,101 @@
+"""Detaching from a store: the last one out shuts it down cleanly, everybody repairs what dead owners of locks left."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from cystore._native.failpoint import failpoint
+from cystore.attach import Attachment
+from cystore.engine.allocate import CONTROL_NAME, HEADROOM_NAME
+from cystore.engine.flush import SYNC_FAILED
+from cystore.engine.segments import Mode
+from cystore.errors import NotDurableError, StoreError
+from cystore.recovery.mark import ABORT_NAME
+from cystore.system import files
+
+log = logging.getLogger("cystore")
+
+REPAIRED = ("dispatch", "append", "deliver")  # locks, in the order in which a detach repairs them
+
+
+def detach(attachment: Attachment) -> None:
+    """Leaves the store. The last one out makes it durable and removes `abort` (`_shut_down`). Everybody repairs what dead owners of
+    locks left. Nothing may use the attachment any more.
+
+    Raises NotDurableError, after everything was let go, when a part of the store may not be on the disk.
+    """
+    if attachment.mode is not Mode.WRITE or attachment.locks is None:
+        attachment.release()
+        return
+    missing: NotDurableError | None = None
+    try:
+        with attachment.locks.gate():
+            alone = attachment.locks.try_alone()
+            if attachment.control.intact:
+                attachment.clock.look()
+            failpoint("detach.alone" if alone else "detach.others_stay")
+            if not attachment.control.intact:
+                log.error("%s: the control block was overwritten; the next load recovers", attachment.root)
+            elif alone:
+                missing = _shut_down(attachment)
+            else:
+                _repair(attachment)
+            failpoint("detach.done")
+            attachment.forget()
+    finally:
+        attachment.release()
+    if missing is not None:
+        raise missing
+
+
+def _repair(attachment: Attachment, names: Sequence[str] = REPAIRED) -> None:
+    """Finishes what dead owners of locks left. A lock that a live owner holds has nothing to repair."""
+    for name in names:
+        with attachment.control.held_if_free(name):
+            pass  # taking it has repaired it
+
+
+def _shut_down(attachment: Attachment) -> NotDurableError | None:
+    """The last one out makes the log durable first, whatever state queues and index are in; then these. `abort` goes when both are
+    done: else it stays, and the next load recovers. Gives what may not be durable."""
+    root, control = attachment.root, attachment.control
+    try:
+        _repair(attachment, ("append",))
+        attachment.flusher.flush_to(control.wrote)
+        if not control.flags & SYNC_FAILED:
+            attachment.flusher.sync_checkpoint()
+    except StoreError as error:
+        log.exception("%s: not shut down cleanly; the next load recovers", root)
+        missing = NotDurableError(
+            f"closed, but the log from {control.flushed} to {control.wrote} may not be on the disk: {error}",
+            path=root,
+        )
+        missing.__cause__ = error
+        return missing
+    failpoint("detach.log_flushed")
+    if not _shut_down_derived(attachment):
+        return None  # all of it follows from the log
+    failpoint("detach.flushed")
+    files.remove(root / HEADROOM_NAME, durable=False)
+    files.remove(root / CONTROL_NAME)
+    failpoint("detach.control_removed")
+    files.remove(root / ABORT_NAME)
+    return None
+
+
+def _shut_down_derived(attachment: Attachment) -> bool:
+    """Dispatches the tail and makes queues, index and progress durable; False when the next load has to make up for it."""
+    root = attachment.root
+    try:
+        attachment.flusher.check()  # a sync that failed is not repeated and believed
+        _repair(attachment, ("dispatch", "deliver"))
+        attachment.dispatcher.run_to_end()
+        attachment.dispatcher.give_up_swallowed()
+        failpoint("detach.dispatched")
+        attachment.derived_flusher.flush()
+        attachment.delivered.save()
+    except Exception:
+        log.exception("%s: the log is durable; queues and index are not, and the next load mends them", root)
+        return False
+    return True

@@ -1,0 +1,112 @@
+"""The mappings that one process keeps of a store: those used last, within a budget of bytes and of mappings.
+
+A mapping needs no descriptor. Whoever holds a MappedFile (a reader, a view of a body) keeps its mapping; the budget counts what is
+kept for later use.
+"""
+
+from __future__ import annotations
+
+import itertools
+import resource
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+from cystore._native.mapping import MappedFile
+from cystore.config import StoreConfig
+from cystore.system import files, os_threads
+
+DEFAULT_MAP_COUNT = 65_530  # of Linux
+_numbers = itertools.count()
+
+
+def mapping_limit() -> int:
+    """How many mappings a store may keep: half of those that a process may have (vm.max_map_count)."""
+    data = files.read_if_there(Path("/proc/sys/vm/max_map_count"))
+    return (int(data) if data else DEFAULT_MAP_COUNT) // 2
+
+
+def address_limit(wanted: int) -> int:
+    """How many bytes of address space a store may keep mapped: a quarter of a process's limit where it has one."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return wanted if limit == resource.RLIM_INFINITY else min(wanted, limit // 4)
+
+
+class Mappings:
+    """All mappings of one attachment, by (number of the queue of files, base). Safe for threads."""
+
+    def __init__(self, max_bytes: int, max_count: int) -> None:
+        self._max_bytes, self._max_count = max_bytes, max_count
+        self._kept: OrderedDict[tuple[int, int], tuple[MappedFile, Callable[[MappedFile], bool]]] = (
+            OrderedDict()
+        )
+        self._bytes = 0
+        self._lock = os_threads.RLock()
+
+    @classmethod
+    def of(cls, config: StoreConfig) -> Mappings:
+        """Within the settings and what the system allows."""
+        return cls(address_limit(config.mapped_bytes_max), mapping_limit())
+
+    @staticmethod
+    def number() -> int:
+        """A number for one more queue of files."""
+        return next(_numbers)
+
+    @property
+    def count(self) -> int:
+        """How many mappings are kept."""
+        return len(self._kept)
+
+    def get(self, queue: int, base: int) -> MappedFile | None:
+        """A mapping that is kept, which becomes the one used last."""
+        with self._lock:
+            found = self._kept.get((queue, base))
+            if found is None:
+                return None
+            self._kept.move_to_end((queue, base))
+            return found[0]
+
+    def keep(self, queue: int, file: MappedFile, needed: Callable[[MappedFile], bool]) -> None:
+        """Keeps one more, and lets go of those used longest ago. One that is `needed` stays whatever the budget is."""
+        with self._lock:
+            self._forget(queue, file.base)
+            self._kept[queue, file.base] = file, needed
+            self._bytes += file.length
+            gone = self._over_budget()
+        del gone  # behind the lock: the end of a large mapping takes a while
+
+    def _over_budget(self) -> list[MappedFile]:
+        gone: list[MappedFile] = []
+        if self._fits():
+            return gone
+        for (queue, base), (file, needed) in list(self._kept.items())[:-1]:
+            if self._fits():
+                break
+            if not needed(file):
+                gone.append(file)
+                self._forget(queue, base)
+        return gone
+
+    def _fits(self) -> bool:
+        return self._bytes <= self._max_bytes and len(self._kept) <= self._max_count
+
+    def _forget(self, queue: int, base: int) -> MappedFile | None:
+        found = self._kept.pop((queue, base), None)
+        if found is None:
+            return None
+        self._bytes -= found[0].length
+        return found[0]
+
+    def drop(self, queue: int, base: int) -> None:
+        """Lets one go."""
+        with self._lock:
+            gone = self._forget(queue, base)
+        del gone
+
+    def make_room(self) -> bool:
+        """Lets the older half go, for the system has no room for another mapping; False when there was nothing to let go."""
+        with self._lock:
+            old = [key for key, (file, needed) in self._kept.items() if not needed(file)]
+            gone = [self._forget(*key) for key in old[: (len(old) + 1) // 2]]
+        return bool(gone)

@@ -1,0 +1,74 @@
+"""The one place that sorts errors of the operating system: a failed sync, a missing resource, or everything else."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+from cystore.errors import (
+    StoreError,
+    StoreFormatError,
+    StoreFullError,
+    StoreIOError,
+    StorePermissionError,
+    StoreResourceError,
+)
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_NO_RESOURCE = {
+    errno.EMFILE: "this process has no descriptor left (`ulimit -n`)",
+    errno.ENFILE: "this host has no descriptor left",
+    errno.ENOMEM: "there is no memory, or no room for another mapping",
+    errno.EAGAIN: "the system asks to try again",
+    errno.EINTR: "a signal interrupted the call",
+}
+
+
+@contextlib.contextmanager
+def translated(path: Path | str) -> Iterator[None]:
+    """Turns an OSError into the store's error for it, with the path.
+
+    Three classes: a failed sync (SyncFailedError, raised where a sync is made), a missing resource (StoreFullError,
+    StoreResourceError), and everything else, which is a broken disk or a changed directory (StoreIOError,
+    StorePermissionError).
+    """
+    try:
+        yield
+    except StoreError:
+        raise
+    except OSError as error:
+        raise sorted_error(error, path) from error
+
+
+def sorted_error(error: OSError, path: Path | str) -> StoreError:
+    """The store's error for one of the system's: see `translated`."""
+    code, text = error.errno, error.strerror
+    if isinstance(error, PermissionError):
+        return StorePermissionError(f"access refused: {text}", path=path)
+    if code in (errno.ELOOP, errno.ENOTDIR) and (link := _link_in(Path(str(path)))) is not None:
+        return link_refused(link)
+    if code in _NO_SPACE:
+        return StoreFullError("no space left on the disk; free some, appends then go on", path=path)
+    if code in _NO_RESOURCE:
+        return StoreResourceError(f"{text}: {_NO_RESOURCE[code]}; nothing changed, try again", path=path)
+    return StoreIOError(f"{text}", path=path)
+
+
+def link_refused(path: Path | str) -> StorePermissionError:
+    """The error for a symbolic link where a store has a file or a folder."""
+    return StorePermissionError(
+        "a symbolic link stands in the place of a store's file or folder; remove it, or put what it leads to there",
+        path=path,
+    )
+
+
+def _link_in(path: Path) -> Path | None:
+    """The first part of a path that is a symbolic link."""
+    return next((part for part in [*reversed(path.parents), path] if part.is_symlink()), None)
+
+
+def not_regular(path: Path | str) -> StoreFormatError:
+    """The error for a FIFO, socket or device where a store has a file."""
+    return StoreFormatError("no regular file stands there but something else; move it away", path=path)

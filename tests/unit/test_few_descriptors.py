@@ -1,0 +1,111 @@
+"""Goal: descriptors and mappings are bounded, whatever the number of segments, in every mode. Method: processes with a low limit on
+descriptors over stores with many small segments."""
+
+from __future__ import annotations
+
+import pytest
+
+import cystore
+from tests.process import Process
+from tests.small import SETTINGS
+
+SEGMENT_BYTES = 4096
+SEGMENTS = 1_300
+SMALL = {
+    **SETTINGS,
+    "mapped_file_size_commit_log_bytes": SEGMENT_BYTES,
+    "mapped_file_size_consume_queue_bytes": 20_000,
+}
+LIMITED = """
+import cystore, os, resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+store = cystore.open(path, **settings)
+def mapped():
+    with open("/proc/self/maps") as maps:
+        return sum("/commitlog/" in line for line in maps)
+"""
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """A store of many segments with one record each."""
+    path = tmp_path_factory.mktemp("many") / "s"
+    with cystore.open(path, **SMALL) as store:
+        body = bytes(SEGMENT_BYTES - 200)
+        for first in range(0, SEGMENTS, 100):
+            store.put_many(
+                [cystore.Message(topic="T", body=body, keys=(f"k{n}",)) for n in range(first, first + 100)]
+            )
+        store.dispatch()
+    return path
+
+
+def test_scan_of_many_segments_with_few_descriptors(path):
+    """Seen: one scan over 1,300 segments at `ulimit -n 1024` got EMFILE, and that made the whole fleet read-only."""
+    with Process() as poor:
+        poor.do(LIMITED, path=str(path), settings=SMALL)
+        assert poor.do("sum(1 for _ in store.scan())") >= SEGMENTS
+        assert poor.do("len(os.listdir('/proc/self/fd'))") <= 32
+        poor.do("store.put('T', b'more', flush='sync')")
+        assert poor.do("len(store.get('T', 0, 1200).messages)") > 0
+        assert poor.do("len(store.query('T', 'k0'))") == 1
+        poor.do("store.flush(); store.close()")
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize("live", [False, True])
+def test_mappings_stay_within_the_budget_in_every_mode(path, read_only, live):
+    """The setting mapped_bytes_max counts what is kept for later use, in processes that write, read, and read privately."""
+    settings = {**SMALL, "mapped_bytes_max": 64 * SEGMENT_BYTES, "read_only": read_only}
+    with Process() as holder, Process() as poor:
+        if live:
+            holder.do(
+                "import cystore; store = cystore.open(path, **settings)", path=str(path), settings=SMALL
+            )
+        poor.do(LIMITED, path=str(path), settings=settings)
+        assert poor.do("sum(1 for _ in store.scan())") >= SEGMENTS
+        assert poor.do("mapped()") <= 80
+        poor.do("store.close()")
+
+
+def test_cleaned_segments_are_let_go_by_processes_without_services(tmp_path):
+    """Seen: without the service `allocate` the segments stayed mapped, and their disk space taken."""
+    path = tmp_path / "s"
+    settings = {**SMALL, "file_reserved_time_h": 0}
+    with cystore.open(path, **settings) as store, Process() as writer, Process() as reader:
+        for process, more in ((writer, {}), (reader, {"read_only": True})):
+            process.do(LIMITED, path=str(path), settings={**settings, **more})
+        writer.do("for _ in range(20): store.put('T', bytes(3896), keys=('k',))")
+        store.flush()
+        for process in (writer, reader):
+            assert process.do("[len(store.get('T', 0, n, 1).messages) for n in range(20)]") == [1] * 20
+            assert process.do("len(store.query('T', 'k'))") == 20
+            assert process.do("mapped()") >= 20
+        store.clean()
+        for process in (writer, reader):
+            process.do("store.get('T', 0, 19)")
+            assert process.do("mapped()") <= 3
+            assert process.do("sum('deleted' in line for line in open('/proc/self/maps'))") == 0
+
+
+def test_a_service_lets_cleaned_segments_go(tmp_path):
+    """A process that does nothing but flush, as every process with the default services does."""
+    path = tmp_path / "s"
+    settings = {**SMALL, "file_reserved_time_h": 0}
+    with cystore.open(path, **settings) as store, Process() as idle:
+        idle.do(
+            LIMITED,
+            path=str(path),
+            settings={**settings, "services": ["flush"], "flush_interval_commit_log_ms": 10},
+        )
+        store.put_many([cystore.Message(topic="T", body=bytes(SEGMENT_BYTES - 200))] * 20)
+        store.dispatch()
+        store.flush()
+        assert idle.do("sum(1 for _ in store.scan())") == 20
+        store.clean()
+        idle.do(
+            "import threading, time\n"
+            "until = time.monotonic() + 30\n"
+            "while mapped() > 3 and time.monotonic() < until: threading.Event().wait(0.01)"
+        )
+        assert idle.do("mapped()") <= 3
