@@ -26,6 +26,7 @@ from cystore.cli.query import COMMAND as QUERY
 from cystore.cli.rebuild import COMMAND as REBUILD
 from cystore.cli.recover import COMMAND as RECOVER
 from cystore.cli.tail import COMMAND as TAIL
+from cystore.cli.topics import COMMAND as TOPICS
 from cystore.cli.verify import COMMAND as VERIFY
 from cystore.derived.consume_queue import DIRECTORY as QUEUES
 from cystore.derived.consume_queue_ext import DIRECTORY as EXT_QUEUES
@@ -45,7 +46,7 @@ from cystore.errors import (
 )
 
 COMMANDS: tuple[Command | Group, ...] = (
-    INFO, DUMP, QUERY, PUT, TAIL, VERIFY, RECOVER, REBUILD, QUARANTINE, CONFIG, CLOCK,
+    INFO, TOPICS, DUMP, QUERY, PUT, TAIL, VERIFY, RECOVER, REBUILD, QUARANTINE, CONFIG, CLOCK,
 )  # fmt: skip
 DERIVED = {QUEUES, EXT_QUEUES, INDEX}
 ALIKE = 3  # reports that differ in numbers and names only

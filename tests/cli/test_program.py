@@ -17,7 +17,7 @@ from tests.cli import stores
 from tests.cli.command import SMALL, settings
 from tests.golden.stores import REPOSITORY
 
-NAMES = ("info", "dump", "query", "put", "tail", "verify", "recover", "rebuild")
+NAMES = ("info", "topics", "dump", "query", "put", "tail", "verify", "recover", "rebuild")
 GROUPS = {"quarantine": ("list", "show", "restore")}
 ARGUMENTS = {"query": ("t", "k"), "put": ("t",), "tail": ("t",)}
 
