@@ -41,14 +41,16 @@ SERVED = """
 def served(acknowledged):
     "Physical offsets of those that are not served, and why."
     lost = []
-    for topic, queue_id, queue_offset, key, physical_offset, _ in acknowledged:
+    for topic, queue_id, queue_offset, key, physical_offset, by_get in acknowledged:
         try:
-            found = [w.store.read(physical_offset), *w.store.get(topic, queue_id, queue_offset, 1).messages]
+            found = [w.store.read(physical_offset)]
+            if by_get:
+                found += w.store.get(topic, queue_id, queue_offset, 1).messages
         except cystore.StoreError as error:
             lost.append([physical_offset, str(error)])
             continue
         assert all(tests.crash.worker.right(m) for m in found), (topic, queue_id, queue_offset)
-        if len(found) < 2 or any(m.keys != (key,) for m in found):
+        if len(found) < 1 + by_get or any(m.keys != (key,) for m in found):
             lost.append([physical_offset, "not at its place"])
     return lost
 import cystore
@@ -61,6 +63,7 @@ class Harm:
     def __init__(self, path: Path, rng: random.Random) -> None:
         self.path, self.rng = path, rng
         self.ranges: list[tuple[int, int]] = []
+        self.queues: set[tuple[str, str]] = set()  # topic and queue id of those whose files were harmed
         self.done: list[str] = []
 
     def strike(self, kind: str, wrote: int, flushed: int) -> None:
@@ -83,6 +86,8 @@ class Harm:
         end = min(file.stat().st_size, wrote - int(file.name)) if kind == LOG else file.stat().st_size
         begin, end = harm(file, end)
         self.done.append(f"{harm.__name__} {file.relative_to(self.path)} {begin}..{end}")
+        if kind.startswith("consumequeue"):
+            self.queues.add((file.parts[-3], file.parts[-2]))
         if kind == LOG:
             self.ranges.append((int(file.name) + begin, int(file.name) + end))
 
@@ -172,8 +177,13 @@ def live(case: Case, nursery: Nursery, harm: Harm, run: Run, planted: str, kinds
 
 
 def survive(workers: Sequence[Child], harm: Harm, acknowledged: Sequence[Any]) -> None:
-    """Each process serves what was not hit: by its place in the log and by its queue offset, whatever the queue's files are."""
-    rest = [one for one in acknowledged if not harm.hit(one)]
+    """Each process serves what was not hit: by its place in the log and by its queue offset. A queue whose files were harmed is asked
+    by offset as long as the log is whole."""
+    rest = [
+        (*one[:5], not harm.ranges or (one[0], str(one[1])) not in harm.queues)
+        for one in acknowledged
+        if not harm.hit(one)
+    ]
     for one in workers:
         lost = one.do("served(acknowledged)", acknowledged=rest)
         assert not lost, (len(lost), lost[:3])
