@@ -29,16 +29,16 @@ EARLY = "w.store.put('late', b'', keys=('late',))"
 ROT = "file = sorted((w.path / 'commitlog').iterdir())[0]; data = bytearray(file.read_bytes()); data[99] ^= 1; file.write_bytes(data)"
 
 PLANTED = [
-    (signals.FAULT, LOST, "IndexError|KeyError"),
+    (signals.FAULT, LOST, "IndexError|KeyError|1000000"),
     (signals.FAULT, KEPT_LOCK, "keeps the dispatch lock"),
     (signals.FAULT, HALF_OPEN, "open in another process"),
     (resources.DESCRIPTORS, READ_ONLY, "FlushFailedError"),
-    (resources.MEMORY, LOST, "IndexError|KeyError"),
-    (full_disk_clean.FAULT, LOST, "IndexError|KeyError"),
+    (resources.MEMORY, LOST, "IndexError|KeyError|1000000"),
+    (full_disk_clean.FAULT, LOST, "IndexError|KeyError|1000000"),
     (clock_retention.FAULT, EARLY, "delivered early"),
     (live_damage.FAULT, ROT, "AssertionError"),
-    (many.MANY_QUEUES, True, "IndexError|KeyError"),
-    (many.MANY_SEGMENTS, True, "IndexError|KeyError"),
+    (many.MANY_QUEUES, True, "IndexError|KeyError|1000000"),
+    (many.MANY_SEGMENTS, True, "IndexError|KeyError|1000000"),
     (clean_beside_flush.FAULT, READ_ONLY, "FlushFailedError"),
 ]
 
