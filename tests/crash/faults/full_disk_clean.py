@@ -6,6 +6,7 @@ everything goes on.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from collections.abc import Sequence
@@ -127,6 +128,7 @@ def clean_when_full(case: Case, nursery: Nursery, disk: Disk, run: Run, planted:
             acknowledged=len(acknowledged), kept=kept, segments_cleaned=cleaned, closes_that_said_so=said
         )
         shutil.rmtree(seen / "store")
+        gc.collect()  # what a closed store still maps would keep the disk from being unmounted
 
 
 def full(seen: Path, number: int) -> None:

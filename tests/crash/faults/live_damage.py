@@ -27,6 +27,7 @@ WRITERS = 3
 HARMS_A_CASE = 3
 ZEROED_MAX = 512
 LOG = "commitlog"
+EXT = "consumequeue_ext"  # its files are harmed, not deleted
 SETTINGS_HERE: dict[str, Any] = {
     **SETTINGS,
     "enable_consume_queue_ext": True,
@@ -78,7 +79,9 @@ class Harm:
             return
         file = self.rng.choice(found)
         # Without its first file a log looks as it does after a clean.
-        can_go = kind != LOG or (file != found[0] and int(file.name) + LOG_BYTES <= flushed)
+        can_go = kind not in (LOG, EXT) or (
+            kind == LOG and file != found[0] and int(file.name) + LOG_BYTES <= flushed
+        )
         harms = [self._flip, self._zero, *([self._delete] if can_go else [])]
         if kind == "config":  # nobody has these mapped
             harms.append(self._truncate)
@@ -139,7 +142,7 @@ def run(run: Run, *, planted: str = "", kinds: Sequence[str] = ()) -> None:
                     raise
 
 
-KINDS = (LOG, LOG, "consumequeue", "consumequeue_ext", "index", "config")
+KINDS = (LOG, LOG, "consumequeue", EXT, "index", "config")
 
 
 def live(case: Case, nursery: Nursery, harm: Harm, run: Run, planted: str, kinds: Sequence[str]) -> None:
