@@ -23,6 +23,7 @@ from tests.small import SETTINGS
 WRITERS = 2
 QUEUES = 4096  # of the first step of queue slots and of bookkeeping; a case has more
 SEGMENTS = 1024  # as many as the common soft limit of descriptors; a case has more
+DESCRIPTORS = 64  # of each process on it
 QUEUE_SETTINGS = {
     **SETTINGS,
     "mapped_file_size_commit_log_bytes": 256 * 1024,
@@ -139,7 +140,7 @@ def run_segments(run: Run, *, planted: bool = False) -> None:
             with run.case(case), case.in_memory() as folder:
                 scene = _scene(case, nursery, told, folder, SEGMENT_SETTINGS)
                 share = SEGMENTS // WRITERS + case.rng.randrange(1, 50)
-                scene.lives([("fill(count)", {"count": share})] * WRITERS)
+                scene.lives([("fill(count)", {"count": share})] * WRITERS, DESCRIPTORS)
                 _plant(planted, told)
                 assert len(list((scene.path / "commitlog").iterdir())) > SEGMENTS
                 scene.ends(run)
@@ -166,7 +167,7 @@ MANY_QUEUES = Fault(
 )
 MANY_SEGMENTS = Fault(
     "many-segments",
-    f"two writers are killed while they fill a store of more than {SEGMENTS:,} segments; others scan it and go on",
+    f"two writers are killed while they fill a store of more than {SEGMENTS:,} segments; others scan it and go on, with {DESCRIPTORS} descriptors",
     1_000,
     WRITERS,
     run_segments,
