@@ -167,7 +167,7 @@ MANY_QUEUES = Fault(
 )
 MANY_SEGMENTS = Fault(
     "many-segments",
-    f"two writers are killed while they fill a store of more than {SEGMENTS:,} segments; others scan it and go on, with {DESCRIPTORS} descriptors",
+    f"two writers with {DESCRIPTORS} descriptors are killed while they fill more than {SEGMENTS:,} segments; others scan and go on",
     1_000,
     WRITERS,
     run_segments,
