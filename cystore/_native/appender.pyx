@@ -19,7 +19,7 @@ from cystore._native.arguments cimport *
 from cystore._native.atomics cimport *
 from cystore._native.checksum cimport crc32_body, crc32c_update
 from cystore._native.control cimport Control
-from cystore._native.exact cimport exact_text, exact_whole
+from cystore._native.exact cimport exact_bytes, exact_text, exact_whole
 from cystore._native.layout cimport *
 from cystore._native.locks cimport (
     control_intact, control_lock_at, control_locked, control_repair_due, control_wake_sleepers,
@@ -68,16 +68,6 @@ cdef inline void set_store_host(append_item* item, bytes packed) noexcept:
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"  # where a message waits until it is due (TopicValidator.RMQ_SYS_SCHEDULE_TOPIC)
 
 cdef PyObject* NONE = <PyObject*>None
-
-
-cdef bytes _own_bytes(object body):
-    """The body as bytes. What is not bytes is copied: nobody may change it under the checksum."""
-    if PyBytes_CheckExact(body):
-        return <bytes>body
-    try:
-        return bytes(memoryview(body))
-    except (TypeError, ValueError, BufferError) as error:  # no buffer, or one that was released
-        raise MessageIllegalError(f"body: must be bytes, not {type(body).__name__} ({error})") from None
 
 
 cdef str _exact_topic(object topic):
@@ -454,7 +444,7 @@ cdef class Appender(PlainAppender):
             topic = _exact_topic(topic)  # kept until the end: what runs meanwhile may take its place in the cache
             self._own_topic(topic, options.queue_id, &item)
             item.flag = options.flag
-            body = _own_bytes(body)
+            body = exact_bytes(body)
             self._body(body, &item)
             item.properties_len = put_properties(&buffer, keys, tags, options.properties, options.unique_key)
             if options.delay_level:
@@ -545,7 +535,7 @@ cdef class Appender(PlainAppender):
                     keep.append(topic)
                     self._own_topic(topic, message._queue_id, item)
                     item.born_timestamp = message._born_timestamp_ms
-                    body = _own_bytes(message._body)
+                    body = exact_bytes(message._body)
                     if body is not message._body:
                         keep.append(body)
                     self._body(body, item)

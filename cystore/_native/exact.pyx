@@ -4,6 +4,7 @@ A subclass of int or str may compare, hash or print itself as it likes. So its v
 everything behind this module sees an int or a str and nothing else.
 """
 
+from cpython.bytes cimport PyBytes_CheckExact
 from cpython.exc cimport PyErr_Clear
 from cpython.unicode cimport PyUnicode_Check, PyUnicode_CheckExact
 from libc.stdint cimport int64_t
@@ -31,6 +32,16 @@ cdef int64_t exact_whole(str field, object value, int64_t low, int64_t high, obj
     if number < low or number > high:
         raise error(f"{field}: must be a whole number from {low} to {high}, not {number}")
     return number
+
+
+cdef bytes exact_bytes(object body):
+    """The body as bytes. What is not bytes is copied: nobody may change it under the checksum."""
+    if PyBytes_CheckExact(body):
+        return <bytes>body
+    try:
+        return bytes(memoryview(body))
+    except (TypeError, ValueError, BufferError) as error:  # no buffer, or one that was released
+        raise MessageIllegalError(f"body: must be bytes, not {type(body).__name__} ({error})") from None
 
 
 cdef str exact_text(str field, object value, object error):

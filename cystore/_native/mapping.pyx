@@ -189,7 +189,7 @@ cdef class MappedFile:
                 touch_byte(self.address + at)
                 at = at - at % PAGE + PAGE
 
-    def touch(self):
+    def mark_written(self):
         """Notes that somebody writes here. What is written to a private mapping is nowhere else: it must stay mapped."""
         self.touched = True
 

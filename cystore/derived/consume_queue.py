@@ -128,7 +128,7 @@ class ConsumeQueue:
         file = self.files.get(base)
         if file is None:
             file = self.files.create(base, _stepped(0, position - base + ENTRY_BYTES, self.files.file_bytes))
-        file.touch()
+        file.mark_written()
         self.allocate(position)
         inside = position - base
         if (
@@ -199,7 +199,7 @@ class ConsumeQueue:
             if file is None:
                 return
             stop = min(end, file.end // ENTRY_BYTES)
-            file.touch()
+            file.mark_written()
             kernel.put_holes(file, begin * ENTRY_BYTES - file.base, stop - begin)
             begin = stop
 

@@ -90,7 +90,7 @@ class ConsumeQueueExt:
         base = self.files.base_of(position)
         upto = min(position - base + ALLOCATE_BYTES, self.files.file_bytes)
         file = self.files.create(base, upto)
-        file.touch()
+        file.mark_written()
         self.files.allocate(base, position - base, upto)
         return file, base + upto
 

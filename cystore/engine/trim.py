@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from cystore import clock
 from cystore.config import StoreConfig
 from cystore.engine.holes import Holes
 from cystore.engine.quarantine import Kept, kept
@@ -19,10 +18,13 @@ log = logging.getLogger("cystore")
 HOUR_MS = 3_600_000
 
 
-def trim(root: Path, holes: Holes, policy: StoreConfig) -> int:
-    """Removes the copies in quarantine/ that are older than quarantine_reserved_time_h, and then the oldest as long as all of them take
-    more than quarantine_bytes_max on the disk; returns how many. What has a name that we do not give stays. Any process may do it."""
-    oldest_kept_ms = clock.now_ms() - policy.quarantine_reserved_time_h * HOUR_MS
+def trim(root: Path, holes: Holes, policy: StoreConfig, now_ms: int) -> int:
+    """Removes the copies in quarantine/ that are older than quarantine_reserved_time_h, then the oldest ones while all of them together
+    take more than quarantine_bytes_max on the disk. Returns how many it removed.
+
+    `now_ms` is the time by which the store deletes (`clock.expiry_ms`). Files with other names stay. Any process may do it.
+    """
+    oldest_kept_ms = now_ms - policy.quarantine_reserved_time_h * HOUR_MS
     copies = sorted(kept(root), key=lambda copy: copy.modified_ms)
     taken = sum(copy.allocated_bytes for copy in copies)
     removed = 0

@@ -149,7 +149,7 @@ class Cleaner:
         return segments
 
     def _trim(self) -> int:
-        return trim(self._root, self._commit_log.holes, self._config)
+        return trim(self._root, self._commit_log.holes, self._config, clock.expiry_ms(self._control))
 
     def _save_offsets(self) -> None:
         """On a full disk there is room for the table already, and what is set aside for such a case where that is too little."""

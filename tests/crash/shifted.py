@@ -7,8 +7,9 @@ import os
 import shutil
 import struct
 import subprocess
-import time
 from pathlib import Path
+
+from cystore.system import os_threads
 
 SAME_TIME_S = 0.002
 SOURCE = Path(__file__).with_name("shifted_clock.c")
@@ -52,4 +53,4 @@ class ShiftedClock:
     def _set(self, at: int, value: int) -> None:
         """An append has the time from when the system was asked last, up to a millisecond ago: no event says that this is over."""
         struct.pack_into("=q", self._memory, at, value)
-        time.sleep(SAME_TIME_S)
+        os_threads.pause(SAME_TIME_S)

@@ -19,7 +19,7 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_what_layout_generates_is_fresh():
-    done = _run("cystore/layout.py", "--check")
+    done = _run("tools/layout_sources.py", "--check")
     assert done.returncode == 0, done.stderr
 
 
@@ -27,11 +27,13 @@ def test_a_stale_file_is_seen(tmp_path):
     """The check itself: a copy of the sources with one changed byte does not pass."""
     native = tmp_path / "cystore" / "_native"
     native.mkdir(parents=True)
-    (tmp_path / "cystore" / "layout.py").write_text((ROOT / "cystore/layout.py").read_text())
+    (tmp_path / "tools").mkdir()
+    for name in ("cystore/layout.py", "tools/layout_sources.py"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
     for name in ("layout.h", "layout.pxd"):
         (native / name).write_text((ROOT / "cystore/_native" / name).read_text())
     (native / "layout.h").write_text((native / "layout.h").read_text().replace("0", "1", 1))
-    done = _run(str(tmp_path / "cystore/layout.py"), "--check")
+    done = _run(str(tmp_path / "tools/layout_sources.py"), "--check")
     assert done.returncode == 1
     assert "layout.h is stale" in done.stderr
 

@@ -7,6 +7,7 @@ import pytest
 
 from cystore import clock
 from tests.small import open_small
+from tests.turned import turn
 
 HOUR_MS = 3_600_000
 
@@ -14,8 +15,8 @@ HOUR_MS = 3_600_000
 @pytest.fixture
 def later(monkeypatch):
     """Moves the library's clock on by so many hours."""
-    now_ms, hours = clock.now_ms, [0.0]
-    monkeypatch.setattr(clock, "now_ms", lambda: now_ms() + int(hours[0] * HOUR_MS))
+    hours = [0.0]
+    turn(monkeypatch, lambda: int(hours[0] * HOUR_MS))
 
     def move(by):
         hours[0] += by
