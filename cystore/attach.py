@@ -336,7 +336,9 @@ def _finish(
     except StoreFullError:
         log.warning("%s: no space to dispatch the tail; it can be read when there is", attachment.root)
     except StoreError as error:
-        log.error("%s: the tail is not dispatched yet; it can be read when it is: %s", attachment.root, error)
+        log.warning(
+            "%s: the tail is not dispatched yet; it can be read when it is: %s", attachment.root, error
+        )
     for slot in range(control.queue_count):
         if control.queue_next(slot) < control.queue_dispatched(slot):
             control.set_queue_next(slot, control.queue_dispatched(slot))

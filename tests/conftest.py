@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import signal
@@ -41,6 +42,17 @@ hypothesis.settings.register_profile(
     "long", parent=hypothesis.settings.get_profile("cystore"), max_examples=2000
 )
 hypothesis.settings.load_profile(os.environ.get("CYSTORE_HYPOTHESIS", "cystore"))
+
+
+@pytest.fixture(autouse=True)
+def _library_log() -> Iterator[None]:
+    """Every test finds the library's log as programs do. A command run in this process takes it over."""
+    logger = logging.getLogger("cystore")
+    before = logger.propagate, logger.level, list(logger.handlers)
+    logger.propagate = True
+    logger.setLevel(logging.NOTSET)
+    yield
+    logger.propagate, logger.level, logger.handlers[:] = before
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -34,7 +34,8 @@ ROOT = Path(_folder.name)
 def run_checkpoint(data: bytes) -> None:
     found = parse_checkpoint(data)
     expected = oracle.parse(data[: oracle.FILE_BYTES].ljust(oracle.FILE_BYTES, b"\0"))
-    same("checkpoint", list(vars(found).values()), list(vars(expected).values()))
+    known = list(vars(expected).values())  # the fields that the oracle knows come first
+    same("checkpoint", list(vars(found).values())[: len(known)], known)
 
 
 def run_offsets(data: bytes) -> None:

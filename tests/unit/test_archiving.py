@@ -318,7 +318,9 @@ def test_a_damaged_record_is_named_and_nothing_goes(tmp_path):
         assert not list((tmp_path / "a").glob("manifests/*"))
         done = archive_store(store, tmp_path / "a", all_sealed=True, skip_damage=True)
         (manifest,) = content_of(store.archived()).manifests
-        assert [(begin, why) for begin, _, why in manifest.damaged] == [(bad, "bad checksum")]
+        assert [(begin, why) for begin, _, why in manifest.damaged] == [
+            (bad, "a hole: recovery finds no valid record in it")
+        ]
         offsets = archive_rows(store)["physical_offset"].to_pylist()
         left = cystore.to_arrow(store, on_corruption="skip", transactions=True, end=done.archived_up_to)
         assert offsets == left.read_all()["physical_offset"].to_pylist()

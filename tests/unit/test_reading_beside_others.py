@@ -4,12 +4,12 @@ process holds the dispatch lock; a clean runs between the steps of a `get`; byte
 from __future__ import annotations
 
 import logging
-import time
 
 import pytest
 
 from cystore.result import GetStatus
 from tests.process import Process
+from tests.turned import turn
 from tests.unit.test_online_damage import AT, BODY_AT, change, flip, open_store
 
 # ------------------------------------------------------------------ a dispatcher that stands still
@@ -82,8 +82,8 @@ def test_a_query_gives_the_whole_records_and_names_the_damaged_one(tmp_path, cap
 @pytest.mark.parametrize("raw", [False, True])
 def test_get_beside_a_clean_says_that_messages_were_removed(tmp_path, monkeypatch, raw):
     """Seen: OffsetError, or OFFSET_FOUND_NULL, when the cleaner came between the look at the queue and the look at its files."""
-    clock = [time.time() * 1000]
-    monkeypatch.setattr("cystore.clock.now_ms", lambda: int(clock[0]))
+    passed_ms = [0]
+    turn(monkeypatch, lambda: passed_ms[0])
     with open_store(tmp_path) as store:
         puts = [store.put("T", b"x" * 1000) for _ in range(400)]
         store.dispatch()
@@ -93,7 +93,7 @@ def test_get_beside_a_clean_says_that_messages_were_removed(tmp_path, monkeypatc
 
         def and_then_clean(topic: bytes, queue_id: int) -> object:
             found = state(topic, queue_id)
-            clock[0] += 1000 * 3600 * 1000
+            passed_ms[0] += 1000 * 3600 * 1000
             assert (found[1] == 0) == (store.clean().segments > 0)
             return found
 

@@ -9,6 +9,7 @@ import cystore
 from cystore import clock
 from cystore.cli.program import main
 from tests.small import LOG_BYTES, body_for, open_small
+from tests.turned import stop
 
 HOUR_MS = 3_600_000
 
@@ -54,7 +55,7 @@ def test_the_stores_retention_wins_over_that_of_an_attached_process(tmp_path, mo
     ):
         one.configure(file_reserved_time_h=48)
         now_ms = expired(one, 10)
-        monkeypatch.setattr(clock, "now_ms", lambda: now_ms)
+        stop(monkeypatch, now_ms)
         assert greedy.clean().segments == 0
         greedy.configure(file_reserved_time_h=2)
         assert one.clean().segments > 0
