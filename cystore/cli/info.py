@@ -14,6 +14,7 @@ from cystore.cli.command import OK, Command, add_json, store_config
 from cystore.cli.output import one_line, size_text, time_text, write_json, write_line, write_table
 from cystore.engine.checkpoint import read_checkpoint
 from cystore.engine.manifest import read_holes
+from cystore.errors import StoreError
 from cystore.layout import FLAGS
 from cystore.stats import store_stats
 from cystore.system import files, host
@@ -64,9 +65,33 @@ def positions(parts: Attachment) -> dict[str, Any]:
         ],
         "queues": sorted(queues, key=lambda queue: (queue["topic"], queue["queue_id"])),
         "delayed": _delayed(parts),
+        "needs": _needs(parts),
         "index_files": index_files,
         "recovery": None if report is None else str(report),
     }
+
+
+def _needs(parts: Attachment) -> list[dict[str, Any]]:
+    """Who keeps the cleaner from removing what expired: the owner, from which physical offset on, how many bytes of log, and the store
+    timestamp there (None where no record begins, or where it cannot be read)."""
+    wrote, found = parts.control.wrote, []
+    for need in parts.cleaner.needs():
+        if need.position >= wrote:
+            continue
+        try:
+            since_ms = parts.commit_log.read(need.position).store_timestamp_ms
+        except StoreError:
+            since_ms = None
+        found.append(
+            {
+                "owner": need.owner,
+                "physical_offset": need.position,
+                "bytes": wrote - need.position,
+                "since_ms": since_ms,
+                "max_age_ms": need.max_age_ms,
+            }
+        )
+    return found
 
 
 def _delayed(parts: Attachment) -> list[dict[str, int | None]]:
@@ -99,6 +124,7 @@ def _show(info: dict[str, Any]) -> None:
     write_table(("file", "length", "on disk", "written"), rows)
     if "positions" in info:
         _show_queues(info)
+        _show_needs(info["needs"])
     _show_checkpoint(info["checkpoint"])
     write_line(f"holes: {len(info['holes'])}")
     rows = [(h["begin"], h["end"], h["reason"], h["copy"], time_text(h["found_ms"])) for h in info["holes"]]
@@ -110,6 +136,20 @@ def _show(info: dict[str, Any]) -> None:
         for name, use in info["disk"].items()
     ]
     write_table(("part", "files", "length", "on disk"), rows)
+
+
+def _show_needs(needs: list[dict[str, Any]]) -> None:
+    write_line(f"kept from cleaning: {len(needs)}")
+    rows: list[tuple[object, ...]] = [
+        (
+            need["owner"],
+            need["physical_offset"],
+            size_text(need["bytes"]),
+            time_text(need["since_ms"]) if need["since_ms"] is not None else "-",
+        )
+        for need in needs
+    ]
+    write_table(("by", "from", "log", "since"), rows)
 
 
 def _show_positions(info: dict[str, Any]) -> None:

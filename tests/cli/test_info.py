@@ -168,3 +168,19 @@ def test_no_store(command, tmp_path, what):
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
     assert str(path) in done.stderr
+
+
+def test_what_keeps_the_cleaner_from_the_log(command, store_path):
+    """A hold is shown with its owner, from where on, and since when."""
+    puts = stores.write(store_path, 20)
+    with cystore.open(store_path, **stores.SMALL) as store:
+        store.hold("reader-7", puts[5].physical_offset)
+    (need,) = info(command, store_path)["needs"]
+    assert need == {
+        "owner": "reader-7",
+        "physical_offset": puts[5].physical_offset,
+        "bytes": puts[-1].physical_offset + puts[-1].size_bytes - puts[5].physical_offset,
+        "since_ms": puts[5].store_timestamp_ms,
+        "max_age_ms": None,
+    }
+    assert "reader-7" in command.ok("info", store_path)
