@@ -167,15 +167,17 @@ class Device:
         if what in CHANGES and self._until_off and not self._off:
             self._until_off -= 1
             last = not self._until_off
-        if self._off or (last and what in (FSYNC, FSYNCDIR)):
-            answer = b""
-        elif what not in self._answers:
-            raise OSError(errno.ENOSYS, "no such request")
-        else:
-            answer = self._answers[what](self._node(number), data, who)
-        if last:
-            self._off = True
-            os.write(self._tell, b"!")
+        try:
+            if self._off or (last and what in (FSYNC, FSYNCDIR)):
+                answer = b""
+            elif what not in self._answers:
+                raise OSError(errno.ENOSYS, "no such request")
+            else:
+                answer = self._answers[what](self._node(number), data, who)
+        finally:
+            if last:  # also with a request that fails
+                self._off = True
+                os.write(self._tell, b"!")
         if self._off:
             raise OSError(errno.EIO, "the power is off")
         return answer
