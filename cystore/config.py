@@ -24,8 +24,14 @@ MIB = 1 << 20
 INT_MAX = (1 << 31) - 1
 
 
+class _Given:
+    """Room beside the fields, which are the settings, for the names that `from_mapping` was given."""
+
+    __slots__ = ("_names",)
+
+
 @dataclass(frozen=True, slots=True)
-class StoreConfig:
+class StoreConfig(_Given):
     """All settings of a `MessageStore`; immutable. Unknown names, wrong types and values are a StoreConfigError."""
 
     mapped_file_size_commit_log_bytes: int = GIB
@@ -92,8 +98,6 @@ class StoreConfig:
     group: str = ""  # name or number: files 0660 and folders 2770 of that group; "" is the owner alone
     allow_any_owner: bool = False  # opens a store that another user could replace
     services: tuple[str, ...] | str = ("flush", "allocate")
-    # Names that `from_mapping` was given: such a value is meant, even if it is the default.
-    named: frozenset[str] = dataclasses.field(default=frozenset(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, kind in _types().items():
@@ -148,12 +152,12 @@ class StoreConfig:
                 hint = f"; did you mean {', '.join(near)}?" if near else ""
                 raise StoreConfigError(f"there is no setting {name!r}{hint}")
         config = cls(**settings)
-        object.__setattr__(config, "named", frozenset(settings))
+        object.__setattr__(config, "_names", frozenset(settings))
         return config
 
     def gives(self, name: str) -> bool:
-        """Whether a setting was given, by name or as a value that is not the default."""
-        return name in self.named or getattr(self, name) != DEFAULTS[name]
+        """Whether a setting was given, by name (such a value is meant, even if it is the default) or as another value than the default."""
+        return name in getattr(self, "_names", ()) or getattr(self, name) != DEFAULTS[name]
 
     @classmethod
     def from_toml(cls, path: Path | str, **more: Any) -> StoreConfig:
@@ -240,7 +244,7 @@ _type_cache: dict[str, Any] = {}
 def _types() -> dict[str, Any]:
     if not _type_cache:
         hints = typing.get_type_hints(StoreConfig)
-        _type_cache.update({f.name: hints[f.name] for f in dataclasses.fields(StoreConfig) if f.init})
+        _type_cache.update({f.name: hints[f.name] for f in dataclasses.fields(StoreConfig)})
     return _type_cache
 
 
@@ -278,4 +282,4 @@ def _service_names(value: Any) -> tuple[str, ...]:
     return names
 
 
-DEFAULTS: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(StoreConfig) if f.init}
+DEFAULTS: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(StoreConfig)}

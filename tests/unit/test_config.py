@@ -183,3 +183,10 @@ def test_bad_settings_file(tmp_path, text):
         path.write_text(text)
     with pytest.raises(StoreConfigError):
         StoreConfig.from_toml(path)
+
+
+def test_every_field_is_a_setting():
+    """Programs make a configuration from the fields of another one."""
+    config = StoreConfig.from_mapping({"message_index_enable": True})
+    assert StoreConfig.from_mapping(dataclasses.asdict(config)) == config
+    assert config.gives("message_index_enable") and not config.gives("check_crc_on_recover")
