@@ -65,7 +65,10 @@ class Ages:
             scanner.move(position, end)
             found = scanner.find(segment.view(position - base, count), count, position)
             if found >= 0:
-                return self._commit_log.read(found).store_timestamp_ms
+                try:
+                    return self._commit_log.read(found).store_timestamp_ms
+                except OffsetError:
+                    return None  # another cleaner has removed the segment meanwhile
             needed = scanner.needed
             if not needed and position + count == end:
                 return None

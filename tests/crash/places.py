@@ -87,6 +87,7 @@ PLACES: dict[str, Place] = {
     "attach.alone": _ALONE,
     "attach.recovered": _ALONE,
     "attach.marked": _ALONE,
+    "attach.manifest": _ALONE,
     "attach.built": _ALONE,
     "attach.ready": _ALONE,
     "attach.shared": _ALONE,

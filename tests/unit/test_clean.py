@@ -16,6 +16,7 @@ from cystore import clock
 from cystore.derived import follow
 from cystore.derived.consume_queue import ConsumeQueue
 from cystore.derived.offsets import read_queue_offsets
+from cystore.engine.ages import Ages
 from cystore.engine.progress import Progress
 from cystore.layout import LOCK_NAMES
 from cystore.system import files, room
@@ -443,3 +444,15 @@ def test_wrong_hours_are_refused(tmp_path):
     for wrong in ("24", "4;x", "", "-1"):
         with pytest.raises(cystore.StoreConfigError, match="delete_when"):
             cystore.open(tmp_path / "s", delete_when=wrong)
+
+
+def test_the_age_of_a_segment_that_another_cleaner_removes_meanwhile_is_unknown(tmp_path):
+    """Seen: `clean` raised OffsetError "below the log's minimum offset" beside another cleaner."""
+    with open_small(tmp_path / "s") as store:
+        fill(store)
+        parts = store._parts
+        ages = Ages(parts.control, parts.commit_log)
+        second = parts.commit_log.file_bytes
+        assert ages.first_ms(second) is not None
+        parts.control.min_physical_offset = 2 * second  # the other one has published it, and unlinks next
+        assert ages.first_ms(second) is None
