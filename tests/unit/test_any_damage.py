@@ -11,6 +11,8 @@ from cystore.cli.program import main
 from tests.fuzz import damage
 from tests.small import LOG_BYTES, open_small
 
+pytestmark = pytest.mark.unsanitized  # about recovery of whole stores; fuzz targets feed the kernels
+
 
 def overwrite(path, position, data):
     with path.open("r+b") as file:

@@ -11,6 +11,8 @@ from cystore.derived.offsets import QueueOffsets, read_queue_offsets, write_queu
 from cystore.system import files
 from cystore.system.room import SPARE
 
+pytestmark = pytest.mark.unsanitized  # about full disks
+
 NOT_ASKED = "the kernel of this host does not let a user mount a small disk"
 
 FULL = """

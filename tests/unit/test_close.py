@@ -15,6 +15,8 @@ from cystore.errors import FlushFailedError, NotDurableError, StoreFullError
 from cystore.system import files
 from tests.small import LOG_BYTES, body_for, open_small
 
+pytestmark = pytest.mark.unsanitized  # about the order of closing
+
 RECORD_BYTES = 400
 
 

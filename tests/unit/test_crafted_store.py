@@ -13,6 +13,8 @@ import cystore
 from cystore.recovery import drop_derived
 from tests.small import open_small
 
+pytestmark = pytest.mark.unsanitized  # about names and kinds of files
+
 
 @pytest.fixture
 def path(tmp_path):

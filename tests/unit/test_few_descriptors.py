@@ -9,6 +9,8 @@ import cystore
 from tests.process import Process
 from tests.small import SETTINGS
 
+pytestmark = pytest.mark.unsanitized  # about descriptors
+
 SEGMENT_BYTES = 4096
 SEGMENTS = 1_300
 SMALL = {

@@ -15,6 +15,8 @@ from cystore.errors import StoreFormatError, StoreFullError, StoreIOError
 from cystore.system import files
 from tests.small import open_small
 
+pytestmark = pytest.mark.unsanitized  # about one file
+
 HOLE = Hole(100, 200, "bad checksum", "copy", 5)
 
 

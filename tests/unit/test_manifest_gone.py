@@ -12,6 +12,8 @@ from cystore.engine.manifest import FILE_NAME, look
 from tests.process import Process
 from tests.small import open_small
 
+pytestmark = pytest.mark.unsanitized  # about one file
+
 
 def take_away(path, how):
     """Removes the manifest, or puts something else in its place."""

@@ -11,6 +11,8 @@ import cystore
 from tests.process import Failed, Process
 from tests.small import LOG_BYTES, SETTINGS, body_for, open_small
 
+pytestmark = pytest.mark.unsanitized  # about directories
+
 
 def replaced(path):
     """Moves a store away and puts another one in its place."""

@@ -10,6 +10,8 @@ from cystore.recovery import verify
 from cystore.recovery.restore import listed, restore
 from tests.small import LOG_BYTES, SETTINGS, open_small
 
+pytestmark = pytest.mark.unsanitized  # about files in quarantine/
+
 BODY_AT = 88  # in a record with IPv4 hosts
 DAMAGED = (50, 51, 99)  # the last one is the newest record when it is hit
 

@@ -11,6 +11,8 @@ from cystore.cli.program import main
 from tests.small import LOG_BYTES, body_for, open_small
 from tests.turned import stop
 
+pytestmark = pytest.mark.unsanitized  # about settings
+
 HOUR_MS = 3_600_000
 
 

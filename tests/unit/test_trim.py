@@ -9,6 +9,8 @@ from cystore import clock
 from tests.small import open_small
 from tests.turned import turn
 
+pytestmark = pytest.mark.unsanitized  # about files in quarantine/
+
 HOUR_MS = 3_600_000
 
 
