@@ -131,6 +131,7 @@ def test_strange_queue_offsets_are_refused_by_name(tmp_path, text):
         read_queue_offsets(tmp_path)
 
 
+@pytest.mark.unsanitized  # ninety seconds there, and no kernel but the checksum takes part
 def test_every_flipped_bit_of_queue_offsets_is_found_out(tmp_path):
     offsets = QueueOffsets({("T", 0): 1234, ("T", 10): 7}, {("T", 0): 12, ("T", 10): 7}, 4096)
     write_queue_offsets(tmp_path, offsets)
