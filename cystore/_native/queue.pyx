@@ -268,7 +268,8 @@ cdef _records(selection* s, LogWindow window):
         end = _copy(s, &window.c, to)
     if end != s.found_bytes:
         raise CorruptRecordError("a record changed while it was read", offset=s.offsets[0])
-    memcpy(begins.data.as_longlongs, s.numbers, s.found * sizeof(int64_t))
+    if s.found:  # an empty array has no memory
+        memcpy(begins.data.as_longlongs, s.numbers, s.found * sizeof(int64_t))
     return whole, begins
 
 
