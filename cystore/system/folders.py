@@ -9,11 +9,11 @@ import contextlib
 import ctypes
 import errno
 import os
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+from cystore._native.descriptor import Descriptor
 from cystore.errors import StoreClosedError, StoreMovedError
 
 _AT_FDCWD = -100
@@ -29,15 +29,19 @@ class _OpenHow(ctypes.Structure):
 
 
 class Home:
-    """A store's directory, held open as long as this object lives. A call that uses `fd` keeps the object until it is through."""
+    """A store's directory, held open until `let_go`."""
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)
         self.prefix = self.path.rstrip("/") + "/"
-        self.fd = open_folder(path)
-        weakref.finalize(self, os.close, self.fd).atexit = False  # what closes stores at exit still needs it
-        status = os.fstat(self.fd)
+        # None after `let_go`. A call keeps the Descriptor until it is through.
+        self.folder: Descriptor | None = Descriptor(open_folder(path))
+        status = os.fstat(self.folder.fd)
         self._identity = status.st_dev, status.st_ino
+
+    def let_go(self) -> None:
+        """Closes the directory as soon as no call uses it any more."""
+        self.folder = None
 
     def check(self) -> None:
         """Raises StoreMovedError when the path does not lead to this directory any more. One look costs 1 to 2 microseconds."""
@@ -60,15 +64,19 @@ class Home:
 
 class HomePath(type(Path())):  # type: ignore[misc]
     """A path at or beneath a store's directory. Each store has its own subclass, so that every path made from one of its paths
-    knows the open directory too."""
+    knows the open directory too.
+
+    `home` is set once and never replaced. Python deletes the old value of a class attribute before it clears its attribute cache:
+    a thread that reads the attribute in between gets an object that is already deleted (python/cpython issue 118492).
+    """
 
     __slots__ = ()
-    home: ClassVar[Home | None]  # None after `let_go`
+    home: ClassVar[Home]
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
         """As `Path.stat`, in the directory that was opened."""
-        home, name = at(self)
-        return os.stat(name, dir_fd=home.fd if home else None, follow_symlinks=follow_symlinks)
+        folder, name = at(self)
+        return os.stat(name, dir_fd=folder.fd if folder else None, follow_symlinks=follow_symlinks)
 
     def lstat(self) -> os.stat_result:
         """As `Path.lstat`, in the directory that was opened."""
@@ -87,36 +95,37 @@ def held_open(path: Path) -> Path:
 
 def check_place(path: Path) -> None:
     """Raises StoreMovedError when the store's path leads elsewhere now; an ordinary path is where it is."""
-    home = at(path)[0]
-    if home is not None:
-        home.check()
+    if isinstance(path, HomePath):
+        at(path)
+        path.home.check()
 
 
 def let_go(path: Path) -> None:
     """Ends `held_open`; the descriptor goes when no call uses it any more."""
     if isinstance(path, HomePath):
-        type(path).home = None
+        path.home.let_go()
 
 
-def at(path: Path | str) -> tuple[Home | None, str]:
+def at(path: Path | str) -> tuple[Descriptor | None, str]:
     """Where the system is to look a path up: (open directory, name beneath it), or (None, the path). Raises StoreClosedError after
     `let_go`."""
     text = os.fspath(path)
     if not isinstance(path, HomePath):
         return None, text
     home = path.home
-    if home is None:
+    folder = home.folder
+    if folder is None:
         raise StoreClosedError("the store is closed", path=text)
     if text == home.path:
-        return home, "."
+        return folder, "."
     if not text.startswith(home.prefix):
         raise OSError(errno.EXDEV, "outside of the store's directory", text)
-    return home, text[len(home.prefix) :]
+    return folder, text[len(home.prefix) :]
 
 
 def open_folder(path: Path) -> int:
     """A descriptor that only names a folder, reached without following a link. Raises OSError."""
-    home, name = at(path)  # kept until the call is through
+    home, name = at(path)  # `home` keeps the directory open until this call returns
     folder = None if home is None else home.fd
     how = _OpenHow(_FLAGS, 0, _RESOLVE_NO_SYMLINKS | (0 if folder is None else _RESOLVE_BENEATH))
     fd: int = libc.syscall(

@@ -5,8 +5,13 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from pathlib import Path
 
+import pytest
+
+from cystore.errors import StoreClosedError
+from cystore.system import folders
 from tests.cleaned import filled
 from tests.small import open_small
 
@@ -35,3 +40,28 @@ def test_closed_store_holds_no_file(tmp_path):
         assert held(path) == []
     finally:
         gc.enable()
+
+
+def test_directory_is_let_go_beside_threads_that_look_paths_up(tmp_path):
+    """Seen: a thread that looked a path up while another closed the store used a deleted object, and the process died. The place
+    of the open directory was a class attribute that was replaced at close, and Python's attribute cache still had the old value."""
+    for _ in range(200):
+        place = folders.held_open(tmp_path)
+        home, looked = type(place).__dict__["home"], threading.Barrier(3)
+
+        def look(place=place, looked=looked) -> None:
+            place.stat()
+            looked.wait()
+            with pytest.raises(StoreClosedError):
+                while True:
+                    place.stat()
+
+        threads = [threading.Thread(target=look) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        looked.wait()
+        folders.let_go(place)
+        for thread in threads:
+            thread.join()
+        assert type(place).__dict__["home"] is home
+    assert held(tmp_path) == []
