@@ -200,6 +200,8 @@ def _attach_writer(
 def _check_directory(root: Path, config: StoreConfig) -> None:
     """Makes a missing directory; refuses one that holds something else, or that somebody else could replace."""
     group = ownership.group_id(config.group)
+    if not config.create:
+        _check_is_there(root)
     if not config.allow_any_owner:
         ownership.check_way(root, group)
     if root.is_dir():
@@ -218,6 +220,16 @@ def _check_directory(root: Path, config: StoreConfig) -> None:
         files.make_root(root, group)
     if not config.allow_any_owner:
         ownership.check_store(root, group)
+
+
+def _check_is_there(root: Path) -> None:
+    """For a process that must not make a store: an empty directory may be the place of a disk that is not mounted."""
+    if not root.is_dir() or not files.names(root) - {"lost+found"}:
+        raise StoreFormatError(
+            "there is no store here, and this process must not make one (create=false): the directory was moved, deleted, or is not "
+            "mounted; a new store is made by an open with create=true",
+            path=root,
+        )
 
 
 # ------------------------------------------------------------------------------------------------ first in

@@ -92,6 +92,7 @@ class StoreConfig(_Given):
     quarantine_reserved_time_h: int = 720  # copies of damaged bytes; RocketMQ keeps none
     quarantine_bytes_max: int = 4 * GIB
 
+    create: bool = True  # makes a store that is missing; False: that is an error
     exclusive: bool = False
     read_only: bool = False
     allow_any_file_system: bool = False

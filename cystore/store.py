@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import weakref
@@ -44,6 +45,7 @@ from cystore.services.threads import ServiceThread
 from cystore.snapshot import LogSnapshot
 from cystore.stats import QueueRange, store_stats
 from cystore.system import os_threads
+from cystore.system.folders import check_place
 
 log = logging.getLogger("cystore")
 
@@ -95,6 +97,7 @@ class MessageStore:
         self.config = config
         self._lock = os_threads.RLock()
         self._closed = False
+        self._was_attached = False  # a forked child that attaches again never makes a second store
         self._progress = progress
         self._parts: Attachment | None = None
         self._leaving: Leaving | None = None
@@ -114,7 +117,9 @@ class MessageStore:
 
     def _attach(self) -> Attachment:
         """All or nothing: what is not finished here is left again, also when this object is dropped on the way."""
-        parts = attach(self.path, self.config, weakly(self, MessageStore._revive), self._progress)
+        config = dataclasses.replace(self.config, create=False) if self._was_attached else self.config
+        parts = attach(self.path, config, weakly(self, MessageStore._revive), self._progress)
+        self._was_attached = True
         threads: list[ServiceThread] = []
         leaving = Leaving(parts, threads)
         try:
@@ -380,6 +385,13 @@ class MessageStore:
     def used_disk_percent(self) -> float:
         """How much of the file system that holds the store is taken, as `df` counts."""
         return self._attached().cleaner.used_percent()
+
+    def check_usable(self) -> None:
+        """Raises what keeps every put from this process out until somebody mends it: StoreMovedError when the path leads elsewhere
+        now, FlushFailedError after a failed sync. Costs 2 microseconds."""
+        parts = self._attached()
+        check_place(parts.root)
+        parts.flusher.check()
 
     def set_writable(self, writable: bool) -> None:
         """Switches writing off (or on again) for every attached process (RunningFlags)."""

@@ -27,11 +27,12 @@ from cystore import (
     StoreFullError,
     StoreNotWritableError,
 )
-from cystore.celery import event_loop, greenlets, homes, lifecycle, records
+from cystore.celery import event_loop, greenlets, homes, lifecycle, records, worker  # noqa: F401 - `worker` listens
 from cystore.celery.chords import Chords
 from cystore.celery.consumer import ResultConsumer
 from cystore.celery.encoding import encode_meta
 from cystore.celery.expiry import Expiry
+from cystore.celery.store_watch import back_to_the_broker
 from cystore.celery.stores import Location, open_shared
 
 # Nothing was appended, and time or an operator may mend it.
@@ -162,11 +163,12 @@ class CystoreBackend(AsyncBackendMixin, Backend):
             "properties": properties,
         }
         home = homes.home_of(self, request)
-        if part is None:
-            homes.put(self, home, [record])
-        else:
-            homes.put(self, home, [part, record], flush="sync")
-            self.chords.stored()
+        with back_to_the_broker(self.app, self.location.path, request):
+            if part is None:
+                homes.put(self, home, [record])
+            else:
+                homes.put(self, home, [part, record], flush="sync")
+                self.chords.stored()
 
     # ------------------------------------------------------------------------------- chords, and other homes
 

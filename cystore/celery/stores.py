@@ -45,6 +45,7 @@ SERVER: dict[str, Any] = {
     "allocate_ahead_bytes": 64 * MIB,
     "populate_ahead_bytes": 16 * MIB,
     "min_free_bytes": 2048 * MIB,
+    "create": False,  # a disk that is not mounted must not end in a second store: `celery -A APP cystore create` makes the first
 }
 
 
@@ -139,6 +140,12 @@ def open_shared(location: Location) -> MessageStore:
             path=location.path,
         )
     return held[1]
+
+
+def opened_at(path: str) -> MessageStore | None:
+    """This process's store at a path; None where it is not open."""
+    held = _open.get(path)
+    return None if held is None or held[1].closed else held[1]
 
 
 def close_shared(**_signal: object) -> None:

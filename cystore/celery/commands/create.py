@@ -1,0 +1,23 @@
+"""`celery cystore create`: makes the app's store, with the app's options. For apps whose processes must not (`create=false`)."""
+
+from __future__ import annotations
+
+import click
+
+import cystore
+from cystore.celery.commands import common
+from cystore.celery.identity import store_id_of
+from cystore.cli.output import one_line, write_line
+
+
+@click.command("create", epilog=common.examples("create"))
+@click.pass_context
+def command(ctx: click.Context) -> None:
+    """Make the store at the path that result_backend names; one that is there already stays as it is."""
+    location = common.location_of(ctx)
+    with (
+        common.told_errors(),
+        cystore.open(location.path, **{**location.opened_with, "create": True}) as store,
+    ):
+        number = store_id_of(store)
+    write_line(f"store {number} at {one_line(location.path)}")

@@ -1,0 +1,152 @@
+"""A worker whose store is away takes no tasks: it could not store what they return.
+
+A store is away when its directory was moved, deleted or replaced, or when a sync failed (the store is read-only until every process has
+closed it). The worker's event loop looks once a second, and before each task. When the store is away the worker stops consuming, and gives
+the tasks that it has not begun back to the broker. Then it ends (`cystore_store_away = "exit"`, the default), or waits until the store is
+back (`"wait"`). Tasks that run meanwhile end. One that is acknowledged late goes back to the broker too: `back_to_the_broker`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from celery import bootsteps
+from celery.exceptions import ImproperlyConfigured, Reject
+from celery.worker import state
+
+from cystore import StoreClosedError, StoreError
+from cystore.celery.processes import in_pool
+from cystore.celery.stores import opened_at
+
+log = logging.getLogger("cystore.celery")
+
+SETTING = "cystore_store_away"
+EXIT, WAIT = "exit", "wait"
+LOOK_S = 1.0
+EXIT_CODE = os.EX_IOERR
+
+
+def setting_of(app: Any) -> str:
+    """What a worker does whose store is away. Raises ImproperlyConfigured."""
+    chosen = app.conf.get(SETTING, EXIT)
+    if chosen not in (EXIT, WAIT):
+        raise ImproperlyConfigured(f"{SETTING} must be {EXIT!r} or {WAIT!r}, not {chosen!r}")
+    return str(chosen)
+
+
+def away(path: str) -> StoreError | None:
+    """Why this process's open store at a path cannot be written, None where it can."""
+    store = opened_at(path)
+    if store is None:
+        return None
+    try:
+        store.check_usable()
+    except StoreClosedError:
+        return None
+    except StoreError as error:  # of a forked child also: it cannot attach
+        return error
+    return None
+
+
+@contextmanager
+def back_to_the_broker(app: Any, path: str, request: Any) -> Iterator[None]:
+    """Around the storing of a task's state: where the store is away, a worker's task is rejected and its message goes back."""
+    try:
+        yield
+    except StoreError as error:
+        ran_here = (
+            request is not None
+            and getattr(app.loader, "worker_initialized", False)
+            and not getattr(request, "is_eager", False)
+        )
+        if not ran_here or away(path) is None:
+            raise
+        told = (
+            "its message goes back to the broker" if _is_late(app, request) else "it was acknowledged early"
+        )
+        log.error("the state of task %s cannot be stored, %s: %s", request.id, told, error)
+        if in_pool() or state.should_stop is None:
+            raise Reject(error, requeue=True) from error
+        raise
+
+
+def _is_late(app: Any, request: Any) -> bool:
+    task = app.tasks.get(getattr(request, "task", None))
+    return bool(getattr(task, "acks_late", False))
+
+
+class StoreWatch(bootsteps.StartStopStep):
+    """The step of a worker's consumer that looks."""
+
+    label = "cystore store"
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, consumer: Any, **options: Any) -> None:
+        super().__init__(consumer, **options)
+        self._exits = setting_of(consumer.app) == EXIT
+        self._path = consumer.app.backend.location.path
+        self._away = False
+        self._timer: Any = None
+
+    def start(self, parent: Any) -> None:
+        """Each time that the worker is connected to its broker."""
+        parent.on_task_message.add(self._before_task(parent))
+        self._timer = parent.timer.call_repeatedly(LOOK_S, parent.call_soon, (self._look, parent))
+
+    def stop(self, parent: Any) -> None:
+        """Before each new connection, and at the end."""
+        parent.on_task_message.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _before_task(self, consumer: Any) -> Any:
+        def look(request: Any) -> None:
+            self._look(consumer)
+            if self._away:  # it came before consuming ended
+                _give_back([request])
+
+        return look
+
+    def _look(self, consumer: Any) -> None:
+        error = away(self._path)
+        if error is None:
+            if self._away:
+                self._resume(consumer)
+        elif not self._away:
+            self._pause(consumer, error)
+
+    def _pause(self, consumer: Any, error: StoreError) -> None:
+        self._away = True
+        log.critical(
+            "this worker takes no more tasks, and gives those that it has not begun back to the broker; it %s: %s",
+            "ends" if self._exits else "waits until its store is back", error,
+        )  # fmt: skip
+        consumer.task_consumer.cancel()
+        # Celery 5.7 keeps tasks with an ETA in a set of their own.
+        known = (*state.reserved_requests, *getattr(state, "scheduled_requests", ()))
+        _give_back([request for request in known if request not in state.active_requests])
+        semaphore = getattr(consumer.controller, "semaphore", None)
+        if semaphore is not None:
+            semaphore.clear()
+        if self._exits:
+            state.should_stop = EXIT_CODE
+
+    def _resume(self, consumer: Any) -> None:
+        self._away = False
+        log.warning("%s is back: this worker takes tasks again", self._path)
+        consumer.task_consumer.consume()
+
+
+def _give_back(requests: list[Any]) -> None:
+    """Returns messages to the broker. Whatever still holds such a request finds it revoked, and does not run it."""
+    for request in requests:
+        request.reject(requeue=True)
+        request._already_revoked = True
+        state.reserved_requests.discard(request)
+        getattr(state, "scheduled_requests", set()).discard(request)
+        state.requests.pop(request.id, None)

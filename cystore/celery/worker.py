@@ -1,0 +1,26 @@
+"""What a worker whose result backend is a store gets when it starts. Nothing has to be imported or installed for it.
+
+This module only listens. It is imported with the backend and with the commands, that is by every program of Celery's, so it imports
+little; the parts are imported when a worker with a store begins.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from celery import signals
+
+log = logging.getLogger("cystore.celery")
+
+
+@signals.worker_init.connect(weak=False)
+def begin(sender: Any, **_signal: object) -> None:
+    """Before the worker's steps are made."""
+    app = sender.app
+    if not str(app.backend_cls or app.conf.result_backend or "").startswith("cystore:"):
+        return
+    from cystore.celery.store_watch import StoreWatch
+
+    if app.backend.location.path:
+        app.steps["consumer"].add(StoreWatch)
