@@ -83,18 +83,6 @@ def test_a_write_that_fails_says_why_and_leaves_nothing(spark, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_table_in_sql_can_be_inserted_into(spark, make_store):
-    store = make_store(count=10)
-    spark.sql(f"CREATE TABLE growing USING cystore OPTIONS (path '{store.path}')")
-    try:
-        spark.sql("INSERT INTO growing (topic, partition, value) VALUES ('T', 3, X'616263')")
-    finally:
-        spark.sql("DROP TABLE growing")
-    (message,) = store.get("T", 3, 0).messages
-    assert bytes(message.body) == b"abc"
-
-
-@pytest.mark.slow
 def test_an_applications_version_is_written_once(spark, tmp_path):
     store, staging = tmp_path / "store", tmp_path / "elsewhere"
     frame = spark.range(20).selectExpr("'T' as topic", "cast(id as string) as value")

@@ -1,0 +1,101 @@
+"""Options of a table that SQL made, which Spark 4.3 does not give back when the table is read.
+
+Spark keeps the columns that the source named when the table was made, so the table's options lie in the metadata of its first column.
+Metadata is copied with a column: into the plans, schemas and files of every query on the table. So no secret may be among it, and a
+read or write that names a store of its own never looks at it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from pyspark.sql.types import StructType
+
+from cystore.errors import StoreConfigError
+from cystore.spark.options import NAMES, SETTING_PREFIX, STORAGE_PREFIX
+
+METADATA = "cystore.options"
+COPY = "copyTable"
+# Options of pyarrow's file systems that are no secret. Whatever is not here may be one.
+_HARMLESS = frozenset(
+    {"region", "endpoint_override", "scheme", "anonymous", "role_arn", "session_name", "background_writes"}
+    | {
+        "request_timeout",
+        "connect_timeout",
+        "force_virtual_addressing",
+        "check_directory_existence_before_creation",
+    }
+    | {
+        "blob_storage_authority",
+        "blob_storage_scheme",
+        "dfs_storage_authority",
+        "dfs_storage_scheme",
+        "account_name",
+    }
+)
+_PLACES = frozenset({"path", "paths", "location"})
+
+
+def is_table(options: Mapping[str, str]) -> bool:
+    """Whether Spark asks for the columns of a table that is being made."""
+    return "provider" in options
+
+
+def remember(options: Mapping[str, str], schema: StructType) -> None:
+    """Puts a table's options into its columns. Raises StoreConfigError for an option that may be a secret."""
+    kept = {}
+    names = {name.lower() for name in NAMES} | _PLACES
+    for name, value in options.items():
+        plain = name.lower()
+        if plain.startswith(STORAGE_PREFIX) and plain.removeprefix(STORAGE_PREFIX) not in _HARMLESS:
+            raise StoreConfigError(
+                f"option {name} may be a secret, and a table's options are stored in its columns, where every query and every file "
+                'written from it shows them: leave it to the environment, or read with spark.read.format("cystore").option(...)'
+            )
+        if plain in names or plain.startswith((SETTING_PREFIX, STORAGE_PREFIX)):
+            kept[name] = value
+    schema.fields[0].metadata = {METADATA: json.dumps(kept)}
+
+
+def remembered(schema: StructType) -> dict[str, str]:
+    """The options of the table that a schema's first column came from; none where it came from no table."""
+    if not schema.fields:
+        return {}
+    found: dict[str, str] = json.loads((schema.fields[0].metadata or {}).get(METADATA, "{}"))
+    return found
+
+
+def names_place(options: Mapping[str, str]) -> bool:
+    """Whether options say by themselves which store is meant."""
+    return any(name.lower() in _PLACES for name in options)
+
+
+def read_options(options: Mapping[str, str], schema: StructType) -> dict[str, str]:
+    """Options of a read. Those of a table count only where the call names no store. Raises StoreConfigError for a table without any."""
+    if names_place(options):
+        return dict(options)
+    kept = remembered(schema)
+    if not kept and not options:
+        raise StoreConfigError(
+            "nothing says which store this is. A table is made without a list of columns, which would take its options away: "
+            "CREATE TABLE name USING cystore OPTIONS (path '/var/lib/app/store')"
+        )
+    return {**kept, **options}
+
+
+def write_options(options: Mapping[str, str], schema: StructType) -> dict[str, str]:
+    """Options of a write, which are the call's alone. Raises StoreConfigError where it names no store, as INSERT and CREATE TABLE AS
+    SELECT cannot, and where saveAsTable would make a table that reads another store."""
+    if not names_place(options):
+        raise StoreConfigError(
+            "Spark does not tell a Python data source which table a query writes to, so a table cannot be written. Write to the store's "
+            'directory: df.write.format("cystore").mode("append").save("/var/lib/app/store")'
+        )
+    chosen = {name: value for name, value in options.items() if name.lower() != COPY.lower()}
+    if remembered(schema) and len(chosen) == len(options):
+        raise StoreConfigError(
+            f"these rows come from a table made by SQL, whose options go with its columns: after saveAsTable the new table would read "
+            f'the old store. To write them with save(...), say so: .option("{COPY}", "true")'
+        )
+    return chosen
