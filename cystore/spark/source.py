@@ -15,10 +15,12 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from cystore.errors import StoreError
 from cystore.spark import tables
 from cystore.spark.batch import BatchReader
 from cystore.spark.options import parse, parse_any
 from cystore.spark.reading import known_columns, read_settings
+from cystore.spark.refused import RefusedStream
 from cystore.spark.stream import StreamReader
 from cystore.spark.write_options import parse_write
 from cystore.spark.writing import BatchWriter, StreamWriter
@@ -50,9 +52,12 @@ class CystoreDataSource(DataSource):
         return BatchReader(options, read_settings(options, schema), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Reads micro-batches."""
-        options = parse(tables.read_options(self.options, schema), stream=True)
-        return StreamReader(options, read_settings(options, schema), schema)
+        """Reads micro-batches. What is wrong with the options is said when the query starts."""
+        try:
+            options = parse(tables.read_options(self.options, schema), stream=True)
+            return StreamReader(options, read_settings(options, schema), schema)
+        except StoreError as error:
+            return RefusedStream(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Writes a batch."""

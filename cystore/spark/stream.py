@@ -146,7 +146,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         if rows is not None:
             size = self._options.max_bytes  # both were given, and Spark asks for one
-        for left, path in zip(range(len(paths), 0, -1), paths, strict=True):
+        backlog = {path: self._backlog(path, start) for path in paths} if len(paths) > 1 else {}
+        by_backlog = sorted(
+            paths, key=lambda path: backlog.get(path, 0)
+        )  # what a store leaves, larger ones take
+        for left, path in zip(range(len(paths), 0, -1), by_backlog, strict=True):
             with self._look(path) as snapshot:
                 before = start["stores"].get(path)
                 begin = before or {"position": snapshot.minimum, "first_seen": snapshot.minimum}
@@ -161,6 +165,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 end = {"position": last} if before else {"position": last, "first_seen": first}
                 found[path] = _with_first(end, _first_of(begin), snapshot)
         return {"stores": found}
+
+    def _backlog(self, path: str, start: Offset) -> int:
+        """Bytes of log that the query has not read yet."""
+        with self._look(path) as snapshot:
+            before = start["stores"].get(path, {"position": snapshot.minimum})
+            first, last = self._room(path, snapshot, before["position"])
+        return last - first
 
     def _room(self, path: str, snapshot: LogSnapshot, position: int) -> tuple[int, int]:
         """From where to where a batch may go without limits."""

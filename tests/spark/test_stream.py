@@ -72,6 +72,29 @@ def test_a_batch_holds_at_most_so_many_bytes(make_store):
     assert [len(batch) for batch in batches(stream_reader(store), ReadMaxBytes(1))] == [1] * 130
 
 
+@pytest.mark.parametrize(("limit", "least"), [(ReadMaxRows(60), 60), (ReadMaxBytes(9000), 38)])
+def test_what_an_exhausted_store_leaves_of_the_limit_another_one_takes(make_store, tmp_path, limit, least):
+    """Seen: of two stores the second, which had nothing new, kept its half of every batch."""
+    make_store("store-1", 200)
+    make_store("store-2", 3)
+    found = batches(stream_reader(tmp_path / "store-*"), limit)
+    assert len(flat(found)) == 203
+    assert all(len(batch) >= least for batch in found[:-1])
+
+
+def test_a_stream_with_bad_options_says_so_when_it_starts(spark, make_store):
+    """Seen: PySpark's UnboundLocalError instead of what is wrong."""
+    from pyspark.errors import PySparkException
+
+    store = make_store(count=1)
+    frame = spark.readStream.format("cystore").schema("value BINARY").option("endingOffsets", "latest")
+    query = frame.load(str(store.path)).writeStream.format("memory").queryName("refused").start()
+    with pytest.raises(PySparkException) as error:
+        query.processAllAvailable()
+    assert "option endingOffsets is for batches only" in str(error.value)
+    assert "UnboundLocalError" not in str(error.value)
+
+
 def test_both_limits_hold(make_store):
     reader = stream_reader(make_store(count=60), maxOffsetsPerTrigger="50", maxBytesPerTrigger="2000")
     assert reader.getDefaultReadLimit() == ReadMaxRows(50)

@@ -43,7 +43,7 @@ SYSTEM_CALLS = {
     "cystore/system/room.py": "files that are written in place",
     "cystore/clock.py": "the only caller",
     "cystore/config.py": "reads a settings file; below files.py",
-    "cystore/spark/jobs/report.py": "writes the user's report, no file of a store",
+    "cystore/spark/jobs/report_folder.py": "writes the user's report, no file of a store",
 }
 
 BANS = (

@@ -1,0 +1,40 @@
+"""A stream whose options are refused: it says so where Spark hears it.
+
+Spark 4.3 calls `stop` of the reader when making it fails, finds none, and reports that instead of the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit
+
+from cystore.errors import StoreError
+
+
+class RefusedStream(DataSourceStreamReader):
+    """Raises `error` as soon as a query asks where to begin or how far to go."""
+
+    def __init__(self, error: StoreError) -> None:
+        self._error = error
+
+    def _refuse(self) -> NoReturn:
+        raise self._error
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Raises the error: the query is new."""
+        self._refuse()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Raises the error: the query goes on from its checkpoint."""
+        self._refuse()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Raises the error: the query repeats a batch."""
+        self._refuse()
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+        """No task is ever made."""
+        self._refuse()
