@@ -40,6 +40,7 @@ from cystore.archive import (
 from cystore.errors import CorruptRecordError, StoreConfigError, StoreFormatError, StoreLockedError
 from cystore.parquet import WrittenRange, write_range
 from cystore.snapshot import PIECE_BYTES, LogRange, LogSnapshot
+from cystore.storage import is_url
 from cystore.store import MessageStore
 from cystore.system import files
 
@@ -98,6 +99,10 @@ def archive_store(
     config/archive.json cannot be read or is lost. Raises StoreConfigError for a folder that is not this store's, StoreLockedError
     for one that another run works in, StoreFormatError where log and archive do not meet.
     """
+    if is_url(os.fspath(folder)):
+        raise StoreConfigError(
+            f"{folder} is a URL: an archive is written to a folder; mount the place and name that folder"
+        )
     home = Path(os.path.realpath(folder))
     if home == store.path or store.path in home.parents or home in store.path.parents:
         raise StoreConfigError("the archive's folder and the store must lie outside of each other", path=home)

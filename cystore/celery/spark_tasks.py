@@ -56,11 +56,12 @@ def submit(job: str, path: str, options: Sequence[str] = (), folder: str | None 
         except BaseException:
             process.terminate()
             raise
-    if process.returncode not in SUMMARY_CODES:
+    summary = told.splitlines()
+    if process.returncode not in SUMMARY_CODES or not summary:
         raise JobFailedError(
             f"{job} left with {process.returncode}: {said.strip()[-SAID_CHARACTERS:]}", path=path
         )
-    return dict(json.loads(told.splitlines()[-1]))
+    return dict(json.loads(summary[-1]))
 
 
 def _die_with(parent: int) -> Any:

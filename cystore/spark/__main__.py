@@ -7,6 +7,7 @@ A job is a module of cystore.spark.jobs with HELP, `add_arguments(parser)`, `run
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -14,7 +15,7 @@ from typing import Any
 
 from cystore.cli.command import FAILED, OK, add_json
 from cystore.cli.output import one_line, write_json, write_line
-from cystore.cli.program import hint, whole_streams
+from cystore.cli.program import INTERRUPTED, hint, whole_streams
 from cystore.cli.progress import progress
 from cystore.errors import StoreError
 
@@ -34,6 +35,9 @@ JOBS: dict[str, ModuleType] = {
     "live": live,
 }
 ROWS_SHOWN = 20
+OURS = re.compile(
+    r"^(?:[\w.]*: )*cystore\.errors\.\w+: (.+)$", re.MULTILINE
+)  # a line of a traceback in Spark's text
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -58,21 +62,37 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one job and prints its summary; exit codes are those of the command `cystore`."""
+    """Runs one job and prints its summary. Exit codes are those of the command `cystore`: 0 it is done, 1 it found damage, 2 it could
+    not run, which one line on standard error says, 130 it was ended by Ctrl-C."""
     whole_streams()
     options = build_parser().parse_args(arguments)
     job = JOBS[options.job]
     try:
         with progress() as options.report:
             summary = job.run(options)
+        if options.json:
+            write_json(summary)
+        else:
+            _write(summary)
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except StoreError as error:
-        sys.stderr.write(f"cystore.spark {options.job}: error: {one_line(str(error))}{hint(error)}\n")
-        return FAILED
-    if options.json:
-        write_json(summary)
-    else:
-        _write(summary)
+        return _failed(options.job, f"{error}{hint(error)}")
+    except Exception as error:  # noqa: BLE001 - of Spark, its JVM or the host: the job did not come to its end
+        return _failed(options.job, cause(error))
     return job.exit_code(summary) if hasattr(job, "exit_code") else OK
+
+
+def _failed(job: str, text: str) -> int:
+    sys.stderr.write(f"cystore.spark {job}: error: {one_line(text)}\n")
+    return FAILED
+
+
+def cause(error: BaseException) -> str:
+    """What went wrong, out of the page that Spark makes of it: the last error of the store that is named there, else the first line."""
+    text = str(error)
+    ours = OURS.findall(text)
+    return ours[-1] if ours else f"{type(error).__name__}: {text.strip().partition(chr(10))[0]}"
 
 
 def _write(summary: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -12,9 +13,11 @@ import pytest
 import cystore
 from cystore.celery import events as layout
 from cystore.celery import records
-from cystore.errors import StoreConfigError
+from cystore.errors import StoreConfigError, StoreFormatError
 from cystore.spark import report, task_events
+from cystore.spark.__main__ import cause, main
 from cystore.spark.jobs.report import write_report
+from cystore.spark.jobs.report_folder import check_out
 from tests.spark.conftest import STORE_OPTIONS
 
 HOUR = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -187,7 +190,8 @@ def test_the_report_is_parquet_and_one_page_that_needs_nothing_else(spark, make_
             ]
         )
     store.flush()
-    out = tmp_path / "out"
+    out = tmp_path / "day: 1 (süß)" / "out"
+    out.parent.mkdir()
     summary = write_report(spark, str(store.path), out)
     assert summary == {"tasks": 3, "runs": 20, "failed": 4, "retries": 0, "out": str(out)}
     assert {path.name for path in out.iterdir()} == {
@@ -196,6 +200,7 @@ def test_the_report_is_parquet_and_one_page_that_needs_nothing_else(spark, make_
         "tracebacks",
         "workflows",
         "report.html",
+        ".cystore-report",
     }
     assert spark.read.parquet(str(out / "names")).count() == 3
     text = (out / "report.html").read_text()
@@ -211,7 +216,63 @@ def test_the_report_is_parquet_and_one_page_that_needs_nothing_else(spark, make_
     store.put_many([told("SUCCEEDED", "new", "n", runtime=1.0)])
     store.flush()
     assert write_report(spark, [str(store.path)], out, overwrite=True)["tasks"] == 4
-    assert [path.name for path in tmp_path.iterdir() if "out" in path.name] == ["out"]
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+def test_a_report_takes_no_place_but_that_of_a_report(make_store, tmp_path):
+    """Seen: `report STORE --out STORE --overwrite` put the report in place of the store."""
+    store = make_store()
+    store.put("T", b"precious")
+    other = tmp_path / "other"
+    other.mkdir()
+    for out, why in (
+        (store.path, "outside of each other"),
+        (Path(store.path, "index"), "outside of each other"),
+        (tmp_path, "outside of each other"),
+        (other, "is no report"),
+        ("s3://bucket/report", "is a URL"),
+    ):
+        with pytest.raises(StoreConfigError, match=why):
+            check_out(out, [str(store.path)], overwrite=True)
+    with pytest.raises(StoreFormatError, match="there is no store here"):
+        check_out(tmp_path / "out", [str(store.path), "/nope"], overwrite=True)
+    assert other.exists() and store.get("T", 0, 0).messages
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--top", "0"], "top must be a whole number from 1"),
+        (["--begin", "2026-01-02", "--end", "2026-01-01"], "must be before end"),
+    ],
+)
+def test_what_can_be_checked_is_checked_before_spark_starts(make_store, tmp_path, capsys, arguments, why):
+    store = make_store()
+    out = str(tmp_path / "out")
+    assert main(["report", str(store.path), "--out", out, "--master", "no such master", *arguments]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_jobs_make_no_store(tmp_path, capsys):
+    """Seen: `archive /nope FOLDER` made an empty store and left with 0."""
+    nope, folder = str(tmp_path / "nope"), str(tmp_path / "folder")
+    for arguments in (
+        ["archive", nope, folder],
+        ["report", nope, "--out", folder],
+        ["live", nope, "--out", folder],
+        ["scrub", nope],
+        ["rebuild", nope],
+    ):
+        assert main([*arguments, "--master", "local[1]"]) == 2
+        told = capsys.readouterr().err
+        assert "no store here" in told and len(told.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_cause_is_found_in_what_spark_makes_of_it():
+    text = "Job aborted\n  at scala\ncystore.errors.StoreFormatError: there is no store here: /x\n  at java"
+    assert cause(RuntimeError(text)) == "there is no store here: /x"
+    assert cause(ValueError("first\nsecond")) == "ValueError: first"
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from cystore.config import StoreConfig
 from cystore.errors import CorruptRecordError, OffsetError
 from cystore.parquet import WrittenRange
 from cystore.snapshot import LogRange
-from cystore.spark.jobs.running import add_master, own_session
+from cystore.spark.jobs.running import add_master, existing_store, outside_of, own_session
 from cystore.store import open as open_store
 
 HELP = "write what is about to expire to Parquet, verify it, and let cleaning have it"
@@ -37,8 +37,9 @@ def archive(
     **options: Any,
 ) -> dict[str, Any]:
     """Archives the store in directory `store`, on whose host this runs, with the executors of a session; `settings` are fields of
-    StoreConfig, `options` those of `cystore.archiving.archive_store`, which says what is raised. Returns the summary."""
-    with open_store(store, **{"services": "none", **(settings or {})}) as opened:
+    StoreConfig, `options` those of `cystore.archiving.archive_store`, which says what is raised; StoreFormatError where there is no store.
+    Returns the summary."""
+    with open_store(existing_store(store), **{"services": "none", **(settings or {})}) as opened:
         return archive_store(opened, folder, mapper=on_executors(spark), **options).as_dict()
 
 
@@ -105,6 +106,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, spark: SparkSession | None = None) -> dict[str, Any]:
     """Runs the command in a session, or in one of its own. Returns the summary."""
+    outside_of([existing_store(options.store)], options.folder)
     with own_session("archive", options.master) if spark is None else nullcontext(spark) as session:
         return archive(
             session,

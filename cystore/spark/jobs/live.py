@@ -14,7 +14,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from cystore.spark.jobs.running import add_master, own_session
+from cystore.spark.jobs.running import add_master, existing_stores, outside_of, own_session
 from cystore.spark.report import live
 from cystore.spark.task_events import task_events
 
@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Follows until it is interrupted, or with --once to the end of now."""
+    outside_of(existing_stores(options.store), options.out)
     with own_session("live", options.master) as spark:
         return follow(
             spark,
@@ -59,14 +60,14 @@ def follow(
     once: bool = False,
 ) -> dict[str, Any]:
     """Writes windows into the folder `out` until the stream is stopped; returns how many batches it has had since its checkpoint began."""
-    out = Path(out).absolute()
+    folder = outside_of(existing_stores(store), out)
     events = task_events(spark.readStream, store, startingOffsets="earliest")
     writer = (
         live(events, window, watermark)
         .writeStream.outputMode("append")
         .format("parquet")
-        .option("path", out.as_uri())
-        .option("checkpointLocation", (out / "_checkpoint").as_uri())
+        .option("path", f"file://{folder}")
+        .option("checkpointLocation", f"file://{folder}/_checkpoint")
     )
     query = (writer.trigger(availableNow=True) if once else writer).start()
     try:
@@ -74,4 +75,4 @@ def follow(
     except KeyboardInterrupt:
         query.stop()
     last = query.lastProgress
-    return {"out": str(out), "batches": 0 if last is None else last["batchId"] + 1}
+    return {"out": str(folder), "batches": 0 if last is None else last["batchId"] + 1}

@@ -7,18 +7,18 @@ example:
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from cystore.errors import StoreConfigError
 from cystore.spark import report
+from cystore.spark.jobs.report_folder import check_out, replaced
 from cystore.spark.jobs.running import add_master, own_session
 from cystore.spark.options import STRATEGY
 from cystore.spark.task_events import task_events
@@ -44,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Does what the command line asked for."""
+    """Does what the command line asked for. What can be checked is checked before Spark starts."""
+    _check(options.out, options.stores, options.begin, options.end, options.top, overwrite=options.overwrite)
     with own_session("report", options.master) as spark:
         return write_report(
             spark,
@@ -70,12 +71,8 @@ def write_report(
     include_archive: bool = False,
 ) -> dict[str, Any]:
     """Writes `hourly`, `names`, `tracebacks` and `workflows` as Parquet and `report.html` into the folder `out`, whole or not at all;
-    returns what it found. Times are UTC. Raises StoreConfigError for a folder that is there, unless `overwrite`."""
-    out = Path(out).absolute()
-    if out.exists() and not overwrite:
-        raise StoreConfigError(f"{out} exists: choose another folder, or overwrite it")
-    if not isinstance(top, int) or top < 1:
-        raise StoreConfigError(f"top must be a whole number from 1, not {top!r}")
+    returns what it found. Times are UTC. Raises StoreConfigError for a folder that is there, unless `overwrite` and it is a report."""
+    folder = _check(out, stores, begin, end, top, overwrite=overwrite)
     events = task_events(spark.read, stores, **_options(begin, end, include_archive))
     if end is not None:
         events = events.where(F.col("time") < F.lit(end))
@@ -85,15 +82,28 @@ def write_report(
         "tracebacks": report.tracebacks(events, top),
         "workflows": report.workflows(events, top),
     }
-    making = out.with_name(f".{out.name}.{os.getpid()}")
-    try:
-        rows = {name: _written(spark, table, making / name) for name, table in tables.items()}
+    with replaced(folder) as making:
+        rows = {name: _written(table, making / name) for name, table in tables.items()}
         facts = _facts(rows)
         (making / "report.html").write_text(_page(stores, facts, rows), encoding="utf-8")
-        _put_in_place(making, out)
-    finally:
-        shutil.rmtree(making, ignore_errors=True)
-    return {**facts, "out": str(out)}
+    return {**facts, "out": str(folder)}
+
+
+def _check(
+    out: Path | str,
+    stores: str | Sequence[str],
+    begin: datetime | None,
+    end: datetime | None,
+    top: int,
+    *,
+    overwrite: bool,
+) -> Path:
+    """The folder to make. Raises StoreConfigError for what a report cannot be made of."""
+    if not isinstance(top, int) or top < 1:
+        raise StoreConfigError(f"top must be a whole number from 1, not {top!r}")
+    if begin is not None and end is not None and begin >= end:
+        raise StoreConfigError(f"begin ({begin.isoformat()}) must be before end ({end.isoformat()})")
+    return check_out(out, stores, overwrite=overwrite)
 
 
 def _options(begin: datetime | None, end: datetime | None, include_archive: bool) -> dict[str, str]:
@@ -104,26 +114,11 @@ def _options(begin: datetime | None, end: datetime | None, include_archive: bool
     return {**options, **({"includeArchive": "true"} if include_archive else {})}
 
 
-def _written(spark: SparkSession, table: DataFrame, path: Path) -> list[dict[str, Any]]:
-    """Writes a table as Parquet and reads it back: it is computed once."""
-    table.coalesce(1).write.option("compression", "zstd").parquet(path.as_uri())
-    written = spark.read.parquet(path.as_uri())
-    times = {name for name, kind in written.dtypes if kind == "timestamp"}
-    rows = written.select(
-        *(F.unix_micros(name).alias(name) if name in times else name for name in written.columns)
-    )
-    return [
-        {
-            name: _utc(value) if name in times and value is not None else value
-            for name, value in row.asDict().items()
-        }
-        for row in rows.collect()
-    ]
-
-
-def _utc(micros: int) -> datetime:
-    """Spark gives naive local times to Python."""
-    return datetime.fromtimestamp(micros // 1_000_000, UTC).replace(microsecond=micros % 1_000_000)
+def _written(table: DataFrame, path: Path) -> list[dict[str, Any]]:
+    """Writes a table as Parquet and reads it back: it is computed once. The path is no URL, so any character may be in it."""
+    table.coalesce(1).write.option("compression", "zstd").parquet(f"file://{path}")
+    rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    return rows
 
 
 def _facts(rows: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
@@ -145,16 +140,6 @@ def _page(stores: str | Sequence[str], facts: dict[str, Any], rows: dict[str, li
     return page(
         f"Tasks in {what}", told, rows["names"], rows["hourly"], rows["tracebacks"], rows["workflows"]
     )
-
-
-def _put_in_place(made: Path, out: Path) -> None:
-    """A kill between the two renames leaves the old folder beside, under a name that says so."""
-    old = out.with_name(f".{out.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if out.exists():
-        out.rename(old)
-    made.rename(out)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _time(text: str) -> datetime:

@@ -7,6 +7,7 @@ here, not Spark's report of it.
 from __future__ import annotations
 
 import argparse
+import glob
 import os
 import sys
 import threading
@@ -19,10 +20,13 @@ from typing import Any, NamedTuple, TypeVar
 from pyspark.sql import SparkSession
 
 from cystore import errors
+from cystore.cli import facts
 from cystore.cli.command import add_settings, real_path
 from cystore.cli.progress import Report
 from cystore.config import StoreConfig
 from cystore.snapshot import PIECE_BYTES
+from cystore.spark.options import local_path
+from cystore.storage import is_url
 
 LEAST_RANGE_BYTES = 4 << 20
 LOOK_EVERY_S = 0.2
@@ -43,6 +47,42 @@ def add_master(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--master", help="Spark's master, as local[4] (default: what Spark's configuration says)"
     )
+
+
+def existing_store(path: str | Path) -> Path:
+    """Where the store at `path` is, every link resolved. Raises StoreFormatError where there is none: a job makes no store."""
+    place = real_path(os.fspath(path))
+    facts.state(place)
+    return place
+
+
+def existing_stores(patterns: str | Sequence[str]) -> list[Path]:
+    """The stores that paths or globs name on this host, every link resolved; URLs are left out. Raises StoreFormatError for a path
+    that is no store, before Spark starts."""
+    found: list[Path] = []
+    for pattern in map(local_path, [patterns] if isinstance(patterns, str) else patterns):
+        if is_url(pattern):
+            continue
+        matches = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]
+        if not matches:
+            raise errors.StoreFormatError("no store matches", path=pattern)
+        found += map(existing_store, matches)
+    return found
+
+
+def outside_of(stores: Sequence[Path], folder: Path | str) -> Path:
+    """The folder of this host that a job writes to, every link resolved. Raises StoreConfigError for a URL, and for a store, what is in
+    one and what one is in."""
+    text = local_path(os.fspath(folder))
+    if is_url(text):
+        raise errors.StoreConfigError(f"{text} is a URL: name a folder, which is mounted where the job runs")
+    place = real_path(text)
+    for store in stores:
+        if place == store or store in place.parents or place in store.parents:
+            raise errors.StoreConfigError(
+                f"{place} and the store {store} must lie outside of each other: name another folder"
+            )
+    return place
 
 
 def add_store_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,49 @@
+"""The folder that a report is written to: what may be replaced, and how a report gets its place whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from cystore.errors import StoreConfigError
+from cystore.spark.jobs.running import existing_stores, outside_of
+
+MARKER = ".cystore-report"  # in every report, so that nothing else is replaced by one
+
+
+def check_out(out: Path | str, stores: str | Sequence[str], *, overwrite: bool) -> Path:
+    """The folder to make, absolute. Raises StoreConfigError for one that may not be made or replaced, StoreFormatError for a path
+    among `stores` that is no store."""
+    folder = outside_of(existing_stores(stores), out)
+    if not folder.exists():
+        return folder
+    if not overwrite:
+        raise StoreConfigError(
+            f"{folder} exists: choose another folder, or overwrite the report in it (--overwrite)"
+        )
+    if not Path(folder, MARKER).is_file():
+        raise StoreConfigError(
+            f"{folder} is no report: it has no file {MARKER}. Only a report is replaced; choose another folder, or remove this one"
+        )
+    return folder
+
+
+@contextmanager
+def replaced(folder: Path) -> Iterator[Path]:
+    """A folder to write a report into, which takes its place at the end. After an error nothing has changed. A kill between the two
+    renames leaves the old report beside, under a name that ends in `.old`."""
+    making = folder.with_name(f".{folder.name}.{os.getpid()}")
+    old = folder.with_name(f".{folder.name}.old")
+    try:
+        yield making
+        Path(making, MARKER).touch()
+        shutil.rmtree(old, ignore_errors=True)
+        if folder.exists():
+            folder.rename(old)
+        making.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
