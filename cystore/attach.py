@@ -6,6 +6,7 @@ every byte on disk alone.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -55,10 +56,13 @@ from cystore.services.clean import Cleaner
 from cystore.services.delivered import DeliveryProgress
 from cystore.services.schedule import Scheduler
 from cystore.system import files, folders, host, ownership
+from cystore.system.ground import Ground
 from cystore.system.store_lock import StoreLocks
 from cystore.system.store_names import is_store
 
 log = logging.getLogger("cystore")
+
+READER_TRIES = 20  # private recoveries of one open, while others come and go
 
 
 @dataclass
@@ -87,10 +91,17 @@ class Attachment:
     appender: Appender | None
     locks: StoreLocks | None
     recovered: RecoveredState | None
+    ground: Ground | None = None  # PRIVATE: the files that this is a view of
+
+    def let_cleaned_go(self) -> None:
+        """Ends the mappings of segments that were cleaned. A private view cannot tell which: it lets all go when somebody came."""
+        self.reader.forget_cleaned()
+        if self.ground is not None and self.ground.moved():
+            self.let_mappings_go()
 
     def look_around(self) -> None:
         """Begins each turn of a service: lets cleaned segments go. Raises StoreMovedError where the path leads elsewhere now."""
-        self.reader.forget_cleaned()
+        self.let_cleaned_go()
         try:
             folders.check_place(self.root)
         except StoreMovedError:
@@ -131,6 +142,8 @@ class Attachment:
         self.control.detach()
         if self.locks is not None:
             self.locks.close()
+        if self.ground is not None:
+            self.ground.leave()
 
     def release(self) -> None:
         """`forget`, and lets go of mappings and descriptors that no view holds."""
@@ -138,10 +151,21 @@ class Attachment:
         if self.appender is not None:
             self.appender.release()
         self.checkpoint.close()
+        self.let_mappings_go()
+        folders.let_go(self.root)
+
+    def let_mappings_go(self) -> None:
+        """Ends the mappings that no view holds."""
+        self.reader.forget_windows()
         self.queues.close()
         self.index.close()
         self.commit_log.files.close()
-        folders.let_go(self.root)
+
+    def replace_private(self) -> None:
+        """Ends a private view that another attachment takes the place of. Snapshots made of it still find the store's directory."""
+        if self.ground is not None:
+            self.ground.leave()
+        self.let_mappings_go()
 
 
 def attach(
@@ -149,15 +173,22 @@ def attach(
     config: StoreConfig,
     revive: Callable[[], Appender],
     progress: Callable[[str, int, int], None] | None = None,
+    *,
+    instead: Attachment | None = None,
 ) -> Attachment:
-    """Opens the store at `root` for this process. Raises StoreLockedError, StoreFormatError, StorePermissionError."""
+    """Opens the store at `root` for this process. Raises StoreLockedError, StoreFormatError, StorePermissionError.
+
+    `instead` is a private view that is out of date because somebody came. The new attachment goes on in the same open directory.
+    """
     with files.translated(root):
-        if config.read_only:
-            if not root.is_dir():
-                raise StoreFormatError("there is no store here", path=root)
+        if instead is not None:
+            place = folders.held_again(instead.root)
         else:
-            _check_directory(root, config)
-        place = folders.held_open(root)
+            if not config.read_only:
+                _check_directory(root, config)
+            elif not root.is_dir():
+                raise StoreFormatError("there is no store here", path=root)
+            place = folders.held_open(root)
         try:
             if config.read_only:
                 return _attach_reader(place, config, revive, progress)
@@ -407,28 +438,47 @@ def _attach_reader(
     revive: Callable[[], Appender],
     progress: Callable[[str, int, int], None] | None,
 ) -> Attachment:
-    """Writes nothing. Joins live processes; alone, recovers into private memory."""
+    """Writes nothing. Joins live processes; alone, recovers into private memory, and does so again when somebody comes meanwhile."""
+    for _ in range(READER_TRIES):
+        attachment = _try_reader(root, config, revive, progress)
+        if attachment is not None:
+            return attachment
+    raise StoreLockedError(
+        f"other processes opened and closed the store {READER_TRIES} times while it was being read: try again",
+        path=root,
+    )
+
+
+def _try_reader(
+    root: Path,
+    config: StoreConfig,
+    revive: Callable[[], Appender],
+    progress: Callable[[str, int, int], None] | None,
+) -> Attachment | None:
+    """None when somebody came between the look at who is there and the end of a private recovery."""
     with files.translated(root):
         names = files.names(root)
     if not is_store(names):
         raise StoreFormatError("the directory is no store", path=root)
-    if "lock" not in names:
-        return _private(root, config, revive, progress)
-    locks = StoreLocks(root, read_only=True)
+    locks = StoreLocks(root, read_only=True) if "lock" in names else None
     try:
-        with locks.gate():
-            holder = locks.holder()
-            if holder == "exclusive":
+        with locks.gate() if locks is not None else contextlib.nullcontext():
+            holder = "nobody" if locks is None else locks.holder()
+            if locks is not None and holder == "exclusive":
                 raise StoreLockedError("the store is open exclusively in another process", path=locks.path)
-            if holder == "shared":
+            if locks is not None and holder == "shared":
                 locks.share()
                 locks.claim_directory(alone=False)
                 return _join(root, config, Mode.READ, locks, revive)
-            attachment = _private(root, config, revive, progress)
+            ground = Ground(root, locks)
+        # The gate is open: a writer that comes now recovers without a wait, and shows on the ground.
+        attachment = _private(root, config, revive, progress, ground) if ground.settled() else None
     except BaseException:
-        locks.close()
+        if locks is not None:
+            locks.close()
         raise
-    locks.close()
+    if attachment is None:
+        ground.leave()
     return attachment
 
 
@@ -437,14 +487,25 @@ def _private(
     config: StoreConfig,
     revive: Callable[[], Appender],
     progress: Callable[[str, int, int], None] | None,
-) -> Attachment:
-    abnormal = (root / ABORT_NAME).exists()
-    config = effective_at(config, root)
-    state = recover(root, config, Mode.PRIVATE, abnormal=abnormal, progress=progress)
-    attachment = _build(
-        root, config, Mode.PRIVATE, state, Manifest.private(root, state.holes, state.given_up), None, revive
-    )
-    _finish(attachment, state, progress)
+    ground: Ground,
+) -> Attachment | None:
+    """A view of the store as recovery would leave it, in private memory; None when the files changed on the way."""
+    try:
+        abnormal = (root / ABORT_NAME).exists()
+        config = effective_at(config, root)
+        state = recover(root, config, Mode.PRIVATE, abnormal=abnormal, progress=progress)
+        failpoint("attach.private")
+        manifest = Manifest.private(root, state.holes, state.given_up)
+        attachment = _build(root, config, Mode.PRIVATE, state, manifest, None, revive)
+        attachment.ground = ground
+        _finish(attachment, state, progress)
+    except (StoreError, OSError):
+        if ground.moved():
+            return None
+        raise
+    if ground.moved():
+        attachment.let_mappings_go()
+        return None
     return attachment
 
 

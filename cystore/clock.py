@@ -10,6 +10,7 @@ from cystore._native.control import Control
 from cystore.errors import StoreConfigError
 
 FOREVER_S = 1e9
+_REALTIME_COARSE = 5  # of Linux; Python has no name for it
 
 
 def now_ms(of: Control | None = None) -> int:
@@ -25,6 +26,11 @@ def expiry_ms(of: Control) -> int:
 def monotonic_s() -> float:
     """A clock that never goes back, s."""
     return time.monotonic()
+
+
+def file_time_ns() -> int:
+    """The clock that a file system stamps changes with, ns since the epoch. It moves on in steps of some milliseconds."""
+    return time.clock_gettime_ns(_REALTIME_COARSE)
 
 
 def wait_s(timeout_s: float | None) -> float:

@@ -38,6 +38,7 @@ from cystore.layout import FLAGS
 from cystore.result import GetResult
 from cystore.services.clean import Cleaned
 from cystore.services.duties import Duties
+from cystore.services.following import FOLLOWED, followed, followed_scan, has_moved
 from cystore.services.leaving import Leaving, keeping, weakly
 from cystore.services.running import service_threads
 from cystore.services.scrub import SLICE_BYTES, Scrubbed, Scrubber
@@ -100,25 +101,42 @@ class MessageStore:
         self._was_attached = False  # a forked child that attaches again never makes a second store
         self._progress = progress
         self._parts: Attachment | None = None
+        self._private: Attachment | None = None  # instead of `_parts` while this handle reads alone
         self._leaving: Leaving | None = None
+        self._finalizer: weakref.finalize[..., Any]
         self._attach()
 
     # ----------------------------------------------------------------------------------------- attachment
 
     def _attached(self) -> Attachment:
-        """The parts; a forked child gets its own here."""
+        """The parts; a forked child gets its own here, and a handle that reads alone when somebody came."""
         parts = self._parts
         if parts is not None:
             return parts
         with self._lock:
             if self._closed:
                 raise StoreClosedError("the store is closed", path=self.path)
-            return self._parts or self._attach()
+            private = self._private
+            if private is None:
+                return self._parts or self._attach()
+            if not has_moved(private):
+                return private
+            leaving, finalizer = self._leaving, self._finalizer
+            try:
+                parts = self._attach(private)
+            except BaseException:
+                self._leaving, self._finalizer = leaving, finalizer
+                self._start(private, [])
+                raise
+            finalizer.detach()
+            private.replace_private()
+            return parts
 
-    def _attach(self) -> Attachment:
+    def _attach(self, instead: Attachment | None = None) -> Attachment:
         """All or nothing: what is not finished here is left again, also when this object is dropped on the way."""
         config = dataclasses.replace(self.config, create=False) if self._was_attached else self.config
-        parts = attach(self.path, config, weakly(self, MessageStore._revive), self._progress)
+        revive = weakly(self, MessageStore._revive)
+        parts = attach(self.path, config, revive, self._progress, instead=instead)
         self._was_attached = True
         threads: list[ServiceThread] = []
         leaving = Leaving(parts, threads)
@@ -139,7 +157,10 @@ class MessageStore:
             if isinstance(error, RuntimeError):  # Python says no more than that
                 raise StoreResourceError(f"cannot start the services: {error}", path=self.path) from error
             raise
-        self._parts = parts
+        if parts.mode is Mode.PRIVATE:
+            self._private = parts
+        else:
+            self._parts, self._private = parts, None
         return parts
 
     def _revive(self) -> Appender:
@@ -154,6 +175,11 @@ class MessageStore:
     def _start(self, parts: Attachment, threads: list[ServiceThread]) -> None:
         """Puts the kernel's own methods in front of `put`, `put_many` and `query` (a call through Python costs as much as the append
         itself) and starts the services."""
+        self._unbind()
+        if parts.mode is Mode.PRIVATE:
+            for name in FOLLOWED:
+                setattr(self, name, followed(self._attached, getattr(self, name)))
+            return
         if type(self).query is MessageStore.query:
             self.query = keeping(self, parts.reader.key_reader(weakly(self, type(self).query)).query)  # type: ignore[method-assign]
         if parts.appender is None:
@@ -170,7 +196,7 @@ class MessageStore:
         """In a forked child: threads are gone, locks are the parent's. Only closes, never unlocks."""
         self._lock = os_threads.RLock()
         self._finalizer.detach()
-        parts, self._parts = self._parts, None
+        parts, self._parts, self._private = self._parts or self._private, None, None
         self._leaving = None
         self._unbind()
         if parts is not None:
@@ -179,7 +205,7 @@ class MessageStore:
             parts.control.release()
 
     def _unbind(self) -> None:
-        for name in ("put", "put_many", "query"):
+        for name in ("put", "put_many", *FOLLOWED):
             self.__dict__.pop(name, None)
 
     @property
@@ -204,7 +230,7 @@ class MessageStore:
             leaving.start()
             self._finalizer.detach()
             self._unbind()
-            self._parts = None
+            self._parts = self._private = None
             if not below:
                 leaving.wait()
                 self._leaving = None
@@ -460,7 +486,11 @@ class MessageStore:
     def scan(self, begin: int | None = None, end: int | None = None) -> Iterator[Message]:
         """Messages in physical order, from the record at `begin` to before `end`; reported holes are stepped over. Raises
         OffsetError, CorruptRecordError."""
-        return self._attached().commit_log.scan(begin, end)
+        parts = self._attached()
+        if parts.mode is not Mode.PRIVATE:
+            return parts.commit_log.scan(begin, end)
+        begin, end = (None if at is None else check_offset(at) for at in (begin, end))
+        return followed_scan(self._attached, begin, end)
 
     def wait(self, topic: str, queue_id: int, queue_offset: int, timeout_s: float | None = None) -> bool:
         """Sleeps until the message at `queue_offset` can be read: True; False after `timeout_s`. Not polling: an append in any

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
-from cystore import StoreConfig, StoreNotWritableError
+from cystore import StoreConfig, StoreError, StoreNotWritableError
 from cystore.attach import Attachment, attach
 from cystore.cli.progress import progress
 from cystore.detach import detach
+from cystore.services.following import has_moved
+
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -26,3 +29,17 @@ def attached(root: Path, config: StoreConfig) -> Iterator[Attachment]:
         yield parts
     finally:
         detach(parts)
+
+
+def looked_at(root: Path, config: StoreConfig, look: Callable[[Attachment], T]) -> T:
+    """What `look` says of the store, which it looks at again when another process opens it meanwhile."""
+    while True:
+        with attached(root, config) as parts:
+            try:
+                found = look(parts)
+            except StoreError:
+                if not has_moved(parts):
+                    raise
+                continue
+            if not has_moved(parts):
+                return found

@@ -7,7 +7,8 @@ import argparse
 import cystore
 from cystore import clock
 from cystore._native import store_clock
-from cystore.cli.attached import attached
+from cystore.attach import Attachment
+from cystore.cli.attached import looked_at
 from cystore.cli.command import FOUND_WRONG, OK, Command, add_json, store_config
 from cystore.cli.output import time_text, write_json, write_line
 from cystore.cli.progress import progress
@@ -20,6 +21,17 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser, "one JSON object")
 
 
+def _times(parts: Attachment) -> dict[str, int]:
+    control = parts.control
+    return {
+        "now_ms": clock.now_ms(control),
+        "wall_clock_ms": clock.now_ms(),
+        "ahead_ms": store_clock.ahead_ms(control),
+        "expiry_ms": clock.expiry_ms(control),
+        "last_store_timestamp_ms": control.last_store_timestamp_ms,
+    }
+
+
 def _run(args: argparse.Namespace) -> int:
     if args.believe:
         with (
@@ -27,15 +39,7 @@ def _run(args: argparse.Namespace) -> int:
             cystore.open(args.path, config=store_config(args, services=()), progress=report) as store,
         ):
             store.believe_clock()
-    with attached(args.path, store_config(args, read_only=True, services=())) as parts:
-        control = parts.control
-        found = {
-            "now_ms": clock.now_ms(control),
-            "wall_clock_ms": clock.now_ms(),
-            "ahead_ms": store_clock.ahead_ms(control),
-            "expiry_ms": clock.expiry_ms(control),
-            "last_store_timestamp_ms": control.last_store_timestamp_ms,
-        }
+    found = looked_at(args.path, store_config(args, read_only=True, services=()), _times)
     if args.json:
         write_json(found)
     else:

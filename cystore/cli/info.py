@@ -9,7 +9,7 @@ from typing import Any
 from cystore._native.delay import Delivered
 from cystore.attach import Attachment
 from cystore.cli import facts
-from cystore.cli.attached import attached
+from cystore.cli.attached import looked_at
 from cystore.cli.command import OK, Command, add_json, store_config
 from cystore.cli.output import one_line, size_text, time_text, write_json, write_line, write_table
 from cystore.engine.checkpoint import read_checkpoint
@@ -69,6 +69,11 @@ def positions(parts: Attachment) -> dict[str, Any]:
         "index_files": index_files,
         "recovery": None if report is None else str(report),
     }
+
+
+def _positions_and_state(parts: Attachment) -> dict[str, Any]:
+    found = positions(parts)
+    return {**found, "state": "live"} if parts.recovered is None else found
 
 
 def _needs(parts: Attachment) -> list[dict[str, Any]]:
@@ -215,10 +220,7 @@ def _run(args: argparse.Namespace) -> int:
     state = facts.state(args.path)
     info = _files(args, state)
     if state.name != "exclusive":
-        with attached(args.path, store_config(args, read_only=True, services=())) as parts:
-            info |= positions(parts)
-            if parts.recovered is None:
-                info["state"] = "live"
+        info |= looked_at(args.path, store_config(args, read_only=True, services=()), _positions_and_state)
     if args.json:
         write_json(info)
     else:

@@ -121,10 +121,14 @@ class Reader:
         minimum = self._control.min_physical_offset
         if minimum != self._forgotten_below:
             self._forgotten_below = minimum
-            self._windows.clear()
-            if self._key_reader is not None:
-                self._key_reader.forget_windows()
+            self.forget_windows()
             self._commit_log.forget_cleaned()
+
+    def forget_windows(self) -> None:
+        """Lets the segments go that are kept at hand for the next call."""
+        self._windows.clear()
+        if self._key_reader is not None:
+            self._key_reader.forget_windows()
 
     def _window(self) -> LogWindow:
         """A window for one call; `_windows.append` gives it back."""

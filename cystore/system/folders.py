@@ -31,12 +31,14 @@ class _OpenHow(ctypes.Structure):
 class Home:
     """A store's directory, held open until `let_go`."""
 
-    def __init__(self, path: Path) -> None:
+    folder: Descriptor | None
+
+    def __init__(self, path: Path | str, folder: Descriptor | None = None) -> None:
         self.path = str(path)
         self.prefix = self.path.rstrip("/") + "/"
         # None after `let_go`. A call keeps the Descriptor until it is through.
-        self.folder: Descriptor | None = Descriptor(open_folder(path))
-        status = os.fstat(self.folder.fd)
+        self.folder = folder = folder or Descriptor(open_folder(Path(path)))
+        status = os.fstat(folder.fd)
         self._identity = status.st_dev, status.st_ino
 
     def let_go(self) -> None:
@@ -88,8 +90,18 @@ class HomePath(type(Path())):  # type: ignore[misc]
 
 def held_open(path: Path) -> Path:
     """`path`, a folder, as a HomePath whose directory is held open until `let_go`. Raises OSError."""
-    kind: Any = type("StorePath", (HomePath,), {"__slots__": (), "home": Home(path)})
-    place: Path = kind(path)
+    return _path_in(Home(path))
+
+
+def held_again(path: Path) -> Path:
+    """The store's directory of a `held_open` path once more; each is let go by itself. Raises StoreClosedError, OSError."""
+    folder = at(path)[0]
+    return held_open(path) if folder is None else _path_in(Home(os.fspath(path), folder))
+
+
+def _path_in(home: Home) -> Path:
+    kind: Any = type("StorePath", (HomePath,), {"__slots__": (), "home": home})
+    place: Path = kind(home.path)
     return place
 
 

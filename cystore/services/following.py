@@ -1,0 +1,72 @@
+"""Reads of a handle that recovered for itself. Each holds as of one state of the files: when somebody comes meanwhile it is made again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import ParamSpec, TypeVar
+
+from cystore._native.message import Message
+from cystore.attach import Attachment
+from cystore.errors import StoreError
+
+# Methods of a store that look at it once. `scan`, `wait` and `wait_log` look again by themselves.
+FOLLOWED = (
+    "get",
+    "query",
+    "read",
+    "offset_by_time",
+    "next_queue_offset",
+    "catch_up",
+    "snapshot",
+    "topics",
+    "stats",
+    "holds",
+    "archived",
+)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def has_moved(parts: Attachment) -> bool:
+    """Whether what was read of these parts may be wrong by now: a private view of files that somebody else came to."""
+    return parts.ground is not None and parts.ground.moved()
+
+
+def followed(attached: Callable[[], Attachment], read: Callable[P, R]) -> Callable[P, R]:
+    """`read`, made again on the newest parts until nobody comes meanwhile. `attached()` gives the newest parts."""
+
+    def call(*arguments: P.args, **named: P.kwargs) -> R:
+        while True:
+            parts = attached()
+            try:
+                result = read(*arguments, **named)
+            except StoreError:
+                if not has_moved(parts):
+                    raise
+                continue
+            if not has_moved(parts):
+                return result
+
+    return call
+
+
+def followed_scan(
+    attached: Callable[[], Attachment], begin: int | None, end: int | None
+) -> Iterator[Message]:
+    """`CommitLog.scan` that goes on with the newest parts where the old ones fail. What stands below the end does not change, but for
+    the cleaner, which an OffsetError tells of."""
+    control = attached().control
+    at = control.min_physical_offset if begin is None else begin
+    until = control.wrote if end is None else min(end, control.wrote)
+    while True:
+        parts = attached()
+        try:
+            for message in parts.commit_log.scan(at, until):
+                at = (message.physical_offset or 0) + (message.size_bytes or 0)
+                yield message
+        except StoreError:
+            if not has_moved(parts):
+                raise
+        else:
+            return

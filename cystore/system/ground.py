@@ -1,0 +1,67 @@
+"""How a reader that recovered a store for itself notices that somebody else came to it since.
+
+Nobody is attached when it begins. Whoever attaches later locks byte 0 of `lock`, and makes and removes files in the store's directory: a
+process that came and left again shows in the directory's times. A repair by a tool shows in the manifest's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from cystore import clock
+from cystore.system import files, os_threads
+from cystore.system.store_lock import StoreLocks
+
+WITNESSES = ("", "manifest")  # the store's directory itself, and names in it
+TICK_S = 0.02  # the clock of file times stands still for at most so long
+PAUSE_S = 0.001
+
+Status = tuple[int, int, int, int]
+
+
+class Ground:
+    """The state of a store's files when this was made. A look costs three system calls."""
+
+    def __init__(self, root: Path, locks: StoreLocks | None) -> None:
+        self._root, self._locks = root, locks
+        self._paths = [root / name for name in WITNESSES]
+        self._left = os_threads.Flag()
+        self._seen = self._look()
+
+    def settled(self) -> bool:
+        """Waits until the clock of file times has moved on, so that each later change shows. False when somebody came meanwhile."""
+        newest = max((max(status[2:]) for status in self._seen if status is not None), default=0)
+        until_s = clock.monotonic_s() + TICK_S
+        while clock.file_time_ns() <= newest and clock.monotonic_s() < until_s:
+            os_threads.pause(PAUSE_S)
+        return not self.moved()
+
+    def moved(self) -> bool:
+        """Whether somebody is attached now, or was since this was made."""
+        if self._left.is_set():
+            return True
+        try:
+            held = self._locks is not None and self._locks.holder() != "nobody"
+        except (OSError, ValueError):
+            if not self._left.is_set():  # else another thread closed the descriptor just now
+                raise
+            return True
+        return held or self._look() != self._seen
+
+    def leave(self) -> None:
+        """Ends the use of the descriptors. The answer is yes from now on."""
+        self._left.set()
+        if self._locks is not None:
+            self._locks.close()
+
+    def _look(self) -> list[Status | None]:
+        with files.translated(self._root):
+            return [_status(path) for path in self._paths]
+
+
+def _status(path: Path) -> Status | None:
+    with contextlib.suppress(FileNotFoundError):
+        found = path.lstat()
+        return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return None
