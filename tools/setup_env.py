@@ -110,6 +110,14 @@ SYSTEM = (
         otherwise="power failures are tried on ext4 alone",
     ),
     SystemPackage(
+        "the model checker Spin",
+        "spin",
+        lambda: bool(shutil.which("spin")),
+        frozenset({"test"}),
+        required=False,
+        otherwise="the model of the append protocol is not explored",
+    ),
+    SystemPackage(
         "Maven", "maven", lambda: bool(shutil.which("mvn")), JVM, required=False, otherwise=WITHOUT_JVM
     ),
 )
