@@ -10,7 +10,6 @@ Who does the writing is the caller's choice: this process, or the executors of a
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import logging
 import os
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from cystore import clock
+from cystore._native.descriptor import Descriptor
 from cystore.archive import (
     DATA,
     MANIFESTS,
@@ -318,12 +318,12 @@ def _adopted(store: MessageStore, home: Path, archived: Archived) -> Archived:
     return archived
 
 
-@contextlib.contextmanager
-def _alone(home: Path) -> Iterator[None]:
-    """One run at a time works in a folder; a killed one lets go by itself."""
-    with files.opened(home, os.O_RDONLY | os.O_DIRECTORY) as fd:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StoreLockedError("another run archives to this folder; let it end", path=home) from None
-        yield
+def _alone(home: Path) -> Descriptor:
+    """For a with block: one run at a time works in a folder; a killed one lets go by itself."""
+    folder = files.opened(home, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        folder.close()
+        raise StoreLockedError("another run archives to this folder; let it end", path=home) from None
+    return folder

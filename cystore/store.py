@@ -13,6 +13,7 @@ from typing import Any
 
 from cystore._native import store_clock
 from cystore._native.appender import Appender
+from cystore._native.descriptor import AtDrop
 from cystore._native.exact import any_text, whole
 from cystore._native.key_reader import QueryResult
 from cystore._native.message import Message, PutResult
@@ -40,7 +41,7 @@ from cystore.services.clean import Cleaned
 from cystore.services.duties import Duties
 from cystore.services.following import FOLLOWED, followed, followed_scan, has_moved
 from cystore.services.leaving import Leaving, keeping, weakly
-from cystore.services.running import service_threads
+from cystore.services.running import start_service
 from cystore.services.scrub import SLICE_BYTES, Scrubbed, Scrubber
 from cystore.services.threads import ServiceThread
 from cystore.snapshot import LogSnapshot
@@ -103,7 +104,7 @@ class MessageStore:
         self._parts: Attachment | None = None
         self._private: Attachment | None = None  # instead of `_parts` while this handle reads alone
         self._leaving: Leaving | None = None
-        self._finalizer: weakref.finalize[..., Any]
+        self._dropped: AtDrop
         self._attach()
 
     # ----------------------------------------------------------------------------------------- attachment
@@ -121,14 +122,14 @@ class MessageStore:
                 return self._parts or self._attach()
             if not has_moved(private):
                 return private
-            leaving, finalizer = self._leaving, self._finalizer
+            leaving, dropped = self._leaving, self._dropped
             try:
                 parts = self._attach(private)
             except BaseException:
-                self._leaving, self._finalizer = leaving, finalizer
+                self._leaving, self._dropped = leaving, dropped
                 self._start(private, [])
                 raise
-            finalizer.detach()
+            dropped.cancel()
             private.replace_private()
             return parts
 
@@ -140,12 +141,10 @@ class MessageStore:
         self._was_attached = True
         threads: list[ServiceThread] = []
         leaving = Leaving(parts, threads)
+        dropped = AtDrop(leaving.start)  # a store that is dropped without `close` is left as well
         try:
             self._start(parts, threads)
-            self._leaving = leaving
-            # A store that is dropped without `close` is left as well.
-            self._finalizer = weakref.finalize(self, leaving.start)
-            self._finalizer.atexit = False
+            self._leaving, self._dropped = leaving, dropped
             _open_stores.add(self)
         except BaseException as error:
             self._unbind()
@@ -190,12 +189,12 @@ class MessageStore:
             self.put_many = keeping(self, parts.appender.put_many)  # type: ignore[method-assign]
         # The threads keep the parts, which do not keep this object: a store that nobody has any more is left, and they end.
         for name in self.config.services:
-            threads.extend(service_threads(name, parts, self.config))
+            start_service(name, parts, self.config, threads)
 
     def _forked(self) -> None:
         """In a forked child: threads are gone, locks are the parent's. Only closes, never unlocks."""
         self._lock = os_threads.RLock()
-        self._finalizer.detach()
+        self._dropped.cancel()
         parts, self._parts, self._private = self._parts or self._private, None, None
         self._leaving = None
         self._unbind()
@@ -228,7 +227,7 @@ class MessageStore:
             below = leaving.is_below()
             _leavings.add(leaving)
             leaving.start()
-            self._finalizer.detach()
+            self._dropped.cancel()
             self._unbind()
             self._parts = self._private = None
             if not below:

@@ -12,9 +12,6 @@ from cystore.errors import StoreError, SyncFailedError
 cdef extern from "atomics.h" nogil:
     void touch_byte(uint8_t* p)
 
-cdef extern from "<unistd.h>" nogil:
-    int close(int fd)
-
 cdef extern from "<fcntl.h>" nogil:
     int AT_SYMLINK_NOFOLLOW
 
@@ -66,21 +63,18 @@ cdef class MappedFile:
 
     @staticmethod
     def of(int fd, path, int64_t base, Py_ssize_t length, *, bint writable=True, bint private=False):
-        """Maps an open file of exactly `length` bytes, and closes its descriptor. `private`: writes stay in this process.
+        """Maps an open file of exactly `length` bytes. `private`: writes stay in this process.
 
-        A mapping needs no descriptor: the kernel keeps the open file for it, and reports to msync of the mapping what it would
+        A mapping needs no descriptor afterwards: the kernel keeps the open file for it, and reports to msync of the mapping what it would
         report to fsync of that descriptor. Raises OSError; StoreError when the file has another length.
         """
         cdef MappedFile self = MappedFile.__new__(MappedFile)
         cdef int flags = MAP_PRIVATE if private else MAP_SHARED
         self.path = os.fspath(path)
-        try:
-            status = os.fstat(fd)
-            if status.st_size != length:
-                raise StoreError(f"the file has {status.st_size} bytes, expected {length}", path=self.path)
-            self._map(fd, base, length, PROT_READ | (PROT_WRITE if writable or private else 0), flags | MAP_NORESERVE)
-        finally:
-            close(fd)
+        status = os.fstat(fd)
+        if status.st_size != length:
+            raise StoreError(f"the file has {status.st_size} bytes, expected {length}", path=self.path)
+        self._map(fd, base, length, PROT_READ | (PROT_WRITE if writable or private else 0), flags | MAP_NORESERVE)
         self.device_major, self.device_minor = os.major(status.st_dev), os.minor(status.st_dev)
         self.inode = status.st_ino
         self.writable = writable or private

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 import weakref
 
@@ -17,12 +18,10 @@ def store_id_of(store: MessageStore) -> str:
     """The id that a store keeps, made by whoever asks first. Raises StoreFormatError where it is damaged."""
     path = store.path / "config" / STORE_ID
     if not path.exists():
-        draft = files.temporary_path(store.path)
-        files.write_whole(store.path, draft, str(uuid.uuid4()).encode(), keep_last=False)
-        try:
-            files.move(draft, path)
-        except FileExistsError:
-            files.remove(draft)
+        with files.temporary(store.path) as draft:
+            files.write_whole(store.path, draft, str(uuid.uuid4()).encode(), keep_last=False)
+            with contextlib.suppress(FileExistsError):  # another process was first
+                files.move(draft, path)
     text = files.read_all(path).decode("ascii", "replace").strip()
     try:
         return str(uuid.UUID(text))

@@ -88,16 +88,15 @@ class Checkpoint:
     def __init__(self, root: Path, mode: Mode) -> None:
         self.path = root / FILE_NAME
         self._map: mmap.mmap | None = None
-        self._fd = -1
         found = files.read_if_there(self.path) or b""
         if mode is Mode.WRITE:
             if len(found) < FILE_BYTES:
                 files.write_whole(root, self.path, found.ljust(FILE_BYTES, b"\0"), keep_last=False)
-            self._fd = files.open_file(self.path, os.O_RDWR)
-            self._map = mmap.mmap(self._fd, FILE_BYTES)
+            with files.opened(self.path, os.O_RDWR) as fd:
+                self._map = mmap.mmap(fd, FILE_BYTES)
         elif mode is Mode.READ and len(found) >= FILE_BYTES:
-            self._fd = files.open_file(self.path, os.O_RDONLY)
-            self._map = mmap.mmap(self._fd, FILE_BYTES, prot=mmap.PROT_READ)
+            with files.opened(self.path) as fd:
+                self._map = mmap.mmap(fd, FILE_BYTES, prot=mmap.PROT_READ)
         self._page = memoryview(
             self._map if self._map is not None else bytearray(found[:FILE_BYTES].ljust(FILE_BYTES, b"\0"))
         )
@@ -143,7 +142,7 @@ class Checkpoint:
 
     def sync(self) -> None:
         """Makes what was stored durable. Raises SyncFailedError; never to be repeated and believed after it failed."""
-        if self._map is not None and self._fd >= 0:
+        if self._map is not None:
             try:
                 self._map.flush()
             except OSError as error:
@@ -157,6 +156,3 @@ class Checkpoint:
         if self._map is not None:
             self._map.close()
             self._map = None
-        fd, self._fd = self._fd, -1  # first: an exception of a handler must not have it closed twice
-        if fd >= 0:
-            os.close(fd)

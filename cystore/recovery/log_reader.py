@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cystore._native import record, scan
+from cystore._native.descriptor import Descriptor
 from cystore.engine.commit_log import DIRECTORY
 from cystore.engine.segments import OURS, base_of_name, file_name
 from cystore.errors import StoreFormatError
@@ -37,7 +38,8 @@ class LogReader:
         self.lengths = self._list()
         self.bases = sorted(self.lengths)
         self.file_bytes = self._file_bytes(configured_bytes)
-        self._fd, self._fd_base = -1, -1
+        self._file: Descriptor | None = None
+        self._file_base = -1
         for base, length in self.lengths.items():
             if length > self.file_bytes:
                 raise StoreFormatError(
@@ -106,20 +108,14 @@ class LogReader:
         return base in self.lengths
 
     def close(self) -> None:
-        fd, self._fd, self._fd_base = (
-            self._fd,
-            -1,
-            -1,
-        )  # first: an exception of a handler must not have it closed twice
-        if fd >= 0:
-            os.close(fd)
+        self._file, self._file_base = None, -1
 
     def _open(self, base: int) -> int:
-        if self._fd_base != base:
+        if self._file is None or self._file_base != base:
             self.close()
-            self._fd = files.open_file(self.path(base), os.O_RDONLY)
-            self._fd_base = base
-        return self._fd
+            self._file = files.open_file(self.path(base), os.O_RDONLY)
+            self._file_base = base
+        return self._file.fd
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fills `buffer` from physical offset `offset`; all of it lies in one file. Raises StoreIOError."""

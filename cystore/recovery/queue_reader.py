@@ -263,8 +263,7 @@ def _folders(path: Path) -> list[str]:
 def _listed(parent: int, path: Path, queue: str) -> Listed:
     """The files in a queue's folder, and the beginning of the file if there is one and nothing stands behind. `parent` is open on
     `path`, the folder of the topic: few system calls a queue, and no link is followed. Raises OSError."""
-    folder = folders.open_folder_in(parent, queue)
-    try:
+    with folders.open_folder_in(parent, queue) as folder:
         bases = [(base, name) for name in os.listdir(folder) if (base := base_of_name(name)) is not None]
         bases.sort()
         found = []
@@ -280,36 +279,26 @@ def _listed(parent: int, path: Path, queue: str) -> Listed:
             return found, None
         name = file_name(found[0][0])
         try:
-            fd = folders.open_file_in(folder, name)
-            try:
+            with folders.open_file_in(folder, name) as fd:
                 return found, _head(fd, found[0][1])
-            finally:
-                os.close(fd)
         except FileNotFoundError:  # the cleaner took it since
             return [], None
         except OSError as error:
             with files.translated(path / queue / name):
                 raise error
-    finally:
-        os.close(folder)
 
 
 def _first_file(parent: int, queue: str, length: int) -> Listed | None:
     """The first file of a queue without a look at its folder; None where it is not as it should be."""
     try:
-        fd = folders.open_file_in(parent, f"{queue}/{FIRST_NAME}")
+        with folders.open_file_in(parent, f"{queue}/{FIRST_NAME}") as fd:
+            status = os.fstat(fd)
+            if status.st_size != length or not stat.S_ISREG(status.st_mode):
+                return None
+            head = _head(fd, length)
+            return None if head is None else ([(0, length)], head)
     except OSError:
         return None
-    try:
-        status = os.fstat(fd)
-        if status.st_size != length or not stat.S_ISREG(status.st_mode):
-            return None
-        head = _head(fd, length)
-        return None if head is None else ([(0, length)], head)
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
 
 
 def _head(fd: int, length: int) -> bytes | None:

@@ -18,53 +18,53 @@ ALLOCATE_INTERVAL_S = 0.02
 CLEAN_INTERVAL_S = 10.0  # RocketMQ's cleanResourceInterval
 
 
-def service_threads(name: str, parts: Attachment, config: StoreConfig) -> list[ServiceThread]:
-    """The threads of one service. Queues are flushed apart from the log, which must not wait for them."""
+def start_service(name: str, parts: Attachment, config: StoreConfig, threads: list[ServiceThread]) -> None:
+    """Starts the threads of one service, and appends each to `threads` before it runs. Queues are flushed apart from the log, which must
+    not wait for them."""
     control, flusher, derived = parts.control, parts.flusher, parts.derived_flusher
     match name:
         case "flush":
             log_s = config.flush_interval_commit_log_ms / 1000
             queues_s = config.flush_interval_consume_queue_ms / 1000
-            return [
-                _quiet_thread(name, parts, parts.turn(flusher.run_once), lambda: flusher.idle, log_s),
-                _quiet_thread(
-                    "flush-queues",
-                    parts,
-                    parts.turn(parts.flush_derived_once),
-                    lambda: derived.idle and control.dispatched >= control.wrote,
-                    queues_s,
-                ),
-            ]
+            _start_quiet(name, parts, parts.turn(flusher.run_once), lambda: flusher.idle, log_s, threads)
+            _start_quiet(
+                "flush-queues",
+                parts,
+                parts.turn(parts.flush_derived_once),
+                lambda: derived.idle and control.dispatched >= control.wrote,
+                queues_s,
+                threads,
+            )
         case "allocate":
-            return [
-                _quiet_thread(
-                    name,
-                    parts,
-                    parts.turn(parts.allocate_once),
-                    lambda: control.dispatched >= control.wrote,
-                    ALLOCATE_INTERVAL_S,
-                )
-            ]
+            _start_quiet(
+                name,
+                parts,
+                parts.turn(parts.allocate_once),
+                lambda: control.dispatched >= control.wrote,
+                ALLOCATE_INTERVAL_S,
+                threads,
+            )
         case "schedule":
-            return [ServiceThread(name, parts.turn(parts.scheduler.run_once), parts.scheduler.idle_s)]
+            ServiceThread(name, parts.turn(parts.scheduler.run_once), parts.scheduler.idle_s, among=threads)
         case "clean":
-            return [ServiceThread(name, parts.turn(parts.cleaner.run_once), CLEAN_INTERVAL_S)]
+            ServiceThread(name, parts.turn(parts.cleaner.run_once), CLEAN_INTERVAL_S, among=threads)
         case _:
             wait = partial(_wait_for_appends, control)
-            return [ServiceThread(name, parts.turn(parts.dispatcher.run_once), WAIT_SLICE_S, wait)]
+            ServiceThread(name, parts.turn(parts.dispatcher.run_once), WAIT_SLICE_S, wait, among=threads)
 
 
-def _quiet_thread(
+def _start_quiet(
     name: str,
     parts: Attachment,
     run_once: Callable[[], Progress],
     idle: Callable[[], bool],
     interval_s: float,
-) -> ServiceThread:
-    """A service that sleeps until the next append when there is nothing to do."""
+    threads: list[ServiceThread],
+) -> None:
+    """Starts a service that sleeps until the next append when there is nothing to do."""
     stopping = os_threads.Flag()
     wait = QuietWait(parts.control, idle, stopping)
-    return ServiceThread(name, run_once, interval_s, wait, flag=lambda: stopping)
+    ServiceThread(name, run_once, interval_s, wait, flag=lambda: stopping, among=threads)
 
 
 def _wait_for_appends(control: Control, timeout_s: float) -> None:

@@ -21,7 +21,8 @@ class ServiceThread:
 
     An error of the store is logged when it begins and when it is another one, and the service goes on: space may come back. It
     ends by itself when the store is closed or collected. Any other error is logged, and the service goes on after a pause that doubles with
-    each in a row. `thread` and `flag` are made like those of `os_threads`, the default.
+    each in a row. `thread` and `flag` are made like those of `os_threads`, the default. It is appended to `among` before it starts, for
+    whoever stops it.
     """
 
     def __init__(
@@ -33,12 +34,20 @@ class ServiceThread:
         *,
         thread: Callable[[Callable[[], None], str], Any] = os_threads.Thread,
         flag: Callable[[], Any] = os_threads.Flag,
+        among: list[ServiceThread] | None = None,
     ) -> None:
         self._run_once, self._interval_s = run_once, interval_s
         self._stopping = flag()
         self._wait = wait or self._stopping.wait
         self._name = f"cystore-{name}"
-        self._thread = thread(self._run, self._name)  # runs before it is assigned
+        self._thread: Any = None
+        if among is not None:
+            among.append(self)
+        try:
+            self._thread = thread(self._run, self._name)  # runs before it is assigned
+        except BaseException:  # a handler's exception, perhaps, and the thread runs
+            self._stopping.set()
+            raise
 
     def _run(self) -> None:
         reported, pause_s = "", ERROR_INTERVAL_S
@@ -69,4 +78,5 @@ class ServiceThread:
 
     def join(self, timeout_s: float | None = None) -> None:
         """Waits until the thread has ended."""
-        self._thread.join(timeout_s)
+        if self._thread is not None:
+            self._thread.join(timeout_s)

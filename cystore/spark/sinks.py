@@ -9,13 +9,12 @@ note of one that has begun, which the next commit finishes from the same files: 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from cystore._native.checksum import crc32c
+from cystore._native.descriptor import ByteLock
 from cystore.errors import StoreFormatError
 from cystore.spark.rows import SINK_PROPERTY
 from cystore.spark.staging import StagedFile
@@ -87,11 +86,9 @@ class SinkLog:
     def __post_init__(self) -> None:
         self.path = note_path(self.store.path, self.sink)
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Waits for another commit of the same sink: of a driver that was thought dead, perhaps."""
-        with locked_byte(self.path.with_suffix(".lock"), LOCK_BYTE):
-            yield
+    def locked(self) -> ByteLock:
+        """A with block that waits for another commit of the same sink: of a driver that was thought dead, perhaps."""
+        return locked_byte(self.path.with_suffix(".lock"), LOCK_BYTE)
 
     def read(self) -> SinkNote:
         return read_note(self.store.path, self.sink)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import weakref
 from pathlib import Path
 
+from cystore._native.descriptor import Descriptor
 from cystore.errors import SyncFailedError
 from cystore.system import files
 from cystore.system.folders import inside
@@ -47,17 +47,16 @@ class FileSystem:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._fd = -1
-        self._closing: weakref.finalize | None = None
+        self._open: Descriptor | None = None
 
     def sync(self) -> bool:
         """Makes everything in it durable, names too. False where the kernel would not tell what failed. Raises SyncFailedError."""
         if not tells_errors():
             return False
-        if self._fd < 0:
-            self._fd = files.open_file(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-            self._closing = weakref.finalize(self, os.close, self._fd)
-        while _libc.syncfs(self._fd):
+        held = self._open
+        if held is None:
+            held = self._open = files.open_file(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        while _libc.syncfs(held.fd):
             code = ctypes.get_errno()
             if code != errno.EINTR:
                 raise SyncFailedError.of(code, self._folder)
@@ -65,6 +64,4 @@ class FileSystem:
 
     def close(self) -> None:
         """Gives the descriptor back; a later sync takes another one."""
-        closing, self._closing, self._fd = self._closing, None, -1
-        if closing is not None:
-            closing()
+        self._open = None

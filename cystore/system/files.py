@@ -12,9 +12,9 @@ import errno
 import os
 import stat
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
+from cystore._native.descriptor import Descriptor, Temporary, open_in
 from cystore._native.failpoint import failpoint
 from cystore._native.mapping import MappedFile
 from cystore.errors import StoreIOError, SyncFailedError
@@ -33,23 +33,23 @@ _FALLOC_FL_KEEP_SIZE = 1
 _RENAME_NOREPLACE = 1
 
 
-def _open(path: Path, flags: int) -> int:
+def _open(path: Path, flags: int) -> Descriptor:
     """`open_file` with the system's own errors."""
     with inside(path) as (folder, name):
         # Without O_NONBLOCK a FIFO that stands in the place of a file would wait for somebody at its other end.
         flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         shared = bool(flags & os.O_CREAT) and is_shared(os.fstat(folder))
-        fd = os.open(name, flags, SHARED_FILE_MODE if shared else FILE_MODE, dir_fd=folder)
+        opened = open_in(folder, name, flags, SHARED_FILE_MODE if shared else FILE_MODE)
     try:
-        status = os.fstat(fd)
+        status = os.fstat(opened.fd)
         if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
             raise not_regular(path)
         if shared and status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != SHARED_FILE_MODE:
-            os.fchmod(fd, SHARED_FILE_MODE)  # whatever the umask is
+            os.fchmod(opened.fd, SHARED_FILE_MODE)  # whatever the umask is
     except BaseException:
-        os.close(fd)
+        opened.close()
         raise
-    return fd
+    return opened
 
 
 def is_shared(folder: os.stat_result) -> bool:
@@ -58,8 +58,8 @@ def is_shared(folder: os.stat_result) -> bool:
     return folder.st_mode & bits == bits
 
 
-def open_file(path: Path, flags: int) -> int:
-    """A descriptor that is closed on exec, opened without following a link."""
+def open_file(path: Path, flags: int) -> Descriptor:
+    """A descriptor that is closed on exec, opened without following a link. It goes with its object."""
     with translated(path):
         return _open(path, flags)
 
@@ -68,8 +68,8 @@ def map_file(
     path: Path, base: int, length: int, *, writable: bool = True, private: bool = False
 ) -> MappedFile:
     """`MappedFile.of` a file opened without following a link. Raises OSError; StoreError when the file has another length."""
-    fd = _open(path, os.O_RDWR if writable and not private else os.O_RDONLY)
-    return MappedFile.of(fd, path, base, length, writable=writable, private=private)
+    with _open(path, os.O_RDWR if writable and not private else os.O_RDONLY) as fd:
+        return MappedFile.of(fd, path, base, length, writable=writable, private=private)
 
 
 def is_at(path: Path, file: MappedFile) -> bool:
@@ -114,21 +114,18 @@ def entries(path: Path, *, sizes: bool = False) -> list[Entry]:
     found: list[Entry] = []
     with translated(path):
         try:
-            fd = _open(path, os.O_RDONLY | os.O_DIRECTORY)
+            folder = _open(path, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
             return []
-        try:
-            with os.scandir(fd) as listed:
-                for each in sorted(listed, key=lambda entry: entry.name):
-                    if each.is_symlink():
-                        raise link_refused(path / each.name)
-                    try:
-                        status = each.stat(follow_symlinks=False) if sizes else None
-                    except FileNotFoundError:
-                        continue
-                    found.append(Entry(path, each, status))
-        finally:
-            os.close(fd)
+        with folder as fd, os.scandir(fd) as listed:
+            for each in sorted(listed, key=lambda entry: entry.name):
+                if each.is_symlink():
+                    raise link_refused(path / each.name)
+                try:
+                    status = each.stat(follow_symlinks=False) if sizes else None
+                except FileNotFoundError:
+                    continue
+                found.append(Entry(path, each, status))
     return found
 
 
@@ -143,14 +140,9 @@ def names(path: Path) -> set[str]:
         return set(os.listdir(fd))
 
 
-@contextlib.contextmanager
-def opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
-    """`open_file` for the length of a with block."""
-    fd = open_file(path, flags)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+def opened(path: Path, flags: int = os.O_RDONLY) -> Descriptor:
+    """`open_file` for a with block, which gives the descriptor's number."""
+    return open_file(path, flags)
 
 
 def read_all(path: Path) -> bytes:
@@ -240,23 +232,27 @@ def _is_folder(path: Path) -> bool:
     """Whether there is a folder. A link on the way, or something else in its place, is refused."""
     with translated(path):
         try:
-            os.close(open_folder(path))
+            open_folder(path).close()
         except FileNotFoundError:
             return False
     return True
 
 
-def temporary_path(root: Path) -> Path:
-    """A new name in the store's tmp folder: a strange name beside the log would stop RocketMQ's load. Raises StoreMovedError."""
+def temporary(root: Path) -> Temporary:
+    """A new name in the store's tmp folder: a strange name beside the log would stop RocketMQ's load. A with block gives its path; at its
+    end there is no file of that name any more. Raises StoreMovedError."""
     check_place(root)
-    make_directory(root / TMP_DIRECTORY)
-    return root / TMP_DIRECTORY / uuid.uuid4().hex
+    folder = root / TMP_DIRECTORY
+    make_directory(folder)
+    name = uuid.uuid4().hex
+    with translated(folder):
+        return Temporary(open_folder(folder), name, folder / name)
 
 
-def _give_up(temporary: Path) -> None:
-    """After an error, which is what is told. On a failing disk the file may stay; a temporary one goes at the next load."""
+def _give_up(path: Path) -> None:
+    """After an error, which is what is told. On a failing disk the file may stay."""
     with contextlib.suppress(OSError):
-        _unlink(temporary)
+        _unlink(path)
 
 
 def _unlink(path: Path) -> None:
@@ -272,9 +268,8 @@ def _rename(source: Path, target: Path) -> None:
 def write_whole(root: Path, path: Path, data: bytes | memoryview, *, keep_last: bool = True) -> None:
     """Writes a small file whole or not at all; the last good copy stays beside it as NAME.bak."""
     make_directory(path.parent)
-    temporary = temporary_path(root)
-    try:
-        with opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd, translated(path):
+    with temporary(root) as draft:
+        with opened(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd, translated(path):
             view = memoryview(data)
             while view:
                 view = view[os.write(fd, view) :]
@@ -288,11 +283,8 @@ def write_whole(root: Path, path: Path, data: bytes | memoryview, *, keep_last: 
                 failpoint("files.backup_gone")
                 with inside(path) as (folder, name):
                     os.link(name, backup.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
-            _rename(temporary, path)
+            _rename(draft, path)
         failpoint("files.replaced")
-    except BaseException:
-        _give_up(temporary)
-        raise
     sync_directory(path.parent)
 
 
@@ -335,9 +327,9 @@ def create_sized(
     same, because the file systems that we write to keep such changes in order.
     """
     make_directory(path.parent, durable=durable)
-    temporary, named = temporary_path(root), True
-    try:
-        with opened(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd, translated(path):
+    named = True
+    with temporary(root) as draft:
+        with opened(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd, translated(path):
             os.ftruncate(fd, length)
             allocate(fd, 0, min(allocated_bytes, length), path)
             if durable:
@@ -345,18 +337,13 @@ def create_sized(
         failpoint("files.made")
         if replace:
             with translated(path):
-                _rename(temporary, path)
+                _rename(draft, path)
         else:
             try:
-                rename_no_replace(temporary, path)
+                rename_no_replace(draft, path)
             except FileExistsError:
                 named = False
-                with translated(temporary):
-                    _unlink(temporary)
         failpoint("files.named")
-    except BaseException:
-        _give_up(temporary)
-        raise
     if durable:
         try:
             sync_directory(path.parent)
@@ -511,9 +498,8 @@ def copy_ranges(root: Path, pieces: list[tuple[Path, int, int]], target: Path) -
     What is a hole in a source stays one.
     """
     make_directory(target.parent)
-    temporary = temporary_path(root)
-    try:
-        with opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as out:
+    with temporary(root) as draft:
+        with opened(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as out:
             at = 0
             for path, begin, end in pieces:
                 with opened(path) as fd:
@@ -530,10 +516,7 @@ def copy_ranges(root: Path, pieces: list[tuple[Path, int, int]], target: Path) -
             with translated(target):
                 os.ftruncate(out, at)
             sync(out, target, named=False)
-        rename_no_replace(temporary, target)
-    except BaseException:
-        _give_up(temporary)
-        raise
+        rename_no_replace(draft, target)
     sync_directory(target.parent)
 
 

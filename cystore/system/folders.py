@@ -5,27 +5,20 @@ No symbolic link is followed on the way, and no `..` leads out of the store.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from cystore._native.descriptor import Descriptor
+from cystore._native.descriptor import Descriptor, InFolder, open_beneath, open_in
 from cystore.errors import StoreClosedError, StoreMovedError
 
 _AT_FDCWD = -100
-_SYS_OPENAT2 = 437  # on every architecture
 _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 0x04, 0x08
 _FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 libc = ctypes.CDLL(None, use_errno=True)
-libc.syscall.restype = ctypes.c_long
-
-
-class _OpenHow(ctypes.Structure):
-    _fields_ = [("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64)]
 
 
 class Home:
@@ -37,7 +30,7 @@ class Home:
         self.path = str(path)
         self.prefix = self.path.rstrip("/") + "/"
         # None after `let_go`. A call keeps the Descriptor until it is through.
-        self.folder = folder = folder or Descriptor(open_folder(Path(path)))
+        self.folder = folder = folder or open_folder(Path(path))
         status = os.fstat(folder.fd)
         self._identity = status.st_dev, status.st_ino
 
@@ -135,63 +128,50 @@ def at(path: Path | str) -> tuple[Descriptor | None, str]:
     return folder, text[len(home.prefix) :]
 
 
-def open_folder(path: Path) -> int:
+def open_folder(path: Path) -> Descriptor:
     """A descriptor that only names a folder, reached without following a link. Raises OSError."""
     home, name = at(path)  # `home` keeps the directory open until this call returns
-    folder = None if home is None else home.fd
-    how = _OpenHow(_FLAGS, 0, _RESOLVE_NO_SYMLINKS | (0 if folder is None else _RESOLVE_BENEATH))
-    fd: int = libc.syscall(
-        ctypes.c_long(_SYS_OPENAT2),
-        ctypes.c_long(_AT_FDCWD if folder is None else folder),
-        os.fsencode(name),
-        ctypes.byref(how),
-        ctypes.c_size_t(ctypes.sizeof(how)),
-    )
-    if fd >= 0:
-        return fd
-    code = ctypes.get_errno()
-    if code in (errno.ENOSYS, errno.EPERM):  # before Linux 5.6, or a sandbox that does not know the call
-        return _walk_to_folder(folder, Path(name))
-    raise OSError(code, os.strerror(code), str(path))
+    folder = _AT_FDCWD if home is None else home.fd
+    try:
+        return open_beneath(
+            folder, name, _FLAGS, _RESOLVE_NO_SYMLINKS | (0 if home is None else _RESOLVE_BENEATH)
+        )
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EPERM):
+            raise
+    return _walk_to_folder(folder, Path(name))  # before Linux 5.6, or a sandbox that does not know the call
 
 
-def _walk_to_folder(folder: int | None, path: Path) -> int:
+def _walk_to_folder(folder: int, path: Path) -> Descriptor:
     """The same, one part after the other."""
     flags = _FLAGS | os.O_NOFOLLOW
-    if ".." in path.parts and folder is not None:
+    if ".." in path.parts and folder != _AT_FDCWD:
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(path))
-    fd = os.open(path.anchor or ".", flags, dir_fd=None if path.anchor else folder)
+    reached = open_in(folder, path.anchor or ".", flags)
     for name in path.parts[1:] if path.anchor else path.parts:
-        try:
-            step = os.open(name, flags, dir_fd=fd)
-        finally:
-            os.close(fd)
-        fd = step
-    return fd
+        with reached as fd:
+            step = open_in(fd, name, flags)
+        reached = step
+    return reached
 
 
-@contextlib.contextmanager
-def inside(path: Path) -> Iterator[tuple[int, str]]:
-    """(descriptor of the folder that a path's last part is in, that part), for calls that take a name in a folder. Raises OSError."""
-    home, name = at(path)
-    if home is not None and name == ".":
-        yield home.fd, "."
-        return
-    folder = open_folder(path.parent)
-    try:
-        yield folder, path.name or "."
-    finally:
-        os.close(folder)
+def inside(path: Path) -> InFolder:
+    """A with block that gives (descriptor of the folder that a path's last part is in, that part), for calls that take a name in a folder.
+    Raises OSError."""
+    folder, name = at(path)
+    if folder is not None and name == ".":
+        return InFolder(folder, ".", owned=False)
+    return InFolder(open_folder(path.parent), path.name or ".", owned=True)
 
 
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # an open of a FIFO would wait
 
 
-def open_file_in(folder: int, name: str) -> int:
+def open_file_in(folder: int, name: str) -> Descriptor:
     """A descriptor for reading, for those who look at very many files; `name` itself is no link that is followed. Raises OSError."""
-    return os.open(name, _FILE_FLAGS, dir_fd=folder)
+    return open_in(folder, name, _FILE_FLAGS)
 
 
-def open_folder_in(folder: int, name: str) -> int:
+def open_folder_in(folder: int, name: str) -> Descriptor:
     """The same for a folder. Raises OSError."""
-    return os.open(name, _FILE_FLAGS | os.O_DIRECTORY, dir_fd=folder)
+    return open_in(folder, name, _FILE_FLAGS | os.O_DIRECTORY)

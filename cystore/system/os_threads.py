@@ -29,6 +29,7 @@ SLICE_S = 1.0
 _native = _pristine()
 Lock: Callable[[], threading.Lock] = _native.allocate_lock
 RLock: Callable[[], Any] = _native.RLock
+start: Callable[..., int] = _native.start_new_thread
 
 
 def patched() -> bool:
@@ -71,18 +72,38 @@ class Thread:
 
     def __init__(self, target: Callable[[], None], name: str) -> None:
         self.name = name
-        self._target = target
-        self._done = Flag()
+        self._targets = [target]
+        self._begun, self._done = Flag(), Flag()
         self._ident = -1
-        if patched():
-            _native.start_new_thread(self._run, ())
-        else:
-            threading.Thread(target=self._run, name=name, daemon=True).start()
+        try:
+            if patched():
+                start(self._run, ())
+            elif threading.current_thread() is threading.main_thread():
+                # A handler's exception inside of Thread.start would leave a thread that waits for ever for a lock of `threading`.
+                start(self._start_from_here, ())
+                self._begun.wait()
+            else:
+                self._start()
+        except BaseException:
+            self._targets.clear()  # it may run already; else it never does
+            raise
+
+    def _start(self) -> None:
+        threading.Thread(target=self._run, name=self.name, daemon=True).start()
+
+    def _start_from_here(self) -> None:
+        try:
+            self._start()
+        except RuntimeError:  # no more threads: this one
+            self._run()
 
     def _run(self) -> None:
         self._ident = _native.get_ident()
-        target = self._target
-        del self._target
+        self._begun.set()
+        try:
+            target = self._targets.pop()
+        except IndexError:  # whoever started this thread was told that it was not
+            return
         try:
             target()
         finally:

@@ -7,7 +7,6 @@ that close other descriptors do not release them. `flock` on the directory notic
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import logging
@@ -15,10 +14,9 @@ import os
 import struct
 import time
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 
-from cystore._native.descriptor import Descriptor
+from cystore._native.descriptor import ByteLock, Descriptor
 from cystore.errors import StoreLockedError
 from cystore.system import files, os_threads
 
@@ -27,7 +25,7 @@ log = logging.getLogger("cystore")
 LOCK_NAME = "lock"
 STORE_BYTE, GATE_BYTE = 0, 1
 
-_F_OFD_GETLK, _F_OFD_SETLK, _F_OFD_SETLKW = 36, 37, 38
+_F_OFD_GETLK, _F_OFD_SETLK = 36, 37
 _FLOCK = struct.Struct("hhqqi0q")
 _DIRECTORY_WAIT_S = 5.0
 _REPORT_AFTER_S = 5.0
@@ -47,14 +45,14 @@ class StoreLocks:
         self._read_only = read_only
         self._owner = os.getpid()
         # Objects: a handler's exception that drops this one before anybody could close it gives its locks up all the same.
-        self._directory_file, self._file = Descriptor(-1), Descriptor(-1)
+        self._directory_file, self._file = Descriptor(), Descriptor()
         flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
         try:
             with _descriptors:
                 _held.add(self)
                 # Opened first, so that an exiting process gives it up first: see `_flock`.
-                self._directory_file = Descriptor(files.open_file(root, os.O_RDONLY | os.O_DIRECTORY))
-                self._file = Descriptor(files.open_file(self.path, flags))
+                self._directory_file = files.open_file(root, os.O_RDONLY | os.O_DIRECTORY)
+                self._file = files.open_file(self.path, flags)
             if not read_only and os.fstat(self._fd).st_size == 0:
                 with files.translated(self.path):
                     os.pwrite(self._fd, b"lock", 0)  # as RocketMQ fills it
@@ -85,10 +83,10 @@ class StoreLocks:
     def _fd(self) -> int:
         return self._file.fd
 
-    def _set(self, byte: int, kind: int, *, wait: bool = False) -> bool:
+    def _set(self, byte: int, kind: int) -> bool:
         request = _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0)
         try:
-            fcntl.fcntl(self._fd, _F_OFD_SETLKW if wait else _F_OFD_SETLK, request)
+            fcntl.fcntl(self._fd, _F_OFD_SETLK, request)
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 return False
@@ -96,22 +94,12 @@ class StoreLocks:
                 raise
         return True
 
-    @contextlib.contextmanager
-    def gate(self) -> Iterator[None]:
-        """Excludes everybody else who is attaching or detaching; waits for them (Ctrl-C works), and tells the log so."""
-        kind = fcntl.F_RDLCK if self._read_only else fcntl.F_WRLCK
-        if not self._set(GATE_BYTE, kind):
-            with self._reported():
-                self._set(GATE_BYTE, kind, wait=True)
-        try:
-            yield
-        finally:
-            if self._fd >= 0:
-                self._set(GATE_BYTE, fcntl.F_UNLCK)
+    def gate(self) -> ByteLock:
+        """A with block that excludes everybody else who is attaching or detaching; waits for them (Ctrl-C works), and tells the log so."""
+        return ByteLock(self._file, GATE_BYTE, shared=self._read_only, waiting=self._told_later)
 
-    @contextlib.contextmanager
-    def _reported(self) -> Iterator[None]:
-        """Who waits at the gate sleeps in the kernel, where nothing can be told: a timer does it."""
+    def _told_later(self) -> os_threads.Flag:
+        """Whoever waits at the gate sleeps in the kernel, where nothing can be told: a thread does it, until the result is set."""
         text = "%s: waiting for another process that is attaching or detaching, for more than %.0f s"
         through = os_threads.Flag()
 
@@ -119,11 +107,11 @@ class StoreLocks:
             if not through.wait(_REPORT_AFTER_S):
                 log.warning(text, self.path, _REPORT_AFTER_S)
 
-        os_threads.Thread(report, "cystore-gate")
         try:
-            yield
-        finally:
-            through.set()
+            os_threads.Thread(report, "cystore-gate")
+        except RuntimeError:  # no more threads: the wait is as long without a report
+            log.warning(text, self.path, 0)
+        return through
 
     def try_alone(self) -> bool:
         """Takes byte 0 exclusively: True when nobody else has the store open."""
@@ -166,15 +154,11 @@ class StoreLocks:
                 os_threads.pause(0.005)
 
 
-@contextlib.contextmanager
-def locked_byte(path: Path, byte: int) -> Iterator[None]:
-    """Excludes every other thread and process in `locked_byte` of the same byte of a file, which is made if it is missing. Waits
-    for them (Ctrl-C works); the kernel ends the lock of who is killed."""
+def locked_byte(path: Path, byte: int) -> ByteLock:
+    """A with block that excludes every other thread and process in `locked_byte` of the same byte of a file, which is made if it is
+    missing. Waits for them (Ctrl-C works); the kernel ends the lock of a process that is killed."""
     files.make_directory(path.parent)
-    with files.opened(path, os.O_RDWR | os.O_CREAT) as fd:
-        with files.translated(path):
-            fcntl.fcntl(fd, _F_OFD_SETLKW, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
-        yield
+    return ByteLock(files.open_file(path, os.O_RDWR | os.O_CREAT), byte, owned=True)
 
 
 def _close_inherited() -> None:

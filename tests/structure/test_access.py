@@ -19,6 +19,7 @@ MAY_REACH = {
     "cystore/system/file_system.py": "the rest of it: whole file systems, exchanged names",
     "cystore/spark/jobs/report_folder.py": "writes the user's report, no file of a store",
 }
+OPENS = {"open_in", "open_beneath"}
 LISTS = {"os.scandir", "MappedFile.of", "MappedFile.open"}
 
 UNPICKLES = re.compile(
@@ -56,7 +57,7 @@ def test_every_file_of_a_store_is_opened_by_files_py():
 
 
 def test_the_one_way_follows_no_link():
-    """Each call that opens says so, by itself or by the flags that it names."""
+    """Each call that opens says so, by itself or by the flags that it names. That it is closed on exec is `open_in`'s own rule."""
     opening = {"cystore/system/files.py": {"_open"}, "cystore/system/folders.py": None}
     for name, expected in opening.items():
         text = files(".py", under=name)[0].read_text()
@@ -70,14 +71,13 @@ def test_the_one_way_follows_no_link():
             function.name: ast.unparse(function)
             for function in ast.walk(source)
             if isinstance(function, ast.FunctionDef)
-            if any(isinstance(n, ast.Call) and ast.unparse(n.func) == "os.open" for n in ast.walk(function))
+            if any(isinstance(n, ast.Call) and ast.unparse(n.func) in OPENS for n in ast.walk(function))
         }
         assert callers, name
         assert expected in (None, set(callers)), callers
         for function, body in callers.items():
             said = body + "".join(value for flag, value in flags.items() if flag in body)
-            assert "O_NOFOLLOW" in said, (name, function)
-            assert "O_CLOEXEC" in said, (name, function)
+            assert "O_NOFOLLOW" in said or "_RESOLVE_NO_SYMLINKS" in said, (name, function)
 
 
 def test_the_store_never_pickles():

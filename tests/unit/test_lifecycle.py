@@ -6,7 +6,6 @@ from __future__ import annotations
 import gc
 import logging
 import signal
-import threading
 
 import pytest
 
@@ -94,17 +93,16 @@ def test_a_service_that_fails_is_reported_and_begins_again(caplog, monkeypatch):
 
 @pytest.mark.parametrize("started", [0, 1])
 def test_open_without_a_thread_leaves_nothing(tmp_path, monkeypatch, started):
-    real, count = threading.Thread.start, []
+    real, count = os_threads.start, []
 
-    def start(thread) -> None:
-        if thread.name.startswith("cystore-"):
-            count.append(1)
-            if len(count) > started:
-                raise RuntimeError("can't start new thread")
-        real(thread)
+    def start(*arguments) -> int:
+        count.append(1)
+        if len(count) > started:
+            raise RuntimeError("can't start new thread")
+        return real(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", start)
+        patch.setattr(os_threads, "start", start)
         with pytest.raises(cystore.StoreResourceError, match="can't start new thread"):
             open_small(tmp_path / "s", services=("flush", "allocate"))
     check_nobody_has(tmp_path / "s")
@@ -113,9 +111,7 @@ def test_open_without_a_thread_leaves_nothing(tmp_path, monkeypatch, started):
 def test_close_without_a_thread_closes_all_the_same(tmp_path, monkeypatch):
     store = open_small(tmp_path / "s")
     with monkeypatch.context() as patch:
-        patch.setattr(
-            threading.Thread, "start", lambda thread: (_ for _ in ()).throw(RuntimeError("no thread"))
-        )
+        patch.setattr(os_threads, "start", lambda *_: (_ for _ in ()).throw(RuntimeError("no thread")))
         store.close()
     check_nobody_has(tmp_path / "s")
 
