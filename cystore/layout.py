@@ -179,7 +179,7 @@ MUTEX_BYTES = 64
 LOCK_NAMES = ("clean", "housekeeping", "deliver", "dispatch", "append", "flush", "sync")
 # Work that is done for the whole store, each by one process at a time; a name stays at its place for ever.
 DUTIES = ("reput", "deliver_delayed", "clean_expired", "flush", "checkpoint", "chord_sweep", "scrub")
-DUTY_WORDS = ("token", "until_ms", "begun_ms", "took_us", "done", "outcome", "runs")
+DUTY_WORDS = ("token", "until_ms", "begun_ms", "took_us", "done", "outcome", "runs", "pid")
 DUTIES_MAX = WORDS_OF_DUTY = 8
 # "manifest" is a leaf: its holder takes no other lock.
 MUTEX_NAMES = (*LOCK_NAMES, *(f"duty_{name}" for name in DUTIES), "manifest")

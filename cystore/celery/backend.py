@@ -54,7 +54,9 @@ class CystoreBackend(AsyncBackendMixin, Backend):
 
     supports_native_join = True
     supports_result_compression = True
-    supports_autoexpire = True  # readers do it; there is nothing for celery.backend_cleanup to do
+    supports_autoexpire = (
+        True  # readers honour it, and workers clean: beat need not send celery.backend_cleanup
+    )
     supports_failure_expires = True
 
     def __init__(self, app: Any, url: str | None = None, **kwargs: Any) -> None:
@@ -136,6 +138,11 @@ class CystoreBackend(AsyncBackendMixin, Backend):
 
     def _delete_group(self, group_id: str) -> None:
         self._append(records.GROUPS, group_id, b"", tag=records.FORGET)
+
+    def cleanup(self) -> None:
+        """Begins a new segment if it is time for one, and removes what expired. A worker's main process does the same by itself."""
+        self.store.clean_due()
+        self.store.clean()
 
     def _append(
         self,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -111,6 +111,9 @@ ALL: dict[str, Duty] = {
 }
 
 
+NEEDED = (CLEAN_EXPIRED, DELIVER_DELAYED, CHORD_SWEEP)  # what a store needs whether or not ticks are sent
+
+
 class Held(Protocol):
     """A lease, of Redis or of the control block."""
 
@@ -166,9 +169,10 @@ def coordination_for(app: Any) -> Any:
 
 
 @contextmanager
-def lease_for(app: Any, store: MessageStore, duty: Duty) -> Iterator[Held | None]:
-    """The lease of a duty for the length of a with block, None while somebody else has it; in Redis if that answers."""
-    remote, asked = _redis_lease(app, store, duty)
+def lease_for(app: Any, store: MessageStore, duty: Duty, *, fleet: bool = True) -> Iterator[Held | None]:
+    """The lease of a duty for the length of a with block, None while somebody else has it; in Redis if that answers, unless `fleet`
+    is False."""
+    remote, asked = _redis_lease(app, store, duty) if fleet else (None, False)
     if asked:
         try:
             yield remote
@@ -235,14 +239,15 @@ def process_name() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def run(app: Any, duty: Duty) -> int | None:
-    """One tick: how much it did, None when somebody else has the lease or the duty failed. Notes the run in the store.
+def run(app: Any, duty: Duty, *, fleet: bool = True) -> int | None:
+    """One tick: how much it did, None when somebody else has the lease or the duty failed. Notes the run in the store. Without `fleet`
+    the lease is the control block's alone, and Redis is not asked.
 
     Errors of the store are logged, a lasting one once; they are never raised, for the next tick tries again.
     """
     store = store_of(app)
     begun, begun_ms, done = monotonic_s(), now_ms(), 0
-    with lease_for(app, store, duty) as held:
+    with lease_for(app, store, duty, fleet=fleet) as held:
         if held is None:
             log.debug("%s: somebody else has the lease", duty.name)
             return None
@@ -274,7 +279,7 @@ def run(app: Any, duty: Duty) -> int | None:
             log.warning("%s: the lease with token %d was lost", duty.name, held.token)
         if store.duties.highest_token(duty.name) <= held.token:
             took_us = int((monotonic_s() - begun) * 1_000_000)
-            store.duties.ran(duty.name, DutyRun(begun_ms, took_us, done, outcome, 0))
+            store.duties.ran(duty.name, DutyRun(begun_ms, took_us, done, outcome))
     return None if outcome is Outcome.FAILED else done
 
 
@@ -290,12 +295,16 @@ def due_here(store: MessageStore, slack_s: float) -> list[str]:
 
 
 def overdue_here(
-    store: MessageStore, periods: int, watched_since: float, mine: Mapping[str, int]
+    store: MessageStore,
+    periods: int,
+    watched_since: float,
+    mine: Mapping[str, int],
+    among: Iterable[Duty] = tuple(ALL.values()),
 ) -> list[str]:
     """Duties of a store that nobody ran for so many periods, in which somebody watched (monotonic seconds). One whose last run was
     the caller's own (`mine`: duty and number of the run) is due after a period: nobody else is at it."""
     watched_s, found = monotonic_s() - watched_since, []
-    for duty in ALL.values():
+    for duty in among:
         due = 1 if mine.get(duty.name) == store.duties.last(duty.name).runs else periods
         if min(_since_s(store, duty), watched_s) >= duty.period_s * due:
             found.append(duty.name)

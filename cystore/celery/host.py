@@ -1,14 +1,19 @@
-"""What a worker's main process does for its store: it says that it lives, and does a duty itself when nobody else does.
+"""What a worker's main process does for its store. Every worker with a store has it; nothing has to be installed.
 
-A thread of the main process (a greenlet, where those are threads): pool processes are busy with tasks, or there is no beat, or the
-broker is gone. The pool forks from this process at any moment, so nothing that the thread locks may be needed in a child as it is: the
-store attaches anew after a fork, connections to Redis are forgotten, the thread itself is not there. A kill leaves a heartbeat that
-runs out in 20 s.
+It removes what expired, ends chords, and delivers delayed messages (`duties.NEEDED`). A lease in the store's control block picks one
+worker of the store at a time. Where the app installed the duties as tasks (`cystore.celery.tasks`), the main process also says that it
+lives, and does a duty itself when no tick came for three periods: the pool is busy, there is no beat, or the broker is gone.
+
+A thread does it (a greenlet, where those are threads). It starts after the last fork of the boot steps, beat's included. A later fork,
+of a pool process that is replaced, waits for the end of the thread's turn. Otherwise the child would inherit the lock of an import that
+the thread was in, and wait for it for ever. A kill leaves leases and a heartbeat that run out by themselves.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -24,6 +29,7 @@ from cystore.celery.backend import CystoreBackend
 from cystore.celery.duties import ALL, REPUT, Held
 from cystore.celery.identity import store_id_of
 from cystore.celery.redis_urls import RedisAwayError
+from cystore.cli.output import time_text
 from cystore.clock import monotonic_s, now_ms
 from cystore.engine.progress import Progress
 from cystore.services.duties import DutyRun, Outcome
@@ -31,7 +37,8 @@ from cystore.services.threads import ServiceThread
 
 log = logging.getLogger("cystore.celery")
 
-LOOK_S = 0.5
+LOOK_S = 1.0
+FORK_WAIT_S = 5.0
 MISSED_PERIODS = 3
 JOIN_S = 10.0
 REPUT_WAIT_S = 0.25
@@ -39,11 +46,48 @@ NOTE_S = 1.0
 ASK_AGAIN_S = 1.0  # for a lease that somebody else has
 
 
+class ForkGuard:
+    """No fork of this process falls into a turn: the turn holds a lock that a fork takes first. A turn that takes longer than
+    `FORK_WAIT_S`, because a disk or a server does not answer, is not waited for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._waited = False
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def before_fork(self) -> None:
+        """Waits for the end of a turn."""
+        self._waited = self._lock.acquire(timeout=FORK_WAIT_S)
+
+    def after_in_parent(self) -> None:
+        """Lets turns begin again."""
+        if self._waited:
+            self._lock.release()
+
+    def after_in_child(self) -> None:
+        """The child has no turns of its parent's."""
+        self._lock = threading.RLock()
+
+
+TURN = ForkGuard()
+os.register_at_fork(
+    before=lambda: TURN.before_fork(),
+    after_in_parent=lambda: TURN.after_in_parent(),
+    after_in_child=lambda: TURN.after_in_child(),
+)
+
+
 class DutyHost(bootsteps.StartStopStep):
-    """The bootstep; for workers whose result backend is a store. Setting `cystore_host_reput`: dispatch by this process, at once."""
+    """The step of a worker's consumer: those begin after all processes of the boot were forked. Setting `cystore_host_reput`: dispatch by
+    this process, at once."""
 
     label = "cystore duties"
-    requires = ("celery.worker.components:Pool",)
+    requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def __init__(self, parent: Any, **options: Any) -> None:
         super().__init__(parent, **options)
@@ -52,31 +96,37 @@ class DutyHost(bootsteps.StartStopStep):
 
     @staticmethod
     def take_part(worker: Any) -> None:
-        """Before the worker's blueprint is made: it listens to its store's queue, and gets this step. One without a store does not;
-        one whose store cannot be opened says why, and its tasks will say it again."""
+        """Before the worker's steps are made. A worker that takes the ticks listens to its store's queue. One without a store does
+        nothing; one whose store cannot be opened says why, and its tasks will say it again."""
         app = worker.app
-        if not isinstance(app.backend, CystoreBackend):
+        if not isinstance(app.backend, CystoreBackend) or not app.backend.location.path:
             log.debug("no duties: the result backend is no store")
             return
         try:
-            queues.consume_own_queue(app, store_id_of(app.backend.store))
-            duties.coordination_for(app)  # says what is wrong with its settings
+            store_id = store_id_of(app.backend.store)
+            if takes_ticks():
+                queues.consume_own_queue(app, store_id)
+                duties.coordination_for(app)  # says what is wrong with its settings
         except (StoreError, ImproperlyConfigured) as error:
             log.error("this worker does no duties: %s", error)
             return
-        app.steps["worker"].add(DutyHost)
+        app.steps["consumer"].add(DutyHost)
         for name in ("celery.worker.strategy", "celery.app.trace"):
             logging.getLogger(name).addFilter(_no_ticks)
 
     def start(self, parent: Any) -> None:
-        """After the pool: its first processes were forked without this thread."""
+        """With the first connection to the broker; the threads stay through all others."""
+        if self._threads:
+            return
         store = duties.store_of(parent.app)
         hosts_reput = bool(parent.app.conf.get("cystore_host_reput"))
         roles = ("worker", "reput") if hosts_reput else ("worker",)
-        keeper = Keeper(parent.app, store, parent.hostname, roles)
+        keeper = Keeper(parent.app, store, parent.hostname, roles, ticks=takes_ticks())
+        log.info("%s", keeper.introduction())
+        "".encode("idna")  # what a connection imports, in the thread that forks
         # It asks Redis and sends the bodies of chords: with the worker's own connections, so in the worker's own hub.
         self._threads = [
-            ServiceThread("duties", keeper.run_once, LOOK_S, thread=greenlets.Thread, flag=threading.Event)
+            ServiceThread("duties", keeper.turn, LOOK_S, thread=greenlets.Thread, flag=threading.Event)
         ]
         if hosts_reput:
             if detect_environment() == "default":
@@ -90,15 +140,23 @@ class DutyHost(bootsteps.StartStopStep):
                 )
 
     def stop(self, parent: Any) -> None:
+        """A connection to the broker ended; the store still needs its duties."""
+
+    def shutdown(self, parent: Any) -> None:
         """Ends the threads; a duty that is at work ends its step."""
         for thread in self._threads:
             thread.stop()
         for thread in self._threads:
             thread.join(JOIN_S)
+        self._threads = []
         if self._loop is not None:
             self._loop.release()
+            self._loop = None
 
-    terminate = stop
+
+def takes_ticks() -> bool:
+    """Whether this worker knows the duties as tasks."""
+    return "cystore.celery.tasks" in sys.modules
 
 
 def _no_ticks(record: logging.LogRecord) -> bool:
@@ -108,29 +166,54 @@ def _no_ticks(record: logging.LogRecord) -> bool:
 
 
 class Keeper:
-    """Heartbeats, and duties that nobody did for three periods."""
+    """What a store needs, once a period. With `ticks` heartbeats, and all duties that nobody did for three periods."""
 
-    def __init__(self, app: Any, store: MessageStore, worker: str, roles: tuple[str, ...]) -> None:
+    def __init__(
+        self, app: Any, store: MessageStore, worker: str, roles: tuple[str, ...], *, ticks: bool = True
+    ) -> None:
         self._app, self._store, self._worker, self._roles = app, store, worker, roles
+        self._ticks = ticks
+        self._among = tuple(duties.ALL.values()) if ticks else duties.NEEDED
         self._store_id = store_id_of(store)
         self._began, self._next_beat = monotonic_s(), 0.0
         self._alone = False
         self._mine: dict[str, int] = {}
 
+    def introduction(self) -> str:
+        """Who cleans, and when somebody did last, for the worker's log."""
+        last = self._store.duties.last(duties.CLEAN_EXPIRED.name)
+        cleaned = (
+            f"cleaned last at {time_text(last.begun_ms)} by process {last.pid}"
+            if last.runs
+            else "not cleaned yet"
+        )
+        who = (
+            "ticks of beat do the duties, and this worker's main process where none come"
+            if self._ticks
+            else "the main process of one of its workers cleans it, ends chords and delivers delayed messages"
+        )
+        return f"{self._store.path}: {who}; {cleaned} since the first process opened it"
+
+    def turn(self) -> Progress:
+        """One look, which no fork falls into."""
+        with TURN:
+            return self.run_once()
+
     def run_once(self) -> Progress:
         """One look."""
-        if monotonic_s() >= self._next_beat:
+        if self._ticks and monotonic_s() >= self._next_beat:
             self._next_beat = monotonic_s() + registry.HEARTBEAT_S
             self._heartbeat()
-        overdue = duties.overdue_here(self._store, MISSED_PERIODS, self._began, self._mine)
-        if overdue and not self._alone:
+        periods = MISSED_PERIODS if self._ticks else 1
+        overdue = duties.overdue_here(self._store, periods, self._began, self._mine, self._among)
+        if overdue and self._ticks and not self._alone:
             self._alone = True
             log.info(
                 "%s: no tick of %s for %d periods (no beat, a busy pool, or no broker): the worker's main process does it",
                 self._store.path, ", ".join(overdue), MISSED_PERIODS,
             )  # fmt: skip
         for name in overdue:
-            if duties.run(self._app, ALL[name]) is not None:
+            if duties.run(self._app, ALL[name], fleet=self._ticks) is not None:
                 self._mine[name] = self._store.duties.last(name).runs
         return Progress(len(overdue))
 
@@ -186,7 +269,7 @@ class ReputLoop:
         if now >= self._note_at:
             self._note_at = now + NOTE_S
             took_us = int((monotonic_s() - now) * 1_000_000)
-            self._store.duties.ran(REPUT.name, DutyRun(now_ms(), took_us, self._done, Outcome.DONE, 0))
+            self._store.duties.ran(REPUT.name, DutyRun(now_ms(), took_us, self._done, Outcome.DONE))
             self._done = 0
         return Progress(done, more=done > 0)
 

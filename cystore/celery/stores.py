@@ -25,6 +25,8 @@ EXAMPLE = "cystore:///var/lib/app/store"
 MIB = 1 << 20
 FOREVER_H = 24 * 366 * 100  # a hundred years, the most that a store takes: cleaning by age is off
 
+DAY_H = 24
+ANY_HOUR = ";".join(f"{hour:02}" for hour in range(DAY_H))
 ALIASES = {"flush": "flush_disk_type"}
 
 # A result is small: files that suit a laptop, where RocketMQ's would reserve a gigabyte. They hold for a store that is new.
@@ -35,6 +37,7 @@ DEFAULTS: dict[str, Any] = {
     "populate_ahead_bytes": 4 * MIB,
     # A client of RocketMQ's tries again elsewhere; here a task that has done its work would fail because its host is busy.
     "os_page_cache_busy_timeout_ms": 30_000,
+    "delete_when": ANY_HOUR,  # RocketMQ waits for a quiet hour; a hundred thousand results go in some 20 ms
 }
 
 
@@ -90,20 +93,25 @@ class Location:
 
     def keeping(self, result_expires_s: float | None) -> Location:
         """The location for an app whose results live so long (None, or 0 as Celery has it: for ever): its records are kept for that
-        time or for `file_reserved_time_h`, whichever is longer, so cleaning never takes a result that has not expired."""
+        time or for `file_reserved_time_h`, whichever is longer, so cleaning never takes a result that has not expired. Where only a
+        short `result_expires` (less than a day) says anything, that is how long."""
         if not result_expires_s:
             return dataclasses.replace(self, file_reserved_time_h=FOREVER_H)
-        reserved_h = StoreConfig.from_mapping({**DEFAULTS, **self.settings}).file_reserved_time_h
         expires_h = min(math.ceil(result_expires_s / 3600), FOREVER_H)
+        if "file_reserved_time_h" not in self.settings and expires_h < DAY_H:
+            return dataclasses.replace(self, file_reserved_time_h=expires_h)
+        reserved_h = StoreConfig.from_mapping({**DEFAULTS, **self.settings}).file_reserved_time_h
         return dataclasses.replace(self, file_reserved_time_h=max(reserved_h, expires_h))
 
     @property
     def opened_with(self) -> dict[str, Any]:
         """Settings for `cystore.open`."""
-        kept = (
-            {} if self.file_reserved_time_h is None else {"file_reserved_time_h": self.file_reserved_time_h}
-        )
-        return {**DEFAULTS, **self.settings, **kept}
+        if self.file_reserved_time_h is None:
+            return {**DEFAULTS, **self.settings}
+        # A segment goes as a whole: one that takes records for a day keeps the first of them for a day longer.
+        roll_h = max(1, min(DAY_H, self.file_reserved_time_h // 4))
+        kept = {"file_reserved_time_h": self.file_reserved_time_h}
+        return {**DEFAULTS, "roll_interval_h": roll_h, **self.settings, **kept}
 
 
 def _settings(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from celery.utils.log import get_task_logger
 from cystore.celery import duties, queues, registry
 from cystore.celery import spark_tasks as spark_tasks  # a worker takes those too
 from cystore.celery.duties import ALL, Duty, store_of
-from cystore.celery.host import DutyHost
 from cystore.celery.identity import store_id_of
 from cystore.celery.redis_urls import RedisAwayError
 
@@ -107,11 +106,6 @@ def _waiting(connection: Any, queue: Any) -> int:
     """How many messages wait in a queue; it is made if it is missing."""
     with connection.channel() as channel:
         return int(queue(channel).queue_declare().message_count or 0)
-
-
-@signals.worker_init.connect(weak=False)
-def _worker_begins(sender: Any, **_signal: object) -> None:
-    DutyHost.take_part(sender)
 
 
 @signals.beat_init.connect(weak=False)

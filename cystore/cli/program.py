@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from cystore import __version__
+from cystore.cli.clean import COMMAND as CLEAN
 from cystore.cli.clock import COMMAND as CLOCK
 from cystore.cli.command import FAILED, Command, Group
 from cystore.cli.config import COMMAND as CONFIG
@@ -46,7 +47,7 @@ from cystore.errors import (
 )
 
 COMMANDS: tuple[Command | Group, ...] = (
-    INFO, TOPICS, DUMP, QUERY, PUT, TAIL, VERIFY, RECOVER, REBUILD, QUARANTINE, CONFIG, CLOCK,
+    INFO, TOPICS, DUMP, QUERY, PUT, TAIL, VERIFY, RECOVER, REBUILD, QUARANTINE, CONFIG, CLEAN, CLOCK,
 )  # fmt: skip
 DERIVED = {QUEUES, EXT_QUEUES, INDEX}
 ALIKE = 3  # reports that differ in numbers and names only

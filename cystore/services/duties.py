@@ -10,6 +10,7 @@ process that could hold an old token.
 from __future__ import annotations
 
 import enum
+import os
 from typing import NamedTuple
 
 from cystore import clock
@@ -20,7 +21,7 @@ from cystore.layout import DUTIES, DUTY_WORDS
 
 __all__ = ["DUTIES", "Duties", "DutyRun", "Outcome"]
 
-_TOKEN, _UNTIL, _BEGUN, _TOOK, _DONE, _OUTCOME, _RUNS = range(len(DUTY_WORDS))
+_TOKEN, _UNTIL, _BEGUN, _TOOK, _DONE, _OUTCOME, _RUNS, _PID = range(len(DUTY_WORDS))
 
 
 class Outcome(enum.IntEnum):
@@ -35,13 +36,14 @@ class Outcome(enum.IntEnum):
 
 class DutyRun(NamedTuple):
     """The last run of a duty: when it began (ms), how long it took (microseconds), how much was done (bytes, files or messages,
-    as the duty counts), how it ended, and how many runs there were since the first process attached."""
+    as the duty counts), how it ended, how many runs there were since the first process attached, and which process ran it."""
 
     begun_ms: int
     took_us: int
     done: int
     outcome: Outcome
-    runs: int
+    runs: int = 0
+    pid: int = 0
 
 
 def _now_ms() -> int:
@@ -117,15 +119,21 @@ class Duties:
     # ------------------------------------------------------------------------------------------- what came of it
 
     def ran(self, duty: str, run: DutyRun) -> None:
-        """Notes a run. The numbers are for people: of two that end at once, parts of both may be read."""
-        values = {_BEGUN: run.begun_ms, _TOOK: run.took_us, _DONE: run.done, _OUTCOME: int(run.outcome)}
+        """Notes a run of this process. The numbers are for people: of two that end at once, parts of both may be read."""
+        values = {
+            _BEGUN: run.begun_ms,
+            _TOOK: run.took_us,
+            _DONE: run.done,
+            _OUTCOME: int(run.outcome),
+            _PID: os.getpid(),
+        }
         for word, value in values.items():
             self._set(duty, word, value)
         self._set(duty, _RUNS, self._get(duty, _RUNS) + 1)
 
     def last(self, duty: str) -> DutyRun:
         """The last run of a duty."""
-        begun, took, done, outcome, runs = (
-            self._get(duty, word) for word in (_BEGUN, _TOOK, _DONE, _OUTCOME, _RUNS)
+        begun, took, done, outcome, runs, pid = (
+            self._get(duty, word) for word in (_BEGUN, _TOOK, _DONE, _OUTCOME, _RUNS, _PID)
         )
-        return DutyRun(begun, took, done, Outcome(outcome), runs)
+        return DutyRun(begun, took, done, Outcome(outcome), runs, pid)

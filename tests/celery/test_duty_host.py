@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from celery import Celery
 
+from cystore.celery import tasks  # noqa: F401 - a worker that takes the ticks
 from cystore.celery.duties import ALL, REPUT, run
 from cystore.celery.host import DutyHost, Keeper, ReputLoop
 from cystore.celery.identity import store_id_of
@@ -25,7 +26,7 @@ def app(url) -> Celery:
 
 def takes_part(app: Celery) -> bool:
     DutyHost.take_part(SimpleNamespace(app=app))
-    return DutyHost in app.steps["worker"]
+    return DutyHost in app.steps["consumer"]
 
 
 @pytest.mark.parametrize("chosen", [["other"], None])

@@ -24,7 +24,8 @@ def app_on(url: str, result_expires: object) -> Celery:
 @pytest.mark.parametrize(
     ("options", "result_expires", "hours"),
     [
-        ("", 3600, 72),
+        ("", 3600, 1),
+        ("", timedelta(days=1), 72),
         ("", timedelta(days=7), 168),
         ("?file_reserved_time_h=200", timedelta(days=7), 200),
         ("?file_reserved_time_h=0", 3601, 2),
@@ -47,7 +48,7 @@ def test_two_apps_with_other_times_share_a_store(url):
 
 @pytest.mark.parametrize("result_expires", [7_200, None])
 def test_the_duty_removes_what_has_expired_and_nothing_else(url, monkeypatch, result_expires):
-    small = "mapped_file_size_commit_log_bytes=65536&mapped_file_size_consume_queue_bytes=2000&services=none"
+    small = "mapped_file_size_commit_log_bytes=65536&mapped_file_size_consume_queue_bytes=2000&services=none&roll_interval_h=24"
     app = app_on(f"{url}?{small}&file_reserved_time_h=0&delete_when={ANY_HOUR}", result_expires)
     store, later_ms = app.backend.store, 0
     turn(monkeypatch, lambda: later_ms)

@@ -10,8 +10,11 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 from celery import Celery, group, shared_task, signals
 from celery.result import AsyncResult, allow_join_result
+
+from tests.turned import turn
 
 BROKER, BACKEND, OPEN_EARLY = "CYSTORE_TEST_BROKER", "CYSTORE_TEST_BACKEND", "CYSTORE_TEST_OPEN_EARLY"
 DIE_IN, DIED, CLAIM_S = "CYSTORE_TEST_DIE_IN", "CYSTORE_TEST_DIED", "CYSTORE_TEST_CLAIM_S"
@@ -22,6 +25,7 @@ DUTIES, SETTINGS = (
 QUEUE = "cystore_tests"
 REDELIVER_AFTER = "CYSTORE_TEST_REDELIVER_AFTER_S"
 REDELIVER_AFTER_S = 2  # unless the environment says otherwise
+CLOCK_AHEAD_MS = "CYSTORE_TEST_CLOCK_AHEAD_MS"  # the time by which a worker cleans
 MARKED = "MARKED"  # a state of the app's own
 
 
@@ -186,6 +190,8 @@ if BROKER in os.environ:
     app.conf.cystore_chord_claim_s = float(os.environ.get(CLAIM_S, 0)) or None
     if DIE_IN in os.environ:
         die_in(os.environ[DIE_IN], os.environ[DIED])
+    if CLOCK_AHEAD_MS in os.environ:
+        turn(pytest.MonkeyPatch(), int(os.environ[CLOCK_AHEAD_MS]))
     if os.environ.get(DUTIES):
         from cystore.celery.tasks import install
 

@@ -3,6 +3,7 @@ processes that are killed or stopped inside and between steps."""
 
 from __future__ import annotations
 
+import os
 import pytest
 
 import cystore
@@ -75,7 +76,7 @@ def test_tokens_and_runs_are_seen_by_every_process_and_survive_their_holder(stor
     assert store.duties.last(DUTY).outcome is Outcome.NEVER
     store.duties.ran(DUTY, DutyRun(5, 6, 7, Outcome.LOST, 0))
     with other(store) as reader:
-        assert reader.do("duties.last(duty)", duty=DUTY) == [5, 6, 7, int(Outcome.LOST), 1]
+        assert reader.do("duties.last(duty)", duty=DUTY) == [5, 6, 7, int(Outcome.LOST), 1, os.getpid()]
 
 
 def test_nobody_does_a_step_beside_one_that_stands_still(store):

@@ -18,6 +18,7 @@ from cystore.cli import facts
 from cystore.cli.attached import attached
 from cystore.cli.info import STATES, positions
 from cystore.cli.output import one_line, size_text, time_text, write_json, write_line, write_table
+from cystore.services.duties import Duties
 
 TOPICS = (records.RESULTS, records.GROUPS, records.CHORDS, events.EVENTS)
 
@@ -49,6 +50,8 @@ def _store_facts(ctx: click.Context) -> dict[str, Any]:
         return told
     with common.told_errors(), attached(path, common.settings_of(location)) as parts:
         at = positions(parts)
+        noted = Duties(parts.control)
+        runs = {name: noted.last(name) for name in duties.ALL}
     names = (
         "wrote",
         "flushed",
@@ -61,6 +64,9 @@ def _store_facts(ctx: click.Context) -> dict[str, Any]:
         **told,
         **{name: at["positions"][name] for name in names},
         "topics": {topic: _count(at["queues"], topic) for topic in TOPICS},
+        "duties": {
+            name: {**run._asdict(), "outcome": run.outcome.name.lower()} for name, run in runs.items()
+        },
     }
 
 
@@ -89,6 +95,31 @@ def _show_store(told: dict[str, Any]) -> None:
         ("topic", "queues", "messages"),
         [(topic, counts["queues"], counts["messages"]) for topic, counts in told["topics"].items()],
     )
+    cleaned = told["duties"][duties.CLEAN_EXPIRED.name]
+    if not cleaned["runs"]:
+        write_line("nobody has cleaned it since the first process opened it")
+    else:
+        at, by = time_text(cleaned["begun_ms"]), process_text(cleaned["pid"])
+        write_line(f"cleaned last at {at} by {by}: {cleaned['outcome']}")
+    write_table(
+        ("duty", "last run", "by process", "outcome", "runs"),
+        [
+            (name, time_text(run["begun_ms"]), run["pid"], run["outcome"], run["runs"])
+            for name, run in told["duties"].items()
+            if run["runs"]
+        ],
+    )
+
+
+def process_text(pid: int) -> str:
+    """A process for people: its id, and its command where it still runs."""
+    try:
+        command = (
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+        )
+    except OSError:
+        command = "ended since"
+    return one_line(f"process {pid} ({command})")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,57 @@
+"""`cystore clean`: removes what expired, now."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+
+import cystore
+from cystore.cli.command import OK, Command, add_json, store_config
+from cystore.cli.output import write_json, write_line
+from cystore.cli.progress import progress
+from cystore.engine.manifest import FILE_NAME, read_facts
+from cystore.errors import StoreConfigError, StoreFormatError
+
+RETENTION = "file_reserved_time_h"
+
+
+def _run(args: argparse.Namespace) -> int:
+    if not any((args.path / name).exists() for name in (FILE_NAME, "commitlog")):
+        raise StoreFormatError("there is no store here", path=args.path)
+    config = store_config(args)
+    if RETENTION not in read_facts(args.path)[0].settings and not config.gives(RETENTION):
+        raise StoreConfigError(
+            f"the store does not say how long its messages are kept, and its users may keep them for longer than the default of "
+            f"{config.file_reserved_time_h} hours: give --set {RETENTION}=HOURS",
+            path=args.path,
+        )
+    with progress() as report, cystore.open(args.path, config=config, progress=report) as store:
+        store.clean_due()
+        cleaned = store.clean()
+    if args.json:
+        write_json(asdict(cleaned))
+        return OK
+    write_line(
+        f"removed {cleaned.segments} segments, {cleaned.queue_files} files of queues and {cleaned.index_files} of the index; the log "
+        f"begins at {cleaned.min_physical_offset}"
+    )
+    return OK
+
+
+COMMAND = Command(
+    name="clean",
+    summary="removes what expired, now",
+    description=(
+        "Ends the segment that is written to if it is old enough (roll_interval_h), and removes segments whose messages are all older\n"
+        "than file_reserved_time_h, at any hour. What a hold, an archive or a delayed message needs stays. Other processes may use the\n"
+        "store at the same time."
+    ),
+    examples=(
+        "cystore clean /var/lib/app/store",
+        "cystore clean /var/lib/app/store --set file_reserved_time_h=24 --json",
+    ),
+    add_arguments=lambda parser: add_json(
+        parser, "one JSON object: numbers of files, and where the log begins"
+    ),
+    run=_run,
+)

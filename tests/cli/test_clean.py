@@ -1,0 +1,56 @@
+"""Goal: `cystore clean` removes what expired, and nothing whose time it does not know. Method: the command on real stores."""
+
+from __future__ import annotations
+
+import json
+
+from cystore.cli.program import main
+from tests.small import open_small
+from tests.turned import turn
+
+HOUR_MS = 3_600_000
+
+
+def fill(path) -> int:
+    with open_small(path) as store:
+        for _ in range(400):
+            store.put("T", b"x" * 100)
+        store.flush()
+    return segments(path)
+
+
+def segments(path) -> int:
+    return len(list((path / "commitlog").glob("0*")))
+
+
+def test_it_refuses_to_guess_how_long_messages_are_kept(tmp_path, capsys):
+    fill(tmp_path / "s")
+    assert main(["clean", str(tmp_path / "s")]) == 2
+    assert "does not say how long its messages are kept" in capsys.readouterr().err
+
+
+def test_it_removes_what_expired(tmp_path, capsys, monkeypatch):
+    before = fill(tmp_path / "s")
+    turn(monkeypatch, 3 * HOUR_MS)
+    given = [str(tmp_path / "s"), "--set", "file_reserved_time_h=4", "--json"]
+    assert main(["clean", *given]) == 0
+    assert json.loads(capsys.readouterr().out)["segments"] == 0
+    given[2] = "file_reserved_time_h=2"
+    assert main(["clean", *given]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["segments"] > 0
+    assert segments(tmp_path / "s") < before
+    assert told["min_physical_offset"] > 0
+
+
+def test_a_store_that_says_how_long_needs_no_setting(tmp_path, capsys):
+    fill(tmp_path / "s")
+    with open_small(tmp_path / "s") as store:
+        store.configure(file_reserved_time_h=1)
+    assert main(["clean", str(tmp_path / "s")]) == 0
+    assert "removed 0 segments" in capsys.readouterr().out
+
+
+def test_no_store_is_made(tmp_path):
+    assert main(["clean", str(tmp_path / "s"), "--set", "file_reserved_time_h=4"]) == 2
+    assert not (tmp_path / "s").exists()
