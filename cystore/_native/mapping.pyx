@@ -30,6 +30,7 @@ cdef extern from "<sys/mman.h>" nogil:
     int msync(void* address, size_t length, int flags)
     void* MAP_FAILED
     int PROT_READ, PROT_WRITE, MAP_SHARED, MAP_PRIVATE, MAP_ANONYMOUS, MAP_NORESERVE, MS_SYNC
+    int MADV_RANDOM
 
 cdef int MADV_POPULATE_WRITE = 23  # Linux 5.14; older C libraries do not name it
 cdef Py_ssize_t PAGE = os.sysconf("SC_PAGESIZE")
@@ -136,6 +137,12 @@ cdef class MappedFile:
             raise OSError(errno, os.strerror(errno), self.path)
         return (found.stx_ino == self.inode and found.stx_dev_major == self.device_major
                 and found.stx_dev_minor == self.device_minor)
+
+    def expect_scattered(self):
+        """Tells the kernel that this file is touched here and there: a page fault brings in one page. Else each fault reads ahead, up to
+        megabytes, and fills the page cache even where the file has no blocks yet."""
+        if madvise(self.address, self.length, MADV_RANDOM):
+            raise OSError(errno, os.strerror(errno), self.path)
 
     def populate(self, Py_ssize_t begin, Py_ssize_t end):
         """Faults the pages of [begin, end) in for writing. False where the kernel cannot (before Linux 5.14)."""

@@ -29,6 +29,7 @@ log = logging.getLogger("cystore")
 
 DIRECTORY = "consumequeue"
 MANY_DIRTY = 256  # queues that are synced together
+FEW_QUEUES = 64  # of so many the kernel may read whole files ahead
 ENTRY_BYTES = CONSTANTS["QUEUE_ENTRY_BYTES"][0]
 FIRST_STEP_BYTES = 4 * 1024
 LAST_STEP_BYTES = 64 * 1024
@@ -68,6 +69,7 @@ class ConsumeQueue:
             max_mapped=2,
             durable_names=False,
             odd_files="remove",
+            scattered=control.queue_count > FEW_QUEUES,
         )
         if self.files.file_bytes % ENTRY_BYTES:
             raise StoreFormatError(

@@ -46,6 +46,7 @@ class MappedFileQueue:
     `mappings` keeps the mappings of all queues of files of a store within one budget; of this queue it keeps at most those of the
     `max_mapped` files used last, and always those that are `needed`. What somebody still holds stays mapped all the same.
     Without `durable_names` files are made without waiting for the disk, and `sync_names` does that for all of them at once.
+    `scattered`: the files are touched here and there, so a page fault reads nothing ahead.
     A file of another length is refused; with Mode.PRIVATE `odd_files` says what recovery would have made of it: lengthened with
     zeros ("extend") or removed ("remove").
     """
@@ -62,10 +63,11 @@ class MappedFileQueue:
         needed: Callable[[MappedFile], bool] | None = None,
         durable_names: bool = True,
         odd_files: Literal["refuse", "extend", "remove"] = "refuse",
+        scattered: bool = False,
     ) -> None:
         self.root, self.directory, self.mode = root, directory, mode
         self.file_bytes = file_bytes
-        self._durable_names = durable_names
+        self._durable_names, self._scattered = durable_names, scattered
         self._mappings = mappings or Mappings(1 << 62, 64)
         self._number = Mappings.number()
         self._mapped: OrderedDict[int, None] = (
@@ -178,7 +180,7 @@ class MappedFileQueue:
             try:
                 with files.translated(path):
                     try:
-                        return files.map_file(
+                        file = files.map_file(
                             path,
                             base,
                             self.file_bytes,
@@ -187,6 +189,9 @@ class MappedFileQueue:
                         )
                     except FileNotFoundError:
                         return None
+                    if self._scattered:
+                        file.expect_scattered()
+                    return file
             except StoreResourceError:
                 if not self._mappings.make_room():
                     raise
