@@ -73,6 +73,7 @@ EXTENSIONS: dict[str, list[str]] = {
     "index": [],
     "key_reader": [],
     "tail": [],
+    "queue_files": [],
     "dispatch": [],
     "scan": [],
     "mend": [],

@@ -27,6 +27,7 @@ from cystore.derived.dispatch import Dispatcher
 from cystore.derived.flush import DerivedFlusher
 from cystore.derived.follow import Follower
 from cystore.derived.index import IndexFiles
+from cystore.derived.known_queues import forget_known_queues
 from cystore.derived.offsets import reserve_queue_offsets
 from cystore.derived.reader import Reader
 from cystore.engine.allocate import CONTROL_NAME, HEADROOM_NAME, Allocator
@@ -284,6 +285,7 @@ def _first(
     if not abort.exists():
         files.write_whole(root, abort, b"", keep_last=False)
     failpoint("attach.marked")
+    forget_known_queues(root)
     manifest = Manifest.load(root, None, lambda: Facts(holes=state.holes, given_up=state.given_up))
     manifest.set_holes(state.holes)
     enter_shape(manifest, config)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from cystore._native.failpoint import failpoint
 from cystore.attach import Attachment
+from cystore.derived.known_queues import save_known_queues
 from cystore.engine.allocate import CONTROL_NAME, HEADROOM_NAME
 from cystore.engine.flush import SYNC_FAILED
 from cystore.engine.segments import Mode
@@ -95,6 +96,8 @@ def _shut_down_derived(attachment: Attachment) -> bool:
         failpoint("detach.dispatched")
         attachment.derived_flusher.flush()
         attachment.delivered.save()
+        failpoint("detach.derived_flushed")
+        save_known_queues(root, attachment.control, attachment.checkpoint.fields())
     except Exception:
         log.exception("%s: the log is durable; queues and index are not, and the next load mends them", root)
         return False

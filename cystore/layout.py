@@ -158,6 +158,40 @@ DISK_STRUCTS = (
             ),
         ),
     ),
+    DiskStruct(
+        "queue_table_header",
+        "config/queueTable: header; the topics' names, each behind its length in a byte, and the rows follow",
+        (
+            Field("magic", 0, 8, "'CYSQTAB1'", unsigned=True),
+            Field("begin", 8, 8, "the log's first physical offset at the close"),
+            Field("end", 16, 8, "the log's end at the close"),
+            Field("last_record", 24, 8, "the checkpoint's"),
+            Field("last_record_checksum", 32, 4, "the checkpoint's", unsigned=True),
+            Field("queue_file_bytes", 36, 4, "length of the consume queue files"),
+            Field("offsets_mark", 40, 8, "of config/queueOffset.json: changes with the file", unsigned=True),
+            Field("folders_mark", 48, 8, "of the folders of all topics", unsigned=True),
+            Field("topics", 56, 4, "how many names follow"),
+            Field("queues", 60, 4, "how many rows follow"),
+            Field(
+                "checksum",
+                64,
+                4,
+                "CRC-32C of the bytes before this field and of all behind it",
+                unsigned=True,
+            ),
+        ),
+    ),
+    DiskStruct(
+        "queue_table_row",
+        "config/queueTable: one queue; a topic's rows follow each other",
+        (
+            Field("topic", 0, 4, "number of the name"),
+            Field("queue_id", 4, 4, ""),
+            Field("next", 8, 8, "offset of the next message; every one below it has its entry"),
+            Field("minimum", 16, 8, "lowest offset that can be read"),
+            Field("mark", 24, 8, "changes with the queue's files", unsigned=True),
+        ),
+    ),
 )
 
 

@@ -36,7 +36,7 @@
 #define FLAG_CORRUPT 0x4 /* dispatch met a damaged record */
 #define FLAG_DISK_FULL 0x8 /* the disk is fuller than the settings allow */
 #define CONTROL_MAGIC 0x435953544f524531ull
-#define LAYOUT_FINGERPRINT 0x56b56a47a1b21794ull
+#define LAYOUT_FINGERPRINT 0x3de6c9acb335a829ull
 #define CONTROL_BUCKETS_AT 4096
 #define CONTROL_BUCKETS 16384
 #define CONTROL_QUEUES_AT 69632
@@ -221,6 +221,58 @@ static inline int32_t manifest_slot_payload_bytes(const uint8_t *p) { return (in
 static inline void manifest_slot_set_payload_bytes(uint8_t *p, int32_t v) { store_be32(p + MANIFEST_SLOT_PAYLOAD_BYTES_AT, (uint32_t)v); }
 static inline uint32_t manifest_slot_checksum(const uint8_t *p) { return (uint32_t)load_be32(p + MANIFEST_SLOT_CHECKSUM_AT); }
 static inline void manifest_slot_set_checksum(uint8_t *p, uint32_t v) { store_be32(p + MANIFEST_SLOT_CHECKSUM_AT, (uint32_t)v); }
+
+/* config/queueTable: header; the topics' names, each behind its length in a byte, and the rows follow */
+#define QUEUE_TABLE_HEADER_MAGIC_AT 0
+#define QUEUE_TABLE_HEADER_BEGIN_AT 8
+#define QUEUE_TABLE_HEADER_END_AT 16
+#define QUEUE_TABLE_HEADER_LAST_RECORD_AT 24
+#define QUEUE_TABLE_HEADER_LAST_RECORD_CHECKSUM_AT 32
+#define QUEUE_TABLE_HEADER_QUEUE_FILE_BYTES_AT 36
+#define QUEUE_TABLE_HEADER_OFFSETS_MARK_AT 40
+#define QUEUE_TABLE_HEADER_FOLDERS_MARK_AT 48
+#define QUEUE_TABLE_HEADER_TOPICS_AT 56
+#define QUEUE_TABLE_HEADER_QUEUES_AT 60
+#define QUEUE_TABLE_HEADER_CHECKSUM_AT 64
+static inline uint64_t queue_table_header_magic(const uint8_t *p) { return (uint64_t)load_be64(p + QUEUE_TABLE_HEADER_MAGIC_AT); }
+static inline void queue_table_header_set_magic(uint8_t *p, uint64_t v) { store_be64(p + QUEUE_TABLE_HEADER_MAGIC_AT, (uint64_t)v); }
+static inline int64_t queue_table_header_begin(const uint8_t *p) { return (int64_t)load_be64(p + QUEUE_TABLE_HEADER_BEGIN_AT); }
+static inline void queue_table_header_set_begin(uint8_t *p, int64_t v) { store_be64(p + QUEUE_TABLE_HEADER_BEGIN_AT, (uint64_t)v); }
+static inline int64_t queue_table_header_end(const uint8_t *p) { return (int64_t)load_be64(p + QUEUE_TABLE_HEADER_END_AT); }
+static inline void queue_table_header_set_end(uint8_t *p, int64_t v) { store_be64(p + QUEUE_TABLE_HEADER_END_AT, (uint64_t)v); }
+static inline int64_t queue_table_header_last_record(const uint8_t *p) { return (int64_t)load_be64(p + QUEUE_TABLE_HEADER_LAST_RECORD_AT); }
+static inline void queue_table_header_set_last_record(uint8_t *p, int64_t v) { store_be64(p + QUEUE_TABLE_HEADER_LAST_RECORD_AT, (uint64_t)v); }
+static inline uint32_t queue_table_header_last_record_checksum(const uint8_t *p) { return (uint32_t)load_be32(p + QUEUE_TABLE_HEADER_LAST_RECORD_CHECKSUM_AT); }
+static inline void queue_table_header_set_last_record_checksum(uint8_t *p, uint32_t v) { store_be32(p + QUEUE_TABLE_HEADER_LAST_RECORD_CHECKSUM_AT, (uint32_t)v); }
+static inline int32_t queue_table_header_queue_file_bytes(const uint8_t *p) { return (int32_t)load_be32(p + QUEUE_TABLE_HEADER_QUEUE_FILE_BYTES_AT); }
+static inline void queue_table_header_set_queue_file_bytes(uint8_t *p, int32_t v) { store_be32(p + QUEUE_TABLE_HEADER_QUEUE_FILE_BYTES_AT, (uint32_t)v); }
+static inline uint64_t queue_table_header_offsets_mark(const uint8_t *p) { return (uint64_t)load_be64(p + QUEUE_TABLE_HEADER_OFFSETS_MARK_AT); }
+static inline void queue_table_header_set_offsets_mark(uint8_t *p, uint64_t v) { store_be64(p + QUEUE_TABLE_HEADER_OFFSETS_MARK_AT, (uint64_t)v); }
+static inline uint64_t queue_table_header_folders_mark(const uint8_t *p) { return (uint64_t)load_be64(p + QUEUE_TABLE_HEADER_FOLDERS_MARK_AT); }
+static inline void queue_table_header_set_folders_mark(uint8_t *p, uint64_t v) { store_be64(p + QUEUE_TABLE_HEADER_FOLDERS_MARK_AT, (uint64_t)v); }
+static inline int32_t queue_table_header_topics(const uint8_t *p) { return (int32_t)load_be32(p + QUEUE_TABLE_HEADER_TOPICS_AT); }
+static inline void queue_table_header_set_topics(uint8_t *p, int32_t v) { store_be32(p + QUEUE_TABLE_HEADER_TOPICS_AT, (uint32_t)v); }
+static inline int32_t queue_table_header_queues(const uint8_t *p) { return (int32_t)load_be32(p + QUEUE_TABLE_HEADER_QUEUES_AT); }
+static inline void queue_table_header_set_queues(uint8_t *p, int32_t v) { store_be32(p + QUEUE_TABLE_HEADER_QUEUES_AT, (uint32_t)v); }
+static inline uint32_t queue_table_header_checksum(const uint8_t *p) { return (uint32_t)load_be32(p + QUEUE_TABLE_HEADER_CHECKSUM_AT); }
+static inline void queue_table_header_set_checksum(uint8_t *p, uint32_t v) { store_be32(p + QUEUE_TABLE_HEADER_CHECKSUM_AT, (uint32_t)v); }
+
+/* config/queueTable: one queue; a topic's rows follow each other */
+#define QUEUE_TABLE_ROW_TOPIC_AT 0
+#define QUEUE_TABLE_ROW_QUEUE_ID_AT 4
+#define QUEUE_TABLE_ROW_NEXT_AT 8
+#define QUEUE_TABLE_ROW_MINIMUM_AT 16
+#define QUEUE_TABLE_ROW_MARK_AT 24
+static inline int32_t queue_table_row_topic(const uint8_t *p) { return (int32_t)load_be32(p + QUEUE_TABLE_ROW_TOPIC_AT); }
+static inline void queue_table_row_set_topic(uint8_t *p, int32_t v) { store_be32(p + QUEUE_TABLE_ROW_TOPIC_AT, (uint32_t)v); }
+static inline int32_t queue_table_row_queue_id(const uint8_t *p) { return (int32_t)load_be32(p + QUEUE_TABLE_ROW_QUEUE_ID_AT); }
+static inline void queue_table_row_set_queue_id(uint8_t *p, int32_t v) { store_be32(p + QUEUE_TABLE_ROW_QUEUE_ID_AT, (uint32_t)v); }
+static inline int64_t queue_table_row_next(const uint8_t *p) { return (int64_t)load_be64(p + QUEUE_TABLE_ROW_NEXT_AT); }
+static inline void queue_table_row_set_next(uint8_t *p, int64_t v) { store_be64(p + QUEUE_TABLE_ROW_NEXT_AT, (uint64_t)v); }
+static inline int64_t queue_table_row_minimum(const uint8_t *p) { return (int64_t)load_be64(p + QUEUE_TABLE_ROW_MINIMUM_AT); }
+static inline void queue_table_row_set_minimum(uint8_t *p, int64_t v) { store_be64(p + QUEUE_TABLE_ROW_MINIMUM_AT, (uint64_t)v); }
+static inline uint64_t queue_table_row_mark(const uint8_t *p) { return (uint64_t)load_be64(p + QUEUE_TABLE_ROW_MARK_AT); }
+static inline void queue_table_row_set_mark(uint8_t *p, uint64_t v) { store_be64(p + QUEUE_TABLE_ROW_MARK_AT, (uint64_t)v); }
 
 typedef struct queue_entry {
     int64_t next; /* append: next queue offset, of what is published */

@@ -182,6 +182,54 @@ cdef extern from "layout.h" nogil:
     void manifest_slot_set_payload_bytes(uint8_t* p, int32_t v)
     uint32_t manifest_slot_checksum(const uint8_t* p)
     void manifest_slot_set_checksum(uint8_t* p, uint32_t v)
+    const int QUEUE_TABLE_HEADER_MAGIC_AT
+    const int QUEUE_TABLE_HEADER_BEGIN_AT
+    const int QUEUE_TABLE_HEADER_END_AT
+    const int QUEUE_TABLE_HEADER_LAST_RECORD_AT
+    const int QUEUE_TABLE_HEADER_LAST_RECORD_CHECKSUM_AT
+    const int QUEUE_TABLE_HEADER_QUEUE_FILE_BYTES_AT
+    const int QUEUE_TABLE_HEADER_OFFSETS_MARK_AT
+    const int QUEUE_TABLE_HEADER_FOLDERS_MARK_AT
+    const int QUEUE_TABLE_HEADER_TOPICS_AT
+    const int QUEUE_TABLE_HEADER_QUEUES_AT
+    const int QUEUE_TABLE_HEADER_CHECKSUM_AT
+    uint64_t queue_table_header_magic(const uint8_t* p)
+    void queue_table_header_set_magic(uint8_t* p, uint64_t v)
+    int64_t queue_table_header_begin(const uint8_t* p)
+    void queue_table_header_set_begin(uint8_t* p, int64_t v)
+    int64_t queue_table_header_end(const uint8_t* p)
+    void queue_table_header_set_end(uint8_t* p, int64_t v)
+    int64_t queue_table_header_last_record(const uint8_t* p)
+    void queue_table_header_set_last_record(uint8_t* p, int64_t v)
+    uint32_t queue_table_header_last_record_checksum(const uint8_t* p)
+    void queue_table_header_set_last_record_checksum(uint8_t* p, uint32_t v)
+    int32_t queue_table_header_queue_file_bytes(const uint8_t* p)
+    void queue_table_header_set_queue_file_bytes(uint8_t* p, int32_t v)
+    uint64_t queue_table_header_offsets_mark(const uint8_t* p)
+    void queue_table_header_set_offsets_mark(uint8_t* p, uint64_t v)
+    uint64_t queue_table_header_folders_mark(const uint8_t* p)
+    void queue_table_header_set_folders_mark(uint8_t* p, uint64_t v)
+    int32_t queue_table_header_topics(const uint8_t* p)
+    void queue_table_header_set_topics(uint8_t* p, int32_t v)
+    int32_t queue_table_header_queues(const uint8_t* p)
+    void queue_table_header_set_queues(uint8_t* p, int32_t v)
+    uint32_t queue_table_header_checksum(const uint8_t* p)
+    void queue_table_header_set_checksum(uint8_t* p, uint32_t v)
+    const int QUEUE_TABLE_ROW_TOPIC_AT
+    const int QUEUE_TABLE_ROW_QUEUE_ID_AT
+    const int QUEUE_TABLE_ROW_NEXT_AT
+    const int QUEUE_TABLE_ROW_MINIMUM_AT
+    const int QUEUE_TABLE_ROW_MARK_AT
+    int32_t queue_table_row_topic(const uint8_t* p)
+    void queue_table_row_set_topic(uint8_t* p, int32_t v)
+    int32_t queue_table_row_queue_id(const uint8_t* p)
+    void queue_table_row_set_queue_id(uint8_t* p, int32_t v)
+    int64_t queue_table_row_next(const uint8_t* p)
+    void queue_table_row_set_next(uint8_t* p, int64_t v)
+    int64_t queue_table_row_minimum(const uint8_t* p)
+    void queue_table_row_set_minimum(uint8_t* p, int64_t v)
+    uint64_t queue_table_row_mark(const uint8_t* p)
+    void queue_table_row_set_mark(uint8_t* p, uint64_t v)
     ctypedef struct queue_entry:
         int64_t next
         int64_t claimed

@@ -76,12 +76,13 @@ class PassResult:
 
 
 class LogPass:
-    """Walks once. What it stops at is judged here, by the rules of rules.py."""
+    """Walks once. What it stops at is judged here, by the rules of rules.py. Without `follow_queues` no queue is compared."""
 
-    def __init__(self, situation: Situation, start: int) -> None:
+    def __init__(self, situation: Situation, start: int, *, follow_queues: bool = True) -> None:
         self._about, self._reader = situation, situation.reader
         self.scanner = scan.LogScanner(
             check_checksum=situation.check_checksum,
+            follow_queues=follow_queues,
             in_time_order=situation.in_time_order and situation.keep,
             watermark=max(situation.watermark, 0),
             physic_timestamp=situation.physic_timestamp,

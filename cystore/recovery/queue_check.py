@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cystore.derived.consume_queue import ENTRY_BYTES
+from cystore.derived.known_queues import KnownQueues
 from cystore.derived.offsets import QueueOffsets
 from cystore.engine.given_up import BELIEVED_GAP, OFFSET_LIMIT, GivenUp, GivenUpRange
 from cystore.recovery.log_pass import Key, LogPass, Situation
@@ -22,6 +23,24 @@ class QueueFindings:
     dispatch_from: int
     earlier: int | None
     given_up: GivenUp
+
+
+def known_scans(known: KnownQueues) -> tuple[QueueScan, ...]:
+    """Queues that are as an orderly close left them."""
+    file_bytes = known.queue_file_bytes
+    limit, only_first, none = file_bytes // ENTRY_BYTES, (0,), ()
+
+    def bases(following: int, minimum: int) -> tuple[int, ...]:
+        if following == minimum:
+            return none
+        if following <= limit:
+            return only_first
+        return tuple(range(minimum // limit * file_bytes, following * ENTRY_BYTES, file_bytes))
+
+    return tuple(
+        QueueScan(topic, queue_id, following, minimum, following, file_bytes, bases(following, minimum))
+        for topic, queue_id, following, minimum in known.rows
+    )
 
 
 class QueueCheck:

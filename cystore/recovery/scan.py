@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from cystore.config import StoreConfig
 from cystore.derived.consume_queue import ENTRY_BYTES
+from cystore.derived.known_queues import KnownQueues, read_known_queues
 from cystore.derived.offsets import QueueOffsets, read_queue_offsets
 from cystore.engine.checkpoint import read_checkpoint
 from cystore.engine.commit_log import MARKER
@@ -22,7 +23,7 @@ from cystore.recovery.index_check import IndexCheck
 from cystore.recovery.log_pass import EVERYTHING, LogPass, Situation
 from cystore.recovery.log_reader import LogReader
 from cystore.recovery.model import LogScan, QueueScan, ScanResult
-from cystore.recovery.queue_check import QueueCheck, QueueFindings
+from cystore.recovery.queue_check import QueueCheck, QueueFindings, known_scans
 from cystore.recovery.queue_reader import QueueReader, list_queues
 
 T = TypeVar("T")
@@ -71,10 +72,14 @@ class _Scan:
         self._abnormal, self._progress = abnormal, progress
         self._warnings: list[str] = []
         self._checkpoint = read_checkpoint(root)
-        self._saved = self._read(read_queue_offsets, QueueOffsets())
-        self._queues, self._queue_file_bytes = list_queues(
-            root, config.mapped_file_size_consume_queue_bytes, self._warnings, short=self._short()
-        )
+        self._last = self._last_record()
+        self._ours = rules.watermark_holds(self._checkpoint, self._last)
+        self._saved = QueueOffsets()
+        self._queues: dict[tuple[str, int], QueueReader] = {}
+        self._queue_file_bytes = config.mapped_file_size_consume_queue_bytes
+        self._known = self._known_queues()
+        if self._known is None:
+            self._list_queues()
         self._given_up = self._read(read_given_up, GivenUp())
         # Holes below the usual start are known from their list alone.
         self._holes, newest = self._read(read_holes_or_copy, (Holes(), False))
@@ -83,8 +88,6 @@ class _Scan:
             self._warnings.append(
                 "the list of holes is damaged; its copy may lack some, so all of the log is checked"
             )
-        self._last = self._last_record()
-        self._ours = rules.watermark_holds(self._checkpoint, self._last)
         # The watermark's last record is gone: it proves nothing any more, but what the log lacks of it was durable.
         self._claimed = (
             min(self._checkpoint.watermark, reader.end)
@@ -96,6 +99,21 @@ class _Scan:
                 f"commit log files have {reader.file_bytes} bytes, the configuration says "
                 f"{config.mapped_file_size_commit_log_bytes}"
             )
+
+    def _known_queues(self) -> KnownQueues | None:
+        """The queues as an orderly close left them; None where their files have to be looked at."""
+        if self._abnormal or not self._ours or self._config.enable_consume_queue_ext:
+            return None
+        begin, file_bytes = self._reader.begin, self._queue_file_bytes
+        return self._read(lambda root: read_known_queues(root, self._checkpoint, begin, file_bytes), None)
+
+    def _list_queues(self) -> None:
+        """Looks at the files of every queue."""
+        self._known = None
+        self._saved = self._read(read_queue_offsets, QueueOffsets())
+        self._queues, self._queue_file_bytes = list_queues(
+            self._root, self._queue_file_bytes, self._warnings, short=self._short()
+        )
 
     def _short(self) -> Callable[[str, int], bool] | None:
         """Which queues have their first file alone, by what was saved when the store was closed cleanly."""
@@ -146,6 +164,11 @@ class _Scan:
     def _walked(self) -> tuple[LogPass, QueueFindings]:
         if not self._reader.bases:
             return self._without_log()
+        known = self._walked_with(self._known) if self._known is not None else None
+        if known is not None:
+            return known
+        if self._known is not None:
+            self._list_queues()
         situation = self._situation()
         start = self._start()
         while True:
@@ -163,6 +186,16 @@ class _Scan:
             )
             start = result.earlier
         return walked, found
+
+    def _walked_with(self, known: KnownQueues) -> tuple[LogPass, QueueFindings] | None:
+        """A walk over a log whose queues are known; None where the log is not as it was, so that they must be looked at."""
+        if self._from_the_beginning:
+            return None
+        walked = LogPass(self._situation(), self._start(), follow_queues=False)
+        result = walked.run()
+        if result.damage or result.end != known.end or max(result.lost_end, self._claimed) > known.end:
+            return None
+        return walked, QueueFindings(known_scans(known), known.end, None, self._given_up)
 
     def _start(self) -> int:
         bases = self._reader.bases
@@ -185,7 +218,8 @@ class _Scan:
     def _situation(self) -> Situation:
         config, watermark = self._config, -1
         # The queues' next offsets were saved when all that they count was durable.
-        counted = min(self._saved.physical_offset, self._reader.end)
+        saved = self._saved.physical_offset if self._known is None else self._known.end
+        counted = min(saved, self._reader.end)
         if self._ours:
             watermark = self._checkpoint.watermark
         elif not self._abnormal:
@@ -229,7 +263,7 @@ class _Scan:
             given_up=found.given_up,
             dispatched=max(min(found.dispatch_from, index.through), reader.begin),
             queue_file_bytes=self._queue_file_bytes,
-            offsets_saved=self._are_saved(found.queues, result.end),
+            offsets_saved=self._known is not None or self._are_saved(found.queues, result.end),
             warnings=tuple(self._warnings),
         )
 

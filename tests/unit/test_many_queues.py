@@ -22,7 +22,9 @@ def cached_pages(path: Path) -> int:
         found = (ctypes.c_ubyte * pages)()
         first = ctypes.c_char.from_buffer(mapped)
         try:
-            failed = _libc.mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(len(mapped)), found)
+            failed = _libc.mincore(
+                ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(len(mapped)), found
+            )
         finally:
             del first
         assert not failed

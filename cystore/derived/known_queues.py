@@ -1,0 +1,210 @@
+"""config/queueTable: what every consume queue held at an orderly close. The next open need not look into the files of each queue then.
+
+Nothing depends on it. The last process that closes a store of many queues writes it. The next open believes it when the log ends as it
+did, and when no file or folder of a queue was changed, made or removed since: their inode numbers and times of change (ctime) tell. Else
+recovery looks at every queue. The open removes it, so a crash leaves none.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+from array import array
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from pathlib import Path
+
+from cystore._native import queue_files
+from cystore._native.checksum import crc32c
+from cystore._native.control import Control
+from cystore._native.upkeep import Upkeep
+from cystore.derived.consume_queue import DIRECTORY, ENTRY_BYTES
+from cystore.derived.offsets import QUEUE_ID_MAX, QUEUE_OFFSETS, TOPIC
+from cystore.engine.checkpoint import CheckpointFields
+from cystore.engine.given_up import OFFSET_LIMIT
+from cystore.errors import StoreError, StoreIOError
+from cystore.layout import DISK_STRUCTS
+from cystore.system import files
+
+log = logging.getLogger("cystore")
+
+NAME = "queueTable"
+MANY_QUEUES = 1024  # with fewer ones every open looks at them all
+MAGIC = int.from_bytes(b"CYSQTAB1", "big")
+_CODES = {(4, False): "i", (8, False): "q", (4, True): "I", (8, True): "Q"}
+
+
+def _format(name: str) -> struct.Struct:
+    """The fields of a disk struct, which follow each other without gaps."""
+    fields = next(disk.fields for disk in DISK_STRUCTS if disk.name == name)
+    return struct.Struct(">" + "".join(_CODES[field.width, field.unsigned] for field in fields))
+
+
+_HEADER, _ROW, _CHECKSUM = _format("queue_table_header"), _format("queue_table_row"), struct.Struct(">I")
+Row = tuple[str, int, int, int]  # topic, queue id, next offset, minimum offset
+
+
+@dataclass(frozen=True)
+class KnownQueues:
+    """All queues of a log that begins at `begin` and ends at `end`, sorted by (topic, queue id)."""
+
+    begin: int
+    end: int
+    queue_file_bytes: int
+    rows: list[Row]
+
+
+def save_known_queues(root: Path, control: Control, checkpoint: CheckpointFields) -> None:
+    """Writes the table, when everything is dispatched and durable. Whoever is alone in the store calls it. Without it the next open takes
+    longer, so trouble is only logged."""
+    rows = _rows(control) if control.queue_count >= MANY_QUEUES else []
+    try:
+        data = _rendered(root, control, checkpoint, rows) if rows else None
+        if data is None:
+            forget_known_queues(root)
+        else:
+            files.write_whole(root, _path(root), data, keep_last=False)
+    except StoreError as error:
+        log.warning("%s: the next open looks at the files of every queue: %s", root, error)
+
+
+def forget_known_queues(root: Path) -> None:
+    """Removes the table: queues will change. Raises StoreIOError."""
+    with files.translated(_path(root)):
+        there = _path(root).exists()
+    if there:
+        files.remove(_path(root), durable=False)
+
+
+def read_known_queues(
+    root: Path, checkpoint: CheckpointFields, begin: int, queue_file_bytes: int
+) -> KnownQueues | None:
+    """The table, if it speaks of this log, of this checkpoint, and of the queues' files as they are now. Raises StoreIOError."""
+    data = files.read_if_there(_path(root))
+    if data is None or len(data) < _HEADER.size:
+        return None
+    magic, first, end, *proof, file_bytes, offsets_mark, folders_mark, topics, queues, checksum = (
+        _HEADER.unpack_from(data)
+    )
+    sound = (
+        magic == MAGIC and (first, file_bytes) == (begin, queue_file_bytes) and checksum == _checksum(data)
+    )
+    if not sound or proof != [checkpoint.last_record, checkpoint.last_record_checksum]:
+        return None
+    names, at = _names(data, topics)
+    if names is None or len(data) - at != queues * _ROW.size:
+        return None
+    table = list(_ROW.iter_unpack(data[at:]))
+    rows = [
+        (names[topic], queue_id, following, minimum)
+        for topic, queue_id, following, minimum, _ in table
+        if 0 <= topic < len(names)
+        and 0 <= queue_id <= QUEUE_ID_MAX
+        and 0 <= minimum <= following < OFFSET_LIMIT
+    ]
+    if len(rows) != queues or any(left[:2] >= right[:2] for left, right in pairwise(rows)):
+        return None
+    now = _marks(root, rows, queue_file_bytes)
+    if (
+        now is None
+        or now != (folders_mark, [mark for *_, mark in table])
+        or offsets_mark != _offsets_mark(root)
+    ):
+        return None
+    return KnownQueues(begin, end, queue_file_bytes, rows)
+
+
+def _path(root: Path) -> Path:
+    return root / "config" / NAME
+
+
+def _rows(control: Control) -> list[Row]:
+    """All queues; none where one of them is not dispatched to its end, or config/queueOffset.json lags behind."""
+    if Upkeep(control).offsets_saved != control.wrote:
+        return []
+    queues = [control.queue(slot) for slot in range(control.queue_count)]
+    if any(following != dispatched for _, _, following, dispatched, _ in queues):
+        return []
+    return sorted((topic, queue_id, following, minimum) for topic, queue_id, following, _, minimum in queues)
+
+
+def _rendered(root: Path, control: Control, checkpoint: CheckpointFields, rows: list[Row]) -> bytes | None:
+    """The table's bytes; None where the files of a queue are not what the row says."""
+    found = _marks(root, rows, control.consume_queue_file_bytes)
+    if found is None or not all(found[1]):
+        return None
+    names = sorted({topic for topic, *_ in rows})
+    numbers = {topic: number for number, topic in enumerate(names)}
+    body = [bytes([len(name)]) + name.encode() for name in names]
+    body += [
+        _ROW.pack(numbers[topic], *rest, mark) for (topic, *rest), mark in zip(rows, found[1], strict=True)
+    ]
+    values = (
+        MAGIC, control.min_physical_offset, control.wrote, checkpoint.last_record, checkpoint.last_record_checksum,
+        control.consume_queue_file_bytes, _offsets_mark(root), found[0], len(names), len(rows),
+    )  # fmt: skip
+    data = _HEADER.pack(*values, 0) + b"".join(body)
+    return _HEADER.pack(*values, _checksum(data)) + data[_HEADER.size :]
+
+
+def _checksum(data: bytes) -> int:
+    return crc32c(data[: _HEADER.size - _CHECKSUM.size] + data[_HEADER.size :])
+
+
+def _names(data: bytes, count: int) -> tuple[list[str] | None, int]:
+    """The topics behind the header, and where the rows begin. None where they are no topics."""
+    names, at = [], _HEADER.size
+    for _ in range(count):
+        length = data[at] if at < len(data) else 0
+        name = data[at + 1 : at + 1 + length].decode("ascii", "replace")
+        if not TOPIC.match(name):
+            return None, at
+        names.append(name)
+        at += 1 + length
+    return names, at
+
+
+def _offsets_mark(root: Path) -> int:
+    """Changes with config/queueOffset.json; 0 where there is none."""
+    path = root / "config" / QUEUE_OFFSETS
+    with files.translated(path):
+        try:
+            return _number(path.lstat())
+        except FileNotFoundError:
+            return 0
+
+
+def _number(status: os.stat_result) -> int:
+    return crc32c(repr((status.st_mode, status.st_ino, status.st_size, status.st_ctime_ns)).encode())
+
+
+def _marks(root: Path, rows: list[Row], file_bytes: int) -> tuple[int, list[int]] | None:
+    """A mark of all folders of topics, and one of each queue's files. None where a folder is missing."""
+    folders, found = 0, array("Q")
+    try:
+        for topic, group in groupby(rows, key=lambda row: row[0]):
+            queues = list(group)
+            first = [minimum * ENTRY_BYTES for _, _, _, minimum in queues]
+            last = [(following - 1) * ENTRY_BYTES for _, _, following, _ in queues]
+            bounds = [
+                (low - low % file_bytes, high - high % file_bytes) if low <= high else (1, 0)
+                for low, high in zip(first, last, strict=True)
+            ]
+            path = root / DIRECTORY / topic
+            with files.opened(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
+                folders = crc32c(f"{folders} {topic} {_number(os.fstat(fd))}".encode())
+                found += queue_files.marks(
+                    fd,
+                    array("I", [queue_id for _, queue_id, *_ in queues]),
+                    array("q", [low for low, _ in bounds]),
+                    array("q", [high for _, high in bounds]),
+                    file_bytes,
+                )
+        path = root / DIRECTORY
+        with files.opened(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
+            return crc32c(f"{folders} {_number(os.fstat(fd))}".encode()), list(found)
+    except StoreIOError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
