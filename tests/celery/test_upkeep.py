@@ -5,13 +5,19 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from celery import Celery, chord
+from redis import Redis
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
 
 from cystore.celery import host
 from cystore.celery.stores import ANY_HOUR, Location, close_shared
@@ -19,6 +25,8 @@ from cystore.services.duties import Outcome
 from tests.celery import work
 from tests.celery.conftest import Fleet, fleet_in, wait_until
 from tests.turned import turn
+from tools.processes import ends_with_us
+from tools.redis_server import find_executable
 
 HOUR_MS = 3_600_000
 PATIENCE_S = 60
@@ -168,12 +176,40 @@ def starts(fleet: Fleet, folder: Path, count: int) -> None:
         worker.kill()
 
 
-def test_beat_works_in_each_start_quick(tmp_path):
-    with fleet_in(tmp_path) as fleet:
-        starts(fleet, tmp_path, 3)
+@contextmanager
+def redis_named_by_host() -> Iterator[str]:
+    """A Redis that is reached by a name: looking it up is what the duty thread was in when beat was forked."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    executable = find_executable()
+    if executable is None:
+        raise RuntimeError("no redis-server")
+    command = ends_with_us([executable, "--port", str(port), "--bind", "127.0.0.1", "--save", ""])
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
+        url = f"redis://localhost:{port}/0"
+        with Redis.from_url(url, retry=Retry(ConstantBackoff(0.1), 300)) as client:
+            client.ping()
+        try:
+            yield url
+        finally:
+            server.terminate()
+
+
+@pytest.fixture
+def host_fleet(tmp_path: Path) -> Iterator[Fleet]:
+    with redis_named_by_host() as url:
+        fleet = Fleet(tmp_path, url)
+        try:
+            yield fleet
+        finally:
+            fleet.stop()
+
+
+def test_beat_works_in_each_start_quick(host_fleet, tmp_path):
+    starts(host_fleet, tmp_path, 3)
 
 
 @pytest.mark.slow
-def test_beat_works_in_each_of_200_starts(tmp_path):
-    with fleet_in(tmp_path) as fleet:
-        starts(fleet, tmp_path, 200)
+def test_beat_works_in_each_of_200_starts(host_fleet, tmp_path):
+    starts(host_fleet, tmp_path, 200)

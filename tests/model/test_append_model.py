@@ -31,8 +31,17 @@ def explore(tmp_path: Path) -> Explore:
 
     def run(*defines: str, kills: int = 0, crashes: int = 0, errors: int = 0, puts_of_1: int = 1) -> str:
         numbers = {"KILLS": kills, "CRASHES": crashes, "ERRORS": errors, "PUTS_OF_1": puts_of_1}
-        macros = [f"-D{name}={number}" for name, number in numbers.items()] + [f"-D{name}" for name in defines]
-        compiler = [os.environ.get("CC", "gcc"), "-O1", "-w", "-DSAFETY", "-DCOLLAPSE", f"-DMEMLIM={MEMORY_MB}"]
+        macros = [f"-D{name}={number}" for name, number in numbers.items()] + [
+            f"-D{name}" for name in defines
+        ]
+        compiler = [
+            os.environ.get("CC", "gcc"),
+            "-O1",
+            "-w",
+            "-DSAFETY",
+            "-DCOLLAPSE",
+            f"-DMEMLIM={MEMORY_MB}",
+        ]
         out = ""
         for command in (
             [str(SPIN), *macros, "-a", str(MODEL)],
