@@ -239,6 +239,16 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         message = records.fold(records.records_of(self.store, topic, records.key_of(task_id)))
         return message if message is not None and self.expiry.holds(message) else None
 
+    def all_states(self, task_id: str) -> list[Message]:
+        """The records of an id since it was last forgotten that did not expire, oldest first."""
+        found = []
+        for message in records.records_of(self.store, records.RESULTS, records.key_of(task_id)):
+            if records.is_tombstone(message):
+                break
+            if not message.properties.get(records.LATE) and self.expiry.holds(message):
+                found.append(message)
+        return found[::-1]
+
     def meta_of(self, message: Message) -> dict[str, Any]:
         """The meta in a record, as Celery wants it. Raises kombu's ContentDisallowed for a serializer that the app does not
         accept."""

@@ -19,6 +19,7 @@ from celery.exceptions import TimeoutError as ResultTimeoutError
 
 from cystore import Message, OffsetError
 from cystore.celery import greenlets
+from cystore.celery.homes import ids_of
 from cystore.celery.records import RESULTS, id_of, is_tombstone
 from cystore.clock import monotonic_s
 
@@ -57,6 +58,9 @@ class ResultConsumer(BaseResultConsumer):
         # Sets in dicts, whose single operations need no lock: `cancel_for` is called by the garbage collector at any moment.
         self._awaited: dict[str, None] = {}
         self._new: dict[str, None] = {}
+        # Who wants every state of an id (the `on_message` of its `.get()`), and the place of the last one that was delivered.
+        self._listeners: dict[str, Callable[[dict[str, Any]], Any]] = {}
+        self._told: dict[str, int] = {}
         self._failures = 0  # how often a task was seen to fail, awaited or not
 
     def on_after_fork(self) -> None:
@@ -90,14 +94,22 @@ class ResultConsumer(BaseResultConsumer):
     ) -> Iterator[None]:
         """Until the result is ready; gives a turn after each look. As Celery's own, without its `sleep(0)`: that is no more than a turn
         for other greenlets, and those have it in `drain_events`, but costs a thread some 75 µs of each `.get()`."""
-        self.on_wait_for_pending(result, timeout=timeout, **kwargs)
-        before, self.on_message = self.on_message, on_message
+        listens: tuple[str, ...] = ()
+        if on_message is not None:
+            listens = tuple(ids_of(result))
+            for task_id in listens:
+                self._told.setdefault(task_id, NOWHERE)
+                self._listeners[task_id] = on_message
+                self._new[task_id] = None  # its older states are wanted, too
         try:
+            self.on_wait_for_pending(result, timeout=timeout, **kwargs)
             yield from self.drain_events_until(result.on_ready, timeout=timeout, on_interval=on_interval)
         except TimeoutError as error:
             raise ResultTimeoutError("The operation timed out.") from error
         finally:
-            self.on_message = before
+            for task_id in listens:
+                self._listeners.pop(task_id, None)
+                self._told.pop(task_id, None)
 
     def on_state_change(self, meta: dict[str, Any], message: Any) -> None:
         """Gives a state to those who wait for it. As Celery's own, without its `sleep(0)`."""
@@ -149,18 +161,29 @@ class ResultConsumer(BaseResultConsumer):
     def _deliver(self) -> None:
         with self._reading:
             try:
-                metas = [self.backend.meta_of(message) for message in self._read()]
+                found = [(message, self.backend.meta_of(message)) for message in self._read()]
             except BaseException:
                 self._position = NOWHERE  # all ids are looked up again next time: none can be lost
                 raise
-            for meta in metas:
-                if meta["task_id"] in self._awaited:  # else a record before it was the answer
-                    self.on_state_change(meta, None)
+            for message, meta in found:
+                task_id = meta["task_id"]
+                if task_id not in self._awaited:  # a record before it was the answer
+                    continue
+                listener = self._listeners.get(task_id)
+                if listener is not None:
+                    if message.physical_offset <= self._told.get(task_id, NOWHERE):
+                        continue
+                    self._told[task_id] = message.physical_offset
+                self.on_message = listener
+                try:
+                    self.on_state_change(meta, message)
+                finally:
+                    self.on_message = None
             self._seen.position = self._position
 
     def _read(self) -> list[Message]:
-        """Records that make awaited results ready (for an `on_message` all their records), from the position (for new ids: from
-        the beginning) to the log's end."""
+        """Records that make awaited results ready, and all records of ids that somebody listens to, each id's in the order of the log: from
+        the position (for new ids: from the beginning) to the log's end."""
         store = self.backend.store
         if not self._awaited:
             self._position = store.wrote_position
@@ -168,12 +191,12 @@ class ResultConsumer(BaseResultConsumer):
         behind_bytes = store.wrote_position - self._position
         everything = self._position == NOWHERE or behind_bytes > BYTES_PER_QUERY * len(self._awaited)
         due = list(self._awaited if everything else self._new)
-        found: list[Message | None] = []
+        found: list[Message] = []
         if due:
             covered = store.catch_up()
             for task_id in due:
                 self._new.pop(task_id, None)
-                found.append(self.backend.latest(task_id))
+                found += self._known(task_id)
             # Where dispatch stands still the log is read from there, some of it twice: queries stop at damage without a word.
             self._position = covered if everything else min(covered, self._position)
         self._failures += everything  # what is not read record by record may hold some
@@ -187,10 +210,20 @@ class ResultConsumer(BaseResultConsumer):
         except OffsetError:
             # Cleaning overtook a reader that was away for long: the index knows what is left.
             self._failures += 1
-            found += [self.backend.latest(task_id) for task_id in list(self._awaited)]
+            for task_id in list(self._awaited):
+                found += self._known(task_id)
         self._position = end
-        every_state = self.on_message is not None
-        return [m for m in found if m is not None and (every_state or m.tags in states.READY_STATES)]
+        return [m for m in found if m.tags in states.READY_STATES or self._is_listened_to(m)]
+
+    def _known(self, task_id: str) -> list[Message]:
+        """What the store has of an id: the record that is valid; for somebody who listens all of them, oldest first."""
+        if task_id not in self._listeners:
+            message = self.backend.latest(task_id)
+            return [] if message is None else [message]
+        return self.backend.all_states(task_id)
 
     def _is_awaited(self, message: Message) -> bool:
         return not is_tombstone(message) and any(id_of(key) in self._awaited for key in message.keys)
+
+    def _is_listened_to(self, message: Message) -> bool:
+        return bool(self._listeners) and any(id_of(key) in self._listeners for key in message.keys)
