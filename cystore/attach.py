@@ -53,9 +53,11 @@ from cystore.errors import (
 from cystore.layout import CONTROL_BYTES
 from cystore.recovery import RecoveredState, recover
 from cystore.recovery.mark import ABORT_NAME
+from cystore.services.carry import Carrier
 from cystore.services.clean import Cleaner
 from cystore.services.delivered import DeliveryProgress
 from cystore.services.schedule import Scheduler
+from cystore.services.waiting import WaitingQueues
 from cystore.system import files, folders, host, ownership
 from cystore.system.ground import Ground
 from cystore.system.store_lock import StoreLocks
@@ -558,18 +560,6 @@ def _compose(
     roller = Roller(control, commit_log, allocator, policy)
     delivered = DeliveryProgress(root, control, commit_log, queues)
     follower = Follower(control, queues, index)
-    cleaner = Cleaner(
-        control,
-        commit_log,
-        follower,
-        dispatcher,
-        allocator,
-        roller,
-        space,
-        derived_flusher,
-        delivered,
-        policy,
-    )
     appender = None
     if mode is Mode.WRITE:
         cystore_records = config.record_format == "cystore"
@@ -588,7 +578,22 @@ def _compose(
             delay_levels=len(config.delay_levels_ms()),
         )
     reader = Reader(control, commit_log, queues, index, dispatcher, config)
-    scheduler = Scheduler(control, commit_log, queues, delivered, reader, flusher, appender, config)
+    waiting = WaitingQueues(control, commit_log, config)
+    scheduler = Scheduler(control, queues, delivered, reader, flusher, waiting, appender, config)
+    carrier = Carrier(control, commit_log, queues, dispatcher, delivered, waiting, appender, config)
+    cleaner = Cleaner(
+        control,
+        commit_log,
+        follower,
+        dispatcher,
+        allocator,
+        roller,
+        space,
+        derived_flusher,
+        delivered,
+        carrier,
+        policy,
+    )
     return Attachment(
         root, config, mode, control, manifest, checkpoint, clock, commit_log, queues, index, dispatcher, flusher,
         derived_flusher, allocator, delivered, scheduler, cleaner, reader, BacklogKeeper(control, dispatcher), appender, locks, None,

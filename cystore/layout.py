@@ -43,6 +43,10 @@ CONSTANTS: dict[str, tuple[int, str]] = {
     "CHECKPOINT_BYTES": (4096, ""),
     "DELAY_LEVELS_MAX": (64, "levels in message_delay_level; RocketMQ's default has 18"),
     "DELAY_SECONDS_MAX": (3_153_600_000, "of one level: a hundred years"),
+    "DELAY_RUN_QUEUES": (
+        256,
+        "queue ids of SCHEDULE_TOPIC_XXXX from one queue of a level to the next; the first ones are RocketMQ's",
+    ),
     "DELAY_PROPERTY_ROOM": (112, "bytes that delivery may add to the properties of a delayed message"),
 }
 

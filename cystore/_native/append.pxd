@@ -10,6 +10,7 @@ cdef enum:
     EXPECTED_BYTES = 4096
     AHEAD_BYTES = 1024          # from a record to where one of the next will be
     AHEAD_LINES = 4
+    FORBID_WRITING = FLAG_SYNC_FAILED | FLAG_NOT_WRITABLE | FLAG_DISK_FULL
     FILE_BYTES_MAX = 0x7FFFFFFF  # of a segment; the length of a blank is 32 bits, and a length of a file is an int in RocketMQ
 
 cdef enum AppendStatus:
@@ -76,11 +77,11 @@ cdef inline void expect_next_records(const uint8_t* p) noexcept nogil:
 
 # The steps of an append, in their order, under the append lock. What a kill between two of them leaves: docs/concurrency.md.
 
-cdef inline int append_allowed(control_block* block, append_target* target) noexcept nogil:
-    """Asked of a control block that is intact."""
+cdef inline int append_allowed(control_block* block, append_target* target, uint32_t forbidding) noexcept nogil:
+    """Asked of a control block that is intact. `forbidding`: the flags that forbid this append."""
     if block.wrote < target.last_seen:
         return APPEND_OVERWRITTEN
-    if load_u32(&block.flags) & (FLAG_SYNC_FAILED | FLAG_NOT_WRITABLE | FLAG_DISK_FULL):
+    if load_u32(&block.flags) & forbidding:
         return APPEND_REFUSED
     return APPEND_OK
 
@@ -166,7 +167,7 @@ cdef inline int append_one(control_block* block, append_target* target, append_i
     """Appends one item whose queue is known to a log of our record format, where there is room for it; otherwise that is for
     `append_items`. The caller has just found the control block intact."""
     cdef int64_t wrote = block.wrote, end = wrote + item.size, now
-    cdef int status = append_allowed(block, target)
+    cdef int status = append_allowed(block, target, FORBID_WRITING)
     cdef uint8_t* p
     failpoint("append.one_begun")
     if status != APPEND_OK:
@@ -195,6 +196,6 @@ cdef inline int append_one(control_block* block, append_target* target, append_i
 # Appends items[done:count]; every run of them that fits a segment is published as one.
 #
 # `block` is the caller's: another thread's `detach` takes the target's away at any time. `waits_since_ms` (coarse clock) is
-# when the caller began to wait for the lock or for room, 0 when it did not.
+# when the caller began to wait for the lock or for room, 0 when it did not. `forbidding`: the flags that forbid this append.
 cdef int append_items(control_block* block, append_target* target, append_item* items, Py_ssize_t count, Py_ssize_t* done,
-                      int64_t waits_since_ms) noexcept nogil
+                      int64_t waits_since_ms, uint32_t forbidding) noexcept nogil

@@ -4,7 +4,7 @@ Order inside it, and what a kill leaves (docs/concurrency.md): intent, claimed q
 position (the commit point), next queue offsets, intent cleared. Source: CommitLog.asyncPutMessage, DefaultAppendMessageCallback.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from cystore._native.atomics cimport clock_coarse_ms, load_i64, release_fence, store_i64, store_u32
 from cystore._native.control cimport Control
@@ -50,11 +50,11 @@ def end_segment(Control control not None, MappedFile file not None):
 
 
 cdef int append_items(control_block* block, append_target* target, append_item* items, Py_ssize_t count, Py_ssize_t* done,
-                      int64_t waits_since_ms) noexcept nogil:
+                      int64_t waits_since_ms, uint32_t forbidding) noexcept nogil:
     cdef append_item* item
     cdef int64_t wrote = block.wrote, total, room, now, at, size
     cdef Py_ssize_t i, end, begin = done[0]
-    cdef int status = append_allowed(block, target) if control_intact(block) else APPEND_OVERWRITTEN
+    cdef int status = append_allowed(block, target, forbidding) if control_intact(block) else APPEND_OVERWRITTEN
     failpoint("append.many_begun")
     if status != APPEND_OK:
         return status

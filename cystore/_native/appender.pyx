@@ -258,7 +258,7 @@ cdef class Appender(PlainAppender):
         return 0
 
     cdef int _append(self, append_item* items, Py_ssize_t count, Py_ssize_t* done, bint may_hold_gil, int64_t busy_ms,
-                     object policy) except -1:
+                     object policy, uint32_t forbidding) except -1:
         """Takes the lock and appends; asks the policy for what is missing, outside of the lock, and goes on."""
         cdef control_block* block = self.target.block
         cdef pthread_mutex_t* mutex
@@ -282,11 +282,11 @@ cdef class Appender(PlainAppender):
                 self._repair(mutex)
             keep_segment = self.segment
             if may_hold_gil:
-                status = append_items(block, &self.target, items, count, done, waits_since_ms)
+                status = append_items(block, &self.target, items, count, done, waits_since_ms, forbidding)
                 pthread_mutex_unlock(mutex)
             else:
                 with nogil:
-                    status = append_items(block, &self.target, items, count, done, waits_since_ms)
+                    status = append_items(block, &self.target, items, count, done, waits_since_ms, forbidding)
                     pthread_mutex_unlock(mutex)
             control_wake_sleepers(block)
             if status == APPEND_OK:
@@ -453,7 +453,7 @@ cdef class Appender(PlainAppender):
             self._finish(&item)
             if item.body_len >= LARGE_BODY_BYTES or self.target.magic == RECORD_MAGIC_ROCKETMQ:
                 self._body_checksums(&item, 1)
-            self._append(&item, 1, &done, item.body_len < LARGE_BODY_BYTES, options.busy_ms, self.policy)
+            self._append(&item, 1, &done, item.body_len < LARGE_BODY_BYTES, options.busy_ms, self.policy, FORBID_WRITING)
             result = put_result(item.physical_offset, item.queue_offset, item.size, item.store_timestamp)
             if options.sync:
                 self.sync_result(result)
@@ -479,14 +479,18 @@ cdef class Appender(PlainAppender):
         cdef bint sync = self._wants_sync(flush)
         if self.target.block == NULL:
             return self.policy.revive().put_many(messages, flush=flush)
-        return self._put_batch(messages, sync, self.policy)
+        return self._put_batch(messages, sync, self.policy, FORBID_WRITING)
 
-    def put_with(self, policy, messages):
+    def put_with(self, policy, messages, *, bint makes_space=False):
         """`put_many` without a flush, for a caller that holds a lock: what is missing is asked of another policy. What that raises ends
-        the call; `results` of a StoreError hold what was appended before."""
-        return self._put_batch(messages, False, policy)
+        the call; `results` of a StoreError hold what was appended before. With `makes_space` a disk that is fuller than the settings
+        allow does not forbid it."""
+        cdef uint32_t forbidding = FORBID_WRITING
+        if makes_space:
+            forbidding &= ~<uint32_t>FLAG_DISK_FULL
+        return self._put_batch(messages, False, policy, forbidding)
 
-    cdef list _put_batch(self, messages, bint sync, object policy):
+    cdef list _put_batch(self, messages, bint sync, object policy, uint32_t forbidding):
         cdef tuple batch
         cdef append_item* items = NULL
         cdef append_item* item
@@ -560,7 +564,7 @@ cdef class Appender(PlainAppender):
                 room += items[i].properties_len
             self._body_checksums(items, count)
             try:
-                self._append(items, count, &done, False, self.usual.busy_ms, policy)
+                self._append(items, count, &done, False, self.usual.busy_ms, policy, forbidding)
                 if sync:
                     self.policy.sync(items[count - 1].physical_offset + items[count - 1].size)
             except StoreError as error:

@@ -30,6 +30,7 @@
 #define CHECKPOINT_BYTES 0x1000
 #define DELAY_LEVELS_MAX 0x40 /* levels in message_delay_level; RocketMQ's default has 18 */
 #define DELAY_SECONDS_MAX 0xbbf81e00u /* of one level: a hundred years */
+#define DELAY_RUN_QUEUES 0x100 /* queue ids of SCHEDULE_TOPIC_XXXX from one queue of a level to the next; the first ones are RocketMQ's */
 #define DELAY_PROPERTY_ROOM 0x70 /* bytes that delivery may add to the properties of a delayed message */
 #define FLAG_SYNC_FAILED 0x1 /* an fsync failed: read-only until reopened */
 #define FLAG_NOT_WRITABLE 0x2 /* switched off by an operator */

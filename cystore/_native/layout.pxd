@@ -25,6 +25,7 @@ cdef extern from "layout.h" nogil:
     const uint32_t CHECKPOINT_BYTES
     const uint32_t DELAY_LEVELS_MAX
     const uint32_t DELAY_SECONDS_MAX
+    const uint32_t DELAY_RUN_QUEUES
     const uint32_t DELAY_PROPERTY_ROOM
     const uint32_t FLAG_SYNC_FAILED
     const uint32_t FLAG_NOT_WRITABLE

@@ -98,6 +98,9 @@ cdef inline bint _is_entry_of(scan_state* s, const uint8_t* entry) noexcept nogi
         return True
     derive_begin(&s.v, NULL, 0, &found)
     if found.delayed:
+        if found.due_ms and tags_code == found.due_ms:
+            return True
+        # RocketMQ, when it rebuilds a queue, knows nothing of the due time of a message that was carried forward.
         return due_time_possible(tags_code, s.v.store_timestamp)
     return found.tags_code == tags_code
 

@@ -59,6 +59,10 @@ class LogCleaner:
             (base + self._commit_log.file_bytes for base, _ in self._expired(forced=forced)), default=0
         )
 
+    def end_of_removable(self, max_segments: int | None, needs: Iterable[Need], *, forced: bool) -> int:
+        """Up to where `remove_expired` would remove the log if those were all needs."""
+        return self._end(self._expired(forced=forced)[:max_segments], list(needs))[0]
+
     def remove_expired(
         self, max_segments: int | None, needs: Callable[[], Iterable[Need]], *, forced: bool
     ) -> int:
@@ -94,25 +98,33 @@ class LogCleaner:
                 break  # one at a time: the disk is looked at again
         return expired
 
+    def _end(self, expired: list[tuple[int, int]], needs: list[Need]) -> tuple[int, Need | None]:
+        """The end of the last of the segments that nobody needs, and who keeps the next one."""
+        now_ms, end = clock.expiry_ms(self._control), self._control.min_physical_offset
+        for base, newest_ms in expired:
+            behind = base + self._commit_log.file_bytes
+            keeping = next((need for need in needs if need.keeps(behind, newest_ms, now_ms)), None)
+            if keeping is not None:
+                return end, keeping
+            end = max(end, behind)
+        return end, None
+
     def _publish(self, expired: list[tuple[int, int]], needs: list[Need]) -> None:
         """Under the lock: the log begins behind the last segment that nobody needs."""
-        now_ms, file_bytes = clock.expiry_ms(self._control), self._commit_log.file_bytes
-        for base, newest_ms in expired:
-            end = base + file_bytes
-            keeping = next((need for need in needs if need.keeps(end, newest_ms, now_ms)), None)
-            if keeping is not None:
-                log.info("%s keeps what is behind %d", keeping.owner, keeping.position)
-                return
-            for need in needs:
-                if end > need.position:
-                    log.warning(
-                        "the hold of %s on what is behind %d is older than its limit of %d h: removed all the same",
-                        need.owner,
-                        need.position,
-                        (need.max_age_ms or 0) // HOUR_MS,
-                    )
-            if end > self._control.min_physical_offset:
-                self._control.min_physical_offset = end
+        end, keeping = self._end(expired, needs)
+        if keeping is not None:
+            log.info("%s keeps what is behind %d", keeping.owner, keeping.position)
+        if end <= self._control.min_physical_offset:
+            return
+        for need in needs:
+            if end > need.position:
+                log.warning(
+                    "the hold of %s on what is behind %d is older than its limit of %d h: removed all the same",
+                    need.owner,
+                    need.position,
+                    (need.max_age_ms or 0) // HOUR_MS,
+                )
+        self._control.min_physical_offset = end
 
     def _unlink_below(self, minimum: int) -> int:
         """Each name goes for good before the next: a power cut leaves no gap."""

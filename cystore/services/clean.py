@@ -1,8 +1,8 @@
 """The service "clean": rolls the log, watches the disk, removes what expired, and lets queues and index follow.
 
 Source: DefaultMessageStore.CleanCommitLogService and CleanConsumeQueueService. The log is cleaned by itself (engine/clean.py). What follows
-from it does so in turns of its own (derived/follow.py), and nobody waits for that. Here is what must stay: what is not dispatched, delayed
-messages that wait, holds and the archive.
+from it does so in turns of its own (derived/follow.py), and nobody waits for that. Delayed messages that wait are carried forward. Here is
+what must stay: what is not dispatched, delayed messages that were not carried, holds and the archive.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from cystore.engine.store_settings import Policy
 from cystore.engine.trim import trim
 from cystore.errors import StoreConfigError, StoreError, StoreFullError
 from cystore.holds import Holds
+from cystore.services.carry import Carrier
 from cystore.services.delivered import DeliveryProgress
 
 log = logging.getLogger("cystore")
@@ -73,11 +74,13 @@ class Cleaner:
         space: DiskSpace,
         flusher: DerivedFlusher,
         delivered: DeliveryProgress,
+        carrier: Carrier,
         policy: Policy,
     ) -> None:
         self._control, self._commit_log, self._follower = control, commit_log, follower
         self._dispatcher, self._allocator, self._policy = dispatcher, allocator, policy
-        self._roller, self._space, self._flusher, self._delivered = roller, space, flusher, delivered
+        self._roller, self._space, self._flusher = roller, space, flusher
+        self._delivered, self._carrier = delivered, carrier
         self._root = commit_log.files.directory.parent
         self.holds = Holds(self._root, control)
         self.archive = ArchiveMark(self._root, control)
@@ -103,7 +106,7 @@ class Cleaner:
         if due or forced or used >= self._config.disk_max_used_space_ratio:
             self._dispatch(lambda: self._dispatcher.run_once(DISPATCH_BYTES))
             self._attempt("count deliveries", lambda: self._delivered.settle(until_s))
-            segments = self._clean_log(SEGMENTS_AT_ONCE, forced=forced)
+            segments = self._clean_log(SEGMENTS_AT_ONCE, forced=forced, until_s=until_s)
         self._attempt("trim quarantine/", self._trim)
         followed = self._follower.run(until_s)
         done = segments + followed.queue_files + followed.index_files
@@ -127,23 +130,35 @@ class Cleaner:
         )
 
     def needs(self) -> Iterator[Need]:
-        """Who needs the log from where on. Asked again under the lock "clean"."""
+        """Who needs the log from where on."""
+        yield Need("a delayed message", self._delivered.first_waiting())
+        yield from self._other_needs()
+
+    def _other_needs(self) -> Iterator[Need]:
+        """Who else than delayed messages."""
         if not self._undispatched_go:
             yield Need("dispatch", self._control.dispatched)
-        yield Need("a delayed message", self._delivered.first_waiting())
         archived = self.archive.read()
         if archived is not None:
             yield Need("the archive", archived.up_to)
         for name, hold in self.holds.read().items():
             yield Need(name, hold.physical_offset, hold.max_age_ms)
 
-    def _clean_log(self, max_segments: int | None, *, forced: bool) -> int:
-        self._attempt("make the log durable", self._flusher.flush_log)
+    def _clean_log(self, max_segments: int | None, *, forced: bool, until_s: float | None = None) -> int:
+        """What waits is carried forward first. A delivered or carried copy is durable before its source goes: what waits is looked up
+        before the log is flushed, and copies that come later count for the next clean."""
+        up_to = self.log.end_of_removable(max_segments, self._other_needs(), forced=forced)
+        self._attempt("carry delayed messages forward", lambda: self._carrier.run(up_to, until_s))
+        waiting = self._delivered.first_waiting() if self._undispatched_go else self._delivered.first_needed()
+        if not self._attempt("make the log durable", self._flusher.flush_log) and self._delivered.slots():
+            waiting = self._control.min_physical_offset
         end = self.log.end_of_expired(forced=forced)
         if end > self._control.min_physical_offset:
             # Before a segment goes: a queue that has no other messages goes on counting, whatever else is lost.
             self._save_offsets()
-        segments = self.log.remove_expired(max_segments, self.needs, forced=forced)
+        segments = self.log.remove_expired(
+            max_segments, lambda: [Need("a delayed message", waiting), *self._other_needs()], forced=forced
+        )
         if end > self._control.min_physical_offset:
             self._tell_of_archive(end)
         return segments
@@ -174,12 +189,14 @@ class Cleaner:
         except StoreError:
             log.exception("%s: cannot dispatch; cleaning goes on without", self._root)
 
-    def _attempt(self, what: str, work: Callable[[], object]) -> None:
+    def _attempt(self, what: str, work: Callable[[], object]) -> bool:
         """Cleaning does not depend on it: a full disk, of all things, must be cleaned."""
         try:
             work()
         except StoreError:
             log.exception("%s: cannot %s; cleaning goes on without", self._root, what)
+            return False
+        return True
 
     def _tell_of_archive(self, end: int) -> None:
         """The archive's hold never yields by itself; on a disk that fills up somebody is told, once for each place it stands at."""

@@ -1,8 +1,9 @@
 """How far delayed messages are delivered, and how that is found out again after a kill: from the log itself.
 
 A delivered message names its source in the property DELAY_SOURCE: "queue id:queue offset:physical offset:store timestamp" in
-SCHEDULE_TOPIC_XXXX. So the log always knows more than any note of progress, and what was delivered behind the last note is counted
-before anything else is delivered. The notes are two: in the control block, where the next process goes on after a killed one, and
+SCHEDULE_TOPIC_XXXX. So does a message that was carried forward (carry.py), which waits in another queue of its level: both have left the
+queue of their source. So the log always knows more than any note of progress, and what has left behind the last note is counted before
+anything else is moved. The notes are two: in the control block, where the next process goes on after a killed one, and
 config/delayOffset.json, where the first process goes on after all of them. Both hold a log position and are never too high.
 
 RocketMQ keeps the offsets alone, saves too small ones, and its deliveries name no source: behind a RocketMQ table a delivered message
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import zlib
+from collections import Counter
 from collections.abc import Hashable
 from pathlib import Path
 
@@ -26,12 +28,16 @@ from cystore.derived.consume_queue import ConsumeQueues
 from cystore.derived.offsets import DelayOffsets, read_delay_offsets, write_delay_offsets
 from cystore.engine.commit_log import CommitLog
 from cystore.errors import CorruptRecordError, OffsetError, StoreFormatError, StoreFullError
+from cystore.layout import CONSTANTS
 from cystore.recovery.log_reader import Finder, LogReader
 from cystore.system import files
 
 log = logging.getLogger("cystore")
 
 SOURCE = "DELAY_SOURCE"
+DUE = "DELAY_DUE"  # of a message that was carried forward: when it is due, ms
+DUE_DIGITS = 17
+RUN_QUEUES = CONSTANTS["DELAY_RUN_QUEUES"][0]  # queue id = level - 1 + RUN_QUEUES * run; run 0 is RocketMQ's
 LOOK_AT_ONCE = 1024  # records between two notes of how far the log was looked through
 SAVE_BYTES = 64 * 1024 * 1024  # of log behind the last saved table at most, while messages are delivered
 
@@ -41,9 +47,25 @@ def source_text(message: Message) -> str:
     return f"{message.queue_id}:{message.queue_offset}:{message.physical_offset}:{message.store_timestamp_ms}"
 
 
+def level_of(queue_id: int) -> int:
+    """The delay level whose messages wait in a queue."""
+    return queue_id % RUN_QUEUES + 1
+
+
+def carried_due_ms(message: Message) -> int | None:
+    """When a message that was carried forward is due; None for any other one. The same rule makes its queue's entry (derive.pxd)."""
+    if message.topic != SCHEDULE_TOPIC or message.queue_id < RUN_QUEUES:
+        return None
+    text = message.properties.get(DUE, "")
+    if not (text.isascii() and text.isdecimal() and len(text) <= DUE_DIGITS):
+        return None
+    return int(text) or None
+
+
 def content_of(message: Message) -> Hashable:
-    """What a message that waits and what RocketMQ delivers of it have in common."""
-    properties = frozenset(message.properties.items())
+    """What a message that waits and what RocketMQ delivers of it, or of what it was carried from, have in common."""
+    notes = (SOURCE, DUE) if carried_due_ms(message) is not None else (SOURCE,)
+    properties = frozenset(pair for pair in message.properties.items() if pair[0] not in notes)
     body = message.body
     return message.born_timestamp_ms, message.born_host, message.flag, len(body), zlib.crc32(body), properties
 
@@ -61,7 +83,7 @@ class DeliveryProgress:
     # -------------------------------------------------------------------------------------------- looking
 
     def slots(self) -> dict[int, int]:
-        """The slot of each queue of delayed messages, by its queue id (level - 1)."""
+        """The slot of each queue of delayed messages, by its queue id."""
         count = self._control.queue_count
         if count > self._slots_seen:
             rows = [(slot, self._control.queue(slot)) for slot in range(self._slots_seen, count)]
@@ -74,12 +96,11 @@ class DeliveryProgress:
         return max(self.shared.offset(slot), self._control.queue_minimum(slot))
 
     def pending(self) -> dict[int, int]:
-        """How many messages wait in each level's queue, by level; until they are counted, delivered ones too."""
-        waiting = {
-            queue_id + 1: max(self._control.queue_next(slot) - self.offset(slot), 0)
-            for queue_id, slot in sorted(self.slots().items())
-        }
-        return {level: count for level, count in waiting.items() if count}
+        """How many messages wait in each level's queues, by level; until they are counted, delivered ones too."""
+        waiting: Counter[int] = Counter()
+        for queue_id, slot in self.slots().items():
+            waiting[level_of(queue_id)] += max(self._control.queue_next(slot) - self.offset(slot), 0)
+        return {level: count for level, count in sorted(waiting.items()) if count}
 
     def first_needed(self) -> int:
         """The log position before which no message waits; nothing that was not dispatched counts as looked at."""
@@ -202,10 +223,13 @@ class DeliveryProgress:
         self._pending_by_content.clear()
 
     def _count(self, message: Message) -> None:
-        if b"REAL_TOPIC\x01" not in (message.properties_bytes or b"") or message.topic == SCHEDULE_TOPIC:
+        if b"REAL_TOPIC\x01" not in (message.properties_bytes or b""):
             return
         properties = message.properties
-        if properties.get("REAL_TOPIC") != message.topic:
+        if message.topic == SCHEDULE_TOPIC:
+            if carried_due_ms(message) is None or SOURCE not in properties:
+                return
+        elif properties.get("REAL_TOPIC") != message.topic:
             return
         if SOURCE in properties:
             found = self._named(properties[SOURCE])
@@ -237,17 +261,19 @@ class DeliveryProgress:
 
     def _alike(self, message: Message) -> tuple[int, int] | None:
         """(slot, queue offset) of the first pending message that RocketMQ may have delivered this one of."""
-        slot = self.slots().get(message.delay_level - 1)
-        if slot is None:
-            return None
-        if slot not in self._pending_by_content:
-            self._pending_by_content[slot] = self._contents(slot)
-        for queue_offset in self._pending_by_content[slot].get(content_of(message), ()):
-            if queue_offset >= self.offset(slot):
-                entry = self._queues.get(slot).entry(queue_offset)
-                if entry is not None and entry.physical_offset < message.physical_offset:
-                    return slot, queue_offset
+        for slot in self._slots_of(message.delay_level):
+            if slot not in self._pending_by_content:
+                self._pending_by_content[slot] = self._contents(slot)
+            for queue_offset in self._pending_by_content[slot].get(content_of(message), ()):
+                if queue_offset >= self.offset(slot):
+                    entry = self._queues.get(slot).entry(queue_offset)
+                    if entry is not None and entry.physical_offset < message.physical_offset:
+                        return slot, queue_offset
         return None
+
+    def _slots_of(self, level: int) -> list[int]:
+        """The queues of a level, RocketMQ's own first."""
+        return [slot for queue_id, slot in sorted(self.slots().items()) if level_of(queue_id) == level]
 
     def _contents(self, slot: int) -> dict[Hashable, list[int]]:
         """Pending offsets of a queue by what their messages hold, lowest first."""

@@ -12,81 +12,38 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple
 
 from cystore import clock
-from cystore._native import ext, store_clock
-from cystore._native.appender import SCHEDULE_TOPIC, Appender
+from cystore._native.appender import Appender
 from cystore._native.control import Control
-from cystore._native.delay import is_due_time
 from cystore._native.exact import whole
 from cystore._native.failpoint import failpoint
-from cystore._native.mapping import MappedFile
-from cystore._native.message import Message, PutResult, delay_level_of, due_message
+from cystore._native.message import Message, PutResult, due_message
 from cystore.clock import monotonic_s, seconds
 from cystore.config import StoreConfig
-from cystore.derived.consume_queue import ConsumeQueue, ConsumeQueues, QueueEntry
+from cystore.derived.consume_queue import ConsumeQueue, ConsumeQueues
 from cystore.derived.reader import Reader
-from cystore.engine.append_policy import AppendPolicy
-from cystore.engine.commit_log import CommitLog
 from cystore.engine.flush import Flusher
 from cystore.engine.progress import Progress
-from cystore.errors import (
-    CorruptRecordError,
-    MessageIllegalError,
-    OffsetError,
-    StoreConfigError,
-    StoreError,
+from cystore.errors import MessageIllegalError, StoreConfigError, StoreError
+from cystore.services.delivered import RUN_QUEUES, DeliveryProgress
+from cystore.services.transfer import (
+    BATCH_BYTES,
+    BATCH_MESSAGES,
+    RoomNeededError,
+    Transfer,
+    named_properties,
+    properties_of,
+    target_of,
 )
-from cystore.layout import CONSTANTS
-from cystore.services.delivered import SOURCE, DeliveryProgress, source_text
+from cystore.services.waiting import WaitingQueues
 
 log = logging.getLogger("cystore")
 
-BATCH_MESSAGES = 256
-BATCH_BYTES = 1024 * 1024
 RUN_ONCE_S = 1.0
 BUSY_MS = 10
 IDLE_MS = 100  # ScheduleMessageService.DELAY_FOR_A_WHILE
-HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
-PROPERTIES_BYTES_MAX = CONSTANTS["PROPERTIES_BYTES_MAX"][0]
-
-
-class _RoomNeededError(StoreError):
-    """The log needs something that is made under the housekeeping lock, which comes before the deliver lock."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        super().__init__("the log needs room")
-        self.make = make
-
-
-class _Room:
-    """The append policy of a thread that holds the deliver lock: what it may not make now it asks for."""
-
-    def __init__(self, policy: AppendPolicy) -> None:
-        self._policy = policy
-        self.refused, self.overwritten = policy.refused, policy.overwritten
-        self._segment: MappedFile | None = None
-
-    def segment_at(self, position: int) -> MappedFile:
-        """The segment, if it was made ready."""
-        segment, self._segment = self._segment, None  # the appender keeps it
-        if segment is None or not segment.base <= position < segment.end:
-            raise _RoomNeededError(partial(self._prepare, position))
-        return segment
-
-    def _prepare(self, position: int) -> None:
-        self._segment = self._policy.segment_at(position)
-
-    def make_room(self, needed: int) -> NoReturn:
-        """Asks for it."""
-        raise _RoomNeededError(partial(self._policy.make_room, needed))
-
-    def more_queues(self) -> NoReturn:
-        """Asks for them."""
-        raise _RoomNeededError(self._policy.more_queues)
 
 
 class _Due(NamedTuple):
@@ -103,23 +60,21 @@ class Scheduler:
     def __init__(
         self,
         control: Control,
-        commit_log: CommitLog,
         queues: ConsumeQueues,
         progress: DeliveryProgress,
         reader: Reader,
         flusher: Flusher,
+        waiting: WaitingQueues,
         appender: Appender | None,
         config: StoreConfig,
     ) -> None:
-        self._control, self._commit_log, self._queues = control, commit_log, queues
+        self._control, self._queues = control, queues
         self._progress, self._reader, self._flusher, self._config = progress, reader, flusher, config
         self._appender = appender
-        self._levels_ms = config.delay_levels_ms()
+        self._waiting_queues = waiting
         # Of a queue's slot: the message that comes next, its due time as the queue has it, and checked against the record.
         self._waiting: dict[int, tuple[int, int | None, int]] = {}
-        # Of a queue's slot: a message that a wrong clock stamped, and when it is due.
-        self._stamped_wrong: dict[int, tuple[int, int]] = {}
-        self._room = None if appender is None else _Room(appender.policy)
+        self._transfer = None if appender is None else Transfer(progress, appender)
 
     # ------------------------------------------------------------------------------------------- delivering
 
@@ -165,7 +120,7 @@ class Scheduler:
 
     # ------------------------------------------------------------------------------- under the deliver lock
 
-    def _put(self, batch: list[_Due]) -> tuple[list[PutResult], _RoomNeededError | None]:
+    def _put(self, batch: list[_Due]) -> tuple[list[PutResult], RoomNeededError | None]:
         """Delivers a batch, counts what of it was delivered, and says what is missing for the rest."""
         messages = [one.message for one in batch if one.message is not None]
         if not messages:
@@ -181,21 +136,14 @@ class Scheduler:
         self._advance(batch, len(put))
         return put, room
 
-    def _append(self, messages: list[Message]) -> tuple[list[PutResult], _RoomNeededError | None]:
-        """Appends as many as there is room for. After another error than a StoreError they are left to be counted."""
-        assert self._appender is not None
-        self._progress.begin()
-        try:
-            put = self._appender.put_with(self._room, messages)
-        except _RoomNeededError as error:
-            return error.results or [], error
-        except MessageIllegalError:
-            self._progress.finish()
-            raise
-        failpoint("deliver.appended")
-        return put, None
+    def _append(self, messages: list[Message]) -> tuple[list[PutResult], RoomNeededError | None]:
+        assert self._transfer is not None
+        put, room = self._transfer.append(messages)
+        if room is None:
+            failpoint("deliver.appended")
+        return put, room
 
-    def _put_one(self, batch: list[_Due]) -> tuple[list[PutResult], _RoomNeededError | None]:
+    def _put_one(self, batch: list[_Due]) -> tuple[list[PutResult], RoomNeededError | None]:
         """For a batch with a message that cannot be put: the first of its messages. One that cannot be put even without the name of its
         source is stepped over."""
         for one in batch:
@@ -224,28 +172,25 @@ class Scheduler:
 
     def _delivery(self, message: Message, *, named: bool = True) -> Message:
         """What is put for a message that is due; it says where from, if it has room for that."""
-        properties = (message.properties_bytes or b"").rstrip(b"\x02")
-        with_source = properties + f"\x02{SOURCE}\x01{source_text(message)}".encode()
-        if named and len(with_source) <= PROPERTIES_BYTES_MAX:
-            properties = with_source
-        topic, queue_id = _target(message.properties)
-        return due_message(message, topic, queue_id, properties)
+        properties = (named_properties(message) if named else None) or properties_of(message)
+        return due_message(message, *target_of(message.properties), properties)
 
     def _due(self, now_ms: int, limit: int) -> list[_Due]:
-        """What is due, in the order of due times; within a level in the order of its queue."""
-        heads: list[tuple[int, int, int, int, Message | None]] = []
+        """What is due, in the order of due times; within a level in the order of the puts."""
+        heads: list[tuple[int, bool, int, int, int, Message | None]] = []
         batch: list[_Due] = []
         size = 0
 
         def push(queue_id: int, slot: int, begin: int) -> None:
             head = self._head(self._queues.get(slot), begin, now_ms)
             if head is not None:
-                heapq.heappush(heads, (head[0], queue_id, slot, head[1], head[2]))
+                # Of two that are due in the same millisecond the one that was carried forward is the older one.
+                heapq.heappush(heads, (head[0], queue_id < RUN_QUEUES, queue_id, slot, head[1], head[2]))
 
         for queue_id, slot in self._progress.slots().items():
             push(queue_id, slot, self._progress.offset(slot))
         while heads and len(batch) < limit and size < BATCH_BYTES:
-            _, queue_id, slot, queue_offset, message = heapq.heappop(heads)
+            _, _, queue_id, slot, queue_offset, message = heapq.heappop(heads)
             batch.append(_Due(slot, queue_offset, message))
             size += 0 if message is None else message.size_bytes
             push(queue_id, slot, queue_offset + 1)
@@ -253,41 +198,25 @@ class Scheduler:
 
     def _head(self, queue: ConsumeQueue, begin: int, now_ms: int) -> tuple[int, int, Message | None] | None:
         """(due time, queue offset, message) of a queue's first message from `begin` on, if it is due."""
-        at = queue.next_message(begin, queue.max_offset)
-        entry = None if at is None else queue.entry(at)
-        if at is None or entry is None:
+        head = self._waiting_queues.head(queue, begin)
+        if head is None:
             return None
-        noted_ms = _due_time(queue, entry)
+        at = head.queue_offset
         known = self._waiting.get(queue.slot)
-        if known is not None and known[:2] == (at, noted_ms) and known[2] > now_ms:
+        if known is not None and known[:2] == (at, head.noted_ms) and known[2] > now_ms:
             return None
-        try:
-            message = self._commit_log.read(entry.physical_offset)
-        except (OffsetError, CorruptRecordError):
-            log.exception("%s/%d: delayed message %d cannot be read", queue.topic, queue.queue_id, at)
+        message, due_ms = self._waiting_queues.read(queue, head, now_ms)
+        if message is None:
             return 0, at, None
-        due_ms = self._checked(noted_ms, message, queue.slot, at, now_ms)
         if due_ms > now_ms:
-            self._waiting[queue.slot] = at, noted_ms, due_ms
+            self._waiting[queue.slot] = at, head.noted_ms, due_ms
             return None
         try:
-            _target(message.properties)
+            target_of(message.properties)
         except ValueError as error:
             log.warning("%s/%d: delayed message %d cannot be delivered: %s", queue.topic, queue.queue_id, at, error)  # fmt: skip
             return due_ms, at, None
         return due_ms, at, message
-
-    def _checked(self, due_ms: int | None, message: Message, slot: int, at: int, now_ms: int) -> int:
-        """A due time that no table of levels makes came to harm: then it is that of the levels of now. A message that a wrong clock
-        stamped waits its delay from when this process came to it: nobody knows when it was put, and never is it early."""
-        delay_ms = self._levels_ms[min(max(delay_level_of(message.properties), 1), len(self._levels_ms)) - 1]
-        if message.store_timestamp_ms - now_ms > store_clock.jump_ms(self._control):
-            if self._stamped_wrong.get(slot, (-1, 0))[0] != at:
-                self._stamped_wrong[slot] = at, now_ms + delay_ms
-            return self._stamped_wrong[slot][1]
-        if due_ms is not None and is_due_time(due_ms, message.store_timestamp_ms):
-            return due_ms
-        return message.store_timestamp_ms + delay_ms
 
     # ---------------------------------------------------------------------------------------------- looking
 
@@ -295,12 +224,11 @@ class Scheduler:
         """When the next message that is dispatched is due, None when none waits."""
         due: list[int] = []
         for slot in self._progress.slots().values():
-            queue = self._queues.get(slot)
-            at = queue.next_message(self._progress.offset(slot), queue.max_offset)
-            entry = None if at is None else queue.entry(at)
-            if entry is not None:
-                noted_ms, known = _due_time(queue, entry), self._waiting.get(slot)
-                due.append(known[2] if known is not None and known[:2] == (at, noted_ms) else noted_ms or 0)
+            head = self._waiting_queues.head(self._queues.get(slot), self._progress.offset(slot))
+            if head is not None:
+                known = self._waiting.get(slot)
+                checked = known is not None and known[:2] == (head.queue_offset, head.noted_ms)
+                due.append(known[2] if known is not None and checked else head.noted_ms or 0)
         return min(due, default=None)
 
     def idle_s(self) -> float:
@@ -309,26 +237,3 @@ class Scheduler:
         due_ms = self.next_due_ms()
         left_ms = IDLE_MS if due_ms is None else due_ms - clock.now_ms(self._control)
         return min(left_ms if left_ms > 0 else BUSY_MS, IDLE_MS) / 1000
-
-
-def _due_time(queue: ConsumeQueue, entry: QueueEntry) -> int | None:
-    """The due time in an entry, or in the extended unit that it leads to; None where that is gone."""
-    if not ext.is_address(entry.tags_code):
-        return entry.tags_code
-    try:
-        unit = None if queue.ext is None else queue.ext.get(entry.tags_code)
-    except CorruptRecordError:
-        return None
-    return None if unit is None else unit.tags_code
-
-
-def _target(properties: Any) -> tuple[str, int]:
-    """Topic and queue id that a delayed message goes to. Raises ValueError."""
-    topic, queue_id = properties.get("REAL_TOPIC"), properties.get("REAL_QID", "")
-    if not topic:
-        raise ValueError("it names no REAL_TOPIC")
-    if topic in (HALF_TOPIC, SCHEDULE_TOPIC):
-        raise ValueError(f"REAL_TOPIC is {topic}")
-    if not (queue_id.isascii() and queue_id.isdecimal() and int(queue_id) <= 0x7FFFFFFF):
-        raise ValueError(f"REAL_QID is {queue_id!r}")
-    return topic, int(queue_id)

@@ -15,8 +15,8 @@ from tools import build
 
 def test_the_kill_row_uses_every_failpoint_of_the_sources():
     """But those of cleaning, which removes messages on purpose (test_clean_kill.py kills there), and of delivery, which needs messages
-    that wait (test_deliver_kill.py), and of Spark's sink (test_sink_commit.py)."""
-    elsewhere = ("clean.", "deliver.", "sink.")
+    that wait (test_deliver_kill.py, test_carry_kill.py), and of Spark's sink (test_sink_commit.py)."""
+    elsewhere = ("clean.", "deliver.", "carry.", "sink.")
     assert set(PLACES) == {name for name in in_sources() if not name.startswith(elsewhere)}
     assert len(PLACES) >= 40
 

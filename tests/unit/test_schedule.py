@@ -504,35 +504,40 @@ def test_other_levels_later_are_no_damage_and_move_nothing_that_waits(path, late
 # ------------------------------------------------------------------------------------------------- clean
 
 
-def test_i7_segment_with_a_message_that_waits_stays(path, late):
+def test_i7_message_that_waits_is_not_cleaned(path, late):
+    """It is carried forward (test_carry.py)."""
     with opened(path, file_reserved_time_h=0) as store:
         store.put("T", b"waits", delay_level=4)
         for _ in range(100):
             store.put("other", bytes(1_000))
         store.dispatch()
         store.flush()
-        assert store.clean().segments == 0
+        assert store.clean().segments > 0
+        assert store.stats()["delayed"] == {4: 1}
         late(2 * HOUR_MS)
         assert store.deliver() == 1
         store.flush()
-        assert store.clean().segments > 0
+        store.clean()
         assert store.deliver() == 0
     with opened(path, file_reserved_time_h=0) as store:
         assert store.deliver() == 0
 
 
-def test_i7_forced_clean_spares_it_too(path):
+def test_i7_forced_clean_loses_none_either(path):
     settings = {"clean_file_forcibly_enable": True, "disk_space_clean_forcibly_ratio": 1,
                 "disk_max_used_space_ratio": 1}  # fmt: skip
     with opened(path, **settings) as store:
-        store.put("T", b"waits", delay_level=4)
+        put = store.put("T", b"waits", delay_level=4)
         for _ in range(100):
             store.put("other", bytes(1_000))
         store.dispatch()
         store.flush()
         cleaner = store._attached().cleaner
-        assert cleaner.run_once().done == 0
-        assert store.stats()["min_physical_offset"] == 0
+        assert cleaner.run_once().done == 1
+        assert store.stats()["delayed"] == {4: 1}
+        assert cleaner.run_once().done == 1
+        store.dispatch()
+        assert store._attached().scheduler.next_due_ms() == put.store_timestamp_ms + 2 * HOUR_MS
 
 
 def test_clean_counts_deliveries_that_nobody_counted(path, late):
