@@ -524,13 +524,14 @@ class MessageStore:
         return self._attached().control.wrote
 
     def catch_up(self) -> int:
-        """Helps to dispatch, as every read does, and returns the dispatched position: `get` and `query` see all below it.
+        """Helps to dispatch, as every read does, and returns the log position below which `get` and `query` see everything.
 
-        Behind a dispatcher that stands still that is less than the wrote position.
+        Behind a dispatcher that stands still that is less than the wrote position. A read-only handle may not dispatch, but sees all
+        that was acknowledged.
         """
         parts = self._attached()
         parts.reader.help_dispatch()
-        return parts.control.dispatched
+        return parts.reader.covered
 
     def wait_log(self, physical_offset: int, timeout_s: float | None = None) -> bool:
         """Sleeps until the wrote position is beyond `physical_offset`: True; False after `timeout_s`.

@@ -26,7 +26,7 @@ from cystore.derived.consume_queue import ENTRY_BYTES, ConsumeQueue, ConsumeQueu
 from cystore.derived.dispatch import Dispatcher
 from cystore.derived.heal import QueueHealer, is_queue_damage
 from cystore.derived.index import IndexFiles
-from cystore.derived.tail import TailReader
+from cystore.derived.tail import At, TailReader
 from cystore.engine.commit_log import CommitLog
 from cystore.errors import (
     CorruptRecordError,
@@ -105,6 +105,16 @@ class Reader:
         control = self._control
         dispatched = control.queue_dispatched(slot)
         return max(dispatched, control.queue_next(slot)) if control.read_only else dispatched
+
+    @property
+    def covered(self) -> int:
+        """The log position below which `get` and `query` see everything. A read-only handle sees what is not dispatched, but for records
+        whose queue does not count them yet."""
+        control = self._control
+        if not control.read_only:
+            return control.dispatched
+        wrote, intent = control.wrote, control.intent
+        return wrote if intent is None else max(min(wrote, intent[0]), control.dispatched)
 
     def counters(self) -> dict[str, Any]:
         """Reads of this process: gets that found something or nothing, messages they gave, queries (StoreStatsService)."""
@@ -417,10 +427,11 @@ class Reader:
         name = _topic(topic)
         queue_id = whole("queue_id", queue_id, 0, INT32_MAX)
         timestamp_ms = whole("timestamp_ms", timestamp_ms, -FOREVER_MS, FOREVER_MS)
+        dispatched = self._control.dispatched
         state = self._state(name, queue_id)
         if state is None:
             return 0
-        slot, minimum, maximum, *_ = state
+        slot, minimum, maximum, following, log_minimum, wrote = state
         queue = self._queues.get(slot)
         low, high = minimum, maximum
         # The first message that is not before the time is at or behind `low`, and before `high` if there is one.
@@ -433,7 +444,25 @@ class Reader:
                 low = at + 1
             else:
                 high = middle
-        return self._nearer(queue, minimum, low, maximum, timestamp_ms)
+        if low < maximum or maximum == following or not self._control.read_only:
+            return self._nearer(queue, minimum, low, maximum, timestamp_ms)
+        # All that is dispatched is earlier: a read-only handle looks at what is not.
+        earlier, later = self._tail.around(
+            self._commit_log.window(),
+            (log_minimum, wrote, dispatched),
+            (name, queue_id),
+            maximum,
+            timestamp_ms,
+            self._stored_ms,
+        )
+        if earlier is None and (at := self._previous(queue, minimum, maximum)) is not None:
+            ms = self._timestamp(queue, at)
+            earlier = None if ms is None else At(at, ms)
+        if later is None:
+            return minimum if earlier is None else earlier.queue_offset
+        if earlier is None or later.ms - timestamp_ms < timestamp_ms - earlier.ms or later.ms == timestamp_ms:
+            return later.queue_offset
+        return earlier.queue_offset
 
     def _next(self, queue: ConsumeQueue, begin: int, end: int) -> int | None:
         """The first offset of [begin, end) that has a message outside of the log's holes."""
@@ -466,16 +495,18 @@ class Reader:
     def _timestamp(self, queue: ConsumeQueue, queue_offset: int) -> int | None:
         """Store timestamp of a message, None when its record was removed meanwhile."""
         entry = queue.entry(queue_offset)
-        if entry is None:
-            return None
+        return None if entry is None else self._stored_ms(entry.physical_offset, entry.size_bytes)
+
+    def _stored_ms(self, physical_offset: int, size_bytes: int) -> int | None:
+        """Store timestamp of a record, None when it was removed meanwhile."""
         try:
-            segment = self._commit_log.segment_for(entry.physical_offset)
+            segment = self._commit_log.segment_for(physical_offset)
         except OffsetError:
-            if entry.physical_offset < self._control.min_physical_offset:
+            if physical_offset < self._control.min_physical_offset:
                 return None
             raise
-        at = entry.physical_offset - segment.base
-        return message_at(segment, at, min(entry.size_bytes, segment.length - at)).store_timestamp_ms
+        at = physical_offset - segment.base
+        return message_at(segment, at, min(size_bytes, segment.length - at)).store_timestamp_ms
 
 
 def _wanted(expression: str) -> TagFilter | None:

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import struct
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import NamedTuple
+
 from cystore._native import tail as kernel
 from cystore._native.mapping import MappedFile
 from cystore._native.queue import entry_at
 from cystore._native.window import LogWindow
 from cystore.derived.consume_queue import ENTRY_BYTES
+from cystore.layout import CONSTANTS
 
 QUEUES_REMEMBERED = 4096
 
+SEARCHED_ENTRIES = 65_536  # of a queue that are made at once to find a time among them
+HOLE_ENTRY_SIZE = CONSTANTS["HOLE_ENTRY_SIZE"][0]
+_ENTRY = struct.Struct(">qiq")
+
 Queue = tuple[bytes, int]
+
+
+class At(NamedTuple):
+    """A message of a queue, and its store timestamp."""
+
+    queue_offset: int
+    ms: int
 
 
 class TailReader:
@@ -50,6 +67,39 @@ class TailReader:
         entry = entry_at(file, done * ENTRY_BYTES) if done < count else (reached, 0, 0)
         if entry is not None:
             self._remember(queue, first + done, entry[0])
+
+    def around(
+        self,
+        window: LogWindow,
+        bounds: tuple[int, int, int],
+        queue: Queue,
+        begin: int,
+        timestamp_ms: int,
+        ms_of: Callable[[int, int], int | None],
+    ) -> tuple[At | None, At | None]:
+        """The last message of a queue before a time, and the first one that is not, from the queue offset `begin` on.
+
+        `bounds`: the log's minimum, its wrote position, and the dispatched position, which was read before the queue's own end.
+        `ms_of(physical offset, size)` is a record's store timestamp. Raises OffsetError when a segment goes meanwhile.
+        """
+        earlier: At | None = None
+        while True:
+            file, count, reached = self.entries(window, *bounds, queue, begin, SEARCHED_ENTRIES)
+            if count == 0:
+                return earlier, None
+            rows = list(_ENTRY.iter_unpack(file.read(0, count * ENTRY_BYTES)))
+            numbers = [number for number, (_, size, _) in enumerate(rows) if size != HOLE_ENTRY_SIZE]
+
+            def time_of(number: int, rows: list[tuple[int, int, int]] = rows) -> int:
+                return ms_of(*rows[number][:2]) or 0
+
+            split = bisect_left(numbers, timestamp_ms, key=time_of)
+            if split:
+                earlier = At(begin + numbers[split - 1], time_of(numbers[split - 1]))
+            if split < len(numbers):
+                return earlier, At(begin + numbers[split], time_of(numbers[split]))
+            self.go_on(queue, file, count, reached, count)
+            begin += count
 
     def _remember(self, queue: Queue, queue_offset: int, position: int) -> None:
         if len(self._places) >= QUEUES_REMEMBERED:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import cystore
+from cystore import clock
 from cystore.result import GetStatus
 from tests.process import Process
 from tests.unit.test_online_damage import BODY_AT, FILE_BYTES, flip, open_store
@@ -86,6 +87,30 @@ def test_a_read_only_handle_reads_what_nobody_dispatched(tmp_path, count):
         assert store.stats()["dispatch_behind_bytes"] > 0
         store.dispatch()
         assert read_all(reader, "T", count=count) == [str(n) for n in range(310)]
+
+
+def test_a_read_only_handle_finds_times_that_nobody_dispatched(tmp_path):
+    """Seen: `offset_by_time` gave the last dispatched message for every later time, and `catch_up` the dispatched position."""
+    with open_store(tmp_path) as store, Process() as reader:
+        reader.do(OPEN, path=str(tmp_path))
+        assert reader.do("store.offset_by_time('T', 0, 0)") == 0
+        stamps: list[int] = []
+        for n in range(12):
+            while stamps and clock.now_ms() <= stamps[-1] + 3:
+                pass
+            stamps.append(store.put("T", b"%d" % n).store_timestamp_ms)
+            store.put("other", b"x" * 1500)
+            if n == 5:
+                store.dispatch()
+        assert store.stats()["dispatched"] < store.wrote_position
+        asked = [ms + more for ms in stamps for more in (-1, 0, 1)] + [0, stamps[-1] + 10_000]
+        found = reader.do("[store.offset_by_time('T', 0, ms) for ms in asked]", asked=asked)
+        assert reader.do("store.catch_up()") == store.wrote_position
+        assert reader.do("store.offset_by_time('other', 0, ms)", ms=stamps[-1] + 10_000) == 11
+        assert store.stats()["dispatched"] < store.wrote_position
+        store.dispatch()
+        assert found == [store.offset_by_time("T", 0, ms) for ms in asked]
+        assert found[1::3][:12] == list(range(12))
 
 
 def test_damage_in_the_tail_does_not_hide_what_stands_before_it(tmp_path: Path):
