@@ -85,9 +85,10 @@ class ConsumeQueueExt:
     def prepare(self, position: int) -> tuple[MappedFile, int]:
         """The file that holds `position`, made if need be, and the position up to which space is reserved there.
 
-        Raises StoreFullError.
+        The file is looked for by its name: somebody may have removed it, or made it anew. Raises StoreFullError.
         """
         base = self.files.base_of(position)
+        self.files.forget(base)
         upto = min(position - base + ALLOCATE_BYTES, self.files.file_bytes)
         file = self.files.create(base, upto)
         file.mark_written()

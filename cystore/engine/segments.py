@@ -280,7 +280,7 @@ class MappedFileQueue:
     def forget(self, base: int) -> None:
         """Drops this process's mapping of the file at `base`; it is mapped again by its name when it is asked for."""
         with self._lock:
-            self._mapped.pop(base, None)
+            self._let_go(base)
 
     def forget_below(self, offset: int) -> None:
         """Drops this process's mappings of files that end at or below `offset`; another process unlinked them."""

@@ -27,7 +27,7 @@ WRITERS = 3
 HARMS_A_CASE = 3
 ZEROED_MAX = 512
 LOG = "commitlog"
-EXT = "consumequeue_ext"  # its files are harmed, not deleted
+EXT = "consumequeue_ext"
 SETTINGS_HERE: dict[str, Any] = {
     **SETTINGS,
     "enable_consume_queue_ext": True,
@@ -79,9 +79,7 @@ class Harm:
             return
         file = self.rng.choice(found)
         # Without its first file a log looks as it does after a clean.
-        can_go = kind not in (LOG, EXT) or (
-            kind == LOG and file != found[0] and int(file.name) + LOG_BYTES <= flushed
-        )
+        can_go = kind != LOG or (file != found[0] and int(file.name) + LOG_BYTES <= flushed)
         harms = [self._flip, self._zero, *([self._delete] if can_go else [])]
         if kind == "config":  # nobody has these mapped
             harms.append(self._truncate)
