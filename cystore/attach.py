@@ -401,6 +401,8 @@ def _finish(
             segment.redirty(max(begin - base, 0), min(end - base, segments.file_bytes))
     control.flushed = begin
     attachment.flusher.flush_to(end)
+    if state.report.lost is not None:
+        attachment.flusher.restate_watermark()
     attachment.derived_flusher.flush_dispatched()
     control.flushed = end
     attachment.delivered.load(writable=True)

@@ -245,6 +245,17 @@ class Flusher:
         (timestamp_ms,) = struct.unpack_from(">q", head, BORN_HOST_AT + born_host_bytes)
         return LastRecord(position + size, checksum, timestamp_ms)
 
+    def restate_watermark(self) -> None:
+        """Takes the watermark back to where the log ends. For recovery alone, which has reported that durable records behind that are lost:
+        else each later open would report them again. Raises FlushFailedError."""
+        last_record = self._control.last_record
+        newest = self._last(last_record)
+        if newest is None:
+            self._checkpoint.set_watermark(0, 0, 0)
+        else:
+            self._checkpoint.set_watermark(newest.end, last_record, newest.checksum)
+        self.sync_checkpoint()
+
     def sync_checkpoint(self) -> None:
         """Makes the durable watermark durable itself, with whatever else the checkpoint says now. Raises FlushFailedError."""
         flushed, self._upkeep.checkpointed_ms = self._control.flushed, _now_ms()  # others need not do it too

@@ -107,6 +107,25 @@ def test_damage_in_the_log_and_one_witness_of_its_durable_end(tmp_path, gone, cr
     check(root, [n for n in range(30) if n != 5])
 
 
+@pytest.mark.parametrize("lost", [3, 30])
+@pytest.mark.parametrize("crashed", [True, False])
+def test_a_loss_is_reported_once(tmp_path, crashed, lost):
+    """Seen: until the next put, each open reported the lost tail again, and `cystore rebuild` ended with 1 each time."""
+    root = tmp_path / "s"
+    for put in filled(root)[30 - lost :]:
+        flip(root, put)
+    if crashed:
+        (root / "abort").touch()
+    with open_small(root) as store:
+        assert store.recovery.lost is not None
+    with open_small(root) as store:
+        assert store.recovery.lost is None
+    for _ in range(2):
+        assert main(["rebuild", str(root)]) == 0
+        assert main(["verify", str(root)]) == 0
+    check(root, range(30 - lost))
+
+
 @pytest.mark.parametrize("first", [0, 5, 10, 15])
 def test_random_damage(first):
     """Any file, one to five places; `python -m tests.fuzz.damage` runs more of it."""
