@@ -7,15 +7,21 @@ import logging
 from cystore._native import tail as tail_kernel
 from cystore._native.control import Control
 from cystore._native.mapping import MappedFile
+from cystore._native.window import LogWindow
 from cystore.derived.consume_queue import ENTRY_BYTES, ConsumeQueue, ConsumeQueues
+from cystore.derived.damage import DamageSearch
 from cystore.engine.commit_log import CommitLog
+from cystore.engine.holes import Hole, Holes
 from cystore.errors import CorruptRecordError, OffsetError
+from cystore.layout import CONSTANTS
 
 log = logging.getLogger("cystore")
 
 SCHEDULED = "SCHEDULE_TOPIC_XXXX"  # its entries hold due times, which do not follow from the record alone
 WRITE_ENTRIES = 4096  # compared and written in one turn under the dispatch lock
 LOCK_WAIT_MS = 1_000
+HOLE_ENTRY = bytes(8) + CONSTANTS["HOLE_ENTRY_SIZE"][0].to_bytes(4, "big") + bytes(8)
+DAMAGES_MAX = 100  # in the log that one look steps over
 
 
 class QueueHealer:
@@ -55,6 +61,12 @@ class QueueHealer:
         )
         return True
 
+    def entries(self, slot: int, queue_offset: int) -> tuple[MappedFile, int] | None:
+        """What the entries from a queue offset to the end of its file must be, and how many of them the log tells."""
+        queue = self._queues.get(slot)
+        end = min(queue.max_offset, queue.next_file_offset(queue_offset))
+        return self._entries(queue, queue_offset, end)
+
     def _entries(self, queue: ConsumeQueue, first: int, end: int) -> tuple[MappedFile, int] | None:
         """What the entries [first, end) must be: memory like a consume queue file, and how many of them the log tells."""
         control = self._control
@@ -62,20 +74,38 @@ class QueueHealer:
         minimum, dispatched = control.min_physical_offset, control.dispatched
         for position in self._starts(queue, first, minimum):
             try:
-                count, _ = tail_kernel.entries_into(
-                    out,
-                    self._commit_log.window(),
-                    minimum,
-                    dispatched,
-                    position,
-                    queue.topic.encode(),
-                    queue.queue_id,
-                )
-            except (OffsetError, CorruptRecordError):  # a segment was cleaned, or is missing
+                count = self._walk(queue, out, minimum, dispatched, position)
+            except OffsetError:  # a segment was cleaned
                 continue
             if count and end > first:
                 return out, min(count, end - first)
         return None
+
+    def _walk(
+        self, queue: ConsumeQueue, out: MappedFile, minimum: int, dispatched: int, position: int
+    ) -> int:
+        """Fills `out` with entries from the records of [position, dispatched), over any damage in the log; how many. An entry that
+        leads to a damaged record stays: who asks for it is told of the damage."""
+        name, known = queue.topic.encode(), self._commit_log.holes
+        holes, damaged = known, Holes()
+        for _ in range(DAMAGES_MAX):
+            window = LogWindow(self._commit_log.segment_for, holes.ranges())
+            try:
+                count, at = tail_kernel.entries_into(
+                    out, window, minimum, dispatched, position, name, queue.queue_id
+                )
+            except CorruptRecordError as error:  # a segment is missing
+                count, at = 0, error.offset or 0
+            if count * ENTRY_BYTES >= out.length or not position <= at < dispatched:
+                break
+            search = DamageSearch(self._commit_log, at, "damaged")
+            while not search.step(dispatched):
+                pass
+            damaged = damaged.merged([Hole(at, search.end)])
+            holes = known.merged(damaged)
+        if damaged:
+            _keep_entries_of(damaged, queue, out, count)
+        return count
 
     def _starts(self, queue: ConsumeQueue, first: int, minimum: int) -> list[int]:
         """Log positions to walk from: the record before the first entry, if that is sound, else the log's minimum."""
@@ -122,6 +152,19 @@ class QueueHealer:
                 file = queue.remade(first)
             file.sync()
         return written
+
+
+def _keep_entries_of(damaged: Holes, queue: ConsumeQueue, out: MappedFile, count: int) -> None:
+    """Puts entries of the queue that lead into damage where `out` has hole entries."""
+    entries = out.read(0, count * ENTRY_BYTES)
+    at = entries.find(HOLE_ENTRY)
+    while at >= 0:
+        if at % ENTRY_BYTES == 0:
+            file = queue.file_of((out.base + at) // ENTRY_BYTES)
+            present = b"" if file is None else file.read(out.base + at - file.base, ENTRY_BYTES)
+            if present and damaged.covering(int.from_bytes(present[:8], "big")) is not None:
+                out.write(at, present)
+        at = entries.find(HOLE_ENTRY, at + 1)
 
 
 def is_queue_damage(error: CorruptRecordError) -> bool:

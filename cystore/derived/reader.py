@@ -6,6 +6,7 @@ for another dispatcher a bounded time; behind one that stands still `get` answer
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from array import array
@@ -18,6 +19,7 @@ from cystore._native import tail as tail_kernel
 from cystore._native.control import Control
 from cystore._native.exact import any_text, text, whole
 from cystore._native.key_reader import KeyReader, QueryResult, find_messages
+from cystore._native.mapping import MappedFile
 from cystore._native.message import Message, message_at
 from cystore._native.queue import BatchLimits, TagFilter
 from cystore._native.window import LogWindow
@@ -258,8 +260,16 @@ class Reader:
         asked: tuple[bytes, int, int, int, TagFilter | None, bool],
         state: tuple[int, int, int, int, int, int],
     ) -> GetResult | None:
-        """A read-only handle cannot heal a queue: it makes the entries from the log, for itself."""
-        return self._batch(*asked, state, state[4]) if self._control.read_only else None
+        """A read-only handle cannot heal a queue: it makes the entries from the log, for itself. Its usual walk ends before damage; then
+        it looks for the end of the damage."""
+        if not self._control.read_only:
+            return None
+        with contextlib.suppress(CorruptRecordError):  # a segment is missing
+            result = self._batch(*asked, state, state[4])
+            if result is not None:
+                return result
+        made = self._healer.entries(state[0], asked[2])
+        return None if made is None else self._batch(*asked, state, made=made)
 
     def _batch(
         self,
@@ -271,10 +281,12 @@ class Reader:
         raw: bool,
         state: tuple[int, int, int, int, int, int],
         dispatched: int | None = None,
+        made: tuple[MappedFile, int] | None = None,
     ) -> GetResult | None:
         """The batch at an offset that has an entry; None where a file of the queue or of the log is gone.
 
         With `dispatched` the offset has no entry yet: a read-only handle makes one from the log behind that position, for itself.
+        `made` are entries from that offset on, and how many.
         """
         slot, minimum, maximum, _, log_minimum, wrote = state
         if log_minimum != self._forgotten_below:
@@ -282,10 +294,13 @@ class Reader:
         reached = 0
         window, room = self._window(), max(FILTERED_ENTRIES, max_count)
         try:
-            if dispatched is None:
-                file = self._queues.get(slot).file_of(queue_offset)
-                if file is None:
+            if made is not None:
+                file, count = made
+            elif dispatched is None:
+                found_file = self._queues.get(slot).file_of(queue_offset)
+                if found_file is None:
                     return None
+                file = found_file
                 count = min(maximum, file.end // ENTRY_BYTES) - queue_offset
             else:
                 file, count, reached = self._tail.entries(
