@@ -562,11 +562,22 @@ def _compose(
     roller = Roller(control, commit_log, allocator, policy)
     delivered = DeliveryProgress(root, control, commit_log, queues)
     follower = Follower(control, queues, index)
+    backlog = BacklogKeeper(control, dispatcher)
+    keeps_backlog = mode is Mode.WRITE and bool(config.services)
+    if keeps_backlog:
+        allocator.limit_ahead(backlog.room_limit)
     appender = None
     if mode is Mode.WRITE:
         cystore_records = config.record_format == "cystore"
         append_policy = AppendPolicy(
-            control, commit_log, allocator, flusher, space, revive, cystore_records=cystore_records
+            control,
+            commit_log,
+            allocator,
+            flusher,
+            space,
+            revive,
+            cystore_records=cystore_records,
+            relieve=backlog.relieve if keeps_backlog else None,
         )
         appender = Appender(
             control,
@@ -598,5 +609,5 @@ def _compose(
     )
     return Attachment(
         root, config, mode, control, manifest, checkpoint, clock, commit_log, queues, index, dispatcher, flusher,
-        derived_flusher, allocator, delivered, scheduler, cleaner, reader, BacklogKeeper(control, dispatcher), appender, locks, None,
+        derived_flusher, allocator, delivered, scheduler, cleaner, reader, backlog, appender, locks, None,
     )  # fmt: skip

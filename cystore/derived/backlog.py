@@ -1,4 +1,9 @@
-"""Keeps what is appended and not dispatched small: cleaning, readers and read-only handles pay for it."""
+"""Keeps what is appended and not dispatched small: cleaning, readers and read-only handles pay for it.
+
+A service thread dispatches (`run_once`). A writer that is faster than that is slowed where it asks for room in the log: no room is made
+ahead of the bound, so the writer comes back for each small piece, and each time it helps to dispatch first (`relieve`). A put that needs no
+room pays nothing for it. Appending never depends on dispatch: behind one that stands still the writer gets its room after a short wait.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +20,9 @@ log = logging.getLogger("cystore")
 MAX_BYTES = 16 * 1024 * 1024  # a quarter of the bound: writers go on while this is dispatched
 MAX_AGE_S = 0.4
 TURN_BYTES = 4 * 1024 * 1024
+BOUND_BYTES = 64 * 1024 * 1024
+HELP_BYTES = BOUND_BYTES // 2  # a writer that needs room helps from here on
+HELP_WAIT_MS = 20  # for another dispatcher
 
 
 class BacklogKeeper:
@@ -38,16 +46,32 @@ class BacklogKeeper:
         late = behind > 0 and now - self._since_s >= MAX_AGE_S and control.dispatched < self._mark
         if control.read_only or not (behind >= MAX_BYTES or late):
             return Progress(0)
+        done = self._dispatch(wait_ms=0)
+        if done is None:
+            self._since_s = now
+            return Progress(0)
+        return Progress(done, more=done > 0 and control.dispatched < self._mark)
+
+    def room_limit(self) -> int:
+        """The log position up to which room may be made ahead of the appends."""
+        return self._control.dispatched + BOUND_BYTES
+
+    def relieve(self) -> None:
+        """A writer that needs room calls this first: it dispatches a piece where much waits."""
+        if self._control.wrote - self._control.dispatched >= HELP_BYTES:
+            self._dispatch(wait_ms=HELP_WAIT_MS)
+
+    def _dispatch(self, wait_ms: int) -> int | None:
+        """Dispatches a piece; how many bytes. None where it cannot go on, which is logged when it begins."""
         try:
-            done = self._dispatcher.run_once(TURN_BYTES).done
+            done = self._dispatcher.run_once(TURN_BYTES, timeout_ms=wait_ms).done
         except StoreClosedError:
             raise
         except StoreError as error:
             if str(error) != self._reported:
                 log.exception("dispatch cannot go on; it is tried again")
                 self._reported = str(error)
-            self._since_s = now
-            return Progress(0)
+            return None
         if done:
             self._reported = ""
-        return Progress(done, more=done > 0 and control.dispatched < self._mark)
+        return done

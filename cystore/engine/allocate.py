@@ -24,6 +24,7 @@ from cystore.system import files
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 CONTROL_NAME = "control"
 HEADROOM_NAME = "headroom"
+LIMITED_STEP_BYTES = 1024 * 1024
 HEADROOM_BYTES = 64 * 1024  # beside the control block: the tables in config/, first steps of consume queues
 
 
@@ -54,6 +55,12 @@ class Allocator:
         self._populated = 0  # of this process's mappings: log position up to which pages are faulted in
         self._appended_from = control.put_count
         self._has_headroom = False
+        self._limit: Callable[[], int] | None = None
+
+    def limit_ahead(self, limit: Callable[[], int]) -> None:
+        """From now on no room is made ahead of the appends beyond the log position `limit()`; an append that needs room behind it gets a
+        small piece at a time."""
+        self._limit = limit
 
     def keep_headroom(self) -> None:
         """Sets space aside that the next recovery begins with: on a disk that is full by then it needs some, for the control
@@ -80,17 +87,18 @@ class Allocator:
                 return
             self.keep_headroom()
             try:
-                self._allocate_up_to(max(needed, self._target()))
+                self._allocate_up_to(max(needed, self._target(self._control.wrote + LIMITED_STEP_BYTES)))
             except StoreFullError:
                 self._allocate_up_to(
                     needed
                 )  # the disk has no room for a whole step: take what this append needs
 
-    def _target(self) -> int:
-        """The end of the next step, at most one whole successor ahead."""
+    def _target(self, least: int = 0) -> int:
+        """The end of the next step, at most one whole successor ahead; a limit makes it no less than `least`."""
         wrote, file_bytes = self._control.wrote, self._commit_log.file_bytes
         successor_end = self._commit_log.files.base_of(wrote) + 2 * file_bytes
-        return min(wrote + self._ahead_bytes, successor_end)
+        end = min(wrote + self._ahead_bytes, successor_end)
+        return end if self._limit is None else min(end, max(self._limit(), least))
 
     def _allocate_up_to(self, end: int) -> None:
         """`_reserve_up_to`; a disk that fails is written to no more."""

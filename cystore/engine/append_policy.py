@@ -87,12 +87,19 @@ class AppendPolicy:
         revive: Callable[[], Appender],
         *,
         cystore_records: bool,
+        relieve: Callable[[], None] | None = None,
     ) -> None:
         self._control, self._commit_log = control, commit_log
         self._allocator, self._flusher, self._space = allocator, flusher, space
-        self.make_room, self.more_queues = allocator.make_room, allocator.more_queues
+        self.more_queues, self._relieve = allocator.more_queues, relieve
         self.sync, self.revive = flusher.flush_to, revive
         self._marks = cystore_records
+
+    def make_room(self, needed: int) -> None:
+        """Room in the log up to `needed`. A writer that is ahead of those who follow the log helps them first (`relieve`)."""
+        if self._relieve is not None:
+            self._relieve()
+        self._allocator.make_room(needed)
 
     def segment_at(self, position: int) -> MappedFile:
         """The mapped segment that holds `position`, made if need be. Asked before a process's first append, too."""

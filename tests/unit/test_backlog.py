@@ -10,10 +10,13 @@ import pytest
 
 import cystore
 from cystore import clock
+from cystore.derived.backlog import BOUND_BYTES, BacklogKeeper
+from cystore.engine.progress import Progress
 from cystore.result import GetStatus
 from tests.process import Process
 from tests.unit.test_online_damage import BODY_AT, FILE_BYTES, flip, open_store
 
+MIB = 1024 * 1024
 OPEN = "import cystore; store = cystore.open(path, read_only=True)"
 
 
@@ -49,6 +52,35 @@ def test_a_writer_with_any_service_dispatches_what_it_wrote(tmp_path, services):
         while store.stats()["dispatch_behind_bytes"]:
             assert time.monotonic() < until
             store.wait_log(store.wrote_position, 0.05)
+
+
+def test_a_writer_that_is_faster_than_its_services_helps_to_dispatch(tmp_path, monkeypatch):
+    """Seen: nothing slowed a writer that was faster than the service thread. Here that thread does nothing at all."""
+    monkeypatch.setattr(BacklogKeeper, "run_once", lambda self: Progress(0))
+    with cystore.open(tmp_path, services="allocate", mapped_file_size_commit_log_bytes=32 * MIB) as store:
+        worst, body = 0, bytes(256 * 1024)
+        for _ in range(640):
+            store.put("T", body)
+            worst = max(worst, store.stats()["dispatch_behind_bytes"])
+        assert worst <= BOUND_BYTES + 2 * MIB
+
+
+def test_a_writer_does_not_wait_for_a_dispatcher_that_stands_still(tmp_path, monkeypatch):
+    monkeypatch.setattr(BacklogKeeper, "run_once", lambda self: Progress(0))
+    with cystore.open(tmp_path, services="allocate", mapped_file_size_commit_log_bytes=32 * MIB) as store:
+        body = bytes(256 * 1024)
+        with Process() as other:
+            other.do(
+                "import cystore; store = cystore.open(path, services='none')\n"
+                "held = store._attached().control.held('dispatch'); held.__enter__()",
+                path=str(tmp_path),
+            )
+            for _ in range(300):
+                store.put("T", body)
+            assert store.stats()["dispatch_behind_bytes"] > BOUND_BYTES + 2 * MIB
+            other.do("held.__exit__(None, None, None); store.close()")
+        store.dispatch()
+        assert store.topics()["T"][0].max_offset == 300
 
 
 @pytest.mark.parametrize("count", [1, 7, 32])
