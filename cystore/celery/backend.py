@@ -33,7 +33,7 @@ from cystore.celery.consumer import ResultConsumer
 from cystore.celery.encoding import encode_meta
 from cystore.celery.expiry import Expiry
 from cystore.celery.store_watch import back_to_the_broker
-from cystore.celery.stores import Location, open_shared
+from cystore.celery.stores import Location, open_shared, release
 
 # Nothing was appended, and time or an operator may mend it.
 SAFE_TO_RETRY = (StoreFullError, PageCacheBusyError, StoreNotWritableError)
@@ -91,7 +91,14 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         """The open store. Raises `homes.ResultsElsewhereError` where this host has none."""
         if not self.location.path:
             raise homes.no_store(self)
-        return open_shared(self.location)
+        return open_shared(self.location, self.app)
+
+    def close(self) -> None:
+        """The app gives its store back. This process leaves the store when no other app and nobody else uses it. A later call opens it
+        again."""
+        if self.location.path:
+            lifecycle.release(self.app)
+            release(self.location, self.app)
 
     def _refuse_to_start(self) -> None:
         """In a worker: a store that cannot be opened is told once, not by every task."""
@@ -99,7 +106,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         if self.location.settings.get("read_only"):
             raise ImproperlyConfigured(f"{where}: a worker stores results, which read_only does not allow")
         try:
-            open_shared(self.location)
+            open_shared(self.location, self.app)
         except StoreError as error:
             raise ImproperlyConfigured(f"{where} cannot be used: {error}") from error
 

@@ -61,6 +61,7 @@ class Lifecycle:
         self.location = location
         self.kept = Kept.of(app.conf)
         self.lost = 0
+        self._app = weakref.ref(app)
         self._store: MessageStore | None = None  # as `open_shared` gave it
         self._places: dict[str | None, tuple[int, dict[str, str]]] = {}  # task name: its queue and property
         self._untold = 0  # of the lost ones, how many the log has not heard of
@@ -77,7 +78,7 @@ class Lifecycle:
             return
         store = self._store
         if store is None or store.closed:
-            store = self._store = open_shared(self.location)
+            store = self._store = open_shared(self.location, self._app())
         queue_id, properties = self._places.get(name) or self._place(name)
         store.put(
             events.EVENTS,
@@ -133,6 +134,10 @@ class Lifecycle:
         first, self._timed_out = self._timed_out != task_id, task_id
         return first
 
+    def release(self) -> None:
+        """Keeps the store no longer."""
+        self._store = None
+
     def forked(self) -> None:
         """In a child: what the parent lost it has told itself, or will."""
         self._began.clear()
@@ -149,6 +154,13 @@ def install(app: Celery, location: Location) -> None:
     _logs[app] = Lifecycle(app, location)
     for told, handler in HANDLERS:
         told.connect(handler, weak=False)
+
+
+def release(app: Celery) -> None:
+    """The app's log keeps the store no longer; the next event opens it again."""
+    life = _logs.get(app)
+    if life is not None:
+        life.release()
 
 
 def log_of(app: Celery) -> Lifecycle | None:

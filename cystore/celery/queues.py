@@ -65,7 +65,7 @@ def consume_when_ready(sender: Any, **_signal: Any) -> None:
     if location is None:
         return
     try:
-        name = queue_of_store(known_id_of(open_shared(location)))
+        name = queue_of_store(known_id_of(open_shared(location, sender.app)))
     except StoreError as error:
         log.error("this worker does nothing for its store, because it cannot open it: %s", error)
         return

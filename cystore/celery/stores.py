@@ -7,12 +7,13 @@ import logging
 import math
 import os
 import threading
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from celery import signals
+from celery import Celery, signals
 from celery.exceptions import ImproperlyConfigured
 
 import cystore
@@ -129,42 +130,58 @@ def _settings(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return settings
 
 
-_open: dict[str, tuple[Location, MessageStore]] = {}
+_open: dict[str, tuple[Location, weakref.ref[MessageStore]]] = {}
+_kept: weakref.WeakKeyDictionary[Celery, dict[str, MessageStore]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def open_shared(location: Location) -> MessageStore:
-    """This process's store at a location, opened by the first call. Raises StoreError where it cannot be opened."""
+def open_shared(location: Location, app: Celery | None = None) -> MessageStore:
+    """This process's store at a location, opened by the first call. It stays open as long as somebody keeps it: `app` does until it is
+    collected, or until `release`. Raises StoreError where it cannot be opened."""
     held = _open.get(location.path)
-    if held is None or held[1].closed:
+    store = None if held is None else held[1]()
+    if held is None or store is None or store.closed:
         with _lock:
             held = _open.get(location.path)
-            if held is None or held[1].closed:
+            store = None if held is None else held[1]()
+            if held is None or store is None or store.closed:
                 store = cystore.open(location.path, **location.opened_with)
-                held = _open[location.path] = (location, store)
+                held = _open[location.path] = (location, weakref.ref(store))
     if held[0] is not location and held[0] != location:
         raise StoreConfigError(
             f"this process has the store open with the options {held[0].settings}, not {location.settings}",
             path=location.path,
         )
-    return held[1]
+    if app is not None and _kept.setdefault(app, {}).get(location.path) is not store:
+        _kept[app][location.path] = store
+    return store
 
 
 def opened_at(path: str) -> MessageStore | None:
     """This process's store at a path; None where it is not open."""
     held = _open.get(path)
-    return None if held is None or held[1].closed else held[1]
+    store = None if held is None else held[1]()
+    return None if store is None or store.closed else store
+
+
+def release(location: Location, app: Celery) -> None:
+    """The app keeps the store no longer. When nobody else does, this process leaves it. A later use opens it again."""
+    _kept.get(app, {}).pop(location.path, None)
 
 
 def close_shared(**_signal: object) -> None:
     """Closes what `open_shared` opened; a later use opens it again."""
     with _lock:
         while _open:
-            path, (_, store) = _open.popitem()
+            path, (_, reference) = _open.popitem()
+            store = reference()
+            if store is None:
+                continue
             try:
                 store.close()
             except NotDurableError:
                 log.exception("%s: closed", path)  # the other stores are closed all the same
+        _kept.clear()
 
 
 def _forked() -> None:
