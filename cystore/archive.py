@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -23,6 +24,7 @@ from cystore._native.checksum import crc32c
 from cystore._native.control import Control
 from cystore.errors import CorruptRecordError, StoreConfigError, StoreFormatError
 from cystore.system import files
+from cystore.system.reentry import undisturbed
 
 FILE_NAME = "archive.json"
 DATA, MANIFESTS = "data", "manifests"  # in the archive's folder
@@ -124,6 +126,9 @@ class ArchiveMark:
 
     def begin(self, archive_id: str, folder: str) -> Archived:
         """The hold begins: from the log's minimum on nothing is removed any more before it is archived."""
+        return undisturbed(partial(self._begin, archive_id, folder))
+
+    def _begin(self, archive_id: str, folder: str) -> Archived:
         with self._control.held("clean"):
             if self.read() is not None:
                 raise StoreConfigError(f"this store has an archive already; {_END_IT}", path=self.path)
@@ -133,6 +138,9 @@ class ArchiveMark:
 
     def move(self, before: Archived, after: Archived) -> None:
         """The hold begins later, or the archive is elsewhere. Raises StoreConfigError when it is not what `before` says."""
+        undisturbed(partial(self._move, before, after))
+
+    def _move(self, before: Archived, after: Archived) -> None:
         with self._control.held("clean"):
             now = self.read()
             if now != before or not before.up_to <= after.up_to <= self._control.flushed:
@@ -145,6 +153,9 @@ class ArchiveMark:
 
     def restore(self, archived: Archived) -> None:
         """Writes a file anew that cannot be read."""
+        undisturbed(partial(self._restore, archived))
+
+    def _restore(self, archived: Archived) -> None:
         with self._control.held("clean"):
             self._write(archived)
 

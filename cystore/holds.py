@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from cystore._native.checksum import crc32c
@@ -18,6 +19,7 @@ from cystore._native.control import Control
 from cystore._native.exact import any_text, whole
 from cystore.errors import StoreConfigError, StoreFormatError
 from cystore.system import files
+from cystore.system.reentry import undisturbed
 
 FILE_NAME = "holds.json"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -54,6 +56,9 @@ class Holds:
         physical_offset = whole("physical_offset of the hold", physical_offset, error=StoreConfigError)
         if max_age_ms is not None:
             max_age_ms = whole("max_age_ms of the hold", max_age_ms, error=StoreConfigError)
+        return undisturbed(partial(self._set, name, physical_offset, max_age_ms))
+
+    def _set(self, name: str, physical_offset: int, max_age_ms: int | None) -> Hold:
         with self._control.held("clean"):
             holds = dict(self.read())
             hold = Hold(max(physical_offset, self._control.min_physical_offset), max_age_ms)
@@ -63,6 +68,9 @@ class Holds:
 
     def release(self, name: str) -> bool:
         """Ends a hold; False when there was none of that name."""
+        return undisturbed(partial(self._release, name))
+
+    def _release(self, name: str) -> bool:
         with self._control.held("clean"):
             holds = dict(self.read())
             if holds.pop(name, None) is None:

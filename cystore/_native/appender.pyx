@@ -89,7 +89,7 @@ cdef int _refuse_waiting(object topic, append_item* item) except -1:
 cdef class Appender(PlainAppender):
     """`put` and `put_many` of one attached store. Safe for threads; the lock it takes is shared by all processes.
 
-    `policy` makes room: segment_at(position) -> MappedFile, make_room(position), more_queues(), refused(), overwritten(), sync(position). Each either mends what the kernel reported or raises. revive() is asked when this object
+    `policy` makes room: segment_at(position) -> MappedFile, make_room(position), more_queues(), repair(busy_ms), refused(), overwritten(), sync(position). Each either mends what the kernel reported or raises. revive() is asked when this object
     was detached: it gives the Appender of a new attachment (after a fork) or raises StoreClosedError.
     """
 
@@ -279,7 +279,9 @@ cdef class Appender(PlainAppender):
                 pthread_mutex_unlock(mutex)
                 raise StoreClosedError("the store was closed meanwhile")
             if control_repair_due(block, LOCK_APPEND) and control_intact(block):
-                self._repair(mutex)
+                pthread_mutex_unlock(mutex)
+                self.policy.repair(busy_ms)
+                continue
             keep_segment = self.segment
             if may_hold_gil:
                 status = append_items(block, &self.target, items, count, done, waits_since_ms, forbidding)
@@ -321,19 +323,12 @@ cdef class Appender(PlainAppender):
                 if status == 0:
                     pthread_mutex_unlock(mutex)
                 raise
+        if status == EDEADLK:
+            raise PageCacheBusyError("a call of this very thread, below this one on its stack, holds the append lock; nothing was appended")
         if status != 0:
             if not control_intact(block):
                 self.policy.overwritten()
             raise StoreError(f"the append lock is unusable (error {status})")
-        return 0
-
-    cdef int _repair(self, pthread_mutex_t* mutex) except -1:
-        """With the lock held, which an exception gives back; the repair stays due then."""
-        try:
-            self.control.repair_now(LOCK_APPEND)
-        except BaseException:
-            pthread_mutex_unlock(mutex)
-            raise
         return 0
 
     cdef int _mend(self, int status, int64_t busy_ms, object policy) except -1:

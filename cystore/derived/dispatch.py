@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from cystore._native import dispatch as kernel
 from cystore._native import queue as queue_kernel
@@ -30,6 +31,7 @@ from cystore.engine.progress import Progress
 from cystore.errors import CorruptRecordError, OffsetError
 from cystore.layout import CONSTANTS, FLAGS
 from cystore.system import files
+from cystore.system.reentry import undisturbed
 
 log = logging.getLogger("cystore")
 
@@ -233,12 +235,12 @@ class Dispatcher:
         control, record = self._control, self._record(self._kernel.position)
         while control.queue_count >= control.queue_capacity and self._more_queues is not None:
             self._more_queues()
-        with control.held("append"):
-            if control.find_queue(record.topic, record.queue_id) < 0:
-                offset = record.queue_offset or 0
-                control.add_queue(
-                    record.topic, record.queue_id, next=offset, dispatched=offset, minimum=offset
-                )
+        undisturbed(partial(self._add_queue, record.topic, record.queue_id, record.queue_offset or 0))
+
+    def _add_queue(self, topic: str, queue_id: int, offset: int) -> None:
+        with self._control.held("append"):
+            if self._control.find_queue(topic, queue_id) < 0:
+                self._control.add_queue(topic, queue_id, next=offset, dispatched=offset, minimum=offset)
 
     def _fill_gap(self) -> None:
         """The records between the queue's last one and this one are lost: they were inside a hole, or below the minimum, or in a

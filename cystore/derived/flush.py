@@ -21,6 +21,7 @@ from cystore.engine.checkpoint import Checkpoint
 from cystore.engine.flush import SYNC_FAILED, Flusher
 from cystore.engine.progress import Progress
 from cystore.errors import StoreFormatError, StoreLockedError, StoreTimeoutError, SyncFailedError
+from cystore.system.reentry import undisturbed
 
 log = logging.getLogger("cystore")
 
@@ -63,6 +64,9 @@ class DerivedFlusher:
     def flush_dispatched(self) -> None:
         """Syncs queues and index, then the checkpoint that speaks of them. Order: log, queues, index, checkpoint. Waits for whoever is at
         it. Raises StoreTimeoutError after sync_flush_timeout_ms."""
+        undisturbed(self._flush_in_turn)
+
+    def _flush_in_turn(self) -> None:
         until_s = monotonic_s() + self._config.sync_flush_timeout_ms / 1000
         wanted = self._control.dispatched
         while True:
@@ -103,6 +107,9 @@ class DerivedFlusher:
         What it counts is durable in the log before: else a queue that a power cut takes away would begin with a gap. An older
         table does not replace a newer one.
         """
+        undisturbed(self._save_queue_offsets)
+
+    def _save_queue_offsets(self) -> None:
         control = self._control
         position = control.wrote
         queues = [control.queue(slot) for slot in range(control.queue_count)]

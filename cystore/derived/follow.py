@@ -16,6 +16,7 @@ from cystore._native.upkeep import Upkeep
 from cystore.clock import monotonic_s
 from cystore.derived.consume_queue import ConsumeQueues
 from cystore.derived.index import IndexFiles
+from cystore.system.reentry import undisturbed
 
 TURN_S = 0.005  # under the lock
 
@@ -47,14 +48,17 @@ class Follower:
         """Follows until the time is up, or to the end."""
         done = Followed()
         while self.behind and (until_s is None or monotonic_s() < until_s):
-            with self._control.held("clean"):
-                done.queue_files += self._turn()
+            done.queue_files += undisturbed(self._turn)
             if self._target <= self._upkeep.followed:
                 done.index_files += self._index.remove_below(self._target)
         return done
 
     def _turn(self) -> int:
-        """Under the lock: as many queues as there is time for; returns how many files went."""
+        """As many queues as there is time for; returns how many files went."""
+        with self._control.held("clean"):
+            return self._follow()
+
+    def _follow(self) -> int:
         control, until_s, removed = self._control, monotonic_s() + TURN_S, 0
         if self._target <= self._upkeep.followed:
             self._target, self._slot = control.min_physical_offset, 0

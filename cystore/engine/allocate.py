@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from cystore._native.control import Control
@@ -20,6 +21,7 @@ from cystore.engine.flush import refuse_writes
 from cystore.engine.progress import Progress
 from cystore.errors import StoreFullError, SyncFailedError
 from cystore.system import files
+from cystore.system.reentry import undisturbed
 
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 CONTROL_NAME = "control"
@@ -81,6 +83,9 @@ class Allocator:
 
     def make_room(self, needed: int) -> None:
         """Allocates the log at least up to `needed`, and some steps more where there is space. Raises StoreFullError."""
+        undisturbed(partial(self._make_room, needed))
+
+    def _make_room(self, needed: int) -> None:
         with self._control.held("housekeeping"):
             begin = self._control.allocated
             if begin >= needed:
@@ -126,6 +131,9 @@ class Allocator:
 
     def more_queues(self) -> None:
         """Reserves memory for more queue slots in the control block. Raises StoreFullError at max_queues."""
+        undisturbed(self._add_queues)
+
+    def _add_queues(self) -> None:
         with self._control.held("housekeeping"):
             step = self._control.more_queue_bytes()
             if step is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cystore._native.control import Control
@@ -15,9 +16,10 @@ from cystore.engine.allocate import Allocator, writes_end_when_it_fails
 from cystore.engine.commit_log import CommitLog
 from cystore.engine.disk_space import DiskSpace
 from cystore.engine.flush import Flusher
-from cystore.errors import StoreFormatError, StoreNotWritableError
+from cystore.errors import PageCacheBusyError, StoreFormatError, StoreNotWritableError
 from cystore.layout import FLAGS, RECORD_MAGIC_BLANK
 from cystore.system.folders import check_place
+from cystore.system.reentry import undisturbed
 
 if TYPE_CHECKING:
     from cystore._native.appender import Appender
@@ -124,6 +126,14 @@ class AppendPolicy:
             return self._segment_at(self._control.wrote)
         self._allocator.populate_ahead()
         return segment
+
+    def repair(self, busy_ms: int) -> None:
+        """Takes the append lock, which repairs what its last owner left, and gives it back. Raises PageCacheBusyError after `busy_ms`."""
+        undisturbed(partial(self._repair, busy_ms))
+
+    def _repair(self, busy_ms: int) -> None:
+        with self._control.held("append", timeout_ms=busy_ms, busy=PageCacheBusyError):
+            pass
 
     def refused(self) -> None:
         """Some flag forbids writing; a disk that was full may have space again."""

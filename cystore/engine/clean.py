@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from cystore import clock
 from cystore._native.control import Control
@@ -20,6 +21,7 @@ from cystore._native.failpoint import failpoint
 from cystore.engine.ages import Ages
 from cystore.engine.commit_log import CommitLog
 from cystore.engine.store_settings import Policy
+from cystore.system.reentry import undisturbed
 
 log = logging.getLogger("cystore")
 
@@ -70,11 +72,14 @@ class LogCleaner:
         says what must stay; it is asked under the lock."""
         expired = self._expired(forced=forced)[:max_segments]
         if expired:
-            with self._control.held("clean"):
-                self._publish(expired, list(needs()))
+            undisturbed(partial(self._publish_in_turn, expired, needs))
             failpoint("clean.published")
             self._control.wake_append()  # who sleeps lets go of its mappings
         return self._unlink_below(self._control.min_physical_offset)
+
+    def _publish_in_turn(self, expired: list[tuple[int, int]], needs: Callable[[], Iterable[Need]]) -> None:
+        with self._control.held("clean"):
+            self._publish(expired, list(needs()))
 
     def _expired(self, *, forced: bool) -> list[tuple[int, int]]:
         """(base, store timestamp that no record of it is behind) of the segments that expired, oldest first."""

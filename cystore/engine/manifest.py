@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from cystore.engine.holes import Hole, Holes, hole_of, plain_hole, read_hole_lis
 from cystore.engine.manifest_file import FILE_NAME, Slot
 from cystore.errors import StoreError, StoreFormatError, StoreNotWritableError
 from cystore.system import files, os_threads
+from cystore.system.reentry import undisturbed
 
 log = logging.getLogger("cystore")
 
@@ -307,6 +309,9 @@ class Manifest:
         control = self._control
         if control is not None and control.read_only:
             raise StoreNotWritableError("the store is open for reading only", path=self._root)
+        return undisturbed(partial(self._update, control, change))
+
+    def _update(self, control: Control | None, change: Callable[[Facts], Facts]) -> Facts:
         with self._locked(control), self._lock:
             found = look(self._root) if self._durable else Found(self._facts)
             before = (

@@ -5,15 +5,19 @@ RocketMQ has nothing like it; a file that ends early ends in a blank, as each of
 
 from __future__ import annotations
 
+from functools import partial
+
 from cystore import clock
 from cystore._native import store_clock
 from cystore._native.append import end_segment
 from cystore._native.control import Control
+from cystore._native.mapping import MappedFile
 from cystore.engine.ages import Ages
 from cystore.engine.allocate import Allocator
 from cystore.engine.commit_log import CommitLog
 from cystore.engine.store_settings import Policy
 from cystore.layout import CONSTANTS
+from cystore.system.reentry import undisturbed
 
 HOUR_MS = 3_600_000
 BLANK_SIZE_MIN = CONSTANTS["BLANK_SIZE_MIN"][0]
@@ -36,6 +40,9 @@ class Roller:
         segment = self._commit_log.files.get(base)
         if segment is None:
             return False
+        return undisturbed(partial(self._end, segment))
+
+    def _end(self, segment: MappedFile) -> bool:
         with self._control.held("append"):
             return end_segment(self._control, segment)
 

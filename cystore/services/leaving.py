@@ -21,26 +21,10 @@ from cystore.detach import detach
 from cystore.errors import StoreClosedError
 from cystore.services.threads import ServiceThread
 from cystore.system import os_threads
+from cystore.system.reentry import INSIDE
 
 log = logging.getLogger("cystore")
 
-INSIDE = tuple(
-    f"cystore.{name}"
-    for name in (
-        "_native",
-        "attach",
-        "detach",
-        "derived",
-        "engine",
-        "holds",
-        "archive",
-        "recovery",
-        "services",
-        "snapshot",
-        "store",
-        "system",
-    )
-)
 CLOSING = ("close", "close_all", "__exit__", "__del__")  # functions of the store that end here
 
 

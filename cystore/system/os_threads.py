@@ -30,6 +30,7 @@ _native = _pristine()
 Lock: Callable[[], threading.Lock] = _native.allocate_lock
 RLock: Callable[[], Any] = _native.RLock
 start: Callable[..., int] = _native.start_new_thread
+native_id: Callable[[], int] = _native.get_native_id
 
 
 def patched() -> bool:

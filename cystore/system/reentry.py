@@ -1,0 +1,74 @@
+"""Calls of the store inside of a call of the store: out of a signal handler, or a finalizer, of the same thread.
+
+A thread cannot wait for itself. What holds a lock of all processes while Python code runs is therefore done `undisturbed`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import TypeVar
+
+from cystore.system import os_threads
+
+Answer = TypeVar("Answer")
+
+# The modules of the store itself, without what is built on it.
+INSIDE = tuple(
+    f"cystore.{name}"
+    for name in (
+        "_native",
+        "attach",
+        "detach",
+        "derived",
+        "engine",
+        "holds",
+        "archive",
+        "recovery",
+        "services",
+        "snapshot",
+        "store",
+        "system",
+    )
+)
+
+
+def undisturbed(call: Callable[[], Answer]) -> Answer:
+    """Makes a call in which no signal handler comes in between. Handlers run in the main thread; there, another thread makes the call.
+
+    A handler that uses the store meanwhile waits for that thread as for any other. What it raises ends the wait, not the call. Inside of a
+    handler the call is made at once: the call below may have a lock of this process that another thread would wait for.
+    """
+    if os_threads.native_id() != os.getpid() or _is_nested(sys._getframe(1)):
+        return call()
+    outcome: list[Answer] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(call())
+        except BaseException as error:  # noqa: BLE001 - raised below, in the thread that asked
+            errors.append(error)
+
+    try:
+        thread = os_threads.Thread(run, "cystore-turn")
+    except RuntimeError:  # no more threads
+        return call()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return outcome[0]
+
+
+def _is_nested(frame: FrameType | None) -> bool:
+    """Whether a call of the store is below the one that this frame belongs to."""
+    left = False
+    while frame is not None:
+        inside = frame.f_globals.get("__name__", "").startswith(INSIDE)
+        if inside and left:
+            return True
+        left = left or not inside
+        frame = frame.f_back
+    return False
