@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from cystore.system import os_threads
 
 PLACES = ("call", "return", "c_return", "c_exception")
 
@@ -81,3 +84,13 @@ def mapped(path: Path) -> list[str]:
 def threads() -> int:
     """Threads of this process, also those that Python does not know."""
     return len(os.listdir("/proc/self/task"))
+
+
+def alone_again(threads_before: int) -> bool:
+    """Waits for threads that still do what a call began that was broken off. False when they do not end within a minute."""
+    until = time.monotonic() + 60
+    while threads() > threads_before:
+        if time.monotonic() > until:
+            return False
+        os_threads.pause(0.001)
+    return True

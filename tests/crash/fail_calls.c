@@ -1,7 +1,7 @@
 /* Lets the n-th system call fail: preloaded into a process, told by its environment at the time of the call.
  *
- *   CYSTORE_FAIL_UNDER  only calls for files below this folder count (msync and mmap of such files always do)
- *   CYSTORE_FAIL_CALL   msync, fsync, fdatasync, ftruncate, fallocate, open, mmap, rename, pwrite; or any
+ *   CYSTORE_FAIL_UNDER  only calls for files below this folder count (msync, and threads that are started, always do)
+ *   CYSTORE_FAIL_CALL   msync, fsync, fdatasync, ftruncate, fallocate, open, mmap, rename, pwrite, thread; or any
  *   CYSTORE_FAIL_AT     the number of the first call that fails, from 1 on
  *   CYSTORE_FAIL_TIMES  how many do
  *   CYSTORE_FAIL_ERRNO  with what
@@ -12,6 +12,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,8 +20,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { OPEN, MMAP, MSYNC, FSYNC, FDATASYNC, FTRUNCATE, FALLOCATE, RENAME, PWRITE, CALLS };
-static const char *const names[CALLS] = {"open", "mmap", "msync", "fsync", "fdatasync", "ftruncate", "fallocate", "rename", "pwrite"};
+enum { OPEN, MMAP, MSYNC, FSYNC, FDATASYNC, FTRUNCATE, FALLOCATE, RENAME, PWRITE, THREAD, CALLS };
+static const char *const names[CALLS] = {"open", "mmap", "msync", "fsync", "fdatasync", "ftruncate", "fallocate", "rename", "pwrite", "thread"};
 static long counts[CALLS + 1];
 static long failures;
 static char failed[512];
@@ -45,6 +46,13 @@ static int fd_below(int fd, char *path, size_t size) {
     if (length < 0) return 0;
     path[length] = 0;
     return below(path);
+}
+
+/* Whether a name in an open folder is below: the store opens and renames that way. */
+static int below_at(int folder, const char *name) {
+    char path[400];
+    if (name && name[0] == '/') return below(name);
+    return folder >= 0 && fd_below(folder, path, sizeof path);
 }
 
 /* Counts one call; true, and errno is set, when it is to fail. */
@@ -90,7 +98,7 @@ WRAP_OPEN(open64)
         REAL(int, #name, int, const char *, int, ...); \
         mode_t mode = 0; \
         if (flags & (O_CREAT | O_TMPFILE)) { va_list rest; va_start(rest, flags); mode = va_arg(rest, mode_t); va_end(rest); } \
-        if (below(path) && fails(OPEN, path)) return -1; \
+        if (below_at(folder, path) && fails(OPEN, path)) return -1; \
         return real(folder, path, flags, mode); \
     }
 WRAP_OPENAT(openat)
@@ -149,10 +157,29 @@ int rename(const char *from, const char *to) {
 
 int renameat(int from_folder, const char *from, int to_folder, const char *to) {
     REAL(int, "renameat", int, const char *, int, const char *);
-    return below(to) && fails(RENAME, to) ? -1 : real(from_folder, from, to_folder, to);
+    return below_at(to_folder, to) && fails(RENAME, to) ? -1 : real(from_folder, from, to_folder, to);
 }
 
 int renameat2(int from_folder, const char *from, int to_folder, const char *to, unsigned flags) {
     REAL(int, "renameat2", int, const char *, int, const char *, unsigned);
-    return below(to) && fails(RENAME, to) ? -1 : real(from_folder, from, to_folder, to, flags);
+    return below_at(to_folder, to) && fails(RENAME, to) ? -1 : real(from_folder, from, to_folder, to, flags);
+}
+
+long syscall(long number, ...) {
+    REAL(long, "syscall", long, ...);
+    long arguments[6];
+    va_list rest;
+    va_start(rest, number);
+    for (int i = 0; i < 6; i++) arguments[i] = va_arg(rest, long);
+    va_end(rest);
+    if (number == 437 /* openat2 */ && below_at((int)arguments[0], (const char *)arguments[1]) && fails(OPEN, (const char *)arguments[1]))
+        return -1;
+    return real(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4], arguments[5]);
+}
+
+int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *), void *argument) {
+    REAL(int, "pthread_create", pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+    int saved = errno, failed = fails(THREAD, ""), code = errno;
+    errno = saved;
+    return failed ? code : real(thread, attributes, run, argument);
 }

@@ -8,6 +8,7 @@ import contextlib
 import gc
 import logging
 import os
+import sys
 
 import pytest
 
@@ -17,6 +18,7 @@ from cystore.recovery.verify import verify
 from cystore.system import os_threads
 from tests.interrupts import (
     Interrupted,
+    alone_again,
     descriptors,
     happens_at,
     mapped,
@@ -60,6 +62,7 @@ def test_an_exception_at_a_place_of_a_public_call_leaves_nothing(tmp_path, rng, 
             for place in chosen(places_in(call), rng, most):
                 interrupted(place, call)
                 where = f"call {number}, place {place}"
+                assert alone_again(threads_before), where
                 if descriptors() != before:
                     gc.collect()  # a frame of the exception may be in a cycle
                 assert descriptors() == before, where
@@ -80,9 +83,10 @@ def test_an_exception_at_a_place_of_a_public_call_leaves_nothing(tmp_path, rng, 
 
 @pytest.mark.parametrize("most", [15, pytest.param(None, marks=pytest.mark.slow)], ids=["some", "all"])
 @pytest.mark.parametrize("what", ["open", "close", "drop"])
-def test_an_exception_in_open_or_close_leaves_nothing(tmp_path, rng, what, most, caplog):
+def test_an_exception_in_open_or_close_leaves_nothing(tmp_path, rng, what, most, caplog, monkeypatch):
     """Seen: a thread that waited for ever for a lock of `threading`, whose start was broken off; and the parts of a store that such
     a thread kept."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # pytest's keeps the frames
     path, stores = tmp_path / "s", []
     caplog.set_level(logging.CRITICAL, "cystore")
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import random
 import signal
+import sys
 
 import pytest
 
 import cystore
 from cystore.layout import MUTEX_NAMES
 from cystore.recovery.verify import verify
+from tests.interrupts import alone_again, descriptors, mapped, threads
 from tests.process import Process
 from tests.small import SETTINGS, open_small
 
@@ -93,12 +96,21 @@ def test_a_storm_of_exceptions_leaves_nothing(tmp_path, rng, slow):
     with open_small(tmp_path / "s", services=(), max_queues=1000) as store:
         control = store._parts.control
         made = calls(store, rng)
+        for call in made * 2:
+            call()
+        gc.collect()
+        before, threads_before = descriptors(), threads()
         with storm(seen):
             while seen[0] < count(slow):
                 broken_off(rng.choice(made), rng.uniform(1e-6, 2e-3))
                 if rng.random() < 0.01:
+                    assert alone_again(threads_before)
                     assert not [name for name in MUTEX_NAMES if control.owner(name)]
+        assert alone_again(threads_before)
         gc.collect()
+        assert (descriptors(), threads()) == (before, threads_before)
+        assert store._parts.appender.active_calls == 0
+        assert not os.listdir(tmp_path / "s" / "tmp")
         assert not [name for name in MUTEX_NAMES if control.owner(name)]
         with Process() as other:
             other.do(
@@ -120,9 +132,12 @@ def test_a_storm_of_exceptions_leaves_nothing(tmp_path, rng, slow):
 
 
 @pytest.mark.parametrize("slow", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_storm_over_open_and_close_leaves_nobody_attached(tmp_path, rng, slow):
+def test_a_storm_over_open_and_close_leaves_nobody_attached(tmp_path, rng, slow, monkeypatch):
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # pytest's keeps the frames
     path, seen = tmp_path / "s", [0]
     open_small(path).close()
+    gc.collect()
+    before, threads_before = descriptors(), threads()
 
     def live() -> None:
         store = open_small(path)
@@ -133,6 +148,9 @@ def test_a_storm_over_open_and_close_leaves_nobody_attached(tmp_path, rng, slow)
         while seen[0] < count(slow) // 20:
             broken_off(live, rng.uniform(1e-5, 3e-2))
     gc.collect()
+    assert alone_again(threads_before)
+    gc.collect()
+    assert (descriptors(), threads(), mapped(path)) == (before, threads_before, [])
     with Process() as other:
         other.do("import cystore; store = cystore.open(path, **settings); store.close()", path=str(path),
                  settings=SETTINGS | {"exclusive": True})  # fmt: skip
