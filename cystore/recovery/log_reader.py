@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from cystore.engine.segments import OURS, base_of_name, file_name
 from cystore.errors import StoreFormatError
 from cystore.layout import CONSTANTS
 from cystore.recovery.model import DirtyRange, LaterFile
-from cystore.system import files
+from cystore.system import files, folders
 
 PIECE_BYTES = 4 << 20
 GONE = -1  # a status beside those of the kernel: there is no file at the position
@@ -39,6 +38,7 @@ class LogReader:
         self.bases = sorted(self.lengths)
         self.file_bytes = self._file_bytes(configured_bytes)
         self._file: Descriptor | None = None
+        self._folder: Descriptor | None = None
         self._file_base = -1
         for base, length in self.lengths.items():
             if length > self.file_bytes:
@@ -108,19 +108,27 @@ class LogReader:
         return base in self.lengths
 
     def close(self) -> None:
-        self._file, self._file_base = None, -1
+        self._file = self._folder = None
+        self._file_base = -1
 
     def _open(self, base: int) -> int:
+        """The file that begins at `base`, looked up in the open folder: a log may have ten thousand. Raises OSError."""
         if self._file is None or self._file_base != base:
-            self.close()
-            self._file = files.open_file(self.path(base), os.O_RDONLY)
+            self._file, self._file_base = None, -1
+            if self._folder is None:
+                self._folder = folders.open_folder(self.directory)
+            self._file = folders.open_file_in(self._folder.fd, file_name(base))
             self._file_base = base
         return self._file.fd
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fills `buffer` from physical offset `offset`; all of it lies in one file. Raises StoreIOError."""
         base = self.base_of(offset)
-        fd = self._open(base)
+        try:
+            fd = self._open(base)
+        except OSError as error:
+            with files.translated(self.path(base)):
+                raise error
         done = files.pread_into(fd, offset - base, buffer, self.path(base))
         buffer[done:] = bytes(len(buffer) - done)
 
@@ -166,7 +174,8 @@ class LogReader:
     def data_ranges(self, begin: int, end: int) -> list[tuple[int, int]]:
         """The parts of [begin, end) of one file that may hold something, as physical offsets."""
         base = self.base_of(begin)
-        fd = self._open(base)
+        with files.translated(self.path(base)):
+            fd = self._open(base)
         inside = files.data_ranges(fd, begin - base, min(end - base, self.lengths[base]), self.path(base))
         return [(base + first, base + last) for first, last in inside]
 
