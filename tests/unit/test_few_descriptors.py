@@ -54,6 +54,30 @@ def test_scan_of_many_segments_with_few_descriptors(path):
         poor.do("store.flush(); store.close()")
 
 
+@pytest.mark.slow
+def test_ten_thousand_segments_with_few_descriptors(tmp_path):
+    """The whole size: a process at `ulimit -n 64` makes, recovers, reads, scans and verifies 10,000 segments."""
+    with Process() as poor:
+        poor.do(LIMITED, path=str(tmp_path / "s"), settings=SMALL)
+        poor.do(f"batch = [cystore.Message(topic='T', body=bytes({SEGMENT_BYTES - 200}), keys=('k',))] * 100")
+        for _ in range(100):
+            poor.do("store.put_many(batch)")
+        poor.do("store.flush()")
+        poor.do("store.close()")
+        poor.do("store = cystore.open(path, **settings)")
+        assert poor.do("sum(1 for _ in store.scan())") == 10_000
+        poor.do(
+            "at = 0\nwhile messages := store.get('T', 0, at).messages:\n    at += len(messages)\n"
+            "assert at == 10_000, at"
+        )
+        assert poor.do("len(os.listdir('/proc/self/fd'))") <= 64
+        assert poor.do("store.put('T', b'more', flush='sync').queue_offset") == 10_000
+        poor.do("store.close()\nfrom cystore.recovery import verify")
+        assert (
+            poor.do("list(verify(__import__('pathlib').Path(path), cystore.StoreConfig(**settings)))") == []
+        )
+
+
 @pytest.mark.parametrize("read_only", [False, True])
 @pytest.mark.parametrize("live", [False, True])
 def test_mappings_stay_within_the_budget_in_every_mode(path, read_only, live):
