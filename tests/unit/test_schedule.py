@@ -554,3 +554,21 @@ def test_clean_counts_deliveries_that_nobody_counted(path, late):
         assert store.stats()["delayed"] == {1: 5}
         assert store.clean().segments > 0
         assert store.stats()["delayed"] == {}
+
+
+def test_ten_thousand_that_are_due_at_once_leave_once_and_in_order(path, late):
+    with cystore.open(path, services="none", **LEVELS) as store:
+        for begin in range(0, 10_000, 500):
+            store.put_many(
+                [cystore.Message(topic="T", body=b"%d" % n, delay_level=1) for n in range(begin, begin + 500)]
+            )
+        late(1_000)
+        assert store.deliver(timeout_s=0) < 10_000, "a call ends when its time is over"
+        while store.deliver(timeout_s=1):
+            pass
+        assert store.stats()["delayed"] == {}
+        found, offset = [], 0
+        while (got := store.get("T", 0, offset, 1_000)).messages:
+            found += [int(bytes(message.body)) for message in got.messages]
+            offset = got.next_offset
+        assert found == list(range(10_000))
