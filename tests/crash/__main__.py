@@ -37,12 +37,14 @@ def main(arguments: list[str]) -> int:
         type=Path,
         nargs="+",
         metavar="JSON",
-        help="writes docs/reliability.md from results, rows of later files instead of earlier ones; runs nothing",
+        help="writes docs/reliability.md from results but its section Found; runs of a row are added up; runs nothing",
     )
     options = parser.parse_args(arguments)
     if options.document:
         text = matrix.document([json.loads(path.read_text()) for path in options.document])
-        (ROOT / "docs" / "reliability.md").write_text(text)
+        page = ROOT / "docs" / "reliability.md"
+        _, found, by_hand = page.read_text().partition("\n## Found\n")
+        page.write_text(text + found + by_hand)
         return 0
     unknown = set(options.faults) - {fault.name for fault in FAULTS}
     if unknown:

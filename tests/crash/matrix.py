@@ -14,7 +14,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -199,19 +199,48 @@ def as_json(rows: list[Row]) -> str:
 
 
 def document(results: list[dict[str, Any]]) -> str:
-    """docs/reliability.md, from the JSON of runs on one machine; of a row that several have the last one's."""
-    by_name = {row["name"]: Row(**row) for result in results for row in result["rows"]}
-    rows, head = list(by_name.values()), HEAD.format(**results[-1]["machine"])
-    lines = [head, "| fault | how | faults made | wanted | result |", "|---|---|---|---|---|"]
-    for row in rows:
+    """docs/reliability.md, from the JSON of runs on one machine. Runs of one row are added up."""
+    runs: dict[str, list[tuple[str, Row]]] = {}
+    for result in results:
+        for row in result["rows"]:
+            runs.setdefault(row["name"], []).append((result["machine"]["when"], Row(**row)))
+    head = HEAD.format(**results[-1]["machine"])
+    lines = [
+        head,
+        "| fault | how | faults made | wanted | result | of these on |",
+        "|---|---|---|---|---|---|",
+    ]
+    looked = []
+    for of_row in runs.values():
+        row = _together([one for _, one in of_row])
         made = f"{row.ran:,}" if not row.not_run else "-"
-        lines.append(f"| {row.name} | {row.how} | {made} | {row.wanted:,} | {row.verdict} |")
-    lines += ["", "What the runs looked at, and the seed that repeats each:", ""]
-    for row in rows:
+        days: Counter[str] = Counter()
+        for when, one in of_row:
+            days[when] += one.ran
+        told = ", ".join(f"{when}: {ran:,}" for when, ran in sorted(days.items()))
+        lines.append(f"| {row.name} | {row.how} | {made} | {row.wanted:,} | {row.verdict} | {told} |")
         if not row.not_run:
+            seeds = ", ".join(f"`--seed {one.seed}`" for _, one in of_row)
             counted = ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in row.tally.items()) or "-"
-            lines.append(f"* **{row.name}** (`--seed {row.seed}`, {row.seconds:.0f} s): {counted}")
+            looked.append(f"* **{row.name}** ({seeds}, {row.seconds:.0f} s): {counted}")
+    lines += ["", "What the runs looked at, and the seeds that repeat each:", "", *looked]
     return "\n".join(lines) + "\n"
+
+
+def _together(rows: list[Row]) -> Row:
+    """Several runs of one row as one."""
+    tally: Counter[str] = Counter()
+    for row in rows:
+        tally.update(row.tally)
+    last = rows[-1]
+    return replace(
+        last,
+        wanted=max(row.wanted for row in rows),
+        ran=sum(row.ran for row in rows),
+        seconds=sum(row.seconds for row in rows),
+        failures=[failure for row in rows for failure in row.failures],
+        tally=dict(tally),
+    )
 
 
 HEAD = """# Reliability
@@ -225,5 +254,6 @@ one more put.
 `make crash` runs all rows and writes `build/crash.json`; `python -m tests.crash --document build/crash.json` writes this page from it;
 `python -m tests.crash FAULT --seed N --case M` repeats one case. `make test` runs a slice of every row.
 
-This page is of a run on {when}: {cores} cores, Linux {kernel}, Python {python}. "not run" is what the machine could not do.
+The runs were made on {cores} cores, Linux {kernel}, Python {python}. Runs of one row are added up. The last column says how many
+were made on which day: the code was another one on each. "not run" is what the machine could not do.
 """
