@@ -18,6 +18,7 @@ from cystore.system import files, os_threads
 log = logging.getLogger("cystore")
 
 NAME_DIGITS = 20
+MAKE_TRIES = 5  # somebody may remove a file before it is mapped
 OURS = ("CYSTORE",)  # the marker file in commitlog/
 
 
@@ -221,16 +222,17 @@ class MappedFileQueue:
                     self._removed.discard(base)
                     self._bases = sorted({*self._bases, base})
                 return existing
-        if not self.path(base).exists():
-            files.create_sized(
-                self.root, self.path(base), self.file_bytes, allocated_bytes, durable=self._durable_names
-            )
-        elif self._durable_names:
-            files.sync_directory(self.directory)  # whoever named it may have died before that
-        created = self.get(base)
-        if created is None:
-            raise StoreFormatError("the file vanished while it was being made", path=self.path(base))
-        return created
+        for _ in range(MAKE_TRIES):
+            if not self.path(base).exists():
+                files.create_sized(
+                    self.root, self.path(base), self.file_bytes, allocated_bytes, durable=self._durable_names
+                )
+            elif self._durable_names:
+                files.sync_directory(self.directory)  # whoever named it may have died before that
+            created = self.get(base)
+            if created is not None:
+                return created
+        raise StoreFormatError("the file vanished while it was being made", path=self.path(base))
 
     def sync_names(self) -> None:
         """Makes the names of the files, and of the folders down to them, durable."""

@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from cystore.engine import segments
 from cystore.engine.mappings import Mappings
 from cystore.engine.segments import MappedFileQueue, Mode, file_name
 from cystore.errors import StoreFormatError, StoreIOError, StorePermissionError
@@ -262,3 +263,23 @@ def test_reading_mode_makes_nothing_and_reserves_nothing(tmp_path):
     files.allocate(0, 0, FILE_BYTES)
     assert files.path(0).stat().st_blocks == 0
     assert not files.get(0).writable
+
+
+@pytest.mark.parametrize("there_before", [False, True])
+def test_a_file_that_goes_while_it_is_made_is_made_again(tmp_path, monkeypatch, there_before):
+    """Seen: a file of an extended queue was deleted between the look for its name and the mapping; a `get` that dispatched raised
+    StoreFormatError."""
+    made = queue(tmp_path)
+    if there_before:
+        write(tmp_path, 0)
+    map_file, removed = segments.files.map_file, []
+
+    def removed_first(path, *arguments, **more):
+        if not removed:
+            removed.append(path)
+            path.unlink()
+        return map_file(path, *arguments, **more)
+
+    monkeypatch.setattr(segments.files, "map_file", removed_first)
+    assert made.create(0, 4096).length == FILE_BYTES
+    assert removed[0].stat().st_size == FILE_BYTES
