@@ -99,6 +99,10 @@ class Attachment:
     def let_cleaned_go(self) -> None:
         """Ends the mappings of segments that were cleaned. A private view cannot tell which: it lets all go when somebody came."""
         self.reader.forget_cleaned()
+        minimum = self.control.min_physical_offset
+        self.dispatcher.forget_below(minimum)
+        if self.appender is not None and self.appender.segment_end <= minimum:
+            self.appender.forget_segment()
         if self.ground is not None and self.ground.moved():
             self.let_mappings_go()
 
@@ -160,6 +164,8 @@ class Attachment:
     def let_mappings_go(self) -> None:
         """Ends the mappings that no view holds."""
         self.reader.forget_windows()
+        if not self.control.closed:
+            self.dispatcher.forget_below(INT_MAX << 32)
         self.queues.close()
         self.index.close()
         self.commit_log.files.close()

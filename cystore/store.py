@@ -40,6 +40,7 @@ from cystore.result import GetResult
 from cystore.services.clean import Cleaned
 from cystore.services.duties import Duties
 from cystore.services.following import FOLLOWED, followed, followed_scan, has_moved
+from cystore.services.housekeeper import housekeeper, is_needed
 from cystore.services.leaving import Leaving, keeping, weakly
 from cystore.services.running import start_service
 from cystore.services.scrub import SLICE_BYTES, Scrubbed, Scrubber
@@ -130,6 +131,7 @@ class MessageStore:
                 self._start(private, [])
                 raise
             dropped.cancel()
+            housekeeper.unwatch(private)
             private.replace_private()
             return parts
 
@@ -144,6 +146,8 @@ class MessageStore:
         dropped = AtDrop(leaving.start)  # a store that is dropped without `close` is left as well
         try:
             self._start(parts, threads)
+            if is_needed(parts, self.config):
+                housekeeper.watch(parts)
             self._leaving, self._dropped = leaving, dropped
             _open_stores.add(self)
         except BaseException as error:

@@ -10,7 +10,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_XDECREF, Py_XINCREF
 from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.unicode cimport PyUnicode_CheckExact
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uintptr_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
@@ -386,6 +386,11 @@ cdef class Appender(PlainAppender):
             self.target.length = 0
             pthread_mutex_unlock(mutex)
             del segment  # the mapping ends behind the lock
+
+    @property
+    def segment_end(self):
+        """Log position behind the segment that is written to; beyond every log where there is none at hand."""
+        return self.target.base + <int64_t>self.target.length if self.target.address != NULL else INT64_MAX
 
     cdef int _wants_sync(self, object flush) except -1:
         if flush is None:

@@ -319,6 +319,17 @@ cdef class DispatchKernel:
         self.d.segment.end = file.base + file.length
         self.d.segment.address = file.address
 
+    def forget_segment(self):
+        """Lets the segment go; the next `run` asks for one."""
+        self.segment = None
+        self.d.segment.base = self.d.segment.end = 0
+        self.d.segment.address = NULL
+
+    @property
+    def segment_end(self):
+        """Log position behind the segment at hand, 0 when there is none."""
+        return self.d.segment.end
+
     def use_index(self, MappedFile file, uint32_t slots, uint32_t capacity, int64_t allocated):
         """The index file that keys are entered into; None when the newest one is full."""
         self.index_file = file

@@ -111,6 +111,14 @@ class Dispatcher:
             if progress is not None:
                 progress("dispatch", self._control.dispatched - begin, target - begin)
 
+    def forget_below(self, position: int) -> None:
+        """Lets the segment go that was dispatched last, if it ends at or below a log position. Behind a dispatcher at work the
+        next call does it."""
+        if 0 < self._kernel.segment_end <= position:
+            with self._control.held_if_free("dispatch") as turn:
+                if turn.held:
+                    self._kernel.forget_segment()
+
     def repair(self) -> None:
         """Takes back what a dispatcher that died had entered of a record it did not finish. Under the dispatch lock."""
         if self._with_index:

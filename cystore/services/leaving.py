@@ -19,6 +19,7 @@ from typing import Any
 from cystore.attach import Attachment
 from cystore.detach import detach
 from cystore.errors import StoreClosedError
+from cystore.services.housekeeper import housekeeper
 from cystore.services.threads import ServiceThread
 from cystore.system import os_threads
 from cystore.system.reentry import INSIDE
@@ -112,6 +113,7 @@ class Leaving:
             self._done.set()
 
     def _leave(self, parts: Attachment) -> None:
+        housekeeper.unwatch(parts)
         for thread in self._threads:
             thread.stop()
         if not parts.control.closed and not parts.control.read_only and parts.control.intact:

@@ -3,6 +3,8 @@ descriptors over stores with many small segments."""
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 import cystore
@@ -135,3 +137,46 @@ def test_a_service_lets_cleaned_segments_go(tmp_path):
             "while mapped() > 3 and time.monotonic() < until: threading.Event().wait(0.01)"
         )
         assert idle.do("mapped()") <= 3
+
+
+@pytest.mark.parametrize("mode", ["writer", "live reader", "reader that came first"])
+def test_an_idle_process_without_services_lets_cleaned_segments_go(tmp_path, mode):
+    """Seen: they stayed mapped, and their space taken, until the next call of the process. It makes none here: not even of what it
+    appended and dispatched itself anything may stay."""
+    path = tmp_path / "s"
+    settings = {**SMALL, "file_reserved_time_h": 0}
+    with contextlib.ExitStack() as stack:
+        idle = stack.enter_context(Process())
+        if mode == "reader that came first":
+            with cystore.open(path, **settings) as store:
+                store.put_many([cystore.Message(topic="T", body=bytes(3896), keys=("k",))] * 20)
+        store = (
+            None if mode == "reader that came first" else stack.enter_context(cystore.open(path, **settings))
+        )
+        idle.do(LIMITED, path=str(path), settings={**settings, "read_only": mode != "writer"})
+        if mode == "writer":
+            idle.do("for _ in range(20): store.put('T', bytes(3896), keys=('k',))\nstore.dispatch()")
+        elif store is not None:
+            store.put_many([cystore.Message(topic="T", body=bytes(3896), keys=("k",))] * 20)
+            store.dispatch()
+        assert idle.do("sum(1 for _ in store.scan())") == 20
+        assert idle.do("len(store.query('T', 'k'))") == 20
+        assert idle.do("kept = store.get('T', 0, 7, 1).messages[0]; mapped()") >= 20
+        store = store or stack.enter_context(cystore.open(path, **settings))
+        for _ in range(20):
+            store.put("T", bytes(3896), keys=("l",))
+        store.dispatch()
+        store.flush()
+        assert store.clean().segments >= 38
+        idle.do(
+            "import threading, time\n"
+            "def removed(): return sum('/commitlog/' in line and 'deleted' in line for line in open('/proc/self/maps'))\n"
+            "until = time.monotonic() + 60\n"
+            "while removed() > 1 and time.monotonic() < until: threading.Event().wait(0.01)"
+        )
+        assert idle.do("removed()") == 1  # what a view holds
+        assert idle.do("bytes(kept.body)") == bytes(3896).decode("latin-1")
+        assert idle.do("del kept; removed()") == 0
+        assert idle.do("len(store.query('T', 'l'))") >= 1
+        idle.do("store.close()")
+        assert idle.do("[t.name for t in threading.enumerate() if t.name.startswith('cystore')]") == []
