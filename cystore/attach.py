@@ -11,7 +11,6 @@ import dataclasses
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from cystore._native.control import Control
 from cystore._native.delay import Delivered
 from cystore._native.failpoint import failpoint
 from cystore._native.mapping import MappedFile
+from cystore.attachment import Attachment as Attachment
 from cystore.config import INT_MAX, StoreConfig
 from cystore.derived.backlog import BacklogKeeper
 from cystore.derived.consume_queue import ConsumeQueues
@@ -39,7 +39,6 @@ from cystore.engine.disk_space import DiskSpace
 from cystore.engine.flush import Flusher
 from cystore.engine.manifest import Facts, Manifest
 from cystore.engine.mappings import Mappings
-from cystore.engine.progress import Progress
 from cystore.engine.roll import Roller
 from cystore.engine.segments import Mode
 from cystore.engine.store_settings import Policy, effective, effective_at, enter_shape
@@ -48,7 +47,6 @@ from cystore.errors import (
     StoreFormatError,
     StoreFullError,
     StoreLockedError,
-    StoreMovedError,
 )
 from cystore.layout import CONTROL_BYTES
 from cystore.recovery import RecoveredState, recover
@@ -58,7 +56,7 @@ from cystore.services.clean import Cleaner
 from cystore.services.delivered import DeliveryProgress
 from cystore.services.schedule import Scheduler
 from cystore.services.waiting import WaitingQueues
-from cystore.system import files, folders, host, ownership
+from cystore.system import files, folders, host, ownership, unreadable
 from cystore.system.ground import Ground
 from cystore.system.store_lock import StoreLocks
 from cystore.system.store_names import is_store
@@ -66,115 +64,6 @@ from cystore.system.store_names import is_store
 log = logging.getLogger("cystore")
 
 READER_TRIES = 20  # private recoveries of one open, while others come and go
-
-
-@dataclass
-class Attachment:
-    """The parts of one process's access to one store."""
-
-    root: Path
-    config: StoreConfig
-    mode: Mode
-    control: Control
-    manifest: Manifest
-    checkpoint: Checkpoint
-    clock: ClockKeeper
-    commit_log: CommitLog
-    queues: ConsumeQueues
-    index: IndexFiles
-    dispatcher: Dispatcher
-    flusher: Flusher
-    derived_flusher: DerivedFlusher
-    allocator: Allocator
-    delivered: DeliveryProgress
-    scheduler: Scheduler
-    cleaner: Cleaner
-    reader: Reader
-    backlog: BacklogKeeper
-    appender: Appender | None
-    locks: StoreLocks | None
-    recovered: RecoveredState | None
-    ground: Ground | None = None  # PRIVATE: the files that this is a view of
-
-    def let_cleaned_go(self) -> None:
-        """Ends the mappings of segments that were cleaned. A private view cannot tell which: it lets all go when somebody came."""
-        self.reader.forget_cleaned()
-        minimum = self.control.min_physical_offset
-        self.dispatcher.forget_below(minimum)
-        if self.appender is not None and self.appender.segment_end <= minimum:
-            self.appender.forget_segment()
-        if self.ground is not None and self.ground.moved():
-            self.let_mappings_go()
-
-    def look_around(self) -> None:
-        """Begins each turn of a service: lets cleaned segments go. Raises StoreMovedError where the path leads elsewhere now."""
-        self.let_cleaned_go()
-        try:
-            folders.check_place(self.root)
-        except StoreMovedError:
-            if self.appender is not None:
-                self.appender.forget_segment()  # the next put asks for it, and is refused
-            raise
-
-    def turn(self, run_once: Callable[[], Progress]) -> Callable[[], Progress]:
-        """A service's `run_once` that looks around first."""
-
-        def turned() -> Progress:
-            self.look_around()
-            return run_once()
-
-        return turned
-
-    def flush_once(self) -> Progress:
-        """One turn of both threads of the service "flush"."""
-        done = self.flusher.run_once().done
-        derived = self.flush_derived_once()
-        return Progress(done + derived.done, more=derived.more)
-
-    def flush_derived_once(self) -> Progress:
-        """What follows from the log, by a thread of its own: made durable, then what waits to be dispatched."""
-        self.clock.look()
-        done = self.derived_flusher.run_once().done
-        return Progress(done, more=self.backlog.run_once().more)
-
-    def allocate_once(self) -> Progress:
-        """One turn of the service "allocate", which looks often: room ahead of the appends, then what waits to be dispatched."""
-        allocated = self.allocator.run_once()
-        return Progress(allocated.done, more=allocated.more or self.backlog.run_once().more)
-
-    def forget(self) -> None:
-        """Lets go of everything without a word to the others: a forked child, or a store on its way out."""
-        if self.appender is not None:
-            self.appender.detach()
-        self.control.detach()
-        if self.locks is not None:
-            self.locks.close()
-        if self.ground is not None:
-            self.ground.leave()
-
-    def release(self) -> None:
-        """`forget`, and lets go of mappings and descriptors that no view holds."""
-        self.forget()
-        if self.appender is not None:
-            self.appender.release()
-        self.checkpoint.close()
-        self.let_mappings_go()
-        folders.let_go(self.root)
-
-    def let_mappings_go(self) -> None:
-        """Ends the mappings that no view holds."""
-        self.reader.forget_windows()
-        if not self.control.closed:
-            self.dispatcher.forget_below(INT_MAX << 32)
-        self.queues.close()
-        self.index.close()
-        self.commit_log.files.close()
-
-    def replace_private(self) -> None:
-        """Ends a private view that another attachment takes the place of. Snapshots made of it still find the store's directory."""
-        if self.ground is not None:
-            self.ground.leave()
-        self.let_mappings_go()
 
 
 def attach(
@@ -383,6 +272,9 @@ def _finish(
     """Dispatches the tail, then makes everything from the watermark on dirty again and syncs it: a sync error before the
     crash may have left pages that look clean and are not on disk."""
     control = attachment.control
+    if attachment.mode is Mode.WRITE:
+        control.flushed = min(state.watermark, state.wrote)
+        _fill_holes(attachment, min(control.flushed, control.dispatched))
     try:
         attachment.dispatcher.run_to_end(progress)
         attachment.dispatcher.give_up_swallowed()
@@ -399,13 +291,14 @@ def _finish(
         control.flushed = control.wrote
         attachment.delivered.load(writable=False)
         return
-    begin, end = min(state.watermark, state.wrote), state.wrote
+    begin, end = control.flushed, state.wrote
     segments = attachment.commit_log.files
     for base in range(segments.base_of(max(begin, state.min_physical_offset)), end, segments.file_bytes):
         segment = segments.get(base)
         if segment is not None:
-            segment.redirty(max(begin - base, 0), min(end - base, segments.file_bytes))
-    control.flushed = begin
+            first, last = max(begin, base), min(end, segment.end)
+            attachment.commit_log.check_readable(first, last)
+            segment.redirty(first - base, last - base)
     attachment.flusher.flush_to(end)
     if state.report.lost is not None:
         attachment.flusher.restate_watermark()
@@ -418,6 +311,19 @@ def _finish(
         attachment.allocator.keep_headroom()
     except StoreFullError:
         log.warning("%s: the disk is full; puts are refused until there is space", attachment.root)
+
+
+def _fill_holes(attachment: Attachment, begin: int) -> None:
+    """Reserves space for the holes that a sparse copy of a store has in the segments that are written to or dispatched from now on.
+
+    Raises StoreFullError: nothing is changed then, and the store opens when there is space.
+    """
+    segments, end = attachment.commit_log.files, attachment.control.wrote
+    begin = max(begin, attachment.control.min_physical_offset)
+    for base in range(segments.base_of(begin), end, segments.file_bytes):
+        segment = segments.get(base)
+        if segment is not None:
+            unreadable.fill_holes(segments.path(base), segment, 0, min(end - base, segments.file_bytes))
 
 
 # -------------------------------------------------------------------------------------------- later arrivals

@@ -66,6 +66,8 @@ class StoreConfig(_Given):
         256 * GIB
     )  # address space for files that are kept mapped; what is in use is not counted
 
+    read_through: Literal["mapping", "pread"] = "mapping"  # "pread": a sector that cannot be read is an error
+
     max_transfer_bytes_on_message_in_memory: int = 256 * 1024
     max_transfer_count_on_message_in_memory: int = 32
     max_transfer_bytes_on_message_in_disk: int = 64 * 1024

@@ -39,8 +39,8 @@ from cystore.layout import FLAGS
 from cystore.result import GetResult
 from cystore.services.clean import Cleaned
 from cystore.services.duties import Duties
-from cystore.services.following import FOLLOWED, followed, followed_scan, has_moved
-from cystore.services.housekeeper import housekeeper, is_needed
+from cystore.services.following import FOLLOWED, follow, has_moved, scan
+from cystore.services.housekeeper import housekeeper
 from cystore.services.leaving import Leaving, keeping, weakly
 from cystore.services.running import start_service
 from cystore.services.scrub import SLICE_BYTES, Scrubbed, Scrubber
@@ -146,8 +146,7 @@ class MessageStore:
         dropped = AtDrop(leaving.start)  # a store that is dropped without `close` is left as well
         try:
             self._start(parts, threads)
-            if is_needed(parts, self.config):
-                housekeeper.watch(parts)
+            housekeeper.watch(parts, self.config)
             self._leaving, self._dropped = leaving, dropped
             _open_stores.add(self)
         except BaseException as error:
@@ -180,9 +179,7 @@ class MessageStore:
         itself) and starts the services."""
         self._unbind()
         if parts.mode is Mode.PRIVATE:
-            for name in FOLLOWED:
-                setattr(self, name, followed(self._attached, getattr(self, name)))
-            return
+            return follow(self, self._attached)
         if type(self).query is MessageStore.query:
             self.query = keeping(self, parts.reader.key_reader(weakly(self, type(self).query)).query)  # type: ignore[method-assign]
         if parts.appender is None:
@@ -191,7 +188,7 @@ class MessageStore:
             self.put = put_function(parts.appender, self)  # type: ignore[method-assign]
         if type(self).put_many is MessageStore.put_many:
             self.put_many = keeping(self, parts.appender.put_many)  # type: ignore[method-assign]
-        # The threads keep the parts, which do not keep this object: a store that nobody has any more is left, and they end.
+        # The threads keep the parts, not this object: a store that nobody has any more is left, and they end.
         for name in self.config.services:
             start_service(name, parts, self.config, threads)
 
@@ -489,11 +486,7 @@ class MessageStore:
     def scan(self, begin: int | None = None, end: int | None = None) -> Iterator[Message]:
         """Messages in physical order, from the record at `begin` to before `end`; reported holes are stepped over. Raises
         OffsetError, CorruptRecordError."""
-        parts = self._attached()
-        if parts.mode is not Mode.PRIVATE:
-            return parts.commit_log.scan(begin, end)
-        begin, end = (None if at is None else check_offset(at) for at in (begin, end))
-        return followed_scan(self._attached, begin, end)
+        return scan(self._attached, begin, end)
 
     def wait(self, topic: str, queue_id: int, queue_offset: int, timeout_s: float | None = None) -> bool:
         """Sleeps until the message at `queue_offset` can be read: True; False after `timeout_s`. Not polling: an append in any

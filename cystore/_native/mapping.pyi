@@ -26,6 +26,16 @@ class MappedFile:
         private: bool = False,
     ) -> MappedFile: ...
     @staticmethod
+    def over_holes(
+        fd: int,
+        path: str | os.PathLike[str],
+        base: int,
+        length: int,
+        data: list[tuple[int, int]],
+        *,
+        private: bool = False,
+    ) -> MappedFile: ...
+    @staticmethod
     def anonymous(base: int, length: int, path: str | os.PathLike[str] = "(memory)") -> MappedFile: ...
     @property
     def touched(self) -> bool: ...

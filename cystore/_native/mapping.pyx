@@ -12,6 +12,9 @@ from cystore.errors import StoreError, SyncFailedError
 cdef extern from "atomics.h" nogil:
     void touch_byte(uint8_t* p)
 
+cdef extern from "<unistd.h>" nogil:
+    ssize_t pread(int fd, void* buffer, size_t count, int64_t offset)
+
 cdef extern from "<fcntl.h>" nogil:
     int AT_SYMLINK_NOFOLLOW
 
@@ -29,13 +32,14 @@ cdef extern from "<sys/mman.h>" nogil:
     int madvise(void* address, size_t length, int advice)
     int msync(void* address, size_t length, int flags)
     void* MAP_FAILED
-    int PROT_READ, PROT_WRITE, MAP_SHARED, MAP_PRIVATE, MAP_ANONYMOUS, MAP_NORESERVE, MS_SYNC
+    int PROT_READ, PROT_WRITE, MAP_SHARED, MAP_PRIVATE, MAP_ANONYMOUS, MAP_FIXED, MAP_NORESERVE, MS_SYNC
     int MADV_RANDOM
 
 cdef int MADV_POPULATE_WRITE = 23  # Linux 5.14; older C libraries do not name it
 cdef Py_ssize_t PAGE = os.sysconf("SC_PAGESIZE")
 
 cdef enum:
+    COPIED_BELOW = 64 << 10
     UNMAP_WITH_GIL = 1 << 20  # a mapping this short is gone sooner than the GIL comes back
     UNMAP_STEP = 16 << 20     # about 1 ms; between two steps other threads may map and fault
 
@@ -80,6 +84,40 @@ cdef class MappedFile:
         self.inode = status.st_ino
         self.writable = writable or private
         self.private = private
+        return self
+
+    @staticmethod
+    def over_holes(int fd, path, int64_t base, Py_ssize_t length, data, *, bint private=False):
+        """Maps an open file that nobody changes while it is mapped, of which only the ranges `data` are on the disk.
+
+        What lies between them is zeroed memory: a page fault never asks the file system for space. Short ranges are copied, so the
+        number of mappings stays small. Raises what `of` raises.
+        """
+        cdef MappedFile self = MappedFile.__new__(MappedFile)
+        cdef int protection = PROT_READ | (PROT_WRITE if private else 0)
+        cdef int flags = MAP_FIXED | MAP_NORESERVE | (MAP_PRIVATE if private else MAP_SHARED)
+        cdef Py_ssize_t begin, end, done
+        self.path = os.fspath(path)
+        status = os.fstat(fd)
+        if status.st_size != length:
+            raise StoreError(f"the file has {status.st_size} bytes, expected {length}", path=self.path)
+        self._map(-1, base, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
+        for begin, end in data:
+            self._check(begin, end)
+            if begin % PAGE == 0 and end - begin >= <Py_ssize_t>COPIED_BELOW:
+                if mmap(self.address + begin, end - begin, protection, flags, fd, begin) == MAP_FAILED:
+                    raise OSError(errno, os.strerror(errno), self.path)
+                continue
+            while begin < end:
+                done = pread(fd, self.address + begin, end - begin, begin)
+                if done < 0:
+                    raise OSError(errno, os.strerror(errno), self.path)
+                if done == 0:
+                    break
+                begin += done
+        self.device_major, self.device_minor = os.major(status.st_dev), os.minor(status.st_dev)
+        self.inode = status.st_ino
+        self.writable = self.private = private
         return self
 
     @staticmethod

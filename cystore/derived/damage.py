@@ -6,7 +6,7 @@ from cystore._native import scan
 from cystore.engine.commit_log import CommitLog
 from cystore.engine.quarantine import copy_name, pieces_of, put_aside
 from cystore.engine.segments import Mode
-from cystore.errors import CorruptRecordError
+from cystore.errors import OffsetError
 from cystore.layout import CONSTANTS
 
 RECORD_SIZE_MIN = CONSTANTS["RECORD_SIZE_MIN"][0]
@@ -34,16 +34,17 @@ class DamageSearch:
         if self.end >= 0:
             return True
         file_end = log.base_of(self._at) + log.file_bytes
-        try:
-            segment = self._commit_log.segment_for(self._at)
-        except CorruptRecordError:  # the file is missing
-            self._at = file_end
-            return False
         at, until = self._at, min(file_end, limit)
         stop = min(at + max(PIECE_BYTES, self._needed), until)
+        piece = self._commit_log.piece(at, stop)
+        if piece is None:  # the file is missing
+            if at < self._commit_log.control.min_physical_offset:
+                raise OffsetError("the segment was cleaned meanwhile", path=log.directory, offset=at)
+            self._at = file_end
+            return False
         scanner = self._scanner
         scanner.move(at, file_end)
-        found = scanner.find(memoryview(segment)[at - segment.base : stop - segment.base], stop - at, at)
+        found = scanner.find(piece, stop - at, at)
         self._needed = scanner.needed
         if found >= 0:
             self.end = found

@@ -25,7 +25,7 @@ from cystore.config import StoreConfig
 from cystore.engine.segments import Mode
 from cystore.errors import StoreFormatError
 from cystore.layout import CONSTANTS, DISK_STRUCTS
-from cystore.system import files, os_threads
+from cystore.system import files, os_threads, unreadable
 
 log = logging.getLogger("cystore")
 
@@ -145,8 +145,16 @@ class IndexFiles:
             ):
                 raise StoreFormatError("strange name among the index files; move it away", path=entry.path)
             names.add(int(entry.name))
-        opened = ((known.get(name) or self._open(name)) for name in sorted(names - self._dropped))
-        return [file for file in opened if file is not None]
+        found = sorted(names - self._dropped)
+        opened = [known.get(name) or self._open(name, sealed=name != found[-1]) for name in found]
+        return self._with_newest([file for file in opened if file is not None])
+
+    def _with_newest(self, listed: list[IndexFile]) -> list[IndexFile]:
+        """Maps the last file once more where it was not the last before, and may be written to now."""
+        if listed and self._mode is Mode.WRITE and not listed[-1].file.writable:
+            again = self._open(listed[-1].name, sealed=False)
+            listed = [*listed[:-1], *([again] if again is not None else [])]
+        return listed
 
     def hide(self, paths: Iterable[Path]) -> None:
         """PRIVATE: leaves out files that recovery would have removed from the disk."""
@@ -162,8 +170,9 @@ class IndexFiles:
     def _path(self, name: int) -> Path:
         return self.directory / f"{name:0{NAME_DIGITS}d}"
 
-    def _open(self, name: int) -> IndexFile | None:
-        """Maps a file; None when it is gone, or has no entry and another shape than the settings give."""
+    def _open(self, name: int, *, sealed: bool) -> IndexFile | None:
+        """Maps a file; a `sealed` one is not the newest, and nobody writes to it. None when it is gone, or has no entry and another
+        shape than the settings give."""
         path = self._path(name)
         try:
             length = path.stat(follow_symlinks=False).st_size
@@ -171,13 +180,19 @@ class IndexFiles:
             if shape is None:
                 return None
             writable, private = self._mode is not Mode.READ, self._mode is Mode.PRIVATE
-            file = files.map_file(path, 0, length, writable=writable, private=private)
+            file = files.map_file(path, 0, length, writable=writable, private=private, sealed=sealed)
         except FileNotFoundError:
             return None
         except OSError as error:
             with files.translated(path):
                 raise error
-        return IndexFile(file, name, *shape)
+        opened = IndexFile(file, name, *shape)
+        if self._mode is Mode.WRITE and not sealed:
+            entries_at = HEADER_BYTES + SLOT_BYTES * opened.slots
+            unreadable.fill_holes(path, file, 0, entries_at)
+            end = entries_at + ENTRY_BYTES * opened.header.next_entry
+            unreadable.fill_holes(path, file, entries_at, min(end, length))
+        return opened
 
     def _shape(self, path: Path, length: int) -> tuple[int, int] | None:
         """(slots, capacity) of a file: the settings' if its length is theirs, else what its entries tell."""
@@ -287,8 +302,8 @@ class IndexFiles:
             if listed[-2].end_physical_offset < physical_offset:
                 self._continue(newest, listed[-2])
                 break
-            listed = listed[:-1]
             self._remove(newest)
+            listed = self._with_newest(listed[:-1])
             self._files = listed
             self._publish(listed[-1], 0)
 

@@ -43,11 +43,9 @@ class Ages:
 
     def _first_behind_damage(self, base: int) -> int | None:
         if base not in self._behind_damage:
-            segment = self._commit_log.files.get(base)
-            if segment is None:
-                return None
-            found = self._search(base, min(segment.end, self._control.wrote))
-            if segment.end > self._control.wrote:
+            segment_end = base + self._commit_log.file_bytes
+            found = self._search(base, min(segment_end, self._control.wrote))
+            if segment_end > self._control.wrote:
                 return found  # it is appended to
             self._behind_damage = {
                 b: ms for b, ms in self._behind_damage.items() if b >= self._control.min_physical_offset
@@ -57,13 +55,15 @@ class Ages:
 
     def _search(self, base: int, end: int) -> int | None:
         """Looks for a record whose checksum is right in [base, end) of one segment."""
-        segment = self._commit_log.files.get(base)
         scanner, needed = scan.LogScanner(check_checksum=True, follow_queues=False), 0
         position = base
-        while segment is not None and position < end:
+        while position < end:
             count = min(max(PIECE_BYTES, needed), end - position)
+            piece = self._commit_log.piece(position, position + count)
+            if piece is None:
+                return None
             scanner.move(position, end)
-            found = scanner.find(segment.view(position - base, count), count, position)
+            found = scanner.find(piece, count, position)
             if found >= 0:
                 try:
                     return self._commit_log.read(found).store_timestamp_ms

@@ -13,6 +13,7 @@ from cystore._native.window import LogWindow
 from cystore.config import StoreConfig
 from cystore.engine.damage import KnownDamage
 from cystore.engine.holes import Holes
+from cystore.engine.log_windows import LogWindows, read_range
 from cystore.engine.manifest import Manifest
 from cystore.engine.mappings import Mappings
 from cystore.engine.segments import MappedFileQueue, Mode
@@ -23,6 +24,7 @@ from cystore.system import files
 DIRECTORY = "commitlog"
 MARKER = "CYSTORE"
 SCAN_BATCH = 256
+CHECKED_BYTES = 1 << 20
 
 
 class CommitLog:
@@ -45,11 +47,13 @@ class CommitLog:
             mappings=mappings or Mappings.of(config),
             # The mapping of bytes that are not durable reports a failed write of them: it stays until they are.
             needed=(lambda file: file.end > control.flushed) if mode is Mode.WRITE else None,
+            is_sealed=lambda end: end <= control.flushed,
             odd_files="extend",
         )
         self.control, self.damage = control, KnownDamage(manifest)
         self._root, self._mode = root, mode
         self._forgotten_below = 0
+        self._windows = LogWindows() if config.read_through == "pread" else None
 
     @property
     def holes(self) -> Holes:
@@ -65,10 +69,11 @@ class CommitLog:
         return LogWindow(self.segment_for, self.holes.ranges())
 
     def segment_for(self, physical_offset: int) -> MappedFile:
-        """The mapped segment that holds a readable offset. Raises OffsetError."""
+        """The mapped segment that holds a readable offset, or with read_through="pread" a part of it that begins with a record there.
+        Raises OffsetError, StoreIOError."""
         self.forget_cleaned()
         self._check_readable(physical_offset)
-        segment = self.files.get(self.files.base_of(physical_offset))
+        segment = self._part_at(physical_offset)
         if segment is None:
             self._check_readable(physical_offset)  # cleaned meanwhile?
             raise CorruptRecordError(
@@ -78,11 +83,35 @@ class CommitLog:
             )
         return segment
 
+    def _part_at(self, offset: int) -> MappedFile | None:
+        log, base = self.files, self.files.base_of(offset)
+        if self._windows is None or log.is_imagined(base):
+            return log.get(base)
+        return self._windows.at(log.path(base), base, offset, base + log.file_bytes, self.control.wrote)
+
+    def piece(self, begin: int, end: int) -> memoryview | None:
+        """Bytes of one segment as they stand there, to be searched; None where the file is missing. Raises StoreIOError."""
+        log, base = self.files, self.files.base_of(begin)
+        if self._windows is None or log.is_imagined(base):
+            segment = log.get(base)
+            return None if segment is None else segment.view(begin - base, end - begin)
+        data = read_range(log.path(base), base, begin, end - begin, least=end - begin)
+        return None if data is None else memoryview(data)
+
+    def check_readable(self, begin: int, end: int) -> None:
+        """Reads a part of one segment that is about to be written to through its mapping, where mappings are not trusted to be
+        readable. Raises StoreIOError."""
+        if self._windows is not None:
+            for at in range(begin, end, CHECKED_BYTES):
+                self.piece(at, min(at + CHECKED_BYTES, end))
+
     def forget_cleaned(self) -> None:
         """Lets this process's mappings of segments go that were cleaned: their space is free when nobody has them any more."""
         minimum = self.control.min_physical_offset
         if minimum != self._forgotten_below:
             self.files.forget_below(minimum)
+            if self._windows is not None:
+                self._windows.forget()
             self._forgotten_below = minimum
 
     def _check_readable(self, physical_offset: int) -> None:

@@ -46,6 +46,7 @@ class MappedFileQueue:
     `file_bytes` is that of the first file found; a configured length that differs is reported once and not used.
     `mappings` keeps the mappings of all queues of files of a store within one budget; of this queue it keeps at most those of the
     `max_mapped` files used last, and always those that are `needed`. What somebody still holds stays mapped all the same.
+    `is_sealed(end)` says that nobody writes to a file with that end any more.
     Without `durable_names` files are made without waiting for the disk, and `sync_names` does that for all of them at once.
     `scattered`: the files are touched here and there, so a page fault reads nothing ahead.
     A file of another length is refused; with Mode.PRIVATE `odd_files` says what recovery would have made of it: lengthened with
@@ -62,6 +63,7 @@ class MappedFileQueue:
         mappings: Mappings | None = None,
         max_mapped: int | None = None,
         needed: Callable[[MappedFile], bool] | None = None,
+        is_sealed: Callable[[int], bool] | None = None,
         durable_names: bool = True,
         odd_files: Literal["refuse", "extend", "remove"] = "refuse",
         scattered: bool = False,
@@ -75,7 +77,7 @@ class MappedFileQueue:
             OrderedDict()
         )  # bases of the kept mappings, that used last behind
         self._max_mapped = max_mapped
-        self._is_needed = needed
+        self._is_needed, self._is_sealed = needed, is_sealed
         self._imagined: dict[int, MappedFile] = {}  # PRIVATE: files that exist in memory only
         self._removed: set[int] = set()  # PRIVATE: files that recovery dropped
         self._odd_files = odd_files if mode is Mode.PRIVATE else "refuse"
@@ -138,6 +140,10 @@ class MappedFileQueue:
         """Path of the file that begins at `base`."""
         return self.directory / file_name(base)
 
+    def is_imagined(self, base: int) -> bool:
+        """Whether the file at `base` exists in this process's memory only."""
+        return base in self._imagined
+
     def refresh(self) -> list[int]:
         """Lists the directory anew."""
         with self._lock:
@@ -187,6 +193,7 @@ class MappedFileQueue:
                             self.file_bytes,
                             writable=self.mode is not Mode.READ,
                             private=self.mode is Mode.PRIVATE,
+                            sealed=self._is_sealed is not None and self._is_sealed(base + self.file_bytes),
                         )
                     except FileNotFoundError:
                         return None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from cystore._native.message import Message
 from cystore.attach import Attachment
+from cystore.engine.commit_log import check_offset
 from cystore.errors import StoreError
 
 # Methods of a store that look at it once. `scan`, `wait` and `wait_log` look again by themselves.
@@ -51,7 +52,22 @@ def followed(attached: Callable[[], Attachment], read: Callable[P, R]) -> Callab
     return call
 
 
-def followed_scan(
+def follow(store: Any, attached: Callable[[], Attachment]) -> None:
+    """Puts `followed` in front of a store's own methods."""
+    for name in FOLLOWED:
+        setattr(store, name, followed(attached, getattr(store, name)))
+
+
+def scan(attached: Callable[[], Attachment], begin: int | None, end: int | None) -> Iterator[Message]:
+    """`CommitLog.scan` of the newest parts; of a private view one that follows."""
+    parts = attached()
+    if parts.ground is None:
+        return parts.commit_log.scan(begin, end)
+    first, last = (None if at is None else check_offset(at) for at in (begin, end))
+    return _followed_scan(attached, first, last)
+
+
+def _followed_scan(
     attached: Callable[[], Attachment], begin: int | None, end: int | None
 ) -> Iterator[Message]:
     """`CommitLog.scan` that goes on with the newest parts where the old ones fail. What stands below the end does not change, but for

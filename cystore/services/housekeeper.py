@@ -40,8 +40,10 @@ class Housekeeper:
         self._watched: dict[int, Attachment] = {}
         self._thread: ServiceThread | None = None
 
-    def watch(self, parts: Attachment) -> None:
-        """Looks at these from now on. Where no thread can be started the next call of the store looks, as it always does."""
+    def watch(self, parts: Attachment, config: StoreConfig) -> None:
+        """Looks at these from now on, if no service does. Where no thread can be started the next call of the store looks, as always."""
+        if not is_needed(parts, config):
+            return
         with self._lock:
             self._watched[id(parts)] = parts
             if self._thread is None:

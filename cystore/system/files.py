@@ -29,6 +29,7 @@ SHARED_FILE_MODE = 0o660
 SHARED_DIRECTORY_MODE = 0o2770  # with the set-group-id bit, what is made inside belongs to the group too
 TMP_DIRECTORY = "tmp"
 
+BLOCK_BYTES = 512  # of st_blocks
 _FALLOC_FL_KEEP_SIZE = 1
 _RENAME_NOREPLACE = 1
 
@@ -65,11 +66,19 @@ def open_file(path: Path, flags: int) -> Descriptor:
 
 
 def map_file(
-    path: Path, base: int, length: int, *, writable: bool = True, private: bool = False
+    path: Path, base: int, length: int, *, writable: bool = True, private: bool = False, sealed: bool = False
 ) -> MappedFile:
-    """`MappedFile.of` a file opened without following a link. Raises OSError; StoreError when the file has another length."""
-    with _open(path, os.O_RDWR if writable and not private else os.O_RDONLY) as fd:
-        return MappedFile.of(fd, path, base, length, writable=writable, private=private)
+    """`MappedFile.of` a file opened without following a link. Raises OSError; StoreError when the file has another length.
+
+    Nobody writes to a `sealed` file any more, and a private mapping is one process's own: their holes (of a sparse copy) are mapped as
+    memory. A read of a hole through an ordinary mapping takes space on some file systems, and kills the process where there is none.
+    """
+    with _open(path, os.O_RDWR if writable and not private and not sealed else os.O_RDONLY) as fd:
+        if (private or sealed) and os.fstat(fd).st_blocks * BLOCK_BYTES < length:
+            return MappedFile.over_holes(
+                fd, path, base, length, data_ranges(fd, 0, length, path), private=private
+            )
+        return MappedFile.of(fd, path, base, length, writable=writable and not sealed, private=private)
 
 
 def is_at(path: Path, file: MappedFile) -> bool:

@@ -26,6 +26,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "cystore.archive",
             "cystore.stats",
             "cystore.attach",
+            "cystore.attachment",
             "cystore.detach",
             "cystore.snapshot",
         ),

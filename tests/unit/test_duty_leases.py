@@ -4,6 +4,7 @@ processes that are killed or stopped inside and between steps."""
 from __future__ import annotations
 
 import os
+
 import pytest
 
 import cystore

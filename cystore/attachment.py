@@ -1,0 +1,142 @@
+"""The parts of one process's access to one store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cystore._native.appender import Appender
+from cystore._native.control import Control
+from cystore.config import INT_MAX, StoreConfig
+from cystore.derived.backlog import BacklogKeeper
+from cystore.derived.consume_queue import ConsumeQueues
+from cystore.derived.dispatch import Dispatcher
+from cystore.derived.flush import DerivedFlusher
+from cystore.derived.index import IndexFiles
+from cystore.derived.reader import Reader
+from cystore.engine.allocate import Allocator
+from cystore.engine.checkpoint import Checkpoint
+from cystore.engine.clock_keeper import ClockKeeper
+from cystore.engine.commit_log import CommitLog
+from cystore.engine.flush import Flusher
+from cystore.engine.manifest import Manifest
+from cystore.engine.progress import Progress
+from cystore.engine.segments import Mode
+from cystore.errors import StoreMovedError
+from cystore.recovery import RecoveredState
+from cystore.services.clean import Cleaner
+from cystore.services.delivered import DeliveryProgress
+from cystore.services.schedule import Scheduler
+from cystore.system import folders
+from cystore.system.ground import Ground
+from cystore.system.store_lock import StoreLocks
+
+
+@dataclass
+class Attachment:
+    """The parts of one process's access to one store."""
+
+    root: Path
+    config: StoreConfig
+    mode: Mode
+    control: Control
+    manifest: Manifest
+    checkpoint: Checkpoint
+    clock: ClockKeeper
+    commit_log: CommitLog
+    queues: ConsumeQueues
+    index: IndexFiles
+    dispatcher: Dispatcher
+    flusher: Flusher
+    derived_flusher: DerivedFlusher
+    allocator: Allocator
+    delivered: DeliveryProgress
+    scheduler: Scheduler
+    cleaner: Cleaner
+    reader: Reader
+    backlog: BacklogKeeper
+    appender: Appender | None
+    locks: StoreLocks | None
+    recovered: RecoveredState | None
+    ground: Ground | None = None  # PRIVATE: the files that this is a view of
+
+    def let_cleaned_go(self) -> None:
+        """Ends the mappings of segments that were cleaned. A private view cannot tell which: it lets all go when somebody came."""
+        self.reader.forget_cleaned()
+        minimum = self.control.min_physical_offset
+        self.dispatcher.forget_below(minimum)
+        if self.appender is not None and self.appender.segment_end <= minimum:
+            self.appender.forget_segment()
+        if self.ground is not None and self.ground.moved():
+            self.let_mappings_go()
+
+    def look_around(self) -> None:
+        """Begins each turn of a service: lets cleaned segments go. Raises StoreMovedError where the path leads elsewhere now."""
+        self.let_cleaned_go()
+        try:
+            folders.check_place(self.root)
+        except StoreMovedError:
+            if self.appender is not None:
+                self.appender.forget_segment()  # the next put asks for it, and is refused
+            raise
+
+    def turn(self, run_once: Callable[[], Progress]) -> Callable[[], Progress]:
+        """A service's `run_once` that looks around first."""
+
+        def turned() -> Progress:
+            self.look_around()
+            return run_once()
+
+        return turned
+
+    def flush_once(self) -> Progress:
+        """One turn of both threads of the service "flush"."""
+        done = self.flusher.run_once().done
+        derived = self.flush_derived_once()
+        return Progress(done + derived.done, more=derived.more)
+
+    def flush_derived_once(self) -> Progress:
+        """What follows from the log, by a thread of its own: made durable, then what waits to be dispatched."""
+        self.clock.look()
+        done = self.derived_flusher.run_once().done
+        return Progress(done, more=self.backlog.run_once().more)
+
+    def allocate_once(self) -> Progress:
+        """One turn of the service "allocate", which looks often: room ahead of the appends, then what waits to be dispatched."""
+        allocated = self.allocator.run_once()
+        return Progress(allocated.done, more=allocated.more or self.backlog.run_once().more)
+
+    def forget(self) -> None:
+        """Lets go of everything without a word to the others: a forked child, or a store on its way out."""
+        if self.appender is not None:
+            self.appender.detach()
+        self.control.detach()
+        if self.locks is not None:
+            self.locks.close()
+        if self.ground is not None:
+            self.ground.leave()
+
+    def release(self) -> None:
+        """`forget`, and lets go of mappings and descriptors that no view holds."""
+        self.forget()
+        if self.appender is not None:
+            self.appender.release()
+        self.checkpoint.close()
+        self.let_mappings_go()
+        folders.let_go(self.root)
+
+    def let_mappings_go(self) -> None:
+        """Ends the mappings that no view holds."""
+        self.reader.forget_windows()
+        if not self.control.closed:
+            self.dispatcher.forget_below(INT_MAX << 32)
+        self.queues.close()
+        self.index.close()
+        self.commit_log.files.close()
+
+    def replace_private(self) -> None:
+        """Ends a private view that another attachment takes the place of. Snapshots made of it still find the store's directory."""
+        if self.ground is not None:
+            self.ground.leave()
+        self.let_mappings_go()

@@ -1,0 +1,94 @@
+"""Segments that are read with `pread` into windows of private memory, for disks with sectors that cannot be read.
+
+A page fault on such a sector kills the process; a `pread` of it is an error. A window looks like a short segment: it begins where it was
+asked for and ends behind a record, so each record that begins in it is whole in it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cystore._native import scan
+from cystore._native.mapping import MappedFile
+from cystore.errors import StoreIOError
+from cystore.system import files, os_threads, unreadable
+
+WINDOW_BYTES = 128 * 1024  # or one record
+KEPT = 16
+BLANK_HEAD_BYTES = 8
+
+
+class LogWindows:
+    """The windows that were used last. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._kept: list[MappedFile] = []
+        self._lock = os_threads.RLock()
+
+    def forget(self) -> None:
+        """Lets all windows go."""
+        self._kept = []
+
+    def at(self, path: Path, base: int, offset: int, file_end: int, wrote: int) -> MappedFile | None:
+        """The window with the record at `offset`, of the segment at `path`; None where there is no file. Raises StoreIOError."""
+        for window in self._kept:
+            if window.base <= offset < window.end:
+                return window
+        found = _load(path, base, offset, file_end, wrote)
+        if found is not None:
+            with self._lock:
+                self._kept = [*self._kept, found][-KEPT:]
+        return found
+
+
+def _load(path: Path, base: int, offset: int, file_end: int, wrote: int) -> MappedFile | None:
+    room = min(file_end, wrote) - offset
+    data = read_range(path, base, offset, min(WINDOW_BYTES, room), least=1)
+    if data is None:
+        return None
+    scanner = scan.LogScanner(check_checksum=True, follow_queues=False)
+    scanner.limit = offset + room
+    scanner.move(offset, file_end)
+    status = scanner.run(data, len(data), offset)
+    if scanner.position == offset and status == scan.MORE and len(data) < scanner.needed <= room:
+        data = read_range(path, base, offset, scanner.needed, least=scanner.needed)
+        if data is None:
+            return None
+        scanner.move(offset, file_end)
+        status = scanner.run(data, len(data), offset)
+    end = scanner.position
+    if status == scan.BLANK:
+        data, end = data[: end - offset + BLANK_HEAD_BYTES], file_end
+    elif end == offset:
+        end = _end_of_damage(scanner, data, offset, file_end)
+    window = MappedFile.anonymous(offset, end - offset, path)
+    window.write(0, data[: end - offset])
+    return window
+
+
+def _end_of_damage(scanner: scan.LogScanner, data: bytes, offset: int, file_end: int) -> int:
+    """Where the next valid record begins, or as far as these bytes tell that there is none."""
+    if len(data) < 2:
+        return offset + len(data)
+    scanner.move(offset + 1, file_end)
+    found = scanner.find(data, len(data), offset)
+    if found >= 0:
+        return found
+    return max(scanner.position, offset + 1) if scanner.needed else offset + len(data)
+
+
+def read_range(path: Path, base: int, begin: int, count: int, *, least: int) -> bytes | None:
+    """`count` bytes of the log from `begin` on, fewer in front of what cannot be read, but `least`; None where there is no file. Raises
+    StoreIOError with the log position that cannot be read."""
+    try:
+        with files.opened(path) as fd:
+            data, error = unreadable.pread_readable(fd, begin - base, count)
+    except StoreIOError as missing:
+        if isinstance(missing.__cause__, FileNotFoundError):
+            return None
+        raise
+    if error is not None and len(data) < least:
+        raise StoreIOError(
+            f"cannot be read: {error.strerror}", path=path, offset=begin + len(data)
+        ) from error
+    return data if error is not None else data + bytes(count - len(data))

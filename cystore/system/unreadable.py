@@ -1,0 +1,36 @@
+"""What a page fault must not meet: holes on a full disk, and sectors that cannot be read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cystore._native.mapping import MappedFile
+from cystore.system import files
+
+PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+
+
+def fill_holes(path: Path, file: MappedFile, begin: int, end: int) -> None:
+    """Reserves space for the holes in [begin, end) of a file that is written to through its mapping. Raises StoreFullError."""
+    if end <= begin or file.in_memory:
+        return
+    with files.opened(path, os.O_RDWR) as fd:
+        with files.translated(path):
+            sparse = os.fstat(fd).st_blocks * files.BLOCK_BYTES < file.length
+        if sparse and files.is_at(path, file):
+            files.allocate(fd, begin - begin % PAGE_BYTES, end, path)
+
+
+def pread_readable(fd: int, offset: int, count: int) -> tuple[bytes, OSError | None]:
+    """Up to `count` bytes at `offset`; fewer at the end of the file, or in front of what the error is about."""
+    buffer, done = bytearray(count), 0
+    while done < count:
+        try:
+            got = os.preadv(fd, [memoryview(buffer)[done:]], offset + done)
+        except OSError as error:
+            return bytes(buffer[:done]), error
+        if got == 0:
+            break
+        done += got
+    return bytes(buffer[:done]), None
