@@ -332,6 +332,8 @@ cdef class DispatchKernel:
 
     def use_index(self, MappedFile file, uint32_t slots, uint32_t capacity, int64_t allocated):
         """The index file that keys are entered into; None when the newest one is full."""
+        if file is not None and not file.writable:
+            raise ValueError(f"{file!r} is mapped for reading only")
         self.index_file = file
         if file is None:
             self.d.index.p = NULL

@@ -151,7 +151,7 @@ class IndexFiles:
 
     def _with_newest(self, listed: list[IndexFile]) -> list[IndexFile]:
         """Maps the last file once more where it was not the last before, and may be written to now."""
-        if listed and self._mode is Mode.WRITE and not listed[-1].file.writable:
+        while listed and self._mode is Mode.WRITE and not listed[-1].file.writable:
             again = self._open(listed[-1].name, sealed=False)
             listed = [*listed[:-1], *([again] if again is not None else [])]
         return listed
