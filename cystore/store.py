@@ -422,11 +422,8 @@ class MessageStore:
     def set_writable(self, writable: bool) -> None:
         """Switches writing off (or on again) for every attached process (RunningFlags)."""
         control = self._writable().control
-        flag = FLAGS["FLAG_NOT_WRITABLE"][0]
-        if writable:
-            control.clear_flag(flag)
-        else:
-            control.set_flag(flag)
+        change = control.clear_flag if writable else control.set_flag
+        change(FLAGS["FLAG_NOT_WRITABLE"][0])
 
     def believe_clock(self) -> None:
         """The wall clock is right, an operator says: every process goes by it from now on, also after a jump (max_clock_jump_s)."""
