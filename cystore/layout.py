@@ -219,6 +219,7 @@ LOCK_NAMES = ("clean", "housekeeping", "deliver", "dispatch", "append", "flush",
 DUTIES = ("reput", "deliver_delayed", "clean_expired", "flush", "checkpoint", "chord_sweep", "scrub")
 DUTY_WORDS = ("token", "until_ms", "begun_ms", "took_us", "done", "outcome", "runs", "pid")
 DUTIES_MAX = WORDS_OF_DUTY = 8
+KEY_WORDS = 64  # a key has one of them, and one of its 32 bits
 # "manifest" is a leaf: its holder takes no other lock.
 MUTEX_NAMES = (*LOCK_NAMES, *(f"duty_{name}" for name in DUTIES), "manifest")
 LATENCY_BUCKETS = 13
@@ -322,6 +323,20 @@ CONTROL_LINES: tuple[tuple[Shared, ...], ...] = (
             "uint32_t",
             "atomic",
             "futex word: 1 while somebody may sleep until the next append, which sets it to 0 and wakes all",
+        ),
+    ),
+    (
+        Shared(
+            "key_seq",
+            "uint32_t",
+            "atomic",
+            "futex words: that of a key changes when the key is woken",
+            KEY_WORDS,
+        ),
+    ),
+    (
+        Shared(
+            "key_sleepers", "uint32_t", "atomic", "a bit for each key that somebody may sleep for", KEY_WORDS
         ),
     ),
     (

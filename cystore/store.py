@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import os
 import weakref
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -53,6 +54,7 @@ from cystore.system.folders import check_place
 log = logging.getLogger("cystore")
 
 WAIT_SLICE_S = 0.25
+KEY_SLICE_S = 1.0
 _open_stores: weakref.WeakSet[MessageStore] = weakref.WeakSet()
 _leavings: weakref.WeakSet[Leaving] = weakref.WeakSet()  # a thread that leaves a store keeps its own
 
@@ -545,6 +547,26 @@ class MessageStore:
                 return False
             control.wait_append(seen, max(1, int(left_s * 1000)))
 
+    def key_seen(self, key: str) -> int:
+        """A number that changes when somebody calls `wake_key` for a key. For `wait_key`: read it first, then look, then wait."""
+        return self._attached().control.key_seq(_hash(key))
+
+    def wait_key(self, key: str, seen: int, timeout_s: float | None = None) -> bool:
+        """Sleeps until `key_seen` of a key is not `seen` any more: True; False after `timeout_s`. Few other keys wake it too."""
+        until, number = monotonic_s() + wait_s(timeout_s), _hash(key)
+        while True:
+            control = self._attached().control
+            if control.key_seq(number) != seen:
+                return True
+            left_s = min(WAIT_SLICE_S if control.read_only else KEY_SLICE_S, until - monotonic_s())
+            if left_s <= 0:
+                return False
+            control.wait_key(number, seen, max(1, int(left_s * 1000)))
+
+    def wake_key(self, key: str) -> None:
+        """Wakes those who wait for a key. An append does not do so by itself: whoever puts what others wait for calls this after it."""
+        self._writable().control.wake_key(_hash(key))
+
     def snapshot(self) -> LogSnapshot:
         """The log's bounds as they are now, for readers beside the store; what is below its end stays as it is."""
         parts = self._attached()
@@ -577,6 +599,10 @@ class MessageStore:
         """The RecoveryReport of this attachment, None when others had the store open already."""
         recovered = self._attached().recovered
         return None if recovered is None else recovered.report
+
+
+def _hash(key: str) -> int:
+    return zlib.crc32(key.encode())
 
 
 def _forked() -> None:

@@ -62,6 +62,7 @@ def header_text() -> str:
         f"#define LATENCY_BUCKETS {layout.LATENCY_BUCKETS}",
     ]
     out += [f"#define DUTIES_MAX {layout.DUTIES_MAX}", f"#define WORDS_OF_DUTY {layout.WORDS_OF_DUTY}"]
+    out += [f"#define KEY_WORDS {layout.KEY_WORDS}"]
     out += [f"#define LOCK_{name.upper()} {i}" for i, name in enumerate(layout.MUTEX_NAMES)] + [""]
     for bits in (16, 32, 64):
         swap = f"__builtin_bswap{bits}"
@@ -135,6 +136,7 @@ def pxd_text() -> str:
         "LATENCY_BUCKETS",
         "DUTIES_MAX",
         "WORDS_OF_DUTY",
+        "KEY_WORDS",
     ]:
         out.append(f"    const uint32_t {name}")
     out += ["    const uint64_t CONTROL_MAGIC", "    const uint64_t LAYOUT_FINGERPRINT"]

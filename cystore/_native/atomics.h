@@ -62,6 +62,23 @@ static inline int futex_wait(const uint32_t *word, uint32_t seen, int64_t timeou
 static inline void futex_wake_all(const uint32_t *word) {
     (void)syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
+/* The same among those only who share a bit. */
+static inline int futex_wait_bits(const uint32_t *word, uint32_t seen, uint32_t bits, int64_t timeout_ms) {
+    struct timespec until;
+    if (timeout_ms >= 0) {
+        (void)clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_sec += timeout_ms / 1000;
+        until.tv_nsec += timeout_ms % 1000 * 1000000;
+        if (until.tv_nsec >= 1000000000) {
+            until.tv_nsec -= 1000000000;
+            until.tv_sec += 1;
+        }
+    }
+    return syscall(SYS_futex, word, FUTEX_WAIT_BITSET, seen, timeout_ms < 0 ? NULL : &until, NULL, bits) == 0 ? 0 : errno;
+}
+static inline void futex_wake_bits(const uint32_t *word, uint32_t bits) {
+    (void)syscall(SYS_futex, word, FUTEX_WAKE_BITSET, INT_MAX, NULL, NULL, bits);
+}
 
 /* The word that sleepers set, read by who has just changed what they sleep for and given a lock back. The read must not come before that
  * change: giving the lock back is an exchange, which keeps the order on x86. */

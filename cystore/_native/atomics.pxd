@@ -33,6 +33,8 @@ cdef extern from "atomics.h" nogil:
     uint32_t observe_be32(const uint8_t* p)
     int futex_wait(const uint32_t* word, uint32_t seen, int64_t timeout_ms)
     void futex_wake_all(const uint32_t* word)
+    int futex_wait_bits(const uint32_t* word, uint32_t seen, uint32_t bits, int64_t timeout_ms)
+    void futex_wake_bits(const uint32_t* word, uint32_t bits)
     int robust_init(pthread_mutex_t* mutex)
     int robust_lock(pthread_mutex_t* mutex, int64_t timeout_ms)
     int32_t robust_owner(const pthread_mutex_t* mutex)

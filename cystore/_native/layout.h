@@ -37,13 +37,14 @@
 #define FLAG_CORRUPT 0x4 /* dispatch met a damaged record */
 #define FLAG_DISK_FULL 0x8 /* the disk is fuller than the settings allow */
 #define CONTROL_MAGIC 0x435953544f524531ull
-#define LAYOUT_FINGERPRINT 0x3de6c9acb335a829ull
+#define LAYOUT_FINGERPRINT 0x5e8b1263750b7d8cull
 #define CONTROL_BUCKETS_AT 4096
 #define CONTROL_BUCKETS 16384
 #define CONTROL_QUEUES_AT 69632
 #define LATENCY_BUCKETS 13
 #define DUTIES_MAX 8
 #define WORDS_OF_DUTY 8
+#define KEY_WORDS 64
 #define LOCK_CLEAN 0
 #define LOCK_HOUSEKEEPING 1
 #define LOCK_DELIVER 2
@@ -350,6 +351,8 @@ typedef struct control_block {
     uint8_t pad_3[16];
     uint32_t append_sleepers; /* atomic: futex word: 1 while somebody may sleep until the next append, which sets it to 0 and wakes all */
     uint8_t pad_4[60];
+    uint32_t key_seq[64]; /* atomic: futex words: that of a key changes when the key is woken */
+    uint32_t key_sleepers[64]; /* atomic: a bit for each key that somebody may sleep for */
     int64_t flushed; /* flush: flushed position: everything below is durable */
     uint32_t flush_seq; /* flush: futex word: changes with each flush and each failure */
     uint8_t pad_5[4];
@@ -433,51 +436,53 @@ _Static_assert(offsetof(control_block, intent_to) == 272, "control_block.intent_
 _Static_assert(offsetof(control_block, put_latency) == 320, "control_block.put_latency");
 _Static_assert(offsetof(control_block, put_time_max_ms) == 424, "control_block.put_time_max_ms");
 _Static_assert(offsetof(control_block, append_sleepers) == 448, "control_block.append_sleepers");
-_Static_assert(offsetof(control_block, flushed) == 512, "control_block.flushed");
-_Static_assert(offsetof(control_block, flush_seq) == 520, "control_block.flush_seq");
-_Static_assert(offsetof(control_block, queues_flushed_timestamp) == 528, "control_block.queues_flushed_timestamp");
-_Static_assert(offsetof(control_block, index_flushed) == 536, "control_block.index_flushed");
-_Static_assert(offsetof(control_block, flushed_ms) == 544, "control_block.flushed_ms");
-_Static_assert(offsetof(control_block, checkpointed) == 552, "control_block.checkpointed");
-_Static_assert(offsetof(control_block, checkpointed_ms) == 560, "control_block.checkpointed_ms");
-_Static_assert(offsetof(control_block, queues_flushed_ms) == 576, "control_block.queues_flushed_ms");
-_Static_assert(offsetof(control_block, offsets_saved) == 584, "control_block.offsets_saved");
-_Static_assert(offsetof(control_block, offsets_saved_ms) == 592, "control_block.offsets_saved_ms");
-_Static_assert(offsetof(control_block, dispatched) == 640, "control_block.dispatched");
-_Static_assert(offsetof(control_block, dispatch_seq) == 648, "control_block.dispatch_seq");
-_Static_assert(offsetof(control_block, index_seq) == 652, "control_block.index_seq");
-_Static_assert(offsetof(control_block, index_base) == 656, "control_block.index_base");
-_Static_assert(offsetof(control_block, index_allocated) == 664, "control_block.index_allocated");
-_Static_assert(offsetof(control_block, dispatched_timestamp) == 672, "control_block.dispatched_timestamp");
-_Static_assert(offsetof(control_block, dispatch_count) == 680, "control_block.dispatch_count");
-_Static_assert(offsetof(control_block, allocated) == 704, "control_block.allocated");
-_Static_assert(offsetof(control_block, min_physical_offset) == 712, "control_block.min_physical_offset");
-_Static_assert(offsetof(control_block, segment_seq) == 720, "control_block.segment_seq");
-_Static_assert(offsetof(control_block, queue_capacity) == 724, "control_block.queue_capacity");
-_Static_assert(offsetof(control_block, ready_base) == 728, "control_block.ready_base");
-_Static_assert(offsetof(control_block, followed) == 736, "control_block.followed");
-_Static_assert(offsetof(control_block, delivered) == 768, "control_block.delivered");
-_Static_assert(offsetof(control_block, delivering) == 776, "control_block.delivering");
-_Static_assert(offsetof(control_block, delay_level_count) == 780, "control_block.delay_level_count");
-_Static_assert(offsetof(control_block, delivered_saved) == 784, "control_block.delivered_saved");
-_Static_assert(offsetof(control_block, delivered_saved_ms) == 792, "control_block.delivered_saved_ms");
-_Static_assert(offsetof(control_block, delay_ms) == 800, "control_block.delay_ms");
-_Static_assert(offsetof(control_block, clock_offset_ms) == 1344, "control_block.clock_offset_ms");
-_Static_assert(offsetof(control_block, clock_seen_ms) == 1352, "control_block.clock_seen_ms");
-_Static_assert(offsetof(control_block, clock_seen_since_ms) == 1360, "control_block.clock_seen_since_ms");
-_Static_assert(offsetof(control_block, clock_look_ms) == 1368, "control_block.clock_look_ms");
-_Static_assert(offsetof(control_block, clock_stood_ms) == 1376, "control_block.clock_stood_ms");
-_Static_assert(offsetof(control_block, clock_known_ms) == 1384, "control_block.clock_known_ms");
-_Static_assert(offsetof(control_block, clock_jump_ms) == 1392, "control_block.clock_jump_ms");
-_Static_assert(offsetof(control_block, clock_looks) == 1400, "control_block.clock_looks");
-_Static_assert(offsetof(control_block, clock_jumps) == 1404, "control_block.clock_jumps");
-_Static_assert(offsetof(control_block, flags) == 1408, "control_block.flags");
-_Static_assert(offsetof(control_block, failed_errno) == 1412, "control_block.failed_errno");
-_Static_assert(offsetof(control_block, repair_due) == 1416, "control_block.repair_due");
-_Static_assert(offsetof(control_block, turns_over_budget) == 1420, "control_block.turns_over_budget");
-_Static_assert(offsetof(control_block, guard) == 1424, "control_block.guard");
-_Static_assert(offsetof(control_block, manifest_seq) == 1432, "control_block.manifest_seq");
-_Static_assert(offsetof(control_block, duties) == 1472, "control_block.duties");
-_Static_assert(sizeof(control_block) == 2944, "control_block");
+_Static_assert(offsetof(control_block, key_seq) == 512, "control_block.key_seq");
+_Static_assert(offsetof(control_block, key_sleepers) == 768, "control_block.key_sleepers");
+_Static_assert(offsetof(control_block, flushed) == 1024, "control_block.flushed");
+_Static_assert(offsetof(control_block, flush_seq) == 1032, "control_block.flush_seq");
+_Static_assert(offsetof(control_block, queues_flushed_timestamp) == 1040, "control_block.queues_flushed_timestamp");
+_Static_assert(offsetof(control_block, index_flushed) == 1048, "control_block.index_flushed");
+_Static_assert(offsetof(control_block, flushed_ms) == 1056, "control_block.flushed_ms");
+_Static_assert(offsetof(control_block, checkpointed) == 1064, "control_block.checkpointed");
+_Static_assert(offsetof(control_block, checkpointed_ms) == 1072, "control_block.checkpointed_ms");
+_Static_assert(offsetof(control_block, queues_flushed_ms) == 1088, "control_block.queues_flushed_ms");
+_Static_assert(offsetof(control_block, offsets_saved) == 1096, "control_block.offsets_saved");
+_Static_assert(offsetof(control_block, offsets_saved_ms) == 1104, "control_block.offsets_saved_ms");
+_Static_assert(offsetof(control_block, dispatched) == 1152, "control_block.dispatched");
+_Static_assert(offsetof(control_block, dispatch_seq) == 1160, "control_block.dispatch_seq");
+_Static_assert(offsetof(control_block, index_seq) == 1164, "control_block.index_seq");
+_Static_assert(offsetof(control_block, index_base) == 1168, "control_block.index_base");
+_Static_assert(offsetof(control_block, index_allocated) == 1176, "control_block.index_allocated");
+_Static_assert(offsetof(control_block, dispatched_timestamp) == 1184, "control_block.dispatched_timestamp");
+_Static_assert(offsetof(control_block, dispatch_count) == 1192, "control_block.dispatch_count");
+_Static_assert(offsetof(control_block, allocated) == 1216, "control_block.allocated");
+_Static_assert(offsetof(control_block, min_physical_offset) == 1224, "control_block.min_physical_offset");
+_Static_assert(offsetof(control_block, segment_seq) == 1232, "control_block.segment_seq");
+_Static_assert(offsetof(control_block, queue_capacity) == 1236, "control_block.queue_capacity");
+_Static_assert(offsetof(control_block, ready_base) == 1240, "control_block.ready_base");
+_Static_assert(offsetof(control_block, followed) == 1248, "control_block.followed");
+_Static_assert(offsetof(control_block, delivered) == 1280, "control_block.delivered");
+_Static_assert(offsetof(control_block, delivering) == 1288, "control_block.delivering");
+_Static_assert(offsetof(control_block, delay_level_count) == 1292, "control_block.delay_level_count");
+_Static_assert(offsetof(control_block, delivered_saved) == 1296, "control_block.delivered_saved");
+_Static_assert(offsetof(control_block, delivered_saved_ms) == 1304, "control_block.delivered_saved_ms");
+_Static_assert(offsetof(control_block, delay_ms) == 1312, "control_block.delay_ms");
+_Static_assert(offsetof(control_block, clock_offset_ms) == 1856, "control_block.clock_offset_ms");
+_Static_assert(offsetof(control_block, clock_seen_ms) == 1864, "control_block.clock_seen_ms");
+_Static_assert(offsetof(control_block, clock_seen_since_ms) == 1872, "control_block.clock_seen_since_ms");
+_Static_assert(offsetof(control_block, clock_look_ms) == 1880, "control_block.clock_look_ms");
+_Static_assert(offsetof(control_block, clock_stood_ms) == 1888, "control_block.clock_stood_ms");
+_Static_assert(offsetof(control_block, clock_known_ms) == 1896, "control_block.clock_known_ms");
+_Static_assert(offsetof(control_block, clock_jump_ms) == 1904, "control_block.clock_jump_ms");
+_Static_assert(offsetof(control_block, clock_looks) == 1912, "control_block.clock_looks");
+_Static_assert(offsetof(control_block, clock_jumps) == 1916, "control_block.clock_jumps");
+_Static_assert(offsetof(control_block, flags) == 1920, "control_block.flags");
+_Static_assert(offsetof(control_block, failed_errno) == 1924, "control_block.failed_errno");
+_Static_assert(offsetof(control_block, repair_due) == 1928, "control_block.repair_due");
+_Static_assert(offsetof(control_block, turns_over_budget) == 1932, "control_block.turns_over_budget");
+_Static_assert(offsetof(control_block, guard) == 1936, "control_block.guard");
+_Static_assert(offsetof(control_block, manifest_seq) == 1944, "control_block.manifest_seq");
+_Static_assert(offsetof(control_block, duties) == 1984, "control_block.duties");
+_Static_assert(sizeof(control_block) == 3456, "control_block");
 
 #endif

@@ -37,6 +37,7 @@ cdef extern from "layout.h" nogil:
     const uint32_t LATENCY_BUCKETS
     const uint32_t DUTIES_MAX
     const uint32_t WORDS_OF_DUTY
+    const uint32_t KEY_WORDS
     const uint64_t CONTROL_MAGIC
     const uint64_t LAYOUT_FINGERPRINT
     const int LOCK_CLEAN
@@ -276,6 +277,8 @@ cdef extern from "layout.h" nogil:
         uint64_t put_latency[13]
         int64_t put_time_max_ms
         uint32_t append_sleepers
+        uint32_t key_seq[64]
+        uint32_t key_sleepers[64]
         int64_t flushed
         uint32_t flush_seq
         int64_t queues_flushed_timestamp

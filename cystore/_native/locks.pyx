@@ -164,6 +164,41 @@ cdef class SharedLocks:
             exchange_u32(&block.append_sleepers, 0)
         futex_wake_all(&block.append_sleepers)
         futex_wake_all(&block.append_seq)
+        if not self.read_only:
+            for i in range(KEY_WORDS):
+                if exchange_u32(&block.key_sleepers[i], 0):
+                    add_u32(&block.key_seq[i], 1)
+                    futex_wake_all(&block.key_seq[i])
+
+    def key_seq(self, uint32_t key):
+        """The word of a key, to be read before one looks for what `wait_key` waits for."""
+        return load_u32(&self.checked().key_seq[key % KEY_WORDS])
+
+    def wait_key(self, uint32_t key, uint32_t seen, int64_t timeout_ms):
+        """Sleeps until somebody wakes the key, or another one with the same word and bit, at most `timeout_ms`. Returns at once where the word
+        is not `seen` any more. Signals are handled. A handle for reading only is woken by the time alone."""
+        cdef control_block* block = self.checked()
+        cdef uint32_t* word = &block.key_seq[key % KEY_WORDS]
+        cdef uint32_t bit = 1u << (key // KEY_WORDS % 32)
+        keep = self.file  # a close meanwhile must not unmap what we sleep on
+        with nogil:
+            if not self.read_only:
+                or_u32(&block.key_sleepers[key % KEY_WORDS], bit)
+            if load_u32(word) == seen:
+                futex_wait_bits(word, seen, bit, timeout_ms)
+        PyErr_CheckSignals()
+
+    def wake_key(self, uint32_t key):
+        """Wakes who waits for a key. The word changes before the look at the sleepers: who begins to wait meanwhile sees that. It changes again
+        after their bit went: so does somebody who set the bit in between."""
+        cdef control_block* block = self._writable()
+        cdef uint32_t* word = &block.key_seq[key % KEY_WORDS]
+        cdef uint32_t bit = 1u << (key // KEY_WORDS % 32)
+        add_u32(word, 1)
+        if load_u32(&block.key_sleepers[key % KEY_WORDS]) & bit:
+            and_u32(&block.key_sleepers[key % KEY_WORDS], ~bit)
+            add_u32(word, 1)
+            futex_wake_bits(word, bit)
 
     def wait_flush(self, uint32_t seen, int64_t timeout_ms):
         """Sleeps until `flush_seq` differs from `seen`, at most `timeout_ms`."""

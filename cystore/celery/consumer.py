@@ -1,7 +1,10 @@
-"""How `.get()` is woken: every append changes a futex word in the store, and whoever waits follows the log from there.
+"""How `.get()` is woken: whoever stores a state of a task wakes those who wait for its id, and they look.
 
-One position says it all. Everything below it was looked at for every id that is waited for, either record by record or, for
-an id that is new, by a query that sees all below the position. A thread waits until the log goes beyond the position *that it
+A thread that waits for one id sleeps on a futex word that the id shares with few others (`MessageStore.wait_key`): appends for other
+ids do not wake it. A thread that waits for several ids, or for one whose parents may fail, sleeps until the log grows.
+
+One position says what was delivered. Everything below it was looked at for every id that is waited for, either record by record or, for
+an id that is new, by a query that sees all below the position. A thread waits from the position, or the id's number, *that it
 knew before it last looked whether its result is there*: an append, or another thread that read on, can come at no moment that
 would be missed. The log is read in physical order, where a record is from the moment of its commit, dispatched or not.
 """
@@ -20,7 +23,7 @@ from celery.exceptions import TimeoutError as ResultTimeoutError
 from cystore import Message, OffsetError
 from cystore.celery import greenlets
 from cystore.celery.homes import ids_of
-from cystore.celery.records import RESULTS, id_of, is_tombstone
+from cystore.celery.records import RESULTS, id_of, is_tombstone, key_of
 from cystore.clock import monotonic_s
 
 if TYPE_CHECKING:
@@ -33,11 +36,13 @@ INTERVAL_S = 1.0  # between two calls of `on_interval`, as Celery's drainer has 
 
 
 class _Seen(threading.local):
-    """The position up to which all was delivered when this thread last looked for its result; how many failures were known when it
-    began to wait."""
+    """What this thread knew when it last looked for its result: the position up to which all was delivered; how many failures were known
+    when it began to wait."""
 
     position = NOWHERE
     failures = 0
+    key: str | None = None  # of the only id that this thread waits for
+    woken = 0  # the store's number for that key before the last look
 
 
 class ResultConsumer(BaseResultConsumer):
@@ -81,8 +86,18 @@ class ResultConsumer(BaseResultConsumer):
 
     def on_wait_for_pending(self, result: Any, timeout: float | None = None, **kwargs: Any) -> None:
         """Before the first wait: delivers what is there, whatever the timeout."""
-        self._seen.failures = self._failures
+        seen = self._seen
+        seen.failures, seen.key = self._failures, self._only_key(result)
+        if seen.key is not None:
+            seen.woken = self.backend.store.key_seen(seen.key)
         self._deliver()
+
+    @staticmethod
+    def _only_key(result: Any) -> str | None:
+        """The key of a result that no other task's failure ends the wait for."""
+        if getattr(result, "results", None) is not None or getattr(result, "parent", None) is not None:
+            return None
+        return key_of(result.id)
 
     def _wait_for_pending(
         self,
@@ -101,12 +116,15 @@ class ResultConsumer(BaseResultConsumer):
                 self._told.setdefault(task_id, NOWHERE)
                 self._listeners[task_id] = on_message
                 self._new[task_id] = None  # its older states are wanted, too
+        seen = self._seen
+        before = seen.key, seen.woken  # of a wait of this thread whose callback waits
         try:
             self.on_wait_for_pending(result, timeout=timeout, **kwargs)
             yield from self.drain_events_until(result.on_ready, timeout=timeout, on_interval=on_interval)
         except TimeoutError as error:
             raise ResultTimeoutError("The operation timed out.") from error
         finally:
+            seen.key, seen.woken = before
             for task_id in listens:
                 self._listeners.pop(task_id, None)
                 self._told.pop(task_id, None)
@@ -151,9 +169,18 @@ class ResultConsumer(BaseResultConsumer):
         return call
 
     def drain_events(self, timeout: float | None = None) -> None:
-        """Sleeps until the log has grown since this thread's last look, and delivers. Raises TimeoutError."""
-        if not greenlets.off_the_hub(self.backend.store.wait_log, self._seen.position, timeout):
-            raise TimeoutError
+        """Sleeps until the id that this thread waits for is woken (for several ids: until the log has grown) since the last look, and
+        delivers. Raises TimeoutError."""
+        store, seen = self.backend.store, self._seen
+        if seen.key is None:
+            if not greenlets.off_the_hub(store.wait_log, seen.position, timeout):
+                raise TimeoutError
+        elif not greenlets.off_the_hub(store.wait_key, seen.key, seen.woken, timeout):
+            # Whoever appended was killed before it woke anybody, or is another program.
+            if store.wrote_position <= seen.position:
+                raise TimeoutError
+        else:
+            seen.woken = store.key_seen(seen.key)
         self._deliver()
 
     # ------------------------------------------------------------------------------------------- reading

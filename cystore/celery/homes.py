@@ -235,6 +235,15 @@ def _append_now(
         store.put(**fields[0], flush=flush, busy_timeout_ms=busy_timeout_ms)
     else:
         store.put_many([Message(**one) for one in fields], flush=flush)
+    _wake(store, fields)
+
+
+def _wake(store: MessageStore, fields: Sequence[dict[str, Any]]) -> None:
+    """Wakes who waits for a result. Who is killed before it leaves that to the waiter's next look, a second later at most."""
+    for one in fields:
+        if one["topic"] == records.RESULTS:
+            for key in one["keys"]:
+                store.wake_key(key)
 
 
 @shared_task(
@@ -287,6 +296,7 @@ def append_once(
             )
         if messages:
             store.put_many(messages, flush=flush)
+            _wake(store, fresh)
         return len(messages)
 
 

@@ -47,6 +47,7 @@ def write(writer: Process, task_id: str, state: str = states.SUCCESS) -> None:
 def no_second_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits end by an append alone: the store's slices and Celery's interval are an hour."""
     monkeypatch.setattr(cystore.store, "WAIT_SLICE_S", NEVER_S)
+    monkeypatch.setattr(cystore.store, "KEY_SLICE_S", NEVER_S)
 
 
 @pytest.fixture
@@ -330,3 +331,24 @@ def test_a_result_nobody_waits_for_any_more(backend):
     backend.remove_pending_result(pending)
     assert not backend.result_consumer._awaited
     assert not backend.result_consumer._new
+
+
+def test_appends_for_other_ids_wake_nobody(make_backend):
+    """Seen: each append woke every waiter; twenty of them took more of the CPU than the tasks."""
+    backend = make_backend()
+    looks, waits = [], threading.Event()
+    drain = backend.result_consumer.drain_events
+
+    def counted(timeout: float | None = None) -> None:
+        waits.set()
+        looks.append(timeout)
+        drain(timeout)
+
+    backend.result_consumer.drain_events = counted
+    waiter = Waiter(lambda: backend.app.AsyncResult("mine").get(timeout=HANGS_AFTER_S))
+    assert waits.wait(HANGS_AFTER_S)
+    for number in range(3000):
+        backend.store_result(f"other-{number}", number, states.SUCCESS)
+    backend.store_result("mine", "done", states.SUCCESS)
+    assert waiter.finish() == "done"
+    assert len(looks) < 300
