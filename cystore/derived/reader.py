@@ -85,6 +85,7 @@ class Reader:
         self._healer = QueueHealer(control, commit_log, queues)
         self._key_reader: KeyReader | None = None
         self._forgotten_below = 0
+        self._read_only = control.read_only
         self._found = self._missed = self._messages = self._queries = 0
 
     def help_dispatch(self) -> None:
@@ -168,7 +169,7 @@ class Reader:
         `tags`: "A", or "A || B"; None, "" and "*" are all. A batch ends before a message whose bytes are damaged, which is
         a CorruptRecordError when it comes first. Source: DefaultMessageStore.getMessage.
         """
-        name = _topic(topic)
+        name = _encoded(topic) if type(topic) is str else _topic(topic)
         if not (
             type(queue_id) is type(queue_offset) is type(max_count) is int
             and 0 <= queue_id <= INT32_MAX >= max_count > 0
@@ -206,13 +207,16 @@ class Reader:
     ) -> GetResult:
         healing = 0
         for _ in range(CLEANED_TRIES):
-            dispatched = self._control.dispatched
+            # Only a read-only handle needs it, and before the queue's own end is read.
+            dispatched = self._control.dispatched if self._read_only else 0
             state = self._state(name, queue_id)
             if state is None:
                 return GetResult(GetStatus.NO_MATCHED_LOGIC_QUEUE)
             slot, minimum, maximum, following, log_minimum, _ = state
-            result = _outside(queue_offset, minimum, maximum, following)
             asked = (name, queue_id, queue_offset, max_count, wanted_tags, raw)
+            result = None
+            if not minimum <= queue_offset < maximum:
+                result = _outside(queue_offset, minimum, maximum, following)
             if result is None:
                 try:
                     result = self._batch(*asked, state)
@@ -225,12 +229,13 @@ class Reader:
                     result = self._read_from_log(asked, state)
                     if result is None:
                         raise
-            elif maximum <= queue_offset < following and self._control.read_only:
+            elif maximum <= queue_offset < following and self._read_only:
                 result = self._batch(*asked, state, dispatched) or result
             if result is not None:
-                # A read-only handle reads what is not dispatched by itself.
-                unseen = result.status is GetStatus.OFFSET_OVERFLOW_ONE and queue_offset < following
-                result.behind = unseen if self._control.read_only else maximum < following
+                if maximum < following:
+                    # A read-only handle reads what is not dispatched by itself.
+                    unseen = result.status is GetStatus.OFFSET_OVERFLOW_ONE and queue_offset < following
+                    result.behind = unseen or not self._read_only
                 return result
             control = self._control
             if (control.queue_minimum(slot), control.min_physical_offset) == (minimum, log_minimum):

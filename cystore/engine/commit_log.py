@@ -145,7 +145,8 @@ class CommitLog:
         return message
 
     def _check_sound(self, physical_offset: int) -> None:
-        hole = self.holes.covering(physical_offset)
+        holes = self.damage.holes
+        hole = holes.covering(physical_offset) if holes else None
         if hole is not None:
             raise CorruptRecordError(
                 f"inside the damaged range {hole[0]}..{hole[1]}",

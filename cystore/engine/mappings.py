@@ -59,13 +59,15 @@ class Mappings:
         return len(self._kept)
 
     def get(self, queue: int, base: int) -> MappedFile | None:
-        """A mapping that is kept, which becomes the one used last."""
-        with self._lock:
-            found = self._kept.get((queue, base))
-            if found is None:
-                return None
+        """A mapping that is kept, which becomes the one used last. Takes no lock: readers ask for each record."""
+        found = self._kept.get((queue, base))
+        if found is None:
+            return None
+        try:
             self._kept.move_to_end((queue, base))
+        except KeyError:  # another thread let it go meanwhile; the caller keeps it
             return found[0]
+        return found[0]
 
     def keep(self, queue: int, file: MappedFile, needed: Callable[[MappedFile], bool]) -> None:
         """Keeps one more, and lets go of those used longest ago. One that is `needed` stays whatever the budget is."""

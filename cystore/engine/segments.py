@@ -160,6 +160,10 @@ class MappedFileQueue:
 
     def get(self, base: int) -> MappedFile | None:
         """The mapped file that begins at `base`, None where there is none."""
+        if self._max_mapped is None and not self._imagined:  # the log's: what is mapped needs no lock
+            found = self._mappings.get(self._number, base)
+            if found is not None:
+                return found
         with self._lock:
             found = self._imagined.get(base) or self._mappings.get(self._number, base)
             if found is not None:
