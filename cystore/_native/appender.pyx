@@ -11,7 +11,7 @@ from cpython.ref cimport Py_XDECREF, Py_XINCREF
 from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.unicode cimport PyUnicode_CheckExact
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uintptr_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memset
 
 from cystore._native.append cimport *
@@ -49,6 +49,7 @@ cdef enum:
     SHORT_PROPERTIES = 512          # longer ones are not written on the stack
     WAIT_SLICE_MS = 250
     REPORT_EVERY_MS = 5_000
+    BATCH_STEP = 4096               # messages, or KiB copied, between two moments in which other threads may run
 
 
 cdef inline void set_born_host(append_item* item, const uint8_t* packed, int32_t length) noexcept:
@@ -68,6 +69,34 @@ cdef inline void set_store_host(append_item* item, bytes packed) noexcept:
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"  # where a message waits until it is due (TopicValidator.RMQ_SYS_SCHEDULE_TOPIC)
 
 cdef PyObject* NONE = <PyObject*>None
+
+
+cdef int _let_others_run() except -1:
+    """A long loop in C gives the GIL back now and then: the interpreter does not ask it to."""
+    with nogil:
+        pass
+    return 0
+
+
+cdef list _in_steps(object messages):
+    """The messages in a list of its own."""
+    cdef list gathered = []
+    cdef Py_ssize_t first
+    if type(messages) is not list and type(messages) is not tuple:
+        return list(messages)
+    for first in range(0, len(messages), <Py_ssize_t>BATCH_STEP):
+        gathered += messages[first:first + <Py_ssize_t>BATCH_STEP]
+        _let_others_run()
+    return gathered
+
+
+cdef int _let_go(list objects) except -1:
+    """Drops many references step by step."""
+    while len(objects) > <Py_ssize_t>BATCH_STEP:
+        del objects[-<Py_ssize_t>BATCH_STEP:]
+        _let_others_run()
+    objects.clear()
+    return 0
 
 
 cdef str _exact_topic(object topic):
@@ -491,16 +520,18 @@ cdef class Appender(PlainAppender):
         return self._put_batch(messages, False, policy, forbidding)
 
     cdef list _put_batch(self, messages, bint sync, object policy, uint32_t forbidding):
-        cdef tuple batch
+        cdef list batch
         cdef append_item* items = NULL
         cdef append_item* item
         cdef property_buffer buffer
-        cdef Py_ssize_t count, i, done = 0
+        cdef Py_ssize_t count, i, room, done = 0
+        cdef int64_t work = 0
         cdef Message message
         cdef bytes host
         cdef list keep = []
+        cdef object last_topic = None
         try:
-            batch = tuple(messages)
+            batch = _in_steps(messages)
         except (TypeError, ValueError):  # a buffer that was released is a ValueError
             raise MessageIllegalError(f"messages: must be a list of Message, not {type(messages).__name__}") from None
         count = len(batch)
@@ -509,10 +540,9 @@ cdef class Appender(PlainAppender):
         memset(&buffer, 0, sizeof(property_buffer))
         self._enter()
         try:
-            items = <append_item*>malloc(count * sizeof(append_item))
+            items = <append_item*>calloc(count, sizeof(append_item))
             if items == NULL:
                 raise MemoryError()
-            memset(items, 0, count * sizeof(append_item))
             for i in range(count):
                 item = &items[i]
                 entry = batch[i]
@@ -535,13 +565,16 @@ cdef class Appender(PlainAppender):
                     host = <bytes>message._born_host
                     set_born_host(item, <const uint8_t*>PyBytes_AS_STRING(host), <int32_t>PyBytes_GET_SIZE(host))
                 elif message.source is None:
-                    topic = _exact_topic(message._topic)
-                    keep.append(topic)
-                    self._own_topic(topic, message._queue_id, item)
+                    if message._topic is not last_topic:  # which is a str, as long as this batch keeps it
+                        last_topic = _exact_topic(message._topic)
+                        keep.append(last_topic)
+                    self._own_topic(last_topic, message._queue_id, item)
                     item.born_timestamp = message._born_timestamp_ms
-                    body = exact_bytes(message._body)
-                    if body is not message._body:
+                    body = message._body
+                    if not PyBytes_CheckExact(body):
+                        body = exact_bytes(body)
                         keep.append(body)
+                        work += PyBytes_GET_SIZE(body) >> 10
                     self._body(body, item)
                     item.properties_len = put_properties(&buffer, <PyObject*>message._keys, <PyObject*>message._tags,
                                                           <PyObject*>message._properties, <PyObject*>message._unique_key)
@@ -557,11 +590,16 @@ cdef class Appender(PlainAppender):
                     self._copy_properties(&buffer, item, message.view.properties, message.view.properties_len)
                     set_born_host(item, message.view.born_host, message.view.born_host_len)
                 self._finish(item)
+                work += 1 + (item.properties_len >> 10)
+                if work >= BATCH_STEP:
+                    work = 0
+                    _let_others_run()
             # The buffer moves while it grows: the pointers into it are set when it is complete.
-            room = 0
-            for i in range(count):
-                items[i].properties = buffer.start + <Py_ssize_t>room
-                room += items[i].properties_len
+            with nogil:
+                room = 0
+                for i in range(count):
+                    items[i].properties = buffer.start + room
+                    room += items[i].properties_len
             self._body_checksums(items, count)
             try:
                 self._append(items, count, &done, False, self.usual.busy_ms, policy, forbidding)
@@ -574,9 +612,12 @@ cdef class Appender(PlainAppender):
             return self._results(items, count)
         finally:
             self._leave()
-            free(items)
-            if buffer.on_heap:
-                free(buffer.start)
+            with nogil:
+                free(items)
+                if buffer.on_heap:
+                    free(buffer.start)
+            _let_go(batch)
+            _let_go(keep)
 
     cdef int _copy_properties(self, property_buffer* buffer, append_item* item, const uint8_t* start,
                               Py_ssize_t length) except -1:
@@ -591,8 +632,12 @@ cdef class Appender(PlainAppender):
 
     cdef list _results(self, append_item* items, Py_ssize_t count):
         cdef Py_ssize_t i
-        return [put_result(items[i].physical_offset, items[i].queue_offset, items[i].size, items[i].store_timestamp)
-                for i in range(count)]
+        cdef list results = []
+        for i in range(count):
+            results.append(put_result(items[i].physical_offset, items[i].queue_offset, items[i].size, items[i].store_timestamp))
+            if i & (<Py_ssize_t>BATCH_STEP - 1) == <Py_ssize_t>BATCH_STEP - 1:
+                _let_others_run()
+        return results
 
 
 cdef inline int32_t _int32(str field, object value, int64_t low) except? -1:

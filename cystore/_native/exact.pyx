@@ -4,10 +4,11 @@ A subclass of int or str may compare, hash or print itself as it likes. So its v
 everything behind this module sees an int or a str and nothing else.
 """
 
-from cpython.bytes cimport PyBytes_CheckExact
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_Clear
 from cpython.unicode cimport PyUnicode_Check, PyUnicode_CheckExact
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint8_t
+from libc.string cimport memcpy
 
 from cystore.errors import MessageIllegalError
 
@@ -19,6 +20,9 @@ cdef extern from "Python.h":
     object PyUnicode_FromObject(object text)  # of a subclass's object a copy that is a str
 
 WHOLE_MAX = 0x7FFFFFFFFFFFFFFF
+
+cdef enum:
+    COPY_BYTES = 128 * 1024  # so many and more are copied without the GIL
 
 
 cdef int64_t exact_whole(str field, object value, int64_t low, int64_t high, object error) except? -1:
@@ -39,9 +43,22 @@ cdef bytes exact_bytes(object body):
     if PyBytes_CheckExact(body):
         return <bytes>body
     try:
-        return bytes(memoryview(body))
+        view = memoryview(body)
+        if view.nbytes >= COPY_BYTES and view.c_contiguous:
+            return _copy(view.cast("B"))
+        return bytes(view)
     except (TypeError, ValueError, BufferError) as error:  # no buffer, or one that was released
         raise MessageIllegalError(f"body: must be bytes, not {type(body).__name__} ({error})") from None
+
+
+cdef bytes _copy(const uint8_t[::1] data):
+    """The bytes, copied while other threads run; the buffer cannot be resized meanwhile."""
+    cdef Py_ssize_t length = data.shape[0]
+    cdef bytes copied = PyBytes_FromStringAndSize(NULL, length)
+    cdef char* to = PyBytes_AS_STRING(copied)
+    with nogil:
+        memcpy(to, &data[0], length)
+    return copied
 
 
 cdef str exact_text(str field, object value, object error):

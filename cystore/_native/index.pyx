@@ -299,9 +299,12 @@ cdef index_view index_view_of(MappedFile file, uint32_t slots, uint32_t capacity
 def trim_file(MappedFile file not None, uint32_t slots, uint32_t capacity, int64_t physical_offset):
     """Takes back the newest entries at or past `physical_offset`; how many are left."""
     cdef index_view index = index_view_of(file, slots, capacity)
+    cdef int32_t left
     if not file.writable:
         raise ValueError(f"{file!r} is mapped for reading only")
-    return index_trim(&index, physical_offset)
+    with nogil:
+        left = index_trim(&index, physical_offset)
+    return left
 
 
 cdef index_view _view_of(const uint8_t[::1] data, uint32_t slots, uint32_t capacity) except *:

@@ -62,7 +62,7 @@ cdef QueryResult _find(LogWindow window, control_block* block, list files, key_q
     cdef MappedFile file, segment
     cdef int64_t i, wrote
     cdef int status = QUERY_DONE
-    cdef bint begun
+    cdef bint begun, may_hold
     cdef QueryResult messages = QueryResult.__new__(QueryResult)
     cdef list missing = []
     q.walk.hash = index_key_hash(index_topic_seed(q.topic, q.topic_len), key, q.key_len)
@@ -77,7 +77,9 @@ cdef QueryResult _find(LogWindow window, control_block* block, list files, key_q
         file = mapped
         index = index_view_of(file, slots, capacity)
         q.candidate_at = q.candidate_count = 0
-        if not index_may_hold(&index, begin_ms, end_ms):
+        with nogil:
+            may_hold = index_may_hold(&index, begin_ms, end_ms)
+        if not may_hold:
             continue
         begun = False
         while True:

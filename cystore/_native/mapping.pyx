@@ -1,6 +1,7 @@
 """One mapped file. Whoever holds the object (or a view of it) keeps the mapping: nothing is unmapped under a reader."""
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.errno cimport EINVAL, ENOENT, ENOTDIR, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
@@ -11,6 +12,12 @@ from cystore.errors import StoreError, SyncFailedError
 
 cdef extern from "atomics.h" nogil:
     void touch_byte(uint8_t* p)
+    void store_u32(uint32_t* p, uint32_t value)
+    void store_u64(uint64_t* p, uint64_t value)
+
+cdef extern from "<endian.h>" nogil:
+    uint32_t htobe32(uint32_t value)
+    uint64_t htobe64(uint64_t value)
 
 cdef extern from "<unistd.h>" nogil:
     ssize_t pread(int fd, void* buffer, size_t count, int64_t offset)
@@ -241,17 +248,40 @@ cdef class MappedFile:
             memset(self.address + begin, 0, end - begin)
 
     def write(self, Py_ssize_t begin, data):
-        """Copies `data` to `begin`; for small things outside the hot paths."""
+        """Copies `data` to `begin`; for small things outside the hot paths. Pages are faulted in without the GIL, here and in `read`."""
         cdef bytes copy = bytes(data)
-        self._check(begin, begin + len(copy))
+        cdef const char* source = PyBytes_AS_STRING(copy)
+        cdef Py_ssize_t length = len(copy)
+        self._check(begin, begin + length)
         self._check_writable()
         self.touched = True
-        memcpy(self.address + begin, <const char*>copy, len(copy))
+        with nogil:
+            memcpy(self.address + begin, source, length)
+
+    def store_number(self, Py_ssize_t at, int64_t value, int width):
+        """Stores a big-endian number of 4 or 8 bytes with one store: nobody, and no power cut, sees half of it."""
+        self._check(at, at + width)
+        self._check_writable()
+        if width != 4 and width != 8 or at % width:
+            raise StoreError(f"a number of {width} bytes cannot stand at {at}", path=self.path)
+        self.touched = True
+        if width == 4:
+            if not 0 <= value <= <int64_t>0xFFFFFFFF:
+                raise OverflowError(f"{value} does not fit 4 bytes")
+            store_u32(<uint32_t*>(self.address + at), htobe32(<uint32_t>value))
+        else:
+            store_u64(<uint64_t*>(self.address + at), htobe64(<uint64_t>value))
 
     def read(self, Py_ssize_t begin, Py_ssize_t count):
         """A copy of `count` bytes at `begin`."""
+        cdef bytes copy
+        cdef char* to
         self._check(begin, begin + count)
-        return (<const char*>self.address + begin)[:count]
+        copy = PyBytes_FromStringAndSize(NULL, count)
+        to = PyBytes_AS_STRING(copy)
+        with nogil:
+            memcpy(to, self.address + begin, count)
+        return copy
 
     def view(self, Py_ssize_t begin, Py_ssize_t count):
         """A read-only memoryview that keeps the mapping alive."""

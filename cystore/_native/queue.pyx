@@ -318,10 +318,13 @@ def put_entry(uint8_t[::1] data, Py_ssize_t position, int64_t physical_offset, i
 def entry_at(MappedFile file not None, Py_ssize_t position):
     """(physical offset, size, tags code) of the entry at a position in the file; None for a hole entry."""
     cdef const uint8_t* p
+    cdef bint is_hole
     if not 0 <= position <= file.length - <Py_ssize_t>QUEUE_ENTRY_BYTES:
         raise ValueError(f"no entry at {position} of {file.length} bytes")
     p = file.address + position
-    if queue_is_hole(p):
+    with nogil:  # the page may have to come from the disk
+        is_hole = queue_is_hole(p)
+    if is_hole:
         return None
     return queue_entry_disk_physical_offset(p), queue_entry_disk_size(p), queue_entry_disk_tags_code(p)
 

@@ -7,16 +7,13 @@ watermark fields a kill leaves a set that does not agree with the log, which rec
 
 from __future__ import annotations
 
-import errno
-import mmap
-import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from cystore._native.failpoint import failpoint
+from cystore._native.mapping import MappedFile
 from cystore.engine.segments import Mode
-from cystore.errors import SyncFailedError
+from cystore.errors import StoreClosedError
 from cystore.layout import CONSTANTS, DISK_STRUCTS
 from cystore.system import files
 
@@ -87,34 +84,36 @@ class Checkpoint:
 
     def __init__(self, root: Path, mode: Mode) -> None:
         self.path = root / FILE_NAME
-        self._map: mmap.mmap | None = None
         found = files.read_if_there(self.path) or b""
+        length = max(len(found), FILE_BYTES)
+        self._file: MappedFile | None
         if mode is Mode.WRITE:
             if len(found) < FILE_BYTES:
                 files.write_whole(root, self.path, found.ljust(FILE_BYTES, b"\0"), keep_last=False)
-            with files.opened(self.path, os.O_RDWR) as fd:
-                self._map = mmap.mmap(fd, FILE_BYTES)
+            self._file = files.map_file(self.path, 0, length)
         elif mode is Mode.READ and len(found) >= FILE_BYTES:
-            with files.opened(self.path) as fd:
-                self._map = mmap.mmap(fd, FILE_BYTES, prot=mmap.PROT_READ)
-        self._page = memoryview(
-            self._map if self._map is not None else bytearray(found[:FILE_BYTES].ljust(FILE_BYTES, b"\0"))
-        )
-        self._wide, self._narrow = self._page.cast("Q"), self._page.cast("I")
+            self._file = files.map_file(self.path, 0, length, writable=False)
+        else:
+            self._file = MappedFile.anonymous(0, FILE_BYTES, self.path)
+            self._file.write(0, found[:FILE_BYTES])
+
+    def _page(self) -> MappedFile:
+        file = self._file
+        if file is None:
+            raise StoreClosedError("the store was closed meanwhile", path=self.path)
+        return file
 
     def fields(self) -> CheckpointFields:
         """What the checkpoint says now."""
-        return parse_checkpoint(bytes(self._page))
+        return parse_checkpoint(self._page().read(0, FILE_BYTES))
 
     def _get(self, name: str) -> int:
         field = _FIELDS[name]
-        return int.from_bytes(self._page[field.at : field.at + field.width], "big", signed=not field.unsigned)
+        return int.from_bytes(self._page().read(field.at, field.width), "big", signed=not field.unsigned)
 
     def _set(self, name: str, value: int) -> None:
         field = _FIELDS[name]
-        data = value.to_bytes(field.width, "big", signed=not field.unsigned)
-        words = self._wide if field.width == 8 else self._narrow
-        words[field.at // field.width] = int.from_bytes(data, sys.byteorder)
+        self._page().store_number(field.at, value, field.width)
 
     def set_watermark(self, watermark: int, last_record: int, last_record_checksum: int) -> None:
         """Stores the durable watermark with the record that proves it; after the fsync that made it true, before anybody is
@@ -141,18 +140,10 @@ class Checkpoint:
     clock_check = _field("clock_check")
 
     def sync(self) -> None:
-        """Makes what was stored durable. Raises SyncFailedError; never to be repeated and believed after it failed."""
-        if self._map is not None:
-            try:
-                self._map.flush()
-            except OSError as error:
-                raise SyncFailedError.of(error.errno or errno.EIO, self.path) from error
+        """Makes what was stored durable. Other threads run meanwhile: the disk may take its time. Raises SyncFailedError; never to be
+        repeated and believed after it failed."""
+        self._page().sync()
 
     def close(self) -> None:
-        """Unmaps the page without syncing it."""
-        self._wide.release()
-        self._narrow.release()
-        self._page.release()
-        if self._map is not None:
-            self._map.close()
-            self._map = None
+        """Lets the page go without syncing it. A sync that another thread is in keeps it until it ends."""
+        self._file = None
