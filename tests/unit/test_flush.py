@@ -159,13 +159,22 @@ def test_one_sync_serves_all_who_wait(store, log):
 
 
 def test_group_commit_across_processes(store):
-    """Counted where the system is asked: in all processes together far fewer syncs than puts."""
+    """Counted where the system is asked: in all processes together far fewer syncs than puts.
+
+    The disk is one that takes its time, and its first sync does not end before every thread has appended. On a fast disk and a busy machine
+    one process was done before the next one began, and there was nothing to be gathered."""
     count = (
+        "from cystore.system import os_threads\n"
         "syncs = [0]\n"
+        "def slow_disk():\n"
+        "    while parts.control.put_count < 12: os_threads.pause(0.001)\n"
+        "    os_threads.pause(0.005)\n"
         "class Counted:\n"
         "    def __init__(self, file): self.file = file\n"
         "    def __getattr__(self, name):\n"
-        "        if name == 'sync_range': syncs[0] += 1\n"
+        "        if name == 'sync_range':\n"
+        "            syncs[0] += 1\n"
+        "            slow_disk()\n"
         "        return getattr(self.file, name)\n"
         "from tests.unit.test_flush import View\n"
         "get = parts.commit_log.files.get\n"
@@ -187,7 +196,7 @@ def test_group_commit_across_processes(store):
         answers = [process.answer() for process in several]
     offsets = sorted(offset for acks, _ in answers for offset in acks)
     assert offsets == list(range(480))
-    assert sum(syncs for _, syncs in answers) < 480 * 3 // 4
+    assert sum(syncs for _, syncs in answers) < 480 // 2
     assert flushed(store) == store.stats()["wrote"]
 
 
