@@ -31,6 +31,7 @@ from cystore._native.put cimport *
 from cystore._native.queue_table cimport control_find_queue
 from cystore._native.record_read cimport topic_valid
 from cystore._native.record_write cimport append_item
+from cystore._native.steps cimport BATCH_STEP, in_steps, let_go, let_others_run
 
 import logging
 import sys
@@ -49,54 +50,11 @@ cdef enum:
     SHORT_PROPERTIES = 512          # longer ones are not written on the stack
     WAIT_SLICE_MS = 250
     REPORT_EVERY_MS = 5_000
-    BATCH_STEP = 4096               # messages, or KiB copied, between two moments in which other threads may run
-
-
-cdef inline void set_born_host(append_item* item, const uint8_t* packed, int32_t length) noexcept:
-    item.born_host = packed
-    item.born_host_len = length
-    if length != 8:
-        item.sys_flag |= <int32_t>SYS_FLAG_BORN_HOST_V6
-
-
-cdef inline void set_store_host(append_item* item, bytes packed) noexcept:
-    item.store_host = <const uint8_t*>PyBytes_AS_STRING(packed)
-    item.store_host_len = <int32_t>PyBytes_GET_SIZE(packed)
-    if item.store_host_len != 8:
-        item.sys_flag |= <int32_t>SYS_FLAG_STORE_HOST_V6
 
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"  # where a message waits until it is due (TopicValidator.RMQ_SYS_SCHEDULE_TOPIC)
 
 cdef PyObject* NONE = <PyObject*>None
-
-
-cdef int _let_others_run() except -1:
-    """A long loop in C gives the GIL back now and then: the interpreter does not ask it to."""
-    with nogil:
-        pass
-    return 0
-
-
-cdef list _in_steps(object messages):
-    """The messages in a list of its own."""
-    cdef list gathered = []
-    cdef Py_ssize_t first
-    if type(messages) is not list and type(messages) is not tuple:
-        return list(messages)
-    for first in range(0, len(messages), <Py_ssize_t>BATCH_STEP):
-        gathered += messages[first:first + <Py_ssize_t>BATCH_STEP]
-        _let_others_run()
-    return gathered
-
-
-cdef int _let_go(list objects) except -1:
-    """Drops many references step by step."""
-    while len(objects) > <Py_ssize_t>BATCH_STEP:
-        del objects[-<Py_ssize_t>BATCH_STEP:]
-        _let_others_run()
-    objects.clear()
-    return 0
 
 
 cdef str _exact_topic(object topic):
@@ -531,7 +489,7 @@ cdef class Appender(PlainAppender):
         cdef list keep = []
         cdef object last_topic = None
         try:
-            batch = _in_steps(messages)
+            batch = in_steps(messages)
         except (TypeError, ValueError):  # a buffer that was released is a ValueError
             raise MessageIllegalError(f"messages: must be a list of Message, not {type(messages).__name__}") from None
         count = len(batch)
@@ -593,7 +551,7 @@ cdef class Appender(PlainAppender):
                 work += 1 + (item.properties_len >> 10)
                 if work >= BATCH_STEP:
                     work = 0
-                    _let_others_run()
+                    let_others_run()
             # The buffer moves while it grows: the pointers into it are set when it is complete.
             with nogil:
                 room = 0
@@ -616,8 +574,8 @@ cdef class Appender(PlainAppender):
                 free(items)
                 if buffer.on_heap:
                     free(buffer.start)
-            _let_go(batch)
-            _let_go(keep)
+            let_go(batch)
+            let_go(keep)
 
     cdef int _copy_properties(self, property_buffer* buffer, append_item* item, const uint8_t* start,
                               Py_ssize_t length) except -1:
@@ -636,7 +594,7 @@ cdef class Appender(PlainAppender):
         for i in range(count):
             results.append(put_result(items[i].physical_offset, items[i].queue_offset, items[i].size, items[i].store_timestamp))
             if i & (<Py_ssize_t>BATCH_STEP - 1) == <Py_ssize_t>BATCH_STEP - 1:
-                _let_others_run()
+                let_others_run()
         return results
 
 

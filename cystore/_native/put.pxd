@@ -1,9 +1,10 @@
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 
 from cystore._native.append cimport append_target
 from cystore._native.control cimport Control
-from cystore._native.layout cimport queue_entry
+from cystore._native.layout cimport SYS_FLAG_BORN_HOST_V6, SYS_FLAG_STORE_HOST_V6, queue_entry
 from cystore._native.mapping cimport MappedFile
 from cystore._native.message cimport PutResult
 from cystore._native.record_write cimport append_item
@@ -84,3 +85,17 @@ cdef class PlainAppender:
 cdef inline cached_topic* topic_place(PlainAppender self, PyObject* topic, int32_t queue_id) noexcept:
     """Where the topic is when it was used lately."""
     return &self.topics[(<uintptr_t>topic >> 5 ^ <uint32_t>queue_id) & (TOPIC_CACHE - 1)]
+
+
+cdef inline void set_born_host(append_item* item, const uint8_t* packed, int32_t length) noexcept:
+    item.born_host = packed
+    item.born_host_len = length
+    if length != 8:
+        item.sys_flag |= <int32_t>SYS_FLAG_BORN_HOST_V6
+
+
+cdef inline void set_store_host(append_item* item, bytes packed) noexcept:
+    item.store_host = <const uint8_t*>PyBytes_AS_STRING(packed)
+    item.store_host_len = <int32_t>PyBytes_GET_SIZE(packed)
+    if item.store_host_len != 8:
+        item.sys_flag |= <int32_t>SYS_FLAG_STORE_HOST_V6
