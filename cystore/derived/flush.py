@@ -16,11 +16,11 @@ from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
 from cystore.derived.consume_queue import ConsumeQueues
 from cystore.derived.index import IndexFiles
-from cystore.derived.offsets import QueueOffsets, read_queue_offsets, write_queue_offsets
+from cystore.derived.offsets import QueueOffsets, saved_position, write_queue_offsets
 from cystore.engine.checkpoint import Checkpoint
 from cystore.engine.flush import SYNC_FAILED, Flusher
 from cystore.engine.progress import Progress
-from cystore.errors import StoreFormatError, StoreLockedError, StoreTimeoutError, SyncFailedError
+from cystore.errors import StoreLockedError, StoreTimeoutError, SyncFailedError
 from cystore.system.reentry import undisturbed
 
 log = logging.getLogger("cystore")
@@ -116,18 +116,11 @@ class DerivedFlusher:
         self._log_flusher.flush_to(control.wrote)
         with control.held("clean", timeout_ms=self._config.sync_flush_timeout_ms):
             newer = (
-                position < self._saved_up_to() <= control.wrote
+                position < saved_position(self._root) <= control.wrote
             )  # beyond the log's end: of a log that was cut since
             if queues and not newer:
                 write_queue_offsets(self._root, QueueOffsets.of(queues, position))
             self._upkeep.offsets_saved, self._upkeep.offsets_saved_ms = position, _now_ms()
-
-    def _saved_up_to(self) -> int:
-        """The log position of the table on disk, 0 where none can be read."""
-        try:
-            return read_queue_offsets(self._root).physical_offset
-        except StoreFormatError:
-            return 0  # damaged, and so is its copy: a new one is what it needs
 
     @property
     def idle(self) -> bool:

@@ -6,6 +6,7 @@ last good copy beside it (NAME.bak) is read where the file itself is damaged.
 
 from __future__ import annotations
 
+import heapq
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -22,6 +23,8 @@ DELAY_OFFSETS = "delayOffset.json"
 CONSUMER_OFFSETS = "consumerOffset.json"
 QUEUE_OFFSETS = "queueOffset.json"
 RESERVED_BYTES = 64 * 1024  # for the first table of queue offsets
+ROWS_AT_ONCE = 2048  # of a table, in one call that holds up other threads
+END_BYTES = 256  # of a table: its log position and its checksum
 
 T = TypeVar("T")
 OFFSET_MAX = (1 << 63) - 1
@@ -165,10 +168,40 @@ def _queue_offsets(found: OffsetFile) -> QueueOffsets:
     return offsets
 
 
+def saved_position(root: Path) -> int:
+    """The log position of the table of queue offsets on disk, 0 where none can be read. Of a large table only the end is looked at: to
+    parse it would hold up every other thread."""
+    data = (files.read_if_there(root / "config" / QUEUE_OFFSETS) or b"").rstrip(b" \0")
+    if len(data) > RESERVED_BYTES:
+        told = re.search(rb'"physicalOffset":([0-9]{1,19})\b', data[-END_BYTES:])
+        if told is not None:
+            return int(told[1])
+    try:
+        return read_queue_offsets(root).physical_offset
+    except StoreFormatError:
+        return 0  # damaged, and so is its copy: a new one is what it needs
+
+
 def _checksum(offsets: QueueOffsets) -> int:
-    """A flipped bit often makes another number of a number."""
-    rows = [sorted(offsets.next.items()), sorted(offsets.minimum.items()), offsets.physical_offset]
-    return crc32c(repr(rows).encode())
+    """CRC-32C of the numbers: a flipped bit often turns one valid number into another. Taken piece by piece, so that other threads run."""
+    value = crc32c(b"[")
+    for table in (offsets.next, offsets.minimum):
+        rows = _in_order(table)
+        value = crc32c(b"[", value)
+        for at in range(0, len(rows), ROWS_AT_ONCE):
+            piece = repr(rows[at : at + ROWS_AT_ONCE])[1:-1]
+            value = crc32c(f"{', ' if at else ''}{piece}".encode(), value)
+        value = crc32c(b"], ", value)
+    return crc32c(f"{offsets.physical_offset}]".encode(), value)
+
+
+def _in_order(table: dict[tuple[str, int], int]) -> list[tuple[tuple[str, int], int]]:
+    """The rows of a table, sorted. A large one is sorted piece by piece: one sort would hold up every other thread."""
+    rows = list(table.items())
+    if len(rows) <= ROWS_AT_ONCE:
+        return sorted(rows)
+    pieces = (sorted(rows[at : at + ROWS_AT_ONCE]) for at in range(0, len(rows), ROWS_AT_ONCE))
+    return list(heapq.merge(*pieces))
 
 
 def _by_queue(table: dict[str, Any]) -> dict[tuple[str, int], int]:
@@ -200,7 +233,7 @@ def _queues(queues: Any) -> dict[str, int]:
 
 def _by_topic(offsets: dict[tuple[str, int], int]) -> dict[str, dict[int, int]]:
     table: dict[str, dict[int, int]] = {}
-    for (topic, queue_id), offset in sorted(offsets.items()):
+    for (topic, queue_id), offset in _in_order(offsets):
         table.setdefault(topic, {})[queue_id] = offset
     return table
 

@@ -2,11 +2,13 @@
 oracle's parser, hypothesis, damaged bytes."""
 
 import json
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cystore._native.checksum import crc32c
 from cystore.derived.offsets import (
     DELAY_OFFSETS,
     QueueOffsets,
@@ -14,6 +16,7 @@ from cystore.derived.offsets import (
     read_offsets,
     read_queue_offsets,
     render_offsets,
+    saved_position,
     write_offsets,
     write_queue_offsets,
 )
@@ -143,3 +146,21 @@ def test_every_flipped_bit_of_queue_offsets_is_found_out(tmp_path):
         path.write_bytes(data)
         assert read_queue_offsets(tmp_path) == offsets
         data[bit // 8] ^= 1 << bit % 8
+
+
+@pytest.mark.parametrize("count", [0, 1, 2048, 2049, 9000])
+def test_a_table_of_many_queues_is_the_same_whatever_pieces_it_is_made_in(tmp_path, count):
+    """Sorted, and given its checksum, piece by piece: at 65,536 queues one piece held up every other thread for a tenth of a second."""
+    queues = {(f"T{number % 7}", number): number for number in range(count)}
+    offsets = QueueOffsets(queues, dict.fromkeys(queues, 0), 77)
+    write_queue_offsets(tmp_path, offsets)
+    assert read_queue_offsets(tmp_path) == offsets
+    told = json.loads(_quoted((tmp_path / "config" / "queueOffset.json").read_text()))
+    whole = repr([sorted(offsets.next.items()), sorted(offsets.minimum.items()), 77])
+    assert told["checksum"] == crc32c(whole.encode())
+    assert list(told["offsetTable"]) == sorted({topic for topic, _ in queues})
+    assert saved_position(tmp_path) == 77
+
+
+def _quoted(text: str) -> str:
+    return re.sub(r"([{,])(\d+):", r'\1"\2":', text)
