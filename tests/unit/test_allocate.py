@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -134,6 +135,27 @@ def test_pages_ahead_are_faulted_in_by_a_process_that_appends(tmp_path):
         store.put("T", b"")
 
         assert parts(store).allocator.populate_ahead() in range(1 << 20)
+
+
+def test_pages_that_a_flush_protected_are_faulted_in_before_the_next_append(tmp_path):
+    """A page that was written to the disk is write-protected: the next append waited in a page fault for the file system, with the append
+    lock and the interpreter's lock held. Where no page is ever protected (tmpfs) there is nothing to be seen."""
+
+    def faults_of_a_put(*, looked_after: bool) -> int:
+        store.put("T", b"x" * 100)
+        store.flush_log()
+        if looked_after:
+            parts(store).allocator.run_once()
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+        store.put("T", b"x" * 100)
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+
+    with open_small(
+        tmp_path / "s", mapped_file_size_commit_log_bytes=1 << 22, populate_ahead_bytes=1 << 20, services=()
+    ) as store:
+        store.put("T", b"")
+        parts(store).allocator.run_once()
+        assert min(faults_of_a_put(looked_after=True) for _ in range(5)) == 0
 
 
 STORE_ON_A_SMALL_DISK = """
