@@ -32,3 +32,16 @@ class QuietWait:
             self._stopping.wait(interval_s)
         elif not self._stopping.is_set():  # whoever stops the thread changes the word after that
             self._control.wait_append(seen, SLEEP_MS)
+
+
+class AppendWait:
+    """Waits for the thread that dispatches: until the next append in any process."""
+
+    def __init__(self, control: Control, stopping: os_threads.Flag) -> None:
+        self._control, self._stopping = control, stopping
+
+    def __call__(self, interval_s: float) -> None:
+        """Returns with the next append, at once while something is not dispatched, or after a while. It may return early."""
+        seen = self._control.append_seq
+        if self._control.dispatched >= self._control.wrote and not self._stopping.is_set():
+            self._control.wait_append(seen, SLEEP_MS)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
-from cystore._native.control import Control
 from cystore.attach import Attachment
 from cystore.config import StoreConfig
 from cystore.engine.progress import Progress
-from cystore.services.idle import QuietWait
+from cystore.services.idle import AppendWait, QuietWait
 from cystore.services.threads import ServiceThread
 from cystore.system import os_threads
 
@@ -49,8 +47,9 @@ def start_service(name: str, parts: Attachment, config: StoreConfig, threads: li
         case "clean":
             ServiceThread(name, parts.turn(parts.cleaner.run_once), CLEAN_INTERVAL_S, among=threads)
         case _:
-            wait = partial(_wait_for_appends, control)
-            ServiceThread(name, parts.turn(parts.dispatcher.run_once), WAIT_SLICE_S, wait, among=threads)
+            stopping = os_threads.Flag()
+            run_once, wait = parts.turn(parts.dispatcher.run_once), AppendWait(control, stopping)
+            ServiceThread(name, run_once, WAIT_SLICE_S, wait, flag=lambda: stopping, among=threads)
 
 
 def _start_quiet(
@@ -65,9 +64,3 @@ def _start_quiet(
     stopping = os_threads.Flag()
     wait = QuietWait(parts.control, idle, stopping)
     ServiceThread(name, run_once, interval_s, wait, flag=lambda: stopping, among=threads)
-
-
-def _wait_for_appends(control: Control, timeout_s: float) -> None:
-    seen = control.append_seq
-    if control.dispatched >= control.wrote:
-        control.wait_append(seen, int(timeout_s * 1000))

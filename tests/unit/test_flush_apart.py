@@ -12,7 +12,7 @@ from cystore.derived import consume_queue
 from cystore.derived.consume_queue import ConsumeQueue
 from cystore.engine.checkpoint import Checkpoint, read_checkpoint
 from cystore.errors import StoreTimeoutError, SyncFailedError
-from cystore.services.idle import SLEEP_MS, QuietWait
+from cystore.services.idle import SLEEP_MS, AppendWait, QuietWait
 from cystore.system.file_system import FileSystem, tells_errors
 from tests.process import Process
 from tests.small import SETTINGS, open_small
@@ -148,7 +148,8 @@ class Watched:
     """A control block and a flag that note what is waited for."""
 
     def __init__(self) -> None:
-        self.append_seq, self.waits, self.stopped = 7, [], False
+        self.append_seq, self.dispatched, self.wrote = 7, 0, 0
+        self.waits, self.stopped = [], False
 
     def wait_append(self, seen, timeout_ms):
         self.waits.append(("append", seen, timeout_ms))
@@ -182,3 +183,17 @@ def test_a_service_without_work_sleeps_until_the_next_append(monkeypatch):
     watched.stopped = True
     wait(0.02)
     assert len(watched.waits) == 4
+
+
+def test_an_idle_thread_that_dispatches_sleeps_until_the_next_append():
+    """Seen: four wake-ups a second in each idle process that runs the service "reput"."""
+    watched = Watched()
+    watched.dispatched = watched.wrote = 10
+    wait = AppendWait(watched, watched)
+    wait(0.25)
+    assert watched.waits == [("append", 7, SLEEP_MS)]
+    watched.wrote = 20  # not dispatched yet
+    wait(0.25)
+    watched.wrote, watched.stopped = 10, True
+    wait(0.25)
+    assert len(watched.waits) == 1
