@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import cystore
 from benchmarks.scale_puts import beside
 from benchmarks.scale_segments import build_log, read_log
+from benchmarks.standing_still import LIMIT_MS, stand_still
 
 ROOT = Path(__file__).resolve().parent.parent
 TOPICS = 16
@@ -138,6 +139,7 @@ PARTS: dict[str, Callable[..., Any]] = {
     "read-log": lambda root, *n: read_log(root, *n),
     "beside": lambda root, *n: beside(root, *n),
     "stay": lambda root: stay(root),
+    "still": lambda root, *n: stand_still(root, *n),
 }
 
 
@@ -234,6 +236,20 @@ def beside_rows(folder: Path, sizes: Sizes) -> list[Row]:
     return rows
 
 
+def still_rows(folder: Path, sizes: Sizes) -> list[Row]:
+    """Other threads of the process beside one call."""
+    found = run("still", folder / "still", 1 if sizes is FULL else 50)
+    return [
+        Row(
+            f"other threads stand still beside: {what}",
+            f"{ms:.1f} ms",
+            f"≤ {LIMIT_MS:.0f} ms",
+            ms <= LIMIT_MS,
+        )
+        for what, ms in found.items()
+    ]
+
+
 def idle_rows(folder: Path, sizes: Sizes) -> list[Row]:
     """Attached processes that do nothing."""
     command = [sys.executable, "-m", "benchmarks.scale", "--part", "stay", str(folder / "idle")]
@@ -261,6 +277,7 @@ GROUPS: dict[str, Callable[[Path, Sizes], list[Row]]] = {
     "round-robin": round_robin_rows,
     "segments": segment_rows,
     "beside": beside_rows,
+    "still": still_rows,
     "idle": idle_rows,
 }
 
