@@ -463,10 +463,9 @@ cdef class Appender(PlainAppender):
 
     def put_many(self, messages, *, flush=None):
         """Appends messages in order; see MessageStore.put_many."""
-        cdef bint sync = self._wants_sync(flush)
         if self.target.block == NULL:
             return self.policy.revive().put_many(messages, flush=flush)
-        return self._put_batch(messages, sync, self.policy, FORBID_WRITING)
+        return self._put_batch(messages, self._wants_sync(flush), self.policy, FORBID_WRITING)
 
     def put_with(self, policy, messages, *, bint makes_space=False):
         """`put_many` without a flush, for a caller that holds a lock: what is missing is asked of another policy. What that raises ends
@@ -482,8 +481,7 @@ cdef class Appender(PlainAppender):
         cdef append_item* items = NULL
         cdef append_item* item
         cdef property_buffer buffer
-        cdef Py_ssize_t count, i, room, done = 0
-        cdef int64_t work = 0
+        cdef Py_ssize_t count, i, room, done = 0, work = 0
         cdef Message message
         cdef bytes host
         cdef list keep = []
