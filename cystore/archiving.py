@@ -117,7 +117,7 @@ def archive_store(
         archived = _started(store, home, restore=restore)
         _remove_stale(home, archived.up_to)
         done = ArchiveSummary(str(store.path), str(home), archived.up_to, archived.up_to)
-        newest_ms = clock.now_ms() - int((store.config.file_reserved_time_h - expiring_within_h) * HOUR_MS)
+        newest_ms = clock.now_ms() - int((store.settings.file_reserved_time_h - expiring_within_h) * HOUR_MS)
         snapshot = store.snapshot()
         wanted = list(_segments(store, snapshot, archived.up_to, None if all_sealed else newest_ms))
         at_once = max(1, step_bytes // snapshot.file_bytes)

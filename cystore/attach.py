@@ -30,6 +30,7 @@ from cystore.derived.index import IndexFiles
 from cystore.derived.known_queues import forget_known_queues
 from cystore.derived.offsets import reserve_queue_offsets
 from cystore.derived.reader import Reader
+from cystore.derived.remove import QueueRemover
 from cystore.engine.allocate import CONTROL_NAME, HEADROOM_NAME, Allocator
 from cystore.engine.append_policy import AppendPolicy, repair_append
 from cystore.engine.checkpoint import Checkpoint
@@ -38,10 +39,11 @@ from cystore.engine.commit_log import CommitLog
 from cystore.engine.disk_space import DiskSpace
 from cystore.engine.flush import Flusher
 from cystore.engine.manifest import Facts, Manifest
+from cystore.engine.manifest_file import FILE_NAME as MANIFEST
 from cystore.engine.mappings import Mappings
 from cystore.engine.roll import Roller
 from cystore.engine.segments import Mode
-from cystore.engine.store_settings import Policy, effective, effective_at, enter_shape
+from cystore.engine.store_settings import Policy, effective, effective_at, enter_settings
 from cystore.errors import (
     StoreError,
     StoreFormatError,
@@ -176,6 +178,7 @@ def _first(
     for given_back in (HEADROOM_NAME, CONTROL_NAME):  # a full disk has room for the new control block then
         files.remove(root / given_back, durable=False)
     abort = root / ABORT_NAME
+    made = not (root / MANIFEST).exists()
     config = effective_at(config, root)
     state = recover(root, config, Mode.WRITE, abnormal=abort.exists(), progress=progress)
     failpoint("attach.recovered")
@@ -185,7 +188,13 @@ def _first(
     forget_known_queues(root)
     manifest = Manifest.load(root, None, lambda: Facts(holes=state.holes, given_up=state.given_up))
     manifest.set_holes(state.holes)
-    enter_shape(manifest, config)
+    enter_settings(
+        manifest,
+        config,
+        new=made and state.wrote == state.min_physical_offset,
+        log_file_bytes=state.commit_log_file_bytes if state.commit_log_file_bytes <= INT_MAX else 0,
+        queue_file_bytes=state.consume_queue_file_bytes,
+    )
     failpoint("attach.manifest")
     attachment = _build(root, config, Mode.WRITE, state, manifest, locks, revive)
     failpoint("attach.built")
@@ -346,6 +355,8 @@ def _join(
             raise error
     control = Control.attach(memory, **host.identity())
     manifest = Manifest.load(root, control)
+    if mode is Mode.WRITE:
+        enter_settings(manifest, config, new=False)
     config = effective(config, manifest.snapshot())
     return _compose(root, config, mode, control, locks, revive, manifest)
 
@@ -474,6 +485,7 @@ def _compose(
     roller = Roller(control, commit_log, allocator, policy)
     delivered = DeliveryProgress(root, control, commit_log, queues)
     follower = Follower(control, queues, index)
+    remover = QueueRemover(control, queues, dispatcher, manifest)
     backlog = BacklogKeeper(control, dispatcher)
     keeps_backlog = mode is Mode.WRITE and bool(config.services)
     if keeps_backlog:
@@ -510,6 +522,7 @@ def _compose(
         control,
         commit_log,
         follower,
+        remover,
         dispatcher,
         allocator,
         roller,
@@ -521,5 +534,6 @@ def _compose(
     )
     return Attachment(
         root, config, mode, control, manifest, checkpoint, clock, commit_log, queues, index, dispatcher, flusher,
-        derived_flusher, allocator, delivered, scheduler, cleaner, reader, backlog, appender, locks, None,
+        derived_flusher, allocator, delivered, scheduler, cleaner, remover, reader,
+        backlog, appender, locks, None,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from cystore.derived.dispatch import Dispatcher
 from cystore.derived.flush import DerivedFlusher
 from cystore.derived.index import IndexFiles
 from cystore.derived.reader import Reader
+from cystore.derived.remove import QueueRemover
 from cystore.engine.allocate import Allocator
 from cystore.engine.checkpoint import Checkpoint
 from cystore.engine.clock_keeper import ClockKeeper
@@ -54,6 +55,7 @@ class Attachment:
     delivered: DeliveryProgress
     scheduler: Scheduler
     cleaner: Cleaner
+    remover: QueueRemover
     reader: Reader
     backlog: BacklogKeeper
     appender: Appender | None

@@ -25,9 +25,9 @@ INT_MAX = (1 << 31) - 1
 
 
 class _Given:
-    """Room beside the fields, which are the settings, for the names that `from_mapping` was given."""
+    """Room beside the fields, which are the settings, for the names that `from_mapping` was given, and for those it was suggested."""
 
-    __slots__ = ("_names",)
+    __slots__ = ("_names", "_suggested")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +145,11 @@ class StoreConfig(_Given):
         return " ".join(f"{delay_ms // 1000}s" for delay_ms in levels_ms)
 
     @classmethod
-    def from_mapping(cls, settings: dict[str, Any]) -> StoreConfig:
-        """A configuration from name/value pairs; unknown names are refused with the nearest known ones."""
+    def from_mapping(
+        cls, settings: dict[str, Any], *, suggested: dict[str, Any] | None = None
+    ) -> StoreConfig:
+        """A configuration from name/value pairs; unknown names are refused with the nearest known ones. Values that are `suggested` take
+        the place of the defaults: a new store gets them, one that has its own keeps these."""
         import difflib
 
         for name in settings:
@@ -154,12 +157,16 @@ class StoreConfig(_Given):
                 near = difflib.get_close_matches(name, _types(), n=3)
                 hint = f"; did you mean {', '.join(near)}?" if near else ""
                 raise StoreConfigError(f"there is no setting {name!r}{hint}")
-        config = cls(**settings)
+        suggestions = {} if suggested is None else suggested
+        config = cls(**{**suggestions, **settings})
         object.__setattr__(config, "_names", frozenset(settings))
+        object.__setattr__(config, "_suggested", frozenset(suggestions) - frozenset(settings))
         return config
 
     def gives(self, name: str) -> bool:
         """Whether a setting was given, by name (such a value is meant, even if it is the default) or as another value than the default."""
+        if name in getattr(self, "_suggested", ()):
+            return False
         return name in getattr(self, "_names", ()) or getattr(self, name) != DEFAULTS[name]
 
     @classmethod

@@ -24,6 +24,7 @@ from cystore.attach import Attachment, attach
 from cystore.clock import monotonic_s, wait_s
 from cystore.config import StoreConfig
 from cystore.derived.reader import FOREVER_MS, INT32_MAX
+from cystore.derived.remove import Removal
 from cystore.engine.commit_log import check_offset
 from cystore.engine.progress import Progress
 from cystore.engine.segments import Mode
@@ -340,10 +341,29 @@ class MessageStore:
         """
         return self._writable().cleaner.clean(max_segments)
 
+    def delete_topic(self, topic: str) -> Removal:
+        """Removes all queues of a topic with the messages that are in them by now (RocketMQ's deleteTopic), for every process.
+
+        Readers get OFFSET_TOO_SMALL. The topic goes on counting: a message that is put later gets the next queue offset. Records stay
+        in the log until their segment expires, so `query`, `read` and `scan` find them till then. Delayed messages are still delivered.
+        Raises StoreConfigError for the topic of delayed messages.
+        """
+        return self._writable().remover.delete_topic(any_text("topic", topic, StoreConfigError))
+
+    def remove_unused_queues(self) -> Removal:
+        """Removes the files of queues that have no message any more (cleanExpiredConsumerQueue, cleanUnusedTopic). They go on
+        counting. Every clean does the same."""
+        return self._writable().remover.settle()
+
     def configure(self, **settings: Any) -> None:
-        """Changes the store's retention policy, for every process that has it open or opens it: it wins over their own settings. None
-        takes a value away again. Raises StoreConfigError."""
+        """Changes the store's retention policy, for every process that has it open or opens it: it wins over their own settings. Other
+        delay levels hold from the next first open on. None takes a value away again. Raises StoreConfigError."""
         configure(self._writable().manifest, settings)
+
+    @property
+    def settings(self) -> StoreConfig:
+        """The settings that hold now. What shapes the files, and the retention policy, are the store's; `config` is what was given."""
+        return self._attached().cleaner.settings
 
     def hold(self, name: str, physical_offset: int, *, max_age_ms: int | None = None) -> Hold:
         """From now on no clean removes what is at `physical_offset` or behind it, until the hold moves on or is released.
@@ -575,13 +595,15 @@ class MessageStore:
         return LogSnapshot(self.path, parts.control, parts.commit_log, parts.queues, live=live)
 
     def topics(self) -> dict[str, dict[int, QueueRange]]:
-        """Topics with their queues and the queue offsets that can be read."""
+        """Topics with their queues and the queue offsets that can be read. A queue that was removed is left out."""
         parts = self._attached()
         parts.reader.help_dispatch()
         found: dict[str, dict[int, QueueRange]] = {}
+        removed = parts.manifest.snapshot().removed
         for slot in range(parts.control.queue_count):
-            topic, queue_id, _, _, minimum = parts.control.queue(slot)
-            found.setdefault(topic, {})[queue_id] = QueueRange(minimum, parts.reader.end_of(slot))
+            topic, queue_id, following, _, minimum = parts.control.queue(slot)
+            if minimum < following or removed.end((topic, queue_id)) < following:
+                found.setdefault(topic, {})[queue_id] = QueueRange(minimum, parts.reader.end_of(slot))
         return {topic: dict(sorted(queues.items())) for topic, queues in sorted(found.items())}
 
     def stats(self) -> dict[str, Any]:

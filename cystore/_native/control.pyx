@@ -397,6 +397,14 @@ cdef class Control(SharedLocks):
     def set_queue_allocated(self, int64_t slot, int64_t value):
         store_i64(&self._slot(slot).allocated, value)
 
+    def queue_removals(self, int64_t slot):
+        """Changes when the files of a queue are removed: whoever has them mapped must look for them by name again."""
+        return load_u32(&self._slot(slot).removals)
+
+    def count_queue_removal(self, int64_t slot):
+        """Before the files of a queue are removed. Under the dispatch lock."""
+        add_u32(&self._slot(slot).removals, 1)
+
     def set_queue_next(self, int64_t slot, int64_t value):
         """Next and claimed offset; under the append lock, or alone."""
         cdef queue_entry* entry = self._slot(slot)

@@ -247,6 +247,7 @@ cdef extern from "layout.h" nogil:
         int64_t last_physical_end
         int64_t last_store_timestamp
         int64_t delivered
+        uint32_t removals
     ctypedef struct control_block:
         uint64_t magic
         uint64_t fingerprint

@@ -363,6 +363,25 @@ def queues_to_flush(Control control not None):
     return slots
 
 
+cdef enum:
+    REMOVED = -2    # `allocated` of a queue whose files were all removed
+
+NO_FILES = REMOVED
+
+
+def queues_unused(Control control not None):
+    """Slots of the queues without a message that can be read, whose files are not removed yet: `allocated` is NO_FILES then."""
+    cdef control_block* block = control.checked()
+    cdef queue_entry* entry
+    cdef uint32_t slot
+    slots = []
+    for slot in range(min(load_u32(&block.queue_count), block.max_queues)):
+        entry = control_slot(block, slot)
+        if load_i64(&entry.minimum) >= load_i64(&entry.dispatched) and load_i64(&entry.allocated) != REMOVED:
+            slots.append(slot)
+    return slots
+
+
 def queues_behind(Control control not None):
     """Slots of the queues that gave out queue offsets which have no entry yet."""
     cdef control_block* block = control.checked()

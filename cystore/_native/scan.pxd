@@ -31,6 +31,7 @@ cdef struct scan_queue:
     int64_t entries_begin
     int64_t entries_end
     int64_t entries_limit       # no entry at or behind it is to be compared
+    int64_t removed             # records below this queue offset were removed: they have no entries
 
 cdef struct scan_state:
     scan_queue* queues

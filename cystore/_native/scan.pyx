@@ -158,6 +158,11 @@ cdef inline int _follow(scan_state* s) noexcept nogil:
         return SCAN_NEW_QUEUE
     if (not 0 <= number < QUEUE_OFFSET_MAX or (number != queue.next and queue.next >= 0)) and s.accepted != s.position:
         return SCAN_OUT_OF_SEQUENCE
+    if 0 <= number < queue.removed:
+        queue.swallowed = s.swallowed
+        if number >= queue.next:
+            queue.next = number + 1
+        return SCAN_LIMIT
     if 0 <= number < queue.entries_limit:
         if not queue.entries_begin <= number < queue.entries_end:
             s.wanted = number
@@ -445,9 +450,9 @@ cdef class LogScanner:
             self.s.v.store_timestamp, self.s.v.magic, self.s.v.sys_flag,
         )
 
-    def add_queue(self, bytes topic not None, int32_t queue_id, int64_t next, int64_t entries_limit):
+    def add_queue(self, bytes topic not None, int32_t queue_id, int64_t next, int64_t entries_limit, int64_t removed=0):
         """A queue whose next record must have queue offset `next` (-1: any) and which has entries up to `entries_limit`;
-        gives its slot."""
+        records with a queue offset below `removed` have none, and none is asked for. Gives its slot."""
         cdef scan_queue* grown
         cdef scan_queue* queue
         if not 0 < len(topic) <= 127:
@@ -467,6 +472,7 @@ cdef class LogScanner:
         queue.next = next
         queue.first_offset = queue.first_physical = queue.missing = -1
         queue.entries_limit = entries_limit
+        queue.removed = removed
         self.held.append(None)
         self.s.queue_count += 1
         if self.s.queue_count > self.s.bucket_mask:

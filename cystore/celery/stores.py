@@ -63,8 +63,8 @@ class Location:
 
     path: str
     settings: dict[str, Any] = field(default_factory=dict)
-    # How long records are kept, where results make that longer than the settings say. Two apps may differ in it: who opens the
-    # store first in a process decides for that process.
+    # How long records are kept, where results make that longer than the settings say. Two apps may differ in it: the store keeps
+    # them for the longest.
     file_reserved_time_h: int | None = field(default=None, compare=False)
 
     @classmethod
@@ -105,14 +105,33 @@ class Location:
         return dataclasses.replace(self, file_reserved_time_h=max(reserved_h, expires_h))
 
     @property
-    def opened_with(self) -> dict[str, Any]:
-        """Settings for `cystore.open`."""
-        if self.file_reserved_time_h is None:
-            return {**DEFAULTS, **self.settings}
-        # A segment goes as a whole: one that takes records for a day keeps the first of them for a day longer.
-        roll_h = max(1, min(DAY_H, self.file_reserved_time_h // 4))
-        kept = {"file_reserved_time_h": self.file_reserved_time_h}
-        return {**DEFAULTS, "roll_interval_h": roll_h, **self.settings, **kept}
+    def config(self) -> StoreConfig:
+        """Settings for `cystore.open`. A store that is there keeps the lengths of its files, and its retention (`keep_at_least`)."""
+        given = dict(self.settings)
+        suggested = dict(DEFAULTS)
+        if self.file_reserved_time_h is not None:
+            given.pop("file_reserved_time_h", None)
+            suggested["file_reserved_time_h"] = self.file_reserved_time_h
+            # A segment goes as a whole: one that takes records for a day keeps the first of them for a day longer.
+            suggested["roll_interval_h"] = max(1, min(DAY_H, self.file_reserved_time_h // 4))
+        return StoreConfig.from_mapping(given, suggested=suggested)
+
+    def keep_at_least(self, store: MessageStore) -> None:
+        """Makes the store keep records as long as the results need. A store that keeps them longer is left as it is: another app, or an
+        operator (`cystore config`), wants that."""
+        wanted_h, now_h = self.file_reserved_time_h, store.settings.file_reserved_time_h
+        if wanted_h is None or store.config.read_only or wanted_h == now_h:
+            return
+        if wanted_h > now_h:
+            store.configure(file_reserved_time_h=wanted_h)
+            log.info("%s: file_reserved_time_h is %d now, was %d", store.path, wanted_h, now_h)
+        else:
+            log.info(
+                "%s: records are kept for %d h, longer than the %d h of this app's results; `cystore config` shortens it",
+                store.path,
+                now_h,
+                wanted_h,
+            )
 
 
 def _settings(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -132,6 +151,7 @@ def _settings(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 _open: dict[str, tuple[Location, weakref.ref[MessageStore]]] = {}
 _kept: weakref.WeakKeyDictionary[Celery, dict[str, MessageStore]] = weakref.WeakKeyDictionary()
+_kept_h: dict[str, int] = {}  # how long each of them keeps its records, at least
 _lock = threading.Lock()
 
 
@@ -145,7 +165,8 @@ def open_shared(location: Location, app: Celery | None = None) -> MessageStore:
             held = _open.get(location.path)
             store = None if held is None else held[1]()
             if held is None or store is None or store.closed:
-                store = cystore.open(location.path, **location.opened_with)
+                store = cystore.open(location.path, config=location.config)
+                _kept_h.pop(location.path, None)
                 held = _open[location.path] = (location, weakref.ref(store))
     if held[0] is not location and held[0] != location:
         raise StoreConfigError(
@@ -154,6 +175,11 @@ def open_shared(location: Location, app: Celery | None = None) -> MessageStore:
         )
     if app is not None and _kept.setdefault(app, {}).get(location.path) is not store:
         _kept[app][location.path] = store
+    if location.file_reserved_time_h is not None and location.file_reserved_time_h > _kept_h.get(
+        location.path, -1
+    ):
+        _kept_h[location.path] = location.file_reserved_time_h
+        location.keep_at_least(store)
     return store
 
 

@@ -25,13 +25,14 @@ class Command:
     examples: tuple[str, ...]
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
+    listed: bool = True  # among all commands; one that is not is named by another one's help
 
     def add_to(self, commands: Any) -> None:
         """Adds the command to the commands of a parser."""
         examples = "\n".join(f"  {line}" for line in self.examples)
         parser = commands.add_parser(
             self.name,
-            help=self.summary,
+            **({"help": self.summary} if self.listed else {}),
             description=self.description,
             epilog=f"examples:\n{examples}\n\nExit codes and settings: cystore --help",
             formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -27,7 +27,9 @@ from cystore.cli.query import COMMAND as QUERY
 from cystore.cli.rebuild import COMMAND as REBUILD
 from cystore.cli.recover import COMMAND as RECOVER
 from cystore.cli.tail import COMMAND as TAIL
+from cystore.cli.topics import CLEAN as TOPICS_CLEAN
 from cystore.cli.topics import COMMAND as TOPICS
+from cystore.cli.topics import DELETE as TOPICS_DELETE
 from cystore.cli.verify import COMMAND as VERIFY
 from cystore.derived.consume_queue import DIRECTORY as QUEUES
 from cystore.derived.consume_queue_ext import DIRECTORY as EXT_QUEUES
@@ -47,7 +49,7 @@ from cystore.errors import (
 )
 
 COMMANDS: tuple[Command | Group, ...] = (
-    INFO, TOPICS, DUMP, QUERY, PUT, TAIL, VERIFY, RECOVER, REBUILD, QUARANTINE, CONFIG, CLEAN, CLOCK,
+    INFO, TOPICS, TOPICS_DELETE, TOPICS_CLEAN, DUMP, QUERY, PUT, TAIL, VERIFY, RECOVER, REBUILD, QUARANTINE, CONFIG, CLEAN, CLOCK,
 )  # fmt: skip
 DERIVED = {QUEUES, EXT_QUEUES, INDEX}
 ALIKE = 3  # reports that differ in numbers and names only
@@ -100,10 +102,17 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _joined(words: list[str]) -> list[str]:
+    """A command line whose first two words are the name of one command, as one word."""
+    if " ".join(words[:2]) in {command.name for command in COMMANDS}:
+        return [" ".join(words[:2]), *words[2:]]
+    return words
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code. Errors of the store are one line on standard error."""
     whole_streams()
-    args = build_parser().parse_args(argv)
+    args = build_parser().parse_args(_joined(list(sys.argv[1:] if argv is None else argv)))
     name = args.called
     reports = _reports()
     signal.signal(signal.SIGTERM, _terminated)

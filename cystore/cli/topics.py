@@ -1,17 +1,18 @@
-"""`cystore topics`: which topics and queues a store has, and what can be read of them."""
+"""`cystore topics`: which topics and queues a store has, and what can be read of them; removes topics, and queues without messages."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 
 import cystore
 from cystore.cli import facts
-from cystore.cli.command import OK, Command, add_json, reading_config
+from cystore.cli.command import FOUND_WRONG, OK, Command, add_json, reading_config, store_config
 from cystore.cli.output import write_json, write_line, write_table
 from cystore.cli.progress import progress
 
 
-def _run(args: argparse.Namespace) -> int:
+def _list(args: argparse.Namespace) -> int:
     facts.state(args.path)
     with progress() as report, cystore.open(args.path, config=reading_config(args), progress=report) as store:
         found = [
@@ -29,14 +30,78 @@ def _run(args: argparse.Namespace) -> int:
     return OK
 
 
+def _delete(args: argparse.Namespace) -> int:
+    facts.state(args.path)
+    config = store_config(args, services=())
+    missing = 0
+    with progress() as report, cystore.open(args.path, config=config, progress=report) as store:
+        for topic in args.topics:
+            done = store.delete_topic(topic)
+            missing += done.queues == 0
+            if args.json:
+                write_json({"topic": topic, **dataclasses.asdict(done)})
+            elif done.queues:
+                write_line(f"{topic}: deleted {done.queues} queues with {done.messages} messages")
+            else:
+                write_line(f"{topic}: there is no such topic")
+    return FOUND_WRONG if missing else OK
+
+
+def _clean(args: argparse.Namespace) -> int:
+    facts.state(args.path)
+    config = store_config(args, services=())
+    with progress() as report, cystore.open(args.path, config=config, progress=report) as store:
+        done = store.remove_unused_queues()
+    if args.json:
+        write_json({"queues": done.queues, "files": done.files})
+    else:
+        write_line(f"removed {done.files} files of {done.queues} queues without messages")
+    return OK
+
+
+def _add_topics(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("topics", metavar="TOPIC", nargs="+", help="a topic to delete")
+    add_json(parser, "one JSON object for each topic")
+
+
 COMMAND = Command(
     name="topics",
-    summary="topics and queues, and the queue offsets that can be read",
+    summary="topics and queues, and the queue offsets that can be read; deletes topics",
     description=(
         "A line for each queue: its lowest queue offset, the one behind its highest, and how many lie between (messages, and\n"
-        "places of messages that damage swallowed). A queue whose messages are all gone stays, for it goes on counting. Changes nothing."
+        "places of messages that damage swallowed). A queue that was removed is left out; it goes on counting, should a message\n"
+        "come. Changes nothing. See also `cystore topics delete --help` and `cystore topics clean --help`."
     ),
     examples=("cystore topics /var/lib/app/store", "cystore topics /var/lib/app/store --json"),
     add_arguments=lambda parser: add_json(parser, "one JSON object for each queue"),
-    run=_run,
+    run=_list,
+)
+DELETE = Command(
+    name="topics delete",
+    summary="removes topics with all their messages",
+    description=(
+        "Removes every queue of the topics, also while other processes have the store open: readers get OFFSET_TOO_SMALL. A topic\n"
+        "that gets a message again goes on counting its queue offsets. The log keeps the records until their segments expire: `cystore\n"
+        "query` finds them till then. Messages that are still delayed are delivered to the topic all the same.\n"
+        "Exit code 1: a topic was not there."
+    ),
+    examples=(
+        "cystore topics delete /var/lib/app/store orders",
+        "cystore topics delete /var/lib/app/store orders-2025 orders-2026 --json",
+    ),
+    add_arguments=_add_topics,
+    run=_delete,
+    listed=False,
+)
+CLEAN = Command(
+    name="topics clean",
+    summary="removes the files of queues without messages",
+    description=(
+        'What the service "clean" does after each clean: a queue whose messages all expired, or were deleted, has no files any\n'
+        "more. It goes on counting its queue offsets."
+    ),
+    examples=("cystore topics clean /var/lib/app/store",),
+    add_arguments=lambda parser: add_json(parser, "one JSON object"),
+    run=_clean,
+    listed=False,
 )

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from cystore._native import queue as kernel
 from cystore._native.control import Control
+from cystore._native.failpoint import failpoint
 from cystore._native.mapping import MappedFile
 from cystore.config import StoreConfig
 from cystore.derived.consume_queue_ext import ConsumeQueueExt
@@ -82,6 +83,7 @@ class ConsumeQueue:
             else None
         )
         self._last: MappedFile | None = None
+        self._removals = control.queue_removals(slot)
 
     @property
     def min_offset(self) -> int:
@@ -140,6 +142,16 @@ class ConsumeQueue:
         ):
             kernel.put_holes(file, 0, inside // ENTRY_BYTES)
         return file
+
+    def notice_removal(self) -> None:
+        """Lets the mappings go of files that another process has removed."""
+        removals = self._control.queue_removals(self.slot)
+        if removals != self._removals:
+            self._removals = removals
+            self._last = None
+            self.files.forget_all()
+            if self.ext is not None:
+                self.ext.files.forget_all()
 
     def allocate(self, position: int) -> None:
         """Reserves space for the entry at `position` and some behind it. Raises StoreFullError."""
@@ -263,6 +275,32 @@ class ConsumeQueue:
                 removed += self.ext.remove_below(first.tags_code)
         return removed
 
+    def remove_unused(self) -> int:
+        """Under the dispatch lock: removes all files and the folders of a queue that has no message; returns how many files. The next
+        entry makes them anew.
+
+        From the first step on every dispatcher asks for the file of the next entry by its name. A kill half-way leaves files with entries
+        below the minimum, which go the next time, or stay as those of other queues do.
+        """
+        control, slot = self._control, self.slot
+        if self.min_offset < self.max_offset:
+            return 0  # a message came since
+        control.set_queue_allocated(slot, -1)
+        control.count_queue_removal(slot)
+        failpoint("queue.removal_begun")
+        self.notice_removal()
+        removed = 0
+        for listed in (self.files, *((self.ext.files,) if self.ext is not None else ())):
+            for base in listed.refresh():
+                listed.remove(base, durable=False)
+                removed += 1
+                failpoint("queue.file_removed")
+            listed.remove_folders()
+        control.set_queue_allocated(slot, kernel.NO_FILES)
+        control.count_queue_removal(slot)  # whoever mapped a file again meanwhile lets it go
+        self.notice_removal()
+        return removed
+
     def end_of_last_record(self) -> int:
         """Physical offset behind the newest record that has an entry, 0 where there is none."""
         last = self.previous_message(self.min_offset, self.max_offset)
@@ -352,6 +390,7 @@ class ConsumeQueues:
                     opened.popitem(last=False)[1].close()
             else:
                 opened.move_to_end(slot)
+                queue.notice_removal()
             return queue
 
     def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:

@@ -131,6 +131,10 @@ class Dispatcher:
             for slot in queue_kernel.queues_behind(self._control):
                 self._queues.get(slot).fill_gap(self._control.queue_next(slot))
 
+    def forget_queue(self, slot: int) -> None:
+        """Under the dispatch lock: lets the files of a queue go, which were removed."""
+        self._kernel.forget_queue(slot)
+
     # ------------------------------------------------------------------- under the dispatch lock
 
     def _begin(self) -> int:
@@ -291,6 +295,8 @@ class Dispatcher:
         """Also asks for the file by its name again: somebody may have removed it, or made it anew."""
         slot, wanted = self._kernel.slot, self._kernel.wanted
         queue = self._queues.get(slot)
+        if self._control.queue_allocated(slot) < 0:  # its files were removed, the extended ones too
+            self._kernel.forget_queue(slot)
         queue.forget(wanted // ENTRY_BYTES)
         file = queue.prepare(wanted)
         self._kernel.use_queue(slot, file)

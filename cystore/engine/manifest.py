@@ -26,6 +26,7 @@ from cystore.engine import manifest_file
 from cystore.engine.given_up import GivenUp, GivenUpRange, range_of
 from cystore.engine.holes import Hole, Holes, hole_of, plain_hole, read_hole_list, write_holes
 from cystore.engine.manifest_file import FILE_NAME, Slot
+from cystore.engine.removed import Removed, RemovedQueue, removed_of
 from cystore.errors import StoreError, StoreFormatError, StoreNotWritableError
 from cystore.system import files, os_threads
 from cystore.system.reentry import undisturbed
@@ -49,6 +50,7 @@ class Facts:
     settings: Mapping[str, Any] = field(default_factory=dict)
     holes: Holes = field(default_factory=Holes)
     given_up: GivenUp = field(default_factory=GivenUp)
+    removed: Removed = field(default_factory=Removed)
     sections: Mapping[str, Any] = field(default_factory=dict)
     rebuilt: str = ""
 
@@ -70,6 +72,7 @@ def render(facts: Facts) -> bytes:
         "settings": dict(facts.settings),
         "damaged": [plain_hole(hole) for hole in facts.holes],
         "given_up": [list(one) for one in facts.given_up],
+        "removed": [list(one) for one in facts.removed],
         "rebuilt": facts.rebuilt,
     }
     return json.dumps(content, separators=(",", ":")).encode() + b"\n"
@@ -102,12 +105,20 @@ def parse(payload: bytes, sequence: int = 0) -> Facts:
         {name: value for name, value in taken["settings"].items() if type(value) in (int, bool, str)},
         Holes(hole_of(entry) for entry in taken["damaged"]),
         GivenUp(range_of(row) for row in taken["given_up"]),
+        Removed(removed_of(row) for row in taken["removed"]),
         sections,
         taken["rebuilt"],
     )
 
 
-_DEFAULTS: dict[str, Any] = {"store_id": "", "settings": {}, "damaged": [], "given_up": [], "rebuilt": ""}
+_DEFAULTS: dict[str, Any] = {
+    "store_id": "",
+    "settings": {},
+    "damaged": [],
+    "given_up": [],
+    "removed": [],
+    "rebuilt": "",
+}
 
 
 # ------------------------------------------------------------------------------------------------ reading
@@ -171,6 +182,11 @@ def read_given_up(root: Path) -> GivenUp:
     return (look(root).facts or Facts()).given_up
 
 
+def read_removed(root: Path) -> Removed:
+    """The queues that were removed, none where no manifest can be read."""
+    return (look(root).facts or Facts()).removed
+
+
 def record_given_up(root: Path, given_up: GivenUp) -> None:
     """For recovery, which is alone in the store: `given_up` are all from now on."""
     manifest = Manifest.load(root, None, lambda: read_facts(root)[0])
@@ -191,6 +207,7 @@ def _added(newest: Facts, known: Facts) -> Facts:
         settings={**newest.settings, **known.settings},
         holes=newest.holes.merged(known.holes),
         given_up=newest.given_up.merged(known.given_up),
+        removed=newest.removed.merged(known.removed),
         sections={**known.sections, **newest.sections},
     )
 
@@ -356,6 +373,16 @@ class Manifest:
         listed = [GivenUpRange(*one) for one in ranges]
         if listed:
             self.update(lambda facts: replace(facts, given_up=facts.given_up.merged(listed)))
+
+    def remove_queues(self, rows: Iterable[RemovedQueue]) -> None:
+        """Enters queues as removed."""
+        listed = list(rows)
+        self.update(lambda facts: replace(facts, removed=facts.removed.merged(listed)))
+
+    def forget_removed(self, minimum: int) -> None:
+        """Takes removed queues out whose records are all below the log's minimum, where there are very many of them."""
+        if self.snapshot().removed.has_too_many(minimum):
+            self.update(lambda facts: replace(facts, removed=facts.removed.without_expired(minimum)))
 
     def set_holes(self, holes: Holes) -> None:
         """Makes `holes` all that is known to be damaged."""

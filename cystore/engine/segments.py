@@ -262,7 +262,7 @@ class MappedFileQueue:
         end = min(end, self.file_bytes)
         files.allocate_mapped(self.path(base), file, begin, end)
 
-    def remove(self, base: int) -> None:
+    def remove(self, base: int, *, durable: bool = True) -> None:
         """Unlinks the file at `base`; views of it stay readable."""
         with self._lock:
             self._let_go(base)
@@ -271,7 +271,7 @@ class MappedFileQueue:
             if self.mode is Mode.PRIVATE:
                 self._removed.add(base)
                 return
-        files.remove(self.path(base))
+        files.remove(self.path(base), durable=durable)
 
     def remove_below(self, position: int) -> int:
         """Unlinks the files that end at or below a position, oldest first, but never the last; returns how many."""
@@ -279,6 +279,14 @@ class MappedFileQueue:
         for base in old:
             self.remove(base)
         return len(old)
+
+    def remove_folders(self) -> None:
+        """Removes the folder if it is empty, and then the one above it, but none that stands in the store's root. A power cut may bring
+        them back, empty."""
+        folder = self.directory
+        while folder.parent != self.root and folder.is_dir() and not files.names(folder):
+            files.remove_directory(folder, durable=False)
+            folder = folder.parent
 
     def close(self) -> None:
         """Lets all mappings go; views keep theirs. Takes no lock: in a forked child a thread that is gone may hold it."""
@@ -294,6 +302,13 @@ class MappedFileQueue:
         """Drops this process's mapping of the file at `base`; it is mapped again by its name when it is asked for."""
         with self._lock:
             self._let_go(base)
+
+    def forget_all(self) -> None:
+        """Drops all of this process's mappings: another process removed the files."""
+        with self._lock:
+            for base in list(self._mapped):
+                self._let_go(base)
+            self._bases = []
 
     def forget_below(self, offset: int) -> None:
         """Drops this process's mappings of files that end at or below `offset`; another process unlinked them."""

@@ -1,7 +1,11 @@
 """Settings that are the store's and not a process's. They stand in the manifest.
 
-What shapes the files (`SHAPE`) is written there by the first process that opens the store; one that gives another value is refused.
-The retention policy (`RETENTION`) is written by `cystore config`; from then on it wins over what any process gives.
+What shapes the files (`SHAPE`) is entered by the first process that opens the store for writing; the lengths of files that are there
+already win. A process that gives another value is refused. One that gives none takes the store's.
+
+The retention policy (`RETENTION`) is entered by the process that makes the store. In a store from before there was a policy, each value is
+entered by the first process that gives it. What a process gives later, and differs, is ignored with a warning: a worker whose settings
+are older than the operator's last `cystore config` must start all the same, and must not delete what others keep.
 """
 
 from __future__ import annotations
@@ -13,11 +17,24 @@ from typing import Any
 
 from cystore.config import DEFAULTS, StoreConfig
 from cystore.engine.manifest import Facts, Manifest, look
-from cystore.errors import StoreConfigError
+from cystore.errors import StoreConfigError, StoreFormatError
 
 log = logging.getLogger("cystore")
 
-SHAPE = ("message_index_enable", "enable_consume_queue_ext")
+LOG_FILE, QUEUE_FILE = "mapped_file_size_commit_log_bytes", "mapped_file_size_consume_queue_bytes"
+DELAY_LEVELS = "message_delay_level"
+SHAPE = (
+    LOG_FILE,
+    QUEUE_FILE,
+    "enable_consume_queue_ext",
+    "mapped_file_size_consume_queue_ext_bytes",
+    "bit_map_length_consume_queue_ext",
+    "max_hash_slot_num",
+    "max_index_num",
+    "message_index_enable",
+    "record_format",
+    DELAY_LEVELS,
+)
 RETENTION = (
     "file_reserved_time_h",
     "delete_when",
@@ -32,39 +49,84 @@ RETENTION = (
 )
 
 
+CHANGEABLE = (*RETENTION, DELAY_LEVELS)
+
+
 def effective(config: StoreConfig, facts: Facts | None) -> StoreConfig:
-    """`config` with the store's own settings of what shapes its files. Raises StoreConfigError for another value."""
+    """`config` with the store's own settings of what shapes its files. Raises StoreConfigError for another value, and StoreFormatError
+    for a manifest whose values no store can have."""
     if facts is None or not facts.settings:
         return config
     theirs = {name: value for name, value in facts.settings.items() if name in SHAPE}
-    for name in SHAPE:
-        given = getattr(config, name)
-        if name in theirs and config.gives(name) and given != theirs[name]:
+    try:
+        found = dataclasses.replace(config, **theirs)
+    except StoreConfigError as error:
+        raise StoreFormatError(f"the manifest's settings cannot be used: {error}") from error
+    for name in theirs:
+        if config.gives(name) and _differs(name, config, found):
             raise StoreConfigError(
-                f"{name}: this store's files are shaped by {theirs[name]!r}, and this process gives {given!r}; leave the setting out"
+                f"{name}: this store's files are shaped by {getattr(found, name)!r}, and this process gives {getattr(config, name)!r}; "
+                "leave the setting out"
             )
-    return dataclasses.replace(config, **theirs)
+    return found
+
+
+def _differs(name: str, one: StoreConfig, other: StoreConfig) -> bool:
+    if name == DELAY_LEVELS:
+        return one.delay_levels_ms() != other.delay_levels_ms()
+    return bool(getattr(one, name) != getattr(other, name))
 
 
 def effective_at(config: StoreConfig, root: Path) -> StoreConfig:
     """`effective` for the store in a directory."""
-    return effective(config, look(root).facts)
+    try:
+        return effective(config, look(root).facts)
+    except StoreFormatError as error:
+        raise error if error.path is not None else StoreFormatError(str(error), path=root) from error
 
 
-def enter_shape(manifest: Manifest, config: StoreConfig) -> None:
-    """Enters what the store has no value for yet."""
-    missing = {name: getattr(config, name) for name in SHAPE if name not in manifest.snapshot().settings}
+def enter_settings(
+    manifest: Manifest, config: StoreConfig, *, new: bool, log_file_bytes: int = 0, queue_file_bytes: int = 0
+) -> None:
+    """Enters what the store has no value for yet. `new`: this process makes the store. The lengths are those of files that are there."""
+    settings = manifest.snapshot().settings
+    missing = {name: getattr(config, name) for name in SHAPE if name not in settings}
+    for name, length in ((LOG_FILE, log_file_bytes), (QUEUE_FILE, queue_file_bytes)):
+        if name in missing and length > 0:
+            missing[name] = length
+    missing |= {
+        name: getattr(config, name)
+        for name in RETENTION
+        if name not in settings and (new or config.gives(name))
+    }
     if missing:
         manifest.update(lambda facts: dataclasses.replace(facts, settings={**missing, **facts.settings}))
+    _tell_of_ignored(manifest, config)
+
+
+def _tell_of_ignored(manifest: Manifest, config: StoreConfig) -> None:
+    settings = manifest.snapshot().settings
+    for name in RETENTION:
+        given = getattr(config, name)
+        if config.gives(name) and settings.get(name, given) != given:
+            log.warning(
+                "%s: the store has %r; the %r that this process gives is ignored (`cystore config PATH --set %s=%s` changes it for all)",
+                name,
+                settings[name],
+                given,
+                name,
+                given,
+            )
 
 
 def configure(manifest: Manifest, changes: dict[str, Any]) -> None:
-    """Changes the store's retention policy for all processes, also for those that have it open. A value of None takes the store's own
-    away. Raises StoreConfigError."""
+    """Changes the store's retention policy for all processes, also for those that have it open. Other delay levels hold from the next
+    time on that somebody opens the store while nobody has it open. A value of None takes the store's own away. Raises
+    StoreConfigError."""
     for name in changes:
-        if name not in RETENTION:
+        if name not in CHANGEABLE:
             raise StoreConfigError(
-                f"{name} is no setting of the store that can be changed; those are {', '.join(RETENTION)}"
+                f"{name} is no setting of the store that can be changed; those are {', '.join(CHANGEABLE)}"
             )
     StoreConfig.from_mapping({name: value for name, value in changes.items() if value is not None})
 

@@ -85,7 +85,20 @@ class Apply:
                     self._fill_queue(self._queues[topic, queue_id], begin, end)
                 case MendIndex(index):
                     mend_index(index)
+        for queue in self._plan.scan.queues:
+            if queue.strays and not queue.bases:
+                self._remove_folders(queue)
         return holes
+
+    def _remove_folders(self, queue: QueueScan) -> None:
+        """The empty folders of a queue whose files all went."""
+        for name in (QUEUES, EXT_QUEUES):
+            for folder in (
+                self._root / name / queue.topic / str(queue.queue_id),
+                self._root / name / queue.topic,
+            ):
+                if folder.is_dir():
+                    _remove_if_empty(folder)
 
     def _log_path(self, base: int) -> Path:
         return self._root / LOG / file_name(base)

@@ -10,6 +10,7 @@ from cystore._native import scan
 from cystore._native.record import STATUS_NAMES
 from cystore.engine.given_up import GivenUp
 from cystore.engine.holes import Hole, Holes
+from cystore.engine.removed import Removed
 from cystore.layout import CONSTANTS
 from cystore.recovery import rules
 from cystore.recovery.log_reader import GONE, Finder, LogReader, Walk
@@ -37,6 +38,7 @@ class Situation:
     queues: dict[Key, QueueReader]
     known_holes: Holes
     given_up: GivenUp
+    removed: Removed
     watermark: int
     counted: int
     trusted: bool
@@ -145,10 +147,14 @@ class LogPass:
         expected, weak = 0, start > 0
         if weak and reader is not None and reader.bases:
             expected = reader.below(start)
-        elif weak and start == self._reader.begin:
-            expected = -1  # its earlier records may be gone with the log's start
+        elif weak and (start == self._reader.begin or record.key in self._about.removed):
+            expected = -1  # its earlier records may be gone with the log's start, its entries with the queue
         slot = self.scanner.add_queue(
-            record.key[0].encode(), record.key[1], expected, reader.limit if reader is not None else 0
+            record.key[0].encode(),
+            record.key[1],
+            expected,
+            reader.limit if reader is not None else 0,
+            self._about.removed.end(record.key),
         )
         self.result.slots[record.key] = slot
         self.result.expected[record.key] = expected

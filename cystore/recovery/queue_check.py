@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cystore.derived.consume_queue import ENTRY_BYTES
 from cystore.derived.known_queues import KnownQueues
 from cystore.derived.offsets import QueueOffsets
 from cystore.engine.given_up import BELIEVED_GAP, OFFSET_LIMIT, GivenUp, GivenUpRange
+from cystore.engine.removed import Removed
 from cystore.recovery.log_pass import Key, LogPass, Situation
 from cystore.recovery.model import QueueScan
 from cystore.recovery.queue_reader import QueueReader
@@ -43,10 +45,29 @@ def known_scans(known: KnownQueues) -> tuple[QueueScan, ...]:
     )
 
 
-class QueueCheck:
-    """Compares the queues on disk with the records of one walk."""
+def take_removed(queues: dict[Key, QueueReader], removed: Removed) -> dict[Key, tuple[Path, ...]]:
+    """Takes the queues out of `queues` that have no entry behind what was removed of them, and gives their files: a kill came before
+    they were unlinked."""
+    leftovers = {}
+    for key in [key for key in queues if key in removed]:
+        reader, end = queues[key], removed.end(key)
+        if not (reader.bases and reader.first <= end < reader.limit and reader.entry(end).written):
+            leftovers[key] = (*(reader.path(base) for base in reader.bases), *reader.strays)
+            del queues[key]
+    return leftovers
 
-    def __init__(self, situation: Situation, walked: LogPass, saved: QueueOffsets) -> None:
+
+class QueueCheck:
+    """Compares the queues on disk with the records of one walk. `leftovers` are files of removed queues."""
+
+    def __init__(
+        self,
+        situation: Situation,
+        walked: LogPass,
+        saved: QueueOffsets,
+        leftovers: Mapping[Key, tuple[Path, ...]],
+    ) -> None:
+        self._leftovers = leftovers
         self._about, self._walked, self._saved = situation, walked, saved
         self._result, self._scanner = walked.result, walked.scanner
         self._begin, self._start = situation.reader.begin, walked.result.start
@@ -58,16 +79,34 @@ class QueueCheck:
         self._gone = situation.known_holes.ranges() + [(h.begin, h.end) for h in self._result.damage] + lost
 
     def run(self) -> QueueFindings:
-        keys = sorted({*self._about.queues, *self._result.slots, *self._saved.next})
+        removed = self._about.removed
+        keys = sorted({*self._about.queues, *self._result.slots, *self._saved.next, *removed.keys()})
         found = (self._seen(key) if key in self._result.slots else self._unseen(key) for key in keys)
-        queues = tuple(queue for queue in found if queue.bases or queue.next or queue.strays)
-        if self._begin == 0 and any(reader.first > 0 for reader in self._about.queues.values()):
+        queues = tuple(
+            self._without_removed(queue) if (queue.topic, queue.queue_id) in removed else queue
+            for queue in found
+            if queue.bases or queue.next or queue.strays
+        )
+        if self._begin == 0 and any(r.first > removed.end(key) for key, r in self._about.queues.items()):
             # Nothing has expired yet, so a queue begins with 0: its first files are missing.
             self._walk_again_from(0)
         if self._entered_up_to < self._start:
             # Not one record from the start on has an entry: dispatch stopped before it.
             self._walk_again_from(self._entered_up_to)
         return QueueFindings(queues, self._dispatch_from, self._earlier, self._all_given_up())
+
+    def _without_removed(self, queue: QueueScan) -> QueueScan:
+        """A queue that was removed begins behind that. Dispatch had come so far."""
+        key = queue.topic, queue.queue_id
+        end = self._about.removed.end(key)
+        self._entered_up_to = max(self._entered_up_to, self._about.removed.physical_end(key))
+        return replace(
+            queue,
+            dispatched=max(queue.dispatched, end),
+            minimum=max(queue.minimum, end),
+            next=max(queue.next, end),
+            strays=(*queue.strays, *self._leftovers.get(key, ())),
+        )
 
     def _all_given_up(self) -> GivenUp:
         """What was listed, the gaps that the walk accepted, and the offsets that only other witnesses than the log know."""
@@ -84,29 +123,32 @@ class QueueCheck:
             key: first
             for key, slot in self._result.slots.items()
             for first, physical_offset in [self._scanner.queue_first(slot)]
-            if physical_offset >= 0
+            if physical_offset >= 0 and key not in self._about.removed
         }
         return merged.without_expired(firsts)
 
     def _next(self, key: Key, known: int, *, messages: bool = True) -> int:
         """The offset of a queue's next message: the highest that any witness knows. `known` follows from records and entries,
         `messages`: the log still has messages of the queue, so what lies between needs hole entries."""
-        told = max(self._saved.next.get(key, 0), self._about.given_up.end(key))
+        told = max(self._saved.next.get(key, 0), self._about.given_up.end(key), self._about.removed.end(key))
         if not known < told < OFFSET_LIMIT or (messages and told - known > BELIEVED_GAP):
             return known
-        if messages or self._begin == 0:
+        if (messages or self._begin == 0) and key not in self._about.removed:
             self._given_up.append(GivenUpRange(*key, known, told))
         return told
 
     def without_log(self) -> QueueFindings:
         """Every queue begins anew, with empty files, at the offset that was saved for it."""
-        keys = sorted({*self._about.queues, *self._saved.next})
+        keys = sorted({*self._about.queues, *self._saved.next, *self._about.removed.keys()})
         queues = tuple(
-            QueueScan(*key, offset, offset, offset, 0, strays=self._all_files(self._about.queues.get(key)))
+            QueueScan(*key, offset, offset, offset, 0, strays=self._strays(key))
             for key in keys
             for offset in [self._next(key, 0, messages=False)]
         )
         return QueueFindings(queues, 0, None, self._about.given_up.merged(self._given_up))
+
+    def _strays(self, key: Key) -> tuple[Path, ...]:
+        return (*self._all_files(self._about.queues.get(key)), *self._leftovers.get(key, ()))
 
     def _walk_again_from(self, physical_offset: int) -> None:
         if self._start > self._begin:
@@ -219,7 +261,8 @@ class QueueCheck:
         reader, saved = self._about.queues.get(key), self._saved.next.get(key, 0)
         told = max(saved, self._about.given_up.end(key))
         if reader is None or not reader.bases:
-            if self._saved.minimum.get(key, saved) < saved and self._saved_counts():
+            minimum = max(self._saved.minimum.get(key, saved), self._about.removed.end(key))
+            if minimum < saved and self._saved_counts():
                 self._walk_again_from(self._begin)  # it had messages, and now it has no entries
             at = self._next(key, 0, messages=False)
             return QueueScan(*key, at, at, at, 0, strays=self._all_files(reader))

@@ -15,7 +15,8 @@ from cystore.engine.checkpoint import read_checkpoint
 from cystore.engine.commit_log import MARKER
 from cystore.engine.given_up import GivenUp
 from cystore.engine.holes import Holes
-from cystore.engine.manifest import read_given_up, read_holes_or_copy
+from cystore.engine.manifest import read_given_up, read_holes_or_copy, read_removed
+from cystore.engine.removed import Removed
 from cystore.engine.store_settings import effective_at
 from cystore.errors import StoreFormatError
 from cystore.recovery import rules
@@ -23,7 +24,7 @@ from cystore.recovery.index_check import IndexCheck
 from cystore.recovery.log_pass import EVERYTHING, LogPass, Situation
 from cystore.recovery.log_reader import LogReader
 from cystore.recovery.model import LogScan, QueueScan, ScanResult
-from cystore.recovery.queue_check import QueueCheck, QueueFindings, known_scans
+from cystore.recovery.queue_check import QueueCheck, QueueFindings, known_scans, take_removed
 from cystore.recovery.queue_reader import QueueReader, list_queues
 
 T = TypeVar("T")
@@ -77,6 +78,8 @@ class _Scan:
         self._saved = QueueOffsets()
         self._queues: dict[tuple[str, int], QueueReader] = {}
         self._queue_file_bytes = config.mapped_file_size_consume_queue_bytes
+        self._removed = self._read(read_removed, Removed())
+        self._leftovers: dict[tuple[str, int], tuple[Path, ...]] = {}
         self._known = self._known_queues()
         if self._known is None:
             self._list_queues()
@@ -114,6 +117,7 @@ class _Scan:
         self._queues, self._queue_file_bytes = list_queues(
             self._root, self._queue_file_bytes, self._warnings, short=self._short()
         )
+        self._leftovers = take_removed(self._queues, self._removed)
 
     def _short(self) -> Callable[[str, int], bool] | None:
         """Which queues have their first file alone, by what was saved when the store was closed cleanly."""
@@ -177,7 +181,7 @@ class _Scan:
             if result.end < self._claimed:
                 result.lost_end = max(result.lost_end, self._claimed)
             if result.earlier is None:
-                found = QueueCheck(situation, walked, self._saved).run()
+                found = QueueCheck(situation, walked, self._saved, self._leftovers).run()
                 if found.earlier is None:
                     break
                 result.earlier = found.earlier
@@ -230,6 +234,7 @@ class _Scan:
             queues=self._queues,
             known_holes=self._holes,
             given_up=self._given_up,
+            removed=self._removed,
             watermark=watermark,
             counted=counted,
             trusted=self._ours,
@@ -318,7 +323,7 @@ class _Scan:
         situation = dataclasses.replace(self._situation(), watermark=0)
         walked = LogPass(situation, 0)
         walked.run()
-        return walked, QueueCheck(situation, walked, self._saved).without_log()
+        return walked, QueueCheck(situation, walked, self._saved, self._leftovers).without_log()
 
 
 def _end_of_entries(queue: QueueReader) -> int:

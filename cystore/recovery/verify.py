@@ -13,7 +13,7 @@ from cystore.config import StoreConfig
 from cystore.derived.consume_queue import DIRECTORY as QUEUES
 from cystore.derived.consume_queue import ENTRY_BYTES
 from cystore.derived.index import DIRECTORY as INDEX
-from cystore.engine.manifest import read_holes
+from cystore.engine.manifest import read_holes, read_removed
 from cystore.engine.store_settings import effective_at
 from cystore.recovery import rules
 from cystore.recovery.index_reader import IndexReader, list_readable_index
@@ -116,6 +116,7 @@ class Verifier:
         self._root, self._config, self._reader, self._bounds = root, config, reader, bounds
         self._progress = progress
         self._holes = read_holes(root)
+        self._removed = read_removed(root)
         self._queues = self._list_queues()
         self._slots: dict[Key, int] = {}
         self._readers: dict[int, QueueReader] = {}
@@ -204,8 +205,9 @@ class Verifier:
         key = topic.decode("ascii"), queue_id
         reader = self._queue(key)
         expected = 0 if self._bounds.begin == 0 else -1
-        limit = reader.limit if reader is not None and reader.first <= queue_offset else 0
-        slot = scanner.add_queue(topic, queue_id, expected, limit)
+        removed = self._removed.end(key)
+        limit = reader.limit if reader is not None and reader.first <= max(queue_offset, removed) else 0
+        slot = scanner.add_queue(topic, queue_id, expected, limit, removed)
         self._slots[key] = slot
         if reader is not None:
             self._readers[slot] = reader
@@ -300,9 +302,10 @@ class Verifier:
             if span.missing >= 0 and self._bounds.complete:
                 at = min(span.entries_limit, following)
                 yield self._missing(reader, at, following, span.missing)
-        yield from self._without_records(reader, reader.first, min(first, reader.limit))
+        begin = max(reader.first, self._removed.end(key))
+        yield from self._without_records(reader, begin, min(first, reader.limit))
         if self._bounds.complete:
-            yield from self._without_records(reader, max(following, reader.first), reader.limit)
+            yield from self._without_records(reader, max(following, begin), reader.limit)
         for stray in reader.strays:
             yield Damage("consume_queue", stray, 0, 0, "a file of another length, or behind a missing one")
 

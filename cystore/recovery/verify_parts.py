@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cystore.config import StoreConfig
+from cystore.engine.manifest import read_removed
 from cystore.recovery import rules
 from cystore.recovery.index_reader import list_readable_index
 from cystore.recovery.log_pass import Key
@@ -51,6 +52,7 @@ class VerifyParts:
         self._root, self._workers, self.bounds = root, workers, bounds
         self._queues, queue_file_bytes = list_queues(root, config.mapped_file_size_consume_queue_bytes, [])
         self._config = dataclasses.replace(config, mapped_file_size_consume_queue_bytes=queue_file_bytes)
+        self._removed = read_removed(root)
         self.counts = {"records": 0, "queues": 0, "index_files": 0, "tasks": 0}
         self.seen: list[SeenRange] = []
         self.damage: list[Damage] = []
@@ -121,7 +123,7 @@ class VerifyParts:
     def _begins_as_expected(self, key: Key, first_offset: int) -> bool:
         begin, reader = self.bounds.begin, self._queues.get(key)
         if begin == 0:
-            return first_offset == 0
+            return first_offset in (0, self._removed.end(key))
         if reader is None or not reader.bases:
             return True
         return abs(first_offset - reader.below(begin)) <= rules.BELIEVED_GAP

@@ -197,7 +197,10 @@ class _Ends(Verifier):
     def _over_borders(
         self, key: Key, reader: QueueReader | None, seen: Sequence[SeenQueue]
     ) -> Iterator[Damage]:
-        if self._bounds.begin == 0 and seen and seen[0].begin > 0:  # else the first range has told
+        known = bool(seen) and seen[0].span.first_offset == self._removed.end(key)
+        if (
+            self._bounds.begin == 0 and seen and seen[0].begin > 0 and not known
+        ):  # else the first range has told
             yield from self._border(reader, 0, self._swallowed(0, seen[0]), seen[0])
         following = -1
         for before, after in pairwise(seen):

@@ -21,6 +21,7 @@ from cystore.config import StoreConfig
 from cystore.derived.dispatch import Dispatcher
 from cystore.derived.flush import DerivedFlusher
 from cystore.derived.follow import Follower
+from cystore.derived.remove import QueueRemover
 from cystore.engine.allocate import Allocator
 from cystore.engine.clean import LogCleaner, Need
 from cystore.engine.commit_log import CommitLog
@@ -68,6 +69,7 @@ class Cleaner:
         control: Control,
         commit_log: CommitLog,
         follower: Follower,
+        remover: QueueRemover,
         dispatcher: Dispatcher,
         allocator: Allocator,
         roller: Roller,
@@ -78,6 +80,7 @@ class Cleaner:
         policy: Policy,
     ) -> None:
         self._control, self._commit_log, self._follower = control, commit_log, follower
+        self._remover = remover
         self._dispatcher, self._allocator, self._policy = dispatcher, allocator, policy
         self._roller, self._space, self._flusher = roller, space, flusher
         self._delivered, self._carrier = delivered, carrier
@@ -89,7 +92,8 @@ class Cleaner:
         self._stalled_at: int | None = None  # the archived offset at which a full disk was reported
 
     @property
-    def _config(self) -> StoreConfig:
+    def settings(self) -> StoreConfig:
+        """All settings; those of the retention policy are the store's, as they are now."""
         return self._policy.now()
 
     def run_once(self) -> Progress:
@@ -97,19 +101,20 @@ class Cleaner:
         used = self._space.watch()
         self._attempt("begin a new segment", self._roller.run_once)
         forced = (
-            self._config.clean_file_forcibly_enable and used >= self._config.disk_space_clean_forcibly_ratio
+            self.settings.clean_file_forcibly_enable and used >= self.settings.disk_space_clean_forcibly_ratio
         )
-        hours = {int(hour) for hour in self._config.delete_when.split(";")}
+        hours = {int(hour) for hour in self.settings.delete_when.split(";")}
         due = time.localtime(clock.now_ms(self._control) / 1000).tm_hour in hours
         until_s = monotonic_s() + TURN_S
         segments = 0
-        if due or forced or used >= self._config.disk_max_used_space_ratio:
+        if due or forced or used >= self.settings.disk_max_used_space_ratio:
             self._dispatch(lambda: self._dispatcher.run_once(DISPATCH_BYTES))
             self._attempt("count deliveries", lambda: self._delivered.settle(until_s))
             segments = self._clean_log(SEGMENTS_AT_ONCE, forced=forced, until_s=until_s)
         self._attempt("trim quarantine/", self._trim)
         followed = self._follower.run(until_s)
-        done = segments + followed.queue_files + followed.index_files
+        removed = self._remove_unused(until_s)
+        done = segments + followed.queue_files + followed.index_files + removed
         return Progress(done, more=segments >= SEGMENTS_AT_ONCE or (done > 0 and self._follower.behind))
 
     def used_percent(self) -> float:
@@ -125,9 +130,19 @@ class Cleaner:
         segments = self._clean_log(max_segments, forced=False)
         self._attempt("trim quarantine/", self._trim)
         followed = self._follower.run()
-        return Cleaned(
-            segments, followed.queue_files, followed.index_files, self._control.min_physical_offset
-        )
+        queue_files = followed.queue_files + self._remove_unused(None)
+        return Cleaned(segments, queue_files, followed.index_files, self._control.min_physical_offset)
+
+    def _remove_unused(self, until_s: float | None) -> int:
+        """Queues without messages go; returns how many files that were."""
+        removed = 0
+
+        def remove() -> None:
+            nonlocal removed
+            removed = self._remover.settle(until_s).files
+
+        self._attempt("remove unused queues", remove)
+        return removed
 
     def needs(self) -> Iterator[Need]:
         """Who needs the log from where on."""
@@ -164,7 +179,7 @@ class Cleaner:
         return segments
 
     def _trim(self) -> int:
-        return trim(self._root, self._commit_log.holes, self._config, clock.expiry_ms(self._control))
+        return trim(self._root, self._commit_log.holes, self.settings, clock.expiry_ms(self._control))
 
     def _save_offsets(self) -> None:
         """On a full disk there is room for the table already, and what is set aside for such a case where that is too little."""
@@ -204,7 +219,7 @@ class Cleaner:
         if archived is None or archived.up_to >= end:
             return
         up_to, used = archived.up_to, self._space.used_percent()
-        if used < self._config.disk_max_used_space_ratio:
+        if used < self.settings.disk_max_used_space_ratio:
             log.info("what is behind %d expired and is not archived yet: it stays", up_to)
         elif self._stalled_at != up_to:
             self._stalled_at = up_to

@@ -389,11 +389,12 @@ def remove(path: Path, *, durable: bool = True) -> None:
         sync_directory(path.parent)
 
 
-def remove_directory(path: Path) -> None:
-    """Removes an empty directory durably; one that is gone already is fine."""
+def remove_directory(path: Path, *, durable: bool = True) -> None:
+    """Removes an empty directory, durably unless a power cut may bring it back; one that is gone already is fine."""
     with translated(path), contextlib.suppress(FileNotFoundError), inside(path) as (folder, name):
         os.rmdir(name, dir_fd=folder)
-    sync_directory(path.parent)
+    if durable:
+        sync_directory(path.parent)
 
 
 def remove_below(folder: Path) -> None:

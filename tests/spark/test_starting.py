@@ -138,7 +138,8 @@ def test_a_partition_that_is_empty_or_unknown_has_no_message(make_store, read: C
     store.flush()
     store.dispatch()
     store.close()
-    with open_small(store.path, file_reserved_time_h=0) as again:
+    with open_small(store.path) as again:
+        again.configure(file_reserved_time_h=0)
         assert again.clean().segments
         assert again.snapshot().last_message("cleaned", 0, again.snapshot().end) is None
         again.flush()
@@ -160,8 +161,9 @@ def test_a_message_that_is_archived_counts(make_store, spark, tmp_path):
     fill(store, 600)
     store.flush()
     store.close()
-    small = {**SETTINGS, "file_reserved_time_h": 0}
+    small = SETTINGS
     with cystore.open(store.path, **small) as again:
+        again.configure(file_reserved_time_h=0)
         archive(spark, str(store.path), str(tmp_path / "archive"), settings=small, all_sealed=True)
         assert again.clean().segments
         with pytest.raises(OffsetError, match="no message of old/0"):

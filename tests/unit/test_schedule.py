@@ -259,7 +259,10 @@ def test_delivery_in_a_store_of_sync_flush_is_durable(path, late):
 
 
 def test_levels_are_those_of_the_first_process(path):
-    with opened(path), opened(path, message_delay_level="7s") as store:
+    with opened(path) as store:
+        with pytest.raises(cystore.StoreConfigError, match=r"message_delay_level.*1s 5s 1m 2h.*7s"):
+            opened(path, message_delay_level="7s")
+        opened(path, message_delay_level="1s 5s 60s 120m").close()
         put = store.put("T", b"", delay_level=3)
         store.dispatch()
         assert store._attached().scheduler.next_due_ms() == put.store_timestamp_ms + 60_000
@@ -491,6 +494,7 @@ def test_i9_what_rocketmq_delivered_is_recognised_by_what_it_holds(path):
 def test_other_levels_later_are_no_damage_and_move_nothing_that_waits(path, late):
     with opened(path) as store:
         fill(store, 5, level=3)
+        store.configure(message_delay_level="7s 8s")
     other = {"message_delay_level": "7s 8s"}
     check_closed(path, {**SETTINGS, **other})
     with opened(path, **other) as store:

@@ -25,7 +25,7 @@ from cystore.derived.consume_queue import ENTRY_BYTES, ConsumeQueue
 from cystore.derived.index import ENTRY_BYTES as INDEX_ENTRY_BYTES
 from cystore.derived.index import HEADER_BYTES, SLOT_BYTES, IndexFiles
 from cystore.engine.given_up import GivenUp
-from cystore.engine.manifest import read_given_up, read_holes
+from cystore.engine.manifest import read_given_up, read_holes, read_removed
 from cystore.engine.segments import Mode
 from cystore.errors import CorruptRecordError, StoreError, StoreIOError
 from cystore.layout import CONSTANTS
@@ -211,15 +211,17 @@ def _control(config: StoreConfig) -> Control:
 def _write_queue(rebuild: Rebuild, attempt: str, key: QueueKey, runs: Iterable[Run]) -> Written:
     folder = rebuild.root / STAGE / attempt
     control = _control(rebuild.config)
-    slot = control.add_queue(*key, next=0, dispatched=0, minimum=0)
+    removed = read_removed(rebuild.root).end(key)
+    slot = control.add_queue(*key, next=removed, dispatched=removed, minimum=removed)
     queue = ConsumeQueue(folder, *key, slot, rebuild.config, Mode.WRITE, control)
     units = _Units(queue) if rebuild.config.enable_consume_queue_ext else None
     written, count, last_end = [], 0, 0
     given_up = read_given_up(rebuild.root)
     for run in runs:
-        skip = max(queue.max_offset - run.queue_offset, 0) if queue.has_files() else 0
+        # Repeats offsets that the queue has: the first record of an offset counts. Or they were removed.
+        skip = max(queue.max_offset - run.queue_offset, 0)
         if skip * ENTRY_BYTES >= len(run.entries):
-            continue  # repeats offsets that the queue has: the first record of an offset counts
+            continue
         at = run.queue_offset + skip
         if at > queue.max_offset or not queue.has_files():
             _fill_gap(queue, at, run.begin - last_end, rebuild.root, given_up)
