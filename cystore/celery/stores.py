@@ -104,10 +104,10 @@ class Location:
         reserved_h = StoreConfig.from_mapping({**DEFAULTS, **self.settings}).file_reserved_time_h
         return dataclasses.replace(self, file_reserved_time_h=max(reserved_h, expires_h))
 
-    @property
-    def config(self) -> StoreConfig:
-        """Settings for `cystore.open`. A store that is there keeps the lengths of its files, and its retention (`keep_at_least`)."""
-        given = dict(self.settings)
+    def config(self, **more: Any) -> StoreConfig:
+        """Settings for `cystore.open`, with `more`. A store that is there keeps the lengths of its files, and its retention
+        (`keep_at_least`)."""
+        given = {**self.settings, **more}
         suggested = dict(DEFAULTS)
         if self.file_reserved_time_h is not None:
             given.pop("file_reserved_time_h", None)
@@ -165,7 +165,7 @@ def open_shared(location: Location, app: Celery | None = None) -> MessageStore:
             held = _open.get(location.path)
             store = None if held is None else held[1]()
             if held is None or store is None or store.closed:
-                store = cystore.open(location.path, config=location.config)
+                store = cystore.open(location.path, config=location.config())
                 _kept_h.pop(location.path, None)
                 held = _open[location.path] = (location, weakref.ref(store))
     if held[0] is not location and held[0] != location:

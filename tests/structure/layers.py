@@ -31,7 +31,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "cystore.snapshot",
         ),
     ),
-    ("L6 the store", ("cystore.store", "cystore")),
+    ("L6 the store", ("cystore.store", "cystore.store_upkeep", "cystore")),
     (
         "L7 what users plug in",
         (

@@ -17,7 +17,7 @@ def command(ctx: click.Context) -> None:
     location = common.location_of(ctx)
     with (
         common.told_errors(),
-        cystore.open(location.path, **{**location.opened_with, "create": True}) as store,
+        cystore.open(location.path, config=location.config(create=True)) as store,
     ):
         number = store_id_of(store)
     write_line(f"store {number} at {one_line(location.path)}")
