@@ -1,18 +1,18 @@
-"""What of a log is archived: config/archive.json in the store, and the manifests in the archive's folder.
+"""What of a log is archived: a section of the store's manifest, and the manifests in the archive's folder.
 
-The store's file names the physical offset below which every record is in the archive, the archive's folder, and its newest
-manifest. Cleaning keeps all from that offset on, without a limit of time or space; no file means no hold. The file is renamed into
-place, under the lock "clean" that cleaning takes too, after the manifest is durable, and a manifest is written after the data
-that it names was read back and found equal to the log. So a kill leaves a store that knows less of its archive than is there, and
-keeps what it could have let go; the next run does that part again.
+The section names the physical offset below which every record is in the archive, the archive's folder, and its newest manifest. Cleaning
+keeps all from that offset on, without a limit of time or space; no section means no hold. It is entered under the lock "clean", which
+cleaning takes too, after the archive's manifest is durable. That manifest is written after the data that it names was read back and
+found equal to the log. So a kill leaves a store that knows less of its archive than is there, and keeps what it could have let go; the
+next run does that part again.
 
-A manifest is for one range of the log and names the one before it. It knows nothing of Parquet but names, sizes and checksums.
+A manifest of the archive is for one range of the log and names the one before it. It knows nothing of Parquet but names, sizes and
+checksums.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -22,13 +22,14 @@ from typing import Any, TypeGuard
 
 from cystore._native.checksum import crc32c
 from cystore._native.control import Control
+from cystore.engine.manifest import Manifest as StoreManifest
 from cystore.errors import CorruptRecordError, StoreConfigError, StoreFormatError
 from cystore.system import files
 from cystore.system.reentry import undisturbed
 
-FILE_NAME = "archive.json"
+SECTION = "archive"  # in the manifest
 DATA, MANIFESTS = "data", "manifests"  # in the archive's folder
-_END_IT = "remove the file to end the hold"
+_END_IT = "`cystore config PATH --end-archive` ends the hold"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,21 +106,26 @@ def range_name(begin: int, end: int) -> str:
 
 
 class ArchiveMark:
-    """config/archive.json of one store."""
+    """What a store's manifest says of its archive."""
 
-    def __init__(self, root: Path, control: Control) -> None:
-        self._root, self._control = root, control
-        self.path = root / "config" / FILE_NAME
+    def __init__(self, control: Control, manifest: StoreManifest) -> None:
+        self._control, self._manifest = control, manifest
+
+    @property
+    def path(self) -> Path:
+        """The file that says it."""
+        return self._manifest.path
 
     def read(self) -> Archived | None:
-        """None: nothing is archived, and nothing held. Raises StoreFormatError for a file that cannot be read."""
-        if not os.path.lexists(self.path):  # a link that leads nowhere is no missing file
+        """None: nothing is archived, and nothing held. Raises StoreFormatError for a manifest in which it cannot be read."""
+        content = self._manifest.snapshot().sections.get(SECTION)
+        if content is None:
             return None
         try:
-            return parse_archived(files.read_all(self.path))
+            return archived_of(content)
         except ValueError as error:
             raise StoreFormatError(
-                f"what is archived cannot be told, nothing is cleaned: {error}; the archive job with --restore writes the file again "
+                f"what is archived cannot be told, nothing is cleaned: {error}; the archive job with --restore enters it again "
                 f"from the archive's newest manifest, or {_END_IT}",
                 path=self.path,
             ) from error
@@ -133,7 +139,7 @@ class ArchiveMark:
             if self.read() is not None:
                 raise StoreConfigError(f"this store has an archive already; {_END_IT}", path=self.path)
             first = Archived(archive_id, folder, self._control.min_physical_offset)
-            self._write(first)
+            self._enter(first)
             return first
 
     def move(self, before: Archived, after: Archived) -> None:
@@ -149,27 +155,40 @@ class ArchiveMark:
                     "else archives this store, run the job again",
                     path=self.path,
                 )
-            self._write(after)
+            self._enter(after)
 
     def restore(self, archived: Archived) -> None:
-        """Writes a file anew that cannot be read."""
+        """Enters anew what is lost or cannot be read. Cleaning, if it was paused because of that, goes on."""
         undisturbed(partial(self._restore, archived))
 
     def _restore(self, archived: Archived) -> None:
         with self._control.held("clean"):
-            self._write(archived)
+            self._enter(archived)
+            self._manifest.resume_cleaning()
 
-    def _write(self, archived: Archived) -> None:
-        # No copy of the last one: what it would hold again may be gone.
-        files.write_whole(self._root, self.path, render_archived(archived), keep_last=False)
+    def end(self) -> bool:
+        """Ends the hold: cleaning waits for the archive no more. False when there was none."""
+        with self._control.held("clean"):
+            there = SECTION in self._manifest.snapshot().sections
+            self._manifest.set_section(SECTION, None)
+            return there
+
+    def _enter(self, archived: Archived) -> None:
+        self._manifest.set_section(SECTION, plain_archived(archived))
 
 
 # -------------------------------------------------------------------------------------------------- as bytes
 
 
 def parse_archived(data: bytes) -> Archived:
-    """What the bytes of archive.json say. Raises ValueError."""
-    content = _checked(data)
+    """What the bytes of archive.json say, as earlier versions wrote it. Raises ValueError."""
+    return archived_of(_checked(data))
+
+
+def archived_of(content: object) -> Archived:
+    """What a map in JSON says of an archive. Raises ValueError."""
+    if not isinstance(content, dict):
+        raise ValueError(f"{content!r} names no archive")
     found = [content.get(name) for name in ("archiveId", "folder", "archivedUpTo", "manifest")]
     archive_id, folder, up_to, manifest = found
     if not isinstance(archive_id, str) or not isinstance(folder, str) or not _is_offset(up_to):
@@ -179,16 +198,14 @@ def parse_archived(data: bytes) -> Archived:
     return Archived(archive_id, folder, up_to, manifest)
 
 
-def render_archived(archived: Archived) -> bytes:
-    """The bytes of archive.json."""
-    return _with_checksum(
-        {
-            "archiveId": archived.archive_id,
-            "folder": archived.folder,
-            "archivedUpTo": archived.up_to,
-            "manifest": archived.manifest,
-        }
-    )
+def plain_archived(archived: Archived) -> dict[str, Any]:
+    """The map in JSON that says what is archived."""
+    return {
+        "archiveId": archived.archive_id,
+        "folder": archived.folder,
+        "archivedUpTo": archived.up_to,
+        "manifest": archived.manifest,
+    }
 
 
 def parse_manifest(data: bytes) -> Manifest:

@@ -1,7 +1,7 @@
 """Archiving: sealed segments of the log, written to an archive of Parquet files and verified, before cleaning may remove them.
 
 Each step takes a range of whole segments from the archived offset on: files are written and verified under tmp/ of the archive's
-folder, get their place by one rename, are named by a manifest, and only then does the store's config/archive.json move on, which is
+folder, get their place by one rename, are named by a manifest, and only then does the store's archive mark move on, which is
 what lets the segments go. A kill leaves a range that no manifest names, which the next run removes and takes again (the log has it
 all), or a manifest that the store does not know, which the next run tells it of. So nothing is missing and nothing there twice.
 
@@ -96,7 +96,7 @@ def archive_store(
 
     The first run begins the store's hold. A damaged place refuses the step that it is in (CorruptRecordError), unless `skip_damage`
     leaves it out and lists it in the manifest. `restore` takes where the archive is from its newest manifest when
-    config/archive.json cannot be read or is lost. Raises StoreConfigError for a folder that is not this store's, StoreLockedError
+    the store's manifest does not say it any more. Raises StoreConfigError for a folder that is not this store's, StoreLockedError
     for one that another run works in, StoreFormatError where log and archive do not meet.
     """
     if is_url(os.fspath(folder)):
@@ -285,7 +285,7 @@ def _started(store: MessageStore, home: Path, *, restore: bool) -> Archived:
     if minimum > archived.up_to:
         raise StoreFormatError(
             f"the archive ends at {archived.up_to}, and the log begins at {minimum}: what was between them is in neither. Bring the "
-            "archive's newest manifests back from a copy, or remove config/archive.json and begin another archive",
+            "archive's newest manifests back from a copy, or end the hold (`cystore config PATH --end-archive`) and begin another archive",
             path=home,
         )
     return archived

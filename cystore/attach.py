@@ -20,6 +20,7 @@ from cystore._native.delay import Delivered
 from cystore._native.failpoint import failpoint
 from cystore._native.mapping import MappedFile
 from cystore.attachment import Attachment as Attachment
+from cystore.carry_over import carry_over
 from cystore.config import INT_MAX, StoreConfig
 from cystore.derived.backlog import BacklogKeeper
 from cystore.derived.consume_queue import ConsumeQueues
@@ -195,6 +196,9 @@ def _first(
         log_file_bytes=state.commit_log_file_bytes if state.commit_log_file_bytes <= INT_MAX else 0,
         queue_file_bytes=state.consume_queue_file_bytes,
     )
+    carry_over(root, manifest)
+    if manifest.snapshot().log_begin != state.min_physical_offset:
+        manifest.set_log_begin(state.min_physical_offset)
     failpoint("attach.manifest")
     attachment = _build(root, config, Mode.WRITE, state, manifest, locks, revive)
     failpoint("attach.built")
@@ -425,6 +429,7 @@ def _private(
         state = recover(root, config, Mode.PRIVATE, abnormal=abnormal, progress=progress)
         failpoint("attach.private")
         manifest = Manifest.private(root, state.holes, state.given_up)
+        carry_over(root, manifest)
         attachment = _build(root, config, Mode.PRIVATE, state, manifest, None, revive)
         attachment.ground = ground
         _finish(attachment, state, progress)
@@ -531,6 +536,7 @@ def _compose(
         delivered,
         carrier,
         policy,
+        manifest,
     )
     return Attachment(
         root, config, mode, control, manifest, checkpoint, clock, commit_log, queues, index, dispatcher, flusher,

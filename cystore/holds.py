@@ -1,8 +1,9 @@
-"""Holds: named places in the log from which on somebody still needs it, in config/holds.json.
+"""Holds: named places in the log from which on somebody still needs it, in the manifest.
 
 Cleaning keeps the segment of each hold's physical offset and all behind it. A hold may say how old a record can get before the
-hold means nothing for it any more, so that one whose owner is gone for good does not fill the disk. The file is written whole or
-not at all, under the lock "clean" that cleaning takes too: a kill leaves the holds of before or of after.
+hold means nothing for it any more, so that one whose owner is gone for good does not fill the disk. Holds are entered under the lock
+"clean" that cleaning takes too: a kill leaves the holds of before or of after. Earlier versions had config/holds.json; that file is
+carried over (carry_over.py).
 """
 
 from __future__ import annotations
@@ -12,16 +13,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from cystore._native.checksum import crc32c
 from cystore._native.control import Control
 from cystore._native.exact import any_text, whole
+from cystore.engine.manifest import Manifest
 from cystore.errors import StoreConfigError, StoreFormatError
-from cystore.system import files
 from cystore.system.reentry import undisturbed
 
-FILE_NAME = "holds.json"
+SECTION = "holds"  # in the manifest
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -42,9 +42,8 @@ class Hold:
 class Holds:
     """The holds of one store."""
 
-    def __init__(self, root: Path, control: Control) -> None:
-        self._root, self._control = root, control
-        self._path = root / "config" / FILE_NAME
+    def __init__(self, control: Control, manifest: Manifest) -> None:
+        self._control, self._manifest = control, manifest
 
     def set(self, name: str, physical_offset: int, max_age_ms: int | None = None) -> Hold:
         """Sets or moves a hold, and returns it: it begins at the log's minimum where that is beyond `physical_offset`."""
@@ -63,7 +62,7 @@ class Holds:
             holds = dict(self.read())
             hold = Hold(max(physical_offset, self._control.min_physical_offset), max_age_ms)
             if holds.get(name) != hold:
-                self._write({**holds, name: hold})
+                self._manifest.set_section(SECTION, plain_holds({**holds, name: hold}))
             return hold
 
     def release(self, name: str) -> bool:
@@ -75,60 +74,52 @@ class Holds:
             holds = dict(self.read())
             if holds.pop(name, None) is None:
                 return False
-            self._write(holds)
+            self._manifest.set_section(SECTION, plain_holds(holds) or None)
             return True
 
     def read(self) -> Mapping[str, Hold]:
-        """All holds. Raises StoreFormatError when neither the file nor its last good copy can be read."""
-        problem: Exception | None = None
-        for candidate in (self._path, self._path.with_name(self._path.name + ".bak")):
-            if not candidate.exists():
-                continue
-            try:
-                return parse_holds(files.read_all(candidate))
-            except ValueError as error:
-                problem = problem or error
-        if problem is not None:
+        """All holds. Raises StoreFormatError for a manifest in which they cannot be read."""
+        try:
+            return holds_of(self._manifest.snapshot().sections.get(SECTION, {}))
+        except ValueError as error:
             raise StoreFormatError(
-                f"the holds cannot be read, nothing is cleaned: {problem}; remove the file if nobody needs old records",
-                path=self._path,
-            ) from problem
-        return {}
-
-    def _write(self, holds: Mapping[str, Hold]) -> None:
-        files.write_whole(self._root, self._path, render_holds(holds))
+                f"the holds cannot be read, nothing is cleaned: {error}", path=self._manifest.path
+            ) from error
 
 
-def parse_holds(data: bytes) -> dict[str, Hold]:
-    """The holds in the bytes of holds.json. Raises ValueError."""
-    try:
-        content = json.loads(data)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if not isinstance(content, dict) or not isinstance(content.get("holds"), dict):
+def holds_of(listed: object) -> dict[str, Hold]:
+    """The holds that a map in JSON names. Raises ValueError."""
+    if not isinstance(listed, dict):
         raise ValueError("there is no map of holds")
     holds = {}
-    for name, entry in content["holds"].items():
+    for name, entry in listed.items():
         offset, age = (
             (entry.get("physicalOffset"), entry.get("maxAgeMs")) if isinstance(entry, dict) else (None, None)
         )
         if type(offset) is not int or offset < 0 or not (age is None or (type(age) is int and age >= 0)):
             raise ValueError(f"{name!r} is {entry!r}, no hold")
         holds[name] = Hold(offset, age)
-    if content.get("checksum") != _checksum(holds):
-        raise ValueError("the checksum is that of other holds")
     return holds
 
 
-def render_holds(holds: Mapping[str, Hold]) -> bytes:
-    """The bytes of holds.json."""
-    listed = {
+def plain_holds(holds: Mapping[str, Hold]) -> dict[str, dict[str, int | None]]:
+    """The map in JSON that names holds."""
+    return {
         name: {"physicalOffset": hold.physical_offset, "maxAgeMs": hold.max_age_ms}
         for name, hold in sorted(holds.items())
     }
-    return json.dumps({"holds": listed, "checksum": _checksum(holds)}, indent=1).encode() + b"\n"
 
 
-def _checksum(holds: Mapping[str, Hold]) -> int:
+def parse_holds(data: bytes) -> dict[str, Hold]:
+    """The holds in the bytes of holds.json, as earlier versions wrote it. Raises ValueError."""
+    try:
+        content = json.loads(data)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(content, dict):
+        raise ValueError("there is no map of holds")
+    holds = holds_of(content.get("holds"))
     rows = [(name, hold.physical_offset, hold.max_age_ms) for name, hold in sorted(holds.items())]
-    return crc32c(repr(rows).encode())
+    if content.get("checksum") != crc32c(repr(rows).encode()):
+        raise ValueError("the checksum is that of other holds")
+    return holds

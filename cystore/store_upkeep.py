@@ -91,6 +91,10 @@ class StoreUpkeep(ABC):
         hold. Raises StoreFormatError when that cannot be told."""
         return self._attached().cleaner.archive.read()
 
+    def resume_cleaning(self) -> bool:
+        """Whoever needs old records holds them now, an operator says: ends the pause that a manifest which could not be read begins."""
+        return self._writable().manifest.resume_cleaning()
+
     @property
     def archive_mark(self) -> ArchiveMark:
         """Where an archive job says what is archived."""
@@ -121,13 +125,14 @@ class StoreUpkeep(ABC):
     def scrub(self, max_bytes: int = SLICE_BYTES, *, pause_ms: int = 0) -> Scrubbed:
         """Verifies the next slice of the store, about `max_bytes` of log: checksums, and queues and index against the records.
 
-        Where it is stands in config/scrub.json; wrong queue entries of whole records are written again. A new round begins
+        Where it is stands in the manifest; wrong queue entries of whole records are written again. A new round begins
         `pause_ms` after the last one. Raises StoreIOError for what cannot be read.
         """
         parts = self._writable()
-        return Scrubber(parts.root, parts.config, parts.control, parts.queues, parts.dispatcher).run_once(
-            max_bytes, pause_ms=pause_ms
+        scrubber = Scrubber(
+            parts.root, parts.config, parts.control, parts.queues, parts.dispatcher, parts.manifest
         )
+        return scrubber.run_once(max_bytes, pause_ms=pause_ms)
 
     @property
     def duties(self) -> Duties:

@@ -7,7 +7,7 @@ import json
 
 import cystore
 from cystore.cli.command import OK, Command, add_json, store_config
-from cystore.cli.output import write_line
+from cystore.cli.output import write_line, write_note
 from cystore.config import StoreConfig
 from cystore.engine.manifest import FILE_NAME, read_facts
 from cystore.engine.store_settings import RETENTION, SHAPE, sources
@@ -19,6 +19,16 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--unset", metavar="NAME", action="append", default=[],
         help="take a value of the store away: each process's own counts again",
     )  # fmt: skip
+    parser.add_argument(
+        "--resume-cleaning",
+        action="store_true",
+        help="nobody needs old records but those who hold them now: ends the pause after a manifest that could not be read",
+    )
+    parser.add_argument(
+        "--end-archive",
+        action="store_true",
+        help="cleaning waits for the archive no more; the archive itself stays as it is",
+    )
     add_json(parser, "one JSON object: name, value and source of each setting")
 
 
@@ -33,9 +43,13 @@ def _run(args: argparse.Namespace) -> int:
     if not any((args.path / name).exists() for name in (FILE_NAME, "commitlog")):
         raise StoreFormatError("there is no store here", path=args.path)
     config = store_config(args, services=())
-    if changes:
+    if changes or args.resume_cleaning or args.end_archive:
         with cystore.open(args.path, config=config) as store:
             store.configure(**changes)
+            if args.end_archive and not store.archive_mark.end():
+                write_note("the store has no archive")
+            if args.resume_cleaning and not store.resume_cleaning():
+                write_note("cleaning was not paused")
     for name, (value, source) in sources(config, read_facts(args.path)[0]).items():
         if args.json:
             write_line(json.dumps({"name": name, "value": value, "source": source}))
@@ -53,6 +67,7 @@ COMMAND = Command(
         "cystore config /var/lib/app/store",
         "cystore config /var/lib/app/store --set file_reserved_time_h=24",
         "cystore config /var/lib/app/store --unset file_reserved_time_h",
+        "cystore config /var/lib/app/store --resume-cleaning",
     ),
     add_arguments=_add_arguments,
     run=_run,

@@ -20,6 +20,7 @@ from cystore._native.control import Control
 from cystore._native.failpoint import failpoint
 from cystore.engine.ages import Ages
 from cystore.engine.commit_log import CommitLog
+from cystore.engine.manifest import Manifest
 from cystore.engine.store_settings import Policy
 from cystore.system.reentry import undisturbed
 
@@ -51,8 +52,9 @@ class LogCleaner:
         control: Control,
         commit_log: CommitLog,
         policy: Policy,
+        manifest: Manifest,
     ) -> None:
-        self._control, self._commit_log, self._policy = control, commit_log, policy
+        self._control, self._commit_log, self._policy, self._manifest = control, commit_log, policy, manifest
         self.ages = Ages(control, commit_log)
 
     def end_of_expired(self, *, forced: bool) -> int:
@@ -135,6 +137,11 @@ class LogCleaner:
         """Each name goes for good before the next: a power cut leaves no gap."""
         segments = self._commit_log.files
         gone = [base for base in segments.refresh() if base + segments.file_bytes <= minimum]
+        if gone and self._manifest.snapshot().log_begin < minimum:
+            self._manifest.set_log_begin(
+                minimum
+            )  # a first file that is missing behind that was not removed by us
+            failpoint("clean.begin_entered")
         for base in gone:
             segments.remove(base)
             failpoint("clean.segment_gone")

@@ -42,7 +42,8 @@ class Facts:
     """What a manifest says; immutable.
 
     `settings`: values of StoreConfig that are the store's. `sections`: JSON of parts above the engine, and of newer
-    versions, by name. `rebuilt`: why the facts of before are lost, empty as long as they are not.
+    versions, by name. `rebuilt`: why the facts of before are lost, empty as long as they are not. `paused`: why nothing may be cleaned,
+    empty where cleaning goes on. `log_begin`: the log's minimum, -1 where nobody has entered it yet.
     """
 
     sequence: int = 0
@@ -53,6 +54,8 @@ class Facts:
     removed: Removed = field(default_factory=Removed)
     sections: Mapping[str, Any] = field(default_factory=dict)
     rebuilt: str = ""
+    paused: str = ""
+    log_begin: int = -1
 
     def with_section(self, name: str, value: Any) -> Facts:
         """With another value of a section; None removes it."""
@@ -74,6 +77,8 @@ def render(facts: Facts) -> bytes:
         "given_up": [list(one) for one in facts.given_up],
         "removed": [list(one) for one in facts.removed],
         "rebuilt": facts.rebuilt,
+        "paused": facts.paused,
+        "log_begin": facts.log_begin,
     }
     return json.dumps(content, separators=(",", ":")).encode() + b"\n"
 
@@ -108,6 +113,8 @@ def parse(payload: bytes, sequence: int = 0) -> Facts:
         Removed(removed_of(row) for row in taken["removed"]),
         sections,
         taken["rebuilt"],
+        taken["paused"],
+        max(taken["log_begin"], -1),
     )
 
 
@@ -118,6 +125,8 @@ _DEFAULTS: dict[str, Any] = {
     "given_up": [],
     "removed": [],
     "rebuilt": "",
+    "paused": "",
+    "log_begin": -1,
 }
 
 
@@ -209,6 +218,8 @@ def _added(newest: Facts, known: Facts) -> Facts:
         given_up=newest.given_up.merged(known.given_up),
         removed=newest.removed.merged(known.removed),
         sections={**known.sections, **newest.sections},
+        paused=known.paused,
+        log_begin=max(known.log_begin, newest.log_begin),
     )
 
 
@@ -253,11 +264,18 @@ class Manifest:
         if problem:
             log.error(
                 "%s cannot be read (%s): it is made anew from the store's other files; settings of the store that were changed are "
-                "lost: see `cystore config`",
+                "lost: see `cystore config`. Nobody knows what was held, so nothing is cleaned until `cystore config PATH "
+                "--resume-cleaning`, or the archive job with --restore, ends that",
                 path,
                 problem,
             )
-        facts = replace(facts, store_id=facts.store_id or uuid.uuid4().hex, rebuilt=problem, sequence=1)
+        facts = replace(
+            facts,
+            store_id=facts.store_id or uuid.uuid4().hex,
+            rebuilt=problem,
+            paused=f"the manifest could not be read ({problem})" if problem else facts.paused,
+            sequence=1,
+        )
         manifest_file.create(self._root, facts.sequence, render(facts))
         self._facts = facts
 
@@ -278,6 +296,7 @@ class Manifest:
             store_id=uuid.uuid4().hex,
             holes=holes,
             rebuilt=f"{problem or 'it was removed'}, under live processes, {clock.now_ms()}",
+            paused=f"the manifest could not be read ({problem or 'it was removed'})",
         )
         if not control.read_only:
             self.update(lambda facts: facts)
@@ -383,6 +402,37 @@ class Manifest:
         """Takes removed queues out whose records are all below the log's minimum, where there are very many of them."""
         if self.snapshot().removed.has_too_many(minimum):
             self.update(lambda facts: replace(facts, removed=facts.removed.without_expired(minimum)))
+
+    def set_section(self, name: str, value: Any) -> None:
+        """Another value for a section; None removes it."""
+        self.update(
+            lambda facts: facts if facts.sections.get(name) == value else facts.with_section(name, value)
+        )
+
+    def set_log_begin(self, minimum: int) -> None:
+        """Before the first file of the log goes: the log begins here from now on."""
+        self.update(lambda facts: replace(facts, log_begin=minimum))
+
+    def pause_cleaning(self, why: str) -> None:
+        """Nothing is cleaned until somebody says that it may be."""
+        self.update(lambda facts: replace(facts, paused=facts.paused or why))
+
+    def resume_cleaning(self) -> bool:
+        """An operator, or the archive, has said what is held. False when cleaning was not paused."""
+        paused = bool(self.snapshot().paused)
+        if paused:
+            self.update(lambda facts: replace(facts, paused=""))
+        return paused
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._root / FILE_NAME
+
+    @property
+    def durable(self) -> bool:
+        """Whether updates reach the disk."""
+        return self._durable
 
     def set_holes(self, holes: Holes) -> None:
         """Makes `holes` all that is known to be damaged."""

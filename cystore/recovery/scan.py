@@ -15,7 +15,7 @@ from cystore.engine.checkpoint import read_checkpoint
 from cystore.engine.commit_log import MARKER
 from cystore.engine.given_up import GivenUp
 from cystore.engine.holes import Holes
-from cystore.engine.manifest import read_given_up, read_holes_or_copy, read_removed
+from cystore.engine.manifest import look, read_given_up, read_holes_or_copy, read_removed
 from cystore.engine.removed import Removed
 from cystore.engine.store_settings import effective_at
 from cystore.errors import StoreFormatError
@@ -41,6 +41,14 @@ def scan(root: Path, config: StoreConfig, *, abnormal: bool, progress: Progress 
         return _Scan(root, config, reader, abnormal=abnormal, progress=progress).run()
     finally:
         reader.close()
+
+
+def missing_begin(root: Path, reader: LogReader) -> tuple[int, int] | None:
+    """The range of the log whose files were removed by somebody else than the cleaner, who would have entered that."""
+    facts = look(root).facts
+    if facts is None or not reader.bases or not 0 <= facts.log_begin < reader.begin:
+        return None
+    return facts.log_begin, reader.begin
 
 
 def scan_log(root: Path, config: StoreConfig, *, abnormal: bool) -> LogScan:
@@ -90,6 +98,11 @@ class _Scan:
         if not newest and self._holes:
             self._warnings.append(
                 "the list of holes is damaged; its copy may lack some, so all of the log is checked"
+            )
+        missing = missing_begin(root, reader)
+        if missing is not None:
+            self._warnings.append(
+                f"the log's first files are missing: it began at {missing[0]}, and begins at {missing[1]} now"
             )
         # The watermark's last record is gone: it proves nothing any more, but what the log lacks of it was durable.
         self._claimed = (

@@ -22,7 +22,7 @@ from cystore.recovery.log_pass import Key
 from cystore.recovery.log_reader import GONE, Finder, LogReader, Walk
 from cystore.recovery.model import Damage
 from cystore.recovery.queue_reader import HOLE_BYTES, Entry, QueueReader, list_queues
-from cystore.recovery.scan import Progress, scan_log
+from cystore.recovery.scan import Progress, missing_begin, scan_log
 
 ENTRIES_AT_ONCE = 3200
 KEYS_AT_ONCE = 50_000
@@ -97,6 +97,11 @@ def bounds_at_rest(
     """What there is to verify of a store that nobody has open, and what recovery would cut behind it."""
     log = scan_log(root, config, abnormal=abnormal)
     damage = []
+    missing = missing_begin(root, reader)
+    if missing is not None:
+        damage.append(
+            Damage("record", reader.path(missing[0]), *missing, "the log's first files are missing")
+        )
     if log.dirty is not None and log.reason != rules.A_BLANK:
         path = reader.path(reader.base_of(log.end))
         damage.append(Damage("record", path, log.end, log.dirty.end, log.reason))

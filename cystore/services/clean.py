@@ -26,6 +26,7 @@ from cystore.engine.allocate import Allocator
 from cystore.engine.clean import LogCleaner, Need
 from cystore.engine.commit_log import CommitLog
 from cystore.engine.disk_space import DiskSpace
+from cystore.engine.manifest import Manifest
 from cystore.engine.progress import Progress
 from cystore.engine.roll import Roller
 from cystore.engine.store_settings import Policy
@@ -78,6 +79,7 @@ class Cleaner:
         delivered: DeliveryProgress,
         carrier: Carrier,
         policy: Policy,
+        manifest: Manifest,
     ) -> None:
         self._control, self._commit_log, self._follower = control, commit_log, follower
         self._remover = remover
@@ -85,9 +87,11 @@ class Cleaner:
         self._roller, self._space, self._flusher = roller, space, flusher
         self._delivered, self._carrier = delivered, carrier
         self._root = commit_log.files.directory.parent
-        self.holds = Holds(self._root, control)
-        self.archive = ArchiveMark(self._root, control)
-        self.log = LogCleaner(control, commit_log, policy)
+        self._manifest = manifest
+        self.holds = Holds(control, manifest)
+        self.archive = ArchiveMark(control, manifest)
+        self.log = LogCleaner(control, commit_log, policy, manifest)
+        self._told_paused = ""
         self._undispatched_go = False  # of this clean
         self._stalled_at: int | None = None  # the archived offset at which a full disk was reported
 
@@ -153,6 +157,9 @@ class Cleaner:
         """Who else than delayed messages."""
         if not self._undispatched_go:
             yield Need("dispatch", self._control.dispatched)
+        paused = self._manifest.snapshot().paused
+        if paused:
+            yield Need(f"nobody knows who ({paused}; `cystore config PATH --resume-cleaning` ends that)", 0)
         archived = self.archive.read()
         if archived is not None:
             yield Need("the archive", archived.up_to)
@@ -168,6 +175,7 @@ class Cleaner:
         if not self._attempt("make the log durable", self._flusher.flush_log) and self._delivered.slots():
             waiting = self._control.min_physical_offset
         end = self.log.end_of_expired(forced=forced)
+        self._tell_of_pause()
         if end > self._control.min_physical_offset:
             # Before a segment goes: a queue that has no other messages goes on counting, whatever else is lost.
             self._save_offsets()
@@ -213,6 +221,17 @@ class Cleaner:
             return False
         return True
 
+    def _tell_of_pause(self) -> None:
+        """Once for each reason."""
+        paused = self._manifest.snapshot().paused
+        if paused and paused != self._told_paused:
+            log.error(
+                "%s: nothing is cleaned, because nobody knows what is held: %s; `cystore config PATH --resume-cleaning` ends that",
+                self._root,
+                paused,
+            )
+        self._told_paused = paused
+
     def _tell_of_archive(self, end: int) -> None:
         """The archive's hold never yields by itself; on a disk that fills up somebody is told, once for each place it stands at."""
         archived = self.archive.read()
@@ -225,7 +244,7 @@ class Cleaner:
             self._stalled_at = up_to
             log.warning(
                 "%s: %.1f %% of the disk are used, and what expired behind %d stays because it is not archived: run the archive job, "
-                "or remove the file to end the hold",
+                "or end the hold (`cystore config PATH --end-archive`)",
                 self.archive.path,
                 used,
                 up_to,

@@ -1,9 +1,8 @@
 """Scrub: the whole store is verified a slice at a time, for ever: a bit that flips on the disk is found while a backup is young.
 
-How far it is stands in config/scrub.json, written whole or not at all after each slice, so it goes on after a restart; a kill
-costs the slice that it interrupted. Damage of the log and of the index is told, not mended: that is `cystore recover` and
-`cystore rebuild`. An entry of a consume queue that its record, which is whole, says otherwise is written again from the log under
-the dispatch lock; killed half-way it is as wrong as before, and found again.
+How far it is stands in the manifest after each slice, so it goes on after a restart; a kill costs the slice that it interrupted. Damage of
+the log and of the index is told, not mended: that is `cystore recover` and `cystore rebuild`. An entry of a consume queue that disagrees
+with its intact record is written again from the log under the dispatch lock; killed half-way it is as wrong as before, and found again.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from cystore._native.mapping import MappedFile
 from cystore.config import StoreConfig
 from cystore.derived.consume_queue import ENTRY_BYTES, ConsumeQueues
 from cystore.derived.dispatch import Dispatcher
+from cystore.engine.manifest import Facts, Manifest, look
 from cystore.errors import StoreConfigError, StoreError, StoreLockedError, StoreTimeoutError
 from cystore.recovery.log_reader import LogReader
 from cystore.recovery.model import Damage
@@ -34,7 +34,7 @@ from cystore.system import files
 
 log = logging.getLogger("cystore")
 
-FILE_NAME = Path("config") / "scrub.json"
+SECTION = "scrub"  # in the manifest
 SLICE_BYTES = 8 << 20
 FINDINGS_KEPT = 50
 MENDED_AT_ONCE = 1000  # more wrong entries than that in one slice are a case for `cystore rebuild`
@@ -71,31 +71,47 @@ class Scrubbed:
 
 
 def read_progress(root: Path) -> ScrubProgress:
-    """What config/scrub.json says; the beginning where it is missing or damaged, for then all is verified again."""
-    path = root / FILE_NAME
-    data = files.read_if_there(path)
-    if data is None:
+    """What the manifest of the store at `root` says; the beginning where it says nothing, for then all is verified again."""
+    return progress_of((look(root).facts or Facts()).sections.get(SECTION))
+
+
+def progress_of(fields: object) -> ScrubProgress:
+    """The progress that a map in JSON describes; the beginning for anything else."""
+    if fields is None:
         return ScrubProgress()
+    try:
+        return _progress(fields)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        log.warning("the progress of the scrub cannot be read (%s): it begins anew", error)
+        return ScrubProgress()
+
+
+def _progress(fields: Any) -> ScrubProgress:
+    numbers = {name: value for name, value in fields.items() if name != "findings"}
+    if any(type(value) is not int or not 0 <= value < 1 << 62 for value in numbers.values()):
+        raise ValueError(f"{numbers!r} is no progress")
+    findings = fields["findings"]
+    if not isinstance(findings, list) or not all(isinstance(one, dict) for one in findings):
+        raise ValueError("the findings are no list")
+    return ScrubProgress(**numbers, findings=tuple(findings[-FINDINGS_KEPT:]))
+
+
+def parse_progress(data: bytes) -> ScrubProgress:
+    """What the bytes of scrub.json say, as earlier versions wrote it; the beginning where they cannot be read."""
     try:
         content = json.loads(data)
         fields = content["scrub"]
-        if content["checksum"] != _checksum(fields):
+        if content["checksum"] != crc32c(json.dumps(fields, sort_keys=True).encode()):
             raise ValueError("the checksum is that of other content")
-        return ScrubProgress(**{**fields, "findings": tuple(fields["findings"])})
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        log.warning("%s cannot be read (%s): the scrub begins anew", path, error)
+        return _progress(fields)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        log.warning("scrub.json cannot be read (%s): the scrub begins anew", error)
         return ScrubProgress()
 
 
-def write_progress(root: Path, progress: ScrubProgress) -> None:
-    """Writes config/scrub.json whole or not at all."""
-    fields = dataclasses.asdict(progress)
-    text = json.dumps({"scrub": fields, "checksum": _checksum(fields)}, indent=1)
-    files.write_whole(root, root / FILE_NAME, text.encode() + b"\n", keep_last=False)
-
-
-def _checksum(fields: object) -> int:
-    return crc32c(json.dumps(fields, sort_keys=True).encode())
+def plain_progress(progress: ScrubProgress) -> dict[str, Any]:
+    """The map in JSON that describes the progress."""
+    return {**dataclasses.asdict(progress), "findings": list(progress.findings)}
 
 
 class Scrubber:
@@ -108,7 +124,9 @@ class Scrubber:
         control: Control,
         queues: ConsumeQueues,
         dispatcher: Dispatcher,
+        manifest: Manifest,
     ) -> None:
+        self._manifest = manifest
         self._root, self._config, self._control = root, config, control
         self._queues, self._dispatcher = queues, dispatcher
 
@@ -120,7 +138,7 @@ class Scrubber:
         """
         max_bytes = whole("max_bytes", max_bytes, error=StoreConfigError)
         pause_ms = whole("pause_ms", pause_ms, error=StoreConfigError)
-        before = read_progress(self._root)
+        before = progress_of(self._manifest.snapshot().sections.get(SECTION))
         minimum, dispatched = self._control.min_physical_offset, self._control.dispatched
         now = clock.now_ms()
         if before.ended_ms or not before.began_ms:
@@ -154,8 +172,7 @@ class Scrubber:
             )
         over = position >= dispatched
         kept = (*before.findings, *({**_plain(each), "found_ms": now} for each in damage))
-        write_progress(
-            self._root,
+        self._save(
             dataclasses.replace(
                 before,
                 position=position,
@@ -169,6 +186,9 @@ class Scrubber:
         )
         records = check.records if check is not None else 0
         return Scrubbed(begin, position, records, tuple(damage), mended, more=not over)
+
+    def _save(self, progress: ScrubProgress) -> None:
+        self._manifest.set_section(SECTION, plain_progress(progress))
 
     def _verify(self, begin: int, end: int, dispatched: int) -> tuple[list[Damage], SliceVerifier | None]:
         """Damage of the slice, without holes that recovery reported already; None for a slice that holds nothing."""

@@ -3,20 +3,16 @@ Method: stores of small segments in which everything has expired, and config/arc
 
 from __future__ import annotations
 
+import json
 import logging
 
 import pytest
 
 import cystore
+from cystore._native.checksum import crc32c
 from cystore.archive import (
     Archived,
-    ArchivedFile,
-    Manifest,
-    content_of,
     parse_archived,
-    parse_manifest,
-    render_archived,
-    render_manifest,
 )
 from tests.cleaned import check_cleaned, filled
 from tests.process import Process
@@ -46,8 +42,8 @@ def test_i7_what_is_not_archived_stays(tmp_path):
         assert store.clean().min_physical_offset == 2 * LOG_BYTES
         assert store.clean().files == 0
         check_cleaned(store, put)
-        mark.path.unlink()
-        assert store.clean().segments > 0, "no file means no hold"
+        assert mark.end()
+        assert store.clean().segments > 0, "nothing archived means no hold"
 
 
 def test_the_hold_begins_where_the_log_does(tmp_path):
@@ -129,70 +125,26 @@ def test_what_is_archived_is_that_of_all_processes_and_outlives_them(tmp_path):
             _ = store.archive_mark
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b'{"archivedUpTo": 99999999}', b"[]", b"\xff", b"[" * 100_000]
-)
-def test_i7_a_damaged_file_keeps_everything_and_says_so(tmp_path, content):
+@pytest.mark.parametrize("content", [{}, [], "x", {"archivedUpTo": 99999999}, {"archivedUpTo": True}])
+def test_i7_a_section_that_names_no_archive_keeps_everything_and_says_so(tmp_path, content):
     with open_small(tmp_path / "s", **EXPIRED) as store:
         filled(store)
-        store.archive_mark.begin("a", "/archive")
-        store.archive_mark.path.write_bytes(content)
-        with pytest.raises(cystore.StoreFormatError, match=r"nothing is cleaned.*--restore.*archive\.json"):
+        store._attached().manifest.set_section("archive", content)
+        with pytest.raises(cystore.StoreFormatError, match=r"nothing is cleaned.*--restore.*--end-archive"):
             store.clean()
         assert store.stats()["min_physical_offset"] == 0
+        assert store.archive_mark.end()
+        assert store.clean().segments > 0
 
 
-def test_i7_a_link_in_its_place_keeps_everything_too(tmp_path):
-    with open_small(tmp_path / "s", **EXPIRED) as store:
-        filled(store)
-        store.checkpoint()
-        store.archive_mark.path.symlink_to(tmp_path / "nowhere")
-        with pytest.raises(cystore.StorePermissionError, match=r"link.*archive\.json"):
-            store.clean()
-        assert store.stats()["min_physical_offset"] == 0
+def archive_file(up_to):
+    """config/archive.json as earlier versions wrote it."""
+    content = {"archiveId": "a", "folder": "/archive", "archivedUpTo": up_to, "manifest": "m"}
+    checksum = crc32c(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
+    return json.dumps({**content, "checksum": checksum}, indent=1).encode()
 
 
-def test_a_changed_byte_is_noticed(tmp_path):
-    data = render_archived(Archived("a", "/archive", 16384, "m"))
-    assert parse_archived(data) == Archived("a", "/archive", 16384, "m")
+def test_a_changed_byte_is_noticed():
+    assert parse_archived(archive_file(16384)) == Archived("a", "/archive", 16384, "m")
     with pytest.raises(ValueError, match="checksum"):
-        parse_archived(data.replace(b"16384", b"16385"))
-
-
-def a_manifest(begin: int, end: int, previous: str | None) -> Manifest:
-    name = f"data/topic=a%7Cb/{begin}.parquet"
-    one = ArchivedFile(name, "a|b", 3, 10, 7, (begin, end - 1), (5, 6), {0: (begin, end), 12: (1, 2)})
-    return Manifest("id", "/store", begin, end, previous, (one,), ((begin + 1, begin + 2, "why"),))
-
-
-def test_a_manifest_reads_back_and_a_changed_byte_is_noticed():
-    manifest = a_manifest(0, 100, None)
-    data = render_manifest(manifest)
-    assert parse_manifest(data) == manifest
-    for changed in (data.replace(b'"rows": 3', b'"rows": 4'), data[:-10], b"{}", b"[]", b"\xff"):
-        with pytest.raises(ValueError):
-            parse_manifest(changed)
-
-
-def test_manifests_are_followed_back_and_must_meet(tmp_path):
-    first, second = a_manifest(0, 100, None), a_manifest(100, 250, None)
-    second = Manifest(**{f: getattr(second, f) for f in second.__slots__} | {"previous": first.name})
-    (tmp_path / "manifests").mkdir()
-    for one in (first, second):
-        (tmp_path / one.name).write_bytes(render_manifest(one))
-    archived = Archived("id", str(tmp_path), 250, second.name)
-    content = content_of(archived)
-    assert content.manifests == (first, second)
-    assert content.queue_begins == {("a|b", 0): 0, ("a|b", 12): 1}
-    for wrong in (
-        Archived("other", str(tmp_path), 250, second.name),
-        Archived("id", str(tmp_path), 251, second.name),
-    ):
-        with pytest.raises(cystore.CorruptRecordError, match="bring it back"):
-            content_of(wrong)
-    (tmp_path / first.name).write_bytes(b"{}")
-    with pytest.raises(cystore.CorruptRecordError, match="bring it back"):
-        content_of(archived)
-    (tmp_path / first.name).unlink()
-    with pytest.raises(cystore.StoreFormatError, match="mounted"):
-        content_of(archived)
+        parse_archived(archive_file(16384).replace(b"16384", b"16385"))

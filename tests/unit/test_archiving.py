@@ -470,13 +470,13 @@ def test_a_lost_or_old_file_is_restored_from_the_manifests(tmp_path):
     with open_small(tmp_path / "s", **EXPIRED) as store:
         put_some(store)
         archive_store(store, tmp_path / "a", all_sealed=True)
-        old = store.archive_mark.path.read_bytes()
+        old = store.archived()
         put_some(store, 200, 200)
         archive_store(store, tmp_path / "a", all_sealed=True)
         known, rows = store.archived(), archive_rows(store).num_rows
         store.clean()
         # An old copy: what is behind it is in the archive alone, and must not be taken for a killed run's rest.
-        store.archive_mark.path.write_bytes(old)
+        store.archive_mark.restore(old)
         newest = tmp_path / "a" / known.manifest
         (tmp_path / "a" / "manifests" / "README").write_text("not ours")
         newest.rename(tmp_path / "away")
@@ -485,17 +485,14 @@ def test_a_lost_or_old_file_is_restored_from_the_manifests(tmp_path):
         (tmp_path / "away").rename(newest)
         assert archive_store(store, tmp_path / "a", all_sealed=True).rows == 0
         assert store.archived() == known
-        for broken in (b"{", None):
-            if broken is None:
-                store.archive_mark.path.unlink()
-            else:
-                store.archive_mark.path.write_bytes(broken)
+        for broken in ({"archivedUpTo": -1}, None):
+            store._attached().manifest.set_section("archive", broken)
             with pytest.raises(cystore.StoreError, match="--restore"):
                 archive_store(store, tmp_path / "a", all_sealed=True)
             archive_store(store, tmp_path / "a", all_sealed=True, restore=True)
             assert store.archived() == known
         assert archive_rows(store).num_rows == rows
-        store.archive_mark.path.unlink()
+        assert store.archive_mark.end()
         with pytest.raises(cystore.StoreConfigError, match="no manifest of this store"):
             archive_store(store, tmp_path / "b", restore=True)
 

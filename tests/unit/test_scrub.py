@@ -3,7 +3,6 @@ turned by hand while they are open."""
 
 from __future__ import annotations
 
-import json
 import logging
 from itertools import pairwise
 
@@ -195,24 +194,17 @@ def test_an_empty_store_and_one_that_is_behind(tmp_path):
         assert store.scrub().records == 1
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"scrub": {}, "checksum": 0}', b"[" * 100_000])
-def test_damaged_progress_begins_anew(store, caplog, content):
+@pytest.mark.parametrize(
+    "content", [[], "x", {}, {"position": -1, "findings": []}, {"position": 1, "findings": 7}]
+)
+def test_progress_that_is_none_begins_anew(store, caplog, content):
     store.scrub(SLICE)
-    path = store.path / scrub.FILE_NAME
-    path.write_bytes(content)
+    store._attached().manifest.set_section(scrub.SECTION, content)
     assert store.scrub(SLICE).begin == 0
     assert "begins anew" in caplog.text
 
 
 def test_progress_of_another_log_begins_anew(store):
-    scrub.write_progress(store.path, scrub.ScrubProgress(position=1 << 40, began_ms=1))
+    progress = scrub.plain_progress(scrub.ScrubProgress(position=1 << 40, began_ms=1))
+    store._attached().manifest.set_section(scrub.SECTION, progress)
     assert store.scrub(SLICE).begin == 0
-
-
-def test_progress_has_a_checksum(store):
-    store.scrub(SLICE)
-    path = store.path / scrub.FILE_NAME
-    content = json.loads(path.read_text())
-    content["scrub"]["position"] += 1
-    path.write_text(json.dumps(content))
-    assert scrub.read_progress(store.path) == scrub.ScrubProgress()

@@ -211,7 +211,7 @@ def test_block_that_a_killed_process_left_is_never_trusted(path):
 def test_sizes_are_those_of_who_came_first(path):
     with (
         open_small(path) as store,
-        joined(path, mapped_file_size_commit_log_bytes=1 << 20, max_queues=7) as other,
+        joined(path, mapped_file_size_commit_log_bytes=LOG_BYTES, max_queues=7) as other,
     ):
         assert other.do("store._parts.config.mapped_file_size_commit_log_bytes") == LOG_BYTES
         assert other.do("store._parts.config.max_queues") == store.config.max_queues

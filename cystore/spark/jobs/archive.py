@@ -91,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--restore",
         action="store_true",
-        help="config/archive.json is lost or damaged: go on behind the newest manifest in FOLDER",
+        help="the store has lost its archive mark: go on behind the newest manifest in FOLDER",
     )
     parser.add_argument(
         "--step-bytes",

@@ -1,0 +1,70 @@
+"""Carrying over a store of an earlier version, which had files of their own for facts that are in the manifest now.
+
+Those files are config/holds.json, config/archive.json and config/scrub.json. Whoever opens the store first, alone, enters what they say,
+and removes them when the manifest is durable: a kill between leaves both, which say the same. What the manifest has already wins. Holds
+that cannot be read pause cleaning, and their file stays, for an operator to look at.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cystore import archive, holds
+from cystore.engine.manifest import Manifest
+from cystore.services import scrub
+from cystore.system import files
+
+log = logging.getLogger("cystore")
+
+
+def _holds(data: bytes) -> Any:
+    return holds.plain_holds(holds.parse_holds(data))
+
+
+def _archived(data: bytes) -> Any:
+    return archive.plain_archived(archive.parse_archived(data))
+
+
+def _scrub(data: bytes) -> Any:
+    return scrub.plain_progress(scrub.parse_progress(data))
+
+
+# (section, file in config/, what reads it, whether there may be a last good copy)
+SECTIONS: tuple[tuple[str, str, Callable[[bytes], Any], bool], ...] = (
+    (holds.SECTION, "holds.json", _holds, True),
+    (archive.SECTION, "archive.json", _archived, False),
+    (scrub.SECTION, "scrub.json", _scrub, False),
+)
+
+
+def carry_over(root: Path, manifest: Manifest) -> None:
+    """Enters what the files of an earlier version say, and removes them. A manifest that is not durable takes it in, too."""
+    for section, name, parse, has_copy in SECTIONS:
+        path = root / "config" / name
+        paths = [path, path.with_name(f"{name}.bak")] if has_copy else [path]
+        found = [(each, data) for each in paths if (data := files.read_if_there(each)) is not None]
+        if not found:
+            continue
+        if section not in manifest.snapshot().sections:
+            content = _first_good(found, parse)
+            if content is None:
+                manifest.pause_cleaning(f"{path} of an earlier version cannot be read")
+                continue
+            manifest.set_section(section, content or None)
+        if manifest.durable:
+            for each, _ in found:
+                files.remove(each)
+            log.info("%s: carried over into the manifest", path)
+
+
+def _first_good(found: list[tuple[Path, bytes]], parse: Callable[[bytes], Any]) -> Any:
+    """None where none can be read."""
+    for path, data in found:
+        try:
+            return parse(data)
+        except ValueError as error:
+            log.error("%s cannot be read: %s", path, error)
+    return None
