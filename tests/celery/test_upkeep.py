@@ -36,7 +36,7 @@ SMALL = "mapped_file_size_commit_log_bytes=65536&mapped_file_size_consume_queue_
 def fill(url: str) -> None:
     """600 results; the store is closed again."""
     app = Celery("long ago", broker="memory://", backend=url, set_as_current=False)
-    app.conf.update(result_backend_thread_safe=True, cystore_lifecycle=False)
+    app.conf.update(result_backend_thread_safe=True, cystore_lifecycle=False, result_expires=3600)
     for number in range(600):
         app.backend.store_result(f"id-{number}", "x" * 100, "SUCCESS")
     close_shared()
@@ -125,9 +125,9 @@ def test_cleanup_of_the_backend_cleans(url, monkeypatch):
      (60, "?roll_interval_h=5", 1, 5)],
 )  # fmt: skip
 def test_segments_roll_and_go_by_what_results_need(url, result_expires, options, reserved_h, roll_h):
-    opened = Location.parse(url + options).keeping(result_expires).opened_with
-    assert (opened["file_reserved_time_h"], opened["roll_interval_h"]) == (reserved_h, roll_h)
-    assert opened["delete_when"] == ANY_HOUR
+    opened = Location.parse(url + options).keeping(result_expires).config()
+    assert (opened.file_reserved_time_h, opened.roll_interval_h) == (reserved_h, roll_h)
+    assert opened.delete_when == ANY_HOUR
 
 
 def test_a_fork_waits_for_the_end_of_a_turn():
