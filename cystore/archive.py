@@ -168,6 +168,9 @@ class ArchiveMark:
 
     def end(self) -> bool:
         """Ends the hold: cleaning waits for the archive no more. False when there was none."""
+        return undisturbed(self._end)
+
+    def _end(self) -> bool:
         with self._control.held("clean"):
             there = SECTION in self._manifest.snapshot().sections
             self._manifest.set_section(SECTION, None)

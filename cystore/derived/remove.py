@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 
 from cystore._native import queue as kernel
 from cystore._native.control import Control
@@ -23,6 +24,7 @@ from cystore.derived.dispatch import Dispatcher
 from cystore.engine.manifest import Manifest
 from cystore.engine.removed import RemovedQueue
 from cystore.errors import StoreConfigError
+from cystore.system.reentry import undisturbed
 
 log = logging.getLogger("cystore")
 
@@ -94,13 +96,17 @@ class QueueRemover:
         for slot in unused:
             if until_s is not None and monotonic_s() >= until_s:
                 break
-            with self._control.held("dispatch", timeout_ms=LOCK_WAIT_MS):
-                count = self._queues.get(slot).remove_unused()
-                self._dispatcher.forget_queue(slot)
+            count = undisturbed(partial(self._remove, slot))
             queues, removed = queues + (count > 0), removed + count
             failpoint("remove.queue")
         self._manifest.forget_removed(self._control.min_physical_offset)
         return Removal(queues, 0, removed)
+
+    def _remove(self, slot: int) -> int:
+        with self._control.held("dispatch", timeout_ms=LOCK_WAIT_MS):
+            removed = self._queues.get(slot).remove_unused()
+            self._dispatcher.forget_queue(slot)
+        return removed
 
     def _list(self, unused: list[int]) -> None:
         """Enters the counts of unused queues in the manifest before their files go: config/queueOffset.json alone could rot."""

@@ -21,6 +21,9 @@ INSIDE = tuple(
     for name in (
         "_native",
         "attach",
+        "attachment",
+        "carry_over",
+        "store_upkeep",
         "detach",
         "derived",
         "engine",
