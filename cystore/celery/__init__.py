@@ -2,3 +2,5 @@
 
 result_backend = "cystore:///var/lib/app/store"
 """
+
+from cystore.celery import worker  # noqa: F401 - it listens for workers that begin

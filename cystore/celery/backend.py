@@ -27,7 +27,7 @@ from cystore import (
     StoreFullError,
     StoreNotWritableError,
 )
-from cystore.celery import event_loop, greenlets, homes, lifecycle, records, worker  # noqa: F401 - `worker` listens
+from cystore.celery import event_loop, greenlets, homes, lifecycle, records
 from cystore.celery.chords import Chords
 from cystore.celery.consumer import ResultConsumer
 from cystore.celery.encoding import encode_meta

@@ -91,15 +91,17 @@ class StoreWatch(bootsteps.StartStopStep):
         self._path = consumer.app.backend.location.path
         self._away = False
         self._timer: Any = None
+        self._before: Any = None
 
     def start(self, parent: Any) -> None:
         """Each time that the worker is connected to its broker."""
-        parent.on_task_message.add(self._before_task(parent))
+        self._before = self._before_task(parent)
+        parent.on_task_message.add(self._before)
         self._timer = parent.timer.call_repeatedly(LOOK_S, parent.call_soon, (self._look, parent))
 
     def stop(self, parent: Any) -> None:
         """Before each new connection, and at the end."""
-        parent.on_task_message.clear()
+        parent.on_task_message.discard(self._before)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,7 +1,7 @@
 """What a worker whose result backend is a store gets when it starts. Nothing has to be imported or installed for it.
 
-This module only listens. It is imported with the backend and with the commands, that is by every program of Celery's, so it imports
-little; the parts are imported when a worker with a store begins.
+This module only listens. It is imported with the package, and so with the backend and the commands: by every program of Celery's. So it
+imports little; the parts are imported when a worker with a store begins.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 `create` only read, and no worker has to run.
 
 Celery loads them in each of its programs, before the app and whatever the arguments are: the one place where a worker meets cystore
-even if nothing asks for the result backend (`celery worker --quiet`). So `queues` and `worker` are imported here, by name.
+even if nothing asks for the result backend (`celery worker --quiet`). So `queues` is imported here, by name.
 """
 
 from __future__ import annotations
 
 import click
 
-from cystore.celery import queues, worker  # noqa: F401 - what a worker with a store does
+from cystore.celery import queues  # noqa: F401 - a worker consumes the queue of its store
 from cystore.celery.commands import create, failures, history, status, tail, top
 from cystore.cli.program import whole_streams
 
