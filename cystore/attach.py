@@ -22,7 +22,7 @@ from cystore._native.mapping import MappedFile
 from cystore.attachment import Attachment as Attachment
 from cystore.carry_over import carry_over
 from cystore.config import INT_MAX, StoreConfig
-from cystore.derived.backlog import BacklogKeeper
+from cystore.derived.backlog import BacklogKeeper, room_limit
 from cystore.derived.consume_queue import ConsumeQueues
 from cystore.derived.dispatch import Dispatcher
 from cystore.derived.flush import DerivedFlusher
@@ -494,7 +494,7 @@ def _compose(
     backlog = BacklogKeeper(control, dispatcher)
     keeps_backlog = mode is Mode.WRITE and bool(config.services)
     if keeps_backlog:
-        allocator.limit_ahead(backlog.room_limit)
+        allocator.limit_ahead(partial(room_limit, control))
     appender = None
     if mode is Mode.WRITE:
         cystore_records = config.record_format == "cystore"

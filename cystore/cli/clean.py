@@ -43,12 +43,12 @@ COMMAND = Command(
     summary="removes what expired, now",
     description=(
         "Ends the segment that is written to if it is old enough (roll_interval_h), and removes segments whose messages are all older\n"
-        "than file_reserved_time_h, at any hour. What a hold, an archive or a delayed message needs stays. Other processes may use the\n"
-        "store at the same time."
+        "than the store's file_reserved_time_h (see cystore config), at any hour. What a hold, an archive or a delayed message needs\n"
+        "stays. Other processes may use the store at the same time."
     ),
     examples=(
         "cystore clean /var/lib/app/store",
-        "cystore clean /var/lib/app/store --set file_reserved_time_h=24 --json",
+        "cystore clean /var/lib/app/store --json",
     ),
     add_arguments=lambda parser: add_json(
         parser, "one JSON object: numbers of files, and where the log begins"

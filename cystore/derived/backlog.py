@@ -52,10 +52,6 @@ class BacklogKeeper:
             return Progress(0)
         return Progress(done, more=done > 0 and control.dispatched < self._mark)
 
-    def room_limit(self) -> int:
-        """The log position up to which room may be made ahead of the appends."""
-        return self._control.dispatched + BOUND_BYTES
-
     def relieve(self) -> None:
         """A writer that needs room calls this first: it dispatches a piece where much waits."""
         if self._control.wrote - self._control.dispatched >= HELP_BYTES:
@@ -75,3 +71,8 @@ class BacklogKeeper:
         if done:
             self._reported = ""
         return done
+
+
+def room_limit(control: Control) -> int:
+    """The log position up to which room may be made ahead of the appends."""
+    return control.dispatched + BOUND_BYTES

@@ -75,20 +75,21 @@ def _refuse(text: str) -> None:
 
 def render_offsets(table: dict[Any, Any], **rest: Any) -> str:
     """JSON that fastjson reads into maps with integer keys: numbers as keys stay without quotes."""
-
-    def pairs(entries: dict[Any, Any]) -> str:
-        return ",".join(
-            f"{key if isinstance(key, int) else json.dumps(key)}:{value_of(value)}"
-            for key, value in entries.items()
-        )
-
-    def value_of(value: Any) -> str:
-        return "{" + pairs(value) + "}" if isinstance(value, dict) else str(int(value))
-
-    lines = [f'\t"offsetTable":{{{pairs(table)}\n\t}}'] + [
-        f'\t"{name}":{value_of(value)}' for name, value in rest.items()
+    lines = [f'\t"offsetTable":{{{_pairs(table)}\n\t}}'] + [
+        f'\t"{name}":{_value(value)}' for name, value in rest.items()
     ]
     return "{\n" + ",\n".join(lines) + "\n}"
+
+
+def _pairs(entries: dict[Any, Any]) -> str:
+    return ",".join(
+        f"{key if isinstance(key, int) else json.dumps(key)}:{_value(value)}"
+        for key, value in entries.items()
+    )
+
+
+def _value(value: Any) -> str:
+    return "{" + _pairs(value) + "}" if isinstance(value, dict) else str(int(value))
 
 
 def read_offsets(root: Path, name: str) -> OffsetFile:

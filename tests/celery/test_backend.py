@@ -241,7 +241,7 @@ def test_options_may_stand_in_the_transport_options_too(make_backend):
 
 
 def test_the_options_for_servers(make_backend):
-    backend = make_backend(result_backend_transport_options={**SERVER, "min_free_bytes": 0})
+    backend = make_backend(result_backend_transport_options={**SERVER, "min_free_bytes": 0, "create": True})
     backend.store_result("id", 1, states.SUCCESS)
     assert backend.get_task_meta("id", cache=False)["result"] == 1
     assert next(path.stat().st_size for path in (backend.store.path / "commitlog").iterdir()) == 1 << 30

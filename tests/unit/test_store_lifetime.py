@@ -55,6 +55,9 @@ def test_every_method_of_a_closed_store_is_refused(path):
         "hold": ("archive", 0),
         "release": ("archive",),
         "delete_topic": ("T",),
+        "key_seen": ("k",),
+        "wait_key": ("k", 0),
+        "wake_key": ("k",),
     }
     harmless = {"close", "closed", "path", "config"}
     names = [name for name in dir(cystore.MessageStore) if not name.startswith("_") and name not in harmless]
