@@ -85,3 +85,12 @@ def _c_library() -> str:
         return os.confstr("CS_GNU_LIBC_VERSION") or "unknown"
     except ValueError:
         return "not glibc"
+
+
+def command_of(pid: int) -> str | None:
+    """The command line of a process that this one can see; None where it ended."""
+    try:
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return None
+    return arguments.replace(b"\0", b" ").decode("utf-8", "replace").strip()

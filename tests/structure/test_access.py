@@ -17,7 +17,9 @@ MAY_REACH = {
     "cystore/system/files.py": "the only caller",
     "cystore/system/folders.py": "opens what stands in an open folder",
     "cystore/system/file_system.py": "the rest of it: whole file systems, exchanged names",
-    "cystore/spark/jobs/report_folder.py": "writes the user's report, no file of a store",
+    "cystore/system/host.py": "reads what the kernel says of processes",
+    "cystore/spark/jobs/report.py": "writes the user's report, no file of a store",
+    "cystore/spark/jobs/report_folder.py": "the same",
 }
 OPENS = {"open_in", "open_beneath"}
 LISTS = {"os.scandir", "MappedFile.of", "MappedFile.open"}

@@ -19,6 +19,7 @@ from cystore.cli.attached import attached
 from cystore.cli.info import STATES, positions
 from cystore.cli.output import one_line, size_text, time_text, write_json, write_line, write_table
 from cystore.services.duties import Duties
+from cystore.system import host
 
 TOPICS = (records.RESULTS, records.GROUPS, records.CHORDS, events.EVENTS)
 
@@ -113,13 +114,7 @@ def _show_store(told: dict[str, Any]) -> None:
 
 def process_text(pid: int) -> str:
     """A process for people: its id, and its command where it still runs."""
-    try:
-        command = (
-            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
-        )
-    except OSError:
-        command = "ended since"
-    return one_line(f"process {pid} ({command})")
+    return one_line(f"process {pid} ({host.command_of(pid) or 'ended since'})")
 
 
 @dataclass(frozen=True)
