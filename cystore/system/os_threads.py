@@ -26,6 +26,7 @@ def _pristine() -> Any:
 
 
 SLICE_S = 1.0
+BEGIN_S = 10.0  # a thread that had no memory to begin never says so
 _native = _pristine()
 Lock: Callable[[], threading.Lock] = _native.allocate_lock
 RLock: Callable[[], Any] = _native.RLock
@@ -82,7 +83,8 @@ class Thread:
             elif threading.current_thread() is threading.main_thread():
                 # A handler's exception inside of Thread.start would leave a thread that waits for ever for a lock of `threading`.
                 start(self._start_from_here, ())
-                self._begun.wait()
+                if not self._begun.wait(BEGIN_S):
+                    raise RuntimeError(f"can't start new thread: it did not begin within {BEGIN_S:g} s")
             else:
                 self._start()
         except BaseException:
@@ -95,7 +97,7 @@ class Thread:
     def _start_from_here(self) -> None:
         try:
             self._start()
-        except RuntimeError:  # no more threads: this one
+        except Exception:  # noqa: BLE001 - no more threads, or no memory for one: then this thread does the work
             self._run()
 
     def _run(self) -> None:

@@ -62,6 +62,8 @@ def undisturbed(call: Callable[[], Answer]) -> Answer:
     thread.join()
     if errors:
         raise errors[0]
+    if not outcome:
+        raise MemoryError(f"no memory for the thread that makes the call {call!r}")
     return outcome[0]
 
 

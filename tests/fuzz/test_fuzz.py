@@ -54,6 +54,7 @@ REACHED_BY = {
     "descriptor": "store",
     "exact": "put",
     "queue_table": "control",
+    "queue_files": "store",
     "mapping": "query",
     "record": "record",
     "message": "message",

@@ -72,7 +72,7 @@ def grown(path: str, what: str, rounds: int) -> dict[str, int]:
     work = {"open_and_close": open_and_close, "refuse": refuse, "use": use, "fail": fail}[what]
     if what in ("use", "fail"):
         store = cystore.open(path, mapped_file_size_commit_log_bytes=1 << 20, services=())
-    for _ in range(10):
+    for _ in range(rounds):  # caches of the interpreter fill
         work()
     before = counts()
     for _ in range(rounds):

@@ -41,6 +41,7 @@ def assert_derived_files(store: Path, view: oracle.View) -> None:
     assert found == {
         key: replace(live, entries={o: live.entries.get(o, queue.HOLE) for o in found[key].entries})
         for key, live in view.queues.items()
+        if key in found or live.maximum  # a queue whose every message was cut need not be there
     }
 
 

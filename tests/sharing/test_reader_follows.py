@@ -128,11 +128,11 @@ def test_a_scan_that_began_alone_goes_on_beside_a_writer(tmp_path):
 @pytest.mark.parametrize("end", ["", "store.close()"])
 def test_cleaned_data_is_called_removed(tmp_path, end):
     """Seen: CorruptRecordError "the commit log file is missing" for segments that a writer had cleaned."""
-    with open_small(tmp_path) as store:
+    with open_small(tmp_path, file_reserved_time_h=0) as store:
         placed = fill(store, 400)
     with (
         open_small(tmp_path, read_only=True) as reader,
-        writer_at(tmp_path, file_reserved_time_h=0) as writer,
+        writer_at(tmp_path) as writer,
     ):
         kept = reader.get("T", 0, 0).messages[0]
         writer.do("from tests.cleaned import fill; fill(store, 10, 400); store.dispatch(); store.flush()")

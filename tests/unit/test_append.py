@@ -527,7 +527,7 @@ def test_close_while_threads_put_is_a_refusal_and_not_a_crash(tmp_path):
         for thread in threads:
             thread.join()
         assert len(refused) == 3
-        with open_small(tmp_path / str(number)) as again:
+        with cystore.open(tmp_path / str(number), services="none") as again:
             assert len(list(again.scan())) == len(puts)
 
 

@@ -169,6 +169,7 @@ def test_closed_handle_refuses_everything(control):
         "add_queue": ("T", 0),
         "wait_append": (0, 0),
         "wait_flush": (0, 0),
+        "wait_key": (0, 0, 0),
         "owner": ("append",),
         "repair_is_due": ("append",),
         "settle_claims": (),

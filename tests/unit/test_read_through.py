@@ -50,7 +50,10 @@ def opened(request, tmp_path):
             with cystore.open(tmp_path, **PREAD) as store:
                 yield store, put
         case _:
-            with cystore.open(tmp_path, **SETTINGS), cystore.open(tmp_path, read_only=True, **PREAD) as store:
+            with (
+                cystore.open(tmp_path, **{**PREAD, "read_through": "mapping"}),
+                cystore.open(tmp_path, read_only=True, **PREAD) as store,
+            ):
                 yield store, put
 
 
@@ -140,7 +143,10 @@ def test_a_sector_that_cannot_be_read_is_an_error_that_names_it(opened, monkeypa
 def test_a_damaged_record_is_told_as_through_a_mapping(tmp_path):
     """A wrong checksum, and a size that is wrong: the records around them are whole."""
     put = fill(tmp_path)
-    with cystore.open(tmp_path, **SETTINGS), cystore.open(tmp_path, read_only=True, **PREAD) as store:
+    with (
+        cystore.open(tmp_path, **{**PREAD, "read_through": "mapping"}),
+        cystore.open(tmp_path, read_only=True, **PREAD) as store,
+    ):
         wrong = {120: 100, 140: 1}  # before anything is read: a window keeps what was right
         for hurt, inside in wrong.items():
             place = put[hurt].physical_offset
