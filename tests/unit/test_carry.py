@@ -156,7 +156,7 @@ def test_what_waits_leaves_in_the_order_of_due_times_however_often_it_was_carrie
             "found = [m for m in store.scan(store.get('T', 0, 0).min_offset and None) if m.topic == 'T']"
         )
         assert process.do("store.stats()['delayed']") == {}
-        assert process.do("store.topics()['T'][0].max_offset") == 40
+        assert process.do("store.next_queue_offset('T', 0)") == 40
         process.do("store.close(); report = cystore.open(path, **settings).recovery")
         assert process.do("report.clean")
 
