@@ -299,9 +299,12 @@ class MappedFileQueue:
         return file.in_memory or files.is_at(self.path(file.base), file)
 
     def forget(self, base: int) -> None:
-        """Drops this process's mapping of the file at `base`; it is mapped again by its name when it is asked for."""
+        """Drops this process's mapping of the file at `base`; it is mapped again by its name when it is asked for. Private memory that
+        was written to stays: nothing else holds what was written."""
         with self._lock:
-            self._let_go(base)
+            file = self._mappings.get(self._number, base)
+            if file is None or not (file.private and file.touched):
+                self._let_go(base)
 
     def forget_all(self) -> None:
         """Drops all of this process's mappings: another process removed the files."""

@@ -20,6 +20,7 @@ from cystore._native import record as kernel
 from cystore._native.checksum import crc32c
 from cystore._native.control import Control
 from cystore._native.exact import whole
+from cystore._native.failpoint import failpoint
 from cystore._native.mapping import MappedFile
 from cystore.config import StoreConfig
 from cystore.derived.consume_queue import ENTRY_BYTES, ConsumeQueues
@@ -188,6 +189,7 @@ class Scrubber:
         return Scrubbed(begin, position, records, tuple(damage), mended, more=not over)
 
     def _save(self, progress: ScrubProgress) -> None:
+        failpoint("scrub.verified")
         self._manifest.set_section(SECTION, plain_progress(progress))
 
     def _verify(self, begin: int, end: int, dispatched: int) -> tuple[list[Damage], SliceVerifier | None]:

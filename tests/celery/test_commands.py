@@ -22,7 +22,7 @@ from cystore.celery.stores import close_shared
 from tests.celery.logs import event_message, runs, write
 from tests.structure.sources import ROOT
 
-NAMES = ["failures", "history", "status", "tail", "top"]
+NAMES = ["create", "failures", "history", "status", "tail", "top"]
 TIMEOUT_S = 60
 
 

@@ -180,7 +180,7 @@ PLACES = {
     "clean_expired": "clean.segment_gone:1",
     "flush": "flush.synced:1",
     "checkpoint": "flush.derived_synced:1",
-    "scrub": "files.written:1",
+    "scrub": "scrub.verified:1",
     "deliver_delayed": "deliver.appended:2",
     "chord_sweep": "append.published:1",  # the claim
 }

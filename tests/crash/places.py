@@ -95,6 +95,7 @@ PLACES: dict[str, Place] = {
     "detach.alone": _LEAVES_ALONE,
     "detach.log_flushed": _LEAVES_ALONE,
     "detach.dispatched": _LEAVES_ALONE,
+    "detach.derived_flushed": _LEAVES_ALONE,
     "detach.flushed": _LEAVES_ALONE,
     "detach.control_removed": _LEAVES_ALONE,
     "detach.others_stay": Place("live_and_leave", company=True),

@@ -211,11 +211,10 @@ def test_segments_expire_and_roll_by_the_right_clock(believed):
     believed.clock.passed_ms += 71 * HOUR_MS
     assert believed.do("store.clean().segments") == 0
     believed.clock.passed_ms += 2 * HOUR_MS
-    assert believed.do("store.clean().segments") == 2, "the third one holds a message that waits"
+    assert believed.do("store.clean().segments") == 4, "the message that waits is carried forward"
     believed.do("store.deliver()")
     believed.clock.passed_ms += 1_001
     believed.do("store.deliver()")
-    assert believed.do("store.clean().segments") > 0
     assert believed.do("store.topics()['T'][0].min_offset") > 0
 
 

@@ -15,8 +15,9 @@ from tools import build
 
 def test_the_kill_row_uses_every_failpoint_of_the_sources():
     """But those of cleaning, which removes messages on purpose (test_clean_kill.py kills there), and of delivery, which needs messages
-    that wait (test_deliver_kill.py, test_carry_kill.py), and of Spark's sink (test_sink_commit.py)."""
-    elsewhere = ("clean.", "deliver.", "carry.", "sink.")
+    that wait (test_deliver_kill.py, test_carry_kill.py), of Spark's sink (test_sink_commit.py), of the removal of queues
+    (test_topic_removal.py), of the scrub (test_duty_fleet.py), and of a handle that only reads and is alone (test_reader_follows.py)."""
+    elsewhere = ("clean.", "deliver.", "carry.", "sink.", "remove.", "queue.", "scrub.", "attach.private")
     assert set(PLACES) == {name for name in in_sources() if not name.startswith(elsewhere)}
     assert len(PLACES) >= 40
 

@@ -233,7 +233,9 @@ def check_kept(store: cystore.MessageStore, acknowledged: Sequence[Sequence[Any]
         ), queue
     kept = 0
     for topic, queue_id, queue_offset, key, physical_offset, *_ in acknowledged:
-        begin = first[topic, queue_id]
+        begin = first.get((topic, queue_id))
+        if begin is None:  # the queue was removed: all of it expired
+            begin = store.next_queue_offset(topic, queue_id)
         if physical_offset < minimum:
             assert queue_offset < begin, (topic, queue_id, queue_offset, begin, minimum)
             continue

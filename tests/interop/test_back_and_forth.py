@@ -134,7 +134,7 @@ def test_rocketmq_refuses_a_store_with_cystore_records(rocketmq, writer, tmp_pat
     ):
         pass
     assert files_of(path) == before
-    with cystore.open(path, **cystore_config(spec)) as store:
+    with cystore.open(path, **cystore_config(spec) | {"record_format": "cystore"}) as store:
         assert [m.record_format for m in store.scan()] == ["rocketmq"] * 40 + ["cystore"] * 10
 
 

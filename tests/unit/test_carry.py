@@ -126,6 +126,7 @@ def test_a_carried_message_keeps_its_due_time(path, late):
     check_closed(path, {**SETTINGS, **LEVELS})
 
 
+@pytest.mark.unsanitized  # preloads a library of its own
 def test_what_waits_leaves_in_the_order_of_due_times_however_often_it_was_carried(tmp_path):
     """Twenty days of puts, cleaned every day; the log never holds more than its retention and what waits. A queue is delivered in its
     order: what is carried later and due earlier goes to another queue of its level."""

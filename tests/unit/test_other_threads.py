@@ -1,4 +1,4 @@
-"""Goal: no Python thread stands still because of the store, whatever the sizes (issue 13, row 16). Method: a library that holds the caller
+"""Goal: no Python thread stands still because of the store, whatever the sizes. Method: a library that holds the caller
 up inside of a slow system call, or of a page fault, until another Python thread has run. A caller that keeps the interpreter's lock
 there is found out, however fast the machine is."""
 
@@ -17,7 +17,10 @@ from tests.process import Process
 
 SOURCE = Path(__file__).with_name("other_threads.c")
 
-pytestmark = pytest.mark.skipif(platform.system() != "Linux", reason="the library knows Linux's calls")
+pytestmark = [
+    pytest.mark.skipif(platform.system() != "Linux", reason="the library knows Linux's calls"),
+    pytest.mark.unsanitized,  # preloads a library of its own
+]
 
 # Runs in a process that was started with the library.
 WATCH = """

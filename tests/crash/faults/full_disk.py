@@ -128,9 +128,9 @@ def fill_and_drain(case: Case, nursery: Nursery, disk: Disk, run: Run) -> None:
         in_all(writers, "store.close(); []")
         for writer in writers:
             writer.end()
-        with cystore.open(seen / "store", **SETTINGS) as opened_here:
+        with cystore.open(seen / "store", **SETTINGS_HERE | {"services": "none"}) as opened_here:
             run.tally(acknowledged=check(opened_here, acknowledged), read_meanwhile=read)
-        check_closed(seen / "store", SETTINGS)
+        check_closed(seen / "store", SETTINGS_HERE | {"services": "none"})
         after_check(seen / "store", {**SETTINGS_HERE, "services": "none"}, acknowledged)
         shutil.rmtree(seen / "store")
 

@@ -100,18 +100,19 @@ class Scene:
     def behind(self, holder: int) -> None:
         """What the observer meets while the holder stands still."""
         if self.lock in LOCK_NAMES:
-            assert self.control.owner(self.lock) == holder
+            owner = self.control.owner(self.lock)  # a thread of the holder's
+            assert Path(f"/proc/{holder}/task/{owner}").exists()
             refused = self._refused(
                 cystore.StoreLockedError,
                 lambda: self.control.held(self.lock, timeout_ms=self.patience_ms).__enter__(),
             )
-            assert f"the {self.lock} lock is held by thread {holder}" in str(refused)
+            assert f"the {self.lock} lock is held by thread {owner}" in str(refused)
         if self.lock == "append":
-            self._append_is_busy(holder)
+            self._append_is_busy(owner)
         elif self._room():
             self._acknowledge(self.store.put("shared", b"beside", keys=("beside",), flush="async"), "beside")
             if self.lock == "flush":
-                self._flush_times_out(holder)
+                self._flush_times_out(owner)
             else:
                 self.store.put("shared", b"beside", flush="sync")
         if self.lock == "dispatch":
@@ -120,27 +121,27 @@ class Scene:
             assert bytes(self.store.get("shared", 0, 0, 1).messages[0].body)
             assert self.store.query("shared", "first")
         if self.lock in LOCK_NAMES:
-            assert self.control.owner(self.lock) == holder, "the lock was taken from its owner"
+            assert self.control.owner(self.lock) == owner, "the lock was taken from its owner"
         if self.lock in ("append", GATE):
             self.herd.news()
             assert not any(key.startswith("2.") for *_, key in self.herd.acknowledged), "the waiter got in"
 
-    def _append_is_busy(self, holder: int) -> None:
+    def _append_is_busy(self, owner: int) -> None:
         before = self.store.wrote_position
         for put in (
             lambda: self.store.put("shared", b"refused"),
             lambda: self.store.put_many([cystore.Message(topic="shared", body=b"refused")]),
         ):
             error = self._refused(cystore.PageCacheBusyError, put)
-            assert f"thread {holder} has held the append lock" in str(error)
+            assert f"thread {owner} has held the append lock" in str(error)
         assert self.store.wrote_position == before
 
-    def _flush_times_out(self, holder: int) -> None:
+    def _flush_times_out(self, owner: int) -> None:
         error = self._refused(
             cystore.StoreTimeoutError,
             lambda: self.store.put("shared", b"late", keys=("late",), flush="sync"),
         )
-        assert f"thread {holder} is flushing" in str(error)
+        assert f"thread {owner} is flushing" in str(error)
         (result,) = error.results or []
         self._acknowledge(result, "late")  # appended all the same, as it says
 
