@@ -16,7 +16,7 @@ from tests.spark.conftest import fill, start_session
 
 CLUSTER = "local-cluster[2,1,1024]"  # two executors in processes of their own
 # Of small stores, as options of the sink.
-SMALL = {f"cystore.{name}": str(value) for name, value in SETTINGS.items() if name.startswith("mapped")}
+SMALL = {f"cystore.{name}": str(value) for name, value in SETTINGS.items() if name != "services"}
 
 
 def stream(folder: str, store: str, ends_by_itself: str) -> None:

@@ -266,7 +266,8 @@ def test_a_begun_batch_whose_files_are_gone(monkeypatch, tmp_path):
 def test_a_begun_batch_whose_part_of_the_log_was_cleaned_is_not_guessed(monkeypatch, tmp_path):
     store = tmp_path / "store"
     interrupted(monkeypatch, store, "sink.begun")
-    with cystore.open(store, **SETTINGS, file_reserved_time_h=0) as opened:
+    with cystore.open(store, **SETTINGS) as opened:
+        opened.configure(file_reserved_time_h=0)
         opened.put_many([cystore.Message(topic="other", body=bytes(900)) for _ in range(60)], flush="sync")
         opened.dispatch()
         assert opened.clean().segments
@@ -403,7 +404,7 @@ def test_a_bad_row_is_named_and_nothing_is_written(tmp_path, columns, message):
     assert not staged(store)
 
 
-def test_a_record_larger_than_a_file_of_the_log_is_refused_whole(tmp_path):
+def test_a_store_of_other_files_than_the_options_say_is_refused_whole(tmp_path):
     """The store was there before, with files smaller than the options say."""
     store = tmp_path / "store"
     with cystore.open(store, **SETTINGS) as opened:
@@ -413,7 +414,7 @@ def test_a_record_larger_than_a_file_of_the_log_is_refused_whole(tmp_path):
         store, stream=False, schema=large.schema, **{"cystore.mapped_file_size_commit_log_bytes": 1 << 20}
     )
     told = stage(made, [[large]])
-    with pytest.raises(MessageIllegalError, match="a whole commit log file 16384; nothing was written"):
+    with pytest.raises(StoreConfigError, match=r"mapped_file_size_commit_log_bytes: .* shaped by 16384"):
         made.commit(told)
     assert written(store) == {}
 

@@ -183,7 +183,8 @@ def test_lost_positions(make_store, tmp_path):
     with pytest.raises(OffsetError, match="the log ends at"):
         reader.latestOffset(beyond, ReadAllAvailable())
     store.close()
-    with open_small(tmp_path / "store", file_reserved_time_h=0) as cleaned:
+    with open_small(tmp_path / "store") as cleaned:
+        cleaned.configure(file_reserved_time_h=0)
         assert cleaned.clean().segments
         with pytest.raises(OffsetError, match="were removed before they were read"):
             reader.partitions(below, end)

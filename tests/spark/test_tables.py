@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import cystore
-from tests.small import SETTINGS
 from tests.spark.conftest import STORE_OPTIONS
 
 pytestmark = pytest.mark.spark
@@ -60,7 +59,7 @@ def test_rows_of_a_table_are_saved_to_the_store_that_is_named(spark, make_store,
         writer = rows.write.format("cystore").mode("append").options(**STORE_OPTIONS)
         assert "the new table would read the old store" in refused(lambda: writer.save(str(copy)))
         writer.option("copyTable", "true").save(str(copy))
-        with cystore.open(copy, **SETTINGS) as store:
+        with cystore.open(copy, services="none") as store:
             assert {message.topic for message in store.scan()} == {"topic-0"}
         two = make_store("two", 30)
         everything = spark.read.format("cystore").schema(rows.schema).load(str(two.path))
