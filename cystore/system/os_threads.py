@@ -26,7 +26,7 @@ def _pristine() -> Any:
 
 
 SLICE_S = 1.0
-BEGIN_S = 10.0  # a thread that had no memory to begin never says so
+BEGIN_S = 10.0
 _native = _pristine()
 Lock: Callable[[], threading.Lock] = _native.allocate_lock
 RLock: Callable[[], Any] = _native.RLock
@@ -70,9 +70,10 @@ class Flag:
 
 
 class Thread:
-    """A daemon thread that runs `target` once; started when made."""
+    """A daemon thread that runs `target` once; started when made. Raises RuntimeError where it cannot begin, or not within `begin_s`: a
+    thread that had no memory to begin never says so."""
 
-    def __init__(self, target: Callable[[], None], name: str) -> None:
+    def __init__(self, target: Callable[[], None], name: str, begin_s: float = BEGIN_S) -> None:
         self.name = name
         self._targets = [target]
         self._begun, self._done = Flag(), Flag()
@@ -83,13 +84,21 @@ class Thread:
             elif threading.current_thread() is threading.main_thread():
                 # A handler's exception inside of Thread.start would leave a thread that waits for ever for a lock of `threading`.
                 start(self._start_from_here, ())
-                if not self._begun.wait(BEGIN_S):
-                    raise RuntimeError(f"can't start new thread: it did not begin within {BEGIN_S:g} s")
+                if not self._begun.wait(begin_s) and self._taken_back():
+                    raise RuntimeError(f"can't start new thread: it did not begin within {begin_s:g} s")
             else:
                 self._start()
         except BaseException:
             self._targets.clear()  # it may run already; else it never does
             raise
+
+    def _taken_back(self) -> bool:
+        """Takes the work from a thread that has not begun; False when it has begun meanwhile."""
+        try:
+            self._targets.pop()
+        except IndexError:
+            return False
+        return True
 
     def _start(self) -> None:
         threading.Thread(target=self._run, name=self.name, daemon=True).start()

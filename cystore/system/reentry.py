@@ -15,6 +15,8 @@ from cystore.system import os_threads
 
 Answer = TypeVar("Answer")
 
+TURN_BEGIN_S = 0.25  # then the caller makes the call itself
+
 # The modules of the store itself, without what is built on it.
 INSIDE = tuple(
     f"cystore.{name}"
@@ -56,7 +58,7 @@ def undisturbed(call: Callable[[], Answer]) -> Answer:
             errors.append(error)
 
     try:
-        thread = os_threads.Thread(run, "cystore-turn")
+        thread = os_threads.Thread(run, "cystore-turn", TURN_BEGIN_S)
     except RuntimeError:  # no more threads
         return call()
     thread.join()
