@@ -527,7 +527,6 @@ def _compose(
         control,
         commit_log,
         follower,
-        remover,
         dispatcher,
         allocator,
         roller,

@@ -56,7 +56,7 @@ class StoreUpkeep(ABC):
 
     def remove_unused_queues(self) -> Removal:
         """Removes the files of queues that have no message any more (cleanExpiredConsumerQueue, cleanUnusedTopic). They go on
-        counting. Every clean does the same."""
+        counting. Call it while nobody puts: a process that has such a queue open may dispatch into a file that was removed."""
         return self._writable().remover.settle()
 
     def configure(self, **settings: Any) -> None:
