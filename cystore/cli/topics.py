@@ -97,7 +97,7 @@ CLEAN = Command(
     name="topics clean",
     summary="removes the files of queues without messages",
     description=(
-        'What the service "clean" does after each clean: a queue whose messages all expired, or were deleted, has no files any\n'
+        "Run it while nobody puts. A queue whose messages all expired, or were deleted, has no files any\n"
         "more. It goes on counting its queue offsets."
     ),
     examples=("cystore topics clean /var/lib/app/store",),
