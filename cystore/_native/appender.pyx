@@ -51,7 +51,6 @@ cdef enum:
     WAIT_SLICE_MS = 250
     REPORT_EVERY_MS = 5_000
 
-
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"  # where a message waits until it is due (TopicValidator.RMQ_SYS_SCHEDULE_TOPIC)
 
 cdef PyObject* NONE = <PyObject*>None
@@ -340,9 +339,8 @@ cdef class Appender(PlainAppender):
         cdef control_block* block = self.target.block
         cdef pthread_mutex_t* mutex
         cdef int status
-        if not file.writable:  # when others have filled and flushed it meanwhile, the append looks again where the log ends
-            if block != NULL and file.base + file.length <= load_i64(&block.flushed):
-                return 0
+        if not file.writable:
+            if block != NULL and file.base + file.length <= load_i64(&block.flushed): return 0  # filled meanwhile: look again
             raise StoreError("the segment is mapped for reading only", path=file.path)
         if file.length > <int64_t>FILE_BYTES_MAX:
             raise StoreFormatError(f"a segment of {file.length} bytes is not written to, at most {<int64_t>FILE_BYTES_MAX}",
