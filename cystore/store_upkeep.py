@@ -50,7 +50,7 @@ class StoreUpkeep(ABC):
 
         Readers get OFFSET_TOO_SMALL. The topic goes on counting: a message that is put later gets the next queue offset. Records stay
         in the log until their segment expires, so `query`, `read` and `scan` find them till then. Delayed messages are still delivered.
-        Raises StoreConfigError for the topic of delayed messages.
+        Call it while nobody puts to the topic, as for `remove_unused_queues`. Raises StoreConfigError for the topic of delayed messages.
         """
         return self._writable().remover.delete_topic(any_text("topic", topic, StoreConfigError))
 

@@ -3,7 +3,8 @@
 Source: DefaultMessageStore.deleteTopics, cleanUnusedTopic and cleanExpiredConsumerQueue. Different here: a removed queue goes on
 counting. RocketMQ forgets the count, and gives queue offsets out twice.
 
-Readers, writers and dispatchers of other processes need not stop. The manifest says first what is removed. Then the queue's minimum moves
+Nobody may put to these queues meanwhile: a process that has a queue open does not see that its file was removed and made anew, and may go
+on with the old one. The manifest says first what is removed. Then the queue's minimum moves
 on, so readers get OFFSET_TOO_SMALL. Then the files go, under the dispatch lock, one queue a turn. After a kill between two steps the
 next `settle` of any process, or recovery, does the rest.
 """
