@@ -122,26 +122,10 @@ static inline int32_t robust_owner(const pthread_mutex_t *mutex) {
     return 0;
 #endif
 }
-/* Whether this thread has taken it at this address: another handle of the process may have the same memory at another one. */
-static inline int robust_taken_here(pthread_mutex_t *mutex) {
-#ifdef __GLIBC__
-    struct robust_list_head *head;
-    size_t bytes;
-    if (syscall(SYS_get_robust_list, 0, &head, &bytes) != 0) return 0;
-    for (struct robust_list *link = head->list.next; link != &head->list; link = link->next)
-        if ((void *)link == (void *)&mutex->__data.__list.__next) return 1;
-#else
-    (void)mutex;
-#endif
-    return 0;
-}
-/* Before a mutex's memory goes: the thread that holds it has it in its robust list, and would follow that into the void with its
-   next lock. 0 free, held through another handle, or given back here; 1 another thread of this process holds it: the memory has to stay. */
-static inline int robust_abandon(pthread_mutex_t *mutex) {
+/* Whether another thread of this process holds it. */
+static inline int robust_owned_beside(const pthread_mutex_t *mutex) {
     int32_t owner = robust_owner(mutex);
-    if (owner == 0) return 0;
-    if (owner == (int32_t)syscall(SYS_gettid)) return robust_taken_here(mutex) && pthread_mutex_unlock(mutex) != 0;
-    return syscall(SYS_tgkill, getpid(), owner, 0) == 0;
+    return owner != 0 && owner != (int32_t)syscall(SYS_gettid) && syscall(SYS_tgkill, getpid(), owner, 0) == 0;
 }
 static inline pthread_mutex_t *control_mutex(control_block *block, int which) { return &block->locks[which].mutex; }
 

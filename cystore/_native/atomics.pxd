@@ -38,7 +38,7 @@ cdef extern from "atomics.h" nogil:
     int robust_init(pthread_mutex_t* mutex)
     int robust_lock(pthread_mutex_t* mutex, int64_t timeout_ms)
     int32_t robust_owner(const pthread_mutex_t* mutex)
-    int robust_abandon(pthread_mutex_t* mutex)
+    bint robust_owned_beside(const pthread_mutex_t* mutex)
     int32_t thread_id()
     int64_t monotonic_ns()
     int64_t clock_now_ms()

@@ -37,26 +37,13 @@ OVERWRITTEN = (
 )
 
 
-@cython.no_gc_clear  # what __dealloc__ looks at is still there when a cycle that leads here is taken apart
+@cython.no_gc_clear  # whoever finds `block` while a cycle that leads here is taken apart finds its mapping, too
 @cython.auto_pickle(False)
 cdef class SharedLocks:
     """The part of a `Control` that other processes wait for."""
 
     def __cinit__(self):
         self.repairs = {}
-
-    def __dealloc__(self):
-        cdef MappedFile file = self.file
-        cdef control_block* block
-        cdef int which, held = 0
-        if file is None or self.read_only:
-            return
-        block = <control_block*>file.address
-        if control_intact(block):
-            for which in range(LOCK_COUNT):
-                held |= robust_abandon(control_lock_at(block, which))
-        if held:
-            Py_INCREF(file)  # for ever: a page too many is better than a crash
 
     cdef control_block* checked(self) except NULL:
         """The block, unless the store was closed, or somebody else's bytes stand in it: then nothing is read or written."""
@@ -311,7 +298,8 @@ cdef class Held:
 
     cdef int64_t _give(self, bint failed) noexcept:
         """Gives the lock back, also when the store was closed meanwhile: it belongs to all processes, who would wait for ever. Returns
-        how long it was held. In a child that was forked inside nothing happens: the lock is the parent's."""
+        how long it was held. In a child that was forked inside nothing happens: the lock is the parent's. A turn that another thread
+        collects cannot be ended there: the lock goes with its owner."""
         cdef control_block* block = <control_block*>self.file.address
         cdef pthread_mutex_t* mutex = control_lock_at(block, self.which)
         cdef int32_t owner = robust_owner(mutex)
@@ -321,5 +309,6 @@ cdef class Held:
             or_u32(&block.repair_due, 1u << self.which)
         if 0 <= self.budget_ms * NS_PER_MS < spent_ns:
             add_u32(&block.turns_over_budget, 1)
-        pthread_mutex_unlock(mutex)
+        if pthread_mutex_unlock(mutex) != 0 and robust_owned_beside(mutex):
+            Py_INCREF(self.file)  # for ever: the owner's next lock looks at this memory, and a page too many is better than a crash
         return spent_ns

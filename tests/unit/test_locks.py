@@ -8,6 +8,7 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -276,6 +277,33 @@ def test_lock_stays_with_its_thread_when_another_handle_goes(path, control):
         with ThreadPoolExecutor(1) as another:
             assert another.submit(is_free, control, "housekeeping").result() is False
     assert control.owner("housekeeping") == 0
+
+
+def mappings(path) -> int:
+    return Path("/proc/self/maps").read_text().count(str(path))
+
+
+def test_a_handle_that_goes_while_another_one_is_inside_leaves_no_mapping(path, control):
+    """Seen: each handle that a process collected while a thread of it was inside of a lock kept its mapping until the process ended."""
+    before = mappings(path)
+    others = [joined(path) for _ in range(2)]
+    with ThreadPoolExecutor(1) as another, control.held("flush"):
+        another.submit(others.clear).result()
+        assert mappings(path) == before
+
+
+def test_a_turn_that_another_thread_collects_keeps_its_memory(path, control):
+    """The owner's list of what it holds leads there; its next lock would end the process."""
+    with Process() as other:
+        other.send(
+            f"{JOIN}; import threading; turns = [control.held('append')]; turns[0].__enter__(); del control; "
+            "thread = threading.Thread(target=turns.clear); thread.start(); thread.join(); "
+            f"control = parts.join_control(Path(path)); {take('dispatch')}; {GIVE}; control.owner('append') != 0",
+            path=str(path),
+        )
+        assert other.answer() is True
+    control.on_repair("append", lambda: None)
+    assert is_free(control, "append")
 
 
 def test_wait_for_a_lock_ends_when_the_store_is_closed(path, control):
