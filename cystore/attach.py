@@ -42,6 +42,7 @@ from cystore.engine.flush import Flusher
 from cystore.engine.manifest import Facts, Manifest
 from cystore.engine.manifest_file import FILE_NAME as MANIFEST
 from cystore.engine.mappings import Mappings
+from cystore.engine.recognize import check_is_store, is_store
 from cystore.engine.roll import Roller
 from cystore.engine.segments import Mode
 from cystore.engine.store_settings import Policy, effective, effective_at, enter_settings
@@ -61,8 +62,7 @@ from cystore.services.schedule import Scheduler
 from cystore.services.waiting import WaitingQueues
 from cystore.system import files, folders, host, ownership, unreadable
 from cystore.system.ground import Ground
-from cystore.system.store_lock import StoreLocks
-from cystore.system.store_names import is_store
+from cystore.system.store_lock import LOCK_NAME, StoreLocks
 
 log = logging.getLogger("cystore")
 
@@ -139,7 +139,7 @@ def _check_directory(root: Path, config: StoreConfig) -> None:
     if root.is_dir():
         with files.translated(root):
             names = files.names(root)
-        if names - {"lost+found"} and not is_store(names - {"lost+found"}):
+        if names - {"lost+found"} and not is_store(root):
             raise StoreFormatError(
                 f"the directory is not empty and is no store (it holds {', '.join(sorted(names)[:3])})",
                 path=root,
@@ -389,11 +389,8 @@ def _try_reader(
     progress: Callable[[str, int, int], None] | None,
 ) -> Attachment | None:
     """None when somebody came between the look at who is there and the end of a private recovery."""
-    with files.translated(root):
-        names = files.names(root)
-    if not is_store(names):
-        raise StoreFormatError("the directory is no store", path=root)
-    locks = StoreLocks(root, read_only=True) if "lock" in names else None
+    check_is_store(root)
+    locks = StoreLocks(root, read_only=True) if LOCK_NAME in files.names(root) else None
     try:
         with locks.gate() if locks is not None else contextlib.nullcontext():
             holder = "nobody" if locks is None else locks.holder()

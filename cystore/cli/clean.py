@@ -6,18 +6,18 @@ import argparse
 from dataclasses import asdict
 
 import cystore
+from cystore.cli import facts
 from cystore.cli.command import OK, Command, add_json, store_config
 from cystore.cli.output import write_json, write_line
 from cystore.cli.progress import progress
-from cystore.engine.manifest import FILE_NAME, read_facts
-from cystore.errors import StoreConfigError, StoreFormatError
+from cystore.engine.manifest import read_facts
+from cystore.errors import StoreConfigError
 
 RETENTION = "file_reserved_time_h"
 
 
 def _run(args: argparse.Namespace) -> int:
-    if not any((args.path / name).exists() for name in (FILE_NAME, "commitlog")):
-        raise StoreFormatError("there is no store here", path=args.path)
+    facts.state(args.path)
     config = store_config(args)
     if RETENTION not in read_facts(args.path)[0].settings and not config.gives(RETENTION):
         raise StoreConfigError(

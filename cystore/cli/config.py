@@ -6,12 +6,13 @@ import argparse
 import json
 
 import cystore
+from cystore.cli import facts
 from cystore.cli.command import OK, Command, add_json, store_config
 from cystore.cli.output import write_line, write_note
 from cystore.config import StoreConfig
-from cystore.engine.manifest import FILE_NAME, read_facts
+from cystore.engine.manifest import read_facts
 from cystore.engine.store_settings import RETENTION, SHAPE, sources
-from cystore.errors import StoreConfigError, StoreFormatError
+from cystore.errors import StoreConfigError
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,8 +41,7 @@ def _run(args: argparse.Namespace) -> int:
             raise StoreConfigError(f"{name}: --set and --unset contradict each other")
         changes[name] = None
     args.settings = [text for text in args.settings if StoreConfig.parse_setting(text)[0] not in changes]
-    if not any((args.path / name).exists() for name in (FILE_NAME, "commitlog")):
-        raise StoreFormatError("there is no store here", path=args.path)
+    facts.state(args.path)
     config = store_config(args, services=())
     if changes or args.resume_cleaning or args.end_archive:
         with cystore.open(args.path, config=config) as store:

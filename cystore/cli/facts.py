@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cystore import StoreFormatError
 from cystore.engine.commit_log import DIRECTORY, MARKER
+from cystore.engine.recognize import check_is_store
 from cystore.recovery.mark import ABORT_NAME
 from cystore.system import files
 from cystore.system.store_lock import LOCK_NAME, StoreLocks
-from cystore.system.store_names import is_store
 
 BLOCK_BYTES = 512  # unit of st_blocks
 
@@ -58,14 +57,8 @@ class Use:
 
 def state(root: Path) -> State:
     """The state of the store in a directory. Raises StoreFormatError where there is none."""
-    with files.translated(root):
-        if not root.is_dir():
-            raise StoreFormatError(
-                "not a directory" if root.exists() else "there is no store here", path=root
-            )
-        names = set(os.listdir(root))
-    if not is_store(names):
-        raise StoreFormatError("the directory is no store", path=root)
+    check_is_store(root)
+    names = files.names(root)
     holder = "nobody"
     if LOCK_NAME in names:
         locks = StoreLocks(root, read_only=True)

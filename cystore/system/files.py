@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import re
 import stat
 import uuid
 from pathlib import Path
@@ -28,6 +29,7 @@ DIRECTORY_MODE = 0o700
 SHARED_FILE_MODE = 0o660
 SHARED_DIRECTORY_MODE = 0o2770  # with the set-group-id bit, what is made inside belongs to the group too
 TMP_DIRECTORY = "tmp"
+_TEMPORARY = re.compile(r"[0-9a-f]{32}")
 
 BLOCK_BYTES = 512  # of st_blocks
 _FALLOC_FL_KEEP_SIZE = 1
@@ -425,8 +427,19 @@ def read_back(path: Path) -> bytes:
 
 
 def clear_temporaries(root: Path) -> None:
-    """Removes what a crash left in tmp/, whatever it is. Only for whoever is alone in the store."""
-    remove_below(root / TMP_DIRECTORY)
+    """Removes what a crash left in tmp/; a name that `temporary` does not make is somebody's and stays. Only for whoever is alone in
+    the store."""
+    folder = root / TMP_DIRECTORY
+    if not _is_folder(folder):
+        return
+    with opened(folder, os.O_RDONLY | os.O_DIRECTORY) as fd, translated(folder), os.scandir(fd) as listed:
+        ours = [
+            entry.name
+            for entry in listed
+            if _TEMPORARY.fullmatch(entry.name) and not entry.is_dir(follow_symlinks=False)
+        ]
+    for name in ours:
+        remove(folder / name, durable=False)
 
 
 def free_space(path: Path) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from cystore.system import files, os_threads
 log = logging.getLogger("cystore")
 
 LOCK_NAME = "lock"
+LOCK_TEXT = b"lock"  # as RocketMQ fills it
 STORE_BYTE, GATE_BYTE = 0, 1
 
 _F_OFD_GETLK, _F_OFD_SETLK = 36, 37
@@ -55,7 +56,7 @@ class StoreLocks:
                 self._file = files.open_file(self.path, flags)
             if not read_only and os.fstat(self._fd).st_size == 0:
                 with files.translated(self.path):
-                    os.pwrite(self._fd, b"lock", 0)  # as RocketMQ fills it
+                    os.pwrite(self._fd, LOCK_TEXT, 0)
         except BaseException:
             self.close()
             raise
