@@ -34,7 +34,7 @@ static inline void failpoint(const char *name) {
     size_t length = strlen(name);
     if (wanted == NULL || strncmp(wanted, name, length) != 0 || (wanted[length] != '\0' && wanted[length] != ':')) return;
     if (wanted[length] == ':' && __atomic_add_fetch(failpoint_passes(), 1, __ATOMIC_SEQ_CST) != atoi(wanted + length + 1)) return;
-    kill(getpid(), strstr(wanted + length, ":stop") ? SIGSTOP : SIGKILL);
+    raise(strstr(wanted + length, ":stop") ? SIGSTOP : SIGKILL);  // to this thread: another one would stop while this goes on
 }
 #else
 #define failpoint(name) ((void)(name))
