@@ -109,10 +109,10 @@ class SyncFailedError(StoreIOError):
     """An fsync, fdatasync or msync reported an error, `errno`. What it covered may not be on disk; a second try proves nothing."""
 
     @staticmethod
-    def of(code: int, path: object = None) -> OSError:
+    def of(code: int, path: object = None) -> StoreError:
         """The error for `errno` of a sync. EINTR and EAGAIN say that the sync did not run: they are errors of the call alone."""
         if code in (errno.EINTR, errno.EAGAIN):
-            return OSError(code, os.strerror(code), str(path))
+            return StoreResourceError(f"{os.strerror(code)}: the sync did not run; try again", path=path)
         error = SyncFailedError(os.strerror(code), path=path)
         error.errno = code
         return error
