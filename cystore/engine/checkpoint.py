@@ -62,7 +62,7 @@ def parse_checkpoint(data: bytes) -> CheckpointFields:
 
 def read_checkpoint(root: Path) -> CheckpointFields:
     """The fields of the store's checkpoint; all zero where there is none."""
-    return parse_checkpoint(files.read_if_there(root / FILE_NAME) or b"")
+    return parse_checkpoint(files.read_if_there(root / FILE_NAME, first=FILE_BYTES) or b"")
 
 
 def _field(name: str) -> property:
@@ -78,21 +78,22 @@ def _field(name: str) -> property:
 class Checkpoint:
     """The mapped checkpoint. Setting a field publishes it to the page cache, `sync` makes it durable.
 
-    Opened for writing it is made if it is missing or too short. READ follows what other processes store; PRIVATE stays in
+    Opened for writing it is made if it is missing or has another length. READ follows what other processes store; PRIVATE stays in
     this process.
     """
 
     def __init__(self, root: Path, mode: Mode) -> None:
         self.path = root / FILE_NAME
-        found = files.read_if_there(self.path) or b""
-        length = max(len(found), FILE_BYTES)
+        found = files.read_if_there(self.path, first=FILE_BYTES + 1) or b""
         self._file: MappedFile | None
         if mode is Mode.WRITE:
             if len(found) < FILE_BYTES:
                 files.write_whole(root, self.path, found.ljust(FILE_BYTES, b"\0"), keep_last=False)
-            self._file = files.map_file(self.path, 0, length)
-        elif mode is Mode.READ and len(found) >= FILE_BYTES:
-            self._file = files.map_file(self.path, 0, length, writable=False)
+            elif len(found) > FILE_BYTES:  # in place: other processes may have it mapped
+                files.shorten(self.path, FILE_BYTES)
+            self._file = files.map_file(self.path, 0, FILE_BYTES)
+        elif mode is Mode.READ and len(found) == FILE_BYTES:
+            self._file = files.map_file(self.path, 0, FILE_BYTES, writable=False)
         else:
             self._file = MappedFile.anonymous(0, FILE_BYTES, self.path)
             self._file.write(0, found[:FILE_BYTES])

@@ -103,7 +103,7 @@ def read_hole_list(root: Path) -> tuple[Holes, bool]:
         if not candidate.exists():
             continue
         try:
-            return parse_holes(files.read_all(candidate)), problem is None
+            return parse_holes(files.read_all(candidate, most=files.SMALL_FILE_BYTES_MAX)), problem is None
         except ValueError as error:
             problem = problem or error
     if problem is not None:

@@ -28,7 +28,7 @@ from cystore.engine.holes import Hole, Holes, hole_of, plain_hole, read_hole_lis
 from cystore.engine.manifest_file import FILE_NAME, Slot
 from cystore.engine.removed import Removed, RemovedQueue, removed_of
 from cystore.errors import StoreError, StoreFormatError, StoreNotWritableError
-from cystore.system import files, os_threads
+from cystore.system import os_threads
 from cystore.system.reentry import undisturbed
 
 log = logging.getLogger("cystore")
@@ -148,7 +148,7 @@ def look(root: Path) -> Found:
     path = root / FILE_NAME
     if path.exists() and not path.is_symlink() and not path.is_file():
         return Found(problem="a folder, or something else that is no file, stands in its place")
-    data = files.read_if_there(path)
+    data = manifest_file.read_bytes(path)
     if data is None:
         return Found()
     slots = manifest_file.parse_slots(data)

@@ -21,7 +21,7 @@ FILE_NAME = "manifest"
 MAGIC = int.from_bytes(b"CYSMANI1", "big")
 HEADER_BYTES = 32
 FIRST_SLOT_BYTES = 64 * 1024
-SLOT_BYTES_MAX = 1 << 30
+SLOT_BYTES_MAX = 1 << 27
 
 _FIELDS = {f.name: f for struct_ in DISK_STRUCTS if struct_.name == "manifest_slot" for f in struct_.fields}
 
@@ -38,7 +38,20 @@ class Slot:
 
 def read_slots(path: Path) -> list[Slot]:
     """The slots whose checksum is right, newest first. Raises FileNotFoundError's StoreIOError for a file that is not there."""
-    return parse_slots(files.read_all(path))
+    return parse_slots(read_bytes(path) or b"")
+
+
+def read_bytes(path: Path) -> bytes | None:
+    """The bytes of both slots, or the whole file where the first slot does not tell its length; None where there is no file."""
+    while True:
+        head = files.read_if_there(path, first=HEADER_BYTES) or b""
+        told = {name: _number(head, name) for name in _FIELDS} if len(head) == HEADER_BYTES else {}
+        known = told.get("magic") == MAGIC and HEADER_BYTES <= told["slot_bytes"] <= SLOT_BYTES_MAX
+        data = files.read_if_there(path, first=2 * told["slot_bytes"] if known else None)
+        if (
+            data is None or data[:HEADER_BYTES] == head
+        ):  # else another process changed it between the two reads
+            return data
 
 
 def parse_slots(data: bytes) -> list[Slot]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from cystore._native.descriptor import Descriptor, Temporary, open_in
 from cystore._native.failpoint import failpoint
 from cystore._native.mapping import MappedFile
-from cystore.errors import StoreIOError, SyncFailedError
+from cystore.errors import StoreFormatError, StoreIOError, SyncFailedError
 from cystore.system.folders import check_place, inside, libc, open_folder
 from cystore.system.os_errors import link_refused as link_refused
 from cystore.system.os_errors import not_regular, sorted_error
@@ -29,6 +29,7 @@ DIRECTORY_MODE = 0o700
 SHARED_FILE_MODE = 0o660
 SHARED_DIRECTORY_MODE = 0o2770  # with the set-group-id bit, what is made inside belongs to the group too
 TMP_DIRECTORY = "tmp"
+SMALL_FILE_BYTES_MAX = 256 * 1024 * 1024  # of those that are read as a whole
 _TEMPORARY = re.compile(r"[0-9a-f]{32}")
 
 BLOCK_BYTES = 512  # of st_blocks
@@ -156,16 +157,21 @@ def opened(path: Path, flags: int = os.O_RDONLY) -> Descriptor:
     return open_file(path, flags)
 
 
-def read_all(path: Path) -> bytes:
-    """The whole file."""
+def read_all(path: Path, *, most: int | None = None, first: int | None = None) -> bytes:
+    """The whole file, or its `first` bytes. One of more than `most` bytes is refused: somebody made it, and the memory is not there."""
     with opened(path) as fd, translated(path):
+        length = os.fstat(fd).st_size
+        if first is not None:
+            return pread_full(fd, 0, min(first, length), path)
+        if most is not None and length > most:
+            raise StoreFormatError(f"a file of {length} bytes is none of cystore's; move it away", path=path)
         return b"".join(iter(lambda: os.read(fd, 1 << 20), b""))
 
 
-def read_if_there(path: Path) -> bytes | None:
-    """The whole file, None where there is none: it may go away between a look and a read."""
+def read_if_there(path: Path, *, first: int | None = None) -> bytes | None:
+    """A whole small file, or its `first` bytes; None where there is none: it may go away between a look and a read."""
     try:
-        return read_all(path)
+        return read_all(path, most=SMALL_FILE_BYTES_MAX, first=first)
     except StoreIOError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return None
@@ -569,5 +575,13 @@ def extend(path: Path, length: int) -> None:
     """Makes a file that is too short `length` bytes long, durably; the new part reads as zero."""
     with opened(path, os.O_RDWR) as fd, translated(path):
         if os.fstat(fd).st_size < length:
+            os.ftruncate(fd, length)
+            sync(fd, path)
+
+
+def shorten(path: Path, length: int) -> None:
+    """Cuts a file that is too long to `length` bytes, durably. Nobody may have mapped what is behind."""
+    with opened(path, os.O_RDWR) as fd, translated(path):
+        if os.fstat(fd).st_size > length:
             os.ftruncate(fd, length)
             sync(fd, path)

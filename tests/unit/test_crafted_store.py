@@ -10,8 +10,10 @@ import os
 import pytest
 
 import cystore
+from cystore.engine import manifest_file
 from cystore.recovery import drop_derived
-from tests.small import open_small
+from tests.process import Process
+from tests.small import SETTINGS, open_small
 
 pytestmark = pytest.mark.unsanitized  # about names and kinds of files
 
@@ -23,6 +25,15 @@ def path(tmp_path):
     with open_small(path) as store:
         store.put("T", b"1", keys=("k",))
     return path
+
+
+def change_manifest(path, change):
+    """Other facts in both slots, with right checksums."""
+    (newest, *_) = manifest_file.read_slots(path / "manifest")
+    facts = json.loads(newest.payload)
+    change(facts)
+    slot = manifest_file.render_slot(newest.sequence, json.dumps(facts).encode(), newest.slot_bytes)
+    (path / "manifest").write_bytes(slot.ljust(newest.slot_bytes, b"\0") * 2)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +82,57 @@ def test_a_fifo_in_the_place_of_a_file_does_not_hang(path, place):
     os.mkfifo(path / place)
     with contextlib.suppress(cystore.StoreError):
         open_small(path).close()
+
+
+@pytest.mark.parametrize("begin", ["the end", 1 << 40, 1 << 62])
+@pytest.mark.parametrize("crashed", [True, False])
+def test_a_hole_behind_the_end_of_the_log(path, begin, crashed):
+    """Seen: with a damaged range there, `flush` never came back. The process dies of an alarm if it hangs."""
+    with open_small(path) as store:
+        begin = store.wrote_position if begin == "the end" else begin
+    change_manifest(
+        path, lambda facts: facts["damaged"].append({"begin": begin, "end": begin + 500, "reason": "x"})
+    )
+    if crashed:
+        (path / "abort").touch()
+    with Process() as process:
+        process.do(
+            "from tests.property import crafted; told = crafted.use(root, given)",
+            root=str(path),
+            given=SETTINGS,
+        )
+        assert (
+            process.do(
+                "[one for one in told if one[1] and one[0].startswith(('open', 'put', 'flush', 'close'))]"
+            )
+            == []
+        )
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoint", "manifest", "abort", "lock", "config/queueOffset.json", "quarantine/holes.json"]
+)
+def test_a_file_of_a_terabyte(path, name):
+    """Seen: the whole file was read into memory, until MemoryError or the end of the host's memory."""
+    (path / name).parent.mkdir(exist_ok=True)
+    (path / name).touch()
+    os.truncate(path / name, 1 << 40)
+    if name == "quarantine/holes.json":
+        (path / "manifest").unlink()
+    with Process() as process:
+        told = process.do(
+            "from tests.property import crafted; crafted.use(root, given)", root=str(path), given=SETTINGS
+        )
+    assert len(told) > 5
+    if name in ("checkpoint", "manifest", "abort", "lock"):
+        assert [one for one in told if one[1] and one[0].startswith("open")] == []
+
+
+def test_a_checkpoint_that_is_too_long_is_cut(path):
+    os.truncate(path / "checkpoint", 10_000)
+    with open_small(path) as store:
+        store.put("T", b"2", flush="sync")
+    assert (path / "checkpoint").stat().st_size == 4096
 
 
 def test_a_folder_in_tmp_does_not_prevent_opening(path):
