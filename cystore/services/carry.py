@@ -157,12 +157,7 @@ class Carrier:
 
     def _advance(self, batch: list[_Carry], carried: int) -> None:
         """Counts the first `carried` messages of a batch, and what is stepped over between them."""
-        for one in batch:
-            if one.copy is not None:
-                if carried == 0:
-                    break
-                carried -= 1
-            self._progress.move(one.slot, one.queue_offset + 1)
+        self._transfer.leave(batch, carried)
         failpoint("carry.counted")
         self._progress.finish()
 

@@ -161,12 +161,8 @@ class Scheduler:
 
     def _advance(self, batch: list[_Due], delivered: int) -> None:
         """Counts the first `delivered` messages of a batch, and what is stepped over between them."""
-        for one in batch:
-            if one.message is not None:
-                if delivered == 0:
-                    break
-                delivered -= 1
-            self._progress.move(one.slot, one.queue_offset + 1)
+        assert self._transfer is not None
+        self._transfer.leave(batch, delivered)
         failpoint("deliver.counted")
         self._progress.finish()
 

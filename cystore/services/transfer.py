@@ -5,7 +5,7 @@ Each copy names its source, so whoever comes after a kill finds in the log what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NoReturn
 
@@ -78,6 +78,16 @@ class Transfer:
         except MessageIllegalError:
             self._progress.finish()
             raise
+
+    def leave(self, batch: Iterable[tuple[int, int, Message | None]], put: int) -> None:
+        """Counts the first `put` messages of a batch of (slot, queue offset, message), and what is stepped over between them: None in the
+        place of a message."""
+        for slot, queue_offset, message in batch:
+            if message is not None:
+                if put == 0:
+                    break
+                put -= 1
+            self._progress.move(slot, queue_offset + 1)
 
 
 def target_of(properties: Mapping[str, str]) -> tuple[str, int]:

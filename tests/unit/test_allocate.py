@@ -7,8 +7,6 @@ import contextlib
 import errno
 import os
 import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -26,9 +24,9 @@ from cystore.errors import (
 from cystore.system import files
 from tests.process import Failed, Process
 from tests.small import LOG_BYTES, SETTINGS, body_for, open_small
+from tests.small_disk import NOT_ASKED, on_small_disk
 
 PAGE = os.sysconf("SC_PAGESIZE")
-NOT_ASKED = "the kernel of this host does not let a user mount a small disk"
 
 
 def reserved(path) -> int:
@@ -193,17 +191,8 @@ print("went on")
 @pytest.mark.may_skip(NOT_ASKED)
 def test_full_disk_refuses_puts_and_free_space_lets_them_go_on(tmp_path):
     """On a disk of one megabyte of its own. Everything acknowledged stays readable (I5: no signal)."""
-    script = 'mount -t tmpfs -o size=1536k none "$0" && exec "$@"'
-    mount = ["unshare", "--mount", "--map-root-user", "sh", "-c", script]
-    done = subprocess.run(
-        [*mount, str(tmp_path), sys.executable, "-c", STORE_ON_A_SMALL_DISK, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode and "unshare" in done.stderr:
-        pytest.skip(NOT_ASKED)
-    assert done.stdout == "went on\n", done.stderr
+    out = on_small_disk("1536k", tmp_path, STORE_ON_A_SMALL_DISK)
+    assert out == "went on\n"
 
 
 KILLED_ON_A_FULL_DISK = """
@@ -256,17 +245,8 @@ print("went on")
 @pytest.mark.may_skip(NOT_ASKED)
 def test_store_that_was_killed_on_a_full_disk_opens_without_space(tmp_path):
     """And closes cleanly on one."""
-    script = 'mount -t tmpfs -o size=3m none "$0" && exec "$@"'
-    mount = ["unshare", "--mount", "--map-root-user", "sh", "-c", script]
-    done = subprocess.run(
-        [*mount, str(tmp_path), sys.executable, "-c", KILLED_ON_A_FULL_DISK, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode and "unshare" in done.stderr:
-        pytest.skip(NOT_ASKED)
-    assert done.stdout == "went on\n", done.stderr
+    out = on_small_disk("3m", tmp_path, KILLED_ON_A_FULL_DISK)
+    assert out == "went on\n"
 
 
 def test_log_does_not_grow_while_there_is_no_headroom(tmp_path, monkeypatch):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from cystore.derived.offsets import QueueOffsets, read_queue_offsets, write_queue_offsets
 from cystore.system import files
 from cystore.system.room import SPARE
+from tests.small_disk import NOT_ASKED, on_small_disk
 
 pytestmark = pytest.mark.unsanitized  # about full disks
 
-NOT_ASKED = "the kernel of this host does not let a user mount a small disk"
 
 FULL = """
 import logging, os, sys
@@ -65,17 +62,8 @@ print("went on")
 @pytest.mark.parametrize("queues", [3, 100])
 def test_a_full_disk_is_cleaned_and_closed_on(tmp_path, dispatched, queues):
     """Seen: clean needed space for a state file and gave up; where the disk was too full to dispatch, nothing could ever go."""
-    script = 'mount -t tmpfs -o size=3m none "$0" && exec "$@"'
-    mount = ["unshare", "--mount", "--map-root-user", "sh", "-c", script]
-    done = subprocess.run(
-        [*mount, str(tmp_path), sys.executable, "-c", FULL, str(tmp_path), dispatched, str(queues)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode and "unshare" in done.stderr:
-        pytest.skip(NOT_ASKED)
-    assert done.stdout == "went on\n", done.stderr
+    out = on_small_disk("3m", tmp_path, FULL, dispatched, str(queues))
+    assert out == "went on\n"
 
 
 def table(position: int) -> QueueOffsets:

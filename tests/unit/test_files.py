@@ -6,8 +6,6 @@ from __future__ import annotations
 import errno
 import os
 import pickle
-import subprocess
-import sys
 
 import pytest
 
@@ -24,8 +22,7 @@ from cystore.errors import (
 )
 from cystore.system import files, folders
 from tests.process import Process
-
-NOT_ASKED = "the kernel of this host does not let a user mount a small disk"
+from tests.small_disk import NOT_ASKED, on_small_disk
 
 
 @pytest.mark.parametrize(
@@ -328,17 +325,8 @@ with files.opened(root / "log" / "0", os.O_RDWR) as fd:
 
 @pytest.mark.may_skip(NOT_ASKED)
 def test_full_disk_is_an_error_of_the_reservation(tmp_path):
-    mount = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
-    script = 'mount -t tmpfs -o size=1m none "$0" && exec "$@"'
-    done = subprocess.run(
-        [*mount, script, str(tmp_path), sys.executable, "-c", ON_A_SMALL_DISK, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode and "unshare" in done.stderr:
-        pytest.skip(NOT_ASKED)
-    assert done.stdout == f"full [] []\nfull {64 << 20}\n", done.stderr
+    out = on_small_disk("1m", tmp_path, ON_A_SMALL_DISK)
+    assert out == f"full [] []\nfull {64 << 20}\n"
 
 
 def test_error_is_told_although_the_temporary_file_cannot_be_removed_either(tmp_path, monkeypatch):

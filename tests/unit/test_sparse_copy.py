@@ -3,14 +3,12 @@ zeros in them are copied to a small tmpfs, where also a read of a hole through a
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+
+from tests.small_disk import NOT_ASKED, on_small_disk
 
 pytestmark = pytest.mark.unsanitized  # about full disks
 
-NOT_ASKED = "the kernel of this host does not let a user mount a small disk"
 
 COMMON = """
 import logging, os, shutil, subprocess, sys
@@ -91,15 +89,5 @@ def test_on_a_full_tmpfs(tmp_path, script, says):
     """Seen: SIGBUS in `query` of a copy on a full tmpfs, which had a hole among the slots of its index; and in the recovery of a crashed
     store on a disk that was nearly full, which made a hole in a body dirty."""
     (tmp_path / "mount").mkdir()
-    mount = 'mount -t tmpfs -o size=8m none "$0" && exec "$@"'
-    unshare = ["unshare", "--mount", "--map-root-user", "sh", "-c", mount, str(tmp_path / "mount")]
-    done = subprocess.run(
-        [*unshare, sys.executable, "-c", COMMON + script, str(tmp_path / "mount"), str(tmp_path / "source")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode and ("unshare" in done.stderr or "mount:" in done.stderr):
-        pytest.skip(NOT_ASKED)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(says)
+    out = on_small_disk("8m", tmp_path / "mount", COMMON + script, str(tmp_path / "source"))
+    assert out.startswith(says)
