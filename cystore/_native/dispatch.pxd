@@ -22,6 +22,7 @@ cdef struct queue_files:
     uint8_t* address                # NULL: not at hand
     int64_t base
     int64_t end
+    uint32_t removals               # that of the queue's slot when the file was handed over: another number means another file
     uint64_t used                   # round of the last write
     uint8_t* ext_address            # NULL: not at hand
     int64_t ext_base

@@ -157,7 +157,7 @@ cdef int _put_queue(dispatch_state* d, pending_record* r) noexcept nogil:
     if r.slot >= d.queue_count:
         return DISPATCH_NEED_QUEUE_FILE
     files = &d.queues[r.slot]
-    if files.address == NULL or not files.base <= at < files.end:
+    if files.address == NULL or files.removals != queue.removals or not files.base <= at < files.end:
         return DISPATCH_NEED_QUEUE_FILE
     if at + <int64_t>QUEUE_ENTRY_BYTES > queue.allocated:
         return DISPATCH_NEED_QUEUE_SPACE
@@ -355,10 +355,15 @@ cdef class DispatchKernel:
         return &self.d.queues[slot]
 
     def use_queue(self, uint32_t slot, MappedFile file not None):
-        """The consume queue file that the next entries of a queue go into."""
+        """The consume queue file that the next entries of a queue go into. It is used until the queue's files are removed."""
         cdef queue_files* files = self._files(slot)
+        cdef uint32_t removals = self.control._slot(slot).removals
         if not file.writable:
             raise ValueError(f"{file!r} is mapped for reading only")
+        if files.removals != removals:  # the extended files were removed, too
+            files.ext_address = NULL
+            self.ext_mappings.pop(slot, None)
+        files.removals = removals
         self.queue_mappings[slot] = file
         files.address = file.address
         files.base = file.base

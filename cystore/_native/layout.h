@@ -37,7 +37,7 @@
 #define FLAG_CORRUPT 0x4 /* dispatch met a damaged record */
 #define FLAG_DISK_FULL 0x8 /* the disk is fuller than the settings allow */
 #define CONTROL_MAGIC 0x435953544f524531ull
-#define LAYOUT_FINGERPRINT 0x9658064f8f9a38aull
+#define LAYOUT_FINGERPRINT 0x607d65374648c9c4ull
 #define CONTROL_BUCKETS_AT 4096
 #define CONTROL_BUCKETS 16384
 #define CONTROL_QUEUES_AT 69632
@@ -292,7 +292,7 @@ typedef struct queue_entry {
     int64_t last_physical_end; /* dispatch: end of the last dispatched record of this queue */
     int64_t last_store_timestamp; /* dispatch: its store timestamp, ms */
     int64_t delivered; /* deliver: delayed messages of this queue that were delivered end before it */
-    uint32_t removals; /* dispatch: changes when all files of the queue are removed */
+    uint32_t removals; /* dispatch: changes when files of the queue are removed or made anew */
     uint8_t pad_1[4];
 } queue_entry;
 _Static_assert(offsetof(queue_entry, next) == 0, "queue_entry.next");

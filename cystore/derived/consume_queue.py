@@ -21,7 +21,7 @@ from cystore.config import StoreConfig
 from cystore.derived.consume_queue_ext import ConsumeQueueExt
 from cystore.engine.mappings import Mappings
 from cystore.engine.segments import MappedFileQueue, Mode
-from cystore.errors import OffsetError, StoreFormatError, SyncFailedError
+from cystore.errors import OffsetError, StoreFormatError, StoreIOError, SyncFailedError
 from cystore.layout import CONSTANTS
 from cystore.system import os_threads
 from cystore.system.file_system import FileSystem
@@ -82,8 +82,9 @@ class ConsumeQueue:
             if config.enable_consume_queue_ext
             else None
         )
-        self._last: MappedFile | None = None
         self._removals = control.queue_removals(slot)
+        # The file used last, and the count of removals at which it was looked for: another thread may put an older one here.
+        self._last: tuple[int, MappedFile] | None = None
 
     @property
     def min_offset(self) -> int:
@@ -98,15 +99,23 @@ class ConsumeQueue:
     def file_of(self, queue_offset: int) -> MappedFile | None:
         """The mapped file that holds an entry, None where there is no file."""
         position = queue_offset * ENTRY_BYTES
-        file = self._last
-        if file is None or not file.base <= position < file.end:
-            file = self._last = self.files.get(self.files.base_of(position))
-        return file
+        removals = self.notice_removal()
+        last = self._last
+        if last is not None and last[0] == removals and last[1].base <= position < last[1].end:
+            return last[1]
+        found = self.files.get(self.files.base_of(position))
+        if found is not None:
+            self._last = removals, found
+        return found
 
     def entry(self, queue_offset: int) -> QueueEntry | None:
-        """The entry of an offset; None for a hole. Raises OffsetError where there is no entry."""
-        file = self.file_of(queue_offset) if 0 <= queue_offset < self.max_offset else None
+        """The entry of an offset; None for a hole, and where a cleaner takes the file away meanwhile. Raises OffsetError where there is
+        no entry."""
+        inside = 0 <= queue_offset < self.max_offset
+        file = self.file_of(queue_offset) if inside else None
         if file is None:
+            if inside and queue_offset < self.min_offset:
+                return None
             raise OffsetError(f"no entry for queue offset {queue_offset}", path=self.files.directory)
         found = kernel.entry_at(file, queue_offset * ENTRY_BYTES - file.base)
         return None if found is None else QueueEntry(*found)
@@ -129,7 +138,13 @@ class ConsumeQueue:
         before the last of them is written leaves the filling to be done again. Raises StoreFullError.
         """
         base = self.files.base_of(position)
+        self.notice_removal()
         file = self.files.get(base)
+        if file is not None and not self.files.is_there(
+            file
+        ):  # another thread looked for it before it was removed
+            self.forget(position // ENTRY_BYTES)
+            file = self.files.get(base)
         if file is None:
             file = self.files.create(base, _stepped(0, position - base + ENTRY_BYTES, self.files.file_bytes))
         file.mark_written()
@@ -143,15 +158,17 @@ class ConsumeQueue:
             kernel.put_holes(file, 0, inside // ENTRY_BYTES)
         return file
 
-    def notice_removal(self) -> None:
-        """Lets the mappings go of files that another process has removed."""
+    def notice_removal(self) -> int:
+        """Lets the mappings go of files that another process has removed, or made anew. Returns the count of removals that this is
+        about."""
         removals = self._control.queue_removals(self.slot)
         if removals != self._removals:
-            self._removals = removals
             self._last = None
             self.files.forget_all()
             if self.ext is not None:
                 self.ext.files.forget_all()
+            self._removals = removals  # last: another thread must not take the mappings for new ones before
+        return removals
 
     def allocate(self, position: int) -> None:
         """Reserves space for the entry at `position` and some behind it. Raises StoreFullError."""
@@ -186,8 +203,9 @@ class ConsumeQueue:
         self._last = None
         self.files.forget(self.files.base_of(queue_offset * ENTRY_BYTES))
 
-    def forget_allocated(self) -> None:
-        """Makes every dispatcher look for the file of the next entry by its name again."""
+    def forget_everywhere(self) -> None:
+        """Under the dispatch lock: makes every process look for the queue's files by their names again, and reserve space there."""
+        self._control.count_queue_removal(self.slot)
         self._control.set_queue_allocated(self.slot, self.max_offset * ENTRY_BYTES)
 
     def fill_gap(self, queue_offset: int) -> None:
@@ -336,13 +354,21 @@ class ConsumeQueue:
         begin, end = self._control.queue_flushed(self.slot), self.max_offset
         if begin >= end:
             return
+        removals = (
+            self.notice_removal()
+        )  # after `end` is read: the files that are mapped now have these entries
         bases = range(self.files.base_of(begin * ENTRY_BYTES), end * ENTRY_BYTES, self.files.file_bytes)
         synced = [file for base in bases if (file := self.files.get(base)) is not None]
         for file in synced:
             file.sync()
         # A queue whose messages damage swallowed all has no file yet.
         if synced and (begin <= self.min_offset or bases[-1] >= begin * ENTRY_BYTES):
-            self.files.sync_names()
+            try:
+                self.files.sync_names()
+            except StoreIOError as error:
+                removed = self._control.queue_removals(self.slot) != removals
+                if not (removed and isinstance(error.__cause__, FileNotFoundError)):
+                    raise
         if self.ext is not None:
             first = next((entry for _, entry in self.entries(begin, end) if entry is not None), None)
             if first is not None:

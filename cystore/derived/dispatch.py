@@ -295,8 +295,6 @@ class Dispatcher:
         """Also asks for the file by its name again: somebody may have removed it, or made it anew."""
         slot, wanted = self._kernel.slot, self._kernel.wanted
         queue = self._queues.get(slot)
-        if self._control.queue_allocated(slot) < 0:  # its files were removed, the extended ones too
-            self._kernel.forget_queue(slot)
         queue.forget(wanted // ENTRY_BYTES)
         file = queue.prepare(wanted)
         self._kernel.use_queue(slot, file)

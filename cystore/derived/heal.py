@@ -146,7 +146,7 @@ class QueueHealer:
                         wanted[place : place + ENTRY_BYTES] != present[place : place + ENTRY_BYTES]
                         for place in range(0, length, ENTRY_BYTES)
                     )
-                queue.forget_allocated()
+                queue.forget_everywhere()
         if written:
             with self._control.held("dispatch", timeout_ms=LOCK_WAIT_MS):
                 file = queue.remade(first)

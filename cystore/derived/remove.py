@@ -3,10 +3,11 @@
 Source: DefaultMessageStore.deleteTopics, cleanUnusedTopic and cleanExpiredConsumerQueue. Different here: a removed queue goes on
 counting. RocketMQ forgets the count, and gives queue offsets out twice.
 
-Nobody may put to these queues meanwhile: a process that has a queue open does not see that its file was removed and made anew, and may go
-on with the old one. The manifest says first what is removed. Then the queue's minimum moves
-on, so readers get OFFSET_TOO_SMALL. Then the files go, under the dispatch lock, one queue a turn. After a kill between two steps the
-next `settle` of any process, or recovery, does the rest.
+Readers, writers and dispatchers of other processes go on meanwhile. The manifest says first what is removed. Then the queue's minimum
+moves on, so readers get OFFSET_TOO_SMALL. Then the files go, under the dispatch lock, one queue a turn. The remover raises the queue's
+`removals` in the control block before and after that. A process that sees another number there lets its mappings of the queue go:
+dispatchers compare it for each entry, under the dispatch lock, and readers before each look at a file. After a kill between two steps
+the next `settle` of any process, or recovery, does the rest.
 """
 
 from __future__ import annotations
@@ -104,8 +105,15 @@ class QueueRemover:
         return Removal(queues, 0, removed)
 
     def _remove(self, slot: int) -> int:
-        with self._control.held("dispatch", timeout_ms=LOCK_WAIT_MS):
-            removed = self._queues.get(slot).remove_unused()
+        control, listed = self._control, self._manifest.snapshot().removed
+        with (
+            control.held("clean", timeout_ms=LOCK_WAIT_MS),  # nobody looks for expired entries in these files
+            control.held("dispatch", timeout_ms=LOCK_WAIT_MS),
+        ):
+            queue = self._queues.get(slot)
+            if queue.max_offset > listed.end((queue.topic, queue.queue_id)):
+                return 0  # a message came since
+            removed = queue.remove_unused()
             self._dispatcher.forget_queue(slot)
         return removed
 
@@ -113,8 +121,9 @@ class QueueRemover:
         """Enters the counts of unused queues in the manifest before their files go: config/queueOffset.json alone could rot."""
         known, rows = self._manifest.snapshot().removed, []
         for slot in unused:
-            topic, queue_id, _, dispatched, _ = self._control.queue(slot)
-            if dispatched > known.end((topic, queue_id)):
+            # The minimum is read last. A message that was dispatched since the look for unused queues is at or behind it, and stays.
+            topic, queue_id, _, dispatched, minimum = self._control.queue(slot)
+            if minimum >= dispatched > known.end((topic, queue_id)):
                 rows.append(RemovedQueue(topic, queue_id, dispatched, self._control.dispatched))
         if rows:
             self._manifest.remove_queues(rows)

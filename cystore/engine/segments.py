@@ -83,6 +83,7 @@ class MappedFileQueue:
         self._odd_files = odd_files if mode is Mode.PRIVATE else "refuse"
         self._lock = os_threads.RLock()
         self._configured_bytes = file_bytes
+        self._forgotten = 0  # how often all mappings were dropped
         self._bases = self._list()
 
     def _list(self) -> list[int]:
@@ -172,6 +173,7 @@ class MappedFileQueue:
                 return found
             if base in self._removed:
                 return None
+            forgotten = self._forgotten
             found = self._map(base)
             if found is None:
                 return None
@@ -183,6 +185,9 @@ class MappedFileQueue:
             if self._max_mapped is not None and len(self._mapped) > self._max_mapped:
                 self._let_oldest_go()
         self._mappings.keep(self._number, found, self._needed)
+        with self._lock:
+            if self._forgotten != forgotten:  # somebody removed it since it was mapped
+                self._let_go(base)
         return found
 
     def _map(self, base: int) -> MappedFile | None:
@@ -309,6 +314,7 @@ class MappedFileQueue:
     def forget_all(self) -> None:
         """Drops all of this process's mappings: another process removed the files."""
         with self._lock:
+            self._forgotten += 1
             for base in list(self._mapped):
                 self._let_go(base)
             self._bases = []
