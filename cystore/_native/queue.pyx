@@ -87,11 +87,14 @@ cdef int queue_select(selection* s, log_window* window) noexcept nogil:
         physical_offset = queue_entry_disk_physical_offset(entry)
         size = queue_entry_disk_size(entry)
         tags_code = queue_entry_disk_tags_code(entry)
-        if size == <int32_t>HOLE_ENTRY_SIZE or 0 <= physical_offset < window.minimum:
+        if size <= 0 or physical_offset < 0:  # zeros: nobody wrote this entry
+            s.status = SELECT_BAD_ENTRY
+            return SELECT_DAMAGED
+        if size == <int32_t>HOLE_ENTRY_SIZE or physical_offset < window.minimum:
             s.gone += 1
             s.at += 1
             continue
-        if size <= 0 or physical_offset < 0 or size > window.wrote - physical_offset:
+        if size > window.wrote - physical_offset:
             s.status = SELECT_BAD_ENTRY
             return SELECT_DAMAGED
         if _batch_full(s, size, window.wrote - physical_offset > s.limits.memory_bytes):

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 import cystore
+from cystore import clock
 from cystore.errors import CorruptRecordError
 from tests.process import Process
+from tests.small import LOG_BYTES, body_for, open_small
+from tests.turned import stop
 from tests.unit.test_online_damage import BODY_AT, bodies, flip, open_store
 
 COUNT = 250  # entries: two whole files of 100, and half of one
@@ -93,3 +96,21 @@ def test_a_damaged_record_is_not_taken_for_a_damaged_queue(tmp_path):
             assert caught.value.offset == puts[offset].physical_offset
         assert store.stats()["healed_entries"] == 0
         assert [bytes(m.body) for m in store.get("T", 0, 7).messages] == [b"7", b"8", b"9"]
+
+
+def test_zeros_are_damage_also_where_the_log_was_cleaned(tmp_path, monkeypatch):
+    """Seen: `get` took an entry of zeros for one whose record was cleaned, and said MESSAGE_WAS_REMOVING of messages that the log had."""
+    with open_small(tmp_path, file_reserved_time_h=1) as store:
+        for _ in range(3 * LOG_BYTES // 1024):
+            store.put("T", body_for(1024))
+        store.dispatch()
+        stop(monkeypatch, clock.now_ms() + 3 * 3_600_000)
+        offsets = [store.put("T", b"%d" % n).queue_offset for n in range(10)]
+        store.dispatch()
+        assert store.clean().segments > 0
+        assert store.stats()["min_physical_offset"] > 0
+        with sorted((tmp_path / "consumequeue" / "T" / "0").iterdir())[-1].open("r+b") as file:
+            file.write(bytes(2000))
+        found = [store.get("T", 0, offset, 1) for offset in offsets]
+        assert [bytes(got.messages[0].body) for got in found if got.messages] == [b"%d" % n for n in range(10)]
+        assert store.stats()["healed_entries"] >= 10
