@@ -524,6 +524,7 @@ def _compose(
         control,
         commit_log,
         follower,
+        remover,
         dispatcher,
         allocator,
         roller,

@@ -50,13 +50,13 @@ class StoreUpkeep(ABC):
 
         Readers get OFFSET_TOO_SMALL. The topic goes on counting: a message that is put later gets the next queue offset. Records stay
         in the log until their segment expires, so `query`, `read` and `scan` find them till then. Delayed messages are still delivered.
-        Call it while nobody puts to the topic, as for `remove_unused_queues`. Raises StoreConfigError for the topic of delayed messages.
+        Raises StoreConfigError for the topic of delayed messages.
         """
         return self._writable().remover.delete_topic(any_text("topic", topic, StoreConfigError))
 
     def remove_unused_queues(self) -> Removal:
         """Removes the files of queues that have no message any more (cleanExpiredConsumerQueue, cleanUnusedTopic). They go on
-        counting. Call it while nobody puts: a process that has such a queue open may dispatch into a file that was removed."""
+        counting. Every clean does the same."""
         return self._writable().remover.settle()
 
     def configure(self, **settings: Any) -> None:

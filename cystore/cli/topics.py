@@ -83,7 +83,6 @@ DELETE = Command(
         "Removes every queue of the topics, also while other processes have the store open: readers get OFFSET_TOO_SMALL. A topic\n"
         "that gets a message again goes on counting its queue offsets. The log keeps the records until their segments expire: `cystore\n"
         "query` finds them till then. Messages that are still delayed are delivered to the topic all the same.\n"
-        "Run it while nobody puts to these topics.\n"
         "Exit code 1: a topic was not there."
     ),
     examples=(
@@ -98,7 +97,7 @@ CLEAN = Command(
     name="topics clean",
     summary="removes the files of queues without messages",
     description=(
-        "Run it while nobody puts to such queues. A queue whose messages all expired, or were deleted, has no files any\n"
+        "What each clean does: a queue whose messages all expired, or were deleted, has no files any\n"
         "more. It goes on counting its queue offsets."
     ),
     examples=("cystore topics clean /var/lib/app/store",),

@@ -21,6 +21,7 @@ from cystore.config import StoreConfig
 from cystore.derived.dispatch import Dispatcher
 from cystore.derived.flush import DerivedFlusher
 from cystore.derived.follow import Follower
+from cystore.derived.remove import QueueRemover
 from cystore.engine.allocate import Allocator
 from cystore.engine.clean import LogCleaner, Need
 from cystore.engine.commit_log import CommitLog
@@ -69,6 +70,7 @@ class Cleaner:
         control: Control,
         commit_log: CommitLog,
         follower: Follower,
+        remover: QueueRemover,
         dispatcher: Dispatcher,
         allocator: Allocator,
         roller: Roller,
@@ -80,6 +82,7 @@ class Cleaner:
         manifest: Manifest,
     ) -> None:
         self._control, self._commit_log, self._follower = control, commit_log, follower
+        self._remover = remover
         self._dispatcher, self._allocator, self._policy = dispatcher, allocator, policy
         self._roller, self._space, self._flusher = roller, space, flusher
         self._delivered, self._carrier = delivered, carrier
@@ -114,7 +117,8 @@ class Cleaner:
             segments = self._clean_log(SEGMENTS_AT_ONCE, forced=forced, until_s=until_s)
         self._attempt("trim quarantine/", self._trim)
         followed = self._follower.run(until_s)
-        done = segments + followed.queue_files + followed.index_files
+        removed = self._remove_unused(until_s)
+        done = segments + followed.queue_files + followed.index_files + removed
         return Progress(done, more=segments >= SEGMENTS_AT_ONCE or (done > 0 and self._follower.behind))
 
     def used_percent(self) -> float:
@@ -130,8 +134,19 @@ class Cleaner:
         segments = self._clean_log(max_segments, forced=False)
         self._attempt("trim quarantine/", self._trim)
         followed = self._follower.run()
-        queue_files = followed.queue_files
+        queue_files = followed.queue_files + self._remove_unused(None)
         return Cleaned(segments, queue_files, followed.index_files, self._control.min_physical_offset)
+
+    def _remove_unused(self, until_s: float | None) -> int:
+        """Queues without messages go; returns how many files that were."""
+        removed = 0
+
+        def remove() -> None:
+            nonlocal removed
+            removed = self._remover.settle(until_s).files
+
+        self._attempt("remove unused queues", remove)
+        return removed
 
     def needs(self) -> Iterator[Need]:
         """Who needs the log from where on."""

@@ -422,7 +422,7 @@ def test_a_small_store_rolls_and_expires(tmp_path, later):
         check_cleaned(store, put)
         later(100)
         assert store.clean().segments == 1
-        assert not any(everything(store).values())
+        assert everything(store) == {}
         put += fill(store, 5, start=5)
         assert put[5].queue_offset == put[3].queue_offset + 1
         settle(store)
