@@ -255,7 +255,9 @@ QUEUE_SLOT_LINES: tuple[tuple[Shared, ...], ...] = (
             "deliver",
             "delayed messages of this queue that were delivered end before it",
         ),
-        Shared("removals", "uint32_t", "dispatch", "changes when files of the queue are removed or made anew"),
+        Shared(
+            "removals", "uint32_t", "dispatch", "changes when files of the queue are removed or made anew"
+        ),
     ),
 )
 

@@ -112,5 +112,7 @@ def test_zeros_are_damage_also_where_the_log_was_cleaned(tmp_path, monkeypatch):
         with sorted((tmp_path / "consumequeue" / "T" / "0").iterdir())[-1].open("r+b") as file:
             file.write(bytes(2000))
         found = [store.get("T", 0, offset, 1) for offset in offsets]
-        assert [bytes(got.messages[0].body) for got in found if got.messages] == [b"%d" % n for n in range(10)]
+        assert [bytes(got.messages[0].body) for got in found if got.messages] == [
+            b"%d" % n for n in range(10)
+        ]
         assert store.stats()["healed_entries"] >= 10
