@@ -36,6 +36,14 @@ EXTRAS = {
     "bench": ("bench", "celery", "redis", "cli", "spark"),
 }
 
+# Older Celery versions that are supported. Celery 5.4 does not say that it needs the kombu of its time.
+OLDER_CELERY = {
+    "5.4": ("celery[redis]~=5.4.0", "kombu~=5.4.0"),
+    "5.5": ("celery[redis]~=5.5.0",),
+    "5.6": ("celery[redis]~=5.6.0",),
+}
+BESIDE_CELERY = ("pytest>=8.3,<10", "hypothesis>=6.100,<7", "msgpack>=1.1,<2", "pyyaml>=6,<7")
+
 
 class SetupError(RuntimeError):
     """Something is missing that this script may not or cannot bring; the text says what to type."""
@@ -200,6 +208,23 @@ def cystore_in_place(target: str) -> None:
         env = {**os.environ, "TMPDIR": folder, "CYSTORE_BUILD": "metadata"}
         _call([*command, "--no-build-isolation", "-e", str(ROOT)], env=env)
     stamp.write_text(digest)
+
+
+def with_older_celery(version: str) -> Path:
+    """The Python of an environment with an older Celery, made at the first call. It has the entry points of the package in .venv; the
+    modules come from PYTHONPATH."""
+    folder = ROOT / "build" / f"celery-{version}"
+    python, stamp = folder / "bin" / "python", folder / "setup"
+    wanted = [*OLDER_CELERY[version], *BESIDE_CELERY]
+    if _unchanged(stamp, text := "\n".join(wanted)):
+        return python
+    _call([sys.executable, "-m", "venv", "--clear", str(folder)])
+    _call([str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *wanted])
+    (registered,) = Path(sysconfig.get_path("purelib")).glob("cystore-*.dist-info")
+    (packages,) = folder.glob("lib/python*/site-packages")
+    shutil.copytree(registered, packages / registered.name)
+    stamp.write_text(text)
+    return python
 
 
 def _unchanged(stamp: Path, text: str) -> bool:

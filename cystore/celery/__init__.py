@@ -3,4 +3,7 @@
 result_backend = "cystore:///var/lib/app/store"
 """
 
-from cystore.celery import worker  # noqa: F401 - it listens for workers that begin
+from cystore.celery import (
+    versions,  # noqa: F401 - it refuses other versions of Celery
+    worker,  # noqa: F401 - it listens for workers that begin
+)

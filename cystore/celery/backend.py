@@ -12,7 +12,7 @@ from typing import Any
 
 from celery import states
 from celery.backends.asynchronous import AsyncBackendMixin
-from celery.backends.base import Backend, decompress_payload
+from celery.backends.base import Backend
 from celery.exceptions import ImproperlyConfigured
 from celery.result import GroupResult, ResultSet, result_from_tuple
 from kombu.serialization import loads
@@ -34,6 +34,7 @@ from cystore.celery.encoding import encode_meta
 from cystore.celery.expiry import Expiry
 from cystore.celery.store_watch import back_to_the_broker
 from cystore.celery.stores import Location, open_shared, release
+from cystore.celery.versions import decompress_payload
 
 # Nothing was appended, and time or an operator may mend it.
 SAFE_TO_RETRY = (StoreFullError, PageCacheBusyError, StoreNotWritableError)

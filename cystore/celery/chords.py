@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 from celery import states
 from celery._state import get_current_task
-from celery.backends.base import decompress_payload
 from celery.canvas import maybe_signature
 from celery.exceptions import ChordError
 from celery.result import GroupResult
@@ -47,6 +46,7 @@ from cystore.celery.chord_runs import (
     read_run,
 )
 from cystore.celery.records import CHORDS
+from cystore.celery.versions import decompress_payload, publish, retrying
 
 if TYPE_CHECKING:
     from cystore.celery.backend import CystoreBackend
@@ -215,7 +215,7 @@ class Chords:
     def _retrying(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Does `call`, again and again where the app has `result_backend_always_retry`: what nobody else would do later. The end of
         a run, `CLAIM` and `DONE`, is not repeated: `sweep` comes back to it."""
-        self._backend._ensure_retryable(call, *args, **kwargs)
+        retrying(self._backend, call, *args, **kwargs)
 
     def hold(self) -> None:
         """Before a chord is opened: the first one of a store begins a hold, which `sweep` moves on."""
@@ -300,7 +300,7 @@ class Chords:
                 log.warning("chord %s: the claim was lost before the body was sent", run.group_id)
                 return None
         try:
-            app.amqp._retry_publish(callback.delay, values)
+            publish(app, callback.delay, values)
         except Exception as error:  # noqa: BLE001 - as above
             return self._failed(run, callback, _error("Callback", error))
         return "sent"

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from celery import states
-from celery.backends import asynchronous
 from celery.backends.asynchronous import BaseResultConsumer
 from celery.exceptions import TimeoutError as ResultTimeoutError
 
@@ -24,6 +23,7 @@ from cystore import Message, OffsetError
 from cystore.celery import greenlets
 from cystore.celery.homes import ids_of
 from cystore.celery.records import RESULTS, id_of, is_tombstone, key_of
+from cystore.celery.versions import waiting_on
 from cystore.clock import monotonic_s
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 NOWHERE = -1
 BYTES_PER_QUERY = 1024  # of log: reading so many costs about what a query by key does
-WAITING_ON = getattr(asynchronous, "_waiting_on", None)  # Celery's own look at who waits for an id
 INTERVAL_S = 1.0  # between two calls of `on_interval`, as Celery's drainer has it where nothing comes
 
 
@@ -131,14 +130,14 @@ class ResultConsumer(BaseResultConsumer):
 
     def on_state_change(self, meta: dict[str, Any], message: Any) -> None:
         """Gives a state to those who wait for it. As Celery's own, without its `sleep(0)`."""
-        if WAITING_ON is None or greenlets.in_use():
+        if waiting_on is None or greenlets.in_use():
             super().on_state_change(meta, message)
             return
         if self.on_message is not None:
             self.on_message(meta)
         if meta["status"] not in states.READY_STATES:
             return
-        waiting = WAITING_ON(self._pending_results, meta["task_id"])
+        waiting = waiting_on(self._pending_results, meta["task_id"])
         if not waiting:  # perhaps somebody is about to
             self._pending_messages.put(meta["task_id"], meta)
         for result in waiting:

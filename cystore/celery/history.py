@@ -19,7 +19,6 @@ from itertools import islice
 from typing import Any
 
 from celery import states
-from celery.backends.base import decompress_payload
 from kombu.exceptions import DecodeError
 from kombu.serialization import loads
 
@@ -28,6 +27,7 @@ from cystore.celery import events as layout
 from cystore.celery import reading, records
 from cystore.celery.events import Event
 from cystore.celery.reading import BATCH as BATCH
+from cystore.celery.versions import decompress_payload
 
 JSON = "application/json"
 
