@@ -17,6 +17,7 @@ from setuptools.command.build_clib import build_clib
 from setuptools.command.build_ext import build_ext
 
 NATIVE = Path("cystore/_native")
+JOBS = len(os.sched_getaffinity(0))
 VARIANT = os.environ.get("CYSTORE_BUILD", "")
 CRC32C = Path(find_spec("crc32c").origin).parent / "ext"
 
@@ -115,7 +116,12 @@ class BuildCrc32c(build_clib):
 
 
 class BuildExtensions(build_ext):
-    """Makes the static library first, also when only the extensions are asked for."""
+    """Makes the static library first, also when only the extensions are asked for. Compiles one module on each core."""
+
+    def finalize_options(self):
+        super().finalize_options()
+        if self.parallel is None:
+            self.parallel = JOBS
 
     def run(self):
         self.run_command("build_clib")
@@ -138,7 +144,12 @@ modules = [
 ]
 
 setup(
-    ext_modules=cythonize(modules, compiler_directives=DIRECTIVES, build_dir="build/cython"),
+    ext_modules=cythonize(
+        modules,
+        compiler_directives=DIRECTIVES,
+        build_dir="build/cython",
+        nthreads=JOBS if len(modules) > 1 else 0,
+    ),
     libraries=[("cystore_crc32c", {"sources": [str(CRC32C / name) for name in CRC32C_SOURCES]})],
     cmdclass={"build_clib": BuildCrc32c, "build_ext": BuildExtensions},
 )
