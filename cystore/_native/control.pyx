@@ -26,6 +26,13 @@ cdef extern from "wallclock.h" nogil:
 
 cdef uint32_t SLOTS_PER_STEP = 256
 
+# What only writers must have in common, and what to do about it.
+cdef dict HINTS = {
+    "PID namespace": ". Writers must share one, because the kernel knows the owner of a lock by its thread id: start this process with "
+                     "`--pid=host` or `--pid=container:NAME` (in a pod: shareProcessNamespace). Reading (read_only=True) works from here",
+    "C library": ". Writers must share one, because a lock is its own affair: use the same image. Reading (read_only=True) works from here",
+}
+
 
 cdef str _text(const char* constant):
     """A text constant of the block, whatever stands there."""
@@ -92,7 +99,10 @@ cdef class Control(SharedLocks):
 
     @staticmethod
     def attach(MappedFile file not None, *, uint64_t pid_namespace, str boot_id, str c_library):
-        """A handle on a block that another live process built. A block of another kind is refused, never guessed around."""
+        """A handle on a block that another live process built. A block of another kind is refused, never guessed around.
+
+        PID namespace and C library matter to the owners of locks alone: memory that is mapped for reading may come from others.
+        """
         cdef Control self = Control.__new__(Control)
         cdef control_block* block = <control_block*>file.address
         if file.length < <Py_ssize_t>CONTROL_QUEUES_AT or not control_intact(block):
@@ -105,8 +115,8 @@ cdef class Control(SharedLocks):
             ("boot id", boot_id[:39], _text(&block.boot_id[0])),
             ("C library", c_library[:39], _text(&block.c_library[0])),
         ):
-            if mine != theirs:
-                raise StoreFormatError(f"attached processes differ in {name}: theirs {theirs}, ours {mine}",
+            if mine != theirs and (file.writable or name not in HINTS):
+                raise StoreFormatError(f"attached processes differ in {name}: theirs {theirs}, ours {mine}{HINTS.get(name, '')}",
                                        path=file.path)
         if file.length < <Py_ssize_t>Control.size_bytes(block.max_queues):
             raise StoreFormatError("the control block is shorter than it says", path=file.path)

@@ -328,29 +328,6 @@ def test_overwritten_block_poisons_every_handle_and_the_files_recover(path):
         assert bodies(store) == [b"1"]
 
 
-IN_A_NEW_NAMESPACE = ["unshare", "--pid", "--fork", "--map-root-user", sys.executable, "-c"]
-JOIN_AND_SAY = """
-import sys
-from tests.small import open_small
-try:
-    open_small(sys.argv[1])
-except Exception as error:
-    print(type(error).__name__, error)
-"""
-
-
-@pytest.mark.may_skip("the kernel of this host does not let a user make a namespace")
-def test_process_of_another_pid_namespace_is_refused(path):
-    with open_small(path) as store:
-        done = subprocess.run(
-            [*IN_A_NEW_NAMESPACE, JOIN_AND_SAY, str(path)], capture_output=True, text=True, check=False
-        )
-        if done.returncode and "unshare" in done.stderr:
-            pytest.skip("the kernel of this host does not let a user make a namespace")
-        assert "StoreFormatError attached processes differ in PID namespace" in done.stdout, done.stderr
-        store.put("T", b"1")
-
-
 # ---------------------------------------------------------------------------------------------------- read only
 
 
