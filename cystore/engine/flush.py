@@ -164,7 +164,7 @@ class Flusher:
     def _lead(self) -> None:
         """Under the flush lock: syncs what is appended by now, then publishes the flushed position. A signal handler may lead once more
         inside of this, and get further: positions only move forward."""
-        control = self._control
+        control, begun_ms = self._control, _now_ms()
         begin, (target, last_record) = control.flushed, self._appended()
         if target <= begin:
             return
@@ -188,7 +188,7 @@ class Flusher:
         failpoint("flush.watermark_stored")
         control.advance_flushed(target)
         failpoint("flush.published")
-        self._upkeep.flushed_ms = _now_ms()
+        self._upkeep.flushed_ms = begun_ms  # what was appended since then is not durable
 
     def _store_watermark(self, watermark: _Watermark) -> None:
         """The last write is that of the highest one, also when a signal handler came in between with a higher one."""

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from cystore.clock import monotonic_s
 from cystore.engine.progress import Progress
 from cystore.errors import StoreClosedError, StoreError
 from cystore.system import os_threads
@@ -14,10 +15,12 @@ log = logging.getLogger("cystore")
 
 ERROR_INTERVAL_S = 1.0  # where the interval is asked for
 PAUSE_MAX_S = 60.0
+LEAST_WAIT = 0.1  # of the interval, after a turn that took longer than it
 
 
 class ServiceThread:
-    """Calls `run_once` until `stop`: at once while there is more, else after `wait(interval)`; an interval may be asked for each time.
+    """Calls `run_once` until `stop`: at once while there is more, else after a wait. The interval counts from the beginning of a turn to
+    the beginning of the next one, so a slow disk does not make it longer. An interval that is asked for each time is waited for whole.
 
     An error of the store is logged when it begins and when it is another one, and the service goes on: space may come back. It
     ends by itself when the store is closed or collected. Any other error is logged, and the service goes on after a pause that doubles with
@@ -52,11 +55,12 @@ class ServiceThread:
     def _run(self) -> None:
         reported, pause_s = "", ERROR_INTERVAL_S
         while not self._stopping.is_set():
+            begun_s = monotonic_s()
             try:
                 progress = self._run_once()
                 reported, pause_s = "", ERROR_INTERVAL_S
                 if not progress.more:
-                    self._wait(self._interval())
+                    self._wait(self._left_s(begun_s))
             except StoreClosedError:
                 return
             except StoreError as error:
@@ -69,8 +73,11 @@ class ServiceThread:
                 self._stopping.wait(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
-    def _interval(self) -> float:
-        return self._interval_s() if callable(self._interval_s) else self._interval_s
+    def _left_s(self, begun_s: float) -> float:
+        """How long the next turn waits behind one that began at `begun_s`."""
+        if callable(self._interval_s):
+            return self._interval_s()
+        return max(self._interval_s - (monotonic_s() - begun_s), LEAST_WAIT * self._interval_s)
 
     def stop(self) -> None:
         """Asks the thread to end."""

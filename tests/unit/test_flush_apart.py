@@ -10,6 +10,7 @@ import pytest
 
 from cystore.derived import consume_queue
 from cystore.derived.consume_queue import ConsumeQueue
+from cystore.engine import flush
 from cystore.engine.checkpoint import Checkpoint, read_checkpoint
 from cystore.errors import StoreTimeoutError, SyncFailedError
 from cystore.services.idle import SLEEP_MS, AppendWait, QuietWait
@@ -28,12 +29,12 @@ def test_the_log_is_flushed_while_a_flush_of_queues_stands_still(tmp_path, monke
     begun, go_on = threading.Event(), threading.Event()
     with open_small(tmp_path / "s", **QUICK) as store:
         queues = store._attached().queues
-        flush = queues.flush
+        flush_queues = queues.flush
 
         def slow():
             begun.set()
             go_on.wait()
-            flush()
+            flush_queues()
 
         monkeypatch.setattr(queues, "flush", slow)
         store.put("T", b"1")
@@ -99,6 +100,24 @@ def test_the_checkpoint_is_synced_by_one_process(tmp_path, monkeypatch):
                 one._attached().flusher.run_once()
             assert len(synced) == 1
             assert flusher.idle
+
+
+def test_the_age_of_a_flush_counts_from_its_beginning(tmp_path, monkeypatch):
+    """What is appended while the disk is at work is not durable: it is as old as the flush when that ends."""
+    now_ms = [50_000]
+    monkeypatch.setattr(flush, "_now_ms", lambda: now_ms[0])
+    with open_small(tmp_path / "s") as store:
+        flusher = store._attached().flusher
+        store_watermark = flusher._store_watermark
+
+        def slow(watermark):
+            now_ms[0] += 700
+            store_watermark(watermark)
+
+        monkeypatch.setattr(flusher, "_store_watermark", slow)
+        store.put("T", b"1", flush="sync")
+        assert now_ms[0] == 50_700
+        assert flusher._upkeep.flushed_ms == 50_000
 
 
 @pytest.fixture

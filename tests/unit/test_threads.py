@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import logging
 
+import pytest
+
+from cystore.engine.progress import Progress
 from cystore.errors import StoreClosedError, StoreFullError
+from cystore.services import threads
 from cystore.services.threads import ServiceThread
+
+
+class Inline:
+    """A thread that is over before it is assigned."""
+
+    def __init__(self, target, name):
+        target()
 
 
 def test_a_service_whose_first_run_fails_goes_on(caplog):
     """A thread may run before whoever starts it knows it."""
-
-    class Inline:
-        def __init__(self, target, name):
-            target()
-
     runs = []
 
     def run_once():
@@ -25,3 +31,22 @@ def test_a_service_whose_first_run_fails_goes_on(caplog):
     ServiceThread("flush", run_once, 0.0, thread=Inline)
     assert runs == [0, 1]
     assert "cystore-flush" in caplog.text
+
+
+@pytest.mark.parametrize("asked_each_time", [False, True], ids=["fixed", "asked each time"])
+def test_the_interval_counts_from_the_beginning_of_a_turn(monkeypatch, asked_each_time):
+    """Seen: a byte was not durable for 2.7 times the interval, because the wait began when the disk was done with the last flush. A turn
+    that takes longer than the interval leaves the disk a short rest."""
+    now, turns, waits = [100.0], iter([0.25, 1.0, 7.0]), []
+    monkeypatch.setattr(threads, "monotonic_s", lambda: now[0])
+
+    def run_once():
+        took = next(turns, None)
+        if took is None:
+            raise StoreClosedError("closed")
+        now[0] += took
+        return Progress(1)
+
+    interval = (lambda: 2.0) if asked_each_time else 2.0
+    ServiceThread("flush", run_once, interval, waits.append, thread=Inline)
+    assert waits == ([2.0] * 3 if asked_each_time else [1.75, 1.0, pytest.approx(0.2)])
