@@ -15,7 +15,7 @@ cdef enum:
 
 cdef enum AppendStatus:
     APPEND_OK = 0
-    APPEND_NEED_SEGMENT = 1    # the segment at `needed` is not mapped here
+    APPEND_NEED_SEGMENT = 1    # the segment at `needed` is not mapped here, or not faulted in up to `wanted`
     APPEND_NEED_SPACE = 2      # the log must be allocated up to `needed`
     APPEND_NEED_QUEUES = 3     # no allocated queue slot is left
     APPEND_REFUSED = 4         # a flag of the store forbids writing
@@ -34,9 +34,11 @@ cdef struct append_target:
     uint8_t* address
     int64_t base
     int64_t length
+    int64_t ready               # log position, at most base + length: from here on the next pages are asked for
     uint32_t magic
     int64_t last_seen
     int64_t needed
+    int64_t wanted
     wall_clock clock
 
 cdef inline bint takes_queue_offset(int32_t sys_flag) noexcept nogil:
@@ -174,7 +176,7 @@ cdef inline int append_one(control_block* block, append_target* target, append_i
         return status
     if not item_readable(item):
         return APPEND_UNREADABLE
-    if wrote < target.base or end + BLANK_SIZE_MIN > target.base + target.length:
+    if wrote < target.base or end + BLANK_SIZE_MIN > target.ready:
         return APPEND_NEED_SEGMENT
     if load_i64(&block.allocated) < end + BLANK_SIZE_MIN:
         return APPEND_NEED_SPACE

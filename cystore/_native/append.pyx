@@ -65,6 +65,7 @@ cdef int append_items(control_block* block, append_target* target, append_item* 
     while begin < count:
         if wrote < target.base or wrote >= target.base + target.length:
             target.needed = wrote
+            target.wanted = wrote + items[begin].size + BLANK_SIZE_MIN
             return APPEND_NEED_SEGMENT
         room = target.base + target.length - wrote
         total = 0
@@ -87,6 +88,10 @@ cdef int append_items(control_block* block, append_target* target, append_item* 
         if load_i64(&block.allocated) < wrote + total + BLANK_SIZE_MIN:
             target.needed = wrote + total + BLANK_SIZE_MIN
             return APPEND_NEED_SPACE
+        if wrote + total + BLANK_SIZE_MIN > target.ready:
+            target.needed = wrote
+            target.wanted = wrote + total + BLANK_SIZE_MIN
+            return APPEND_NEED_SEGMENT
         for i in range(begin, end):
             item = &items[i]
             if item.entry == NULL:

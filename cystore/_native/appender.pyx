@@ -75,8 +75,8 @@ cdef int _refuse_waiting(object topic, append_item* item) except -1:
 cdef class Appender(PlainAppender):
     """`put` and `put_many` of one attached store. Safe for threads; the lock it takes is shared by all processes.
 
-    `policy` makes room: segment_at(position) -> MappedFile, make_room(position), more_queues(), repair(busy_ms), refused(), overwritten(), sync(position). Each either mends what the kernel reported or raises. revive() is asked when this object
-    was detached: it gives the Appender of a new attachment (after a fork) or raises StoreClosedError.
+    `policy` (AppendPolicy) mends what the kernel reports, or raises. When this object was detached, its revive() gives the Appender of a
+    new attachment (after a fork) or raises StoreClosedError.
     """
 
     def __init__(self, Control control not None, policy, *, str record_format, str store_host, int64_t file_bytes,
@@ -144,7 +144,7 @@ cdef class Appender(PlainAppender):
         self._forget_topics()
         self.segment = None
         self.target.address = NULL
-        self.target.length = 0
+        self.target.length = self.target.ready = 0
         self.control = None
 
     cdef inline int _topic(self, object topic, int32_t queue_id, append_item* item) except -1:
@@ -318,10 +318,11 @@ cdef class Appender(PlainAppender):
         return 0
 
     cdef int _mend(self, int status, int64_t busy_ms, object policy) except -1:
-        cdef MappedFile file
+        cdef MappedFile file = self.segment
         if status == APPEND_NEED_SEGMENT:
-            file = policy.segment_at(self.target.needed)
-            self._use(file, busy_ms)
+            if file is None or not file.base <= self.target.needed < file.base + file.length:
+                file = policy.segment_at(self.target.needed)
+            self._use(file, policy.faulted_in(self.target.needed, self.target.wanted), busy_ms)
         elif status == APPEND_NEED_SPACE:
             policy.make_room(self.target.needed)
         elif status == APPEND_NEED_QUEUES:
@@ -334,8 +335,8 @@ cdef class Appender(PlainAppender):
             policy.overwritten()
         return 0
 
-    cdef int _use(self, MappedFile file, int64_t busy_ms) except -1:
-        """Makes a segment the one to write to. Another thread may be appending: under the lock."""
+    cdef int _use(self, MappedFile file, int64_t ready, int64_t busy_ms) except -1:
+        """Makes a segment the one to write to, up to `ready`. Another thread may be appending: under the lock."""
         cdef control_block* block = self.target.block
         cdef pthread_mutex_t* mutex
         cdef int status
@@ -354,9 +355,8 @@ cdef class Appender(PlainAppender):
         if status != 0:
             self._wait_for_lock(block, mutex, status, busy_ms)
         self.segment = file
-        self.target.address = file.address
-        self.target.base = file.base
-        self.target.length = file.length
+        self.target.address, self.target.base, self.target.length = file.address, file.base, file.length
+        self.target.ready = min(ready, file.base + <int64_t>file.length)
         pthread_mutex_unlock(mutex)
         return 0
 
@@ -370,7 +370,7 @@ cdef class Appender(PlainAppender):
         if control_locked(block, LOCK_APPEND, pthread_mutex_trylock(mutex)) == 0:
             segment, self.segment = self.segment, None
             self.target.address = NULL
-            self.target.length = 0
+            self.target.length = self.target.ready = 0
             pthread_mutex_unlock(mutex)
             del segment  # the mapping ends behind the lock
 

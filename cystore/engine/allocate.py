@@ -27,6 +27,8 @@ PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 CONTROL_NAME = "control"
 HEADROOM_NAME = "headroom"
 LIMITED_STEP_BYTES = 1024 * 1024
+FIRST_PAGES_BYTES = 64 * 1024  # faulted in by a put; the next one that comes to their end doubles that
+MOST_PAGES_BYTES = 1024 * 1024  # some 0.5 ms; a whole segment's worth took a put 10 ms of processor time
 KEPT_WRITABLE_BYTES = 1024 * 1024  # ahead of the appends, looked after in each turn; some 20 µs
 HEADROOM_BYTES = 64 * 1024  # beside the control block: the tables in config/, first steps of consume queues
 
@@ -57,7 +59,8 @@ class Allocator:
         self._populate_bytes = config.populate_ahead_bytes
         self._kept_writable = -1
         self._populated = 0  # of this process's mappings: log position up to which pages are faulted in
-        self._appended_from = control.put_count
+        self._at_hand = 0  # what `fault_in` gave last
+        self._pages_bytes = FIRST_PAGES_BYTES
         self._has_headroom = False
         self._limit: Callable[[], int] | None = None
 
@@ -120,7 +123,8 @@ class Allocator:
             base = log.base_of(at)
             upto = min(base + log.file_bytes, max(end, at + PAGE_BYTES))
             upto = min(base + log.file_bytes, -(-upto // PAGE_BYTES) * PAGE_BYTES)
-            if at == base:
+            if at == base and not (self._control.ready_base >= base and log.path(base).exists()):
+                log.forget(base)  # somebody may have removed the file that was made ahead
                 log.create(base, upto - base)
                 self._control.ready_base = base
                 failpoint("allocate.created")
@@ -130,6 +134,23 @@ class Allocator:
             failpoint("allocate.reserved")
             self._control.allocated = at
             failpoint("allocate.published")
+
+    def make_successor(self) -> None:
+        """Makes the file behind the one that is written to, although no room may be made in it yet: a put that came to its end waited for
+        the disk to make the name durable. No lock is held meanwhile. One process does it; where that one dies a put does it."""
+        log, control = self._commit_log.files, self._control
+        base = log.base_of(control.wrote) + log.file_bytes
+        if base - control.wrote > log.file_bytes // 2 or control.ready_base >= base - 1:
+            return
+        with control.held_if_free("housekeeping") as turn:
+            if not turn.held or control.ready_base >= base - 1:
+                return
+            control.ready_base = base - 1  # somebody is at it
+        failpoint("allocate.successor_claimed")
+        with writes_end_when_it_fails(control, log.directory):
+            log.create(base, 0)
+        if control.ready_base == base - 1:
+            control.ready_base = base
 
     def more_queues(self) -> None:
         """Reserves memory for more queue slots in the control block. Raises StoreFullError at max_queues."""
@@ -164,6 +185,7 @@ class Allocator:
                     return Progress(0)  # somebody else is at it
                 self.keep_headroom()
                 self._allocate_up_to(max(self._target(), control.allocated))
+        self.make_successor()
         populated = self.populate_ahead()
         self._keep_writable()
         return Progress(control.allocated - before + populated)
@@ -182,6 +204,28 @@ class Allocator:
                     wrote - segment.base,
                     min(wrote + KEPT_WRITABLE_BYTES, segment.end, self._populated) - segment.base,
                 )
+
+    def fault_in(self, begin: int, end: int) -> int:
+        """Faults pages in for the appends of this process, from log position `begin` up to `end` and a step more, as far as they are
+        allocated; gives up to where. A put waits for it, so the steps are small. They grow while this process comes back where it stopped;
+        one that appends now and then beside others gets no more than it needs."""
+        log, allocated = self._commit_log.files, self._control.allocated
+        segment = log.get(log.base_of(begin))
+        if segment is None or self._populate_bytes == 0:
+            return log.base_of(begin) + log.file_bytes
+        end = min(end, segment.end)
+        others = max(begin - self._at_hand, 0)
+        grown = min(2 * self._pages_bytes, MOST_PAGES_BYTES) if others <= FIRST_PAGES_BYTES else 0
+        self._pages_bytes = max(grown, FIRST_PAGES_BYTES)
+        upto = min(max(end, begin + min(grown, self._populate_bytes)), segment.end, allocated)
+        first, last = max(begin, self._populated), min(upto, begin + self._populate_bytes)
+        if first < last:
+            with files.translated(segment.path):
+                if not segment.populate(first - segment.base, last - segment.base):
+                    return int(segment.end)
+            self._populated = last
+        self._at_hand = max(upto, min(self._populated, segment.end))
+        return self._at_hand
 
     def populate_ahead(self, ahead_bytes: int | None = None) -> int:
         """Faults allocated pages ahead of the wrote position in, in this process; returns how many bytes.

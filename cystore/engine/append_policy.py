@@ -124,8 +124,12 @@ class AppendPolicy:
         if segment is None:
             # Others wrote on meanwhile, and a cleaner removed the segment: the append goes to where the log ends now.
             return self._segment_at(self._control.wrote)
-        self._allocator.populate_ahead()
         return segment
+
+    def faulted_in(self, begin: int, end: int) -> int:
+        """Faults the pages of the log in that appends of this process go to from `begin` on, up to `end` and some more. Gives the position
+        up to which they are at hand; behind it the append asks again."""
+        return self._allocator.fault_in(begin, end)
 
     def repair(self, busy_ms: int) -> None:
         """Takes the append lock, which repairs what its last owner left, and gives it back. Raises PageCacheBusyError after `busy_ms`."""

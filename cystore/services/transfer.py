@@ -37,6 +37,7 @@ class _Room:
     def __init__(self, policy: AppendPolicy) -> None:
         self._policy = policy
         self.refused, self.overwritten = policy.refused, policy.overwritten
+        self.faulted_in = policy.faulted_in
         self._segment: MappedFile | None = None
 
     def segment_at(self, position: int) -> MappedFile:
