@@ -58,9 +58,10 @@ class BacklogKeeper:
             self._dispatch(wait_ms=HELP_WAIT_MS)
 
     def _dispatch(self, wait_ms: int) -> int | None:
-        """Dispatches a piece; how many bytes. None where it cannot go on, which is logged when it begins."""
+        """Dispatches for one turn; how many bytes. None where it cannot go on, which is logged when it begins. A put, or the thread that
+        makes room for puts, waits for it."""
         try:
-            done = self._dispatcher.run_once(TURN_BYTES, timeout_ms=wait_ms).done
+            done = self._dispatcher.run_once(TURN_BYTES, timeout_ms=wait_ms, one_turn=True).done
         except StoreClosedError:
             raise
         except StoreError as error:

@@ -74,8 +74,11 @@ class Dispatcher:
             with_ext=config.enable_consume_queue_ext,
         )
 
-    def run_once(self, budget_bytes: int | None = None, *, timeout_ms: int | None = 0) -> Progress:
-        """Dispatches what was appended by now, at most about `budget_bytes` of log; `done` counts bytes.
+    def run_once(
+        self, budget_bytes: int | None = None, *, timeout_ms: int | None = 0, one_turn: bool = False
+    ) -> Progress:
+        """Dispatches what was appended by now, at most about `budget_bytes` of log; `done` counts bytes. With `one_turn` it ends with the
+        first turn: new queues need a file each, so a few bytes of log may take long.
 
         The lock is given back after each turn of about 10 ms. When another thread or process has it, this call waits for it up to
         `timeout_ms` (None: for ever) and then gives up; a thread that is dispatching already (a signal handler inside of it) never
@@ -96,7 +99,7 @@ class Dispatcher:
                 search = self._search
             if search is not None and search.end >= 0:
                 search.put_aside()
-            if budget_bytes is not None and done >= budget_bytes:
+            if one_turn or (budget_bytes is not None and done >= budget_bytes):
                 break
         return Progress(done, more=control.dispatched < control.wrote)
 

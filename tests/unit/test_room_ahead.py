@@ -1,5 +1,5 @@
-"""Goal: what a put waits for at the end of a segment, or of the pages at hand, is small whatever the settings are. Method: page faults, files
-made, syncs and turns of dispatch are counted in single puts."""
+"""Goal: what a put waits for at the end of a segment, or of the pages at hand, is small whatever the settings are. Method: page faults,
+files made, syncs and turns of dispatch are counted in single puts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import resource
 import pytest
 
 import cystore
+from cystore.derived import backlog, dispatch
 from cystore.engine.allocate import MOST_PAGES_BYTES
 from cystore.system import files
 from tests.process import Process
@@ -112,7 +113,10 @@ def test_a_put_makes_the_file_that_somebody_removed_again(tmp_path):
 
 
 def test_a_process_that_dies_making_the_next_file_leaves_it_to_the_put(tmp_path):
-    with open_small(tmp_path / "s", mapped_file_size_commit_log_bytes=FILE_BYTES) as store, Process() as other:
+    with (
+        open_small(tmp_path / "s", mapped_file_size_commit_log_bytes=FILE_BYTES) as store,
+        Process() as other,
+    ):
         store._parts.allocator.limit_ahead(lambda: 0)
         store.put("T", body_for(HALF))
         other.do(
@@ -126,3 +130,21 @@ def test_a_process_that_dies_making_the_next_file_leaves_it_to_the_put(tmp_path)
         store._parts.allocator.run_once()
         assert log_files(store) == [0]
         assert store.put("T", body_for(HALF + 100)).physical_offset == FILE_BYTES
+
+
+def test_a_put_helps_to_dispatch_for_one_turn(tmp_path, monkeypatch):
+    """Seen: a writer, and the thread that makes room for writers, dispatched 4 MiB of log in one go. Each new queue needs a file, so that
+    took seconds where there were thousands."""
+    with open_small(tmp_path / "s", max_queues=64) as store:
+        for queue_id in range(40):
+            store.put("T", b"1", queue_id=queue_id)
+        monkeypatch.setattr(backlog, "HELP_BYTES", 1)
+        monkeypatch.setattr(dispatch, "TURN_S", 0.0)
+        parts = store._parts
+        parts.backlog.relieve()
+        first = parts.control.dispatched
+        assert 0 < first < parts.control.wrote
+        parts.backlog.relieve()
+        assert first < parts.control.dispatched < parts.control.wrote
+        store.dispatch()
+        assert parts.control.dispatched == parts.control.wrote
