@@ -123,9 +123,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StoreError as error:
         return _failed(name, f"{error}{hint(error)}")
     except KeyboardInterrupt:
-        return _leave(INTERRUPTED)
+        return leave(INTERRUPTED)
     except BrokenPipeError:
-        return _leave(PIPE_CLOSED)
+        return leave(PIPE_CLOSED)
     except OSError as error:
         return _failed(name, str(error))
     return status
@@ -156,12 +156,12 @@ def hint(error: StoreError) -> str:
 
 def _failed(name: str, text: str) -> int:
     """Says what went wrong, after what was written before it."""
-    status = _leave(FAILED)
+    status = leave(FAILED)
     sys.stderr.write(f"cystore {name}: error: {one_line(text)}\n")
     return status
 
 
-def _leave(status: int) -> int:
+def leave(status: int) -> int:
     """Writes out what can be written; what cannot must not fail again when the interpreter ends."""
     try:
         sys.stdout.flush()

@@ -7,18 +7,35 @@ even if nothing asks for the result backend (`celery worker --quiet`). So `queue
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 import click
 
 from cystore.celery import queues  # noqa: F401 - a worker consumes the queue of its store
 from cystore.celery.commands import create, failures, history, status, tail, top
-from cystore.cli.program import whole_streams
+from cystore.cli.program import PIPE_CLOSED, leave, whole_streams
 
 EPILOG = """\b
-Exit codes: 0 done, 1 nothing found, 2 wrong usage or an error of the store.
+Exit codes: 0 done, 1 nothing found, 2 wrong usage or an error of the store,
+141 the reader of the output went away.
 Every command takes --json, and --help shows examples."""
 
 
-@click.group(epilog=EPILOG)
+class _Quiet(click.Group):
+    """Ends without a word when the reader of the output goes away (`| head`), as the program `cystore` does."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Writes out what the command wrote, while that can still end quietly."""
+        try:
+            returned = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            ctx.exit(leave(PIPE_CLOSED))
+        return returned
+
+
+@click.group(cls=_Quiet, epilog=EPILOG)
 def cystore(**_preload: object) -> None:
     """What the app's store knows about its tasks (result_backend = cystore:///path)."""
     whole_streams()

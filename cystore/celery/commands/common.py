@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from celery import states
 from celery.exceptions import ImproperlyConfigured
 
 import cystore
-from cystore import MessageStore, StoreConfig, StoreError
-from cystore.celery import homes
+from cystore import MessageStore, StoreConfig, StoreConfigError, StoreError, StoreFormatError
+from cystore.celery import events, history, homes, records
 from cystore.celery.backend import CystoreBackend
 from cystore.celery.events import Event
 from cystore.celery.history import Transition
@@ -25,7 +27,14 @@ from cystore.cli.program import hint
 from cystore.cli.progress import progress
 from cystore.clock import now_ms
 
-UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
+MS_FROM = 10**11  # a number from here on is ms since 1970 (1973 and later), a smaller one is seconds (up to the year 5138)
+STATES = (*events.KINDS, *sorted(states.ALL_STATES), records.FORGET)
+# The first that fits takes the place of the one of the program `cystore`.
+HINTS: tuple[tuple[type[StoreError], str], ...] = (
+    (StoreConfigError, "settings are the options in result_backend and result_backend_transport_options"),
+    (StoreFormatError, "check the path and the options in result_backend"),
+)
 SHOWN = ("worker", "queue", "runtime", "retries", "exception")  # of an event's details, on a line for people
 RESULT_SHOWN = ("result", "traceback", "worker", "retries", "queue")  # of a result's meta, for programs
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -38,7 +47,7 @@ class CommandError(click.ClickException):
 
 
 class Moment(click.ParamType):
-    """A time, as ms since 1970: ISO 8601 (UTC where it does not say), or how long ago: 90s, 15m, 2h, 7d."""
+    """A time, as ms since 1970: ISO 8601 (UTC where it does not say), seconds or ms since 1970, or how long ago: 90s, 15m, 2h, 7d, 2w."""
 
     name = "time"
 
@@ -46,13 +55,19 @@ class Moment(click.ParamType):
         """The time in ms; fails with what is accepted."""
         if isinstance(value, int):
             return value
-        ago = re.fullmatch(r"(\d{1,9})([smhd])", value)
+        ago = re.fullmatch(r"([0-9]{1,9})([smhdw])", value)
         if ago:
             return now_ms() - int(ago[1]) * UNITS_MS[ago[2]]
+        since_1970 = re.fullmatch(r"[0-9]{9,15}|[0-9]{9,11}\.[0-9]{1,9}", value)
+        if since_1970:
+            return int(value if "." not in value and int(value) >= MS_FROM else float(value) * 1000)
         try:
             moment = datetime.fromisoformat(value)
         except ValueError:
-            self.fail(f"{value!r} is no time: give 2026-01-31T12:00:00Z, 2026-01-31, or 90s, 15m, 2h, 7d ago")
+            self.fail(
+                f"{value!r} is no time: give 2026-01-31T12:00:00Z, 2026-01-31, 1769860800 or 1769860800000 since 1970, or 90s, 15m, "
+                "2h, 7d, 2w ago"
+            )
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
         return int(moment.timestamp() * 1000)
@@ -64,12 +79,31 @@ def conditions(function: Function) -> Function:
         click.option("--until", "end_ms", type=Moment(), help="Not later than this."),
         click.option(
             "--since", "begin_ms", type=Moment(), default=0,
-            help="Not before this: ISO 8601 (UTC), or 90s, 15m, 2h, 7d ago.",
+            help="Not before this: ISO 8601 (UTC), seconds or ms since 1970, or 90s, 15m, 2h, 7d, 2w ago.",
         ),
         click.option("--name", help="Only tasks of this name."),
     ):  # fmt: skip
         function = option(function)
     return function
+
+
+def states_option(text: str) -> Callable[[Function], Function]:
+    """The option --state, which may be repeated. `check_states` refuses what no task can have."""
+    return click.option("--state", "states", multiple=True, callback=_known_spelling, help=text)
+
+
+def _known_spelling(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """States as they are stored: `failed` is FAILED. Another name may be a state of the app's own."""
+    return tuple(one.upper() if one.upper() in STATES else one for one in given)
+
+
+def check_states(store: MessageStore, given: Sequence[str]) -> None:
+    """Refuses a state that is none of the lifecycle log's or Celery's, unless the store has it: apps make states of their own."""
+    for one in given:
+        if one not in STATES and not any(True for _ in islice(history.entries(store, states=(one,)), 1)):
+            raise CommandError(
+                one_line(f"--state {one}: no task had it, and it is none of {', '.join(dict.fromkeys(STATES))}")
+            )
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON for programs.")
@@ -113,7 +147,12 @@ def told_errors() -> Iterator[None]:
     try:
         yield
     except StoreError as error:
-        raise CommandError(one_line(f"{error}{hint(error)}")) from error
+        raise CommandError(one_line(f"{error}{_hint(error)}")) from error
+
+
+def _hint(error: StoreError) -> str:
+    """What to do about an error. These commands have no --set: the app's settings are the store's."""
+    return next((f"; {remedy}" for kind, remedy in HINTS if isinstance(error, kind)), "") or hint(error)
 
 
 def settings_of(location: Location) -> StoreConfig:

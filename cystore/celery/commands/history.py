@@ -22,12 +22,7 @@ from cystore.celery.commands import common
 @click.option("--root-id", help="Everything of a workflow: the task that began it and all below it.")
 @click.option("--group-id", help="Everything of the tasks of a group.")
 @common.conditions
-@click.option(
-    "--state",
-    "states",
-    multiple=True,
-    help="An event (FAILED) or a result's state (FAILURE); may be repeated.",
-)
+@common.states_option("An event (FAILED) or a result's state (FAILURE); may be repeated.")
 @common.limit_option(100)
 @common.json_option
 @click.pass_context
@@ -41,6 +36,7 @@ def command(
             raise click.BadParameter("must not be empty", ctx=ctx, param_hint=option)
     found = False
     with common.reading(common.location_of(ctx)) as store:
+        common.check_states(store, states)
         entries = queries.entries(
             store, task_id=task_id, root_id=root_id, group_id=group_id, name=name, states=states,
             begin_ms=begin_ms, end_ms=end_ms,

@@ -29,6 +29,8 @@ class _Tail:
     def look(self, store: MessageStore) -> int:
         """Writes what is new: at first the newest entries."""
         end, begin = store.wrote_position, self.position
+        if begin is None:
+            common.check_states(store, self._states)
         entries = self._newest(store, end) if begin is None else self._later(store, min(begin, end), end)
         for entry in entries:
             common.write_entry(entry, as_json=self._as_json)
@@ -63,7 +65,7 @@ class _Tail:
     "-n", "--lines", type=click.IntRange(min=0), default=10, show_default=True, help="Begin with so many."
 )
 @click.option("--name", help="Only tasks of this name.")
-@click.option("--state", "states", multiple=True, help="Only this event or result state; may be repeated.")
+@common.states_option("Only this event or result state; may be repeated.")
 @common.json_option
 @click.pass_context
 def command(
