@@ -1,4 +1,5 @@
-"""Detaching from a store: the last one out shuts it down cleanly, everybody repairs what dead owners of locks left."""
+"""Detaching from a store: every writer makes the log durable, the last one out shuts the store down cleanly, everybody repairs what dead
+owners of locks left."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ REPAIRED = ("dispatch", "append", "deliver")  # locks, in the order in which a d
 
 
 def detach(attachment: Attachment) -> None:
-    """Leaves the store. The last one out makes it durable and removes `abort` (`_shut_down`). Everybody repairs what dead owners of
-    locks left. Nothing may use the attachment any more.
+    """Leaves the store. A writer makes the log durable first: those who stay may be readers, or writers without the service "flush". The
+    last one out makes the rest durable, too, and removes `abort` (`_shut_down`). Everybody repairs what dead owners of locks left.
+    Nothing may use the attachment any more.
 
     Raises NotDurableError, after everything was let go, when a part of the store may not be on the disk.
     """
@@ -31,6 +33,8 @@ def detach(attachment: Attachment) -> None:
         return
     missing: NotDurableError | None = None
     try:
+        # Before the gate: who opens the store does not wait for the disk, nor for a stopped process that is flushing.
+        unflushed = _flush_log(attachment) if attachment.control.intact else None
         with attachment.locks.gate():
             alone = attachment.locks.try_alone()
             if attachment.control.intact:
@@ -41,6 +45,7 @@ def detach(attachment: Attachment) -> None:
             elif alone:
                 missing = _shut_down(attachment)
             else:
+                missing = unflushed
                 _repair(attachment)
             failpoint("detach.done")
             attachment.forget()
@@ -48,6 +53,28 @@ def detach(attachment: Attachment) -> None:
         attachment.release()
     if missing is not None:
         raise missing
+
+
+def _flush_log(attachment: Attachment) -> NotDurableError | None:
+    """Makes durable what is appended by now. Waits for whoever is flushing, up to sync_flush_timeout_ms. Gives what may not be durable."""
+    control, wanted = attachment.control, attachment.control.wrote
+    try:
+        if control.flushed < wanted:
+            attachment.flusher.flush_to(wanted)
+    except StoreError as error:
+        if control.flushed < wanted:
+            return _not_durable(attachment, wanted, error)
+        log.warning("%s: closing, and the log is durable: %s", attachment.root, error)
+    return None
+
+
+def _not_durable(attachment: Attachment, end: int, error: StoreError) -> NotDurableError:
+    missing = NotDurableError(
+        f"closed, but the log from {attachment.control.flushed} to {end} may not be on the disk: {error}",
+        path=attachment.root,
+    )
+    missing.__cause__ = error
+    return missing
 
 
 def _repair(attachment: Attachment, names: Sequence[str] = REPAIRED) -> None:
@@ -68,12 +95,7 @@ def _shut_down(attachment: Attachment) -> NotDurableError | None:
             attachment.flusher.sync_checkpoint()
     except StoreError as error:
         log.exception("%s: not shut down cleanly; the next load recovers", root)
-        missing = NotDurableError(
-            f"closed, but the log from {control.flushed} to {control.wrote} may not be on the disk: {error}",
-            path=root,
-        )
-        missing.__cause__ = error
-        return missing
+        return _not_durable(attachment, control.wrote, error)
     failpoint("detach.log_flushed")
     if not _shut_down_derived(attachment):
         return None  # all of it follows from the log

@@ -207,8 +207,8 @@ class MessageStore(StoreUpkeep):
         return self._closed
 
     def close(self) -> None:
-        """Detaches. The last process out makes everything durable, the log first, and marks the store clean. Views of bodies stay
-        readable.
+        """Detaches. A handle that may write makes the log durable. The last process out makes everything durable, the log first, and marks
+        the store clean. Views of bodies stay readable.
 
         Waits for calls of other threads that are inside the store. In a signal handler, or a finalizer, that came in between a call of
         the same thread it returns at once, and takes effect when that call ends, which may raise StoreClosedError. An exception of a

@@ -4,6 +4,8 @@ durable. Method: damage, refused space and failing disks under a store that is c
 from __future__ import annotations
 
 import errno
+import os
+import signal
 
 import pytest
 
@@ -13,6 +15,7 @@ from cystore.engine.checkpoint import read_checkpoint
 from cystore.engine.segments import file_name
 from cystore.errors import FlushFailedError, NotDurableError, StoreFullError
 from cystore.system import files
+from tests.process import Failed, Process
 from tests.small import LOG_BYTES, body_for, open_small
 
 pytestmark = pytest.mark.unsanitized  # about the order of closing
@@ -132,3 +135,43 @@ def test_next_offsets_that_cannot_be_saved_are_told(tmp_path, monkeypatch):
         store.close()
     with open_small(tmp_path / "s") as store:
         assert store.topics()["T"][0].max_offset == 10
+
+
+OPEN = "import cystore; store = cystore.open(path, services='none', sync_flush_timeout_ms=limit_ms)"
+
+
+@pytest.mark.parametrize("stays", ["reader", "writer"])
+def test_a_writer_that_closes_beside_others_makes_the_log_durable(tmp_path, stays):
+    """Seen: only the last handle of all flushed the log. A writer that closed while a reader stayed left it to the kernel: the durable
+    watermark of the checkpoint stood at 0."""
+    path = tmp_path / "s"
+    with open_small(path) as store, Process() as other:
+        other.do(OPEN, path=str(path), limit_ms=5000)
+        if stays == "reader":
+            other.do("store.close(); store = cystore.open(path, read_only=True)")
+        put = put_some(store, 10)
+        assert read_checkpoint(path).watermark == 0
+        store.close()
+        assert read_checkpoint(path).watermark == put[-1].physical_offset + put[-1].size_bytes
+        assert other.do("len(list(store.scan()))") == 10
+
+
+def test_a_writer_that_closes_beside_a_stopped_flush_says_what_is_not_durable(tmp_path):
+    """The wait is bounded, and the store is let go of all the same."""
+    path = tmp_path / "s"
+    with open_small(path) as store, Process() as stopped, Process() as writer:
+        for process in (stopped, writer):
+            process.do(OPEN, path=str(path), limit_ms=100)
+        stopped.do("turn = store._parts.control.held('flush'); turn.__enter__(); None")
+        writer.do("put = [store.put('T', b'x') for _ in range(10)]; None")
+        os.kill(stopped.pid, signal.SIGSTOP)
+        with pytest.raises(
+            Failed, match=r"NotDurableError.*the log from 0 to \d+ may not be on the disk.*flushing"
+        ):
+            writer.do("store.close()")
+        assert writer.do("store.closed")
+        writer.do(OPEN, path=str(path), limit_ms=5000)
+        os.kill(stopped.pid, signal.SIGCONT)
+        stopped.do("turn.__exit__(None, None, None); None")
+        writer.do("store.close()")
+        assert read_checkpoint(path).watermark == store.wrote_position

@@ -35,15 +35,17 @@ def test_a_sync_put_into_a_removed_file_is_refused_with_its_result(store):
 
 
 def test_another_process_that_never_mapped_the_file_does_not_call_it_durable(store):
-    """Whoever leads a flush covers the appends of all."""
-    with cystore.open(store.path) as other:
-        put = store.put("T", b"after")
-        unlink_log(store)
-        with pytest.raises(cystore.FlushFailedError):
-            other.flush()
-        assert other.stats()["flushed"] <= put.physical_offset
-        with pytest.raises(cystore.FlushFailedError):
-            store.put("T", b"after", flush="sync")
+    """Whoever leads a flush covers the appends of all. Each close says what is not durable, also where others stay."""
+    other = cystore.open(store.path)
+    put = store.put("T", b"after")
+    unlink_log(store)
+    with pytest.raises(cystore.FlushFailedError):
+        other.flush()
+    assert other.stats()["flushed"] <= put.physical_offset
+    with pytest.raises(cystore.FlushFailedError):
+        store.put("T", b"after", flush="sync")
+    with pytest.raises(cystore.NotDurableError):
+        other.close()
 
 
 def test_nothing_is_accepted_after_it_and_reads_go_on(store):
