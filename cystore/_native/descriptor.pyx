@@ -74,30 +74,25 @@ cdef class Descriptor:
 
 def open_in(int folder, name, int flags, int mode=0o600):
     """openat(2), closed on exec: `name` beneath the open folder `folder` (AT_FDCWD: the working directory). Raises OSError."""
-    cdef Descriptor opened = Descriptor.__new__(Descriptor)
-    cdef bytes encoded = _path(name)
-    cdef const char* path = encoded
-    cdef int code = EINTR
-    while code == EINTR:
-        with nogil:
-            opened.fd = openat(folder, path, flags | O_CLOEXEC, mode)
-            code = 0 if opened.fd >= 0 else errno
-        if code == EINTR:
-            PyErr_CheckSignals()
-    if code:
-        raise OSError(code, os.strerror(code), name)
-    return opened
+    return _opened(folder, name, flags, mode, False, 0)
 
 
 def open_beneath(int folder, name, int flags, uint64_t resolve):
     """openat2(2), closed on exec; `resolve` are its RESOLVE_ flags. Raises OSError; ENOSYS before Linux 5.6."""
+    return _opened(folder, name, flags, 0, True, resolve)
+
+
+cdef Descriptor _opened(int folder, name, int flags, int mode, bint resolved, uint64_t resolve):
     cdef Descriptor opened = Descriptor.__new__(Descriptor)
     cdef bytes encoded = _path(name)
     cdef const char* path = encoded
     cdef int code = EINTR
     while code == EINTR:
         with nogil:
-            opened.fd = cystore_openat2(folder, path, flags | O_CLOEXEC, resolve)
+            if resolved:
+                opened.fd = cystore_openat2(folder, path, flags | O_CLOEXEC, resolve)
+            else:
+                opened.fd = openat(folder, path, flags | O_CLOEXEC, mode)
             code = 0 if opened.fd >= 0 else errno
         if code == EINTR:
             PyErr_CheckSignals()
