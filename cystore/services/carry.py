@@ -157,6 +157,7 @@ class Carrier:
 
     def _advance(self, batch: list[_Carry], carried: int) -> None:
         """Counts the first `carried` messages of a batch, and what is stepped over between them."""
+        assert self._transfer is not None
         self._transfer.leave(batch, carried)
         failpoint("carry.counted")
         self._progress.finish()
