@@ -271,7 +271,7 @@ class MessageStore(StoreUpkeep):
         take at most 32,767 bytes. ``flush="sync"`` returns only when the message is durable, ``"async"`` at once; the default
         is the setting flush_disk_type.
 
-        With a `delay_level` from 1 on (of message_delay_level; one above the last counts as the last) the message waits in
+        With a `delay_level` from 1 on (of message_delay_level; one above the last is refused) the message waits in
         SCHEDULE_TOPIC_XXXX, which is what the result speaks of, until it is due and somebody delivers it (`deliver`).
 
         Who has the append lock, and appends nothing (a process that was stopped), is waited for `busy_timeout_ms`, by default the

@@ -215,7 +215,9 @@ cdef class Appender(PlainAppender):
         rollback messages do not: their properties say how long the commit is to be delayed."""
         cdef int32_t begin = buffer.length - item.properties_len
         cdef int32_t longer = max(item.topic_len - 19, 0)
-        level = min(level, self.delay_levels)
+        if level > self.delay_levels:
+            raise MessageIllegalError(
+                f"delay_level: {level}, and this store has the levels 1 to {self.delay_levels} (setting message_delay_level)")
         if not takes_queue_offset(item.sys_flag):
             item.properties_len = put_delay(buffer, begin, level, NULL, 0, 0)
             return 0

@@ -5,6 +5,7 @@ Source of the contract: celery.backends.base.Backend and celery.backends.asynchr
 
 from __future__ import annotations
 
+import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -32,12 +33,17 @@ from cystore.celery.chords import Chords
 from cystore.celery.consumer import ResultConsumer
 from cystore.celery.encoding import encode_meta
 from cystore.celery.expiry import Expiry
+from cystore.celery.kept import Kept
 from cystore.celery.store_watch import back_to_the_broker
-from cystore.celery.stores import Location, open_shared, release
+from cystore.celery.stores import DEFAULTS, Location, open_shared, release
 from cystore.celery.versions import decompress_payload
 
 # Nothing was appended, and time or an operator may mend it.
 SAFE_TO_RETRY = (StoreFullError, PageCacheBusyError, StoreNotWritableError)
+
+log = logging.getLogger("cystore.celery")
+
+RECORD_ROOM = 64 * 1024  # for all of a record but its body, and for the end of its segment
 
 _backends: weakref.WeakSet[CystoreBackend] = weakref.WeakSet()
 _checked: set[str] = (
@@ -80,6 +86,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         )
         self.chords = Chords(self)
         self.home = homes.setting(app)
+        self._kept = Kept.of(conf)
         _backends.add(self)
         if self.location.path:
             lifecycle.install(self.app, self.location)
@@ -124,6 +131,8 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         meta = self._get_result_meta(result=result, state=state, traceback=traceback, request=request)
         meta["task_id"] = str(task_id)
         name = getattr(request, "task", None)
+        if "args" in meta:  # with result_extended
+            meta["args"], meta["kwargs"] = self._kept.values(name or "", meta["args"], meta["kwargs"])
         part = self.chords.part_with(task_id, request, state, result)
         body = encode_meta(
             meta, self.encode, self.prepare_exception, name=name, limit_bytes=self._largest_bytes()
@@ -132,9 +141,10 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         return result
 
     def _largest_bytes(self) -> int:
-        """What a record may hold; where this host has no store, what one holds unless it is told otherwise."""
-        config = self.store.config if self.location.path else StoreConfig()
-        return config.max_message_size_bytes
+        """What a record may hold: the setting, and what fits into a segment. Where this host has no store, what one holds unless it is
+        told otherwise."""
+        config = self.store.config if self.location.path else StoreConfig.from_mapping(DEFAULTS)
+        return min(config.max_message_size_bytes, config.mapped_file_size_commit_log_bytes - RECORD_ROOM)
 
     def _forget(self, task_id: str) -> None:
         self._append(records.RESULTS, task_id, b"", tag=records.FORGET)
@@ -223,7 +233,11 @@ class CystoreBackend(AsyncBackendMixin, Backend):
     def mark_as_revoked(
         self, task_id: str, reason: str = "", request: Any = None, *args: Any, **kwargs: Any
     ) -> None:
-        """A task was revoked."""
+        """A task was revoked. A worker that is told so, and has not got the task's message, stores it only where this store is the
+        task's home: another worker may run it for another one. The worker that gets the message stores it at the task's home."""
+        if request is None and not homes.is_home_of(self, task_id):
+            log.debug("task %s was revoked; the worker that gets its message stores that", task_id)
+            return
 
         def mark() -> None:
             with self.chords.ending(request):

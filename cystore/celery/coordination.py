@@ -38,6 +38,8 @@ AWAY_S, REFUSED_S = (
     60.0,
 )  # until the next try: of a server that is not there; of one that does not want us
 
+WITH_KEY = ("GET", "HGET", "HGETALL")  # what is sent with one key, beside scripts
+
 # Each is one round trip, and atomic. KEYS: lease, token.
 ACQUIRE = """
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
@@ -190,6 +192,35 @@ class Coordination:
         return text.replace(secret, "**") if secret else text
 
 
+class _Prefixed:
+    """Begins every key with `key_prefix`: a server that several apps share may let each only have keys of its own."""
+
+    key_prefix = ""
+
+    def execute_command(self, *words: Any, **options: Any) -> Any:
+        """One of the commands that the duties use; their scripts take keys only as KEYS."""
+        name, *rest = words
+        if name == "EVAL":
+            script, count, *rest = rest
+            rest = [script, count, *(self.key_prefix + key for key in rest[:count]), *rest[count:]]
+        elif name in WITH_KEY:
+            rest[0] = self.key_prefix + rest[0]
+        return super().execute_command(name, *rest, **options)  # type: ignore[misc]
+
+
+class _PrefixedPipeline(_Prefixed, redis.client.Pipeline):
+    pass
+
+
+class _PrefixedRedis(_Prefixed, redis.Redis):
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> _PrefixedPipeline:
+        made = _PrefixedPipeline(
+            self.connection_pool, self.response_callbacks, transaction, shard_hint
+        )
+        made.key_prefix = self.key_prefix
+        return made
+
+
 def connect(location: RedisLocation) -> redis.Redis:
     """A client that asks nothing before its first command. Raises ImproperlyConfigured for options that make no sense."""
     options: dict[str, Any] = {
@@ -200,6 +231,7 @@ def connect(location: RedisLocation) -> redis.Redis:
         ),  # a connection that a restarted server closed; more is not worth waiting for
         **location.options,
     }
+    kind = _PrefixedRedis if location.key_prefix else redis.Redis
     try:
         if location.scheme == SENTINEL:
             theirs = {
@@ -209,11 +241,15 @@ def connect(location: RedisLocation) -> redis.Redis:
             }
             login = {"username": location.username or None, "password": location.password or None}
             sentinel = Sentinel(list(location.hosts), sentinel_kwargs=theirs)
-            client = sentinel.master_for(location.master_name, db=location.database, **login, **options)
+            client = sentinel.master_for(
+                location.master_name, kind, db=location.database, **login, **options
+            )
         else:
             if location.scheme == "unix":
                 options.pop("socket_connect_timeout")
-            client = redis.Redis.from_url(location.for_redis_py(), **options)
+            client = kind.from_url(location.for_redis_py(), **options)
+        if isinstance(client, _PrefixedRedis):
+            client.key_prefix = location.key_prefix
         client.connection_pool.make_connection()  # not connected: it only looks at the options
         return client
     except (TypeError, ValueError):

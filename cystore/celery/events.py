@@ -60,6 +60,7 @@ FIELDS: dict[str, tuple[str, str]] = {
     "origin": ("text", "SENT: the sender's node name"),
     "queue": ("text", "routing key; with the default exchange that is the queue"),
     "exchange": ("text", "SENT: the exchange, unless it is the default one"),
+    "home": ("text", "SENT, RECEIVED: the id of the store that keeps its result, unless that is this one"),
     "args": ("text", "repr of the positional arguments, redacted and cut"),
     "kwargs": ("text", "repr of the keyword arguments, likewise"),
     "retries": ("number", "how often it was tried before; left out when 0"),

@@ -28,6 +28,7 @@ from celery.utils.functional import LRUCache
 
 from cystore import Message, MessageIllegalError, MessageStore, PageCacheBusyError, StoreError, clock
 from cystore.celery import greenlets, records
+from cystore.celery.events import EVENTS, Event
 from cystore.celery.identity import known_id_of
 from cystore.celery.queues import declared
 from cystore.system.store_lock import locked_byte
@@ -88,6 +89,19 @@ def home_of(backend: CystoreBackend, request: Any = None) -> str:
             f"that keeps its results, by the id in that store's file config/storeId"
         )
     return str(found)
+
+
+def is_home_of(backend: CystoreBackend, task_id: str) -> bool:
+    """Whether this process's store is the home of a task of which only the id is known: it has heard of the task, and not that
+    its home is another one."""
+    if not backend.location.path or (backend.location.path, task_id) in _foreign:
+        return False
+    key = records.key_of(task_id)
+    if records.records_of(backend.store, records.RESULTS, key):
+        return True
+    told = [Event.of(message) for message in records.records_of(backend.store, EVENTS, key)]
+    mine = [event for event in told if event.task_id == task_id]
+    return bool(mine) and not any(event.details.get("home") for event in mine)
 
 
 @contextmanager

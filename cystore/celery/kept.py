@@ -84,11 +84,21 @@ class Kept:
             return "", ""
         if not self.redact:
             return self._repr(told.get("argsrepr"), args), self._repr(told.get("kwargsrepr"), kwargs)
+        return self._redacted(
+            name, args, kwargs, lambda args, kwargs: (self._repr(None, args), self._repr(None, kwargs))
+        )
+
+    def values(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments themselves, redacted: for a result that keeps them (`result_extended`)."""
+        return self._redacted(name, args, kwargs, lambda *both: both) if self.redact else (args, kwargs)
+
+    def _redacted(
+        self, name: str, args: Any, kwargs: Any, keep: Callable[[Any, Any], tuple[Any, Any]]
+    ) -> tuple[Any, Any]:
         try:
             redact = self._redact
             assert redact is not None
-            args, kwargs = redact(name, args, kwargs)
-            return self._repr(None, args), self._repr(None, kwargs)
+            return keep(*redact(name, args, kwargs))
         except Exception as error:  # noqa: BLE001 - it is the app's own code, and nothing unredacted may be kept
             if name not in self._reported:  # without its text, which may hold what must not be kept
                 self._reported.add(name)

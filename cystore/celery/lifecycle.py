@@ -34,6 +34,8 @@ from celery.utils.saferepr import saferepr
 
 from cystore import MessageIllegalError, MessageStore
 from cystore.celery import events, records
+from cystore.celery.homes import HOME
+from cystore.celery.identity import known_id_of
 from cystore.celery.kept import Kept, shortened
 from cystore.celery.processes import in_pool
 from cystore.celery.stores import Location, open_shared
@@ -72,13 +74,15 @@ class Lifecycle:
     def append(
         self, event: str, task_id: str | None, name: str | None, root_id: str | None, group_id: str | None, **details: Any
     ) -> None:  # fmt: skip
-        """Writes one event, unless the store was out of order a moment ago. Raises what the store raises."""
+        """Writes one event, unless the store was out of order a moment ago. A `home` among the details is left out if it is this store. Raises what the store raises."""
         if self._paused_until and monotonic_s() < self._paused_until:
             self._lose()
             return
         store = self._store
         if store is None or store.closed:
             store = self._store = open_shared(self.location, self._app())
+        if details.get("home") == known_id_of(store):
+            del details["home"]
         queue_id, properties = self._places.get(name) or self._place(name)
         store.put(
             events.EVENTS,
@@ -222,7 +226,7 @@ def _sent(
         events.SENT, told["id"], sender, told.get("root_id"), told.get("group"),
         origin=told.get("origin"), queue=routing_key, exchange=exchange_name,
         parent_id=told.get("parent_id"), retries=told.get("retries") or None, eta=told.get("eta"), expires=told.get("expires"),
-        args=args, kwargs=kwargs,
+        args=args, kwargs=kwargs, home=told.get(HOME),
     )  # fmt: skip
 
 
@@ -239,6 +243,7 @@ def _received(life: Lifecycle, sender: Any, request: Any, **_: Any) -> None:
         event, request.id, name, told.get("root_id"), told.get("group"),
         worker=request.hostname, queue=delivery.get("routing_key"), parent_id=told.get("parent_id"),
         retries=told.get("retries") or None, eta=told.get("eta"), expires=told.get("expires"), args=args, kwargs=kwargs,
+        home=told.get(HOME),
     )  # fmt: skip
     if request.task.acks_late:
         request.on_reject = _Rejecting(life, request)

@@ -23,6 +23,21 @@ SCHEMES = ("redis", "rediss", *SOCKET, SENTINEL)
 DEFAULT_PORT = {SENTINEL: 26379}
 # How kombu names what redis-py calls required, optional and none.
 CERT_REQS = {"CERT_REQUIRED": "required", "CERT_OPTIONAL": "optional", "CERT_NONE": "none"}
+PREFIX = "global_keyprefix"  # kombu's name for what begins every key; the duties' keys have it too
+# Other options of kombu's Redis transport and of Celery's Redis result backend. Duties and stores have no use for them.
+OF_TRANSPORT = frozenset(
+    """
+    sep ack_emulation unacked_key unacked_index_key unacked_mutex_key unacked_mutex_expire visibility_timeout
+    unacked_restore_limit unacked_restore_interval unacked_restore_throttle fanout_prefix fanout_patterns queue_order_strategy
+    priority_steps body_encoding polling_interval retry_policy result_chord_ordered result_chord_join_timeout min_other_sentinels
+    """.split()
+)
+OF_CLIENT = frozenset(
+    """
+    master_name sentinel_kwargs socket_timeout socket_connect_timeout socket_keepalive socket_keepalive_options
+    max_connections health_check_interval retry_on_timeout client_name credential_provider connection_class
+    """.split()
+)
 WANTED = (
     "the duties need a Redis: cystore_redis_url (or the broker's URL) must begin with redis://, rediss://, redis+socket://, "
     "unix:// or sentinel://"
@@ -44,6 +59,7 @@ class RedisLocation:
     username: str = ""
     password: str = field(default="", repr=False)
     master_name: str = ""
+    key_prefix: str = ""
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
 
     @classmethod
@@ -93,6 +109,7 @@ class RedisLocation:
                 "cystore_redis_url: a Sentinel is asked for a master by name: set cystore_redis_options = "
                 "{'master_name': ...}"
             )
+        prefix = str(options.pop(PREFIX, "") or query.pop(PREFIX, ""))
         path = unquote(last.path) if scheme in SOCKET else ""
         if scheme in SOCKET and not path.strip("/"):
             raise ValueError("no path of a socket")
@@ -104,7 +121,8 @@ class RedisLocation:
             unquote(login.username or ""),
             unquote(login.password or ""),
             master,
-            {**query, **options},
+            prefix,
+            {name: value for name, value in {**query, **options}.items() if name not in OF_TRANSPORT},
         )
 
     def __str__(self) -> str:
@@ -133,20 +151,21 @@ class RedisLocation:
 
     def for_kombu(self) -> tuple[str, dict[str, Any]]:
         """(`broker_url`, `broker_transport_options`) for the same Redis."""
+        more: dict[str, Any] = {PREFIX: self.key_prefix} if self.key_prefix else {}
         if self.scheme == "unix":
-            return f"redis+socket://{self._login}{quote(self.path)}?virtual_host={self.database}", {}
+            return f"redis+socket://{self._login}{quote(self.path)}?virtual_host={self.database}", more
         if self.scheme == SENTINEL:
             # Of a list kombu takes the database of the first.
             urls = [f"{SENTINEL}://{self._login}{host}:{port}/{self.database}" for host, port in self.hosts]
             kept = {name: value for name, value in self.options.items() if name == "sentinel_kwargs"}
-            return ";".join(urls), {"master_name": self.master_name, **kept}
+            return ";".join(urls), {"master_name": self.master_name, **kept, **more}
         theirs = {ours: theirs for theirs, ours in CERT_REQS.items()}
         query = {
             name: theirs.get(str(value), value)
             for name, value in self.options.items()
             if name.startswith("ssl_")
         }
-        return f"{self.scheme}://{self._login}{self._place}" + (f"?{urlencode(query)}" if query else ""), {}
+        return f"{self.scheme}://{self._login}{self._place}" + (f"?{urlencode(query)}" if query else ""), more
 
 
 def hidden(text: str) -> str:
@@ -168,7 +187,7 @@ def redis_location_of(app: Any) -> RedisLocation | None:
     if broker.partition("://")[0].lower() not in SCHEMES:
         return None
     transport = conf.broker_transport_options or {}
-    inherited = {name: transport[name] for name in ("master_name", "sentinel_kwargs") if name in transport}
+    inherited = {name: transport[name] for name in ("master_name", "sentinel_kwargs", PREFIX) if name in transport}
     if isinstance(conf.broker_use_ssl, dict) and broker.startswith("rediss"):
         inherited |= conf.broker_use_ssl
     return RedisLocation.parse(broker, {**inherited, **options})

@@ -19,6 +19,8 @@ from celery.exceptions import ImproperlyConfigured
 import cystore
 from cystore import MessageStore, NotDurableError, StoreConfig, StoreConfigError
 
+from cystore.celery.redis_urls import OF_CLIENT, OF_TRANSPORT, PREFIX
+
 log = logging.getLogger("cystore")
 
 SCHEME = "cystore"
@@ -38,6 +40,8 @@ DEFAULTS: dict[str, Any] = {
     "populate_ahead_bytes": 4 * MIB,
     # A client of RocketMQ's tries again elsewhere; here a task that has done its work would fail because its host is busy.
     "os_page_cache_busy_timeout_ms": 30_000,
+    # What a result may have, encoded with its meta. Redis takes up to 512 MB, and apps that come from there have results of some.
+    "max_message_size_bytes": 64 * MIB,
     "delete_when": ANY_HOUR,  # RocketMQ waits for a quiet hour; a hundred thousand results go in some 20 ms
 }
 
@@ -78,12 +82,17 @@ class Location:
             raise ImproperlyConfigured(
                 f"result_backend must look like {EXAMPLE} (three slashes), not {url!r}"
             )
+        if ";" in parts.path:
+            raise ImproperlyConfigured(
+                f"result_backend names more than one store, {url!r}: results go to one store only, so name one (a broker may have others "
+                "after a semicolon, a result backend may not; a semicolon in the path itself is written %3B)"
+            )
         where = f"result_backend {url!r}"
         try:
             pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
             settings = _settings(pairs)
             where = "result_backend_transport_options"
-            for name, value in _settings((options or {}).items()).items():
+            for name, value in _settings(_ours(options or {}).items()).items():
                 if settings.setdefault(name, value) != value:
                     raise StoreConfigError(
                         f"{name} is {value!r} here and {settings[name]!r} in result_backend; name it once"
@@ -134,6 +143,15 @@ class Location:
             )
 
 
+def _ours(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options without those of a Redis result backend: an app that had one keeps its settings."""
+    theirs = sorted(name for name in options if name in (PREFIX, *OF_TRANSPORT, *OF_CLIENT))
+    if theirs and tuple(theirs) not in _told:
+        _told.add(tuple(theirs))
+        log.warning("result_backend_transport_options: %s: options of Redis, a store does without them", ", ".join(theirs))
+    return {name: value for name, value in options.items() if name not in theirs}
+
+
 def _settings(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Typed and checked; a value that is text may be of any type, as in a URL."""
     settings: dict[str, Any] = {}
@@ -149,6 +167,7 @@ def _settings(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return settings
 
 
+_told: set[tuple[str, ...]] = set()
 _open: dict[str, tuple[Location, weakref.ref[MessageStore]]] = {}
 _kept: weakref.WeakKeyDictionary[Celery, dict[str, MessageStore]] = weakref.WeakKeyDictionary()
 _kept_h: dict[str, int] = {}  # how long each of them keeps its records, at least

@@ -69,7 +69,7 @@ def _write_result(args: argparse.Namespace, put: cystore.PutResult) -> None:
         names = ("physical_offset", "queue_offset", "size_bytes", "store_timestamp_ms")
         write_json({name: getattr(put, name) for name in names})
     else:
-        waits = args.delay_level and min(args.delay_level, len(store_config(args).delay_levels_ms()))
+        waits = args.delay_level
         queue = f"{SCHEDULE_TOPIC}/{waits - 1}" if waits else f"{args.topic}/{args.queue}"
         where = f"{queue}@{put.queue_offset}"
         write_line(

@@ -80,6 +80,25 @@ def test_a_result_comes_home_and_is_nowhere_else(hosts):
     assert not {records.RESULTS, records.CHORDS} & topics(hosts.guest_path)
 
 
+def revoke(hosts: Hosts, task_id: str) -> None:
+    """Both workers were told, and have answered."""
+    told = hosts.app.control.broadcast(
+        "revoke", arguments={"task_id": task_id}, reply=True, timeout=PATIENCE_S, limit=2
+    )
+    assert len(told) == 2
+
+
+def test_a_revoked_task_is_revoked_at_its_home_alone(hosts):
+    """Seen: every worker stored REVOKED in its own store: a task that had succeeded at home was REVOKED on the other host."""
+    ran = hosts.task(work.add).delay(2, 3)
+    assert ran.get(timeout=PATIENCE_S) == 5
+    waits = hosts.task(work.add).apply_async((2, 3), queue="of_nobody_else")
+    for result in (ran, waits):
+        revoke(hosts, result.id)
+    assert (ran.state, waits.state) == (states.SUCCESS, states.REVOKED)
+    assert not {records.RESULTS, records.CHORDS} & topics(hosts.guest_path)
+
+
 def test_a_failure_comes_home(hosts):
     result = hosts.task(work.fail).delay("far away")
     with pytest.raises(work.SpecialError, match="far away"):

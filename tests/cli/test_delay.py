@@ -21,7 +21,9 @@ def test_a_delayed_message_waits_and_info_says_so(command, store_path):
         "put", store_path, "orders", "--delay-level", 2, "--queue", 3, *SETTINGS, stdin=b"later"
     )
     assert where.startswith("SCHEDULE_TOPIC_XXXX/1@0")
-    command.ok("put", store_path, "orders", "--delay-level", 9, "--lines", *SETTINGS, stdin=b"a\nb\n")
+    command.ok("put", store_path, "orders", "--delay-level", 3, "--lines", *SETTINGS, stdin=b"a\nb\n")
+    refused = command.run("put", store_path, "orders", "--delay-level", 9, *SETTINGS, stdin=b"x")
+    assert refused.returncode == 2 and "levels 1 to 3" in refused.stderr
     command.ok("put", store_path, "orders", "--delay-level", 1, *SETTINGS, stdin=b"now")
     assert delayed(command, store_path) == [(1, 0, 1), (2, 60_000, 1), (3, 7_200_000, 2)]
     assert "delayed messages that wait: 4" in command.ok("info", store_path, *SETTINGS)

@@ -91,12 +91,26 @@ def test_delayed_message_waits_in_its_levels_queue(path):
     check_closed(path, {**SETTINGS, **LEVELS})
 
 
-def test_level_above_the_last_counts_as_the_last(path):
+def test_a_level_above_the_last_is_refused(path):
+    """Seen: 99 was 18 without a word, so a message came hours too early or too late."""
     with opened(path) as store:
-        store.put("T", b"", delay_level=99)
-        store.put_many([cystore.Message(topic="T", body=b"", delay_level=0x7FFFFFFF)])
-        assert store.topics() == {SCHEDULE: {3: (0, 2)}}
-        assert [m.delay_level for m in store.get(SCHEDULE, 3, 0).messages] == [4, 4]
+        for level in (5, 99, 0x7FFFFFFF):
+            with pytest.raises(cystore.MessageIllegalError, match=f"delay_level: {level}.* 1 to 4 "):
+                store.put("T", b"", delay_level=level)
+            with pytest.raises(cystore.MessageIllegalError, match=f"delay_level: {level}.* 1 to 4 "):
+                store.put_many([cystore.Message(topic="T", body=b"", delay_level=level)])
+        assert store.topics() == {} and store.wrote_position == 0
+        store.put("T", b"", delay_level=4)
+        assert store.topics() == {SCHEDULE: {3: (0, 1)}}
+
+
+def test_a_level_above_the_last_that_another_program_wrote_is_delivered(path):
+    """RocketMQ's own broker takes it for the last one; a store with fewer levels than before has such records too."""
+    with opened(path) as store:
+        store.put("T", b"late", delay_level=4)
+        store.configure(message_delay_level="1s")
+    with open_small(path) as store:
+        assert [m.delay_level for m in store.get(SCHEDULE, 3, 0).messages] == [4]
 
 
 @pytest.mark.parametrize("level", [-1, True, 1.0, "1", None, 1 << 31, 1 << 70])
