@@ -213,11 +213,9 @@ cdef class Appender(PlainAppender):
     cdef int _delay(self, int32_t level, append_item* item, property_buffer* buffer) except -1:
         """Turns a message whose properties are in the buffer into one that waits for its time (CommitLog.asyncPutMessage). Prepared and
         rollback messages do not: their properties say how long the commit is to be delayed."""
-        cdef int32_t begin = buffer.length - item.properties_len
-        cdef int32_t longer = max(item.topic_len - 19, 0)
+        cdef int32_t begin = buffer.length - item.properties_len, longer = max(item.topic_len - 19, 0)
         if level > self.delay_levels:
-            raise MessageIllegalError(
-                f"delay_level: {level}, and this store has the levels 1 to {self.delay_levels} (setting message_delay_level)")
+            raise MessageIllegalError(f"delay_level: {level}, this store has levels 1 to {self.delay_levels} (message_delay_level)")
         if not takes_queue_offset(item.sys_flag):
             item.properties_len = put_delay(buffer, begin, level, NULL, 0, 0)
             return 0

@@ -35,7 +35,7 @@ from cystore.celery.encoding import encode_meta
 from cystore.celery.expiry import Expiry
 from cystore.celery.kept import Kept
 from cystore.celery.store_watch import back_to_the_broker
-from cystore.celery.stores import DEFAULTS, Location, open_shared, release
+from cystore.celery.stores import DEFAULTS, Location, open_shared, open_to_read, release
 from cystore.celery.versions import decompress_payload
 
 # Nothing was appended, and time or an operator may mend it.
@@ -96,9 +96,14 @@ class CystoreBackend(AsyncBackendMixin, Backend):
 
     @property
     def store(self) -> MessageStore:
-        """The open store. Raises `homes.ResultsElsewhereError` where this host has none."""
+        """The open store; for reading only where this user may not write. Raises `homes.ResultsElsewhereError` where this host has none."""
         if not self.location.path:
             raise homes.no_store(self)
+        return open_to_read(self.location, self.app)
+
+    @property
+    def store_to_write(self) -> MessageStore:
+        """The open store. Raises StorePermissionError where this user may only read it."""
         return open_shared(self.location, self.app)
 
     def close(self) -> None:

@@ -214,9 +214,7 @@ class _PrefixedPipeline(_Prefixed, redis.client.Pipeline):
 
 class _PrefixedRedis(_Prefixed, redis.Redis):
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> _PrefixedPipeline:
-        made = _PrefixedPipeline(
-            self.connection_pool, self.response_callbacks, transaction, shard_hint
-        )
+        made = _PrefixedPipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
         made.key_prefix = self.key_prefix
         return made
 
@@ -241,9 +239,7 @@ def connect(location: RedisLocation) -> redis.Redis:
             }
             login = {"username": location.username or None, "password": location.password or None}
             sentinel = Sentinel(list(location.hosts), sentinel_kwargs=theirs)
-            client = sentinel.master_for(
-                location.master_name, kind, db=location.database, **login, **options
-            )
+            client = sentinel.master_for(location.master_name, kind, db=location.database, **login, **options)
         else:
             if location.scheme == "unix":
                 options.pop("socket_connect_timeout")

@@ -203,7 +203,7 @@ def put(
 ) -> None:
     """Appends records (keyword arguments of `Message`) in order to their home: here, or through the broker."""
     if backend.location.path and home == own_id(backend):
-        _append(backend.store, fields, flush)
+        _append(backend.store_to_write, fields, flush)
         return
     send_id, sent_ms = uuid.uuid4().hex, str(clock.now_ms())
     listed = [

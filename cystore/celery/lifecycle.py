@@ -12,7 +12,7 @@ Settings of the app, beside those of `celery`:
 | `cystore_lifecycle` | `True` | keep the log |
 | `cystore_lifecycle_args_chars` | `1024` | how many characters are kept of the positional and of the keyword arguments; 0: none |
 | `cystore_lifecycle_traceback_chars` | `8192` | how many of a traceback |
-| `cystore_lifecycle_redact` | `()` | names of arguments whose values are not kept, or a function that says what may be (`kept.py`) |
+| `cystore_lifecycle_redact` | `()` | names of arguments whose values are not kept, nor in results (`result_extended`), or a function (`kept.py`) |
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class Lifecycle:
     def append(
         self, event: str, task_id: str | None, name: str | None, root_id: str | None, group_id: str | None, **details: Any
     ) -> None:  # fmt: skip
-        """Writes one event, unless the store was out of order a moment ago. A `home` among the details is left out if it is this store. Raises what the store raises."""
+        """Writes one event, unless the store was out of order a moment ago. A `home` among the details is left out if it is this
+        store. Raises what the store raises."""
         if self._paused_until and monotonic_s() < self._paused_until:
             self._lose()
             return

@@ -25,19 +25,17 @@ DEFAULT_PORT = {SENTINEL: 26379}
 CERT_REQS = {"CERT_REQUIRED": "required", "CERT_OPTIONAL": "optional", "CERT_NONE": "none"}
 PREFIX = "global_keyprefix"  # kombu's name for what begins every key; the duties' keys have it too
 # Other options of kombu's Redis transport and of Celery's Redis result backend. Duties and stores have no use for them.
-OF_TRANSPORT = frozenset(
-    """
-    sep ack_emulation unacked_key unacked_index_key unacked_mutex_key unacked_mutex_expire visibility_timeout
-    unacked_restore_limit unacked_restore_interval unacked_restore_throttle fanout_prefix fanout_patterns queue_order_strategy
-    priority_steps body_encoding polling_interval retry_policy result_chord_ordered result_chord_join_timeout min_other_sentinels
-    """.split()
-)
-OF_CLIENT = frozenset(
-    """
-    master_name sentinel_kwargs socket_timeout socket_connect_timeout socket_keepalive socket_keepalive_options
-    max_connections health_check_interval retry_on_timeout client_name credential_provider connection_class
-    """.split()
-)
+OF_TRANSPORT = {
+    "sep", "ack_emulation", "unacked_key", "unacked_index_key", "unacked_mutex_key", "unacked_mutex_expire",
+    "visibility_timeout", "unacked_restore_limit", "unacked_restore_interval", "unacked_restore_throttle", "fanout_prefix",
+    "fanout_patterns", "queue_order_strategy", "priority_steps", "body_encoding", "polling_interval", "retry_policy",
+    "result_chord_ordered", "result_chord_join_timeout", "min_other_sentinels",
+}  # fmt: skip
+OF_CLIENT = {
+    "master_name", "sentinel_kwargs", "socket_timeout", "socket_connect_timeout", "socket_keepalive",
+    "socket_keepalive_options", "max_connections", "health_check_interval", "retry_on_timeout", "client_name",
+    "credential_provider", "connection_class",
+}  # fmt: skip
 WANTED = (
     "the duties need a Redis: cystore_redis_url (or the broker's URL) must begin with redis://, rediss://, redis+socket://, "
     "unix:// or sentinel://"
@@ -187,7 +185,9 @@ def redis_location_of(app: Any) -> RedisLocation | None:
     if broker.partition("://")[0].lower() not in SCHEMES:
         return None
     transport = conf.broker_transport_options or {}
-    inherited = {name: transport[name] for name in ("master_name", "sentinel_kwargs", PREFIX) if name in transport}
+    inherited = {
+        name: transport[name] for name in ("master_name", "sentinel_kwargs", PREFIX) if name in transport
+    }
     if isinstance(conf.broker_use_ssl, dict) and broker.startswith("rediss"):
         inherited |= conf.broker_use_ssl
     return RedisLocation.parse(broker, {**inherited, **options})

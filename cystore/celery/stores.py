@@ -17,8 +17,7 @@ from celery import Celery, signals
 from celery.exceptions import ImproperlyConfigured
 
 import cystore
-from cystore import MessageStore, NotDurableError, StoreConfig, StoreConfigError
-
+from cystore import MessageStore, NotDurableError, StoreConfig, StoreConfigError, StorePermissionError
 from cystore.celery.redis_urls import OF_CLIENT, OF_TRANSPORT, PREFIX
 
 log = logging.getLogger("cystore")
@@ -148,7 +147,10 @@ def _ours(options: Mapping[str, Any]) -> dict[str, Any]:
     theirs = sorted(name for name in options if name in (PREFIX, *OF_TRANSPORT, *OF_CLIENT))
     if theirs and tuple(theirs) not in _told:
         _told.add(tuple(theirs))
-        log.warning("result_backend_transport_options: %s: options of Redis, a store does without them", ", ".join(theirs))
+        log.warning(
+            "result_backend_transport_options: %s: options of Redis, a store does without them",
+            ", ".join(theirs),
+        )
     return {name: value for name, value in options.items() if name not in theirs}
 
 
@@ -169,6 +171,7 @@ def _settings(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 _told: set[tuple[str, ...]] = set()
 _open: dict[str, tuple[Location, weakref.ref[MessageStore]]] = {}
+_refused: dict[str, tuple[Location, str]] = {}  # stores that this user may only read: how, and why
 _kept: weakref.WeakKeyDictionary[Celery, dict[str, MessageStore]] = weakref.WeakKeyDictionary()
 _kept_h: dict[str, int] = {}  # how long each of them keeps its records, at least
 _lock = threading.Lock()
@@ -177,6 +180,12 @@ _lock = threading.Lock()
 def open_shared(location: Location, app: Celery | None = None) -> MessageStore:
     """This process's store at a location, opened by the first call. It stays open as long as somebody keeps it: `app` does until it is
     collected, or until `release`. Raises StoreError where it cannot be opened."""
+    if location.path in _refused:
+        raise StorePermissionError(_refused[location.path][1])
+    return _open_now(location, app)
+
+
+def _open_now(location: Location, app: Celery | None) -> MessageStore:
     held = _open.get(location.path)
     store = None if held is None else held[1]()
     if held is None or store is None or store.closed:
@@ -200,6 +209,23 @@ def open_shared(location: Location, app: Celery | None = None) -> MessageStore:
         _kept_h[location.path] = location.file_reserved_time_h
         location.keep_at_least(store)
     return store
+
+
+def open_to_read(location: Location, app: Celery | None = None) -> MessageStore:
+    """`open_shared` for somebody who only reads: where this user may not write (root, of a store that is another user's), it is opened for
+    reading. What then writes gets the StorePermissionError."""
+    if location.path not in _refused:
+        try:
+            return open_shared(location, app)
+        except StorePermissionError as error:
+            if location.settings.get("read_only"):
+                raise
+            refused = str(error)
+        reader = dataclasses.replace(location, settings={**location.settings, "read_only": True})
+        with _lock:
+            _refused[location.path] = (reader, refused)
+        log.info("%s: opened for reading only: %s", location.path, refused)
+    return _open_now(_refused[location.path][0], app)
 
 
 def opened_at(path: str) -> MessageStore | None:
@@ -227,6 +253,7 @@ def close_shared(**_signal: object) -> None:
             except NotDurableError:
                 log.exception("%s: closed", path)  # the other stores are closed all the same
         _kept.clear()
+        _refused.clear()
 
 
 def _forked() -> None:

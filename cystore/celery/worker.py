@@ -20,9 +20,11 @@ def begin(sender: Any, **_signal: object) -> None:
     app = sender.app
     if not str(app.backend_cls or app.conf.result_backend or "").startswith("cystore:"):
         return
+    from cystore.celery.full_disk import tell_in_one_line
     from cystore.celery.host import DutyHost
     from cystore.celery.store_watch import StoreWatch
 
     if app.backend.location.path:
+        tell_in_one_line()
         app.steps["consumer"].add(StoreWatch)
         DutyHost.take_part(sender)

@@ -57,7 +57,9 @@ def test_states_of_the_apps_own_and_small_letters(backend, run, states_of):
     assert states_of("history", "--state", "PROGRESS") == {"PROGRESS"}
     assert states_of("history", "--state", "failed") == {events.FAILED}
     assert states_of("tail", "--state", "failed") == {events.FAILED}
-    assert "no failures" not in run("history", "--state", "REVOKED", code=1).output  # known, and nobody had it
+    assert (
+        "no failures" not in run("history", "--state", "REVOKED", code=1).output
+    )  # known, and nobody had it
 
 
 def test_every_way_to_say_since_when(backend, run):

@@ -1,5 +1,5 @@
-"""Goal: what an app that had a Redis result backend brings with it works here, or an error says what to do. Method: apps and backends in this
-process; a Redis where keys are looked at."""
+"""Goal: what an app that had a Redis result backend brings with it works here, or an error says what to do. Method: apps and backends
+in this process; a Redis where keys are looked at."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ def test_the_duties_keys_have_the_brokers_prefix(backend):
         assert redis_location_of(app).key_prefix == PREFIX
         app.conf.cystore_redis_options = {"global_keyprefix": PREFIX, "visibility_timeout": 5}
         location = redis_location_of(app)
-        assert location.for_kombu() == (RedisLocation.parse(server.url).for_kombu()[0], {"global_keyprefix": PREFIX})
+        assert location.for_kombu() == (
+            RedisLocation.parse(server.url).for_kombu()[0],
+            {"global_keyprefix": PREFIX},
+        )
         with connect(location) as client:
             held = acquire(client, "store", "reput", 5.0)
             assert held is not None and held.renew() and held.progress(3)
@@ -68,7 +71,7 @@ def test_the_duties_keys_have_the_brokers_prefix(backend):
             assert [one.store_id for one in fleet(client)] == ["store"]
             assert last_token(client, "store", "reput") == 1
             with redis_py.Redis.from_url(server.url) as plain:
-                keys = {key.decode() for key in plain.keys()}
+                keys = {key.decode() for key in plain.scan_iter()}
                 assert PREFIX + lease_key("store", "reput") in keys
                 assert all(key.startswith(PREFIX) for key in keys)
         assert RedisLocation.parse(server.url).key_prefix == ""
@@ -79,7 +82,11 @@ def test_redaction_covers_what_a_result_keeps_of_its_arguments(make_backend, red
     """With result_extended. Seen: the lifecycle log had no password, and the result had it."""
     backend = make_backend(result_extended=True, cystore_lifecycle_redact=redact)
     request = Context(
-        id="t", task="shop.charge", args=[{"password": SECRET}, 7], kwargs={"password": SECRET}, delivery_info={}
+        id="t",
+        task="shop.charge",
+        args=[{"password": SECRET}, 7],
+        kwargs={"password": SECRET},
+        delivery_info={},
     )
     backend.store_result("t", 1, states.SUCCESS, request=request)
     (kept,) = history.transitions(backend.store, task_id="t")

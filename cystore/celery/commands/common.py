@@ -28,7 +28,9 @@ from cystore.cli.progress import progress
 from cystore.clock import now_ms
 
 UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
-MS_FROM = 10**11  # a number from here on is ms since 1970 (1973 and later), a smaller one is seconds (up to the year 5138)
+MS_FROM = (
+    10**11
+)  # a number from here on is ms since 1970 (1973 and later), a smaller one is seconds (up to the year 5138)
 STATES = (*events.KINDS, *sorted(states.ALL_STATES), records.FORGET)
 # The first that fits takes the place of the one of the program `cystore`.
 HINTS: tuple[tuple[type[StoreError], str], ...] = (
@@ -102,7 +104,9 @@ def check_states(store: MessageStore, given: Sequence[str]) -> None:
     for one in given:
         if one not in STATES and not any(True for _ in islice(history.entries(store, states=(one,)), 1)):
             raise CommandError(
-                one_line(f"--state {one}: no task had it, and it is none of {', '.join(dict.fromkeys(STATES))}")
+                one_line(
+                    f"--state {one}: no task had it, and it is none of {', '.join(dict.fromkeys(STATES))}"
+                )
             )
 
 
