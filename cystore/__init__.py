@@ -34,6 +34,7 @@ from cystore.errors import (
     StoreResourceError,
     StoreTimeoutError,
 )
+from cystore.layout import RELEASE
 from cystore.result import GetResult, GetStatus
 from cystore.stats import QueueRange
 from cystore.store import MessageStore, close_all, open  # noqa: A004 - the surface's name
@@ -41,7 +42,7 @@ from cystore.store import MessageStore, close_all, open  # noqa: A004 - the surf
 if TYPE_CHECKING:
     from cystore.arrow import to_arrow as to_arrow
 
-__version__ = "0.1.0"
+__version__ = RELEASE
 
 # Without to_arrow: `from cystore import *` works where pyarrow is not installed.
 __all__ = [

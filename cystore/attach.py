@@ -37,6 +37,7 @@ from cystore.engine.append_policy import AppendPolicy, repair_append
 from cystore.engine.checkpoint import Checkpoint
 from cystore.engine.clock_keeper import ClockKeeper
 from cystore.engine.commit_log import CommitLog
+from cystore.engine.control_head import another_version, read_head
 from cystore.engine.disk_space import DiskSpace
 from cystore.engine.flush import Flusher
 from cystore.engine.manifest import Facts, Manifest
@@ -347,6 +348,9 @@ def _join(
 ) -> Attachment:
     """Others are attached: map the control block that the first of them built."""
     path = root / CONTROL_NAME
+    head = read_head(root)
+    if head is not None and not head.is_ours:
+        raise StoreFormatError(another_version(root, head), path=path)
     try:
         length = path.lstat().st_size
         if length < CONTROL_BYTES:

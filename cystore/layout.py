@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
+RELEASE = "0.1.0"
 
 RECORD_MAGIC_ROCKETMQ = 0xDAA320A7
 RECORD_MAGIC_BLANK = 0xCBD43194
@@ -261,6 +262,7 @@ QUEUE_SLOT_LINES: tuple[tuple[Shared, ...], ...] = (
     ),
 )
 
+# The first two lines, up to `release`, keep their places in every later layout: see cystore/engine/control_head.py.
 CONTROL_LINES: tuple[tuple[Shared, ...], ...] = (
     (
         Shared("magic", "uint64_t", "attach", "CYSTORE1; the first thing a later attacher looks at"),
@@ -284,6 +286,9 @@ CONTROL_LINES: tuple[tuple[Shared, ...], ...] = (
         Shared("boot_id", "char", "attach", "", 40),
         Shared("c_library", "char", "attach", "", 40),
         Shared("generation", "uint64_t", "attach", "random; new with each control block"),
+        Shared("layout_version", "uint32_t", "attach", "number of this layout"),
+        Shared("handover", "uint32_t", "operator", "not 0: attached processes are asked to leave"),
+        Shared("release", "char", "attach", "version of cystore that made the block", 32),
     ),
     (
         Shared(

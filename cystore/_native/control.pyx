@@ -16,7 +16,7 @@ from cystore._native.locks cimport SharedLocks, control_intact, control_lock_at
 from cystore._native.mapping cimport MappedFile
 from cystore._native.queue_table cimport control_add_queue, control_find_queue, control_relink_newest, control_slot
 from cystore.errors import StoreClosedError, StoreFormatError, StoreFullError
-from cystore.layout import MUTEX_NAMES
+from cystore.layout import LAYOUT_VERSION, MUTEX_NAMES, RELEASE
 
 cdef extern from "failpoints.h" nogil:
     void failpoint(const char* name)
@@ -87,6 +87,9 @@ cdef class Control(SharedLocks):
         text = c_library.encode()[:39]
         memcpy(&block.c_library[0], <const char*>text, len(text))
         block.generation = int.from_bytes(os.urandom(8), "big")
+        block.layout_version = LAYOUT_VERSION
+        text = RELEASE.encode()[:31]
+        memcpy(&block.release[0], <const char*>text, len(text))
         for which in range(len(MUTEX_NAMES)):
             status = robust_init(control_lock_at(block, which))
             if status:
@@ -311,6 +314,11 @@ cdef class Control(SharedLocks):
 
     @property
     def generation(self): return self.checked().generation
+
+    @property
+    def handover(self):
+        """Whether attached processes are asked to leave, for those of another version (`cystore handover`)."""
+        return load_u32(&self.checked().handover) != 0
 
     @property
     def intact(self):

@@ -37,7 +37,7 @@
 #define FLAG_CORRUPT 0x4 /* dispatch met a damaged record */
 #define FLAG_DISK_FULL 0x8 /* the disk is fuller than the settings allow */
 #define CONTROL_MAGIC 0x435953544f524531ull
-#define LAYOUT_FINGERPRINT 0x607d65374648c9c4ull
+#define LAYOUT_FINGERPRINT 0x5df66b50577f8842ull
 #define CONTROL_BUCKETS_AT 4096
 #define CONTROL_BUCKETS 16384
 #define CONTROL_QUEUES_AT 69632
@@ -333,7 +333,9 @@ typedef struct control_block {
     char boot_id[40]; /* attach:  */
     char c_library[40]; /* attach:  */
     uint64_t generation; /* attach: random; new with each control block */
-    uint8_t pad_0[40];
+    uint32_t layout_version; /* attach: number of this layout */
+    uint32_t handover; /* operator: not 0: attached processes are asked to leave */
+    char release[32]; /* attach: version of cystore that made the block */
     int64_t wrote; /* append: wrote position; its release store is the commit point of an append */
     int64_t last_store_timestamp; /* append: ms; store timestamps never go back */
     uint32_t append_seq; /* append: futex word: changes with each append */
@@ -342,32 +344,32 @@ typedef struct control_block {
     uint64_t put_count; /* append: messages appended since the first attach */
     uint64_t put_bytes; /* append: their record bytes */
     uint64_t clock_clamps; /* append: puts whose clock was more than 60 s behind the last one */
-    uint8_t pad_1[8];
+    uint8_t pad_0[8];
     uint32_t intent_active; /* append: 1 while [intent_from, intent_to) is being written */
     uint32_t intent_owner; /* append: thread id, for reports */
     int64_t intent_from; /* append:  */
     int64_t intent_to; /* append:  */
-    uint8_t pad_2[40];
+    uint8_t pad_1[40];
     uint64_t put_latency[13]; /* append: puts by milliseconds taken, StoreStatsService's bounds */
     int64_t put_time_max_ms; /* append: longest put */
-    uint8_t pad_3[16];
+    uint8_t pad_2[16];
     uint32_t append_sleepers; /* atomic: futex word: 1 while somebody may sleep until the next append, which sets it to 0 and wakes all */
-    uint8_t pad_4[60];
+    uint8_t pad_3[60];
     uint32_t key_seq[64]; /* atomic: futex words: that of a key changes when the key is woken */
     uint32_t key_sleepers[64]; /* atomic: a bit for each key that somebody may sleep for */
     int64_t flushed; /* flush: flushed position: everything below is durable */
     uint32_t flush_seq; /* flush: futex word: changes with each flush and each failure */
-    uint8_t pad_5[4];
+    uint8_t pad_4[4];
     int64_t queues_flushed_timestamp; /* sync: checkpoint's logics timestamp */
     int64_t index_flushed; /* sync: physical offset through which index entries are synced */
     int64_t flushed_ms; /* flush: monotonic time of the last flush of the log */
     int64_t checkpointed; /* flush: the flushed position when the checkpoint was synced last */
     int64_t checkpointed_ms; /* flush: monotonic time of that */
-    uint8_t pad_6[8];
+    uint8_t pad_5[8];
     int64_t queues_flushed_ms; /* sync: monotonic time of the last flush of queues and index */
     int64_t offsets_saved; /* clean: the log position that config/queueOffset.json has */
     int64_t offsets_saved_ms; /* clean: monotonic time when it was written */
-    uint8_t pad_7[40];
+    uint8_t pad_6[40];
     int64_t dispatched; /* dispatch: log position up to which queues and index are built */
     uint32_t dispatch_seq; /* dispatch: futex word: changes with each dispatch */
     uint32_t index_seq; /* dispatch: changes when an index file is made or removed */
@@ -375,21 +377,21 @@ typedef struct control_block {
     int64_t index_allocated; /* dispatch: bytes of the newest index file that are allocated */
     int64_t dispatched_timestamp; /* dispatch: store timestamp of the last dispatched record, ms */
     uint64_t dispatch_count; /* dispatch: records dispatched since the first attach */
-    uint8_t pad_8[16];
+    uint8_t pad_7[16];
     int64_t allocated; /* housekeeping: log position up to which space is allocated */
     int64_t min_physical_offset; /* clean: lowest readable log position; published before an unlink */
     uint32_t segment_seq; /* housekeeping: futex word: changes when allocated moves or a segment goes */
     uint32_t queue_capacity; /* housekeeping: queue slots whose memory is allocated */
     int64_t ready_base; /* housekeeping: base of the newest commit log file */
     int64_t followed; /* clean: the log's minimum that all queues and the index follow */
-    uint8_t pad_9[24];
+    uint8_t pad_8[24];
     int64_t delivered; /* deliver: log position up to which delivered messages are counted in their queues' delivered */
     uint32_t delivering; /* deliver: 1: there may be delivered messages behind it */
     uint32_t delay_level_count; /* attach: delay levels of this store */
     int64_t delivered_saved; /* deliver: the position that config/delayOffset.json has */
     int64_t delivered_saved_ms; /* deliver: monotonic time when it was written */
     int64_t delay_ms[64]; /* attach: of each level, 1 first */
-    uint8_t pad_10[32];
+    uint8_t pad_9[32];
     int64_t clock_offset_ms; /* clock: the store's clock is CLOCK_BOOTTIME and so much */
     int64_t clock_seen_ms; /* clock: the same for a wall clock that jumped and is not believed yet, 0: none */
     int64_t clock_seen_since_ms; /* clock: CLOCK_BOOTTIME when that was seen first */
@@ -405,7 +407,7 @@ typedef struct control_block {
     uint32_t turns_over_budget; /* atomic: turns under a lock that took longer than they should */
     uint64_t guard; /* attach: static guard, ~magic */
     int64_t manifest_seq; /* manifest: sequence number of the newest durable manifest */
-    uint8_t pad_11[32];
+    uint8_t pad_10[32];
     int64_t duties[64]; /* duty: a cache line for each of DUTIES: highest token, end of the lease, last run (DUTY_WORDS) */
     shared_mutex locks[15];
 } control_block;
@@ -423,6 +425,9 @@ _Static_assert(offsetof(control_block, bucket_count) == 60, "control_block.bucke
 _Static_assert(offsetof(control_block, boot_id) == 64, "control_block.boot_id");
 _Static_assert(offsetof(control_block, c_library) == 104, "control_block.c_library");
 _Static_assert(offsetof(control_block, generation) == 144, "control_block.generation");
+_Static_assert(offsetof(control_block, layout_version) == 152, "control_block.layout_version");
+_Static_assert(offsetof(control_block, handover) == 156, "control_block.handover");
+_Static_assert(offsetof(control_block, release) == 160, "control_block.release");
 _Static_assert(offsetof(control_block, wrote) == 192, "control_block.wrote");
 _Static_assert(offsetof(control_block, last_store_timestamp) == 200, "control_block.last_store_timestamp");
 _Static_assert(offsetof(control_block, append_seq) == 208, "control_block.append_seq");

@@ -263,6 +263,9 @@ cdef extern from "layout.h" nogil:
         char boot_id[40]
         char c_library[40]
         uint64_t generation
+        uint32_t layout_version
+        uint32_t handover
+        char release[32]
         int64_t wrote
         int64_t last_store_timestamp
         uint32_t append_seq

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 from cystore._native.delay import Delivered
@@ -13,6 +14,7 @@ from cystore.cli.attached import looked_at
 from cystore.cli.command import OK, Command, add_json, store_config
 from cystore.cli.output import one_line, size_text, time_text, write_json, write_line, write_table
 from cystore.engine.checkpoint import read_checkpoint
+from cystore.engine.control_head import OURS, attached_processes, read_head
 from cystore.engine.manifest import read_holes
 from cystore.errors import StoreError
 from cystore.layout import FLAGS
@@ -119,6 +121,8 @@ def _show(info: dict[str, Any]) -> None:
     write_line(f"{one_line(info['path'])}: {STATES[info['state']]}{access}")
     kinds = "RocketMQ and cystore records" if info["has_cystore_records"] else "RocketMQ records only"
     write_line(f"on {info['file_system']}; may hold {kinds}")
+    if info["attached"] is not None:
+        _show_attached(info["attached"], info["path"])
     if "positions" in info:
         _show_positions(info)
     write_line(f"segments: {len(info['segments'])}")
@@ -216,10 +220,41 @@ def _show_checkpoint(checkpoint: dict[str, int]) -> None:
     write_line(f"checkpoint: {times}; durable up to {checkpoint['watermark']}")
 
 
+def _attached(root: Path) -> dict[str, Any] | None:
+    """Who has the store open, and with which version. Needs no attachment: of another version's processes it can be told, too."""
+    head = read_head(root)
+    if head is None:
+        return None
+    return {
+        "release": head.release or None,
+        "layout_version": head.layout_version or None,
+        "fingerprint": f"{head.fingerprint:016x}",
+        "is_ours": head.is_ours,
+        "handover": head.handover,
+        "processes": [{"pid": pid, "command": command} for pid, command in attached_processes(root)],
+    }
+
+
+def _show_attached(attached: dict[str, Any], root: str) -> None:
+    layout = f"layout {attached['layout_version'] or '?'} ({attached['fingerprint']})"
+    write_line(f"attached with: cystore {attached['release'] or '(older)'}, {layout}")
+    if not attached["is_ours"]:
+        write_line(
+            f"ANOTHER VERSION: this is {OURS}; positions cannot be read beside it (cystore handover {one_line(root)})"
+        )
+    if attached["handover"]:
+        write_line("HANDOVER: attached processes are asked to leave")
+    rows: list[tuple[object, ...]] = [
+        (process["pid"], one_line(process["command"])) for process in attached["processes"]
+    ]
+    write_table(("attached", "command"), rows)
+
+
 def _run(args: argparse.Namespace) -> int:
     state = facts.state(args.path)
     info = _files(args, state)
-    if state.name != "exclusive":
+    info["attached"] = attached = _attached(args.path) if state.name == "live" else None
+    if state.name != "exclusive" and (attached is None or attached["is_ours"]):
         info |= looked_at(args.path, store_config(args, read_only=True, services=()), _positions_and_state)
     if args.json:
         write_json(info)

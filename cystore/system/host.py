@@ -94,3 +94,33 @@ def command_of(pid: int) -> str | None:
     except OSError:
         return None
     return arguments.replace(b"\0", b" ").decode("utf-8", "replace").strip()
+
+
+def processes_with(path: Path) -> list[tuple[int, str]]:
+    """(pid, command) of each other process that has a file open, by pid. Processes of other users and PID namespaces may not show."""
+    with files.opened(path) as fd:
+        status = os.fstat(fd)
+        wanted = status.st_dev, status.st_ino
+    found = []
+    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
+        if pid != os.getpid() and _has_open(pid, path.name, wanted):
+            found.append((pid, command_of(pid) or "ended since"))
+    return found
+
+
+def _has_open(pid: int, name: str, wanted: tuple[int, int]) -> bool:
+    folder = f"/proc/{pid}/fd"
+    try:
+        descriptors = os.listdir(folder)
+    except OSError:  # it ended, or belongs to another user
+        return False
+    for descriptor in descriptors:
+        try:
+            if os.path.basename(os.readlink(f"{folder}/{descriptor}")) != name:
+                continue
+            status = os.stat(f"{folder}/{descriptor}")
+        except OSError:  # closed meanwhile
+            continue
+        if (status.st_dev, status.st_ino) == wanted:
+            return True
+    return False
