@@ -28,6 +28,7 @@ SETTING = "cystore_store_away"
 EXIT, WAIT = "exit", "wait"
 LOOK_S = 1.0
 EXIT_CODE = os.EX_IOERR
+HANDOVER_EXIT_CODE = os.EX_TEMPFAIL
 
 
 def setting_of(app: Any) -> str:
@@ -50,6 +51,15 @@ def away(path: str) -> StoreError | None:
     except StoreError as error:  # of a forked child also: it cannot attach
         return error
     return None
+
+
+def handed_over(path: str) -> bool:
+    """Whether this process is asked to leave its open store at a path."""
+    store = opened_at(path)
+    try:
+        return store is not None and store.asked_to_leave()
+    except StoreError:  # it is away, which says more
+        return False
 
 
 @contextmanager
@@ -89,7 +99,7 @@ class StoreWatch(bootsteps.StartStopStep):
         super().__init__(consumer, **options)
         self._exits = setting_of(consumer.app) == EXIT
         self._path = consumer.app.backend.location.path
-        self._away = False
+        self._away = self._leaves = False
         self._timer: Any = None
         self._before: Any = None
 
@@ -109,14 +119,23 @@ class StoreWatch(bootsteps.StartStopStep):
     def _before_task(self, consumer: Any) -> Any:
         def look(request: Any) -> None:
             self._look(consumer)
-            if self._away:  # it came before consuming ended
+            if self._away or self._leaves:  # it came before consuming ended
                 _give_back([request])
 
         return look
 
     def _look(self, consumer: Any) -> None:
+        if self._leaves:
+            return
         error = away(self._path)
-        if error is None:
+        if error is None and handed_over(self._path):
+            self._leaves = True
+            log.warning(
+                "`cystore handover` asks this worker to leave %s to another version: it ends", self._path
+            )
+            _stop_consuming(consumer)
+            state.should_stop = HANDOVER_EXIT_CODE
+        elif error is None:
             if self._away:
                 self._resume(consumer)
         elif not self._away:
@@ -128,13 +147,7 @@ class StoreWatch(bootsteps.StartStopStep):
             "this worker takes no more tasks, and gives those that it has not begun back to the broker; it %s: %s",
             "ends" if self._exits else "waits until its store is back", error,
         )  # fmt: skip
-        consumer.task_consumer.cancel()
-        # Celery 5.7 keeps tasks with an ETA in a set of their own.
-        known = (*state.reserved_requests, *getattr(state, "scheduled_requests", ()))
-        _give_back([request for request in known if request not in state.active_requests])
-        semaphore = getattr(consumer.controller, "semaphore", None)
-        if semaphore is not None:
-            semaphore.clear()
+        _stop_consuming(consumer)
         if self._exits:
             state.should_stop = EXIT_CODE
 
@@ -142,6 +155,17 @@ class StoreWatch(bootsteps.StartStopStep):
         self._away = False
         log.warning("%s is back: this worker takes tasks again", self._path)
         consumer.task_consumer.consume()
+
+
+def _stop_consuming(consumer: Any) -> None:
+    """No more tasks from the broker, and those that are not begun go back to it."""
+    consumer.task_consumer.cancel()
+    # Celery 5.7 keeps tasks with an ETA in a set of their own.
+    known = (*state.reserved_requests, *getattr(state, "scheduled_requests", ()))
+    _give_back([request for request in known if request not in state.active_requests])
+    semaphore = getattr(consumer.controller, "semaphore", None)
+    if semaphore is not None:
+        semaphore.clear()
 
 
 def _give_back(requests: list[Any]) -> None:

@@ -19,6 +19,7 @@ from cystore.cli.clock import COMMAND as CLOCK
 from cystore.cli.command import FAILED, Command, Group
 from cystore.cli.config import COMMAND as CONFIG
 from cystore.cli.dump import COMMAND as DUMP
+from cystore.cli.handover import COMMAND as HANDOVER
 from cystore.cli.info import COMMAND as INFO
 from cystore.cli.output import one_line, write_note
 from cystore.cli.put import COMMAND as PUT
@@ -49,7 +50,7 @@ from cystore.errors import (
 )
 
 COMMANDS: tuple[Command | Group, ...] = (
-    INFO, TOPICS, TOPICS_DELETE, TOPICS_CLEAN, DUMP, QUERY, PUT, TAIL, VERIFY, RECOVER, REBUILD, QUARANTINE, CONFIG, CLEAN, CLOCK,
+    INFO, TOPICS, TOPICS_DELETE, TOPICS_CLEAN, DUMP, QUERY, PUT, TAIL, VERIFY, RECOVER, REBUILD, QUARANTINE, CONFIG, CLEAN, CLOCK, HANDOVER,
 )  # fmt: skip
 DERIVED = {QUEUES, EXT_QUEUES, INDEX}
 ALIKE = 3  # reports that differ in numbers and names only

@@ -1,0 +1,92 @@
+"""`cystore handover`: asks the processes that have a store open to leave, and waits until they did."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from cystore import clock
+from cystore.cli import facts
+from cystore.cli.command import FOUND_WRONG, OK, Command, add_json
+from cystore.cli.output import one_line, write_json, write_line, write_table
+from cystore.engine.control_head import ask_to_leave, attached_processes, read_head
+from cystore.errors import StoreLockedError
+from cystore.system import os_threads
+
+LOOK_S = 0.2
+WAIT_S = 60.0
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=WAIT_S,
+        metavar="SECONDS",
+        help="wait for so long (default: %(default).0f)",
+    )
+    parser.add_argument("--cancel", action="store_true", help="take the request back")
+    add_json(parser, "one JSON object")
+
+
+def _found(args: argparse.Namespace) -> dict[str, Any]:
+    """Who is attached now."""
+    state, head = facts.state(args.path), read_head(args.path)
+    live = state.name == "live"
+    return {
+        "left": not live,
+        "asked": live and head is not None and head.handover,
+        "attached_with": str(head) if live and head is not None else None,
+        "processes": [
+            {"pid": pid, "command": command}
+            for pid, command in (attached_processes(args.path) if live else ())
+        ],
+    }
+
+
+def _run(args: argparse.Namespace) -> int:
+    state = facts.state(args.path)
+    if state.name == "exclusive":
+        raise StoreLockedError(
+            "one process has the store for itself, and cannot be asked: end it", path=args.path
+        )
+    until_s = clock.monotonic_s() + args.wait
+    while state.name == "live":
+        ask_to_leave(args.path, asked=not args.cancel)
+        if args.cancel or clock.monotonic_s() >= until_s:
+            break
+        os_threads.pause(LOOK_S)
+        state = facts.state(args.path)
+    found = _found(args)
+    if args.json:
+        write_json(found)
+    elif found["left"]:
+        write_line(
+            f"{one_line(str(args.path))}: nobody is attached; the next process to open it makes its layout"
+        )
+    elif args.cancel:
+        write_line(f"{one_line(str(args.path))}: nobody is asked to leave any more")
+    else:
+        write_line(
+            f"{one_line(str(args.path))}: still attached with {found['attached_with']}, and asked to leave:"
+        )
+        write_table(("pid", "command"), [(p["pid"], one_line(p["command"])) for p in found["processes"]])
+    return OK if found["left"] or args.cancel else FOUND_WRONG
+
+
+COMMAND = Command(
+    name="handover",
+    summary="asks the processes that have a store open to leave, and waits for it",
+    description=(
+        "For an upgrade to a version whose control block has another layout. Celery workers of any version from this one on stop taking\n"
+        "tasks, give those that they have not begun back to the broker, end the running ones and exit; services of other programs\n"
+        "find StoreHandoverError in check_usable(). Exit code 1: somebody is still attached (shown, and still asked)."
+    ),
+    examples=(
+        "cystore handover /var/lib/app/store",
+        "cystore handover /var/lib/app/store --wait 600",
+        "cystore handover /var/lib/app/store --cancel",
+    ),
+    add_arguments=_add_arguments,
+    run=_run,
+)
