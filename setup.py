@@ -74,6 +74,7 @@ EXTENSIONS: dict[str, list[str]] = {
     "index": [],
     "key_reader": [],
     "tail": [],
+    "log_files": [],
     "queue_files": [],
     "dispatch": [],
     "scan": [],

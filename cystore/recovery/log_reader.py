@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cystore._native import record, scan
+from cystore._native import log_files, record, scan
 from cystore._native.descriptor import Descriptor
 from cystore.engine.commit_log import DIRECTORY
 from cystore.engine.segments import OURS, base_of_name, file_name
@@ -115,11 +115,26 @@ class LogReader:
         """The file that begins at `base`, looked up in the open folder: a log may have ten thousand. Raises OSError."""
         if self._file is None or self._file_base != base:
             self._file, self._file_base = None, -1
-            if self._folder is None:
-                self._folder = folders.open_folder(self.directory)
-            self._file = folders.open_file_in(self._folder.fd, file_name(base))
+            self._file = folders.open_file_in(self._opened_folder(), file_name(base))
             self._file_base = base
         return self._file.fd
+
+    def _opened_folder(self) -> int:
+        if self._folder is None:
+            self._folder = folders.open_folder(self.directory)
+        return self._folder.fd
+
+    def read_files_into(self, base: int, buffer: bytearray) -> int:
+        """Fills `buffer` with whole files that follow each other from `base` on, and gives how many bytes that are: 0 where the first one
+        has to be read by itself, which says why."""
+        count, most = 0, len(buffer) // self.file_bytes
+        while count < most and base + count * self.file_bytes in self.lengths:
+            count += 1
+        try:
+            folder = self._opened_folder()
+        except OSError:
+            return 0
+        return log_files.read_files(folder, base, self.file_bytes, count, buffer) * self.file_bytes
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fills `buffer` from physical offset `offset`; all of it lies in one file. Raises StoreIOError."""
@@ -207,10 +222,21 @@ class Walk:
     ) -> None:
         self.reader, self.scanner = reader, scanner
         self._progress = progress
-        self._buffer = bytearray(min(PIECE_BYTES, reader.file_bytes))
+        self._several = (
+            PIECE_BYTES // reader.file_bytes > 1
+        )  # files are so short that several of them are read at once
+        self._buffer = bytearray(PIECE_BYTES if self._several else min(PIECE_BYTES, reader.file_bytes))
         self._begin = self._end = 0
 
     def _fill(self, position: int, file_end: int, needed: int) -> None:
+        if self._several:
+            base = file_end - self.reader.file_bytes
+            count = self.reader.read_files_into(base, self._buffer)
+            if count:
+                self._begin, self._end = base, base + count
+                if self._progress is not None:
+                    self._progress(position)
+                return
         count = min(max(PIECE_BYTES, needed), file_end - position)
         if count > len(self._buffer):
             self._buffer = bytearray(count)
@@ -229,9 +255,9 @@ class Walk:
                 return GONE
             file_end = base + reader.file_bytes
             scanner.move(position, file_end)
-            if not self._begin <= position < self._end or position + needed > self._end:
+            if not self._begin <= position < self._end or position + needed > min(self._end, file_end):
                 self._fill(position, file_end, needed)
-            status = scanner.run(self._buffer, self._end - self._begin, self._begin)
+            status = scanner.run(self._buffer, min(self._end, file_end) - self._begin, self._begin)
             if status != scan.MORE:
                 return status
             needed = scanner.needed

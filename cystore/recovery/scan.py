@@ -51,13 +51,9 @@ def missing_begin(root: Path, reader: LogReader) -> tuple[int, int] | None:
     return facts.log_begin, reader.begin
 
 
-def scan_log(root: Path, config: StoreConfig, *, abnormal: bool) -> LogScan:
+def scan_log(root: Path, config: StoreConfig, reader: LogReader, *, abnormal: bool) -> LogScan:
     """What `scan` says of the log, without the comparison of the index, on which it does not depend. Raises as `scan` does."""
-    reader = LogReader(root, config.mapped_file_size_commit_log_bytes)
-    try:
-        return _Scan(root, config, reader, abnormal=abnormal, progress=None).log()
-    finally:
-        reader.close()
+    return _Scan(root, config, reader, abnormal=abnormal, progress=None).log()
 
 
 def likely_end(root: Path, config: StoreConfig, *, abnormal: bool) -> int:

@@ -95,7 +95,7 @@ def bounds_at_rest(
     root: Path, config: StoreConfig, reader: LogReader, *, abnormal: bool
 ) -> tuple[Bounds, list[Damage]]:
     """What there is to verify of a store that nobody has open, and what recovery would cut behind it."""
-    log = scan_log(root, config, abnormal=abnormal)
+    log = scan_log(root, config, reader, abnormal=abnormal)
     damage = []
     missing = missing_begin(root, reader)
     if missing is not None:

@@ -1,0 +1,3 @@
+def read_files(
+    folder: int, base: int, file_bytes: int, count: int, buffer: bytearray | memoryview
+) -> int: ...
