@@ -146,7 +146,6 @@ class Allocator:
             if not turn.held or control.ready_base >= base - 1:
                 return
             control.ready_base = base - 1  # somebody is at it
-        failpoint("allocate.successor_claimed")
         with writes_end_when_it_fails(control, log.directory):
             log.create(base, 0)
         if control.ready_base == base - 1:
