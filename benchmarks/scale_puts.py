@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -41,15 +42,27 @@ def _copies(until: float, worst_ns: Synchronized[int]) -> None:
     worst_ns.value = worst
 
 
-def _puts(root: Path, queues: int, until: float, worst_ns: Synchronized[int]) -> None:
+def _waited_ns(fd: int) -> int:
+    """How long this thread has stood in line for a processor."""
+    return int(os.pread(fd, 100, 0).split()[1])
+
+
+def _puts(
+    root: Path, queues: int, until: float, worst_ns: Synchronized[int], own_ns: Synchronized[int]
+) -> None:
+    schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
     with _open(root, services="none") as store:
-        worst, number, body = 0, 0, b"x" * 1000
+        worst, own, number, body = 0, 0, 0, b"x" * 1000
         while time.time() < until:
-            begun = time.perf_counter_ns()
+            waited, begun = _waited_ns(schedstat), time.perf_counter_ns()
             store.put("T", body, queue_id=number % queues)
-            worst = max(worst, time.perf_counter_ns() - begun)
+            took = time.perf_counter_ns() - begun
+            if took > own:
+                own = max(own, took - (_waited_ns(schedstat) - waited))
+            worst = max(worst, took)
             number += 1
-        worst_ns.value = worst
+        worst_ns.value, own_ns.value = worst, own
+    os.close(schedstat)
 
 
 def _watch(store: cystore.MessageStore, until: float) -> float:
@@ -80,9 +93,10 @@ def _flush(store: cystore.MessageStore) -> None:
     store.checkpoint()
 
 
+CLEANING, BACKLOG = "cleaning of expired segments", "dispatch of a backlog"
 WORK: dict[str, Callable[[cystore.MessageStore], None]] = {
-    "cleaning": _clean,
-    "dispatch of a backlog": _dispatch,
+    CLEANING: _clean,
+    BACKLOG: _dispatch,
     "queue flush": _flush,
 }
 
@@ -93,31 +107,45 @@ def _repeat(work: Callable[[cystore.MessageStore], None], store: cystore.Message
         time.sleep(0.001)
 
 
-def beside(root: Path, queues: int, seconds: float) -> dict[str, dict[str, float]]:
-    """For each kind of work: the slowest put and the slowest copy in ms, and the oldest unflushed byte."""
-    found = {}
+def _leave_behind(store: cystore.MessageStore, queues: int, backlog_bytes: int) -> None:
+    """A backlog of so many bytes: as behind a dispatcher that stands still."""
+    batch = [
+        cystore.Message(topic="T", queue_id=number % queues, body=b"x" * 1000) for number in range(10_000)
+    ]
+    with store._attached().control.held("dispatch"):
+        while store.stats()["dispatch_behind_bytes"] < backlog_bytes:
+            store.put_many(batch)
+    store.flush_log()
+
+
+def beside(root: Path, number: int, queues: int, seconds: float, backlog_bytes: int) -> dict[str, float]:
+    """One kind of work: the slowest put and the slowest copy in ms, and the oldest unflushed byte. All queues have their files."""
+    name, work = list(WORK.items())[number]
     context = multiprocessing.get_context("spawn")
-    for name, work in WORK.items():
-        with _open(root, services=("flush", "allocate")) as store:
-            store.put_many(
-                [cystore.Message(topic="T", queue_id=number, body=b"x") for number in range(queues)]
-            )
-            until = time.time() + 2 + seconds
-            put_ns, copy_ns = context.Value("q", 0), context.Value("q", 0)
-            processes = [
-                context.Process(target=_puts, args=(root, queues, until, put_ns)),
-                context.Process(target=_copies, args=(until, copy_ns)),
-            ]
-            worker = threading.Thread(target=_repeat, args=(work, store, until))
-            for one in (*processes, worker):
-                one.start()
-            oldest = _watch(store, until)
-            for one in (*processes, worker):
-                one.join()
-            found[name] = {
-                "put_ms": put_ns.value / 1e6,
-                "copy_ms": copy_ns.value / 1e6,
-                "unflushed_ms": oldest,
-                "interval_ms": INTERVAL_MS,
-            }
-    return found
+    reserved = {"file_reserved_time_h": 0} if name == CLEANING else {}
+    with _open(root, services=("flush", "allocate"), **reserved) as store:
+        store.put_many([cystore.Message(topic="T", queue_id=n, body=b"x") for n in range(queues)])
+        store.dispatch()
+        store.flush()
+        if name == BACKLOG:
+            _leave_behind(store, queues, backlog_bytes)
+        begun, until = store.wrote_position, time.time() + 2 + seconds
+        put_ns, own_ns, copy_ns = (context.Value("q", 0) for _ in range(3))
+        processes = [
+            context.Process(target=_puts, args=(root, queues, until, put_ns, own_ns)),
+            context.Process(target=_copies, args=(until, copy_ns)),
+        ]
+        worker = threading.Thread(target=_repeat, args=(work, store, until))
+        for one in (*processes, worker):
+            one.start()
+        oldest = _watch(store, until)
+        for one in (*processes, worker):
+            one.join()
+        return {
+            "put_ms": put_ns.value / 1e6,
+            "put_own_ms": own_ns.value / 1e6,
+            "copy_ms": copy_ns.value / 1e6,
+            "unflushed_ms": oldest,
+            "interval_ms": INTERVAL_MS,
+            "mib_s": (store.wrote_position - begun) / seconds / (1 << 20),
+        }
