@@ -468,7 +468,7 @@ def _compose(
     mappings = Mappings.of(config)
     commit_log = CommitLog(root, config, mode, control, manifest, mappings)
     queues = ConsumeQueues(root, config, mode, control, mappings)
-    index = IndexFiles(root, config, mode, control)
+    index = IndexFiles(root, config, mode, control, mappings)
     checkpoint = Checkpoint(root, mode)
     clock = ClockKeeper(control, checkpoint, host.identity()["boot_id"])
     allocator = Allocator(control, commit_log, config, partial(reserve_queue_offsets, root))

@@ -1,8 +1,7 @@
-from collections.abc import Callable, Iterable, Sequence
-from typing import final
+from collections.abc import Callable, Iterable
+from typing import Any, final
 
 from cystore._native.control import Control
-from cystore._native.mapping import MappedFile
 from cystore._native.message import Message
 from cystore._native.window import LogWindow
 from cystore.errors import CorruptRecordError
@@ -17,7 +16,7 @@ class QueryResult(list[Message]):
 def find_messages(
     window: LogWindow,
     control: Control,
-    files: Sequence[tuple[MappedFile, int, int]],
+    files: list[Any],
     topic: bytes,
     key: bytes,
     max_count: int,
@@ -33,7 +32,7 @@ class KeyReader:
     def __init__(
         self,
         control: Control,
-        shapes: Callable[[], Sequence[tuple[MappedFile, int, int]]],
+        shapes: Callable[[], list[Any]],
         new_window: Callable[[], LogWindow],
         general: Callable[..., QueryResult],
     ) -> None: ...

@@ -18,6 +18,7 @@ from cystore._native.message cimport stored_message
 from cystore._native.window cimport LogWindow
 
 import logging
+from weakref import ref
 
 from cystore._native.record import STATUS_NAMES as _STATUS_NAMES
 from cystore.errors import CorruptRecordError, OffsetError
@@ -65,6 +66,8 @@ cdef QueryResult _find(LogWindow window, control_block* block, list files, key_q
     cdef bint begun, may_hold
     cdef QueryResult messages = QueryResult.__new__(QueryResult)
     cdef list missing = []
+    cdef tuple row
+    cdef Py_ssize_t place
     q.walk.hash = index_key_hash(index_topic_seed(q.topic, q.topic_len), key, q.key_len)
     q.walk.begin_ms = begin_ms = index_time(begin_ms)
     q.walk.end_ms = end_ms = index_time(end_ms)
@@ -73,9 +76,15 @@ cdef QueryResult _find(LogWindow window, control_block* block, list files, key_q
     q.found = window.room(q.room)
     wrote = load_i64(&block.wrote)
     window.move(load_i64(&block.min_physical_offset), wrote)
-    for mapped, slots, capacity in files:
-        file = mapped
-        index = index_view_of(file, slots, capacity)
+    for place in range(len(files)):
+        row = <tuple>files[place]
+        file = row[0] if len(row) == 3 else row[0]()
+        if file is None:  # not mapped any more, or not yet
+            file = row[3]()
+            if file is None:  # cleaned meanwhile
+                continue
+            files[place] = (ref(file), row[1], row[2], row[3])
+        index = index_view_of(file, row[1], row[2])
         q.candidate_at = q.candidate_count = 0
         with nogil:
             may_hold = index_may_hold(&index, begin_ms, end_ms)
@@ -132,7 +141,8 @@ cdef list _damaged(LogWindow window, key_query* q, list errors):
 
 def find_messages(LogWindow window not None, Control control not None, list files not None, bytes topic not None,
                   bytes key not None, int64_t max_count, int64_t begin_ms, int64_t end_ms, *, bint any_key=False):
-    """Messages of a topic that hold the key, newest first, from `files`: (mapped file, slots, capacity), newest first.
+    """Messages of a topic that hold the key, newest first, from `files`: (mapped file, slots, capacity), newest first; or (reference to
+    the mapped file, slots, capacity, what maps it again), where a reference to what was mapped is left in the list.
 
     At most `max_count`, store timestamps from `begin_ms` to `end_ms`. `any_key`: all messages whose key has that hash.
     """

@@ -1,6 +1,7 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 cdef class MappedFile:
+    cdef object __weakref__
     # Valid while this object lives: the mapping ends in __dealloc__ and nowhere else.
     cdef uint8_t* address
     cdef readonly int64_t base          # offset of the first byte in its queue of files

@@ -56,8 +56,9 @@ def positions(parts: Attachment) -> dict[str, Any]:
         offsets = {"min_offset": minimum, "max_offset": dispatched, "next_offset": next_offset}
         queues.append({"topic": topic, "queue_id": queue_id, **offsets})
     index_files = [
-        {"name": f"{file.name:017d}", "slots": file.slots, "capacity": file.capacity, **file.header._asdict()}
+        {"name": f"{file.name:017d}", "slots": file.slots, "capacity": file.capacity, **header._asdict()}
         for file in parts.index.files()
+        if (header := file.peek()) is not None
     ]
     report = parts.recovered.report if parts.recovered is not None else None
     return {

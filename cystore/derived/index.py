@@ -11,7 +11,7 @@ import logging
 import mmap
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -22,8 +22,9 @@ from cystore._native.control import Control
 from cystore._native.mapping import MappedFile
 from cystore._native.upkeep import Upkeep
 from cystore.config import StoreConfig
+from cystore.engine.mappings import Mappings
 from cystore.engine.segments import Mode
-from cystore.errors import StoreFormatError
+from cystore.errors import StoreFormatError, StoreIOError, StoreResourceError
 from cystore.layout import CONSTANTS, DISK_STRUCTS
 from cystore.system import files, os_threads, unreadable
 
@@ -59,22 +60,56 @@ class IndexHeader(NamedTuple):
     next_entry: int
 
 
+def read_header(file: MappedFile) -> IndexHeader:
+    """The header of a mapped file."""
+    return _header(file.read(0, HEADER_BYTES))
+
+
+def _header(data: bytes) -> IndexHeader:
+    header = IndexHeader(*_HEADER.unpack(data))
+    return header._replace(next_entry=max(header.next_entry, 1))
+
+
+def _nothing() -> None:
+    """A reference to a mapping that is not there."""
+
+
 def file_length(slots: int, capacity: int) -> int:
     """Bytes of a file with so many slots and entries (entry 0, which is never used, included)."""
     return HEADER_BYTES + SLOT_BYTES * slots + ENTRY_BYTES * capacity
 
 
 class IndexFile:
-    """One index file. `name` is its file name as a number; `slots` and `capacity` are its own, whatever the settings say."""
+    """One index file. `name` is its file name as a number; `slots` and `capacity` are its own, whatever the settings say.
 
-    def __init__(self, file: MappedFile, name: int, slots: int, capacity: int) -> None:
-        self.file, self.name, self.slots, self.capacity = file, name, slots, capacity
+    A `sealed` file is not the newest, and nobody writes to it.
+    """
+
+    def __init__(self, owner: IndexFiles, name: int, slots: int, capacity: int, *, sealed: bool) -> None:
+        self._owner, self.name, self.slots, self.capacity, self.sealed = owner, name, slots, capacity, sealed
+
+    def look(self) -> MappedFile | None:
+        """The mapping, which a caller keeps as long as it works on it. A file that is not mapped is mapped; None when it was cleaned."""
+        return self._owner.look(self)
+
+    def peek(self) -> IndexHeader | None:
+        """The header, for which a file that is not mapped is not mapped either; None when it was cleaned."""
+        return self._owner.peek(self)
+
+    @property
+    def file(self) -> MappedFile:
+        """The mapping of a file that must be there. Raises StoreIOError."""
+        found = self.look()
+        if found is None:
+            raise StoreIOError(
+                "an index file was removed while it was used", path=f"{self.name:0{NAME_DIGITS}d}"
+            )
+        return found
 
     @property
     def header(self) -> IndexHeader:
         """The header as it is now."""
-        header = IndexHeader(*_HEADER.unpack(self.file.read(0, HEADER_BYTES)))
-        return header._replace(next_entry=max(header.next_entry, 1))
+        return read_header(self.file)
 
     @property
     def end_physical_offset(self) -> int:
@@ -98,13 +133,25 @@ class IndexFile:
         return self.header.next_entry >= self.capacity
 
 
-Shape = tuple[MappedFile, int, int]  # an index file with its slots and capacity
+# An index file with its slots and capacity, as the kernel takes it: a reference to its mapping, and what maps it again.
+Shape = tuple[Callable[[], MappedFile | None], int, int, Callable[[], MappedFile | None]]
 
 
 class IndexFiles:
-    """All index files of a store. Queries run beside dispatch; what changes files belongs to the dispatch lock."""
+    """All index files of a store. Queries run beside dispatch; what changes files belongs to the dispatch lock.
 
-    def __init__(self, root: Path, config: StoreConfig, mode: Mode, control: Control) -> None:
+    `mappings` keeps the mappings within the budget that they share with log and queues. Those of files that are not flushed yet stay,
+    and those of private memory that was written to.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        config: StoreConfig,
+        mode: Mode,
+        control: Control,
+        mappings: Mappings | None = None,
+    ) -> None:
         self.directory = root / DIRECTORY
         self._root, self._mode, self._control = root, mode, control
         self._slots, self._capacity = config.max_hash_slot_num, config.max_index_num
@@ -113,6 +160,9 @@ class IndexFiles:
         self._shapes: tuple[list[IndexFile], list[Shape]] = ([], [])  # of these very files
         self._seen = -1  # index_seq when the files were listed
         self._dropped: set[int] = set()  # PRIVATE: files that are gone for this process only
+        self._imagined: dict[int, MappedFile] = {}  # PRIVATE: files that exist in memory only
+        self._mappings = mappings or Mappings.of(config)
+        self._number = Mappings.number()
 
     # -------------------------------------------------------------------------------------- files
 
@@ -129,13 +179,13 @@ class IndexFiles:
         """What the kernel searches, newest file first."""
         listed, (known, shapes) = self.files(), self._shapes
         if known is not listed:
-            shapes = [(file.file, file.slots, file.capacity) for file in reversed(listed)]
+            shapes = [(_nothing, file.slots, file.capacity, file.look) for file in reversed(listed)]
             self._shapes = listed, shapes
         return shapes
 
     def _list(self) -> list[IndexFile]:
         known = {file.name: file for file in self._files}
-        names = {name for name in known if known[name].file.path == "(memory)"}
+        names = set(self._imagined)
         for entry in files.entries(self.directory):
             if (
                 len(entry.name) != NAME_DIGITS
@@ -146,15 +196,51 @@ class IndexFiles:
                 raise StoreFormatError("strange name among the index files; move it away", path=entry.path)
             names.add(int(entry.name))
         found = sorted(names - self._dropped)
+        for name in set(known).difference(found):
+            self._mappings.drop(self._number, name)
         opened = [known.get(name) or self._open(name, sealed=name != found[-1]) for name in found]
         return self._with_newest([file for file in opened if file is not None])
 
     def _with_newest(self, listed: list[IndexFile]) -> list[IndexFile]:
         """Maps the last file once more where it was not the last before, and may be written to now."""
-        while listed and self._mode is Mode.WRITE and not listed[-1].file.writable:
-            again = self._open(listed[-1].name, sealed=False)
-            listed = [*listed[:-1], *([again] if again is not None else [])]
+        while listed and self._mode is not Mode.PRIVATE:
+            newest = listed[-1]
+            if newest.sealed:
+                newest.sealed = False
+                self._mappings.drop(self._number, newest.name)
+            if newest.look() is not None:
+                break
+            listed = listed[:-1]
         return listed
+
+    def peek(self, file: IndexFile) -> IndexHeader | None:
+        """See `IndexFile.peek`."""
+        mapped = self._mappings.get(self._number, file.name) or self._imagined.get(file.name)
+        if mapped is not None:
+            return read_header(mapped)
+        data = files.read_if_there(self._path(file.name), first=HEADER_BYTES)
+        return None if data is None else _header(data.ljust(HEADER_BYTES, b"\0"))
+
+    def look(self, file: IndexFile) -> MappedFile | None:
+        """See `IndexFile.look`. The mapping becomes the one used last."""
+        found = self._mappings.get(self._number, file.name) or self._imagined.get(file.name)
+        if found is not None:
+            return found
+        with self._lock:
+            found = self._mappings.get(self._number, file.name) or self._map(file)
+            if found is not None:
+                self._mappings.keep(self._number, found, self._needed)
+            return found
+
+    def _needed(self, file: MappedFile) -> bool:
+        """Whether a mapping must stay: private memory that was written to, and what is not flushed. The kernel reports an error of the
+        disk to a mapping that was there when it happened."""
+        if file.private:
+            return file.touched or (bool(self._files) and self._files[-1].name == file.base)
+        end = int.from_bytes(
+            file.read(_END_PHYSICAL_OFFSET.at, _END_PHYSICAL_OFFSET.width), "big", signed=True
+        )
+        return file.writable and end >= self._control.index_flushed
 
     def hide(self, paths: Iterable[Path]) -> None:
         """PRIVATE: leaves out files that recovery would have removed from the disk."""
@@ -171,28 +257,40 @@ class IndexFiles:
         return self.directory / f"{name:0{NAME_DIGITS}d}"
 
     def _open(self, name: int, *, sealed: bool) -> IndexFile | None:
-        """Maps a file; a `sealed` one is not the newest, and nobody writes to it. None when it is gone, or has no entry and another
-        shape than the settings give."""
+        """A file that is there; None when it is gone, or has no entry and another shape than the settings give."""
         path = self._path(name)
         try:
-            length = path.stat(follow_symlinks=False).st_size
-            shape = self._shape(path, length)
-            if shape is None:
-                return None
-            writable, private = self._mode is not Mode.READ, self._mode is Mode.PRIVATE
-            file = files.map_file(path, 0, length, writable=writable, private=private, sealed=sealed)
+            shape = self._shape(path, path.stat(follow_symlinks=False).st_size)
         except FileNotFoundError:
             return None
         except OSError as error:
             with files.translated(path):
                 raise error
-        opened = IndexFile(file, name, *shape)
-        if self._mode is Mode.WRITE and not sealed:
-            entries_at = HEADER_BYTES + SLOT_BYTES * opened.slots
-            unreadable.fill_holes(path, file, 0, entries_at)
-            end = entries_at + ENTRY_BYTES * opened.header.next_entry
-            unreadable.fill_holes(path, file, entries_at, min(end, length))
-        return opened
+        return None if shape is None else IndexFile(self, name, *shape, sealed=sealed)
+
+    def _map(self, file: IndexFile) -> MappedFile | None:
+        """Maps a file; None when it is gone."""
+        path, length = self._path(file.name), file_length(file.slots, file.capacity)
+        writable, private = self._mode is not Mode.READ, self._mode is Mode.PRIVATE
+        while True:
+            try:
+                with files.translated(path):
+                    try:
+                        mapped = files.map_file(
+                            path, file.name, length, writable=writable, private=private, sealed=file.sealed
+                        )
+                        break
+                    except FileNotFoundError:
+                        return None
+            except StoreResourceError:
+                if not self._mappings.make_room():
+                    raise
+        if self._mode is Mode.WRITE and not file.sealed:
+            entries_at = HEADER_BYTES + SLOT_BYTES * file.slots
+            unreadable.fill_holes(path, mapped, 0, entries_at)
+            next_entry = min(read_header(mapped).next_entry, file.capacity)
+            unreadable.fill_holes(path, mapped, entries_at, entries_at + ENTRY_BYTES * next_entry)
+        return mapped
 
     def _shape(self, path: Path, length: int) -> tuple[int, int] | None:
         """(slots, capacity) of a file: the settings' if its length is theirs, else what its entries tell."""
@@ -228,6 +326,8 @@ class IndexFiles:
         newest = listed[-1]
         if self._control.index_base != newest.name:
             self._publish(newest, 0)
+        if self._mode is Mode.PRIVATE:
+            newest.file.mark_written()  # by the kernel: it must stay mapped
         if len(listed) > 1 and newest.header.next_entry == 1 and newest.header.end_physical_offset == 0:
             self.allocate(newest, HEADER_BYTES)
             self._continue(newest, listed[-2])
@@ -241,8 +341,8 @@ class IndexFiles:
 
     @staticmethod
     def _continue(file: IndexFile, before: IndexFile) -> None:
-        """A file without entries begins and ends where the one before it ends."""
-        end = before.header
+        """A file without entries begins and ends where the one before it ends, or nowhere when that was cleaned."""
+        end = before.peek() or IndexHeader(0, 0, 0, 0, 0, 1)
         file.set_bounds(
             IndexHeader(
                 end.end_timestamp_ms,
@@ -264,11 +364,10 @@ class IndexFiles:
         length = file_length(self._slots, self._capacity)
         allocated = min(HEADER_BYTES + SLOT_BYTES * self._slots + ALLOCATE_BYTES, length)
         if self._mode is Mode.PRIVATE:
-            file = MappedFile.anonymous(0, length)
+            self._imagined[name] = MappedFile.anonymous(name, length)
         else:
             files.create_sized(self._root, self._path(name), length, allocated)
-            file = files.map_file(self._path(name), 0, length)
-        added = IndexFile(file, name, self._slots, self._capacity)
+        added = IndexFile(self, name, self._slots, self._capacity, sealed=False)
         if listed:
             self._continue(added, listed[-1])
         self._files = [*listed, added]
@@ -292,6 +391,8 @@ class IndexFiles:
         listed = self.files()
         while listed and listed[-1].end_physical_offset >= physical_offset:
             newest = listed[-1]
+            if self._mode is Mode.PRIVATE:
+                newest.file.mark_written()
             left = kernel.trim_file(newest.file, newest.slots, newest.capacity, physical_offset)
             if left:
                 self._end_with(newest, left)
@@ -299,7 +400,8 @@ class IndexFiles:
             if len(listed) == 1:
                 newest.set_bounds(IndexHeader(0, 0, 0, 0, 0, 1))
                 break
-            if listed[-2].end_physical_offset < physical_offset:
+            before = listed[-2].peek()
+            if before is None or before.end_physical_offset < physical_offset:
                 self._continue(newest, listed[-2])
                 break
             self._remove(newest)
@@ -322,15 +424,21 @@ class IndexFiles:
     def _remove(self, file: IndexFile) -> None:
         if self._mode is Mode.PRIVATE:
             self._dropped.add(file.name)
+            self._imagined.pop(file.name, None)
         else:
             files.remove(self._path(file.name))
+        self._mappings.drop(self._number, file.name)
 
     # ------------------------------------------------------------------------------ clean, flush and close
 
     def remove_below(self, physical_offset: int) -> int:
         """Unlinks the files whose entries all point below a log position, oldest first, but never the newest; returns how many. Needs
         no lock: dispatch works on the newest ones."""
-        old = [file for file in self.files()[:-1] if file.end_physical_offset < physical_offset]
+        old = [
+            file
+            for file in self.files()[:-1]
+            if (header := file.peek()) is not None and header.end_physical_offset < physical_offset
+        ]
         for file in old:
             self._remove(file)
         if old:
@@ -341,12 +449,19 @@ class IndexFiles:
         """Makes every entry dispatched by now durable. Raises OSError."""
         flushed = self._control.index_flushed
         for file in reversed(self.files()):
-            if file.end_physical_offset < flushed:
+            header = file.peek()
+            if header is None or header.end_physical_offset < flushed:
+                break  # those before it are flushed, or cleaned
+            mapped = file.look()
+            if mapped is None:
                 break
-            file.file.sync()
+            mapped.sync()
 
     def close(self) -> None:
         """Lets all mappings go."""
+        for file in self._files:
+            self._mappings.drop(self._number, file.name)
+        self._imagined = {}
         self._files, self._seen = [], -1
         self._shapes = [], []
 

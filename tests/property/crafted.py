@@ -30,7 +30,8 @@ from tests.golden import stores as golden
 from tests.golden.cystore_config import cystore_config
 from tests.small import SETTINGS
 
-DEADLINE_S = 30
+DEADLINE_S = 85  # of sleep; below the time that a test waits for an answer
+CPU_S = 30
 MEMORY_BYTES = 3 << 30  # of address space
 FILE_BYTES = 64 << 20  # no number in a store makes a file longer than this
 HUGE = 1 << 40  # a sparse file of a terabyte
@@ -319,6 +320,7 @@ def guard() -> None:
     logging.getLogger("cystore").setLevel(logging.CRITICAL + 1)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(DEADLINE_S)
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -24,9 +24,9 @@ LIMITED = """
 import cystore, os, resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 store = cystore.open(path, **settings)
-def mapped():
+def mapped(kind="commitlog"):
     with open("/proc/self/maps") as maps:
-        return sum("/commitlog/" in line for line in maps)
+        return sum(f"/{kind}/" in line for line in maps)
 """
 
 
@@ -58,9 +58,10 @@ def test_scan_of_many_segments_with_few_descriptors(path):
 
 @pytest.mark.slow
 def test_ten_thousand_segments_with_few_descriptors(tmp_path):
-    """The whole size: a process at `ulimit -n 64` makes, recovers, reads, scans and verifies 10,000 segments."""
+    """The whole size: a process at `ulimit -n 64` makes, recovers, reads, queries, scans and verifies 10,000 segments and 100 index
+    files."""
     with Process() as poor:
-        poor.do(LIMITED, path=str(tmp_path / "s"), settings=SMALL)
+        poor.do(LIMITED, path=str(tmp_path / "s"), settings={**SMALL, "max_index_num": 101})
         poor.do(f"batch = [cystore.Message(topic='T', body=bytes({SEGMENT_BYTES - 200}), keys=('k',))] * 100")
         for _ in range(100):
             poor.do("store.put_many(batch)")
@@ -72,6 +73,8 @@ def test_ten_thousand_segments_with_few_descriptors(tmp_path):
             "at = 0\nwhile messages := store.get('T', 0, at).messages:\n    at += len(messages)\n"
             "assert at == 10_000, at"
         )
+        assert poor.do("len(store.query('T', 'k', 20_000))") == 10_000
+        assert len(list((tmp_path / "s" / "index").iterdir())) >= 100
         assert poor.do("len(os.listdir('/proc/self/fd'))") <= 64
         assert poor.do("store.put('T', b'more', flush='sync').queue_offset") == 10_000
         poor.do("store.close()\nfrom cystore.recovery import verify")
@@ -94,6 +97,71 @@ def test_mappings_stay_within_the_budget_in_every_mode(path, read_only, live):
         assert poor.do("sum(1 for _ in store.scan())") >= SEGMENTS
         assert poor.do("mapped()") <= 80
         poor.do("store.close()")
+
+
+INDEX_FILES = 300
+INDEX_BYTES = 40 + 4 * 11 + 20 * 8
+MANY_INDEX_FILES = {**SMALL, "max_hash_slot_num": 11, "max_index_num": 8}
+
+
+@pytest.fixture(scope="module")
+def indexed(tmp_path_factory):
+    """A store of many index files with seven entries each, all of which a query of the key visits."""
+    path = tmp_path_factory.mktemp("indexed") / "s"
+    with cystore.open(path, **MANY_INDEX_FILES) as store:
+        for number in range(7 * INDEX_FILES):
+            store.put("T", b"%d" % number, keys=(f"k{number % 70}",))
+        store.dispatch()
+    assert len(list((path / "index").iterdir())) == INDEX_FILES
+    return path
+
+
+@pytest.mark.parametrize("mode", ["writer", "live reader", "private reader"])
+def test_index_files_share_the_budget_of_mappings(indexed, mode):
+    """Seen: each index file stayed mapped for as long as a process was attached, whatever mapped_bytes_max said."""
+    budget = {"mapped_bytes_max": 40 * INDEX_BYTES, "read_only": mode != "writer"}
+    with Process() as holder, Process() as poor:
+        if mode == "live reader":
+            holder.do(
+                "import cystore; store = cystore.open(path, **settings)",
+                path=str(indexed),
+                settings=MANY_INDEX_FILES,
+            )
+        poor.do(LIMITED, path=str(indexed), settings={**MANY_INDEX_FILES, **budget})
+        for key in ("k0", "k69", "k7"):
+            found = poor.do("[bytes(m.body).decode() for m in store.query('T', key, 100)]", key=key)
+            assert found == [str(n) for n in reversed(range(int(key[1:]), 7 * INDEX_FILES, 70))]
+            assert poor.do("len(store.query('T', key))", key=key) == 30
+        assert 0 < poor.do("mapped('index')") <= 45
+        assert poor.do("len(os.listdir('/proc/self/fd'))") <= 32
+        if mode == "writer":
+            poor.do("for n in range(50): store.put('T', b'more', keys=('more',))")
+            poor.do("store.dispatch(); store.flush()")
+            assert poor.do("len(store.query('T', 'more', 100))") == 50
+            assert poor.do("mapped('index')") <= 60
+        poor.do("store.close()")
+        assert poor.do("mapped('index')") == 0
+
+
+def test_index_files_that_another_process_cleaned_are_passed_over(tmp_path):
+    """A query of a process that has not mapped them yet, or let them go, misses nothing that is still there."""
+    settings = {**MANY_INDEX_FILES, "file_reserved_time_h": 0}
+    path = tmp_path / "s"
+    with cystore.open(path, **settings) as store, Process() as reader:
+        for number in range(200):
+            store.put("T", b"%d" % number * 200, keys=("k",))
+        store.dispatch()
+        store.flush()
+        reader.do(LIMITED, path=str(path), settings={**settings, "read_only": True, "mapped_bytes_max": 4096})
+        assert reader.do("len(store.query('T', 'k', 1000))") == 200
+        before = len(list((path / "index").iterdir()))
+        store.clean()
+        assert len(list((path / "index").iterdir())) < before
+        left = [bytes(message.body) for message in store.query("T", "k", 1000)]
+        assert reader.do("len(store.query('T', 'k', 1000))") == len(left)
+        assert (
+            reader.do("sum('/index/' in line and 'deleted' in line for line in open('/proc/self/maps'))") == 0
+        )
 
 
 def test_cleaned_segments_are_let_go_by_processes_without_services(tmp_path):
