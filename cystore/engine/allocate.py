@@ -210,7 +210,8 @@ class Allocator:
         one that appends now and then beside others gets no more than it needs."""
         log, allocated = self._commit_log.files, self._control.allocated
         segment = log.get(log.base_of(begin))
-        if segment is None or self._populate_bytes == 0:
+        ended = segment is None or not segment.writable  # by others: the put goes to the next segment
+        if segment is None or ended or self._populate_bytes == 0:
             return log.base_of(begin) + log.file_bytes
         end = min(end, segment.end)
         others = max(begin - self._at_hand, 0)

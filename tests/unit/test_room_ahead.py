@@ -148,3 +148,16 @@ def test_a_put_helps_to_dispatch_for_one_turn(tmp_path, monkeypatch):
         assert first < parts.control.dispatched < parts.control.wrote
         store.dispatch()
         assert parts.control.dispatched == parts.control.wrote
+
+
+def test_a_put_that_comes_to_a_segment_others_ended_goes_to_the_next_one(tmp_path):
+    """Seen beside a cleaner: the segment was mapped for reading only by then, and the put raised StoreError."""
+    with open_small(tmp_path / "s") as store:
+        for _ in range(40):
+            store.put("T", body_for(1024))
+        log, allocator = store._parts.commit_log.files, store._parts.allocator
+        log.close()  # what is mapped from now on is ended
+        log._is_sealed = lambda end: True
+        allocator._populated = 0
+        assert not log.get(0).writable
+        assert allocator.fault_in(0, 100) == log.file_bytes
