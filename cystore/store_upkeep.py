@@ -45,6 +45,12 @@ class StoreUpkeep(ABC):
         """
         return self._writable().cleaner.clean(max_segments)
 
+    def let_pages_go(self) -> None:
+        """Takes the pages of mapped files out of this process's memory (its resident size), whether it wrote or read them. They stay in the
+        page cache; the next touch is a page fault. For a process whose memory is limited: shared pages count as its own."""
+        parts = self._attached()
+        parts.commit_log.files.let_pages_go(parts.control.wrote)
+
     def delete_topic(self, topic: str) -> Removal:
         """Removes all queues of a topic with the messages that are in them by now (RocketMQ's deleteTopic), for every process.
 

@@ -40,7 +40,7 @@ cdef extern from "<sys/mman.h>" nogil:
     int msync(void* address, size_t length, int flags)
     void* MAP_FAILED
     int PROT_READ, PROT_WRITE, MAP_SHARED, MAP_PRIVATE, MAP_ANONYMOUS, MAP_FIXED, MAP_NORESERVE, MS_SYNC
-    int MADV_RANDOM
+    int MADV_RANDOM, MADV_DONTNEED
 
 cdef int MADV_POPULATE_WRITE = 23  # Linux 5.14; older C libraries do not name it
 cdef Py_ssize_t PAGE = os.sysconf("SC_PAGESIZE")
@@ -109,6 +109,7 @@ cdef class MappedFile:
         if status.st_size != length:
             raise StoreError(f"the file has {status.st_size} bytes, expected {length}", path=self.path)
         self._map(-1, base, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
+        self.copied = True
         for begin, end in data:
             self._check(begin, end)
             if begin % PAGE == 0 and end - begin >= <Py_ssize_t>COPIED_BELOW:
@@ -202,6 +203,19 @@ cdef class MappedFile:
         if failed and errno != EINVAL:
             raise OSError(errno, os.strerror(errno), self.path)
         return not failed
+
+    def let_pages_go(self, Py_ssize_t end):
+        """Takes the file's pages below `end` out of this process's memory. They stay in the page cache, changes too: the next touch is a
+        page fault. What is not a plain shared mapping holds data of its own and stays. Raises OSError."""
+        cdef int failed
+        self._check(0, end)
+        end -= end % PAGE
+        if self.private or self.copied or self.inode == 0 or end == 0:
+            return
+        with nogil:
+            failed = madvise(self.address, end, MADV_DONTNEED)
+        if failed:
+            raise OSError(errno, os.strerror(errno), self.path)
 
     def sync(self):
         """msync of the whole file. Raises SyncFailedError; never call it again and believe it after it failed."""

@@ -28,14 +28,14 @@ from cystore import (
     StoreFullError,
     StoreNotWritableError,
 )
-from cystore.celery import event_loop, greenlets, homes, lifecycle, records
+from cystore.celery import event_loop, greenlets, homes, lifecycle, memory, records
 from cystore.celery.chords import Chords
 from cystore.celery.consumer import ResultConsumer
 from cystore.celery.encoding import encode_meta
 from cystore.celery.expiry import Expiry
 from cystore.celery.kept import Kept
 from cystore.celery.store_watch import back_to_the_broker
-from cystore.celery.stores import DEFAULTS, Location, open_shared, open_to_read, release
+from cystore.celery.stores import DEFAULTS, Location, open_shared, open_to_read, opened_at, release
 from cystore.celery.versions import decompress_payload
 
 # Nothing was appended, and time or an operator may mend it.
@@ -199,6 +199,9 @@ class CystoreBackend(AsyncBackendMixin, Backend):
             else:
                 homes.put(self, home, [part, record], flush="sync")
                 self.chords.stored()
+        store = opened_at(self.location.path)
+        if store is not None:
+            memory.look(store, len(body))
 
     # ------------------------------------------------------------------------------- chords, and other homes
 
@@ -263,7 +266,9 @@ class CystoreBackend(AsyncBackendMixin, Backend):
 
     def latest(self, task_id: str, topic: str = records.RESULTS) -> Message | None:
         """The record that is valid for an id; None when there is none, or it expired."""
-        message = records.fold(records.records_of(self.store, topic, records.key_of(task_id)))
+        store = self.store
+        message = records.fold(records.records_of(store, topic, records.key_of(task_id)))
+        memory.look(store, 0 if message is None else len(message.body))
         return message if message is not None and self.expiry.holds(message) else None
 
     def all_states(self, task_id: str) -> list[Message]:

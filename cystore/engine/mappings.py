@@ -100,6 +100,14 @@ class Mappings:
         self._bytes -= found[0].length
         return found[0]
 
+    def let_pages_go(self, current: MappedFile | None, end: int) -> None:
+        """Takes the pages of all mappings out of this process's memory; of the `current` segment only those below the offset `end`, for the
+        next append must not meet a page fault."""
+        with self._lock:
+            files = [file for file, _ in self._kept.values()]
+        for file in files:
+            file.let_pages_go(max(0, min(file.length, end - file.base)) if file is current else file.length)
+
     def drop(self, queue: int, base: int) -> None:
         """Lets one go."""
         with self._lock:

@@ -293,6 +293,10 @@ class MappedFileQueue:
             files.remove_directory(folder, durable=False)
             folder = folder.parent
 
+    def let_pages_go(self, end: int) -> None:
+        """Takes the pages of the store's mapped files out of this process's memory: of this queue's last segment those below `end`."""
+        self._mappings.let_pages_go(self._mappings.get(self._number, self.base_of(end)), end)
+
     def close(self) -> None:
         """Lets all mappings go; views keep theirs. Takes no lock: in a forked child a thread that is gone may hold it."""
         for base in list(self._mapped):

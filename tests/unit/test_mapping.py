@@ -181,3 +181,36 @@ def test_populate_redirty_and_sync_change_no_byte(path):
     file.sync_range(5, 6)
     file.sync()
     assert path.read_bytes() == before
+
+
+def resident_pages(path: Path) -> int:
+    """How many kilobytes of a file this process has in its memory."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    at = next(number for number, line in enumerate(lines) if line.endswith(str(path)))
+    return next(int(line.split()[1]) for line in lines[at:] if line.startswith("Rss:"))
+
+
+def test_pages_that_are_let_go_leave_this_process_and_lose_nothing(path):
+    file = files.map_file(path, 0, 3 * PAGE)
+    file.write(PAGE + 10, b"hello")
+    before = file.read(0, 3 * PAGE)
+    assert resident_pages(path) > 0
+    file.let_pages_go(3 * PAGE)
+    assert resident_pages(path) == 0
+    assert file.read(0, 3 * PAGE) == before
+    for end in (-1, 3 * PAGE + 1):
+        with pytest.raises(StoreError, match="outside"):
+            file.let_pages_go(end)
+
+
+def test_memory_that_is_no_file_is_never_let_go(path):
+    private, anonymous = files.map_file(path, 0, 3 * PAGE, private=True), MappedFile.anonymous(0, PAGE)
+    with open(path, "rb") as opened:
+        copied = MappedFile.over_holes(opened.fileno(), path, 0, 3 * PAGE, [(5, 100)])
+    expected = copied.read(0, 200)
+    for file in (private, anonymous):
+        file.write(10, b"hello")
+    for file in (private, anonymous, copied):
+        file.let_pages_go(file.length)
+    assert private.read(10, 5) == anonymous.read(10, 5) == b"hello"
+    assert copied.read(0, 200) == expected != bytes(200)

@@ -1,0 +1,52 @@
+"""What counts as the memory of a process that stores and reads results stays flat, however long the log is.
+
+Pages of mapped files that a process touched count as its resident size, although they belong to the page cache. `--max-memory-per-child`
+looks at the highest resident size that a pool process ever had (`ru_maxrss`), and so would replace processes for what the log has.
+So the process lets these pages go whenever they have grown by `GROWTH_BYTES`.
+"""
+
+from __future__ import annotations
+
+import os
+
+from cystore import MessageStore
+
+GROWTH_BYTES = 32 << 20
+LOOKS = 16  # calls between two looks; a look takes some 10 us
+LARGE_BYTES = 1 << 20  # a record of that size is a reason to look
+PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+
+_calls = 0
+_before_bytes = -1  # what this process had of files when it last let go
+
+
+def shared_bytes() -> int:
+    """How much of this process's resident size is pages of files, libraries included."""
+    fd = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return int(os.read(fd, 128).split()[2]) * PAGE_BYTES
+    finally:
+        os.close(fd)
+
+
+def look(store: MessageStore, record_bytes: int = 0) -> None:
+    """After a record was written or read: lets the store's pages go if there are many."""
+    global _calls, _before_bytes
+    _calls += 1
+    if _calls % LOOKS and record_bytes < LARGE_BYTES:
+        return
+    now_bytes = shared_bytes()
+    if _before_bytes < 0:
+        _before_bytes = now_bytes
+    elif now_bytes > _before_bytes + GROWTH_BYTES:
+        store.let_pages_go()
+        _before_bytes = shared_bytes()
+
+
+def _forked() -> None:
+    """A child begins with few of its parent's pages."""
+    global _before_bytes
+    _before_bytes = -1
+
+
+os.register_at_fork(after_in_child=_forked)
