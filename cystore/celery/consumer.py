@@ -151,6 +151,8 @@ class ResultConsumer(BaseResultConsumer):
     ) -> Iterator[None]:
         """Drains until `p` is ready. `on_interval` is where `.get()` asks for every parent of its result whether it failed, fifty
         for the body of a chord of fifty: after a failure and once a second, not after each append."""
+        if p.ready:  # Celery before 5.7 would sleep first, for a second
+            return iter(())
         seldom = on_interval and self._seldom(on_interval)
         drained: Iterator[None] = super().drain_events_until(p, timeout=timeout, on_interval=seldom)
         return drained
