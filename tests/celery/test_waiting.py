@@ -281,7 +281,7 @@ def test_a_result_is_handed_over_without_a_pause(backend, url, monkeypatch):
 
 
 def test_a_celery_that_looks_for_waiters_in_another_way(backend, url, monkeypatch):
-    monkeypatch.setattr(consumer, "WAITING_ON", None)
+    monkeypatch.setattr(consumer, "waiting_on", None)
     with writer_of(url) as writer:
         waiting = Waiter(lambda: AsyncResult("a", app=backend.app).get(timeout=NEVER_S))
         write(writer, "a")
