@@ -110,7 +110,6 @@ class AppendPolicy:
 
     def _segment_at(self, position: int) -> MappedFile:
         check_place(self._commit_log.files.root)
-        self._commit_log.forget_cleaned()
         if self._marks:
             self._commit_log.mark_cystore_records()
             self._marks = False
