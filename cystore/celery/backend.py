@@ -149,7 +149,8 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         """What a record may hold: the setting, and what fits into a segment. Where this host has no store, what one holds unless it is
         told otherwise."""
         config = self.store.config if self.location.path else StoreConfig.from_mapping(DEFAULTS)
-        return min(config.max_message_size_bytes, config.mapped_file_size_commit_log_bytes - RECORD_ROOM)
+        segment_bytes = config.mapped_file_size_commit_log_bytes
+        return min(config.max_message_size_bytes, max(segment_bytes - RECORD_ROOM, segment_bytes // 2))
 
     def _forget(self, task_id: str) -> None:
         self._append(records.RESULTS, task_id, b"", tag=records.FORGET)
