@@ -107,7 +107,9 @@ def assert_ends_well(runner, path, words, done):
     status, error = runner.run(name, path, *more, *settings(SMALLER))
     told = f"{words} after {done}: {status}\n{error}"
     assert status in (0, 1, 2), told
-    problems = [line for line in error.splitlines() if ": error: " in line]
+    problems = [
+        line for line in error.splitlines() if line.startswith(f"cystore {name}: error: ")
+    ]  # what is logged begins with `cystore: `
     assert len(problems) == (1 if status == 2 else 0), told
     assert all("[path " in line for line in problems), told
 
