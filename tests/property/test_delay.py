@@ -81,8 +81,11 @@ def test_i9_delivery_follows_the_list(table, data):
             )
             if what == "put":
                 level = data.draw(st.integers(1, len(delays) + 2))
+                if level > len(delays):
+                    with pytest.raises(cystore.MessageIllegalError, match="delay_level"):
+                        store.put("T", b"", delay_level=level)
+                    continue
                 put = store.put("T", b"%d" % len(waiting), queue_id=level, delay_level=level)
-                level = min(level, len(delays))
                 waiting.append(Waiting(len(waiting), level, put.store_timestamp_ms + delays[level - 1]))
             elif what == "turn":
                 shift = data.draw(st.sampled_from([0, -200_000, 1_000, *delays]))
