@@ -2,7 +2,9 @@ from typing import Any
 
 from cystore._native.locks import SharedLocks
 from cystore._native.mapping import MappedFile
+from cystore.layout import LAYOUT_VERSION as LAYOUT_VERSION
 from cystore.layout import MUTEX_NAMES as MUTEX_NAMES
+from cystore.layout import RELEASE as RELEASE
 
 class Control(SharedLocks):
     @staticmethod

@@ -3,7 +3,7 @@
 Names are looked up in a folder that the caller holds open. No link is followed as the last part of a name.
 """
 
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t
 from libc.stdio cimport snprintf
 from libc.string cimport memset
 
@@ -42,7 +42,7 @@ cdef bint _read(int folder, int64_t base, uint8_t* to, int64_t length) noexcept 
 def read_files(int folder, int64_t base, int64_t file_bytes, int count, uint8_t[::1] buffer not None):
     """Fills `buffer` with up to `count` files of `file_bytes` that follow each other from `base` on; gives how many were read."""
     cdef int done = 0
-    if file_bytes <= 0 or count < 0 or base < 0 or <int64_t>buffer.shape[0] // file_bytes < count:
+    if file_bytes <= 0 or count < 0 or base < 0 or <int64_t>buffer.shape[0] // file_bytes < count or base > INT64_MAX - buffer.shape[0]:
         raise ValueError(f"{count} files of {file_bytes} bytes from {base} on do not fit into {buffer.shape[0]} bytes")
     with nogil:
         while done < count and _read(folder, base + done * file_bytes, &buffer[0] + done * file_bytes, file_bytes):

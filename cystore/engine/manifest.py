@@ -148,7 +148,7 @@ def look(root: Path) -> Found:
     path = root / FILE_NAME
     if path.exists() and not path.is_symlink() and not path.is_file():
         return Found(problem="a folder, or something else that is no file, stands in its place")
-    data = manifest_file.read_bytes(path)
+    data = manifest_file.slot_bytes(path)
     if data is None:
         return Found()
     slots = manifest_file.parse_slots(data)

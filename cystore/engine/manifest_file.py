@@ -38,10 +38,10 @@ class Slot:
 
 def read_slots(path: Path) -> list[Slot]:
     """The slots whose checksum is right, newest first. Raises FileNotFoundError's StoreIOError for a file that is not there."""
-    return parse_slots(read_bytes(path) or b"")
+    return parse_slots(slot_bytes(path) or b"")
 
 
-def read_bytes(path: Path) -> bytes | None:
+def slot_bytes(path: Path) -> bytes | None:
     """The bytes of both slots, or the whole file where the first slot does not tell its length; None where there is no file."""
     while True:
         head = files.read_if_there(path, first=HEADER_BYTES) or b""

@@ -74,6 +74,7 @@ REACHED_BY = {
     "mend": "mend",
     "columns": "columns",
     "entries": "entries",
+    "log_files": "recovery",
     "failpoint": "recovery",
 }
 
