@@ -153,6 +153,8 @@ class ResultConsumer(BaseResultConsumer):
         for the body of a chord of fifty: after a failure and once a second, not after each append."""
         if p.ready:  # Celery before 5.7 would sleep first, for a second
             return iter(())
+        if timeout is not None and timeout <= 0:  # Celery before 5.7 would wait for ever
+            raise TimeoutError
         seldom = on_interval and self._seldom(on_interval)
         drained: Iterator[None] = super().drain_events_until(p, timeout=timeout, on_interval=seldom)
         return drained
