@@ -32,6 +32,7 @@ def log_files(store) -> list[int]:
     return sorted(int(p.name) for p in (store.path / "commitlog").iterdir() if p.name != "CYSTORE")
 
 
+@pytest.mark.unsanitized  # the sanitizer has pages of its own
 def test_a_put_faults_in_few_pages(tmp_path):
     """Seen: the first put in a segment faulted in 10 MiB of it, 2,557 page faults and 10 ms of processor time. Now a put faults in at most
     1 MiB, and most puts none at all."""
