@@ -12,7 +12,7 @@ from cystore._native.appender import SCHEDULE_TOPIC
 from cystore.cli.command import OK, Command, add_json, store_config, whole_number
 from cystore.cli.output import time_text, write_json, write_line, write_note
 from cystore.cli.progress import progress
-from cystore.engine.commit_log import DIRECTORY
+from cystore.engine.recognize import is_store
 from cystore.system import files
 
 CHUNK_BYTES = 256 * 1024
@@ -101,7 +101,7 @@ def _run(args: argparse.Namespace) -> int:
     limit = config.max_message_size_bytes
     bodies = iter([[_whole(limit)]]) if not args.lines else _lines(limit)
     with files.translated(args.path):
-        is_new = not (args.path / DIRECTORY).exists()
+        is_new = not is_store(args.path)
     with progress() as report, cystore.open(args.path, config=config, progress=report) as store:
         if is_new:
             write_note(f"made a new store in {args.path}")

@@ -11,7 +11,7 @@ from cystore.config import StoreConfig
 from cystore.derived.consume_queue import ENTRY_BYTES
 from cystore.derived.known_queues import KnownQueues, read_known_queues
 from cystore.derived.offsets import QueueOffsets, read_queue_offsets
-from cystore.engine.checkpoint import read_checkpoint
+from cystore.engine.checkpoint import CheckpointFields, read_checkpoint
 from cystore.engine.commit_log import MARKER
 from cystore.engine.given_up import GivenUp
 from cystore.engine.holes import Holes
@@ -49,6 +49,13 @@ def missing_begin(root: Path, reader: LogReader) -> tuple[int, int] | None:
     if facts is None or not reader.bases or not 0 <= facts.log_begin < reader.begin:
         return None
     return facts.log_begin, reader.begin
+
+
+def missing_end(checkpoint: CheckpointFields, reader: LogReader) -> tuple[int, int] | None:
+    """The range of the log behind its last file that the checkpoint knows to have been durable."""
+    if not reader.end <= checkpoint.last_record < checkpoint.watermark:
+        return None
+    return reader.end, checkpoint.watermark
 
 
 def scan_log(root: Path, config: StoreConfig, reader: LogReader, *, abnormal: bool) -> LogScan:
@@ -99,6 +106,11 @@ class _Scan:
         if missing is not None:
             self._warnings.append(
                 f"the log's first files are missing: it began at {missing[0]}, and begins at {missing[1]} now"
+            )
+        missing = missing_end(self._checkpoint, reader)
+        if missing is not None:
+            self._warnings.append(
+                f"the log's last files are missing: it reached {missing[1]}, and its files end at {missing[0]} now"
             )
         # The watermark's last record is gone: it proves nothing any more, but what the log lacks of it was durable.
         self._claimed = (

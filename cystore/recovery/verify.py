@@ -13,6 +13,7 @@ from cystore.config import StoreConfig
 from cystore.derived.consume_queue import DIRECTORY as QUEUES
 from cystore.derived.consume_queue import ENTRY_BYTES
 from cystore.derived.index import DIRECTORY as INDEX
+from cystore.engine.checkpoint import read_checkpoint
 from cystore.engine.manifest import read_holes, read_removed
 from cystore.engine.store_settings import effective_at
 from cystore.recovery import rules
@@ -22,7 +23,7 @@ from cystore.recovery.log_pass import Key
 from cystore.recovery.log_reader import GONE, Finder, LogReader, Walk
 from cystore.recovery.model import Damage
 from cystore.recovery.queue_reader import HOLE_BYTES, Entry, QueueReader, list_queues
-from cystore.recovery.scan import Progress, missing_begin, scan_log
+from cystore.recovery.scan import Progress, missing_begin, missing_end, scan_log
 
 ENTRIES_AT_ONCE = 3200
 KEYS_AT_ONCE = 50_000
@@ -102,6 +103,10 @@ def bounds_at_rest(
         damage.append(
             Damage("record", reader.path(missing[0]), *missing, "the log's first files are missing")
         )
+    missing = missing_end(read_checkpoint(root), reader)
+    if missing is not None:
+        path = reader.path(reader.base_of(missing[0]))
+        damage.append(Damage("record", path, *missing, "the log's last files are missing"))
     if log.dirty is not None and log.reason != rules.A_BLANK:
         path = reader.path(reader.base_of(log.end))
         damage.append(Damage("record", path, log.end, log.dirty.end, log.reason))

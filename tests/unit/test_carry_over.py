@@ -160,3 +160,23 @@ def test_a_first_log_file_that_somebody_removed_is_reported(tmp_path, caplog, ca
 
 def test_sections_are_known():
     assert [name for name, *_ in carry_over.SECTIONS] == ["holds", "archive", "scrub"]
+
+
+@pytest.mark.parametrize("gone", ["the last file", "all files"])
+def test_last_log_files_that_somebody_removed_are_reported(tmp_path, capsys, gone):
+    """Seen: `verify` said "no damage" of a store whose log had gone as a whole, and `put` that it made a new store."""
+    path = tmp_path / "s"
+    filled(path)
+    segments = sorted((path / "commitlog").glob("0*"))
+    removed = segments[-1:] if gone == "the last file" else segments
+    for segment in removed:
+        segment.unlink()
+    end = int(removed[0].name)
+    assert main(["verify", str(path)]) == 1
+    assert "the log's last files are missing" in capsys.readouterr().out
+    with open_small(path) as store:
+        assert f"its files end at {end} now" in str(store.recovery)
+        assert store.put("T", b"goes on").queue_offset > 0
+    with open_small(path) as store:
+        assert store.recovery.clean
+    assert main(["verify", str(path)]) == 0
