@@ -286,11 +286,20 @@ class IndexFiles:
                 if not self._mappings.make_room():
                     raise
         if self._mode is Mode.WRITE and not file.sealed:
-            entries_at = HEADER_BYTES + SLOT_BYTES * file.slots
-            unreadable.fill_holes(path, mapped, 0, entries_at)
-            next_entry = min(read_header(mapped).next_entry, file.capacity)
-            unreadable.fill_holes(path, mapped, entries_at, entries_at + ENTRY_BYTES * next_entry)
+            try:
+                self._fill_holes(path, mapped, file)
+            except StoreIOError as error:
+                if isinstance(error.__cause__, FileNotFoundError):
+                    return None  # a cleaner removed it after it was mapped
+                raise
         return mapped
+
+    @staticmethod
+    def _fill_holes(path: Path, mapped: MappedFile, file: IndexFile) -> None:
+        entries_at = HEADER_BYTES + SLOT_BYTES * file.slots
+        unreadable.fill_holes(path, mapped, 0, entries_at)
+        next_entry = min(read_header(mapped).next_entry, file.capacity)
+        unreadable.fill_holes(path, mapped, entries_at, entries_at + ENTRY_BYTES * next_entry)
 
     def _shape(self, path: Path, length: int) -> tuple[int, int] | None:
         """(slots, capacity) of a file: the settings' if its length is theirs, else what its entries tell."""
