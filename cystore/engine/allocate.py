@@ -197,7 +197,7 @@ class Allocator:
             return
         self._kept_writable = wrote
         segment = self._commit_log.files.get(self._commit_log.files.base_of(wrote))
-        if segment is not None:
+        if segment is not None and segment.writable:
             with files.translated(segment.path):
                 segment.populate(
                     wrote - segment.base,
@@ -240,7 +240,9 @@ class Allocator:
         done = 0
         while begin < end:
             segment = self._commit_log.files.get(self._commit_log.files.base_of(begin))
-            if segment is None:
+            if (
+                segment is None or not segment.writable
+            ):  # cleaned, or ended by others: appends go on behind it
                 break
             upto = min(end, segment.end)
             with files.translated(segment.path):

@@ -18,6 +18,7 @@ from cystore.system import files, os_threads
 log = logging.getLogger("cystore")
 
 NAME_DIGITS = 20
+POSITIONS_END = 1 << 63  # positions are long in RocketMQ
 MAKE_TRIES = 5  # somebody may remove a file before it is mapped
 OURS = ("CYSTORE",)  # the marker file in commitlog/
 
@@ -36,8 +37,11 @@ def file_name(base: int) -> str:
 
 
 def base_of_name(name: str) -> int | None:
-    """The position that a file's name tells, None for another kind of name."""
-    return int(name) if len(name) == NAME_DIGITS and name.isascii() and name.isdecimal() else None
+    """The position that a file's name tells, None for another kind of name, also for digits that are no position of a log."""
+    if len(name) != NAME_DIGITS or not name.isascii() or not name.isdecimal():
+        return None
+    base = int(name)
+    return base if base < POSITIONS_END else None
 
 
 class MappedFileQueue:

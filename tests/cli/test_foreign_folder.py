@@ -22,6 +22,7 @@ FOREIGN = {
     "a database": {"checkpoint": b"0/16B3748", "base/1": b"", "tmp/work": b"y", "lock": b"17"},
     "a checkpoint that is a folder": {"checkpoint/0": b"", "index/" + "2" * 17: b"x"},
     "a log of changes": {"commitlog/CHANGES": b"x", "commitlog/2024-01-01": b"y"},
+    "a log of times": {"commitlog/20260101120000123456": b"x"},
     "a folder with the name of a segment": {f"commitlog/{SEGMENT}/file": b"x"},
     "a log that is a file": {"commitlog": b"x", "manifest": b"<manifest>"},
     "a foreign manifest": {"manifest": b"<manifest package='x'/>" * 100, "tmp/" + "a" * 32: b"x"},

@@ -184,3 +184,5 @@ def test_a_put_that_comes_to_a_segment_others_ended_goes_to_the_next_one(tmp_pat
         allocator._populated = 0
         assert not log.get(0).writable
         assert allocator.fault_in(0, 100) == log.file_bytes
+        allocator._populated = 0
+        assert allocator.populate_ahead(LOG_BYTES) == 0  # nor does the service touch it
