@@ -94,6 +94,11 @@ def _shut_down(attachment: Attachment) -> NotDurableError | None:
         if not control.flags & SYNC_FAILED:
             attachment.flusher.sync_checkpoint()
     except StoreError as error:
+        if control.flushed >= control.wrote:
+            log.warning(
+                "%s: not shut down cleanly, but the log is durable; the next load recovers: %s", root, error
+            )
+            return None
         log.exception("%s: not shut down cleanly; the next load recovers", root)
         return _not_durable(attachment, control.wrote, error)
     failpoint("detach.log_flushed")

@@ -175,3 +175,14 @@ def test_a_writer_that_closes_beside_a_stopped_flush_says_what_is_not_durable(tm
         stopped.do("turn.__exit__(None, None, None); None")
         writer.do("store.close()")
         assert read_checkpoint(path).watermark == store.wrote_position
+
+
+def test_a_durable_store_that_was_moved_closes(tmp_path, caplog):
+    """Seen: NotDurableError about an empty range, with a traceback in the log."""
+    store = open_small(tmp_path / "s")
+    store.put("T", b"x", flush="sync")
+    os.rename(tmp_path / "s", tmp_path / "away")
+    store.close()
+    assert "the log is durable" in caplog.text and "Traceback" not in caplog.text
+    with open_small(tmp_path / "away") as store:
+        assert len(store.get("T", 0, 0).messages) == 1
