@@ -15,12 +15,23 @@ from cystore.system import os_threads
 
 LOOK_S = 0.2
 WAIT_S = 60.0
+WAIT_S_MAX = 7 * 86_400.0
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= WAIT_S_MAX:
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds from 0 to {WAIT_S_MAX:.0f}")
+    return seconds
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--wait",
-        type=float,
+        type=_seconds,
         default=WAIT_S,
         metavar="SECONDS",
         help="wait for so long (default: %(default).0f)",
@@ -70,7 +81,13 @@ def _run(args: argparse.Namespace) -> int:
         write_line(
             f"{one_line(str(args.path))}: still attached with {found['attached_with']}, and asked to leave:"
         )
-        write_table(("pid", "command"), [(p["pid"], one_line(p["command"])) for p in found["processes"]])
+        shown = [(p["pid"], one_line(p["command"])) for p in found["processes"]]
+        if shown:
+            write_table(("pid", "command"), shown)
+        else:
+            write_line(
+                "none of them that this process can see: they run in another PID namespace, or as another user"
+            )
     return OK if found["left"] or args.cancel else FOUND_WRONG
 
 
@@ -79,8 +96,8 @@ COMMAND = Command(
     summary="asks the processes that have a store open to leave, and waits for it",
     description=(
         "For an upgrade to a version whose control block has another layout. Celery workers of any version from this one on stop taking\n"
-        "tasks, give those that they have not begun back to the broker, end the running ones and exit; services of other programs\n"
-        "find StoreHandoverError in check_usable(). Exit code 1: somebody is still attached (shown, and still asked)."
+        "tasks, give those that they have not begun back to the broker, end the running ones and exit; other programs\n"
+        "ask store.asked_to_leave() and close the store by themselves. Exit code 1: somebody is still attached (shown, and still asked)."
     ),
     examples=(
         "cystore handover /var/lib/app/store",
