@@ -57,6 +57,9 @@ class StoreLocks:
             if not read_only and os.fstat(self._fd).st_size == 0:
                 with files.translated(self.path):
                     os.pwrite(self._fd, LOCK_TEXT, 0)
+                # Before any other name: whatever a power cut leaves of a store that is being made is known as one by this.
+                files.sync(self._fd, self.path)
+                files.sync_directory(self.path.parent)
         except BaseException:
             self.close()
             raise
