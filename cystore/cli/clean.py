@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import cystore
 from cystore.cli import facts
@@ -26,8 +26,15 @@ def _run(args: argparse.Namespace) -> int:
             path=args.path,
         )
     with progress() as report, cystore.open(args.path, config=config, progress=report) as store:
-        store.clean_due()
-        cleaned = store.clean()
+        first = store.clean()  # before the service's turn, which would remove the same where its hour has come, and counts nothing
+        store.clean_due()  # begins a new segment by time: the one before may have expired
+        second = store.clean()
+    cleaned = replace(
+        second,
+        segments=first.segments + second.segments,
+        queue_files=first.queue_files + second.queue_files,
+        index_files=first.index_files + second.index_files,
+    )
     if args.json:
         write_json(asdict(cleaned))
         return OK

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
+
+import pytest
 
 from cystore.cli.program import main
 from tests.small import open_small
@@ -31,13 +34,15 @@ def test_it_refuses_to_guess_how_long_messages_are_kept(tmp_path, capsys):
     assert "does not say how long its messages are kept" in capsys.readouterr().err
 
 
-def test_it_removes_what_expired(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("hour", [4, 5])
+def test_it_removes_what_expired(tmp_path, capsys, monkeypatch, hour):
+    """Seen: at 04 o'clock (delete_when) the service's turn removed it first, and the command said that it removed nothing."""
     before = fill(tmp_path / "s")
-    turn(monkeypatch, 3 * HOUR_MS)
+    turn(monkeypatch, (hour - time.localtime().tm_hour) % 24 * HOUR_MS + 24 * HOUR_MS)
     given = [str(tmp_path / "s"), "--json"]
     assert main(["clean", *given]) == 0
     assert json.loads(capsys.readouterr().out)["segments"] == 0
-    with open_small(tmp_path / "s") as store:
+    with open_small(tmp_path / "s", services=()) as store:
         store.configure(file_reserved_time_h=2)
     capsys.readouterr()
     assert main(["clean", *given]) == 0
