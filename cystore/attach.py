@@ -113,6 +113,7 @@ def _attach_writer(
             if locks.try_alone():
                 failpoint("attach.alone")
                 locks.claim_directory(alone=True)
+                locks.join_writers()
                 attachment = _first(root, config, locks, revive, progress)
                 failpoint("attach.ready")
                 if not config.exclusive:
@@ -124,7 +125,10 @@ def _attach_writer(
                 raise StoreLockedError("the store is open in another process", path=locks.path)
             locks.claim_directory(alone=False)
             failpoint("attach.joining")
-            return _join(root, config, Mode.WRITE, locks, revive)
+            sole_writer = locks.try_sole_writer()
+            attachment = _join(root, config, Mode.WRITE, locks, revive, sole_writer=sole_writer)
+            locks.join_writers()
+            return attachment
     except BaseException:
         locks.close()
         raise
@@ -344,9 +348,16 @@ def _fill_holes(attachment: Attachment, begin: int) -> None:
 
 
 def _join(
-    root: Path, config: StoreConfig, mode: Mode, locks: StoreLocks, revive: Callable[[], Appender]
+    root: Path,
+    config: StoreConfig,
+    mode: Mode,
+    locks: StoreLocks,
+    revive: Callable[[], Appender],
+    *,
+    sole_writer: bool = False,
 ) -> Attachment:
-    """Others are attached: map the control block that the first of them built."""
+    """Others are attached: map the control block that the first of them built. A `sole_writer` knows that all of them are readers: it may
+    come from another PID namespace than the writers before it."""
     path = root / CONTROL_NAME
     head = read_head(root)
     if head is not None and not head.is_ours:
@@ -361,7 +372,7 @@ def _join(
     except OSError as error:
         with files.translated(path):
             raise error
-    control = Control.attach(memory, **host.identity())
+    control = Control.attach(memory, sole_writer=sole_writer, **host.identity())
     manifest = Manifest.load(root, control)
     if mode is Mode.WRITE:
         enter_settings(manifest, config, new=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 RELEASE = "0.1.0"
 
 RECORD_MAGIC_ROCKETMQ = 0xDAA320A7

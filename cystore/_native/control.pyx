@@ -101,10 +101,11 @@ cdef class Control(SharedLocks):
         return self
 
     @staticmethod
-    def attach(MappedFile file not None, *, uint64_t pid_namespace, str boot_id, str c_library):
+    def attach(MappedFile file not None, *, uint64_t pid_namespace, str boot_id, str c_library, bint sole_writer=False):
         """A handle on a block that another live process built. A block of another kind is refused, never guessed around.
 
-        PID namespace and C library matter to the owners of locks alone: memory that is mapped for reading may come from others.
+        PID namespace and C library matter to the owners of locks alone: memory that is mapped for reading may come from others, and
+        a `sole_writer` (only readers are attached beside it, and no writer can come meanwhile) puts its own in their place.
         """
         cdef Control self = Control.__new__(Control)
         cdef control_block* block = <control_block*>file.address
@@ -118,14 +119,36 @@ cdef class Control(SharedLocks):
             ("boot id", boot_id[:39], _text(&block.boot_id[0])),
             ("C library", c_library[:39], _text(&block.c_library[0])),
         ):
-            if mine != theirs and (file.writable or name not in HINTS):
+            if mine != theirs and ((file.writable and not sole_writer) or name not in HINTS):
                 raise StoreFormatError(f"attached processes differ in {name}: theirs {theirs}, ours {mine}{HINTS.get(name, '')}",
                                        path=file.path)
         if file.length < <Py_ssize_t>Control.size_bytes(block.max_queues):
             raise StoreFormatError("the control block is shorter than it says", path=file.path)
         self.file, self.block = file, block
         self.read_only = not file.writable
+        if sole_writer and (block.pid_namespace != pid_namespace or _text(&block.c_library[0]) != c_library[:39]):
+            self._take_over(pid_namespace, c_library)
         return self
+
+    cdef int _take_over(self, uint64_t pid_namespace, str c_library) except -1:
+        """Makes the block one of this namespace and C library. All writers of before are gone. What they left in the mutexes means nothing here:
+        each lock is made anew, and whoever takes it next repairs first. Until all is done the block has no namespace: after a kill on the
+        way the next writer does all of it again."""
+        cdef control_block* block = self.block
+        cdef bytes library = c_library.encode()[:39]
+        cdef int which
+        store_u64(&block.pid_namespace, 0)
+        or_u32(&block.repair_due, (1u << len(MUTEX_NAMES)) - 1)
+        full_fence()
+        for which in range(len(MUTEX_NAMES)):
+            status = robust_init(control_lock_at(block, which))
+            if status:
+                raise OSError(status, os.strerror(status), self.file.path)
+        memset(&block.c_library[0], 0, sizeof(block.c_library))
+        memcpy(&block.c_library[0], <const char*>library, len(library))
+        full_fence()
+        store_u64(&block.pid_namespace, pid_namespace)
+        return 0
 
     def detach(self):
         """Forgets the memory; every later call raises StoreClosedError."""

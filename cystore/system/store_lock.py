@@ -1,7 +1,8 @@
 """Who may have the store open: the `lock` file and the store directory.
 
 Byte 0 of `lock` is shared by attached processes and taken exclusively by whoever is alone (or by RocketMQ's JVM); byte 1 is the
-gate, held while attaching or detaching. They are open-file-description locks: RocketMQ's JVM sees them, threads and libraries
+gate, held while attaching or detaching. Byte 2 is shared by attached writers alone: whoever gets it exclusively, under the gate, knows
+that only readers are attached. They are open-file-description locks: RocketMQ's JVM sees them, threads and libraries
 that close other descriptors do not release them. `flock` on the directory notices a `lock` file that was deleted or replaced.
 """
 
@@ -24,7 +25,7 @@ log = logging.getLogger("cystore")
 
 LOCK_NAME = "lock"
 LOCK_TEXT = b"lock"  # as RocketMQ fills it
-STORE_BYTE, GATE_BYTE = 0, 1
+STORE_BYTE, GATE_BYTE, WRITERS_BYTE = 0, 1, 2
 
 _F_OFD_GETLK, _F_OFD_SETLK = 36, 37
 _FLOCK = struct.Struct("hhqqi0q")
@@ -75,8 +76,8 @@ class StoreLocks:
                 self._directory_file.close()
             if self._fd >= 0:
                 if unlock:
-                    self._set(STORE_BYTE, fcntl.F_UNLCK)
-                    self._set(GATE_BYTE, fcntl.F_UNLCK)
+                    for byte in (WRITERS_BYTE, STORE_BYTE, GATE_BYTE):
+                        self._set(byte, fcntl.F_UNLCK)
                 self._file.close()
 
     @property
@@ -130,6 +131,15 @@ class StoreLocks:
     def share(self) -> bool:
         """Takes byte 0 shared, or steps down to it. False when somebody holds it exclusively."""
         return self._set(STORE_BYTE, fcntl.F_RDLCK)
+
+    def try_sole_writer(self) -> bool:
+        """Takes byte 2 exclusively: True when no other writer is attached. Under the gate, with byte 0 held."""
+        return self._set(WRITERS_BYTE, fcntl.F_WRLCK)
+
+    def join_writers(self) -> None:
+        """Takes byte 2 shared, or steps down to it: this process is a writer from now on. Under the gate, so nobody has it exclusively."""
+        if not self._set(WRITERS_BYTE, fcntl.F_RDLCK):
+            raise StoreLockedError("another program holds the lock byte of writers", path=self.path)
 
     def holder(self) -> str:
         """Who has the store open: "nobody", "shared" (attached processes) or "exclusive" (a JVM, or exclusive=True)."""
