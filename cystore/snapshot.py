@@ -88,9 +88,17 @@ class LogSnapshot:
     """Bounds of a log when this was made; the methods ask the queues, so they need the store open."""
 
     def __init__(
-        self, root: Path, control: Control, commit_log: CommitLog, queues: ConsumeQueues, *, live: bool
+        self,
+        root: Path,
+        control: Control,
+        commit_log: CommitLog,
+        queues: ConsumeQueues,
+        *,
+        live: bool,
+        store_id: str,
     ) -> None:
         self.path = root
+        self.store_id = store_id  # of the manifest, empty where there is none
         self.live = live  # others may append; else this is all that there will be until somebody attaches
         self.dispatched = control.dispatched
         self.flushed = control.flushed
@@ -149,7 +157,7 @@ class LogSnapshot:
         have entries. Of the log only that record is read."""
         if position <= self.minimum:
             return self.minimum
-        base = self._base(position)
+        base = self.base_of(position)
         if position == base:
             return min(position, self.end)
         following = min(base + self.file_bytes, self.end)
@@ -161,8 +169,13 @@ class LogSnapshot:
                 return place
         return following
 
-    def _base(self, position: int) -> int:
+    def base_of(self, position: int) -> int:
+        """Where the segment begins that a physical offset lies in."""
         return position - position % self.file_bytes
+
+    def record(self, position: int) -> Message:
+        """The record at a physical offset. Raises OffsetError where none begins, CorruptRecordError where it is damaged."""
+        return self._commit_log.read(position)
 
     def _begins_record(self, position: int) -> bool:
         """Whether a valid record stands there: a wrong queue entry must not cut one in two."""
@@ -175,14 +188,14 @@ class LogSnapshot:
 
     def segments(self, begin: int, end: int) -> Iterator[LogRange]:
         """The part of each segment that lies in [begin, end), which are boundaries."""
-        for base in range(self._base(begin), end, self.file_bytes):
+        for base in range(self.base_of(begin), end, self.file_bytes):
             first, behind = max(begin, base), min(end, base + self.file_bytes)
             if first < behind:
                 yield self.part(first, behind)
 
     def part(self, begin: int, end: int) -> LogRange:
         """A range inside one segment."""
-        base = self._base(begin)
+        base = self.base_of(begin)
         holes = tuple(hole for hole in self.holes if hole[0] < end and hole[1] > begin)
         path = f"{self._folder}/{file_name(base)}"
         return LogRange(str(self.path), path, base, self.file_bytes, begin, end, holes)

@@ -462,7 +462,10 @@ class MessageStore(StoreUpkeep):
         parts = self._attached()
         parts.reader.help_dispatch()
         live = parts.mode is not Mode.PRIVATE
-        return LogSnapshot(self.path, parts.control, parts.commit_log, parts.queues, live=live)
+        store_id = parts.manifest.snapshot().store_id
+        return LogSnapshot(
+            self.path, parts.control, parts.commit_log, parts.queues, live=live, store_id=store_id
+        )
 
     def topics(self) -> dict[str, dict[int, QueueRange]]:
         """Topics with their queues and the queue offsets that can be read. A queue that was removed is left out."""

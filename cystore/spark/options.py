@@ -32,13 +32,14 @@ NAMES = (
     *("startingOffsetsByTimestamp", "endingOffsetsByTimestamp", STRATEGY),
     *("failOnDataLoss", "minPartitions", "maxOffsetsPerTrigger", "maxBytesPerTrigger"),
     *("onCorruption", "checkChecksum", "includeTransactions", "includeArchive", "filterPushdown"),
-    "sealedSegments",
+    *("sealedSegments", "storeMoved"),
 )
 # What a table made by SQL brings along: it says nothing about reading but for the place (and each option again, as option.NAME).
 OF_SQL = frozenset(
     {"location", "provider", "owner", "comment", "external", "is_managed_location", "collation"}
 )
-STREAM_ONLY = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
+MOVED_HINT = 'storeMoved must be like {"/old/place":"/new/place"}'
+STREAM_ONLY = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "storeMoved")
 BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "includeArchive")
 
 
@@ -78,6 +79,7 @@ class ReadOptions:
     include_archive: bool = False
     filter_pushdown: bool = False
     sealed: bool = False
+    moved: Mapping[str, str] = field(default_factory=dict)  # where stores were, and where they are now
     settings: Mapping[str, Any] = field(default_factory=dict)
     storage: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold credentials
 
@@ -158,6 +160,7 @@ def parse(given: Mapping[str, str], *, stream: bool) -> ReadOptions:
         include_archive=_flag(options, "includeArchive", False),
         filter_pushdown=_flag(options, "filterPushdown", False),
         sealed=sealed,
+        moved=_moved(options),
         settings=settings,
         storage=storage,
     )
@@ -223,6 +226,25 @@ def _patterns(options: dict[str, str]) -> tuple[str, ...]:
 def local_path(text: str) -> str:
     """A path without the scheme that Spark may have put before it."""
     return re.sub("^file:(//(?=/))?", "", text)
+
+
+def _moved(options: dict[str, str]) -> dict[str, str]:
+    text = options.get("storemoved")
+    found = {} if text is None else _json("storeMoved", text, MOVED_HINT)
+    if not isinstance(found, dict) or not all(
+        isinstance(new, str) and new and old for old, new in found.items()
+    ):
+        raise StoreConfigError(f"{MOVED_HINT}, not {text}")
+    moved = {
+        os.path.realpath(local_path(old)): os.path.realpath(local_path(new)) for old, new in found.items()
+    }
+    both = sorted(old for old in moved if old in moved.values() and moved[old] != old)
+    if both:
+        raise StoreConfigError(
+            f"storeMoved names {both[0]} as an old place and as a new one: name one move of a store, from where the query followed it "
+            "to where it is now"
+        )
+    return moved
 
 
 def _selection(options: dict[str, str]) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Reading a stream: micro-batches between positions of each store's log.
 
-An offset names, for each store, a physical offset at which a record begins: {"stores": {PATH: {"position": N, ...}}}. What is below
-the flushed position is durable and never changes, and no stream goes beyond it; so a batch that Spark repeats from its
-checkpoint is the same batch, after a kill of the driver and after a power cut on the store's host.
+An offset names, for each store, a physical offset at which a record begins, and which store that is:
+{"stores": {PATH: {"position": N, "id": ID, "log": RECORD, ...}}, "reads": OPTIONS}. No stream reads beyond the flushed position. What is
+below it is durable and never changes. So a batch that Spark repeats from its checkpoint is the same batch, after a kill of the driver
+and after a power cut on the store's host.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from pyspark.sql.types import StructType
 from cystore.arrow import FOREVER, ReadSettings, RowFilter, plan_ranges
 from cystore.errors import OffsetError
 from cystore.snapshot import LogSnapshot
+from cystore.spark import followed
 from cystore.spark.options import EARLIEST, LATEST, ReadOptions
 from cystore.spark.plan import (
     base_filter,
@@ -105,8 +107,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found = {}
         for path in self._options.paths():
             with self._look(path) as snapshot:
-                found[path] = self._start(snapshot)
-        return {"stores": found}
+                start = self._start(snapshot)
+                found[path] = {**start, **followed.noted(snapshot, start["position"])}
+        return self._offset(found)
+
+    def _offset(self, stores: Offset) -> Offset:
+        return {"stores": stores, followed.READS: followed.choice_of(self._options)}
 
     def _start(self, snapshot: LogSnapshot) -> Offset:
         starting = self._options.starting
@@ -136,24 +142,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """How far the next batch may go."""
         paths = self._options.paths()
-        found = {path: at for path, at in start["stores"].items() if path not in paths}
-        if found and self._options.fail_on_data_loss:
-            raise OffsetError(
-                "a store that this query reads is not there any more; let failOnDataLoss be false to go on without it",
-                path=sorted(found)[0],
-            )
+        stores = self._checked_stores(start, paths)
+        found = {path: at for path, at in stores.items() if path not in paths}
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         if rows is not None:
             size = self._options.max_bytes  # both were given, and Spark asks for one
-        backlog = {path: self._backlog(path, start) for path in paths} if len(paths) > 1 else {}
+        backlog = {path: self._backlog(path, stores.get(path)) for path in paths} if len(paths) > 1 else {}
         by_backlog = sorted(
             paths, key=lambda path: backlog.get(path, 0)
         )  # what a store leaves, larger ones take
         for left, path in zip(range(len(paths), 0, -1), by_backlog, strict=True):
             with self._look(path) as snapshot:
-                before = start["stores"].get(path)
-                begin = before or {"position": snapshot.minimum, "first_seen": snapshot.minimum}
+                before = self._followed(path, snapshot, stores.get(path))
+                begin = before or {"position": snapshot.minimum}
                 first, last = self._room(path, snapshot, begin["position"])
                 if size is not None:
                     last = _before_bytes(snapshot, first, last, max(1, size // left))
@@ -163,15 +165,62 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     last, used = _after_rows(snapshot, first, last, wanted, max(1, rows // left))
                     rows = max(0, rows - used)
                 end = {"position": last} if before else {"position": last, "first_seen": first}
+                end |= followed.noted(snapshot, last, before)
                 found[path] = _with_first(end, _first_of(begin), snapshot)
-        return {"stores": found}
+        return self._offset(found)
 
-    def _backlog(self, path: str, start: Offset) -> int:
+    def _backlog(self, path: str, at: Offset | None) -> int:
         """Bytes of log that the query has not read yet."""
         with self._look(path) as snapshot:
-            before = start["stores"].get(path, {"position": snapshot.minimum})
+            before = self._followed(path, snapshot, at) or {"position": snapshot.minimum}
             first, last = self._room(path, snapshot, before["position"])
         return last - first
+
+    # ------------------------------------------------------------------------------- which store, which rows
+
+    def _checked_stores(self, offset: Offset, paths: list[str]) -> dict[str, Offset]:
+        """What an offset says of each store, under the place where the store is now. Raises OffsetError where the query chose other
+        rows, and for a store that is not among `paths`."""
+        followed.check_choice(self._options, offset)
+        stores = {self._place_now(path, at, offset, paths): at for path, at in offset["stores"].items()}
+        for path in sorted(stores.keys() - set(paths)):
+            found_at = self._found_at(stores[path], [one for one in paths if one not in stores])
+            if found_at is not None or self._options.fail_on_data_loss:
+                raise followed.gone(path, found_at)
+        return stores
+
+    def _place_now(self, path: str, at: Offset, offset: Offset, paths: list[str]) -> str:
+        """Where storeMoved says that a store is now. Raises OffsetError where it is still at the old place, or followed at both."""
+        to = self._options.moved.get(path, path)
+        if to == path:
+            return path
+        if path in paths:
+            with self._look(path) as snapshot:
+                if followed.is_same(snapshot, at) is not False:
+                    raise followed.not_moved(path, to, "it is still at its old place, which this query reads")
+        if to in offset["stores"]:
+            raise followed.not_moved(
+                path, to, "this query follows it there already: begin a query with another checkpointLocation"
+            )
+        return to
+
+    def _found_at(self, at: Offset, places: list[str]) -> str | None:
+        for place in places:
+            with self._look(place) as snapshot:
+                if followed.is_same(snapshot, at):
+                    return place
+        return None
+
+    def _followed(self, path: str, snapshot: LogSnapshot, at: Offset | None) -> Offset | None:
+        """What an offset says of the store at a path; None for a store that is read from its beginning. Raises OffsetError for another
+        store than the offset's, unless failOnDataLoss is false: then it is new to the query."""
+        if at is None or self._options.moved.get(path) == path or followed.is_same(snapshot, at) is not False:
+            return at
+        if self._options.fail_on_data_loss:
+            raise followed.another(path, at, snapshot)
+        return None
+
+    # ------------------------------------------------------------------------------------------- bounds
 
     def _room(self, path: str, snapshot: LogSnapshot, position: int) -> tuple[int, int]:
         """From where to where a batch may go without limits."""
@@ -225,11 +274,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Tasks for what lies between two offsets; the same ones for the same offsets."""
         found: list[InputPartition] = []
         least = self._options.min_partitions
-        for path, to in end["stores"].items():
-            since = start["stores"].get(path, {"position": to.get("first_seen", 0)})
+        paths = self._options.paths()
+        before, after = self._checked_stores(start, paths), self._checked_stores(end, paths)
+        for path, to in after.items():
+            since = before.get(path, {"position": 0})
+            if since == to or path not in paths:
+                continue
+            if "first_seen" in to:  # the query met this store in this batch
+                since = {"position": to["first_seen"]}
             if since["position"] >= to["position"]:
                 continue
             with self._look(path) as snapshot:
+                if self._followed(path, snapshot, to) is None:
+                    continue  # the batch was of a store that is lost
                 begin = self._checked(path, snapshot, since["position"])
                 behind = self._checked(path, snapshot, to["position"])
                 rows = self._rows(snapshot, _first_of(since))

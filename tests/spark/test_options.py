@@ -43,6 +43,7 @@ BAD = [
     ({"path": "s", "endingOffsets": '{"T":{"0":-2}}'}, False, "cannot be earliest"),
     ({"path": "s", "endingOffsets": "latest"}, True, "endingOffsets is for batches only"),
     ({"path": "s", "maxOffsetsPerTrigger": "5"}, False, "maxOffsetsPerTrigger is for streams only"),
+    ({"path": "s", "storeMoved": "{}"}, False, "storeMoved is for streams only"),
     ({"path": "s", "maxOffsetsPerTrigger": "0"}, True, "from 1 on, not '0'"),
     ({"path": "s", "minPartitions": "many"}, False, "minPartitions must be a whole number"),
     ({"path": "s", "startingTimestamp": "-1"}, False, "startingTimestamp must be a whole number from 0"),

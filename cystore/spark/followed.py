@@ -1,0 +1,120 @@
+"""Which store a stream follows, and which rows of it: what an offset notes, and how a restarted query knows both again.
+
+A store is known by the id in its manifest, and its log by one record that was read: the first of a segment, with its place, length, store
+timestamp and checksum. The record decides, for it is the log itself; a copied or rebuilt manifest says nothing of it. The id decides
+where that record cannot be read any more. Offsets of earlier versions have neither and learn both with their next batch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from cystore.errors import CorruptRecordError, OffsetError
+from cystore.snapshot import LogSnapshot
+from cystore.spark.options import ReadOptions
+
+ID, LOG, READS = "id", "log", "reads"
+At = Mapping[str, Any]  # what an offset says of one store
+
+
+def choice_of(options: ReadOptions) -> dict[str, Any]:
+    """The options that choose rows: under one checkpoint they stay as they are."""
+    found: dict[str, Any] = {
+        "topic": sorted(options.topics),
+        "subscribePattern": options.topic_pattern,
+        "assign": [list(queue) for queue in options.assigned],
+        "key": sorted(options.keys),
+        "includeTransactions": not options.in_queue,
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def check_choice(options: ReadOptions, offset: Mapping[str, Any]) -> None:
+    """Raises OffsetError where the query that made an offset chose other rows."""
+    before, now = offset.get(READS), choice_of(options)
+    if before is not None and before != now:
+        raise OffsetError(
+            f"this query began with other options: {_shown(before)}, now {_shown(now)}. What they choose below the query's position would "
+            "be skipped: give the options as they were, or begin a query with another checkpointLocation"
+        )
+
+
+def _shown(choice: Mapping[str, Any]) -> str:
+    parts = []
+    for name, value in choice.items():
+        plain = isinstance(value, list) and all(isinstance(one, str) for one in value)
+        text = ",".join(value) if plain else value if isinstance(value, str) else json.dumps(value)
+        parts.append(f"{name}={text}")
+    return " ".join(parts) or "all topics"
+
+
+def noted(snapshot: LogSnapshot, position: int, before: At | None = None) -> dict[str, Any]:
+    """What the offset for a position says of a store. At an unchanged position the record that was noted stays: a new offset would
+    make an empty batch."""
+    found: dict[str, Any] = {ID: snapshot.store_id} if snapshot.store_id else {}
+    if before is not None and before["position"] == position and LOG in before:
+        return {**found, LOG: before[LOG]}
+    base = snapshot.base_of(position)
+    if base == position:
+        base -= snapshot.file_bytes  # what begins at the position is not read yet
+    record = _record(snapshot, base)
+    return found if record is None else {**found, LOG: record}
+
+
+def is_same(snapshot: LogSnapshot, at: At) -> bool | None:
+    """Whether a store is the one that an offset names; None where nothing tells."""
+    known, told = at.get(ID, ""), at.get(LOG)
+    if told is not None and snapshot.minimum <= told[0] < snapshot.end:
+        found = _record(snapshot, told[0])
+        if found is not None:
+            return bool(found == told)
+    if known:
+        return bool(known == snapshot.store_id)
+    return False if told is not None and told[0] >= snapshot.end else None
+
+
+def _record(snapshot: LogSnapshot, base: int) -> list[int] | None:
+    """The first record of a segment, None where there is none, or a damaged one."""
+    if not snapshot.minimum <= base < snapshot.end:
+        return None
+    try:
+        first = snapshot.record(base)
+    except CorruptRecordError:
+        return None
+    except OffsetError:  # no record begins there: a log with segments of another length
+        return [base, 0, 0, 0]
+    return [base, first.size_bytes, first.store_timestamp_ms, first.body_crc]
+
+
+def another(path: str, at: At, snapshot: LogSnapshot) -> OffsetError:
+    """The error for a store that is not the one that an offset names."""
+    return OffsetError(
+        f"this is another store than the one that this query followed here (its id was {at.get(ID) or 'not known'}, this one's is "
+        f"{snapshot.store_id or 'not known'}): that one was deleted and made anew, or replaced. Where it was moved, name its new "
+        f"place: option storeMoved = {json.dumps({path: '/its/new/place'})}. If this is the same store all the same, say so: "
+        f"storeMoved = {json.dumps({path: path})}. To give up what was not read of the old store and read this one from its "
+        "beginning, let failOnDataLoss be false",
+        path=path,
+    )
+
+
+def gone(path: str, found_at: str | None) -> OffsetError:
+    """The error for a store that is not among those that are read any more; `found_at`: where it is now."""
+    if found_at is not None:
+        return OffsetError(
+            f"a store that this query reads was moved to {found_at}: go on there with option storeMoved = "
+            f"{json.dumps({path: found_at})}",
+            path=path,
+        )
+    return OffsetError(
+        "a store that this query reads is not there any more; if it was moved, name its new place with option storeMoved = "
+        f"{json.dumps({path: '/its/new/place'})}; let failOnDataLoss be false to go on without it",
+        path=path,
+    )
+
+
+def not_moved(path: str, to: str, why: str) -> OffsetError:
+    """The error for a move that storeMoved names and that did not happen."""
+    return OffsetError(f"storeMoved says that this store was moved to {to}, but {why}", path=path)
