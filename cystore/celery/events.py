@@ -76,6 +76,9 @@ FIELDS: dict[str, tuple[str, str]] = {
     "signal": ("text", "REVOKED: which one"),
     "expired": ("true", "REVOKED: it came too late"),
     "eager": ("true", "it ran in the process that called it"),
+    "rerun_of": ("text", "SENT: the id of the task that `cystore rerun` sent again under this id"),
+    "message": ("object", 'SENT: the message itself, with `cystore_lifecycle_payload = "message"`'),
+    "message_left_out": ("text", "SENT: why the message is not kept, though the setting asks for it"),
 }
 
 FAILURES = (FAILED, TIMED_OUT, CHILD_LOST, REJECTED, UNKNOWN)  # a run that ended badly, each once
@@ -160,7 +163,7 @@ class Event:
         """The fields of the body (`FIELDS`). Empty where that is no JSON object."""
         try:
             told = json.loads(bytes(self._message.body))
-        except ValueError:
+        except (ValueError, RecursionError):  # nested without end by somebody
             return {}
         return told if isinstance(told, dict) else {}
 

@@ -107,6 +107,28 @@ class Kept:
                 )
             return HIDDEN, HIDDEN
 
+    def hides(self, name: str, body: Any) -> str:
+        """Why a message must not be kept as it is: the redaction hides something in it, or nobody can tell. Empty where it may be."""
+        if not self.redact:
+            return ""
+        try:
+            redact = self._redact
+            assert redact is not None
+            named = not (callable(self.redact) or isinstance(self.redact, str))
+            if named:
+                hidden = _plain(body) != _plain(_without(body, frozenset(self.redact)))
+            else:
+                args, kwargs = (
+                    (body["args"], body["kwargs"]) if isinstance(body, Mapping) else (body[0], body[1])
+                )
+                kept_args, kept_kwargs = redact(name, args, kwargs)
+                calls = body if isinstance(body, Mapping) else body[2]
+                others = any(calls.get(one) for one in ("callbacks", "errbacks", "chain", "chord"))
+                hidden = others or _plain(args) != _plain(kept_args) or _plain(kwargs) != _plain(kept_kwargs)
+        except Exception as error:  # noqa: BLE001 - it is the app's own code, and nothing unredacted may be kept
+            return f"{REDACT_SETTING} failed ({type(error).__name__})"
+        return f"{REDACT_SETTING} hides something in it" if hidden else ""
+
     def unread(self, told: Mapping[str, Any]) -> tuple[str, str]:
         """The same of a message that nobody could read: its headers alone know."""
         if self.args_chars == 0 or not told:
@@ -138,6 +160,11 @@ def _without(value: Any, hidden: frozenset[str]) -> Any:
     if isinstance(value, (list, tuple)):
         return [_without(inside, hidden) for inside in value]
     return value
+
+
+def _plain(value: Any) -> Any:
+    """A copy in which lists and tuples are the same, as they are to `_without`."""
+    return _without(value, frozenset())
 
 
 def _size(conf: Any, setting: str, default: int) -> int:

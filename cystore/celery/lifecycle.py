@@ -13,6 +13,7 @@ Settings of the app, beside those of `celery`:
 | `cystore_lifecycle_args_chars` | `1024` | how many characters are kept of the positional and of the keyword arguments; 0: none |
 | `cystore_lifecycle_traceback_chars` | `8192` | how many of a traceback |
 | `cystore_lifecycle_redact` | `()` | names of arguments whose values are not kept (nor by results), or a function (`kept.py`) |
+| `cystore_lifecycle_payload` | `None` | `"message"`: keep each message as it was sent, for `celery -A APP cystore rerun` (`payload.py`) |
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from celery.utils.log import get_logger
 from celery.utils.saferepr import saferepr
 
 from cystore import MessageIllegalError, MessageStore
-from cystore.celery import events, records
+from cystore.celery import events, payload, records
 from cystore.celery.homes import HOME
 from cystore.celery.identity import known_id_of
 from cystore.celery.kept import Kept, shortened
@@ -62,6 +63,7 @@ class Lifecycle:
     def __init__(self, app: Celery, location: Location) -> None:
         self.location = location
         self.kept = Kept.of(app.conf)
+        self.keeps_messages = payload.is_wanted(app.conf)
         self.lost = 0
         self._app = weakref.ref(app)
         self._store: MessageStore | None = None  # as `open_shared` gave it
@@ -85,9 +87,12 @@ class Lifecycle:
         if details.get("home") == known_id_of(store):
             del details["home"]
         queue_id, properties = self._places.get(name) or self._place(name)
+        body = events.body_of(details)
+        if self.keeps_messages:
+            body = payload.within(body, details, store.config.max_message_size_bytes, events.body_of)
         store.put(
             events.EVENTS,
-            events.body_of(details),
+            body,
             queue_id=queue_id,
             keys=events.keys_of(task_id, root_id, group_id),
             tags=event,
@@ -98,6 +103,17 @@ class Lifecycle:
         if self._untold:
             log.warning("%s: the lifecycle log goes on; %d events are not in it", self.location.path, self._untold)  # fmt: skip
             self._untold, self._paused_until = 0, 0.0
+
+    def message_details(
+        self, name: str, body: Any, headers: Any, exchange: str, routing_key: str | None
+    ) -> dict[str, Any]:
+        """The fields of a SENT event that keep its message."""
+        app = self._app()
+        return (
+            {}
+            if app is None
+            else payload.details(app.conf, self.kept, name, body, headers or {}, exchange, routing_key)
+        )
 
     def _place(self, name: str | None) -> tuple[int, dict[str, str]]:
         if len(self._places) >= NAMES_KEPT:
@@ -156,7 +172,9 @@ def install(app: Celery, location: Location) -> None:
     """
     if app in _logs or not app.conf.get(SETTING, True):
         return
-    _logs[app] = Lifecycle(app, location)
+    life = _logs[app] = Lifecycle(app, location)
+    if life.keeps_messages:
+        payload.watch(app)
     for told, handler in HANDLERS:
         told.connect(handler, weak=False)
 
@@ -223,11 +241,14 @@ def _sent(
     given = told if told is body else {"args": body[0], "kwargs": body[1]}
     args, kwargs = life.kept.arguments(sender, given["args"], given["kwargs"], told)
     exchange_name = str(getattr(exchange, "name", exchange) or "")
+    message = (
+        life.message_details(sender, body, headers, exchange_name, routing_key) if life.keeps_messages else {}
+    )
     life.append(
         events.SENT, told["id"], sender, told.get("root_id"), told.get("group"),
         origin=told.get("origin"), queue=routing_key, exchange=exchange_name,
         parent_id=told.get("parent_id"), retries=told.get("retries") or None, eta=told.get("eta"), expires=told.get("expires"),
-        args=args, kwargs=kwargs, home=told.get(HOME),
+        args=args, kwargs=kwargs, home=told.get(HOME), **message,
     )  # fmt: skip
 
 

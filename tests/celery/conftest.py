@@ -13,9 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 from celery import Celery, Task
+from celery.bin.celery import celery
+from click.testing import CliRunner, Result
 
 from cystore.celery.backend import CystoreBackend
 from cystore.celery.stores import close_shared
@@ -68,6 +71,27 @@ def make_backend(url: str) -> Callable[..., CystoreBackend]:
 @pytest.fixture
 def backend(make_backend: Callable[..., CystoreBackend]) -> CystoreBackend:
     return make_backend()
+
+
+@pytest.fixture
+def run(url: str) -> Callable[..., Result]:
+    """`run("history", "--json")`: the command for an app on this test's store."""
+    app = Celery("shop", broker="memory://", backend=url, set_as_current=False)
+
+    def call(*words: str, code: int | None = 0, app: Celery = app) -> Result:
+        done = CliRunner().invoke(celery, ["cystore", *words], default_map={"app": app})
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        assert code in (None, done.exit_code), done.output
+        return done
+
+    return call
+
+
+@pytest.fixture
+def rows(run: Callable[..., Result]) -> Callable[..., list[dict[str, Any]]]:
+    """The JSON objects that a command writes."""
+    return lambda *words: [json.loads(line) for line in run(*words, "--json").stdout.splitlines()]
 
 
 def wait_until(condition: Callable[[], object], what: str, limit_s: float = 60.0) -> None:

@@ -1,5 +1,5 @@
 """The commands under ``celery -A APP cystore``: one small module for each. All but
-`create` only read, and no worker has to run.
+`create` and `rerun` only read, and no worker has to run.
 
 Celery loads them in each of its programs, before the app and whatever the arguments are: the one place where a worker meets cystore
 even if nothing asks for the result backend (`celery worker --quiet`). So `queues` is imported here, by name.
@@ -13,7 +13,20 @@ from typing import Any
 import click
 
 from cystore.celery import queues  # noqa: F401 - a worker consumes the queue of its store
-from cystore.celery.commands import create, failures, history, status, tail, top
+from cystore.celery.commands import (
+    create,
+    diff,
+    failures,
+    find,
+    history,
+    rerun,
+    slow,
+    status,
+    tail,
+    timeline,
+    top,
+    unfinished,
+)
 from cystore.cli.program import PIPE_CLOSED, leave, whole_streams
 
 EPILOG = """\b
@@ -41,5 +54,5 @@ def cystore(**_preload: object) -> None:
     whole_streams()
 
 
-for module in (create, status, history, failures, tail, top):
+for module in (create, status, history, failures, unfinished, find, timeline, diff, slow, tail, top, rerun):
     cystore.add_command(module.command)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import click
 from celery import states
@@ -20,6 +20,7 @@ from cystore.celery import events, history, homes, records
 from cystore.celery.backend import CystoreBackend
 from cystore.celery.events import Event
 from cystore.celery.history import Transition
+from cystore.celery.lives import Life, life_of
 from cystore.celery.stores import DEFAULTS, EXAMPLE, Location
 from cystore.cli.command import FAILED, FOUND_WRONG, for_reading
 from cystore.cli.output import one_line, time_text, write_json, write_line, write_note
@@ -76,14 +77,14 @@ class Moment(click.ParamType):
 
 
 def conditions(function: Function) -> Function:
-    """The options --name, --since and --until."""
+    """The options --name (or --task), --since and --until."""
     for option in (
         click.option("--until", "end_ms", type=Moment(), help="Not later than this."),
         click.option(
             "--since", "begin_ms", type=Moment(), default=0,
             help="Not before this: ISO 8601 (UTC), seconds or ms since 1970, or 90s, 15m, 2h, 7d, 2w ago.",
         ),
-        click.option("--name", help="Only tasks of this name."),
+        click.option("--name", "--task", "name", help="Only tasks of this name."),
     ):  # fmt: skip
         function = option(function)
     return function
@@ -218,7 +219,15 @@ def write_entry(entry: Event | Transition, *, as_json: bool, with_traceback: boo
             write_line(f"    {one_line(line)}")
 
 
-def nothing_found(ctx: click.Context, what: str) -> None:
+def nothing_found(ctx: click.Context, what: str) -> NoReturn:
     """Ends the command with a note and exit code 1."""
     write_note(what)
     ctx.exit(FOUND_WRONG)
+
+
+def known_life(ctx: click.Context, store: MessageStore, task_id: str) -> Life:
+    """A task's life. Ends the command with a note and exit code 1 where the log has nothing about it."""
+    life = life_of(store, task_id) if task_id else None
+    if life is None:
+        nothing_found(ctx, f"nothing is known of a task {task_id!r}")
+    return life
