@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,7 +20,9 @@ from tools import build, redis_server
 ROOT = Path(__file__).resolve().parent.parent
 IN_CI = os.environ.get("CI", "") == "true"
 SEED = int(os.environ.get("CYSTORE_SEED") or random.SystemRandom().randrange(2**32))
+os.environ["CYSTORE_SEED"] = str(SEED)  # for pytest's other processes: all must choose the same cases
 VARIANT = os.environ.get("CYSTORE_BUILD", "")
+CASES_SANITIZED = 1  # of each test, in `make test`
 
 # A variant's tree goes before the repository, whose own build would be found first otherwise.
 if VARIANT:
@@ -34,9 +37,9 @@ GROUP_OF_FOLDER = {
     "structure": "structure",
 }
 
-hypothesis.settings.register_profile("cystore", deadline=None, print_blob=True)
+hypothesis.settings.register_profile("cystore", deadline=None, print_blob=True, max_examples=40)
 hypothesis.settings.register_profile(
-    "quick", parent=hypothesis.settings.get_profile("cystore"), max_examples=30
+    "quick", parent=hypothesis.settings.get_profile("cystore"), max_examples=20
 )
 hypothesis.settings.register_profile(
     "long", parent=hypothesis.settings.get_profile("cystore"), max_examples=2000
@@ -73,6 +76,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         group = GROUP_OF_FOLDER.get(item.path.relative_to(ROOT / "tests").parts[0])
         if group:
             item.add_marker(group)
+    _sample(items)
+
+
+def _sample(items: list[pytest.Item]) -> None:
+    """Of the cases of a test that is marked `sampled(count)` the seed chooses `count` for `make test`. All others are slow.
+
+    With sanitized kernels every test is sampled: they need one way through the kernels, not each way to get there.
+    """
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if not item.get_closest_marker("slow"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for test, those in cases.items():
+        marker = those[0].get_closest_marker("sampled")
+        count = CASES_SANITIZED if VARIANT == "asan" else marker.args[0] if marker else len(those)
+        chosen = random.Random(f"{SEED} {test}").sample(those, min(count, len(those)))
+        for item in those:
+            if item not in chosen:
+                item.add_marker("slow")
 
 
 @pytest.hookimpl(wrapper=True)

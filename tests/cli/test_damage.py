@@ -114,6 +114,7 @@ def assert_ends_well(runner, path, words, done):
     assert all("[path " in line for line in problems), told
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("part", range(3))
 def test_random_damage(command, tmp_path, rng, part):
     sound, path = tmp_path / "sound", tmp_path / "store"

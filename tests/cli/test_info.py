@@ -105,6 +105,7 @@ def test_holes_are_listed(command, store_path):
     assert "holes: 1\n" in command.ok("info", store_path)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_golden_stores(command, unpack_golden, name):
     golden = unpack_golden(name)

@@ -31,6 +31,7 @@ def answers(path):
         ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "gone",
     [[], ["index"], ["consumequeue"], ["consumequeue/alpha/1"], ["consumequeue", "index", "checkpoint"]],
@@ -80,6 +81,7 @@ main(sys.argv[2:])
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("change", range(1, 16, 2))
 def test_killed_half_way(command, store_path, change):
     stores.write(store_path, 3000)  # some consume queues have several files
@@ -111,6 +113,7 @@ def test_no_store_is_left_alone(command, tmp_path):
     assert not (tmp_path / "abort").exists()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["a_clean", "d_ext", "i_transaction", "j_expired_preblank"])
 def test_golden_stores_read_the_same_afterwards(command, unpack_golden, name):
     golden = unpack_golden(name)
@@ -120,6 +123,7 @@ def test_golden_stores_read_the_same_afterwards(command, unpack_golden, name):
     assert command.ok("dump", golden.store, "--json", *arguments) == dump
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("change", range(2, 12, 3))
 def test_killed_in_a_store_that_keeps_no_list_of_its_queues(command, store_path, change):
     """As RocketMQ leaves it; a queue whose messages are all in the first segments is not missed by the usual look at the last

@@ -84,6 +84,7 @@ def test_a_closed_store_has_nothing_to_mend(command, store_path):
     assert "10 records" in text
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name",
     ["a_clean", "b2_crash_zero_checkpoint", "f1_torn_tail_zeroed", "f3_torn_middle", "j_expired_preblank"],

@@ -120,6 +120,7 @@ def test_a_store_that_one_process_has_for_itself(command, store_path):
     assert "one process has the store for itself" in done.stderr
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_golden_stores(command, unpack_golden, name):
     golden = unpack_golden(name)

@@ -89,6 +89,7 @@ def deliver_in_time(process, clock):
     assert process.do("store.deliver()") == 0
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("survivors", [True, False], ids=["somebody lives", "everybody died"])
 @pytest.mark.parametrize(
     "place", [pytest.param(p, marks=() if p in IN_EVERY_RUN else pytest.mark.slow) for p in PLACES]

@@ -119,6 +119,7 @@ def test_a_kill_inside_a_record(scene, failpoint, rng):
     scene.check()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("failpoint", ["index.linked", "dispatch.queue", "index.counted"])
 def test_one_process_after_another_is_killed(scene, failpoint):
     """Each gets a few steps further, and takes back what the one before it left half done."""

@@ -111,6 +111,7 @@ def victim(build_environment):
 KILLED_ELSEWHERE = ("dispatch.", "index.")
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("survivors", [True, False], ids=["somebody lives", "everybody died"])
 @pytest.mark.parametrize(
     "place",
@@ -129,6 +130,7 @@ def test_i1_i2_i6_a_kill_at(path, log, rng, victim, place, survivors):
         check(store, acknowledged(log))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("left", ["append.bytes_written", "append.published"])
 @pytest.mark.parametrize("place", REPAIR)
 @pytest.mark.parametrize(
@@ -184,6 +186,7 @@ def test_new_writer_repairs_where_only_a_reader_was_left(path, log, victim):
 # ------------------------------------------------------------------------------------------- attach and detach
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("before", ["closed", "killed"])
 @pytest.mark.parametrize("place", ATTACH_ALONE)
 def test_i6_a_kill_while_attaching(path, log, victim, place, before):

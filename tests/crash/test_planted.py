@@ -44,6 +44,7 @@ PLANTED = [
 
 
 @pytest.mark.may_skip
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("fault", "planted", "seen"),
     [one for one in PLANTED if one[0] in FAULTS],

@@ -106,6 +106,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(explore: Explore, fault: str) -> None:
     """Publishing before the copy, a watermark before its sync, no repair, a leader whose lock stays: the checker finds each."""

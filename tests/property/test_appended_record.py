@@ -101,6 +101,7 @@ def test_put_of_every_length_at_a_border(tmp_path, rng, record_format, store_hos
             assert_on_disk(store, result, expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("store_host", HOSTS, ids=["IPv4", "IPv6"])
 @pytest.mark.parametrize("record_format", MAGICS)
 def test_put_of_a_key_and_a_tag_the_plain_way_and_the_other(tmp_path, rng, record_format, store_host):
@@ -178,6 +179,7 @@ def test_a_result_that_somebody_keeps_stays_as_it_is(tmp_path):
             assert before.physical_offset + before.size_bytes == after.physical_offset
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("store_host", HOSTS, ids=["stored by IPv4", "stored by IPv6"])
 @pytest.mark.parametrize("born_host", HOSTS, ids=["born on IPv4", "born on IPv6"])
 @pytest.mark.parametrize("record_format", MAGICS)

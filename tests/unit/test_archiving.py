@@ -25,6 +25,7 @@ from tests.process import Process
 from tests.small import LOG_BYTES, SETTINGS, open_small
 from tests.turned import turn
 
+pytestmark = pytest.mark.unsanitized  # about Parquet files
 HOUR_MS = 3_600_000
 PREPARED, COMMITTED, ROLLED_BACK = 4, 8, 12
 EXPIRED = {"file_reserved_time_h": 0}
@@ -250,7 +251,6 @@ archiving.archive_store(store, folder, all_sealed=True, step_bytes=step_bytes, r
 """
 
 
-@pytest.mark.unsanitized
 @pytest.mark.parametrize(
     "place",
     [
@@ -293,7 +293,6 @@ def test_i7_killed_anywhere_nothing_is_missing_and_nothing_twice(tmp_path, place
         assert sorted(raw["physical_offset"].to_pylist()) == expected
 
 
-@pytest.mark.unsanitized
 def test_i7_killed_in_the_first_run_the_hold_stays(tmp_path):
     with open_small(tmp_path / "s", **EXPIRED) as store:
         put_some(store)
@@ -497,7 +496,6 @@ def test_a_lost_or_old_file_is_restored_from_the_manifests(tmp_path):
             archive_store(store, tmp_path / "b", restore=True)
 
 
-@pytest.mark.unsanitized  # Arrow's reader of broken files aborts where a sanitizer is preloaded
 def test_no_changed_bit_of_an_archive_is_served_as_data(tmp_path):
     with open_small(tmp_path / "s") as store:
         put_some(store)

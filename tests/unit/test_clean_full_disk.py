@@ -57,6 +57,7 @@ print("went on")
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.may_skip(NOT_ASKED)
 @pytest.mark.parametrize("dispatched", ["dispatched", "nobody dispatches"])
 @pytest.mark.parametrize("queues", [3, 100])

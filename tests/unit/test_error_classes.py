@@ -53,6 +53,7 @@ def test_a_process_without_descriptors_does_not_stop_the_others(tmp_path):
         poor.do("store.flush()")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENOMEM, errno.ENOSPC, errno.EINTR, errno.EIO])
 @pytest.mark.parametrize("folder", ["commitlog", "consumequeue"])
 def test_only_a_sync_stops_all_writing(tmp_path, monkeypatch, code, folder):

@@ -269,6 +269,7 @@ CALLS = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("call", CALLS)
 def test_what_is_no_value_is_a_typed_error_or_works(store, call):
     """Never a raw TypeError, OverflowError, UnicodeEncodeError or ValueError."""

@@ -83,6 +83,7 @@ def test_ten_thousand_segments_with_few_descriptors(tmp_path):
         )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("read_only", [False, True])
 @pytest.mark.parametrize("live", [False, True])
 def test_mappings_stay_within_the_budget_in_every_mode(path, read_only, live):
@@ -116,6 +117,7 @@ def indexed(tmp_path_factory):
     return path
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mode", ["writer", "live reader", "private reader"])
 def test_index_files_share_the_budget_of_mappings(indexed, mode):
     """Seen: each index file stayed mapped for as long as a process was attached, whatever mapped_bytes_max said."""
@@ -207,6 +209,7 @@ def test_a_service_lets_cleaned_segments_go(tmp_path):
         assert idle.do("mapped()") <= 3
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mode", ["writer", "live reader", "reader that came first"])
 def test_an_idle_process_without_services_lets_cleaned_segments_go(tmp_path, mode):
     """Seen: they stayed mapped, and their space taken, until the next call of the process. It makes none here: not even of what it

@@ -49,6 +49,7 @@ def harm(path: Path, what: str) -> None:
                 file.write(b"\xff\xff")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("what", ["first", "last", "all", "zeros", "bits"])
 def test_a_queue_heals_while_its_store_is_open(tmp_path, caplog, what):
     """Seen: `get` of intact messages raised CorruptRecordError, or gave OFFSET_FOUND_NULL, in every process until a rebuild."""

@@ -33,6 +33,7 @@ def strike(root, put, what):
         log.write(b"\x55\x66")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("gone", [1, 3])
 @pytest.mark.parametrize("what", ["length", "magic", "body", "file"])
 def test_a_queue_heals_over_damaged_records(tmp_path, what, gone):

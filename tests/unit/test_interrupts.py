@@ -81,6 +81,7 @@ def test_an_exception_at_a_place_of_a_public_call_leaves_nothing(tmp_path, rng, 
     assert not list(verify(path, cystore.StoreConfig(**SETTINGS)))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("most", [15, pytest.param(None, marks=pytest.mark.slow)], ids=["some", "all"])
 @pytest.mark.parametrize("what", ["open", "close", "drop"])
 def test_an_exception_in_open_or_close_leaves_nothing(tmp_path, rng, what, most, caplog, monkeypatch):

@@ -157,6 +157,7 @@ HARMS: list[Callable[[Path], None]] = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("harm", HARMS)
 def test_what_changed_since_the_close_is_looked_at(
     root: Path, looks: list[str], harm: Callable[[Path], None]

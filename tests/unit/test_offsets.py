@@ -135,17 +135,19 @@ def test_strange_queue_offsets_are_refused_by_name(tmp_path, text):
 
 
 @pytest.mark.unsanitized  # ninety seconds there, and no kernel but the checksum takes part
-def test_every_flipped_bit_of_queue_offsets_is_found_out(tmp_path):
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("bit", range(8))
+def test_every_flipped_bit_of_queue_offsets_is_found_out(tmp_path, bit):
     offsets = QueueOffsets({("T", 0): 1234, ("T", 10): 7}, {("T", 0): 12, ("T", 10): 7}, 4096)
     write_queue_offsets(tmp_path, offsets)
     write_queue_offsets(tmp_path, offsets)
     path = tmp_path / "config" / "queueOffset.json"
     data = bytearray(path.read_bytes())
-    for bit in range(8 * len(data)):
-        data[bit // 8] ^= 1 << bit % 8
+    for at in range(len(data)):
+        data[at] ^= 1 << bit
         path.write_bytes(data)
         assert read_queue_offsets(tmp_path) == offsets
-        data[bit // 8] ^= 1 << bit % 8
+        data[at] ^= 1 << bit
 
 
 @pytest.mark.parametrize("count", [0, 1, 2048, 2049, 9000])

@@ -62,6 +62,7 @@ def oracle_entries(path):
     return [file.entry(n).physical_offset for n in range(1, file.header.next_entry)]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("read_only", [True, False])
 @pytest.mark.parametrize("seed", range(12))
 def test_after_a_power_cut_any_sectors_may_be_old(tmp_path, rng, seed, read_only):
@@ -125,6 +126,7 @@ def test_what_rocketmqs_recovery_did_not_enter_again_is_found_out(tmp_path):
     assert_every_key_is_found(store)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize(
     ("at", "data"),
@@ -179,6 +181,7 @@ def test_files_below_the_logs_minimum_do_no_harm(tmp_path):
     assert_every_key_is_found(store, left)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
     "part", ["slot", "first entry", "entry", "last entry", "key hash", "place", "seconds", "chain"]
 )

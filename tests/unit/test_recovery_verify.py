@@ -44,6 +44,7 @@ def test_entries_that_are_not_there_yet_are_no_damage_after_a_crash(tmp_path, de
     assert found(store, abnormal=True) == []
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_golden_stores_are_sound_once_recovered(unpack_golden, name):
     golden = unpack_golden(name)

@@ -92,6 +92,7 @@ def test_entries_that_are_not_there_yet_after_a_crash(tmp_path, derived):
     assert assert_agrees(crashed, abnormal=True) == []
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("numbers", [(70,), (0, 1, 33, 70, 118), tuple(range(20, 60)), (27, 28, 29, 30)])
 def test_damaged_records(store, numbers):
     for number in numbers:
@@ -109,6 +110,7 @@ def test_what_recovery_would_cut(store):
     assert assert_agrees(store)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("numbers", [(0,), (9, 10), (12, 13, 14, 17), tuple(range(5, 35))])
 def test_damaged_queue_entries(store, numbers):
     for number in numbers:
@@ -142,6 +144,7 @@ def test_records_whose_queue_offset_is_not_the_next_one(tmp_path, gap):
     assert assert_agrees(write(tmp_path / "s", records, durable=-1, clean=True, derived=0))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("at", "bit"), [(0, 3), (19, 3)])
 @pytest.mark.parametrize("number", [1, 7, 18])
 def test_damaged_index_entries(store, at, bit, number):
@@ -198,6 +201,7 @@ def test_a_body_that_holds_what_looks_like_a_record_is_no_border(tmp_path):
     assert not [damage for part in seen for damage in part.damage]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(12))
 def test_bytes_damaged_at_random(tmp_path, seed):
     rng = random.Random(seed)

@@ -34,6 +34,7 @@ from cystore.storage import Storage  # noqa: E402
 
 COLUMNS = tuple(name for name in ReadSettings().columns if name != "store")
 WINDOWS = (64, 100, 4000, LOG_BYTES, sealed.WINDOW_BYTES)
+pytestmark = pytest.mark.unsanitized  # about files as other programs read them
 
 
 def fill(store: cystore.MessageStore, count: int, first: int = 0) -> None:

@@ -130,6 +130,6 @@ FAULT = Fault(
     "damage",
     "log, queue, index, checkpoint, offset files cut at every byte of their last 4 KiB; every page zeroed, stale, duplicated",
     25_000,
-    100,
+    40,
     run,
 )

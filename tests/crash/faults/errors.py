@@ -227,7 +227,7 @@ FAULT = Fault(
     "errors",
     "EIO, ENOSPC, EDQUOT, ENOMEM, EMFILE or EINTR at the n-th open, mmap, sync, ftruncate, fallocate, rename or pwrite of one of two",
     2_000,
-    20,
+    12,
     run,
     obstacle,
 )

@@ -157,7 +157,7 @@ FAULT = Fault(
     "kill",
     f"SIGKILL for any of {CROWD} writers, at random moments and at each of {len(PLACES)} named places",
     20_000,
-    200,
+    60,
     run,
     no_compiler,
 )

@@ -229,6 +229,6 @@ FAULT = Fault(
     "page-order",
     "power cuts after which any pages (every subset of up to 12), or any sectors, whole or torn, are the old ones",
     250_000,
-    1_024,
+    256,
     run,
 )

@@ -86,4 +86,4 @@ def fault(name: str, kind: str, part: int) -> Fault:
     return Fault(name, how, 10_000, part, partial(run, kind), partial(disks.obstacle, kind))
 
 
-FAULTS = (fault("power", "ext4", 24), fault("power-xfs", "xfs", 12))
+FAULTS = (fault("power", "ext4", 10), fault("power-xfs", "xfs", 6))

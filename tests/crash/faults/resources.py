@@ -121,6 +121,6 @@ MEMORY = Fault(
     "memory",
     "RLIMIT_AS is lowered to what is mapped, or a little more, and raised again, under one of two attached processes",
     5_000,
-    4 * ROUNDS,
+    ROUNDS,
     partial(run, "memory"),
 )

@@ -189,7 +189,7 @@ FAULT = Fault(
     "stop",
     "SIGSTOP for the holder of each shared lock for longer than others wait; then SIGCONT, or SIGKILL",
     500,
-    12,
+    6,
     run,
     no_compiler,
 )
