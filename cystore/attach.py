@@ -7,11 +7,9 @@ every byte on disk alone.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from cystore._native.appender import Appender
@@ -20,33 +18,18 @@ from cystore._native.delay import Delivered
 from cystore._native.failpoint import failpoint
 from cystore._native.mapping import MappedFile
 from cystore.attachment import Attachment as Attachment
+from cystore.beside import can_only_be_followed, read_beside
 from cystore.carry_over import carry_over
+from cystore.compose import compose
 from cystore.config import INT_MAX, StoreConfig
-from cystore.derived.backlog import BacklogKeeper, room_limit
-from cystore.derived.consume_queue import ConsumeQueues
-from cystore.derived.dispatch import Dispatcher
-from cystore.derived.flush import DerivedFlusher
-from cystore.derived.follow import Follower
-from cystore.derived.index import IndexFiles
 from cystore.derived.known_queues import forget_known_queues
-from cystore.derived.offsets import reserve_queue_offsets
-from cystore.derived.reader import Reader
-from cystore.derived.remove import QueueRemover
-from cystore.engine.allocate import CONTROL_NAME, HEADROOM_NAME, Allocator
-from cystore.engine.append_policy import AppendPolicy, repair_append
-from cystore.engine.checkpoint import Checkpoint
-from cystore.engine.clock_keeper import ClockKeeper
-from cystore.engine.commit_log import CommitLog
+from cystore.engine.allocate import CONTROL_NAME, HEADROOM_NAME
 from cystore.engine.control_head import another_version, read_head
-from cystore.engine.disk_space import DiskSpace
-from cystore.engine.flush import Flusher
 from cystore.engine.manifest import Facts, Manifest
 from cystore.engine.manifest_file import FILE_NAME as MANIFEST
-from cystore.engine.mappings import Mappings
 from cystore.engine.recognize import check_is_store, is_store
-from cystore.engine.roll import Roller
 from cystore.engine.segments import Mode
-from cystore.engine.store_settings import Policy, effective, effective_at, enter_settings
+from cystore.engine.store_settings import effective, effective_at, enter_settings
 from cystore.errors import (
     StoreError,
     StoreFormatError,
@@ -56,11 +39,6 @@ from cystore.errors import (
 from cystore.layout import CONTROL_BYTES
 from cystore.recovery import RecoveredState, recover
 from cystore.recovery.mark import ABORT_NAME
-from cystore.services.carry import Carrier
-from cystore.services.clean import Cleaner
-from cystore.services.delivered import DeliveryProgress
-from cystore.services.schedule import Scheduler
-from cystore.services.waiting import WaitingQueues
 from cystore.system import files, folders, host, ownership, unreadable
 from cystore.system.ground import Ground
 from cystore.system.store_lock import LOCK_NAME, StoreLocks
@@ -260,7 +238,7 @@ def _build(
         while control.queue_count >= control.queue_capacity:
             _more_queues(root, control)
         control.add_queue(topic, queue_id, next=following, dispatched=dispatched, minimum=minimum)
-    attachment = _compose(root, config, mode, control, locks, revive, manifest)
+    attachment = compose(root, config, mode, control, locks, revive, manifest)
     if mode is Mode.PRIVATE:
         attachment.index.hide(state.index_drop)
         for path, pieces in state.index_pieces.items():
@@ -377,7 +355,7 @@ def _join(
     if mode is Mode.WRITE:
         enter_settings(manifest, config, new=False)
     config = effective(config, manifest.snapshot())
-    return _compose(root, config, mode, control, locks, revive, manifest)
+    return compose(root, config, mode, control, locks, revive, manifest)
 
 
 def _attach_reader(
@@ -406,17 +384,24 @@ def _try_reader(
     """None when somebody came between the look at who is there and the end of a private recovery."""
     check_is_store(root)
     locks = StoreLocks(root, read_only=True) if LOCK_NAME in files.names(root) else None
+    beside = False
     try:
         with locks.gate() if locks is not None else contextlib.nullcontext():
             holder = "nobody" if locks is None else locks.holder()
             if locks is not None and holder == "exclusive":
                 raise StoreLockedError("the store is open exclusively in another process", path=locks.path)
-            if locks is not None and holder == "shared":
+            if locks is not None and holder == "shared" and can_only_be_followed(root):
+                beside = True
+            elif locks is not None and holder == "shared":
                 locks.share()
                 locks.claim_directory(alone=False)
                 return _join(root, config, Mode.READ, locks, revive)
-            ground = Ground(root, locks)
+            ground = None if beside else Ground(root, locks)
         # The gate is open: a writer that comes now recovers without a wait, and shows on the ground.
+        if ground is None:
+            if locks is not None:
+                locks.close()  # or the handover would wait for this process
+            return read_beside(root, config, revive, progress)
         attachment = _private(root, config, revive, progress, ground) if ground.settled() else None
     except BaseException:
         if locks is not None:
@@ -453,105 +438,3 @@ def _private(
         attachment.let_mappings_go()
         return None
     return attachment
-
-
-def _compose(
-    root: Path,
-    config: StoreConfig,
-    mode: Mode,
-    control: Control,
-    locks: StoreLocks | None,
-    revive: Callable[[], Appender],
-    manifest: Manifest,
-) -> Attachment:
-    """The parts over a control block. Sizes and delay levels are the block's: the first attacher's, or the files' own."""
-    config = dataclasses.replace(
-        config,
-        mapped_file_size_commit_log_bytes=min(control.commit_log_file_bytes, INT_MAX),
-        mapped_file_size_consume_queue_bytes=control.consume_queue_file_bytes,
-        max_hash_slot_num=control.max_hash_slot_num,
-        max_index_num=control.max_index_num,
-        max_queues=control.max_queues,
-        message_delay_level=config.delay_level_text(Delivered(control).levels_ms),
-    )
-    if control.commit_log_file_bytes > INT_MAX:  # read only: no setting may say so
-        object.__setattr__(config, "mapped_file_size_commit_log_bytes", control.commit_log_file_bytes)
-    mappings = Mappings.of(config)
-    commit_log = CommitLog(root, config, mode, control, manifest, mappings)
-    queues = ConsumeQueues(root, config, mode, control, mappings)
-    index = IndexFiles(root, config, mode, control, mappings)
-    checkpoint = Checkpoint(root, mode)
-    clock = ClockKeeper(control, checkpoint, host.identity()["boot_id"])
-    allocator = Allocator(control, commit_log, config, partial(reserve_queue_offsets, root))
-    flusher = Flusher(root, control, commit_log, checkpoint, config)
-    derived_flusher = DerivedFlusher(root, control, queues, index, checkpoint, flusher, config)
-    dispatcher = Dispatcher(
-        control,
-        commit_log,
-        queues,
-        index,
-        config,
-        given_up=lambda: manifest.snapshot().given_up,
-        more_queues=allocator.more_queues,
-    )
-    control.on_repair("dispatch", dispatcher.repair)
-    control.on_repair("append", partial(repair_append, control, commit_log))
-    control.on_repair("flush", flusher.repair)
-    policy = Policy(manifest, config)
-    space = DiskSpace(root, control, policy)
-    roller = Roller(control, commit_log, allocator, policy)
-    delivered = DeliveryProgress(root, control, commit_log, queues)
-    follower = Follower(control, queues, index)
-    remover = QueueRemover(control, queues, dispatcher, manifest)
-    backlog = BacklogKeeper(control, dispatcher)
-    keeps_backlog = mode is Mode.WRITE and bool(config.services)
-    if keeps_backlog:
-        allocator.limit_ahead(partial(room_limit, control))
-    appender = None
-    if mode is Mode.WRITE:
-        cystore_records = config.record_format == "cystore"
-        append_policy = AppendPolicy(
-            control,
-            commit_log,
-            allocator,
-            flusher,
-            space,
-            revive,
-            cystore_records=cystore_records,
-            relieve=backlog.relieve if keeps_backlog else None,
-        )
-        appender = Appender(
-            control,
-            append_policy,
-            record_format=config.record_format,
-            store_host=config.store_host,
-            file_bytes=control.commit_log_file_bytes,
-            max_body_bytes=config.max_message_size_bytes,
-            busy_timeout_ms=config.os_page_cache_busy_timeout_ms,
-            sync_by_default=config.flush_disk_type == "sync",
-            delay_levels=len(config.delay_levels_ms()),
-        )
-    reader = Reader(control, commit_log, queues, index, dispatcher, config)
-    waiting = WaitingQueues(control, commit_log, config)
-    scheduler = Scheduler(control, queues, delivered, reader, flusher, waiting, appender, config)
-    carrier = Carrier(control, commit_log, queues, dispatcher, delivered, waiting, appender, config)
-    cleaner = Cleaner(
-        control,
-        commit_log,
-        follower,
-        remover,
-        dispatcher,
-        allocator,
-        roller,
-        space,
-        derived_flusher,
-        delivered,
-        carrier,
-        policy,
-        manifest,
-    )
-    return Attachment(
-        root, config, mode, control, manifest, checkpoint, clock, commit_log, queues, index, dispatcher, flusher,
-        derived_flusher, allocator, delivered, scheduler, cleaner, remover, reader,
-        backlog, appender, locks, None,
-    )  # fmt: skip

@@ -30,7 +30,7 @@ from cystore.services.clean import Cleaner
 from cystore.services.delivered import DeliveryProgress
 from cystore.services.schedule import Scheduler
 from cystore.system import folders
-from cystore.system.ground import Ground
+from cystore.system.ground import View
 from cystore.system.store_lock import StoreLocks
 
 
@@ -61,7 +61,7 @@ class Attachment:
     appender: Appender | None
     locks: StoreLocks | None
     recovered: RecoveredState | None
-    ground: Ground | None = None  # PRIVATE: the files that this is a view of
+    ground: View | None = None  # of a view of files, in memory of its own: says when it has come to its end
 
     def let_cleaned_go(self) -> None:
         """Ends the mappings of segments that were cleaned. A private view cannot tell which: it lets all go when somebody came."""

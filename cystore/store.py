@@ -152,7 +152,7 @@ class MessageStore(StoreUpkeep):
             if isinstance(error, RuntimeError):  # Python says no more than that
                 raise StoreResourceError(f"cannot start the services: {error}", path=self.path) from error
             raise
-        if parts.mode is Mode.PRIVATE:
+        if parts.ground is not None:
             self._private = parts
         else:
             self._parts, self._private = parts, None
@@ -171,7 +171,7 @@ class MessageStore(StoreUpkeep):
         """Puts the kernel's own methods in front of `put`, `put_many` and `query` (a call through Python costs as much as the append
         itself) and starts the services."""
         self._unbind()
-        if parts.mode is Mode.PRIVATE:
+        if parts.ground is not None:
             return follow(self, self._attached)
         if type(self).query is MessageStore.query:
             self.query = keeping(self, parts.reader.key_reader(weakly(self, type(self).query)).query)  # type: ignore[method-assign]

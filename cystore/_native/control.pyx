@@ -150,6 +150,16 @@ cdef class Control(SharedLocks):
         store_u64(&block.pid_namespace, pid_namespace)
         return 0
 
+    def follow(self):
+        """From now on the block stands for one of another layout that this process cannot attach to: nobody appends or dispatches through it."""
+        self.read_only = True
+
+    def key_changed(self, uint32_t key):
+        """In a block of this process's own: a record with the key was found."""
+        cdef uint32_t* word = &self.checked().key_seq[key % KEY_WORDS]
+        add_u32(word, 1)
+        futex_wake_all(word)
+
     def detach(self):
         """Forgets the memory; every later call raises StoreClosedError."""
         self.block = NULL

@@ -231,6 +231,7 @@ def _attached(root: Path) -> dict[str, Any] | None:
         "layout_version": head.layout_version or None,
         "fingerprint": f"{head.fingerprint:016x}",
         "is_ours": head.is_ours,
+        "can_be_followed": head.can_be_followed,
         "handover": head.handover,
         "processes": [{"pid": pid, "command": command} for pid, command in attached_processes(root)],
     }
@@ -241,7 +242,9 @@ def _show_attached(attached: dict[str, Any], root: str) -> None:
     write_line(f"attached with: cystore {attached['release'] or '(older)'}, {layout}")
     if not attached["is_ours"]:
         write_line(
-            f"ANOTHER VERSION: this is {OURS}; positions cannot be read beside it (cystore handover {one_line(root)})"
+            f"ANOTHER VERSION: this is {OURS}, which can read beside it, and write after it (cystore handover {one_line(root)})"
+            if attached["can_be_followed"]
+            else f"ANOTHER VERSION: this is {OURS}; positions cannot be read beside it (cystore handover {one_line(root)})"
         )
     if attached["handover"]:
         write_line("HANDOVER: attached processes are asked to leave")
@@ -255,7 +258,7 @@ def _run(args: argparse.Namespace) -> int:
     state = facts.state(args.path)
     info = _files(args, state)
     info["attached"] = attached = _attached(args.path) if state.name == "live" else None
-    if state.name != "exclusive" and (attached is None or attached["is_ours"]):
+    if state.name != "exclusive" and (attached is None or attached["is_ours"] or attached["can_be_followed"]):
         info |= looked_at(args.path, store_config(args, read_only=True, services=()), _positions_and_state)
     if args.json:
         write_json(info)

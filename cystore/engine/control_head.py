@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cystore.engine.allocate import CONTROL_NAME
+from cystore.engine.control_words import FIRST_LAYOUT
 from cystore.layout import CONTROL_FIELDS, CONTROL_MAGIC, FINGERPRINT, LAYOUT_VERSION, RELEASE
 from cystore.system import files, host
 from cystore.system.store_lock import LOCK_NAME
@@ -29,6 +30,11 @@ class ControlHead:
     layout_version: int  # 0 where the block does not tell
     release: str
     handover: bool
+
+    @property
+    def can_be_followed(self) -> bool:
+        """Whether a reader can follow the files of the processes that are attached to the block (cystore/beside.py)."""
+        return self.layout_version >= FIRST_LAYOUT
 
     @property
     def is_ours(self) -> bool:

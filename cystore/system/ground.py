@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import Protocol
 
 from cystore import clock
 from cystore.system import files, os_threads
@@ -18,6 +19,16 @@ TICK_S = 0.02  # the clock of file times stands still for at most so long
 PAUSE_S = 0.001
 
 Status = tuple[int, int, int, int]
+
+
+class View(Protocol):
+    """What says when a view of files that others may change has come to its end."""
+
+    def moved(self) -> bool:
+        """Whether it has. From then on the answer stays the same."""
+
+    def leave(self) -> None:
+        """Ends the view."""
 
 
 class Ground:

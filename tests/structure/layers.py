@@ -28,6 +28,8 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "cystore.stats",
             "cystore.attach",
             "cystore.attachment",
+            "cystore.beside",
+            "cystore.compose",
             "cystore.detach",
             "cystore.snapshot",
         ),

@@ -32,8 +32,8 @@ def other(path):
         yield process
 
 
-def make_another_version(path, release=b"0.0.9"):
-    text = (7).to_bytes(4, sys.byteorder) + bytes(4) + release.ljust(32, b"\0")
+def make_another_version(path, release=b"0.0.9", version=7):
+    text = version.to_bytes(4, sys.byteorder) + bytes(4) + release.ljust(32, b"\0")
     files.write_at(path / "control", [(AT["fingerprint"], b"\x11" * 8), (AT["layout_version"], text)])
 
 
@@ -49,14 +49,22 @@ def test_the_head_keeps_its_places():
     names = ("magic", "fingerprint", "pid_namespace", "boot_id", "c_library", "generation")
     assert [AT[name] for name in names] == [0, 8, 24, 64, 104, 144]
     assert (AT["layout_version"], AT["handover"], AT["release"]) == (152, 156, 160)
+    shape = (
+        "commit_log_file_bytes",
+        "consume_queue_file_bytes",
+        "max_hash_slot_num",
+        "max_index_num",
+        "max_queues",
+    )
+    assert [AT[name] for name in shape] == [32, 40, 48, 52, 56]
+    assert (AT["wrote"], AT["dispatched"], AT["min_physical_offset"]) == (192, 1152, 1224)
 
 
-@pytest.mark.parametrize("settings", [{}, {"read_only": True}])
-def test_the_error_names_both_versions_and_the_processes(path, other, settings):
+def test_the_error_names_both_versions_and_the_processes(path, other):
     """Seen: "the control block has another layout: another version of cystore is attached", and nothing else."""
     make_another_version(path)
     with pytest.raises(StoreFormatError) as refused:
-        open_small(path, **settings)
+        open_small(path)
     text = str(refused.value)
     assert "attached is cystore 0.0.9, layout 7 (1111111111111111)" in text
     assert f"this is {OURS}" in text and str(layout.LAYOUT_VERSION) in str(OURS)
@@ -82,7 +90,9 @@ def test_info_of_another_version_still_shows_the_files(path, other):
     found = json.loads(info(path, "--json"))
     assert found["attached"]["release"] == "0.0.9" and found["attached"]["layout_version"] == 7
     assert [process["pid"] for process in found["attached"]["processes"]] == [other.pid]
-    assert found["segments"] and "positions" not in found
+    assert found["segments"] and found["positions"]["wrote"] > 0 and found["queues"][0]["next_offset"] == 1
+    make_another_version(path, version=1)  # whose block does not tell its positions
+    assert "positions" not in json.loads(info(path, "--json"))
     shown = info(path)
     assert "ANOTHER VERSION" in shown and str(other.pid) in shown and str(OURS) in shown
 

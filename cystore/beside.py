@@ -1,0 +1,258 @@
+"""Reading a store whose live processes have a control block of another layout.
+
+Such a reader attaches to nothing and takes no lock. It follows the files, in a control block of its own memory: recovery in private memory
+says what the queues hold, and from then on each look walks the records that were committed since. How far that is it reads in three words
+of the others' block that no layout moves (`control_words`). It reads queues and index of the live processes as far as these have
+dispatched, and the rest of the log by itself, as every read-only handle does.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from cystore._native.appender import Appender
+from cystore._native.control import Control
+from cystore._native.delay import Delivered
+from cystore._native.mapping import MappedFile
+from cystore.attachment import Attachment
+from cystore.compose import compose
+from cystore.config import INT_MAX, StoreConfig
+from cystore.derived.index import DIRECTORY as INDEX
+from cystore.engine.allocate import CONTROL_NAME
+from cystore.engine.commit_log import CommitLog
+from cystore.engine.control_head import read_head
+from cystore.engine.control_words import Words, read_words
+from cystore.engine.manifest import FILE_NAME, Facts, Manifest, look
+from cystore.engine.segments import POSITIONS_END, Mode
+from cystore.engine.store_settings import effective_at
+from cystore.errors import CorruptRecordError, OffsetError, StoreError, StoreFormatError, StoreFullError
+from cystore.layout import CONSTANTS
+from cystore.recovery import RecoveredState, recover
+from cystore.system import files, host, os_threads
+
+log = logging.getLogger("cystore")
+
+MAX_QUEUES = 1 << 20  # the most that a store takes
+TRANSACTION_MASK = CONSTANTS["SYS_FLAG_TRANSACTION_MASK"][0]
+COUNTED = (0, CONSTANTS["SYS_FLAG_COMMIT"][0])  # transaction types that have a place in a queue
+
+Status = tuple[int, int, int] | None
+
+
+class Beside:
+    """What this process knows of a store that others write with another layout. `control` is this process's own block."""
+
+    def __init__(self, root: Path, words: Words) -> None:
+        self._root, self._words = root, words
+        self._control: Control | None = None
+        self._commit_log: CommitLog | None = None
+        self._lock = os_threads.RLock()
+        self._left = os_threads.Flag()
+        self._walked = 0  # records below it are counted in their queues
+        # Records that are counted and not dispatched: their end, the queue's slot, and its offset behind them.
+        self._pending: deque[tuple[int, int, int]] = deque()
+        self._manifest = self._status(FILE_NAME)
+        self._facts = look(root).facts or Facts()
+        self._index = self._status(INDEX)
+
+    def manifest(self, state: RecoveredState, control: Control) -> Manifest:
+        """The manifest as it is now, with what a private recovery found."""
+        control.manifest_seq = self._facts.sequence
+        facts = replace(self._facts, holes=state.holes, given_up=state.given_up)
+        return Manifest(self._root, facts, control, durable=False)
+
+    def enter(self, control: Control, state: RecoveredState) -> None:
+        """Fills a new block with what a private recovery found, and no more than the others have committed."""
+        control.min_physical_offset = state.min_physical_offset
+        control.wrote = control.allocated = max(
+            min(state.wrote, self._words.wrote), state.min_physical_offset
+        )
+        control.dispatched = min(state.dispatched, control.wrote)
+        control.last_store_timestamp_ms = state.last_store_timestamp_ms
+        for topic, queue_id, dispatched, minimum, following in state.queues:
+            control.add_queue(topic, queue_id, next=following, dispatched=dispatched, minimum=minimum)
+        self._walked = control.dispatched
+        control.follow()
+
+    def begin(self, control: Control, commit_log: CommitLog) -> bool:
+        """From now on `moved` looks. False when the view is out of date already."""
+        self._control, self._commit_log = control, commit_log
+        return not self.moved()
+
+    def moved(self) -> bool:
+        """Takes in what the others have committed since the last look. True when this view has come to its end: they are gone, or
+        have cleaned or repaired what it stands on. Then the store is opened again."""
+        if self._left.is_set():
+            return True
+        try:
+            with self._lock:
+                return self._look()
+        except (OSError, ValueError):
+            if not self._left.is_set():  # else another thread closed the store just now
+                raise
+            return True
+
+    def leave(self) -> None:
+        """Ends the view. The answer is yes from now on."""
+        self._left.set()
+
+    def _look(self) -> bool:
+        control, words = self._control, read_words(self._root)
+        if control is None or words is None or words.generation != self._words.generation:
+            return True
+        if words.minimum != control.min_physical_offset or words.wrote < control.wrote:
+            return True
+        if self._facts_changed(control):
+            return True
+        listed = self._status(INDEX)
+        if listed != self._index:
+            self._index = listed
+            control.index_base = control.index_base  # which counts as a change of the files
+        try:
+            self._walk(control, words)
+        except (OffsetError, StoreFullError):  # cleaned meanwhile; more queues than the table holds
+            return True
+        return False
+
+    def _facts_changed(self, control: Control) -> bool:
+        """Whether the manifest says something else of what can be read."""
+        status = self._status(FILE_NAME)
+        if status == self._manifest:
+            return False
+        before, self._facts = self._facts, look(self._root).facts or self._facts
+        self._manifest = status
+        control.manifest_seq = self._facts.sequence
+        now = self._facts
+        return (before.holes, before.given_up, before.removed) != (now.holes, now.given_up, now.removed)
+
+    def _walk(self, control: Control, words: Words) -> None:
+        commit_log = self._commit_log
+        assert commit_log is not None
+        if words.wrote > control.wrote:
+            control.allocated = words.wrote
+            control.wrote = words.wrote  # before the queues count the records, as an append has it
+        if self._walked < words.wrote:
+            try:
+                self._count(control, commit_log, words.wrote)
+                self._walked = words.wrote
+            except CorruptRecordError as error:
+                log.error("%s: not followed behind damage that nobody has listed yet: %s", self._root, error)
+            control.wake_append()
+        dispatched = min(words.dispatched, self._walked)
+        while self._pending and self._pending[0][0] <= dispatched:
+            _, slot, following = self._pending.popleft()
+            if following > control.queue_dispatched(slot):
+                control.set_queue_dispatched(slot, following)
+        if dispatched > control.dispatched:
+            control.dispatched = dispatched
+
+    def _count(self, control: Control, commit_log: CommitLog, end: int) -> None:
+        """Counts the records up to a log position in their queues, and wakes those who wait for their keys."""
+        for message in commit_log.scan(self._walked, end):
+            assert message.physical_offset is not None and message.size_bytes is not None
+            following = (message.queue_offset or 0) + 1
+            after = message.physical_offset + message.size_bytes
+            if message.sys_flag & TRANSACTION_MASK in COUNTED:
+                slot = control.find_queue(message.topic, message.queue_id)
+                if slot < 0:
+                    first = following - 1
+                    slot = control.add_queue(
+                        message.topic, message.queue_id, next=first, dispatched=first, minimum=first
+                    )
+                if following > control.queue_next(slot):
+                    control.set_queue_next(slot, following)
+                self._pending.append((after, slot, following))
+            control.last_store_timestamp_ms = message.store_timestamp_ms or 0
+            control.last_record = message.physical_offset
+            for key in message.keys:
+                control.key_changed(zlib.crc32(key.encode("utf-8", "surrogatepass")))
+            self._walked = after
+
+    def _status(self, name: str) -> Status:
+        with files.translated(self._root):
+            try:
+                found = (self._root / name).lstat()
+            except FileNotFoundError:
+                return None
+        return found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+
+
+def can_only_be_followed(root: Path) -> bool:
+    """Whether those who are attached have another layout, of a kind that a reader can follow."""
+    head = read_head(root)
+    return head is not None and not head.is_ours and head.can_be_followed
+
+
+def _check(root: Path, words: Words) -> None:
+    """Raises StoreFormatError for a block that no process made like that."""
+    positions = (0, words.minimum, words.wrote, POSITIONS_END)
+    if (
+        list(positions) == sorted(positions)
+        and 0 <= words.dispatched <= words.wrote
+        and 0 < words.commit_log_file_bytes <= POSITIONS_END
+        and 0 < words.consume_queue_file_bytes <= INT_MAX
+        and 0 < words.max_hash_slot_num <= INT_MAX
+        and 0 < words.max_index_num <= INT_MAX
+        and 0 < words.max_queues <= MAX_QUEUES
+    ):
+        return
+    raise StoreFormatError(
+        f"the control block of the attached processes has another layout and makes no sense ({words}): it was overwritten. Stop them, then "
+        "open the store again: it recovers from its files",
+        path=root / CONTROL_NAME,
+    )
+
+
+def read_beside(
+    root: Path,
+    config: StoreConfig,
+    revive: Callable[[], Appender],
+    progress: Callable[[str, int, int], None] | None,
+) -> Attachment | None:
+    """A view of a store that others write with another layout; None when they left or cleaned on the way."""
+    before = read_words(root)
+    if before is None:
+        return None
+    _check(root, before)
+    config = effective_at(config, root)
+    try:
+        state = recover(root, config, Mode.PRIVATE, abnormal=True, progress=progress)
+    except (StoreError, OSError):
+        if read_words(root) != before:  # files changed while they were read
+            return None
+        raise
+    words = read_words(root)
+    if words is None or words.generation != before.generation:
+        return None
+    _check(root, words)
+    memory = MappedFile.anonymous(0, Control.size_bytes(words.max_queues))
+    control = Control.create(
+        memory,
+        commit_log_file_bytes=words.commit_log_file_bytes,
+        consume_queue_file_bytes=words.consume_queue_file_bytes,
+        max_hash_slot_num=words.max_hash_slot_num,
+        max_index_num=words.max_index_num,
+        max_queues=words.max_queues,
+        **host.identity(),
+    )
+    while control.queue_capacity < words.max_queues:  # memory that is there when it is touched
+        step = control.more_queue_bytes()
+        if step is None:
+            break
+        control.publish_queue_capacity(step[1])
+    Delivered(control).set_levels(config.delay_levels_ms())
+    ground = Beside(root, words)
+    ground.enter(control, state)
+    attachment = compose(root, config, Mode.READ, control, None, revive, ground.manifest(state, control))
+    attachment.ground = ground
+    attachment.clock.begin(config.max_clock_jump_s * 1000, state.last_store_timestamp_ms)
+    if not ground.begin(control, attachment.commit_log):
+        attachment.let_mappings_go()
+        return None
+    attachment.delivered.load(writable=False)
+    return attachment
