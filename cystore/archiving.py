@@ -1,9 +1,9 @@
 """Archiving: sealed segments of the log, written to an archive of Parquet files and verified, before cleaning may remove them.
 
-Each step takes a range of whole segments from the archived offset on: files are written and verified under tmp/ of the archive's
-folder, get their place by one rename, are named by a manifest, and only then does the store's archive mark move on, which is
-what lets the segments go. A kill leaves a range that no manifest names, which the next run removes and takes again (the log has it
-all), or a manifest that the store does not know, which the next run tells it of. So nothing is missing and nothing there twice.
+Each step takes a range of whole segments from the archived offset on. Files are written and verified under tmp/ of the archive's
+folder, renamed to their places, and named by a manifest. Only then the store's archive mark moves on, which lets the segments go. A
+kill leaves files that no manifest names, which the next run removes and makes again from the log, or a manifest that the store does
+not know, which the next run tells it of. So nothing is missing and nothing is there twice.
 
 Who does the writing is the caller's choice: this process, or the executors of a cluster (cystore.spark.jobs.archive).
 """
@@ -31,12 +31,12 @@ from cystore.archive import (
     content_of,
     manifests_from,
     newest_manifest,
-    range_name,
     range_of,
     read_manifest,
     render_manifest,
     with_manifest,
 )
+from cystore.archive_places import migrate, place_files, stale
 from cystore.errors import CorruptRecordError, StoreConfigError, StoreFormatError, StoreLockedError
 from cystore.parquet import WrittenRange, write_range
 from cystore.snapshot import PIECE_BYTES, LogRange, LogSnapshot
@@ -116,6 +116,8 @@ def archive_store(
     with _alone(home):
         archived = _started(store, home, restore=restore)
         _remove_stale(home, archived.up_to)
+        if migrate(home):
+            tell("migrated", archived.up_to, archived.up_to)
         done = ArchiveSummary(str(store.path), str(home), archived.up_to, archived.up_to)
         newest_ms = clock.now_ms() - int((store.settings.file_reserved_time_h - expiring_within_h) * HOUR_MS)
         snapshot = store.snapshot()
@@ -184,8 +186,7 @@ def _step(
     written = mapper(partial(write_range, run=run, data=data, skip_damage=skip_damage), parts)
     listed = _checked(parts, written, data)
     tell("verified", end, end)
-    place = home / DATA / range_name(begin, end)
-    files.move(data, place)
+    placed = place_files(home, data, listed)
     tell("placed", end, end)
     files.remove_tree(run)
     manifest = Manifest(
@@ -194,7 +195,7 @@ def _step(
         begin,
         end,
         archived.manifest,
-        tuple(replace(one, path=str((place / one.path).relative_to(home))) for one in listed),
+        placed,
         tuple(damage for one in written for damage in one.damaged),
     )
     files.write_whole(home, home / manifest.name, render_manifest(manifest), keep_last=False)
@@ -294,14 +295,15 @@ def _started(store: MessageStore, home: Path, *, restore: bool) -> Archived:
 def _remove_stale(home: Path, up_to: int) -> None:
     """What a killed run left behind: the log has everything from `up_to` on."""
     files.remove_tree(home / files.TMP_DIRECTORY)
-    for entry in [*files.entries(home / MANIFESTS), *files.entries(home / DATA)]:
+    for entry in files.entries(home / MANIFESTS):
         begin = range_of(entry.name)
-        if begin is None or begin < up_to:
-            continue
-        if entry.is_dir(follow_symlinks=False):
-            files.remove_tree(Path(entry.path))
-        else:
+        if begin is not None and begin >= up_to:
             files.remove(Path(entry.path))
+    for path in stale(home, up_to):
+        if path.is_dir() and not path.is_symlink():
+            files.remove_tree(path)
+        else:
+            files.remove(path)
 
 
 def _adopted(store: MessageStore, home: Path, archived: Archived) -> Archived:

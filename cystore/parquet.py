@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from cystore._native.checksum import crc32c
 from cystore.archive import ArchivedFile, range_name
+from cystore.archive_places import place_of
 from cystore.arrow import BATCH_BYTES, COLUMNS, DAMAGE_COLUMNS, FOREVER, ReadSettings, RowFilter, read_ranges
 from cystore.errors import CorruptRecordError, OffsetError, StoreError
 from cystore.snapshot import LogRange
@@ -267,7 +268,7 @@ def read_files(
     """
     needed = [name for name in IN_FILES if name in settings.columns or name in _filtered(settings.rows)]
     for one in wanted:
-        path = folder / one.path
+        path = place_of(folder, one)
         if not path.exists():
             if not settings.fail_on_data_loss:
                 continue

@@ -70,6 +70,15 @@ def test_the_table_is_the_same_before_and_after_archiving_and_cleaning(spark, tm
         assert table() == whole
         assert read(spark, store).count() == 300 - first["rows"]
         assert len(content_of(store.archived()).manifests) == first["segments"]
+        plain = spark.read.parquet(str(tmp_path / "archive" / "data")).drop("date")
+        wanted = (
+            spark.createDataFrame(whole).filter(f"physical_offset < {first['archived_up_to']}").drop("store")
+        )
+        assert plain.count() == wanted.count() == first["rows"]
+        names = wanted.columns
+        assert (
+            plain.select(*names).sort("physical_offset").collect() == wanted.sort("physical_offset").collect()
+        )
 
 
 def test_options_choose_messages_of_archive_and_log(spark, half):

@@ -24,6 +24,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "cystore.recovery*",
             "cystore.holds",
             "cystore.archive",
+            "cystore.archive_places",
             "cystore.carry_over",
             "cystore.stats",
             "cystore.attach",
