@@ -108,11 +108,10 @@ class Mappings:
         for file in files:
             file.let_pages_go(max(0, min(file.length, end - file.base)) if file is current else file.length)
 
-    def drop(self, queue: int, base: int) -> None:
-        """Lets one go."""
+    def drop(self, queue: int, base: int) -> MappedFile | None:
+        """Keeps one no longer, and gives it: the mapping ends when the caller lets it go. Do that under no lock."""
         with self._lock:
-            gone = self._forget(queue, base)
-        del gone
+            return self._forget(queue, base)
 
     def make_room(self) -> bool:
         """Lets the older half go, for the system has no room for another mapping; False when there was nothing to let go."""

@@ -186,8 +186,8 @@ class MappedFileQueue:
                 self._bases = [*self._bases[:place], base, *self._bases[place:]]
             self._mapped[base] = None
             self._mapped.move_to_end(base)
-            if self._max_mapped is not None and len(self._mapped) > self._max_mapped:
-                self._let_oldest_go()
+            gone = self._let_oldest_go()
+        del gone
         self._mappings.keep(self._number, found, self._needed)
         with self._lock:
             if self._forgotten != forgotten:  # somebody removed it since it was mapped
@@ -221,15 +221,21 @@ class MappedFileQueue:
         """Whether a mapping must stay: what was written to private memory is nowhere else."""
         return (file.private and file.touched) or (self._is_needed is not None and self._is_needed(file))
 
-    def _let_oldest_go(self) -> None:
-        for base in list(self._mapped)[: len(self._mapped) - (self._max_mapped or 0)]:
-            file = self._mappings.get(self._number, base)
-            if file is None or not self._needed(file):
-                self._let_go(base)
+    def _let_oldest_go(self) -> list[MappedFile | None]:
+        """`_let_go` of the mappings used longest ago that are too many."""
+        gone: list[MappedFile | None] = []
+        if self._max_mapped is not None and len(self._mapped) > self._max_mapped:
+            for base in list(self._mapped)[: len(self._mapped) - self._max_mapped]:
+                file = self._mappings.get(self._number, base)
+                if file is None or not self._needed(file):
+                    gone.append(self._let_go(base))
+        return gone
 
-    def _let_go(self, base: int) -> None:
+    def _let_go(self, base: int) -> MappedFile | None:
+        """Keeps a mapping no longer, and gives it. The caller ends it behind the lock: the last mapping of a removed file waits until the
+        disk has freed its blocks, and a put may wait for the lock."""
         self._mapped.pop(base, None)
-        self._mappings.drop(self._number, base)
+        return self._mappings.drop(self._number, base)
 
     def create(self, base: int, allocated_bytes: int) -> MappedFile:
         """Makes the file at `base` unless it is there (another process may be faster) and maps it."""
@@ -274,12 +280,13 @@ class MappedFileQueue:
     def remove(self, base: int, *, durable: bool = True) -> None:
         """Unlinks the file at `base`; views of it stay readable."""
         with self._lock:
-            self._let_go(base)
+            gone = self._let_go(base)
             self._imagined.pop(base, None)
             self._bases = [other for other in self._bases if other != base]
             if self.mode is Mode.PRIVATE:
                 self._removed.add(base)
                 return
+        del gone
         files.remove(self.path(base), durable=durable)
 
     def remove_below(self, position: int) -> int:
@@ -314,23 +321,25 @@ class MappedFileQueue:
     def forget(self, base: int) -> None:
         """Drops this process's mapping of the file at `base`; it is mapped again by its name when it is asked for. Private memory that
         was written to stays: nothing else holds what was written."""
+        gone = None
         with self._lock:
             file = self._mappings.get(self._number, base)
             if file is None or not (file.private and file.touched):
-                self._let_go(base)
+                gone = self._let_go(base)
+        del gone, file  # behind the lock
 
     def forget_all(self) -> None:
         """Drops all of this process's mappings: another process removed the files."""
         with self._lock:
             self._forgotten += 1
-            for base in list(self._mapped):
-                self._let_go(base)
+            gone = [self._let_go(base) for base in list(self._mapped)]
             self._bases = []
+        del gone
 
     def forget_below(self, offset: int) -> None:
         """Drops this process's mappings of files that end at or below `offset`; another process unlinked them."""
         with self._lock:
             last = offset - self.file_bytes
-            for base in [base for base in self._mapped if base <= last]:
-                self._let_go(base)
+            gone = [self._let_go(base) for base in list(self._mapped) if base <= last]
             self._bases = self._bases[bisect_right(self._bases, last) :]
+        del gone

@@ -237,6 +237,50 @@ def test_forgetting_what_another_process_removed(tmp_path):
     assert here.bases() == [FILE_BYTES, 2 * FILE_BYTES]
 
 
+class AtItsEnd:
+    """Stands for a mapping; calls `look` when it ends."""
+
+    def __init__(self, look) -> None:
+        self._look = look
+
+    def __del__(self) -> None:
+        self._look()
+
+
+@pytest.mark.parametrize("way", ["forget", "forget_below", "forget_all", "remove", "too many"])
+def test_a_mapping_ends_under_no_lock(tmp_path, monkeypatch, way):
+    """Seen: a put waited 268 ms for the lock of the segments. The thread that lets cleaned segments go held it while it ended the last
+    mapping of a removed file, which waits until the disk has freed the file's blocks."""
+    for number in range(3):
+        write(tmp_path, number * FILE_BYTES)
+    here, free = queue(tmp_path, max_mapped=2 if way == "too many" else None), []
+
+    def try_lock() -> None:
+        free.append(here._lock.acquire(blocking=False))
+        if free[-1]:
+            here._lock.release()
+
+    def look() -> None:
+        other = threading.Thread(target=try_lock)
+        other.start()
+        other.join()
+
+    drop = Mappings.drop
+    monkeypatch.setattr(Mappings, "drop", lambda *key: [drop(*key), AtItsEnd(look)])
+    for base in range(0, 2 * FILE_BYTES, FILE_BYTES):
+        here.get(base)
+    match way:
+        case "forget" | "remove":
+            getattr(here, way)(0)
+        case "forget_below":
+            here.forget_below(FILE_BYTES)
+        case "forget_all":
+            here.forget_all()
+        case _:
+            here.get(2 * FILE_BYTES)
+    assert free and all(free)
+
+
 def test_private_mode_changes_nothing_on_disk(tmp_path):
     write(tmp_path, 0)
     write(tmp_path, FILE_BYTES)
