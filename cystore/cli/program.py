@@ -27,6 +27,7 @@ from cystore.cli.quarantine import COMMAND as QUARANTINE
 from cystore.cli.query import COMMAND as QUERY
 from cystore.cli.rebuild import COMMAND as REBUILD
 from cystore.cli.recover import COMMAND as RECOVER
+from cystore.cli.snapshot import COMMAND as SNAPSHOT
 from cystore.cli.tail import COMMAND as TAIL
 from cystore.cli.topics import CLEAN as TOPICS_CLEAN
 from cystore.cli.topics import COMMAND as TOPICS
@@ -51,6 +52,7 @@ from cystore.errors import (
 
 COMMANDS: tuple[Command | Group, ...] = (
     INFO, TOPICS, TOPICS_DELETE, TOPICS_CLEAN, DUMP, QUERY, PUT, TAIL, VERIFY, RECOVER, REBUILD, QUARANTINE, CONFIG, CLEAN, CLOCK, HANDOVER,
+    SNAPSHOT,
 )  # fmt: skip
 DERIVED = {QUEUES, EXT_QUEUES, INDEX}
 ALIKE = 3  # reports that differ in numbers and names only

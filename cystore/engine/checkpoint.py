@@ -60,6 +60,14 @@ def parse_checkpoint(data: bytes) -> CheckpointFields:
     )
 
 
+def render_checkpoint(fields: CheckpointFields) -> bytes:
+    """The bytes of a checkpoint that says `fields`."""
+    data = bytearray(FILE_BYTES)
+    for name, f in _FIELDS.items():
+        data[f.at : f.at + f.width] = getattr(fields, name).to_bytes(f.width, "big", signed=not f.unsigned)
+    return bytes(data)
+
+
 def read_checkpoint(root: Path) -> CheckpointFields:
     """The fields of the store's checkpoint; all zero where there is none."""
     return parse_checkpoint(files.read_if_there(root / FILE_NAME, first=FILE_BYTES) or b"")

@@ -44,6 +44,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "cystore.spark*",
             "cystore.arrow",
             "cystore.archiving",
+            "cystore.backup",
             "cystore.parquet",
             "cystore.sealed",
             "cystore.storage",

@@ -1,0 +1,272 @@
+"""A consistent copy of a store, taken while other processes use it: `cystore snapshot`.
+
+What is below the durable watermark never changes, but for the cleaner, which removes the oldest segments. So the copy is the log up to a
+watermark, with the facts and offsets that were read *before* that watermark: nothing that is copied speaks of a record that is not. Queues
+and index are not copied: opening the copy makes them from its log, and so verifies every record.
+
+Segments are copied from the newest to the oldest. When the cleaner takes the next one away, the copy begins behind it. What still waited
+there (delayed messages) the cleaner has appended to the log before, so the copy then gets what was appended since, too.
+
+The copy is made under the name TARGET.incomplete, with a file in its log that makes every open refuse it. It gets the name TARGET when
+all of it is durable and verified. A kill leaves TARGET.incomplete, for an operator to remove; any error removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import cystore
+from cystore.config import StoreConfig
+from cystore.derived.known_queues import NAME as QUEUE_TABLE
+from cystore.derived.offsets import QUEUE_OFFSETS, QueueOffsets, read_queue_offsets, write_queue_offsets
+from cystore.engine import checkpoint, manifest_file
+from cystore.engine.checkpoint import CheckpointFields, read_checkpoint, render_checkpoint
+from cystore.engine.commit_log import DIRECTORY, MARKER
+from cystore.engine.manifest import Facts, read_facts, render
+from cystore.engine.quarantine import QUARANTINE
+from cystore.engine.recognize import check_is_store
+from cystore.engine.segments import file_name
+from cystore.errors import (
+    CorruptRecordError,
+    OffsetError,
+    StoreConfigError,
+    StoreError,
+    StoreFormatError,
+    StoreIOError,
+    StoreTimeoutError,
+)
+from cystore.recovery.mark import ABORT_NAME
+from cystore.store import MessageStore
+from cystore.system import files, ownership
+
+CONFIG = "config"
+INCOMPLETE = "INCOMPLETE"  # in the log of a copy that is being made: a strange name there stops every open
+DRAFT_SUFFIX = ".incomplete"
+TRIES = 100  # reads of the watermark beside a flusher; ends of the log beside a cleaner
+
+Report = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A finished copy: records of [begin, end) of the log, and the ranges that turned out to be damaged in the store as well."""
+
+    path: str
+    begin: int
+    end: int
+    records: int
+    queues: int
+    damaged: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class _Small:
+    """What is read before the watermark: facts, the queues' next offsets, and the other files of config/."""
+
+    facts: Facts
+    offsets: QueueOffsets
+    config: dict[str, bytes]
+
+    @classmethod
+    def of(cls, root: Path) -> _Small:
+        kept = {}
+        for entry in files.entries(root / CONFIG):
+            if (
+                entry.is_file()
+                and entry.name not in (QUEUE_OFFSETS, QUEUE_TABLE)
+                and not entry.name.endswith(".bak")
+            ):
+                data = files.read_if_there(entry.path)
+                if data is not None:
+                    kept[entry.name] = data
+        return cls(read_facts(root)[0], read_queue_offsets(root), kept)
+
+
+def take(path: Path, target: Path, config: StoreConfig, report: Report | None = None) -> Taken:
+    """Makes `target`, which must not be there, a copy of the store at `path`, durable and closed. Raises StoreError, and then leaves
+    nothing behind."""
+    path = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(target.parent)) / target.name
+    check_is_store(path)
+    if target == path or target.is_relative_to(path):
+        raise StoreConfigError("a copy inside of the store itself would be a part of it", path=target)
+    draft = target.with_name(target.name + DRAFT_SUFFIX)
+    _check_free(target, draft)
+    with cystore.open(
+        path, config=replace(config, create=False, exclusive=False, services=()), progress=report
+    ) as store:
+        files.make_root(draft, ownership.group_id(config.group))
+        try:
+            taken = _Copy(store, draft, report or _silent).run(config)
+            files.move(draft, target)
+        except BaseException:
+            with contextlib.suppress(StoreError, OSError):
+                files.remove_tree(draft)
+            raise
+    return replace(taken, path=str(target))
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    """Nobody looks."""
+
+
+def _check_free(target: Path, draft: Path) -> None:
+    if not target.parent.is_dir():
+        raise StoreFormatError("there is no such directory to make the copy in", path=target.parent)
+    if os.path.lexists(target):
+        raise StoreFormatError("is there already: a copy never replaces anything", path=target)
+    if os.path.lexists(draft):
+        raise StoreFormatError(
+            "a copy that was broken off left this behind, or another process makes it now; remove it when no process does",
+            path=draft,
+        )
+
+
+class _Copy:
+    """One copy in the making: the store, and where the files go."""
+
+    def __init__(self, store: MessageStore, draft: Path, report: Report) -> None:
+        self._store, self._draft, self._report = store, draft, report
+        self._file_bytes = store.snapshot().file_bytes
+
+    def run(self, config: StoreConfig) -> Taken:
+        """Copies, verifies and closes."""
+        log = self._draft / DIRECTORY
+        files.make_directory(log)
+        files.create_sized(self._draft, log / INCOMPLETE, 0, 0)
+        small = _Small.of(self._store.path)
+        minimum, at = self._minimum(), self._durable()
+        begin = self._copy_log(minimum, at.watermark)
+        for _ in range(TRIES):
+            if self._minimum() == minimum:
+                break
+            minimum, before, at = self._minimum(), at.watermark, self._durable()
+            self._copy_again(before, at.watermark)
+        else:
+            raise StoreTimeoutError(
+                "the cleaner removes segments faster than they are copied", path=self._store.path
+            )
+        self._copy_small(small, begin, at)
+        files.remove(log / INCOMPLETE)
+        return self._verify(config, begin, at.watermark)
+
+    def _minimum(self) -> int:
+        return int(self._store.stats()["min_physical_offset"])
+
+    def _durable(self) -> CheckpointFields:
+        """The checkpoint with its watermark, and the record that proves it, as they are after a flush."""
+        root = self._store.path
+        for _ in range(TRIES):
+            self._store.flush()
+            found = read_checkpoint(root)
+            if found.watermark <= self._minimum():
+                return found
+            try:
+                last = self._store.read(found.last_record)
+            except (OffsetError, CorruptRecordError):
+                continue  # another process is about to name another one
+            if (
+                last.body_crc & 0xFFFFFFFF == found.last_record_checksum & 0xFFFFFFFF
+                and found == read_checkpoint(root)
+            ):
+                return found
+        raise StoreTimeoutError("the checkpoint does not stand still", path=root / checkpoint.FILE_NAME)
+
+    # ------------------------------------------------------------------------------------------------ log
+
+    def _bases(self, begin: int, end: int) -> Iterator[int]:
+        """Where the segments of [begin, end) begin, the newest first."""
+        first = begin - begin % self._file_bytes
+        yield from reversed(range(first, end, self._file_bytes))
+
+    def _copy_log(self, begin: int, end: int) -> int:
+        """Copies the log, and returns where the copy begins."""
+        reached = end
+        for base in self._bases(begin, end):
+            self._report("copying the log", end - reached, end - begin)
+            try:
+                self._copy_segment(base, end)
+            except StoreIOError as error:
+                if isinstance(error.__cause__, FileNotFoundError) and self._minimum() > base:
+                    return reached
+                raise
+            reached = max(base, begin)
+        return reached
+
+    def _copy_again(self, before: int, end: int) -> None:
+        """Copies what was appended from `before` on."""
+        for base in self._bases(before, end):
+            files.remove(self._path(self._draft, base))
+            self._copy_segment(base, end)
+
+    def _copy_segment(self, base: int, end: int) -> None:
+        """A segment's bytes up to a place in the log, and zeros behind it."""
+        source, copy = self._path(self._store.path, base), self._path(self._draft, base)
+        files.copy_ranges(self._draft, [(source, 0, min(self._file_bytes, end - base))], copy)
+        files.extend(copy, self._file_bytes)
+
+    @staticmethod
+    def _path(root: Path, base: int) -> Path:
+        return root / DIRECTORY / file_name(base)
+
+    # ------------------------------------------------------------------------------------------ the rest
+
+    def _copy_small(self, small: _Small, begin: int, at: CheckpointFields) -> None:
+        """Everything that is no log: what refers to the log comes after it."""
+        root, draft = self._store.path, self._draft
+        if (root / DIRECTORY / MARKER).exists():
+            files.create_sized(draft, draft / DIRECTORY / MARKER, 0, 0)
+        for entry in files.entries(root / QUARANTINE):
+            if entry.is_file():
+                self._copy_quarantined(entry.path, draft / QUARANTINE / entry.name)
+        for name, data in small.config.items():
+            files.write_whole(draft, draft / CONFIG / name, data, keep_last=False)
+        write_queue_offsets(draft, small.offsets)
+        facts = replace(small.facts, log_begin=begin)
+        manifest_file.create(draft, max(1, facts.sequence), render(facts))
+        # Nothing is derived yet; the open walks the whole log, as after a crash.
+        fields = replace(at, logics_timestamp=0, index_timestamp=0, index_watermark=0)
+        files.write_whole(draft, draft / checkpoint.FILE_NAME, render_checkpoint(fields), keep_last=False)
+        files.write_whole(draft, draft / ABORT_NAME, b"", keep_last=False)
+
+    def _copy_quarantined(self, source: Path, copy: Path) -> None:
+        try:
+            with files.opened(source) as fd:
+                length = files.length_of(fd, source)
+            files.copy_ranges(self._draft, [(source, 0, length)], copy)
+        except StoreIOError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):  # its time was over
+                raise
+
+    def _verify(self, config: StoreConfig, begin: int, end: int) -> Taken:
+        """Opens the copy, which makes queues and index, and once more as a reader."""
+        alone = dataclasses.replace(
+            config,
+            create=False,
+            exclusive=True,
+            read_only=False,
+            services=(),
+            allocate_ahead_bytes=4096,
+            populate_ahead_bytes=0,
+        )
+        with cystore.open(self._draft, config=alone, progress=self._report) as store:
+            recovered = store.recovery
+            self._check(store, begin, end)
+        with cystore.open(self._draft, config=replace(alone, exclusive=False, read_only=True)) as store:
+            self._check(store, begin, end)
+            queues = sum(map(len, store.topics().values()))
+        return Taken("", begin, end, recovered.records, queues, tuple(recovered.new_holes))
+
+    def _check(self, store: MessageStore, begin: int, end: int) -> None:
+        found = store.stats()
+        if (found["min_physical_offset"], found["wrote"]) != (begin, end):
+            raise CorruptRecordError(
+                f"the copy has the log from {found['min_physical_offset']} to {found['wrote']}, and was to have it from {begin} to {end}: "
+                "`cystore verify` tells what is damaged in the store, or the disk of the copy returns other bytes",
+                path=self._store.path,
+            )
