@@ -3,7 +3,18 @@
 result_backend = "cystore:///var/lib/app/store"
 """
 
+from typing import Any
+
 from cystore.celery import (
     versions,  # noqa: F401 - it refuses other versions of Celery
     worker,  # noqa: F401 - it listens for workers that begin
 )
+
+
+def __getattr__(name: str) -> Any:
+    """`Once`, which most programs do not need."""
+    if name == "Once":
+        from cystore.celery.once import Once
+
+        return Once
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -142,7 +142,10 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         body = encode_meta(
             meta, self.encode, self.prepare_exception, name=name, limit_bytes=self._largest_bytes()
         )
-        self._append(records.RESULTS, task_id, body, tag=state, name=name, request=request, part=part)
+        also = request.get("cystore_once_key") if state == states.SUCCESS and request is not None else None
+        self._append(
+            records.RESULTS, task_id, body, tag=state, name=name, request=request, part=part, also=also
+        )
         return result
 
     def _largest_bytes(self) -> int:
@@ -178,7 +181,9 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         name: str | None = None,
         request: Any = None,
         part: dict[str, Any] | None = None,
+        also: str | None = None,
     ) -> None:
+        """`also` is another key of the record, behind the task's id."""
         body = ensure_bytes(payload)
         properties = (
             {"content_type": self.content_type, "content_encoding": self.content_encoding} if body else {}
@@ -189,7 +194,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
             "topic": topic,
             "body": body,
             "queue_id": records.queue_of(name),
-            "keys": (records.key_of(task_id),),
+            "keys": (records.key_of(task_id), also) if also else (records.key_of(task_id),),
             "tags": tag,
             "properties": properties,
         }

@@ -14,6 +14,7 @@ import pytest
 from celery import Celery, group, shared_task, signals
 from celery.result import AsyncResult, allow_join_result
 
+from cystore.celery import Once
 from tests.turned import turn
 
 BROKER, BACKEND, OPEN_EARLY = "CYSTORE_TEST_BROKER", "CYSTORE_TEST_BACKEND", "CYSTORE_TEST_OPEN_EARLY"
@@ -165,6 +166,36 @@ def wait_unless_redelivered(self, marker: str, fifo: str) -> str:
     Path(marker).touch()
     self.update_state(state=MARKED)
     return Path(fifo).read_text()  # nobody ever writes into it
+
+
+def _run_to_the_end(task: Any, runs: str, fifo: str) -> list[str]:
+    """Notes that it runs, waits for a word, and gives it with its own id."""
+    with open(runs, "a") as noted:
+        noted.write(f"{task.request.id} {os.getpid()}\n")
+    word = Path(fifo).read_text() if fifo else "at once"
+    if word == "fail":
+        raise SpecialError(word)
+    return [word, task.request.id]
+
+
+@shared_task(bind=True, base=Once, once={"keys": ["order"], "window_s": 3600})
+def once_waits(self, order: object, runs: str, fifo: str = "") -> list[str]:
+    return _run_to_the_end(self, runs, fifo)
+
+
+@shared_task(bind=True, base=Once, once={"keys": ["order"], "on_duplicate": "refuse"})
+def once_refuses(self, order: object, runs: str, fifo: str = "") -> list[str]:
+    return _run_to_the_end(self, runs, fifo)
+
+
+@shared_task(bind=True, base=Once, once={"keys": ["order"], "on_duplicate": "running"})
+def once_joins(self, order: object, runs: str, fifo: str = "") -> list[str]:
+    return _run_to_the_end(self, runs, fifo)
+
+
+@shared_task(bind=True, base=Once)
+def once_by_id(self, runs: str, fifo: str = "") -> list[str]:
+    return _run_to_the_end(self, runs, fifo)
 
 
 def die_in(place: str, marker: str) -> None:

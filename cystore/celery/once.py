@@ -1,0 +1,222 @@
+"""`base=cystore.celery.Once`: a task that succeeded is not run again, and runs once at a time.
+
+    @app.task(base=cystore.celery.Once, once={"keys": ["order_id"], "window_s": 86_400})
+    def charge(order_id, amount): ...
+
+Each run holds a lock of its key from before the task's code until its result is stored. The lock belongs to the process: the kernel ends it
+when the process is killed, however that happens, and nobody has to guess how long a task may take. The record of a run's SUCCESS has the
+task's id and the key of its arguments, so there is no moment at which one of both is stored and the other is not.
+
+The guard is that of one store: it holds between all workers whose home is this store (docs/celery.md, several hosts).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import logging
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from celery import Task, states
+from celery.exceptions import Ignore, ImproperlyConfigured
+from celery.result import AsyncResult
+from kombu.utils.json import dumps
+
+from cystore import Message, MessageStore, clock
+from cystore.celery import greenlets, homes, records
+from cystore.system.key_lock import KeyLock, is_taken
+
+log = logging.getLogger("cystore.celery")
+
+RUNS = "celery_once"  # the topic that says which task begins to run for a key
+RUNNING = "RUNNING"
+WAIT, REFUSE, JOIN = "wait", "refuse", "running"
+CHOICES = (WAIT, REFUSE, JOIN)
+OPTIONS = ("keys", "window_s", "on_duplicate")
+KEY_CHARS = 40
+
+
+class OnceRunningError(Exception):
+    """Another task with the same key runs now: `task_id` (None where its record is gone)."""
+
+    def __init__(self, name: str, task_id: str | None) -> None:
+        super().__init__(name, task_id)
+        self.name, self.task_id = name, task_id
+
+    def __str__(self) -> str:
+        return f"{self.name}: task {self.task_id or 'of unknown id'} runs now with the same key"
+
+
+class OnceElsewhereError(Exception):
+    """This worker has not the store that guards the task."""
+
+
+class Once(Task):
+    """See the module. `once` holds the options: `keys`, `window_s`, `on_duplicate`."""
+
+    abstract = True
+    once: ClassVar[Mapping[str, Any]] = {}
+
+    @classmethod
+    def on_bound(cls, app: Any) -> None:
+        """Raises ImproperlyConfigured for options that make no sense."""
+        super().on_bound(app)
+        where, once = f"{cls.name}: once", cls.once
+        unknown = sorted(set(once) - set(OPTIONS))
+        if unknown:
+            raise ImproperlyConfigured(f"{where} has no option {unknown[0]!r}; it has {', '.join(OPTIONS)}")
+        keys, window_s = once.get("keys"), once.get("window_s")
+        if isinstance(keys, str) or not (keys is None or all(isinstance(name, str) for name in keys)):
+            raise ImproperlyConfigured(f"{where}: keys must be names of arguments, not {keys!r}")
+        missing = sorted(set(keys or ()) - set(_signature(cls).parameters))
+        if missing:
+            raise ImproperlyConfigured(f"{where}: keys has {missing[0]!r}, which is no argument of the task")
+        if window_s is not None and not (isinstance(window_s, (int, float)) and window_s > 0):
+            raise ImproperlyConfigured(
+                f"{where}: window_s must be a number of seconds above 0, not {window_s!r}"
+            )
+        if once.get("on_duplicate", WAIT) not in CHOICES:
+            raise ImproperlyConfigured(
+                f"{where}: on_duplicate must be one of {', '.join(CHOICES)}, not {once['on_duplicate']!r}"
+            )
+        if cls.ignore_result:
+            raise ImproperlyConfigured(f"{where} needs the results of the task: ignore_result must be off")
+
+    # ------------------------------------------------------------------------------------------- running
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the task, unless it succeeded before. A call that no worker makes (`task(...)`, `apply`, task_always_eager) is not
+        guarded."""
+        request = self.request
+        if request.called_directly or request.is_eager or request.get("cystore_once_runs"):
+            return super().__call__(*args, **kwargs)
+        if request.ignore_result:
+            raise ImproperlyConfigured(
+                f"{self.name}: once needs the result of the task, and it was sent with ignore_result"
+            )
+        backend = self.backend
+        home = homes.home_of(backend, request)
+        if home != homes.own_id(backend):
+            raise OnceElsewhereError(
+                f"{self.name}: the guard of once is in the store of the task's home, {home}, and this worker has another one. Send "
+                "tasks with once to a queue that only workers of their home consume"
+            )
+        key = self._once_key(request.id, args, kwargs)
+        lock = KeyLock(_lock_path(backend.store_to_write), key)
+        try:
+            greenlets.off_the_hub(lock.take, lambda: self._met(key, request.id))
+            found = self._succeeded(key, request.id)
+            if found is not None:
+                lock.give()
+                return self._again(found, request.id)
+            backend.store_to_write.put(
+                RUNS, b"", keys=(key,), tags=RUNNING, properties={"task_id": request.id}, flush="async"
+            )
+            request.cystore_once_runs = True
+            result = self.run(*args, **kwargs)
+        except BaseException:
+            lock.give()
+            raise
+        # Until the result is stored (`after_return`); at the latest the end of the request ends it.
+        request.cystore_once = lock
+        request.cystore_once_key = key
+        return result
+
+    def after_return(self, *args: Any) -> None:
+        """The result is stored."""
+        lock = self.request.get("cystore_once")
+        if lock is not None:
+            self.request.cystore_once = None
+            lock.give()
+        super().after_return(*args)
+
+    def _met(self, key: str, task_id: str) -> None:
+        """Another process has the lock. Who came with the same message (a redelivery) always waits: the other one may die yet."""
+        if self.once.get("on_duplicate", WAIT) == REFUSE:
+            running = _running(self.backend.store, key)
+            if running != task_id:
+                raise OnceRunningError(self.name, running)
+
+    def _again(self, found: Message, task_id: str) -> Any:
+        """The result of a task that succeeded. That of this very task is stored already, and what follows from it was sent."""
+        first = records.id_of(found.keys[0])
+        log.info("%s[%s]: not run again, %s succeeded", self.name, task_id, first)
+        if first == task_id:
+            raise Ignore
+        return self.backend.meta_of(found)["result"]
+
+    # ------------------------------------------------------------------------------------------- sending
+
+    def apply_async(
+        self, args: Any = None, kwargs: Any = None, task_id: str | None = None, **options: Any
+    ) -> AsyncResult:
+        """Sends the task. With on_duplicate "running" a task with the same key that runs now, or has succeeded within the window, is
+        given instead; with "refuse" one that runs now is an OnceRunningError. Where this process has no store it is sent."""
+        choice = self.once.get("on_duplicate", WAIT)
+        eager = self._get_app().conf.task_always_eager
+        if choice != WAIT and self.once.get("keys") is not None and not eager and self.backend.location.path:
+            key = self._once_key("", args or (), kwargs or {})
+            known = self._known(key, choice)
+            if known is not None:
+                return self.AsyncResult(known)
+        return super().apply_async(args, kwargs, task_id=task_id, **options)
+
+    def _known(self, key: str, choice: str) -> str | None:
+        store = self.backend.store
+        if is_taken(_lock_path(store), key):
+            running = _running(store, key)
+            if choice == REFUSE:
+                raise OnceRunningError(self.name, running)
+            if running is not None:
+                return running
+        found = self._succeeded(key, "") if choice == JOIN else None
+        return None if found is None else records.id_of(found.keys[0])
+
+    # ----------------------------------------------------------------------------------------------- keys
+
+    def _once_key(self, task_id: str, args: Any, kwargs: Any) -> str:
+        """The key of a call: made of the task's name and the values of `keys` among its arguments, or of its id. Raises TypeError for
+        arguments that the task does not take, or that JSON does not."""
+        names = self.once.get("keys")
+        if names is None:
+            told = task_id
+        else:
+            bound = _signature(type(self)).bind(*args, **kwargs)
+            bound.apply_defaults()
+            told = dumps([bound.arguments[name] for name in sorted(names)], sort_keys=True)
+        digest = hashlib.sha256(f"{self.name}\0{names is None}\0{told}".encode()).hexdigest()
+        return f"once:{digest[:KEY_CHARS]}"
+
+    def _succeeded(self, key: str, task_id: str) -> Message | None:
+        """The record of a SUCCESS with this key that holds: within the window, not expired and not forgotten."""
+        backend, window_s = self.backend, self.once.get("window_s")
+        if self.once.get("keys") is None:
+            ids = [task_id]
+        else:
+            ids = [records.id_of(message.keys[0]) for message in backend.store.query(records.RESULTS, key, 1)]
+        for one in ids:
+            found: Message | None = backend.latest(one)
+            if found is None or found.tags != states.SUCCESS:
+                continue
+            if window_s is None or clock.now_ms() - (found.store_timestamp_ms or 0) < 1000 * window_s:
+                return found
+        return None
+
+
+def _signature(task: type[Task]) -> inspect.Signature:
+    """Of the task's code, without the task itself as its first argument."""
+    run = inspect.signature(task.run)
+    if isinstance(inspect.getattr_static(task, "run"), staticmethod):
+        return run
+    return run.replace(parameters=list(run.parameters.values())[1:])
+
+
+def _lock_path(store: MessageStore) -> Any:
+    return store.path / "config" / "once.lock"
+
+
+def _running(store: MessageStore, key: str) -> str | None:
+    """The id of the task that began last with a key."""
+    found = store.query(RUNS, key, 1)
+    return found[0].properties.get("task_id") if found else None

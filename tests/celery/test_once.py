@@ -1,0 +1,186 @@
+"""Goal: a task with `base=Once` that succeeded is not run again, and runs once at a time, whoever is killed when. Method: real workers,
+tasks that note each run and wait for a word, SIGKILL for the one that runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from celery import Celery
+from celery.exceptions import ImproperlyConfigured
+
+import cystore
+from cystore.celery import Once, records
+from cystore.celery.once import OnceRunningError
+from tests.celery import work
+from tests.celery.conftest import fleet_in, wait_until
+from tests.celery.test_store_away import ready
+from tests.turned import turn
+
+PATIENCE_S = 60
+
+
+class Noted:
+    """The runs of one task: a file with a line for each, and the pipe from which they read a word."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.runs, self.fifo = folder / f"{name}.runs", folder / f"{name}.fifo"
+        os.mkfifo(self.fifo)
+
+    @property
+    def words(self) -> dict[str, str]:
+        return {"runs": str(self.runs), "fifo": str(self.fifo)}
+
+    def lines(self) -> list[list[str]]:
+        return [line.split() for line in self.runs.read_text().splitlines()] if self.runs.exists() else []
+
+    def begun(self, count: int) -> None:
+        wait_until(lambda: len(self.lines()) == count, f"run {count} has begun")
+
+    def end(self, word: str = "done") -> None:
+        self.fifo.write_text(word)
+
+
+def charge(a, b=1):
+    return a
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    """Workers of two pools with two places each."""
+    with fleet_in(tmp_path_factory.mktemp("fleet")) as fleet:
+        workers = [fleet.start("--concurrency=2"), fleet.start("--concurrency=2", pool="threads")]
+        for worker in workers:
+            ready(worker)
+        yield fleet
+
+
+def log_has(fleet, text: str) -> None:
+    wait_until(lambda: any(text in path.read_text() for path in fleet.folder.glob("worker*.log")), text)
+
+
+def test_one_key_runs_once_at_a_time_and_not_again(tmp_path, fleet):
+    task, noted = fleet.task(work.once_waits), Noted(tmp_path, "a")
+    first = task.delay({"b": 1, "a": [2]}, **noted.words)
+    noted.begun(1)
+    second = task.apply_async(kwargs={"order": {"a": (2,), "b": 1}, **noted.words})
+    other = task.delay("another", str(tmp_path / "other.runs"))
+    assert other.get(timeout=PATIENCE_S)[0] == "at once"
+    assert second.state in ("PENDING", "STARTED") and len(noted.lines()) == 1
+    noted.end()
+    assert first.get(timeout=PATIENCE_S) == second.get(timeout=PATIENCE_S) == ["done", first.id]
+    third = task.delay({"b": 1, "a": [2]}, **noted.words)
+    assert third.get(timeout=PATIENCE_S) == ["done", first.id]
+    assert [run[0] for run in noted.lines()] == [first.id]
+
+    # A failure is no reason not to run again, and who waited for it runs.
+    failing, failed = Noted(tmp_path, "f"), []
+    failed = [task.delay("failing", **failing.words)]
+    failing.begun(1)
+    failed.append(task.delay("failing", **failing.words))
+    failing.end("fail")
+    failing.begun(2)
+    failing.end()
+    assert failed[1].get(timeout=PATIENCE_S) == ["done", failed[1].id]
+    with pytest.raises(Exception, match="fail"):
+        failed[0].get(timeout=PATIENCE_S)
+
+    # Forgotten is not run.
+    first.forget()
+    again = task.delay({"b": 1, "a": [2]}, **noted.words)
+    noted.begun(2)
+    noted.end("again")
+    assert again.get(timeout=PATIENCE_S) == ["again", again.id]
+
+
+def test_what_a_duplicate_gets(tmp_path, fleet):
+    joins, noted = fleet.task(work.once_joins), Noted(tmp_path, "j")
+    first = joins.delay(1, **noted.words)
+    noted.begun(1)
+    assert joins.delay(1, **noted.words).id == first.id
+    noted.end()
+    assert first.get(timeout=PATIENCE_S) == ["done", first.id]
+    assert joins.delay(1, **noted.words).id == first.id
+    assert joins.delay(2, str(tmp_path / "x")).get(timeout=PATIENCE_S)[0] == "at once"
+
+    refuses, noted = fleet.task(work.once_refuses), Noted(tmp_path, "r")
+    first = refuses.delay(1, **noted.words)
+    noted.begun(1)
+    with pytest.raises(OnceRunningError) as refused:
+        refuses.delay(1, **noted.words)
+    assert refused.value.task_id == first.id
+    sent = fleet.app.send_task(
+        refuses.name, (1,), noted.words, queue=work.QUEUE
+    )  # as from a host without the store
+    with pytest.raises(Exception, match=f"{first.id} runs now with the same key"):
+        sent.get(timeout=PATIENCE_S)
+    noted.end()
+    assert first.get(timeout=PATIENCE_S) == ["done", first.id]
+    assert refuses.delay(1, **noted.words).get(timeout=PATIENCE_S) == ["done", first.id]
+
+    by_id, noted = fleet.task(work.once_by_id), Noted(tmp_path, "i")
+    first = by_id.apply_async(kwargs=noted.words, task_id="order-7")
+    noted.begun(1)
+    again = by_id.apply_async(kwargs=noted.words, task_id="order-7")
+    noted.end()
+    assert first.get(timeout=PATIENCE_S) == ["done", "order-7"]
+    by_id.apply_async(kwargs={"runs": str(noted.runs)}, task_id="order-7")
+    log_has(fleet, "not run again, order-7 succeeded")
+    assert len(noted.lines()) == 1 and again.get(timeout=PATIENCE_S) == ["done", "order-7"]
+
+
+@pytest.mark.parametrize(
+    ("once", "words"),
+    [
+        ({"key": ["a"]}, "no option 'key'"),
+        ({"keys": ["c"]}, "has 'c', which is no argument"),
+        ({"keys": "a"}, "must be names of arguments"),
+        ({"window_s": 0}, "window_s must be"),
+        ({"on_duplicate": "drop"}, "on_duplicate must be one of wait, refuse, running"),
+    ],
+)
+def test_options_that_make_no_sense(once, words):
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    with pytest.raises(ImproperlyConfigured, match=words):
+        app.task(base=Once, once=once, name="shop.charge")(charge).name  # noqa: B018 - makes the task
+
+
+def test_keys_and_the_window(make_backend, monkeypatch):
+    backend = make_backend()
+    task = backend.app.task(base=Once, once={"keys": ["b", "a"], "window_s": 60}, name="shop.charge")(charge)
+    key = task._once_key("", (1,), {})
+    assert key == task._once_key("", (), {"b": 1, "a": 1}) != task._once_key("", (1, 2), {})
+    for wrong in ((1, 2, 3), ()):
+        with pytest.raises(TypeError):
+            task._once_key("", wrong, {})
+    request = task.request_stack
+    request.push(type(task.request)(id="first", cystore_once_key=key))
+    backend.store_result("first", 5, "SUCCESS", request=task.request)
+    assert records.id_of(task._succeeded(key, "").keys[0]) == "first"
+    backend.forget("first")
+    assert task._succeeded(key, "") is None
+    backend.store_result("second", 6, "SUCCESS", request=task.request)
+    turn(monkeypatch, 61_000)
+    assert task._succeeded(key, "") is None
+    assert task(3) == 3 and task.apply((4,)).get() == 4  # not by a worker: not guarded
+    assert isinstance(backend.store, cystore.MessageStore)
+
+
+def test_a_killed_run_gives_its_key_back_at_once(tmp_path, fleet):
+    """The process that runs is killed with SIGKILL. A task with the same key that waits runs then; the killed one comes again, waits for
+    that, and gets its result."""
+    task, noted = fleet.task(work.once_waits), Noted(tmp_path, "k")
+    first = task.delay(7, **noted.words)
+    noted.begun(1)
+    second = task.delay(7, **noted.words)
+    wait_until(lambda: second.state == "STARTED", "the second one waits")
+    assert len(noted.lines()) == 1
+    os.kill(int(noted.lines()[0][1]), signal.SIGKILL)
+    noted.begun(2)
+    assert noted.lines()[1][0] in (first.id, second.id)
+    ran = noted.lines()[1][0]
+    noted.end("second run")
+    assert second.get(timeout=PATIENCE_S) == first.get(timeout=PATIENCE_S) == ["second run", ran]
+    assert len(noted.lines()) == 2
