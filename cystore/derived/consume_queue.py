@@ -138,6 +138,9 @@ class ConsumeQueue:
         before the last of them is written leaves the filling to be done again. Raises StoreFullError.
         """
         base = self.files.base_of(position)
+        return self.files.prepared(base, lambda: self._made(base, position))
+
+    def _made(self, base: int, position: int) -> MappedFile:
         self.notice_removal()
         file = self.files.get(base)
         if file is not None and not self.files.is_there(
@@ -184,6 +187,9 @@ class ConsumeQueue:
     def remade(self, queue_offset: int) -> MappedFile:
         """The file that has a name now and holds an entry, with space for all its entries: made again if somebody removed it."""
         base = self.files.base_of(queue_offset * ENTRY_BYTES)
+        return self.files.prepared(base, lambda: self._made_again(base, queue_offset))
+
+    def _made_again(self, base: int, queue_offset: int) -> MappedFile:
         self.forget(queue_offset)
         end = _stepped(
             0, min(self.max_offset * ENTRY_BYTES - base, self.files.file_bytes), self.files.file_bytes

@@ -88,12 +88,15 @@ class ConsumeQueueExt:
         The file is looked for by its name: somebody may have removed it, or made it anew. Raises StoreFullError.
         """
         base = self.files.base_of(position)
-        self.files.forget(base)
         upto = min(position - base + ALLOCATE_BYTES, self.files.file_bytes)
+        return self.files.prepared(base, lambda: self._made(base, position - base, upto)), base + upto
+
+    def _made(self, base: int, begin: int, upto: int) -> MappedFile:
+        self.files.forget(base)
         file = self.files.create(base, upto)
         file.mark_written()
-        self.files.allocate(base, position - base, upto)
-        return file, base + upto
+        self.files.allocate(base, begin, upto)
+        return file
 
     def flush(self, address: int) -> None:
         """Makes the unit at an address, and all behind it, durable. Raises OSError."""

@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from cystore._native.mapping import MappedFile
 from cystore.engine.mappings import Mappings
@@ -16,6 +16,8 @@ from cystore.errors import StoreFormatError, StoreResourceError
 from cystore.system import files, os_threads
 
 log = logging.getLogger("cystore")
+
+Prepared = TypeVar("Prepared")
 
 NAME_DIGITS = 20
 POSITIONS_END = 1 << 63  # positions are long in RocketMQ
@@ -269,8 +271,18 @@ class MappedFileQueue:
                 folder = folder.parent
             files.sync_directory(self.root)
 
+    def prepared(self, base: int, prepare: Callable[[], Prepared]) -> Prepared:
+        """What `prepare` gives, which maps the file at `base` and reserves space there. Somebody may remove the file, or replace it,
+        between these two steps: then the mapping is dropped and `prepare` runs again, which makes the file anew."""
+        for _ in range(MAKE_TRIES):
+            try:
+                return prepare()
+            except files.FileReplacedError:
+                self.forget(base)
+        return prepare()
+
     def allocate(self, base: int, begin: int, end: int) -> None:
-        """Reserves disk space for [begin, end), offsets inside the file at `base`. Raises StoreFullError."""
+        """Reserves disk space for [begin, end), offsets inside the file at `base`. Raises StoreFullError, FileReplacedError."""
         file = self.get(base)
         if file is None or self.mode is not Mode.WRITE:
             return

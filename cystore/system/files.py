@@ -317,14 +317,22 @@ def allocate(fd: int, begin: int, end: int, path: Path | str = "") -> None:
                 raise OSError(code, os.strerror(code), str(path))
 
 
+class FileReplacedError(StoreIOError):
+    """A mapped file has lost its name: somebody removed the file, or put another one into its place."""
+
+
 def allocate_mapped(path: Path, file: MappedFile, begin: int, end: int) -> None:
-    """`allocate` of a mapped file, opened for as long as that takes. Raises StoreIOError when another file has its name."""
+    """`allocate` of a mapped file, opened for as long as that takes. Raises FileReplacedError when its name leads elsewhere by now."""
     if end <= begin or file.in_memory:
         return
-    with opened(path, os.O_RDWR) as fd:
-        if not is_at(path, file):
-            raise StoreIOError("the file was removed or replaced while it was mapped", path=path)
-        allocate(fd, begin, end, path)
+    try:
+        with opened(path, os.O_RDWR) as fd:
+            if is_at(path, file):
+                return allocate(fd, begin, end, path)
+    except StoreIOError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
+    raise FileReplacedError("the file was removed or replaced while it was mapped", path=path)
 
 
 def reserve(path: Path, length: int) -> None:

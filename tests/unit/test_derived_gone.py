@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from cystore import GetStatus
+from cystore.system import files
 from tests.small import open_small
 
 SETTINGS = {
@@ -50,3 +51,31 @@ def test_dispatch_goes_on_without_the_file_it_writes_to(tmp_path, kind, whole_fo
     with open_small(tmp_path / "s", **SETTINGS) as store:
         for topic in "AB":
             assert tagged(store, topic) == expected
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["gone", "made anew"])
+@pytest.mark.parametrize("kind", ["consumequeue", "consumequeue_ext"])
+def test_dispatch_goes_on_where_a_file_is_deleted_between_its_mapping_and_its_growth(
+    tmp_path, monkeypatch, kind, again
+):
+    """Seen: dispatch said StoreIOError, once in 4,605 faults."""
+    folder = tmp_path / "s" / kind / "A" / "0"
+    deleted = []
+
+    def deletes(path, file, begin, end, grow=files.allocate_mapped):
+        if path.parent == folder and begin < end and len(deleted) < 3:
+            deleted.append(path)
+            path.unlink()
+            if again:
+                files.create_sized(tmp_path / "s", path, file.length, 0)
+        grow(path, file, begin, end)
+
+    with open_small(tmp_path / "s", **SETTINGS) as store:
+        store.put("A", b"0", tags="red")
+        store.dispatch()
+        monkeypatch.setattr(files, "allocate_mapped", deletes)
+        for n in range(1, BEHIND):
+            store.put("A", b"%d" % n, tags="red")
+        store.dispatch()
+        assert len(deleted) == 3
+        assert tagged(store, "A") == [b"%d" % n for n in range(BEHIND)]
