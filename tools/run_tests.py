@@ -41,7 +41,7 @@ class Group:
     paths: tuple[str, ...] = ("tests",)
     variant: str = ""
     environment: dict[str, str] = field(default_factory=dict)
-    workers: int = 1  # pytest processes; only for tests that are about one process
+    workers: int = 1  # pytest processes; not for tests that need all cores for themselves
 
     @property
     def slug(self) -> str:
@@ -62,7 +62,7 @@ GROUPS = (
         environment={"CYSTORE_HYPOTHESIS": "quick"},
         workers=WORKERS,
     ),
-    Group("celery", 240, "celery"),
+    Group("celery", 240, "celery", workers=WORKERS),
     Group("spark", 180, "spark"),
 )
 

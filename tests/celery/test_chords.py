@@ -544,6 +544,7 @@ def test_what_is_done_takes_no_memory(led):
 # ------------------------------------------------------------------------------------------------- killing
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("place", ["_opening", "_end", "_say_done"])
 def test_a_worker_killed_on_the_way_to_the_body(fresh_fleet, tmp_path, monkeypatch, place):
     """SIGKILL between the last part and its claim, between claim and body, between body and DONE: the body runs once."""

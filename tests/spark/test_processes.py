@@ -61,6 +61,7 @@ def answer(process: subprocess.Popen[str]) -> Any:
     pytest.fail(f"the program ended ({process.wait()}) without an answer")
 
 
+@pytest.mark.slow
 def test_executors_in_processes_of_their_own(
     spark_folder: Path, make_store: Callable[..., Any], tmp_path: Path
 ):
