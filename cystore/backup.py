@@ -76,14 +76,13 @@ class _Small:
     def of(cls, root: Path) -> _Small:
         kept = {}
         for entry in files.entries(root / CONFIG):
-            if (
-                entry.is_file()
-                and entry.name not in (QUEUE_OFFSETS, QUEUE_TABLE)
-                and not entry.name.endswith(".bak")
-            ):
-                data = files.read_if_there(entry.path)
-                if data is not None:
-                    kept[entry.name] = data
+            # The offsets are written anew, from what was read and checked.
+            ours = entry.name.startswith(QUEUE_OFFSETS) or entry.name == QUEUE_TABLE
+            if ours or entry.name.endswith(".bak") or not entry.is_file():
+                continue
+            data = files.read_if_there(entry.path)
+            if data is not None:
+                kept[entry.name] = data
         return cls(read_facts(root)[0], read_queue_offsets(root), kept)
 
 
