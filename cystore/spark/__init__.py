@@ -1,4 +1,21 @@
 """The store in Apache Spark: `spark.read.format("cystore").load(path)`, and the same as a stream.
 
-Nothing needs to be registered: Spark finds the module pyspark_cystore by its name.
+Nothing needs to be registered: Spark finds the module pyspark_cystore by its name. `table`, `count` and `views` are shorter ways to it.
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cystore.spark.frames import count as count
+    from cystore.spark.frames import table as table
+    from cystore.spark.frames import views as views
+
+__all__ = ["count", "table", "views"]
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded when they are used: most modules of this package do without."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module("cystore.spark.frames"), name)

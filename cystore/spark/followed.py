@@ -26,6 +26,7 @@ def choice_of(options: ReadOptions) -> dict[str, Any]:
         "subscribePattern": options.topic_pattern,
         "assign": [list(queue) for queue in options.assigned],
         "key": sorted(options.keys),
+        "tags": sorted(options.tags),
         "includeTransactions": not options.in_queue,
     }
     return {name: value for name, value in found.items() if value}

@@ -32,7 +32,7 @@ NAMES = (
     *("startingOffsetsByTimestamp", "endingOffsetsByTimestamp", STRATEGY),
     *("failOnDataLoss", "minPartitions", "maxOffsetsPerTrigger", "maxBytesPerTrigger"),
     *("onCorruption", "checkChecksum", "includeTransactions", "includeArchive", "filterPushdown"),
-    *("sealedSegments", "storeMoved"),
+    *("sealedSegments", "storeMoved", "columns", "tags", "cores"),
 )
 # What a table made by SQL brings along: it says nothing about reading but for the place (and each option again, as option.NAME).
 OF_SQL = frozenset(
@@ -66,6 +66,9 @@ class ReadOptions:
     topic_pattern: str | None = None
     assigned: tuple[tuple[str, int], ...] = ()
     keys: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()  # none: all
+    cores: int | None = None  # none: those of the driver's host
     starting: Bound = Bound(EARLIEST)
     ending: Bound = Bound(LATEST)
     starting_strategy: StartingStrategy = "error"
@@ -147,6 +150,9 @@ def parse(given: Mapping[str, str], *, stream: bool) -> ReadOptions:
         patterns=patterns,
         **_selection(options),
         keys=_listed(options, "key"),
+        tags=_listed(options, "tags"),
+        columns=_listed(options, "columns"),
+        cores=_count(options, "cores"),
         starting=_starting(options, stream=stream),
         ending=_ending(options),
         starting_strategy=_choice(options, STRATEGY, get_args(StartingStrategy)),

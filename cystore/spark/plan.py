@@ -5,6 +5,7 @@ A partition names segment files and where in them to read, so a task opens files
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -25,6 +26,7 @@ from cystore.store import open as open_store
 PARTITIONS_MAX = 10_000
 # Where only numbers and times are wanted, the rows of 128 MiB are read and handed over in the time that a task takes to begin and end.
 NUMBERS_PIECE_BYTES = 4 * PIECE_BYTES
+CORES_SHARE = 4  # a task for each core has a quarter of that at least
 KEY_LOOKUPS_MAX = 256  # of keys times topics; beyond that a scan is asked for
 EVERY_MATCH = (1 << 31) - 1
 
@@ -56,7 +58,7 @@ def selected(options: ReadOptions, snapshot: LogSnapshot | SealedLog) -> list[tu
 
 def base_filter(options: ReadOptions) -> RowFilter:
     """What the options say about rows without a look into a store."""
-    return RowFilter(topics=options.topics, keys=options.keys, in_queue=options.in_queue)
+    return RowFilter(topics=options.topics, keys=options.keys, tags=options.tags, in_queue=options.in_queue)
 
 
 def queue_rules(
@@ -146,6 +148,12 @@ def worth_bytes(settings: ReadSettings) -> int:
     return NUMBERS_PIECE_BYTES if only_numbers else PIECE_BYTES
 
 
+def share_bytes(worth: int, total_bytes: int, options: ReadOptions) -> int:
+    """How much log is worth a task where so many bytes are read in all: less than `worth` where cores would be idle otherwise."""
+    cores = options.cores or len(os.sched_getaffinity(0))
+    return max(worth // CORES_SHARE, min(worth, -(-total_bytes // cores)))
+
+
 def piece_bytes(
     total_bytes: int, min_partitions: int | None, worth: int | None = None, stores: int = 1
 ) -> int:
@@ -178,7 +186,7 @@ def partitions_of(
 
 def batch_partitions(options: ReadOptions, rows: RowFilter, settings: ReadSettings) -> list[InputPartition]:
     """The partitions of a batch; each store is read up to the end that was published when it was planned."""
-    worth = worth_bytes(settings)
+    worth = smallest = worth_bytes(settings)
     paths = options.paths()
     least = None if options.min_partitions is None else -(-options.min_partitions // max(1, len(paths)))
     archives: list[InputPartition] = []
@@ -194,8 +202,10 @@ def batch_partitions(options: ReadOptions, rows: RowFilter, settings: ReadSettin
             ranges = by_key(store, snapshot, wanted, options, begin) if wanted.keys else None
             if ranges is None:
                 ranges = plan_ranges(snapshot, wanted, begin=begin)
-            found += partitions_of(snapshot, ranges, wanted, least, worth, len(paths))
-    return [*archives, *(found if options.min_partitions is not None else together(found, worth))]
+            share = share_bytes(worth, sum(part.size_bytes for part in ranges) * len(paths), options)
+            found += partitions_of(snapshot, ranges, wanted, least, share, len(paths))
+            smallest = min(smallest, share)
+    return [*archives, *(found if options.min_partitions is not None else together(found, smallest))]
 
 
 def together(partitions: Iterable[LogPartition], worth: int) -> Iterator[LogPartition]:

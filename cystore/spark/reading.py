@@ -23,9 +23,25 @@ def known_columns(options: ReadOptions) -> dict[str, pa.DataType]:
     return {**COLUMNS, **DAMAGE_COLUMNS} if options.on_corruption == "column" else COLUMNS
 
 
+def chosen_columns(options: ReadOptions) -> dict[str, pa.DataType]:
+    """Those that option `columns` names, in its order; all without it. Raises StoreConfigError."""
+    known = known_columns(options)
+    unknown = [name for name in options.columns if name not in known]
+    if unknown or len(set(options.columns)) != len(options.columns):
+        raise StoreConfigError(
+            f"columns must name columns, each once, not {','.join(options.columns)}; there are {', '.join(known)}"
+        )
+    return {name: known[name] for name in options.columns or known}
+
+
 def read_settings(options: ReadOptions, schema: StructType) -> ReadSettings:
     """For the columns of a schema, all or chosen with `.schema(...)`. Raises StoreConfigError for others, and other types."""
     known = known_columns(options)
+    chosen = chosen_columns(options)
+    if options.columns and set(schema.fieldNames()) != set(chosen):
+        raise StoreConfigError(
+            f"option columns names {', '.join(chosen)}, the schema {', '.join(schema.fieldNames())}: give one of them"
+        )
     for column in schema.fields:
         if column.name not in known:
             hint = " (with onCorruption=column)" if column.name in DAMAGE_COLUMNS else ""

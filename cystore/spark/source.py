@@ -19,7 +19,7 @@ from cystore.errors import StoreError
 from cystore.spark import tables
 from cystore.spark.batch import BatchReader
 from cystore.spark.options import parse, parse_any
-from cystore.spark.reading import known_columns, read_settings
+from cystore.spark.reading import chosen_columns, read_settings
 from cystore.spark.refused import RefusedStream
 from cystore.spark.stream import StreamReader
 from cystore.spark.write_options import parse_write
@@ -38,10 +38,10 @@ class CystoreDataSource(DataSource):
         return "cystore"
 
     def schema(self) -> StructType:
-        """All columns. Bad options and missing stores are refused here, so `load` refuses them."""
+        """All columns, or those of option `columns`. Bad options and missing stores are refused here, so `load` refuses them."""
         options = parse_any(self.options)
         options.check_places()
-        schema = from_arrow_schema(pa.schema(list(known_columns(options).items())))
+        schema = from_arrow_schema(pa.schema(list(chosen_columns(options).items())))
         if tables.is_table(self.options):
             tables.remember(self.options, schema)
         return schema

@@ -39,6 +39,8 @@ from cystore.spark.plan import (
     partitions_of,
     queue_rules,
     selected,
+    share_bytes,
+    worth_bytes,
 )
 from cystore.spark.reading import read_partition
 from cystore.spark.starting import check_matched, first_at, rows_of
@@ -291,7 +293,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 behind = self._checked(path, snapshot, to["position"])
                 rows = self._rows(snapshot, _first_of(since))
                 ranges = plan_ranges(snapshot, rows, begin=begin, end=behind)
-                found += partitions_of(snapshot, ranges, rows, least)
+                total = sum(part.size_bytes for part in ranges)
+                share = share_bytes(worth_bytes(self._settings), total, self._options)
+                found += partitions_of(snapshot, ranges, rows, least, share)
         return found
 
     def _rows(self, snapshot: LogSnapshot, first: dict[tuple[str, int], int]) -> RowFilter:

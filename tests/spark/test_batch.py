@@ -200,7 +200,7 @@ def test_a_task_gets_more_log_where_only_numbers_are_wanted(make_store, monkeypa
     store.dispatch()
     monkeypatch.setattr(plan, "PIECE_BYTES", 2048)
     monkeypatch.setattr(plan, "NUMBERS_PIECE_BYTES", 8192)
-    source = CystoreDataSource({"path": str(store.path)})
+    source = CystoreDataSource({"path": str(store.path), "cores": "1"})
     found = {}
     for name, kind in (("timestamp", "timestamp"), ("value", "binary")):
         reader = source.reader(StructType().add("offset", "long").add(name, kind))
@@ -221,7 +221,7 @@ def test_no_task_is_left_with_the_rest(make_store, monkeypatch):
     store = make_store(count=380)
     store.dispatch()
     monkeypatch.setattr(plan, "PIECE_BYTES", 32_768)
-    source = CystoreDataSource({"path": str(store.path)})
+    source = CystoreDataSource({"path": str(store.path), "cores": "1"})
     sizes = [part.size_bytes for part in source.reader(source.schema()).partitions()]
     assert 2.2 < sum(sizes) / 32_768 < 2.7
     assert len(sizes) == 2

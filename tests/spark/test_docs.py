@@ -23,3 +23,4 @@ def test_every_block_of_the_spark_page_runs(spark, tmp_path, monkeypatch):
             exec(compile("\n" * block.line + source, page.name, "exec"), names)
     finally:
         spark.sql("DROP TABLE IF EXISTS paid")
+        spark.catalog.dropTempView("orders")
