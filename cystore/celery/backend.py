@@ -9,6 +9,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 from celery import states
@@ -31,11 +32,12 @@ from cystore import (
 from cystore.celery import event_loop, greenlets, homes, lifecycle, memory, records
 from cystore.celery.chords import Chords
 from cystore.celery.consumer import ResultConsumer
+from cystore.celery.elsewhere import Elsewhere
 from cystore.celery.encoding import encode_meta
 from cystore.celery.expiry import Expiry
 from cystore.celery.kept import Kept
 from cystore.celery.store_watch import back_to_the_broker
-from cystore.celery.stores import DEFAULTS, Location, open_shared, open_to_read, opened_at, release
+from cystore.celery.stores import DEFAULTS, Location, open_shared, open_to_read, opened_at, release, shown
 from cystore.celery.versions import decompress_payload
 
 # Nothing was appended, and time or an operator may mend it.
@@ -86,6 +88,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         )
         self.chords = Chords(self)
         self.home = homes.setting(app)
+        self.elsewhere = Elsewhere(self)
         self._kept = Kept.of(conf)
         _backends.add(self)
         if self.location.path:
@@ -93,6 +96,10 @@ class CystoreBackend(AsyncBackendMixin, Backend):
 
     def __reduce__(self, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         return super().__reduce__(args, {**(kwargs or {}), "url": self.url})
+
+    def as_uri(self, include_password: bool = False) -> str:
+        """The URL as an app gives it. Without the password of its reader, unless that is asked for."""
+        return str(self.url) if include_password else shown(self.url or "")
 
     @property
     def store(self) -> MessageStore:
@@ -156,7 +163,9 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         return min(config.max_message_size_bytes, max(segment_bytes - RECORD_ROOM, segment_bytes // 2))
 
     def _forget(self, task_id: str) -> None:
-        self._append(records.RESULTS, task_id, b"", tag=records.FORGET)
+        home = self.elsewhere.home_of(task_id)
+        with homes.at(home) if home else nullcontext():
+            self._append(records.RESULTS, task_id, b"", tag=records.FORGET)
 
     def _save_group(self, group_id: str, result: GroupResult) -> GroupResult:
         payload = self.encode({"result": result.as_tuple()})
@@ -265,8 +274,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         return {}
 
     def _wait_for_pending(self, result: Any, **kwargs: Any) -> Any:
-        homes.check_readable(self, homes.ids_of(result))
-        return super()._wait_for_pending(result, **kwargs)
+        return self.elsewhere.wait_for(result, super()._wait_for_pending, **kwargs)
 
     # ------------------------------------------------------------------------------------------ reading
 
@@ -293,31 +301,44 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         meta: dict[str, Any] = self.meta_from_decoded(self._content(message))
         return meta
 
-    def _content(self, message: Message) -> dict[str, Any]:
+    def _content(self, message: Message) -> Any:
         properties = message.properties
-        content: dict[str, Any] = loads(
-            decompress_payload(bytes(message.body)),
-            content_type=properties.get("content_type", self.content_type),
-            content_encoding=properties.get("content_encoding", self.content_encoding),
-            accept=self.accept,
+        return self.decoded(
+            message.body,
+            properties.get("content_type", self.content_type),
+            properties.get("content_encoding", self.content_encoding),
         )
+
+    def decoded(self, body: bytes | memoryview, content_type: str, content_encoding: str) -> Any:
+        """What a record's body says. Raises kombu's ContentDisallowed, as `meta_of`."""
+        payload = decompress_payload(bytes(body))
+        return loads(
+            payload, content_type=content_type, content_encoding=content_encoding, accept=self.accept
+        )
+
+    def _content_of(self, record_id: str, topic: str = records.RESULTS) -> dict[str, Any] | None:
+        """What is valid for an id, here or at its home; None when nobody has anything."""
+        message = self.latest(record_id, topic) if self.location.path else None
+        if message is None:
+            return self.elsewhere.find(record_id, topic)
+        content: dict[str, Any] = self._content(message)
         return content
 
     def _get_task_meta_for(self, task_id: str) -> dict[str, Any]:
-        message = self.latest(task_id)
-        if message is None:
-            homes.check_readable(self, [task_id])
-        return {"status": states.PENDING, "result": None} if message is None else self.meta_of(message)
+        content = self._content_of(task_id)
+        if content is None:
+            return {"status": states.PENDING, "result": None}
+        meta: dict[str, Any] = self.meta_from_decoded(content)
+        return meta
 
     def task_result_exists(self, task_id: str) -> bool:
-        """True when the store has heard of the task, and that was not forgotten since and did not expire."""
-        return self.latest(task_id) is not None
+        """True when its home has heard of the task, and that was not forgotten since and did not expire."""
+        return self._content_of(task_id) is not None
 
     def _restore_group(self, group_id: str) -> dict[str, Any] | None:
-        message = self.latest(group_id, records.GROUPS)
-        if message is None:
+        meta = self._content_of(group_id, records.GROUPS)
+        if meta is None:
             return None
-        meta = self._content(message)
         meta["result"] = result_from_tuple(meta["result"], self.app)
         return meta
 
@@ -351,6 +372,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         for pending in self._pending_results:
             pending.clear()
         self.result_consumer._after_fork()
+        self.elsewhere.after_fork()
 
 
 def _forked() -> None:

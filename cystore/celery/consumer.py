@@ -186,6 +186,21 @@ class ResultConsumer(BaseResultConsumer):
             seen.woken = store.key_seen(seen.key)
         self._deliver()
 
+    def hand_over(
+        self, meta: dict[str, Any], on_message: Callable[[dict[str, Any]], Any] | None = None
+    ) -> None:
+        """Gives those who wait for a task the state that another home has of it."""
+        with self._reading:
+            self.on_message = on_message
+            try:
+                self.on_state_change(meta, None)
+            finally:
+                self.on_message = None
+
+    def hand_over_own(self) -> None:
+        """Delivers what this store has got."""
+        self._deliver()
+
     # ------------------------------------------------------------------------------------------- reading
 
     def _deliver(self) -> None:

@@ -1,6 +1,7 @@
 """Who does a duty: leases in Redis with fencing tokens. A lease only schedules; the store's own locks protect it.
 
-The only module that imports redis. Keys, all of which expire by themselves (`cystore.celery.registry` has the other ones):
+Beside `cystore.celery.remote.lists` the only module that imports redis. Keys, all of which expire by themselves
+(`cystore.celery.registry` and `cystore.celery.remote.lists` have the other ones):
 
 | key                               | holds                                                     | lives                       |
 |-----------------------------------|-----------------------------------------------------------|-----------------------------|
@@ -219,13 +220,14 @@ class _PrefixedRedis(_Prefixed, redis.Redis):
         return made
 
 
-def connect(location: RedisLocation) -> redis.Redis:
-    """A client that asks nothing before its first command. Raises ImproperlyConfigured for options that make no sense."""
+def connect(location: RedisLocation, *, tries: int = 1) -> redis.Redis:
+    """A client that asks nothing before its first command. It sends a command that failed `tries` times again. Raises
+    ImproperlyConfigured for options that make no sense."""
     options: dict[str, Any] = {
         "socket_timeout": ANSWER_S,
         "socket_connect_timeout": CONNECT_S,
         "retry": Retry(
-            NoBackoff(), 1
+            NoBackoff(), tries
         ),  # a connection that a restarted server closed; more is not worth waiting for
         **location.options,
     }

@@ -15,7 +15,7 @@ from __future__ import annotations
 import base64
 import logging
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from uuid import UUID
 from celery import current_app, shared_task, signals, states
 from celery._state import get_current_task
 from celery.exceptions import BackendError, ImproperlyConfigured
+from celery.exceptions import TimeoutError as ResultTimeoutError
 from celery.utils.functional import LRUCache
 
 from cystore import Message, MessageIllegalError, MessageStore, PageCacheBusyError, StoreError, clock
@@ -53,7 +54,11 @@ _told: set[str] = set()
 
 
 class ResultsElsewhereError(BackendError):
-    """A result is kept by a store that this process does not have; it can be read on that store's host only."""
+    """A result is kept by a store that this process does not have, and cannot ask."""
+
+
+class HomeAwayError(ResultsElsewhereError, ResultTimeoutError):
+    """A store that was asked for a result did not answer in time, or the Redis between did not. It may answer later."""
 
 
 # -------------------------------------------------------------------------------------------- whose home
@@ -85,7 +90,7 @@ def home_of(backend: CystoreBackend, request: Any = None) -> str:
         found = (task is not None and getattr(task.request, HOME, None)) or backend.home or own_id(backend)
     if not found:
         raise ImproperlyConfigured(
-            f"this process has no store (its result_backend is {backend.url!r}): the setting {HOME} must name the store "
+            f"this process has no store (its result_backend is {backend.as_uri()!r}): the setting {HOME} must name the store "
             f"that keeps its results, by the id in that store's file config/storeId"
         )
     return str(found)
@@ -96,12 +101,32 @@ def is_home_of(backend: CystoreBackend, task_id: str) -> bool:
     its home is another one."""
     if not backend.location.path or (backend.location.path, task_id) in _foreign:
         return False
-    key = records.key_of(task_id)
-    if records.records_of(backend.store, records.RESULTS, key):
+    if records.records_of(backend.store, records.RESULTS, records.key_of(task_id)):
         return True
-    told = [Event.of(message) for message in records.records_of(backend.store, EVENTS, key)]
+    known, home = told_of(backend, task_id)
+    return known and home is None
+
+
+def told_of(backend: CystoreBackend, task_id: str) -> tuple[bool, str | None]:
+    """What the lifecycle log says of a task: whether this store has heard of it, and its home where that is another store."""
+    told = [
+        Event.of(m)
+        for m in records.records_of(backend.store, EVENTS, records.key_of(task_id), to_tombstone=False)
+    ]
     mine = [event for event in told if event.task_id == task_id]
-    return bool(mine) and not any(event.details.get("home") for event in mine)
+    named = next((event.details["home"] for event in mine if event.details.get("home")), None)
+    return bool(mine), named and str(named)
+
+
+def sent_to(backend: CystoreBackend, task_id: str) -> str | None:
+    """The other home of a task, as far as this process remembers: it sent the task there, or the home has answered for it."""
+    found: str | None = _foreign.get((backend.location.path, task_id))
+    return found
+
+
+def remember(backend: CystoreBackend, task_id: str, home: str) -> None:
+    """The home of a task is another store."""
+    _foreign[backend.location.path, task_id] = home
 
 
 @contextmanager
@@ -114,28 +139,28 @@ def at(home: str) -> Iterator[None]:
         _at.reset(token)
 
 
+HOW = (
+    "workers answer for their store through a Redis: name it on both sides, as the broker or as ?reader=redis://... in result_backend "
+    "(docs/remote.md)"
+)
+
+
 def no_store(backend: CystoreBackend) -> ResultsElsewhereError:
-    """The error for a read where there is no store."""
+    """The error for a read where there is no store and nobody to ask."""
     home = backend.home
     return ResultsElsewhereError(
-        f"this process has no store (its result_backend is {backend.url!r}), so it can send tasks but not read results: "
+        f"this process has no store (its result_backend is {backend.as_uri()!r}), so it can send tasks but not read results: "
         f"{f'they are kept by store {home}, which the setting {HOME} names' if home else f'the setting {HOME} names none'}. "
-        f"Read them on that store's host, with result_backend = 'cystore:///path/of/the/store'"
+        f"Read them on that store's host, with result_backend = 'cystore:///path/of/the/store'. Or {HOW}"
     )
 
 
-def check_readable(backend: CystoreBackend, ids: Iterable[str]) -> None:
-    """Raises ResultsElsewhereError without a store, and for a task that this process sent to another home: its result never
-    comes here."""
-    if not backend.location.path:
-        raise no_store(backend)
-    for task_id in ids:
-        home = _foreign.get((backend.location.path, task_id))
-        if home is not None:
-            raise ResultsElsewhereError(
-                f"the result of task {task_id} is kept by store {home} (its header or the setting {HOME} says so), which "
-                f"this process does not have: read it on that store's host, or send it with another {HOME}"
-            )
+def elsewhere(task_id: str, home: str) -> ResultsElsewhereError:
+    """The error for a task whose result never comes to this store, where nobody can be asked."""
+    return ResultsElsewhereError(
+        f"the result of task {task_id} is kept by store {home} (the task's header or the setting {HOME} says so), which "
+        f"this process does not have: read it on that store's host, or send it with another {HOME}. Or {HOW}"
+    )
 
 
 def ids_of(result: Any) -> Iterator[str]:
@@ -178,6 +203,8 @@ def name_home(headers: dict[str, Any] | None = None, **_signal: Any) -> None:
 
 def _home_or_none(backend: CystoreBackend) -> str | None:
     """A worker takes its own store for the home of a message that names none."""
+    if backend.location.remote and not (backend.home or _at.get() or get_current_task()):
+        return None
     try:
         return home_of(backend)
     except StoreError as error:
@@ -192,7 +219,7 @@ def _current_backend() -> Any:
     task = get_current_task()
     app = task.app if task is not None else current_app._get_current_object()
     url = app.conf.result_backend
-    return app.backend if isinstance(url, str) and url.startswith("cystore:") else None
+    return app.backend if isinstance(url, str) and url.startswith(("cystore:", "cystore+remote:")) else None
 
 
 # ------------------------------------------------------------------------------------------- appending

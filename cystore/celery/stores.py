@@ -11,18 +11,20 @@ import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from celery import Celery, signals
 from celery.exceptions import ImproperlyConfigured
 
 import cystore
 from cystore import MessageStore, NotDurableError, StoreConfig, StoreConfigError, StorePermissionError
-from cystore.celery.redis_urls import OF_CLIENT, OF_TRANSPORT, PREFIX
+from cystore.celery.redis_urls import OF_CLIENT, OF_TRANSPORT, PREFIX, hidden
 
 log = logging.getLogger("cystore")
 
 SCHEME = "cystore"
+REMOTE = "remote"  # Celery takes what stands before the plus for the backend's name, and gives it the rest
+READER = "reader"
 EXAMPLE = "cystore:///var/lib/app/store"
 MIB = 1 << 20
 FOREVER_H = 24 * 366 * 100  # a hundred years, the most that a store takes: cleaning by age is off
@@ -69,24 +71,33 @@ class Location:
     # How long records are kept, where results make that longer than the settings say. Two apps may differ in it: the store keeps
     # them for the longest.
     file_reserved_time_h: int | None = field(default=None, compare=False)
+    reader: str = field(
+        default="", compare=False, repr=False
+    )  # the Redis through which other homes are asked, and ask
+    remote: bool = field(default=False, compare=False)  # a client without a store: cystore+remote://
 
     @classmethod
     def parse(cls, url: str | None, options: Mapping[str, Any] | None = None) -> Location:
         """Raises ImproperlyConfigured, which names what is wrong in the URL or the options, and an option that has one value here
         and another one there."""
-        parts = urlsplit(url or "")
+        url, reader = _without_reader(url or "")
+        parts = urlsplit(url)
+        if parts.scheme == REMOTE:
+            return cls("", reader=_reader_in(parts) or reader, remote=True)
         if url == f"{SCHEME}://":
-            return cls("")  # no store on this host: results are sent to their home, see `homes`
+            return cls(
+                "", reader=reader
+            )  # no store on this host: results are sent to their home, see `homes`
         if parts.scheme != SCHEME or parts.netloc or parts.fragment or not parts.path.strip("/"):
             raise ImproperlyConfigured(
-                f"result_backend must look like {EXAMPLE} (three slashes), not {url!r}"
+                f"result_backend must look like {EXAMPLE} (three slashes), not {hidden(url)!r}"
             )
         if ";" in parts.path:
             raise ImproperlyConfigured(
                 f"result_backend names more than one store, {url!r}: results go to one store only, so name one (a broker may have others "
                 "after a semicolon, a result backend may not; a semicolon in the path itself is written %3B)"
             )
-        where = f"result_backend {url!r}"
+        where = f"result_backend {hidden(url)!r}"
         try:
             pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
             settings = _settings(pairs)
@@ -98,7 +109,7 @@ class Location:
                     )
         except ValueError as error:
             raise ImproperlyConfigured(f"{where}: {error}") from error
-        return cls(os.path.realpath(unquote(parts.path)), settings)
+        return cls(os.path.realpath(unquote(parts.path)), settings, reader=reader)
 
     def keeping(self, result_expires_s: float | None) -> Location:
         """The location for an app whose results live so long (None, or 0 as Celery has it: for ever): its records are kept for that
@@ -140,6 +151,38 @@ class Location:
                 now_h,
                 wanted_h,
             )
+
+
+def _without_reader(url: str) -> tuple[str, str]:
+    """(the URL without its option `reader`, the value of that). The value may hold a password: it goes nowhere else."""
+    head, question, query = url.partition("?")
+    pairs = query.split("&") if question else []
+    readers = [unquote(pair.partition("=")[2]) for pair in pairs if pair.partition("=")[0] == READER]
+    if len(set(readers)) > 1:
+        raise ImproperlyConfigured(f"result_backend: {READER} is given {len(readers)} times")
+    kept = "&".join(pair for pair in pairs if pair.partition("=")[0] != READER)
+    return head + (f"?{kept}" if kept else ""), readers[0] if readers else ""
+
+
+def shown(url: str) -> str:
+    """A result backend's URL as it may be shown: without the passwords of a reader."""
+    url, reader = _without_reader(url)
+    text = hidden(f"{SCHEME}+{url}" if url.startswith(f"{REMOTE}:") else url)
+    return text + (f"{'&' if '?' in text else '?'}{READER}={hidden(reader)}" if reader else "")
+
+
+def _reader_in(parts: SplitResult) -> str:
+    """The Redis that stands in cystore+remote://USER:PASSWORD@HOST:PORT/DATABASE, empty where none does."""
+    if parts.query or parts.fragment:
+        raise ImproperlyConfigured("result_backend cystore+remote://: its one option is reader=redis://...")
+    if not parts.netloc and not parts.path.strip("/"):
+        return ""
+    if not parts.netloc:
+        raise ImproperlyConfigured(
+            "result_backend cystore+remote:// has no path: it is for clients without a store. Write "
+            "cystore+remote://HOST:PORT/DATABASE, or cystore+remote:// where the broker is the Redis"
+        )
+    return f"redis://{parts.netloc}{parts.path}"
 
 
 def _ours(options: Mapping[str, Any]) -> dict[str, Any]:

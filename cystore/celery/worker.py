@@ -22,9 +22,11 @@ def begin(sender: Any, **_signal: object) -> None:
         return
     from cystore.celery.full_disk import tell_in_one_line
     from cystore.celery.host import DutyHost
+    from cystore.celery.remote.host import ReadHost
     from cystore.celery.store_watch import StoreWatch
 
     if app.backend.location.path:
         tell_in_one_line()
         app.steps["consumer"].add(StoreWatch)
+        app.steps["consumer"].add(ReadHost)
         DutyHost.take_part(sender)
