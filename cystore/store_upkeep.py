@@ -22,6 +22,7 @@ from cystore.holds import Hold
 from cystore.layout import FLAGS
 from cystore.services.clean import Cleaned
 from cystore.services.duties import Duties
+from cystore.services.maintenance import Maintenance, maintenance_of
 from cystore.services.scrub import SLICE_BYTES, Scrubbed, Scrubber
 from cystore.system.folders import check_place
 
@@ -144,6 +145,11 @@ class StoreUpkeep(ABC):
     def duties(self) -> Duties:
         """Who may do the work that is done for the whole store by one process at a time, and what came of it last."""
         return Duties(self._writable().control)
+
+    @property
+    def maintenance(self) -> Maintenance:
+        """What the store needs to have done now. Cheap: for whoever does duties, to ask before."""
+        return maintenance_of(self._writable())
 
     def used_disk_percent(self) -> float:
         """How much of the file system that holds the store is taken, as `df` counts."""

@@ -413,20 +413,31 @@ class Sweeper:
         self._lock = threading.Lock()
         self._open: dict[tuple[str, str], _Open] = {}
         self._next: int | None = None
+        self._wrote = -1  # the log's end before the last look
+
+    def is_due(self, store: MessageStore) -> bool:
+        """Whether a look may find something: the log grew since the last one, or an open chord is due."""
+        if self._wrote != store.wrote_position:
+            return True
+        now_ms = clock.now_ms()
+        with self._lock:
+            return any(one.look_ms <= now_ms for one in self._open.values())
 
     def sweep(self, backend: CystoreBackend, max_chords: int) -> int:
         """One look at what is due; how many bodies went out."""
         with self._lock:
             store = backend.store
+            wrote = store.wrote_position
             covered = store.catch_up()
             if self._next is None:
                 held = store.holds().get(HOLD)
                 self._next = _first_at(store, held.physical_offset) if held is not None else 0
-            covered = self._read(store, covered)
+            read = self._read(store, covered)
             now_ms = clock.now_ms()
             due = [which for which, one in self._open.items() if one.look_ms <= now_ms]
             sent = sum(self._look(backend, which, now_ms) for which in due[:max_chords])
-            self._move_hold(backend, covered)
+            self._move_hold(backend, read)
+            self._wrote = wrote if read == covered else -1  # where more is left to read, the next look is due
             return sent
 
     def _read(self, store: MessageStore, covered: int) -> int:
@@ -494,6 +505,11 @@ def _first_at(store: MessageStore, physical_offset: int) -> int:
 
 
 _sweepers: dict[str, Sweeper] = {}
+
+
+def sweep_is_due(store: MessageStore) -> bool:
+    """Whether a sweep of this process may find something. Costs next to nothing."""
+    return _sweepers.setdefault(str(store.path), Sweeper()).is_due(store)
 
 
 def sweep(app: Any, store: MessageStore, *, max_chords: int = 1_000) -> int:

@@ -32,19 +32,22 @@ LOCK_WAIT_S = 0.1  # for somebody who is inside of a step at the moment
 STEP_BYTES = 4 << 20  # of log dispatched in one step, some 15 ms
 STEP_MESSAGES = 1_000  # delivered in one step
 EXPIRES_PERIODS = 0.8  # a tick that nobody took expires before the next one comes
+IDLE_S = 300.0  # so often a duty is done without need, where the need decides: what nobody thought of is late, and not lost
 SCRUB_ROUND_MS = 3_600_000  # a small store is not verified all the time
 
 
 @dataclass(frozen=True)
 class Duty:
     """`step(app, store)` does a bounded piece and returns (how much it did, whether more is left). Times in s: a tick comes every
-    `period_s`, begins no step after `bound_s`, and has a lease of `lease_s`, which no step takes."""
+    `period_s`, begins no step after `bound_s`, and has a lease of `lease_s`, which no step takes. `needed(store)` says whether there is
+    something to do."""
 
     name: str
     period_s: float
     bound_s: float
     lease_s: float
     step: Callable[[Any, MessageStore], tuple[int, bool]]
+    needed: Callable[[MessageStore], bool]
     sends: bool = False  # talks to the broker, with connections that belong to the thread (under greenlets: the hub) they are of
 
     @property
@@ -99,13 +102,15 @@ def _scrub(app: Any, store: MessageStore) -> tuple[int, bool]:
     return found.end - found.begin, False
 
 
-REPUT = Duty("reput", 1.0, 0.5, 5.0, _reput)
-DELIVER_DELAYED = Duty("deliver_delayed", 1.0, 0.5, 5.0, _deliver)
-CLEAN_EXPIRED = Duty("clean_expired", 10.0, 2.0, 30.0, _clean)
-FLUSH = Duty("flush", 2.0, 1.0, 15.0, _flush)
-CHECKPOINT = Duty("checkpoint", 30.0, 5.0, 30.0, _checkpoint)
-CHORD_SWEEP = Duty("chord_sweep", 5.0, 2.0, 15.0, _sweep_chords, sends=True)
-SCRUB = Duty("scrub", 10.0, 1.0, 15.0, _scrub)
+REPUT = Duty("reput", 1.0, 0.5, 5.0, _reput, lambda store: store.maintenance.dispatch_bytes > 0)
+DELIVER_DELAYED = Duty("deliver_delayed", 1.0, 0.5, 5.0, _deliver, lambda store: store.maintenance.delayed)
+CLEAN_EXPIRED = Duty("clean_expired", 10.0, 2.0, 30.0, _clean, lambda store: store.maintenance.clean)
+FLUSH = Duty("flush", 2.0, 1.0, 15.0, _flush, lambda store: store.maintenance.flush_bytes > 0)
+CHECKPOINT = Duty(
+    "checkpoint", 30.0, 5.0, 30.0, _checkpoint, lambda store: store.maintenance.checkpoint_bytes > 0
+)
+CHORD_SWEEP = Duty("chord_sweep", 5.0, 2.0, 15.0, _sweep_chords, chords.sweep_is_due, sends=True)
+SCRUB = Duty("scrub", 10.0, 1.0, 15.0, _scrub, lambda store: store.maintenance.scrub)
 ALL: dict[str, Duty] = {
     duty.name: duty for duty in (REPUT, DELIVER_DELAYED, CLEAN_EXPIRED, FLUSH, CHECKPOINT, CHORD_SWEEP, SCRUB)
 }
@@ -309,6 +314,26 @@ def overdue_here(
         if min(_since_s(store, duty), watched_s) >= duty.period_s * due:
             found.append(duty.name)
     return found
+
+
+def needed_here(store: MessageStore, periods: int = 1, idle_s: float = IDLE_S) -> list[str]:
+    """Duties of a store that have something to do, and that nobody ran for so many periods; after `idle_s` also the others."""
+    found = []
+    for duty in ALL.values():
+        since_s = _since_s(store, duty)
+        if since_s >= duty.period_s * periods and (since_s >= idle_s or _is_needed(store, duty)):
+            found.append(duty.name)
+    return found
+
+
+def _is_needed(store: MessageStore, duty: Duty) -> bool:
+    """Where that cannot be told the duty is done, and says why."""
+    try:
+        return duty.needed(store)
+    except StoreClosedError:
+        raise
+    except StoreError:
+        return True
 
 
 def _since_s(store: MessageStore, duty: Duty) -> float:

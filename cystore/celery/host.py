@@ -1,8 +1,9 @@
 """What a worker's main process does for its store. Every worker with a store has it; nothing has to be installed.
 
 It removes what expired, ends chords, and delivers delayed messages (`duties.NEEDED`). A lease in the store's control block picks one
-worker of the store at a time. Where the app installed the duties as tasks (`cystore.celery.tasks`), the main process also says that it
-lives, and does a duty itself when no tick came for three periods: the pool is busy, there is no beat, or the broker is gone.
+worker of the store at a time. Where the app installed the duties as tasks (`cystore.celery.tasks`), the main process does all of them, with
+leases in Redis: those that ticks ask for, and those that the store needs. It also says in Redis that it lives. It looks once a second, in
+shared memory; while the store needs nothing it asks Redis nothing.
 
 A thread does it (a greenlet, where those are threads). It starts after the last fork of the boot steps, beat's included. A later fork,
 of a pool process that is replaced, waits for the end of the thread's turn. Otherwise the child would inherit the lock of an import that
@@ -24,9 +25,10 @@ from celery.exceptions import ImproperlyConfigured
 from kombu.utils.compat import detect_environment
 
 from cystore import FencedError, MessageStore, StoreError, StoreTimeoutError
-from cystore.celery import duties, greenlets, queues, registry
+from cystore.celery import duties, greenlets, queues, registry, ticks
 from cystore.celery.backend import CystoreBackend
 from cystore.celery.duties import ALL, REPUT, Held
+from cystore.celery.duty_news import DutyEvents, MinuteLog
 from cystore.celery.identity import store_id_of
 from cystore.celery.redis_urls import RedisAwayError
 from cystore.cli.output import time_text
@@ -37,9 +39,11 @@ from cystore.services.threads import ServiceThread
 
 log = logging.getLogger("cystore.celery")
 
+EVENTS_SETTING = "cystore_duty_events"
 LOOK_S = 1.0
 FORK_WAIT_S = 5.0
-MISSED_PERIODS = 3
+MISSED_PERIODS = 3  # without which a duty that is needed counts as not done
+PRUNE_S = 600.0
 JOIN_S = 10.0
 REPUT_WAIT_S = 0.25
 NOTE_S = 1.0
@@ -121,8 +125,11 @@ class DutyHost(bootsteps.StartStopStep):
         store = duties.store_of(parent.app)
         hosts_reput = bool(parent.app.conf.get("cystore_host_reput"))
         roles = ("worker", "reput") if hosts_reput else ("worker",)
-        keeper = Keeper(parent.app, store, parent.hostname, roles, ticks=takes_ticks())
+        events = DutyEvents(parent) if parent.app.conf.get(EVENTS_SETTING) else None
+        keeper = Keeper(parent.app, store, parent.hostname, roles, ticks=takes_ticks(), events=events)
         log.info("%s", keeper.introduction())
+        if takes_ticks():
+            ticks.take(parent, keeper.ask)
         "".encode("idna")  # what a connection imports, in the thread that forks
         # It asks Redis and sends the bodies of chords: with the worker's own connections, so in the worker's own hub.
         self._threads = [
@@ -166,18 +173,25 @@ def _no_ticks(record: logging.LogRecord) -> bool:
 
 
 class Keeper:
-    """What a store needs, once a period. With `ticks` heartbeats, and all duties that nobody did for three periods."""
+    """What a store needs, once a period. With `ticks` all duties: those that a tick asked for, and those that the store needs; and
+    heartbeats. Else those that no store can be without."""
 
     def __init__(
-        self, app: Any, store: MessageStore, worker: str, roles: tuple[str, ...], *, ticks: bool = True
+        self,
+        app: Any,
+        store: MessageStore,
+        worker: str,
+        roles: tuple[str, ...],
+        *,
+        ticks: bool = True,
+        events: DutyEvents | None = None,
     ) -> None:
         self._app, self._store, self._worker, self._roles = app, store, worker, roles
-        self._ticks = ticks
-        self._among = tuple(duties.ALL.values()) if ticks else duties.NEEDED
+        self._ticks, self._events = ticks, events
         self._store_id = store_id_of(store)
-        self._began, self._next_beat = monotonic_s(), 0.0
-        self._alone = False
-        self._mine: dict[str, int] = {}
+        self._began, self._next_beat, self._next_prune = monotonic_s(), 0.0, 0.0
+        self._asked: dict[str, str] = {}  # task ids by task name; single operations, so threads need no lock
+        self._log = MinuteLog(store.path)
 
     def introduction(self) -> str:
         """Who cleans, and when somebody did last, for the worker's log."""
@@ -187,12 +201,15 @@ class Keeper:
             if last.runs
             else "not cleaned yet"
         )
-        who = (
-            "ticks of beat do the duties, and this worker's main process where none come"
-            if self._ticks
-            else "the main process of one of its workers cleans it, ends chords and delivers delayed messages"
+        what = (
+            "does all its duties" if self._ticks else "cleans it, ends chords and delivers delayed messages"
         )
+        who = f"the main process of one of its workers {what}"
         return f"{self._store.path}: {who}; {cleaned} since the first process opened it"
+
+    def ask(self, task: str, task_id: str) -> None:
+        """A tick came. Any number of one kind count once."""
+        self._asked[task] = task_id
 
     def turn(self) -> Progress:
         """One look, which no fork falls into."""
@@ -201,34 +218,58 @@ class Keeper:
 
     def run_once(self) -> Progress:
         """One look."""
-        if self._ticks and monotonic_s() >= self._next_beat:
+        if not self._ticks:
+            among = duties.overdue_here(self._store, 1, self._began, {}, duties.NEEDED)
+            for name in among:
+                duties.run(self._app, ALL[name], fleet=False)
+            return Progress(len(among))
+        asked = {name: self._asked.pop(name) for name in list(self._asked)}
+        watched_s = monotonic_s() - self._began
+        needed = duties.needed_here(self._store) if watched_s >= LOOK_S else []  # a worker starts before
+        for duty in ALL.values():
+            if duty.task in asked or duty.name in needed:
+                self._run(duty, asked.get(duty.task))
+        if ticks.FAN_OUT in asked:
+            ticks.send_ticks(self._app)
+        if monotonic_s() >= self._next_beat:
             self._next_beat = monotonic_s() + registry.HEARTBEAT_S
             self._heartbeat()
-        periods = MISSED_PERIODS if self._ticks else 1
-        overdue = duties.overdue_here(self._store, periods, self._began, self._mine, self._among)
-        if overdue and self._ticks and not self._alone:
-            self._alone = True
-            log.info(
-                "%s: no tick of %s for %d periods (no beat, a busy pool, or no broker): the worker's main process does it",
-                self._store.path, ", ".join(overdue), MISSED_PERIODS,
-            )  # fmt: skip
-        for name in overdue:
-            if duties.run(self._app, ALL[name], fleet=self._ticks) is not None:
-                self._mine[name] = self._store.duties.last(name).runs
-        return Progress(len(overdue))
+        self._log.tell()
+        return Progress(len(needed) + len(asked))
+
+    def _run(self, duty: duties.Duty, task_id: str | None) -> None:
+        begun_s = monotonic_s()
+        done = duties.run(self._app, duty)
+        if done is None:
+            return
+        self._log.ran(duty.name, done)
+        if self._events is not None:
+            self._events.ran(duty.task, task_id, done, monotonic_s() - begun_s)
 
     def _heartbeat(self) -> None:
         coordination = duties.coordination_for(self._app)
         if coordination is None:
             return
+        undone = duties.needed_here(self._store, MISSED_PERIODS, float("inf"))
+        prune = monotonic_s() >= self._next_prune
         try:
             coordination.call(
                 lambda client: registry.heartbeat(
-                    client, self._store_id, self._store, self._worker, self._roles
+                    client,
+                    self._store_id,
+                    self._store,
+                    self._worker,
+                    self._roles,
+                    needs=undone,
+                    prune=prune,
                 )
             )
         except RedisAwayError as error:
+            self._next_beat = self._next_prune = 0.0
             log.debug("no heartbeat: %s", error)
+        else:
+            if prune:
+                self._next_prune = monotonic_s() + PRUNE_S
 
 
 class ReputLoop:

@@ -18,7 +18,7 @@ from cystore.celery.stores import Location, open_shared
 
 log = logging.getLogger("cystore")
 
-SHARED = "cystore"  # what any worker with a store can do
+SHARED = "cystore"  # what any worker with a store can do: messages that nobody misses when they are lost
 PREFIX = "cystore."
 
 
@@ -28,8 +28,9 @@ def queue_of_store(store_id: str) -> str:
 
 
 def own_queue(name: str) -> Queue:
-    """A queue on the broker's default exchange, reached by its name alone: it needs no binding that outlives it."""
-    return Queue(name, Exchange(""), routing_key=name)
+    """A queue on the broker's default exchange, reached by its name alone: it needs no binding that outlives it. What is in the shared one
+    needs no acknowledgement, which costs eight commands of a Redis."""
+    return Queue(name, Exchange(""), routing_key=name, no_ack=name == SHARED)
 
 
 def by_name(queue: Queue) -> Queue:

@@ -25,27 +25,29 @@ from cystore.clock import now_ms
 from cystore.services.duties import DUTIES, DutyRun, Outcome
 from cystore.services.scrub import read_progress
 
-HEARTBEAT_S = 5.0
+HEARTBEAT_S = 10.0
 LIVE_S = 20.0  # without a heartbeat for so long a store counts as gone, and gets no ticks
 REMEMBERED_S = 24 * 3600.0  # for so long it is shown as gone
 TICKS_LIVE_S = 3600.0
 
 STORES = "cystore:stores"
 _TIME = "local t = redis.call('TIME') local now = t[1] * 1000 + math.floor(t[2] / 1000)\n"
-# KEYS: stores, seen. ARGV: id, what describes the store, field of the worker, what describes it, ms that all is remembered.
+# KEYS: stores, seen. ARGV: id, what describes the store, field of the worker, what describes it, ms that all is remembered, whether what
+# is older than that goes now ("1"): one in ten minutes looks after it, and the others cost four commands.
 BEAT = (
     _TIME
     + """
 local at = string.format('%.0f', now)
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[5])
 redis.call('ZADD', KEYS[1], at, ARGV[1])
+redis.call('HSET', KEYS[2], 'store', at .. ' ' .. ARGV[2], ARGV[3], at .. ' ' .. ARGV[4])
+if ARGV[6] ~= '1' then return at end
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[5])
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 local seen = redis.call('HGETALL', KEYS[2])
 for i = 1, #seen, 2 do
     local ms = tonumber(string.match(seen[i + 1], '^%d+'))
     if not ms or ms < now - ARGV[5] then redis.call('HDEL', KEYS[2], seen[i]) end
 end
-redis.call('HSET', KEYS[2], 'store', at .. ' ' .. ARGV[2], ARGV[3], at .. ' ' .. ARGV[4])
 redis.call('PEXPIRE', KEYS[2], ARGV[5])
 return at
 """
@@ -160,11 +162,23 @@ def describe(store: MessageStore) -> dict[str, Any]:
 
 
 def heartbeat(
-    client: Any, store_id: str, store: MessageStore, worker: str, roles: Sequence[str] = ("worker",)
+    client: Any,
+    store_id: str,
+    store: MessageStore,
+    worker: str,
+    roles: Sequence[str] = ("worker",),
+    *,
+    needs: Sequence[str] | None = None,
+    prune: bool = True,
 ) -> None:
-    """Says that a worker has a store, and how the store is. One round trip. Raises redis.RedisError."""
+    """Says that a worker has a store, and how the store is. One round trip. Raises redis.RedisError.
+
+    `needs` names the duties that nobody does although they have something to do; None: nobody looked, and ticks of all are welcome.
+    `prune` also makes the keys live on, and forgets what is older than they live: needed now and then.
+    """
     who = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "roles": list(roles)})
-    what = json.dumps(describe(store))
+    facts = describe(store) if needs is None else {**describe(store), "needs": list(needs)}
+    what = json.dumps(facts)
     client.eval(
         BEAT,
         2,
@@ -175,12 +189,23 @@ def heartbeat(
         f"worker:{worker}",
         who,
         int(REMEMBERED_S * 1000),
+        int(prune),
     )
 
 
 def live_stores(client: Any) -> list[str]:
     """Ids of the stores that somebody serves now."""
     return list(_seen_within(client, LIVE_S))
+
+
+def needs_of(client: Any, store_ids: Sequence[str]) -> dict[str, list[str] | None]:
+    """Of each store the duties that its workers found undone; None where an older worker does not say. One round trip for all."""
+    pipeline = client.pipeline(transaction=False)
+    for store_id in store_ids:
+        pipeline.hget(seen_key(store_id), "store")
+    answers = pipeline.execute() if store_ids else []
+    facts = [json.loads(_text(answer).partition(" ")[2]) if answer else {} for answer in answers]
+    return {store_id: found.get("needs") for store_id, found in zip(store_ids, facts, strict=True)}
 
 
 def due_ticks(

@@ -58,6 +58,10 @@ class DiskSpace:
             self._control.clear_flag(DISK_FULL)
         return self.used_percent()
 
+    def has_changed(self) -> bool:
+        """Whether `watch` would switch writing off or on."""
+        return bool(self._full()) != bool(self._control.flags & DISK_FULL)
+
     def check(self) -> None:
         """For a put that was refused: raises StoreFullError unless there is space again."""
         if self._control.flags & DISK_FULL:

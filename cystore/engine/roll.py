@@ -42,6 +42,10 @@ class Roller:
             return False
         return undisturbed(partial(self._end, segment))
 
+    def is_due(self) -> bool:
+        """Whether `run_once` would end a segment."""
+        return self._is_due(self._commit_log.files.base_of(self._control.wrote))
+
     def _end(self, segment: MappedFile) -> bool:
         with self._control.held("append"):
             return end_segment(self._control, segment)

@@ -104,14 +104,10 @@ class Cleaner:
         """Cleans when the hour has come (delete_when), or when the disk fills up; switches writing off on a disk that is full."""
         used = self._space.watch()
         self._attempt("begin a new segment", self._roller.run_once)
-        forced = (
-            self.settings.clean_file_forcibly_enable and used >= self.settings.disk_space_clean_forcibly_ratio
-        )
-        hours = {int(hour) for hour in self.settings.delete_when.split(";")}
-        due = time.localtime(clock.now_ms(self._control) / 1000).tm_hour in hours
+        forced, due = self._is_time(used)
         until_s = monotonic_s() + TURN_S
         segments = 0
-        if due or forced or used >= self.settings.disk_max_used_space_ratio:
+        if due:
             self._dispatch(lambda: self._dispatcher.run_once(DISPATCH_BYTES))
             self._attempt("count deliveries", lambda: self._delivered.settle(until_s))
             segments = self._clean_log(SEGMENTS_AT_ONCE, forced=forced, until_s=until_s)
@@ -120,6 +116,25 @@ class Cleaner:
         removed = self._remove_unused(until_s)
         done = segments + followed.queue_files + followed.index_files + removed
         return Progress(done, more=segments >= SEGMENTS_AT_ONCE or (done > 0 and self._follower.behind))
+
+    def _is_time(self, used: float) -> tuple[bool, bool]:
+        """(whether the disk forces a clean of what has not expired, whether it is time for a clean)."""
+        settings = self.settings
+        forced = settings.clean_file_forcibly_enable and used >= settings.disk_space_clean_forcibly_ratio
+        hours = {int(hour) for hour in settings.delete_when.split(";")}
+        hour_has_come = time.localtime(clock.now_ms(self._control) / 1000).tm_hour in hours
+        return forced, forced or hour_has_come or used >= settings.disk_max_used_space_ratio
+
+    def is_due(self) -> bool:
+        """Whether there is something that `run_once` should not leave for minutes: the disk filled up or has space again, a segment
+        ends by time, something expired that nobody needs, or queues and index do not follow the log yet."""
+        if self._space.has_changed() or self._follower.behind or self._roller.is_due():
+            return True
+        forced, due = self._is_time(self._space.used_percent())
+        if not due:
+            return False
+        end = self.log.end_of_removable(1, self._other_needs(), forced=forced)
+        return end > self._control.min_physical_offset
 
     def used_percent(self) -> float:
         """How full the file system is that holds the store."""

@@ -193,12 +193,12 @@ class Fleet:
         self._workers.append(Worker(log, *arguments, command=command, **{**self.environment, **environment}))
         return self._workers[-1]
 
-    def start_beat(self, **environment: str) -> Worker:
+    def start_beat(self, *arguments: str, **environment: str) -> Worker:
         """Beat of the same app, with the store's duties in its schedule."""
         log, schedule = self.folder / "beat.log", self.folder / "celerybeat-schedule"
         command = ["beat", "--schedule", str(schedule), "--pidfile", "", "--loglevel", "INFO"]
         self._workers.append(
-            Worker(log, command=command, **{**self.environment, work.DUTIES: "1", **environment})
+            Worker(log, *arguments, command=command, **{**self.environment, work.DUTIES: "1", **environment})
         )
         return self._workers[-1]
 

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 from celery import Celery
 
-from cystore.celery import tasks  # noqa: F401 - a worker that takes the ticks
-from cystore.celery.duties import ALL, REPUT, run
+from cystore.celery import tasks  # a worker that takes the ticks
+from cystore.celery.duties import ALL, IDLE_S, REPUT, run
+from cystore.celery.duty_news import TELL_S
 from cystore.celery.host import DutyHost, Keeper, ReputLoop
 from cystore.celery.identity import store_id_of
 from cystore.layout import DUTIES, DUTY_WORDS
@@ -78,23 +79,59 @@ def test_nothing_is_overdue_in_the_first_periods(app):
     assert keeper(app, 0).run_once().done == 0
 
 
-def test_what_nobody_did_for_three_periods_is_done_and_then_each_period(app, caplog):
-    store, host = app.backend.store, keeper(app, 4.0)
+def test_each_duty_is_done_once_and_then_when_the_store_needs_it(app):
+    """Seen: each duty ran once a period, for ever, and asked Redis each time."""
+    store, host = app.backend.store, keeper(app, 1000.0)
+    assert host.run_once().done == len(ALL)
+    assert all(store.duties.last(name).outcome is Outcome.DONE for name in ALL)
+    for name in ALL:
+        later(store, name, 40.0)
+    assert host.run_once().done == 0, "nothing was appended"
+    later(store, "checkpoint", -40.0)
+    store.put("T", b"x")
+    assert host.run_once().done > 0
+    again = {name for name in ALL if store.duties.last(name).runs > 1}
+    # Another process may have made it durable before; a chord may have been opened.
+    assert again | {"flush"} == {"reput", "flush", "chord_sweep"}
+    assert store.maintenance.checkpoint_bytes > 0
+    assert host.run_once().done == 0, "not before its period is over"
+    later(store, "checkpoint", 31.0)
+    run(app, ALL["checkpoint"])  # another worker
+    store.put("T", b"x")
+    store.dispatch()
+    host.run_once()
+    assert store.duties.last("checkpoint").runs == 2, "somebody else has done it"
+    later(store, "checkpoint", 31.0)
+    host.run_once()
+    assert store.duties.last("checkpoint").runs == 3
+    later(store, "scrub", IDLE_S)
+    host.run_once()
+    assert store.duties.last("scrub").runs == 2, "after minutes also without need"
+
+
+def test_a_tick_is_done_at_the_next_look_and_counts_once_however_often_it_came(app):
+    store, host = app.backend.store, keeper(app, 0)
+    for number in range(1000):
+        host.ask(REPUT.task, f"id{number}")
+        host.ask(tasks.FAN_OUT, f"id{number}")
+        host.ask("cystore.unknown", "id")
+    assert host.run_once().done == 3
+    assert store.duties.last("reput").runs == 1
+    assert host.run_once().done == 0
+
+
+def test_what_was_done_is_one_line_a_minute(app, caplog):
+    store, host = app.backend.store, keeper(app, 1000.0)
     with caplog.at_level(logging.INFO, "cystore"):
-        assert host.run_once().done == 2
-        assert all(store.duties.last(name).outcome is Outcome.DONE for name in ("reput", "deliver_delayed"))
-        assert host.run_once().done == 0
-        host._began -= 1000
+        for _ in range(20):
+            store.put("T", b"x")
+            later(store, "reput", 2.0)
+            host.run_once()
+        assert not caplog.messages
+        host._log._tell_at -= TELL_S
         host.run_once()
-        assert all(store.duties.last(name).runs == 1 for name in ALL)
-    assert caplog.text.count("the worker's main process does it") == 1
-    later(store, "reput", 1.1)
-    assert host.run_once().done == 1
-    run(app, REPUT)  # a tick
-    later(store, "reput", 1.1)
-    assert host.run_once().done == 0, "somebody else is at it again"
-    later(store, "reput", 2.0)
-    assert host.run_once().done == 1
+        host.run_once()
+    assert sum("reput 20 x" in line for line in caplog.messages) == len(caplog.messages) == 1
 
 
 def later(store, duty: str, seconds: float) -> None:

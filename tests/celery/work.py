@@ -22,7 +22,7 @@ DIE_IN, DIED, CLAIM_S = "CYSTORE_TEST_DIE_IN", "CYSTORE_TEST_DIED", "CYSTORE_TES
 DUTIES, SETTINGS = (
     "CYSTORE_TEST_DUTIES",
     "CYSTORE_TEST_SETTINGS",
-)  # the store's duties; further settings as JSON
+)  # how often beat looks after the duties, in s; further settings as JSON
 QUEUE = "cystore_tests"
 REDELIVER_AFTER = "CYSTORE_TEST_REDELIVER_AFTER_S"
 REDELIVER_AFTER_S = 2  # unless the environment says otherwise
@@ -226,7 +226,7 @@ if BROKER in os.environ:
     if os.environ.get(DUTIES):
         from cystore.celery.tasks import install
 
-        install(app)
+        install(app, float(os.environ[DUTIES]))
 
     @signals.worker_init.connect(weak=False)
     def open_in_the_main_process(**_: object) -> None:

@@ -1,0 +1,167 @@
+"""Ticks: messages that ask for a duty. A worker's main process does it, in the thread that serves the store, and never its pool.
+
+Beat sends one message a minute, `cystore.fan_out`. The worker that takes it asks the registry which stores have a duty that is needed and
+that nobody does, and sends a tick to each of those. As a rule there is none: the main process of each store's worker sees for itself what
+its store needs (`cystore.celery.host`).
+
+A tick is hidden from events and from the worker's log, because Celery's part of a worker never sees it as a task: `strategy` takes the
+message, acknowledges it, and hands the name on. A message that is over its time is thrown away. Nobody has to take messages: no more are
+sent while `WAITING_MAX` wait, and a broker that knows a time to live removes them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from celery import Task
+from celery.exceptions import InvalidTaskError
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+from celery.worker.strategy import default
+
+from cystore.celery import duties, queues, registry
+from cystore.celery.duties import ALL, store_of
+from cystore.celery.identity import store_id_of
+from cystore.celery.redis_urls import RedisAwayError
+
+log = logging.getLogger("cystore.celery")
+
+FAN_OUT, FAN_OUT_S = "cystore.fan_out", 60.0
+STRATEGY = "cystore.celery.ticks:strategy"
+# Messages in a store's queue beyond which it gets no more ticks, because nobody takes them; likewise of `fan_out`.
+WAITING_MAX, FAN_OUTS_WAITING_MAX = 2 * len(ALL), 2
+SLACK_S = 0.5  # messages of beat are not punctual
+
+_takers: WeakKeyDictionary[Any, Callable[[str, str], None]] = WeakKeyDictionary()  # by consumer
+
+
+def expires_s(period_s: float) -> float:
+    """How long a message may wait that is sent once in `period_s`; in whole seconds, as some schedulers want it."""
+    return int(period_s * duties.EXPIRES_PERIODS) or period_s * duties.EXPIRES_PERIODS
+
+
+# ----------------------------------------------------------------------------------------------- sending
+
+
+class FanOut(Task):
+    """The message of beat. Whatever a scheduler keeps of its options, it expires, and none is sent while others wait."""
+
+    abstract = True
+
+    def apply_async(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        task_id: str | None = None,
+        producer: Any = None,
+        **options: Any,
+    ) -> Any:
+        """The result of a message that was sent, or None."""
+        if self.app.conf.task_always_eager:
+            return super().apply_async(args, kwargs, task_id=task_id, producer=producer, **options)
+        with self.app.producer_or_acquire(producer) as producer:
+            if _waiting(producer.connection, queues.own_queue(queues.SHARED)) >= FAN_OUTS_WAITING_MAX:
+                log.debug("%s: nobody takes those that were sent before", FAN_OUT)
+                return None
+            lives_s = options.get("expires") or expires_s(FAN_OUT_S)
+            if isinstance(lives_s, (int, float)):
+                options.setdefault("expiration", lives_s)
+            options = {**options, "queue": options.get("queue") or queues.SHARED, "expires": lives_s}
+            return super().apply_async(args, kwargs, task_id=task_id, producer=producer, **options)
+
+
+def send_ticks(app: Any) -> int:
+    """Sends the ticks that are due to the stores that live; returns how many.
+
+    A store whose queue is not emptied gets none. Without a Redis that answers, the ticks go to the store of the worker that runs this.
+    """
+    wanted = {store_id: names for store_id, names in _due(app).items() if names}
+    if not wanted:
+        return 0
+    sent = 0
+    with app.producer_or_acquire() as producer:
+        for store_id, names in wanted.items():
+            queue = queues.own_queue(queues.queue_of_store(store_id))
+            if _waiting(producer.connection, queue) >= WAITING_MAX:
+                continue
+            for name in names:
+                duty = ALL[name]
+                app.send_task(
+                    duty.task,
+                    queue=queue,
+                    expires=duty.expires_s,
+                    expiration=duty.expires_s,
+                    producer=producer,
+                    retry=False,
+                )
+                sent += 1
+    return sent
+
+
+def _due(app: Any) -> dict[str, list[str]]:
+    """Duties that nobody does although they are needed, of each store that lives; of one with older workers all that are due."""
+    coordination = duties.coordination_for(app)
+    if coordination is not None:
+        try:
+            return coordination.call(_due_in_fleet)
+        except RedisAwayError:
+            log.debug("the registry is away: ticks go to the store of this worker")
+    store = store_of(app)
+    return {store_id_of(store): duties.due_here(store, SLACK_S)}
+
+
+def _due_in_fleet(client: Any) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for store_id, needs in registry.needs_of(client, registry.live_stores(client)).items():
+        periods = {name: duty.period_s for name, duty in ALL.items() if needs is None or name in needs}
+        if periods:
+            found |= registry.due_ticks(client, [store_id], periods, SLACK_S)
+    return found
+
+
+def _waiting(connection: Any, queue: Any) -> int:
+    """How many messages wait in a queue; it is made if it is missing."""
+    with connection.channel() as channel:
+        return int(queue(channel).queue_declare().message_count or 0)
+
+
+# ------------------------------------------------------------------------------------------------ taking
+
+
+def take(consumer: Any, ask: Callable[[str, str], None]) -> None:
+    """From now on `ask(task name, task id)` is told of each tick that the worker's consumer receives."""
+    _takers[consumer] = ask
+
+
+def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[..., None]:
+    """Celery's hook for what a worker does with a message of a task. A worker that serves no store treats it as any task."""
+    usual = default(task, app, consumer, **options)
+
+    def on_tick(
+        message: Any, body: Any, ack: Any, reject: Any, callbacks: Any, *more: Any, **others: Any
+    ) -> None:
+        ask = _takers.get(consumer)
+        if ask is None:
+            usual(message, body, ack, reject, callbacks, *more, **others)
+            return
+        headers = message.headers if body is None else body
+        over = _is_over(headers)
+        ack(log, consumer.connection_errors)
+        if not over:
+            ask(task.name, str(headers.get("id")))
+
+    return on_tick
+
+
+def _is_over(headers: Mapping[str, Any]) -> bool:
+    expires = headers.get("expires")
+    if not expires:
+        return False
+    try:
+        until: datetime = maybe_make_aware(maybe_iso8601(expires))
+    except (TypeError, ValueError) as error:
+        raise InvalidTaskError(f"expires is no time: {expires!r}") from error
+    return until <= datetime.now(UTC)

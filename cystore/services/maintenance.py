@@ -1,0 +1,38 @@
+"""What a store needs to have done now, read from shared memory: whoever does duties asks this first, and does nothing for nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cystore import clock
+from cystore.attachment import Attachment
+from cystore.services.scrub import SECTION, progress_of
+
+
+@dataclass(frozen=True, slots=True)
+class Maintenance:
+    """What waits. Bytes are those of the log: not dispatched, not durable, and dispatched but not in a durable index. `delayed`: a delayed
+    message is due. `clean`: a clean has something to do (see `Cleaner.is_due`). `scrub`: a round goes on."""
+
+    dispatch_bytes: int
+    flush_bytes: int
+    checkpoint_bytes: int
+    delayed: bool
+    clean: bool
+    scrub: bool
+
+
+def maintenance_of(parts: Attachment) -> Maintenance:
+    """What an attached store needs. Raises StoreError where the disk cannot be read."""
+    control = parts.control
+    wrote, dispatched = control.wrote, control.dispatched
+    due_ms = parts.scheduler.next_due_ms()
+    scrub = progress_of(parts.manifest.snapshot().sections.get(SECTION))
+    return Maintenance(
+        dispatch_bytes=max(wrote - dispatched, 0),
+        flush_bytes=max(wrote - control.flushed, 0),
+        checkpoint_bytes=max(dispatched - control.index_flushed, 0),
+        delayed=due_ms is not None and due_ms <= clock.now_ms(control),
+        clean=parts.cleaner.is_due(),
+        scrub=bool(scrub.began_ms and not scrub.ended_ms),
+    )
