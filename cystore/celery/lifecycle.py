@@ -333,7 +333,8 @@ def _succeeded(life: Lifecycle, sender: Any, runtime: float | None = None, **_: 
     request = sender.request
     life.append(
         events.SUCCEEDED, request.id, sender.name, request.root_id, request.group,
-        worker=request.hostname, pid=_pid, runtime=None if runtime is None else round(runtime, 6),
+        worker=request.hostname, pid=_pid,
+        runtime=life.runtime(request.id) if runtime is None else round(runtime, 6),  # Celery before 5.7 does not say
     )  # fmt: skip
 
 

@@ -9,13 +9,16 @@ import json
 import pytest
 from celery import states
 
+import cystore
 from cystore import Message
 from cystore.celery import events, lives, records, searches
 from cystore.celery.commands import unfinished
 from cystore.clock import now_ms
 from tests.celery.logs import event_message, runs, write
+from tests.turned import turn
 
 HOUR_MS = 3_600_000
+MIB = 1 << 20
 NAME = "app.task0"
 
 
@@ -33,6 +36,10 @@ def later(monkeypatch, backend):
     monkeypatch.setattr(events.Event, "of", classmethod(of))
     monkeypatch.setattr(unfinished, "now_ms", lambda: now_ms() + steps[-1][1])
     return lambda ms: steps.append((backend.store.wrote_position, steps[-1][1] + ms))
+
+
+def rows_of(done):
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def put(backend, kind, task_id, name=NAME, root=None, group=None, **details):
@@ -170,6 +177,7 @@ def test_slow(backend, rows, run, later):
     assert 9 <= waits[0]["wait_s"] < 300
     assert "w2" in run("slow", "--by", "wait", "--limit", "1").stdout.splitlines()[1]
     assert "--limit" in run("slow", "--limit", "0", code=2).output
+    assert rows_of(run("slow", "--task", "none", "--json", code=1)) == []
 
 
 def test_wait_of_a_task_that_was_due_later(backend, rows, later):
@@ -267,6 +275,32 @@ def test_deep_and_circular_workflows(backend, rows):
 def test_parent_that_the_log_has_no_more(backend, run):
     put(backend, events.SENT, "child", root="gone", parent_id="gone")
     assert "sent by gone, which is not here" in run("timeline", "child").stdout
+
+
+# ---------------------------------------------------------------------------------------------- cleaned
+
+
+def test_a_log_whose_beginning_was_cleaned(backend, run, rows, monkeypatch):
+    """Of most tasks the first events are gone with their segments; of some all but the end, or all."""
+    put(backend, events.SENT, "whole-gone", parent_id="root")
+    put(backend, events.SENT, "half-gone")
+    with cystore.open(backend.store.path) as other:
+        end = other.wrote_position
+        while other.wrote_position < end + 70 * MIB:
+            other.put("filler", bytes(3 * MIB))
+        other.dispatch()
+        other.flush()
+        put(backend, events.STARTED, "half-gone", runtime=1)
+        put(backend, events.SENT, "after", root="whole-gone", parent_id="whole-gone")
+        turn(monkeypatch, 10_000 * HOUR_MS)
+        assert other.clean().segments
+        monkeypatch.undo()
+    assert ids(rows("unfinished", "--older-than", "0s")) == ["after", "half-gone"]
+    assert [row["task_id"] for row in rows("timeline", "after")] == ["after"]
+    assert rows("diff", "half-gone", "after")[0]["stage"] == [events.STARTED, events.SENT]
+    run("timeline", "whole-gone", code=1)
+    run("find", "--args", "x", code=1)
+    assert rows_of(run("slow", "--by", "wait", "--json", code=1)) == []
 
 
 # ---------------------------------------------------------------------------------------------- crafted

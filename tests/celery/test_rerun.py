@@ -109,7 +109,7 @@ def test_a_retried_task_begins_anew(fleet, ask):
 
 def test_a_workflow_and_a_part_of_a_chord(fleet, ask):
     """A part under a new id does not count for the chord; the chord of the first one is shown."""
-    parts = group(fleet.task(work.add).s(n, n) for n in range(3))
+    parts = group([fleet.task(work.add).s(n, n) for n in range(3)])
     result = chain(parts, fleet.task(work.total).s()).apply_async()
     assert result.get(timeout=PATIENCE_S) == 6
     ended(fleet, result.id)

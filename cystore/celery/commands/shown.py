@@ -37,9 +37,9 @@ def duration_text(seconds: float) -> str:
     """A length of time: three digits below a minute, then the two largest units."""
     if seconds < 0.9995:
         return f"{seconds * 1000:.3g} ms"
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.3g} s"
-    whole = int(seconds)
+    whole = round(seconds)
     words: list[str] = []
     for unit, size in (*UNITS, ("s", 1)):
         if whole >= size and len(words) < 2:

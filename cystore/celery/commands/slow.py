@@ -36,13 +36,13 @@ def command(
         )
         newest_first = shown.watched(store, found, lines_follow=False)
         slowest = searches.slowest(store, newest_first, sort, limit, by_name=each_name)
-    if as_json:
-        for seconds, life in slowest:
-            write_json({f"{sort}_s": seconds, **shown.life_object(life)})
-    elif slowest:
-        _table(sort, slowest)
-    else:
+    if not slowest:
         common.nothing_found(ctx, "no run, as far as the lifecycle log knows")
+    if not as_json:
+        _table(sort, slowest)
+        return
+    for seconds, life in slowest:
+        write_json({f"{sort}_s": seconds, **shown.life_object(life)})
 
 
 def _table(sort: searches.Sort, slowest: list[tuple[float, Life]]) -> None:
