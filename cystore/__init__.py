@@ -41,10 +41,14 @@ from cystore.store import MessageStore, close_all, open  # noqa: A004 - the surf
 
 if TYPE_CHECKING:
     from cystore.arrow import to_arrow as to_arrow
+    from cystore.dataset import scan as scan
 
 __version__ = RELEASE
 
-# Without to_arrow: `from cystore import *` works where pyarrow is not installed.
+# What needs pyarrow, and where it is.
+_LAZY = {"to_arrow": "cystore.arrow", "scan": "cystore.dataset"}
+
+# Without these: `from cystore import *` works where pyarrow is not installed.
 __all__ = [
     "CorruptRecordError",
     "FencedError",
@@ -77,15 +81,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`to_arrow` is loaded when it is used: it needs pyarrow."""
-    if name != "to_arrow":
+    """`to_arrow` and `scan` are loaded when they are used: they need pyarrow."""
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return importlib.import_module("cystore.arrow").to_arrow
+        return getattr(importlib.import_module(_LAZY[name]), name)
     except ModuleNotFoundError as error:
         if error.name != "pyarrow":
             raise
-        raise ImportError("cystore.to_arrow needs pyarrow: pip install 'cystore[arrow]'") from error
+        raise ImportError(f"cystore.{name} needs pyarrow: pip install 'cystore[arrow]'") from error
 
 
 atexit.register(close_all)

@@ -6,10 +6,11 @@ is written, locked or recovered by reading, and a batch's buffers are filled str
 
 from __future__ import annotations
 
+import glob
 import os
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
@@ -119,7 +120,7 @@ class ReadSettings:
 
 
 def to_arrow(
-    store: str | os.PathLike[str] | MessageStore,
+    store: str | os.PathLike[str] | MessageStore | Sequence[str | os.PathLike[str] | MessageStore],
     *,
     columns: Sequence[str] | None = None,
     topic: str | Sequence[str] = (),
@@ -141,12 +142,12 @@ def to_arrow(
 ) -> pa.RecordBatchReader:
     """The records of a store's log, in physical order, as a `pyarrow.RecordBatchReader`.
 
-    `store` is the path of a store, in use or not, recovered or not (`settings` are then fields of StoreConfig), or an open store.
-    What was published when this is called is read, nothing that comes later. `columns` are names of `cystore.arrow.COLUMNS`
-    (default: all), the fewer the faster. Each filter takes one value or several: `topic`, `queue_id`, `tags`, `key` (one of the
-    keys, or the unique key); `begin_ms` and `end_ms` bound the store timestamp, `begin_offset` and `end_offset` the queue
-    offset, `begin` and `end` the physical offset; each end is exclusive. `transactions` gives what no consume queue holds, too:
-    prepared and rolled back messages.
+    `store` is the path of a store, in use or not, recovered or not (`settings` are then fields of StoreConfig), an open store, a glob, or
+    several of these, which are read one after the other. What was published when this is called is read, nothing that comes later.
+    `columns` are names of `cystore.arrow.COLUMNS` (default: all), the fewer the faster. Each filter takes one value or several:
+    `topic`, `queue_id`, `tags`, `key` (one of the keys, or the unique key); `begin_ms` and `end_ms` bound the store timestamp,
+    `begin_offset` and `end_offset` the queue offset, `begin` and `end` the physical offset; each end is exclusive. `transactions` gives
+    what no consume queue holds, too: prepared and rolled back messages.
 
     `on_corruption`: "fail" raises CorruptRecordError at the first damaged place, known holes among them; "skip" goes on behind
     it; "column" gives a row for it, with the columns `corrupt` (why) and `corrupt_end` (where it ends). Text that is not UTF-8
@@ -154,10 +155,10 @@ def to_arrow(
     """
     known = {**COLUMNS, **DAMAGE_COLUMNS} if on_corruption == "column" else COLUMNS
     rows = RowFilter(
-        topics=_several("topic", topic, str),
-        queue_ids=_several("queue_id", queue_id, int),
-        tags=_several("tags", tags, str),
-        keys=_several("key", key, str),
+        topics=several("topic", topic, str),
+        queue_ids=several("queue_id", queue_id, int),
+        tags=several("tags", tags, str),
+        keys=several("key", key, str),
         offsets=_bounds("offset", begin_offset, end_offset, 0),
         times_ms=_bounds("ms", begin_ms, end_ms, -FOREVER),
         physical=_bounds("", begin, end, 0),
@@ -171,17 +172,45 @@ def to_arrow(
         batch_rows=_size("batch_rows", batch_rows),
         batch_bytes=_size("batch_bytes", batch_bytes),
     )
-    opened = (
-        nullcontext(store)
-        if isinstance(store, MessageStore)
-        else open_store(store, **{**settings, "read_only": True})
-    )
-    with opened as attached:
-        ranges = plan_ranges(attached.snapshot(), rows)
+    ranges: list[LogRange] = []
+    for one in stores_of(store):
+        with reading(one, settings) as opened:
+            ranges += plan_ranges(opened.snapshot(), rows)
     return pa.RecordBatchReader.from_batches(read.schema, read_ranges(ranges, read))
 
 
-def _several(name: str, given: Any, kind: type) -> tuple[Any, ...]:
+def stores_of(
+    given: str | os.PathLike[str] | MessageStore | Sequence[str | os.PathLike[str] | MessageStore],
+) -> list[Path | MessageStore]:
+    """The stores that paths and globs name now, each once, and open ones as they are. Raises StoreConfigError for none, StoreFormatError
+    for a glob that nothing matches."""
+    places = [given] if isinstance(given, (str, os.PathLike, MessageStore)) else list(given)
+    found: dict[Path | MessageStore, None] = {}
+    for place in places:
+        if isinstance(place, MessageStore):
+            found[place] = None
+            continue
+        if not isinstance(place, (str, os.PathLike)) or not os.fspath(place):
+            raise StoreConfigError(f"a store is named by its path, not by {place!r}")
+        text = os.fspath(place)
+        is_pattern = glob.has_magic(text) and not os.path.lexists(text)
+        matches = sorted(glob.glob(text)) if is_pattern else [text]
+        if not matches:
+            raise StoreFormatError("no store matches", path=text)
+        found |= dict.fromkeys(Path(os.path.realpath(match)) for match in matches)
+    if not found:
+        raise StoreConfigError("no store to read: give a path, a glob or several of them")
+    return list(found)
+
+
+def reading(store: Path | MessageStore, settings: Mapping[str, Any]) -> AbstractContextManager[MessageStore]:
+    """For a with block: an open store as it is, another one opened for it alone."""
+    if isinstance(store, MessageStore):
+        return nullcontext(store)
+    return open_store(store, **{**settings, "read_only": True})
+
+
+def several(name: str, given: Any, kind: type) -> tuple[Any, ...]:
     several = (
         (given,) if isinstance(given, kind) else tuple(given) if not isinstance(given, (str, int)) else None
     )
