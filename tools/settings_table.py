@@ -94,8 +94,8 @@ APP: tuple[tuple[str, Any, str, str], ...] = (
     (store_watch.SETTING, store_watch.EXIT, "", "what a worker does whose store is away: `exit` or `wait`"),
     (homes.HOME, None, "", "id of the store that keeps results of a process without one ([several hosts](celery.md#more-than-one-host))"),
     ("cystore_chord_claim_s", chords.CLAIM_S, "s", "how long a worker may take to send a chord's body"),
-    ("cystore_redis_url", None, "", "Redis for the fleet's duties, and for [results of other hosts](remote.md); default: the broker, if it "
-     "is a Redis; `\"\"`: none"),
+    ("cystore_redis_url", None, "",
+     "Redis for duties and for [results of other hosts](remote.md); default: the broker, if it is one; `\"\"`: none"),
     ("cystore_redis_options", {}, "", "options of redis-py's client"),
     (host.SETTING, True, "", "a worker's main process answers when [other hosts](remote.md) read results of its store"),
     ("cystore_host_reput", False, "", "the worker's main process dispatches at once"),
