@@ -149,7 +149,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         body = encode_meta(
             meta, self.encode, self.prepare_exception, name=name, limit_bytes=self._largest_bytes()
         )
-        also = request.get("cystore_once_key") if state == states.SUCCESS and request is not None else None
+        also = getattr(request, "cystore_once_key", None) if state == states.SUCCESS else None
         self._append(
             records.RESULTS, task_id, body, tag=state, name=name, request=request, part=part, also=also
         )

@@ -28,6 +28,7 @@ RESULTS, BYTES = 30_000, 6_000
 BOUND_BYTES = 80 << 20
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("work", ["store", "read"])
 def test_the_peak_of_a_child_stays_flat(url, work):
     """Seen: with 180 MB of results stored, the peak was 180 MB higher, and `--max-memory-per-child` ended the child."""

@@ -134,6 +134,7 @@ def test_pickled_and_compressed_results(tmp_path):
         assert newest.meta == {}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("options", "named"),
     [

@@ -241,6 +241,7 @@ def test_every_duty_has_a_place_to_be_killed_at():
     assert PLACES.keys() == ALL.keys()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["reput", "clean_expired", "flush", "checkpoint", "scrub"])
 def test_a_holder_that_is_killed_in_the_middle_of_a_duty(kill_a_holder, name):
     def prepare(store: MessageStore) -> None:

@@ -64,6 +64,7 @@ def many_that_wait(url: str, library: str) -> list:
     return [sorted(got), len(backends)]
 
 
+@pytest.mark.sampled(1)
 @LIBRARIES
 def test_more_greenlets_wait_than_the_hub_has_threads(url, library):
     """They share one backend, which waits in one native thread for all of them."""
@@ -114,6 +115,7 @@ def a_put_and_who_lets_it_through(url: str, library: str, lock: str) -> list:
     return [order, app.backend.get_result("id")]
 
 
+@pytest.mark.sampled(2)
 @LIBRARIES
 @pytest.mark.parametrize("lock", ["flush", "append"])
 def test_another_greenlet_runs_during_a_put(url, library, lock):

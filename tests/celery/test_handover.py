@@ -29,6 +29,7 @@ def handover(fleet: Fleet, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("away", ["exit", "wait"])
 def test_a_worker_hands_its_store_over_between_two_tasks(tmp_path, away):
     with fleet_in(tmp_path, cystore_store_away=away) as fleet, Process() as newer:

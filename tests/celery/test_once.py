@@ -144,12 +144,14 @@ def test_what_a_duplicate_gets(tmp_path, fleet):
 def test_options_that_make_no_sense(once, words):
     app = Celery("shop", broker="memory://", set_as_current=False)
     with pytest.raises(ImproperlyConfigured, match=words):
-        app.task(base=Once, once=once, name="shop.charge")(charge).name  # noqa: B018 - makes the task
+        app.task(base=Once, once=once, name="shop.charge", shared=False)(charge).name  # noqa: B018 - makes the task
 
 
 def test_keys_and_the_window(make_backend, monkeypatch):
     backend = make_backend()
-    task = backend.app.task(base=Once, once={"keys": ["b", "a"], "window_s": 60}, name="shop.charge")(charge)
+    task = backend.app.task(
+        base=Once, once={"keys": ["b", "a"], "window_s": 60}, name="shop.charge", shared=False
+    )(charge)
     key = task._once_key("", (1,), {})
     assert key == task._once_key("", (), {"b": 1, "a": 1}) != task._once_key("", (1, 2), {})
     for wrong in ((1, 2, 3), ()):

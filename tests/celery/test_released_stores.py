@@ -33,6 +33,7 @@ def wait_for(path, before, threads_before) -> None:
     assert (threads(), descriptors(), mapped(path)) == (threads_before, before, [])
 
 
+@pytest.mark.slow
 def test_apps_that_are_dropped_leave_their_stores(tmp_path):
     """Seen: 80 apps left 80 threads."""
     gc.collect()

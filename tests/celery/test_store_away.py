@@ -48,6 +48,7 @@ def sync_failed(fleet: Fleet) -> None:
     control.set_flag(FLAGS["FLAG_SYNC_FAILED"][0])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
 def test_a_worker_whose_store_was_moved_ends_and_leaves_the_tasks_to_the_broker(tmp_path, pool):
     """Seen: it went on taking tasks ("Pool callback raised exception"), acknowledged them, and their results were lost."""
@@ -95,6 +96,7 @@ def test_a_failed_sync_stops_a_worker_too(tmp_path):
         assert waiting(fleet) == 3
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
 def test_a_worker_that_waits_goes_on_when_its_store_is_back(tmp_path, pool):
     with fleet_in(tmp_path, cystore_store_away="wait") as fleet:
