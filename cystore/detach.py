@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from cystore._native.failpoint import failpoint
 from cystore.attach import Attachment
+from cystore.clock import monotonic_s
 from cystore.derived.known_queues import save_known_queues
 from cystore.engine.allocate import CONTROL_NAME, HEADROOM_NAME
 from cystore.engine.flush import SYNC_FAILED
@@ -21,10 +22,10 @@ log = logging.getLogger("cystore")
 REPAIRED = ("dispatch", "append", "deliver")  # locks, in the order in which a detach repairs them
 
 
-def detach(attachment: Attachment) -> None:
+def detach(attachment: Attachment, begun_s: float | None = None) -> None:
     """Leaves the store. A writer makes the log durable first: those who stay may be readers, or writers without the service "flush". The
     last one out makes the rest durable, too, and removes `abort` (`_shut_down`). Everybody repairs what dead owners of locks left.
-    Nothing may use the attachment any more.
+    Nothing may use the attachment any more. Somebody else's flush is waited for until sync_flush_timeout_ms after `begun_s` (default: now).
 
     Raises NotDurableError, after everything was let go, when a part of the store may not be on the disk.
     """
@@ -32,9 +33,10 @@ def detach(attachment: Attachment) -> None:
         attachment.release()
         return
     missing: NotDurableError | None = None
+    until_s = (monotonic_s() if begun_s is None else begun_s) + attachment.config.sync_flush_timeout_ms / 1000
     try:
         # Before the gate: who opens the store does not wait for the disk, nor for a stopped process that is flushing.
-        unflushed = _flush_log(attachment) if attachment.control.intact else None
+        unflushed = _flush_log(attachment, until_s) if attachment.control.intact else None
         with attachment.locks.gate():
             alone = attachment.locks.try_alone()
             if attachment.control.intact:
@@ -43,7 +45,7 @@ def detach(attachment: Attachment) -> None:
             if not attachment.control.intact:
                 log.error("%s: the control block was overwritten; the next load recovers", attachment.root)
             elif alone:
-                missing = _shut_down(attachment)
+                missing = _shut_down(attachment, until_s)
             else:
                 missing = unflushed
                 _repair(attachment)
@@ -55,17 +57,21 @@ def detach(attachment: Attachment) -> None:
         raise missing
 
 
-def _flush_log(attachment: Attachment) -> NotDurableError | None:
-    """Makes durable what is appended by now. Waits for whoever is flushing, up to sync_flush_timeout_ms. Gives what may not be durable."""
+def _flush_log(attachment: Attachment, until_s: float) -> NotDurableError | None:
+    """Makes durable what is appended by now. Waits for whoever is flushing, up to a time. Gives what may not be durable."""
     control, wanted = attachment.control, attachment.control.wrote
     try:
         if control.flushed < wanted:
-            attachment.flusher.flush_to(wanted)
+            attachment.flusher.flush_to(wanted, _left_ms(until_s))
     except StoreError as error:
         if control.flushed < wanted:
             return _not_durable(attachment, wanted, error)
         log.warning("%s: closing, and the log is durable: %s", attachment.root, error)
     return None
+
+
+def _left_ms(until_s: float) -> int:
+    return max(int(1000 * (until_s - monotonic_s())), 0)
 
 
 def _not_durable(attachment: Attachment, end: int, error: StoreError) -> NotDurableError:
@@ -84,13 +90,13 @@ def _repair(attachment: Attachment, names: Sequence[str] = REPAIRED) -> None:
             pass  # taking it has repaired it
 
 
-def _shut_down(attachment: Attachment) -> NotDurableError | None:
+def _shut_down(attachment: Attachment, until_s: float) -> NotDurableError | None:
     """The last one out makes the log durable first, whatever state queues and index are in; then these. `abort` goes when both are
     done: else it stays, and the next load recovers. Gives what may not be durable."""
     root, control = attachment.root, attachment.control
     try:
         _repair(attachment, ("append",))
-        attachment.flusher.flush_to(control.wrote)
+        attachment.flusher.flush_to(control.wrote, _left_ms(until_s))
         if not control.flags & SYNC_FAILED:
             attachment.flusher.sync_checkpoint()
     except StoreError as error:

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 from cystore.attach import Attachment
+from cystore.clock import monotonic_s
 from cystore.detach import detach
 from cystore.errors import StoreClosedError
 from cystore.services.housekeeper import housekeeper
@@ -113,6 +114,7 @@ class Leaving:
             self._done.set()
 
     def _leave(self, parts: Attachment) -> None:
+        begun_s = monotonic_s()
         housekeeper.unwatch(parts)
         for thread in self._threads:
             thread.stop()
@@ -124,7 +126,7 @@ class Leaving:
             parts.appender.detach()
             while parts.appender.active_calls:
                 os_threads.pause(0.001)  # each leaves within its own bounded wait
-        detach(parts)
+        detach(parts, begun_s)  # the threads may have waited for somebody's flush: that counts
 
 
 def keeping(owner: object, function: Callable[..., Any]) -> Callable[..., Any]:

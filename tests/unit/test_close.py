@@ -6,14 +6,19 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import threading
 
 import pytest
 
 import cystore
+from cystore import detach
 from cystore.derived.consume_queue import ConsumeQueue
+from cystore.engine import flush
 from cystore.engine.checkpoint import read_checkpoint
 from cystore.engine.segments import file_name
 from cystore.errors import FlushFailedError, NotDurableError, StoreFullError
+from cystore.services import leaving
+from cystore.services.threads import ServiceThread
 from cystore.system import files
 from tests.process import Failed, Process
 from tests.small import LOG_BYTES, body_for, open_small
@@ -175,6 +180,45 @@ def test_a_writer_that_closes_beside_a_stopped_flush_says_what_is_not_durable(tm
         stopped.do("turn.__exit__(None, None, None); None")
         writer.do("store.close()")
         assert read_checkpoint(path).watermark == store.wrote_position
+
+
+class Waits:
+    """The control block of a flusher, whose waits take no time: each moves a clock on. The first one waits for the close."""
+
+    def __init__(self, control) -> None:
+        self._control, self.now_s, self.count = control, 0.0, 0
+        self.begun, self.closing = threading.Event(), threading.Event()
+
+    def __getattr__(self, name):
+        return getattr(self._control, name)
+
+    def wait_flush(self, seen, timeout_ms) -> None:
+        self.begun.set()
+        self.closing.wait()
+        self.now_s += timeout_ms / 1000
+        self.count += 1
+
+
+def test_close_waits_once_for_a_stopped_flush(tmp_path, monkeypatch):
+    """Seen: close waited sync_flush_timeout_ms for its own thread, which waited for the flush of a stopped process, and then once more."""
+    path = str(tmp_path / "s")
+    settings = {"services": ("flush",), "flush_interval_commit_log_ms": 10, "sync_flush_timeout_ms": 1_000}
+    with Process() as stopped:
+        stopped.do(OPEN, path=path, limit_ms=100)
+        stopped.do("turn = store._parts.control.held('flush'); turn.__enter__(); None")
+        store = cystore.open(path, flush_commit_log_least_pages=0, **settings)
+        flusher = store._parts.flusher
+        waits = flusher._control = Waits(flusher._control)
+        for module in (flush, leaving, detach):
+            monkeypatch.setattr(module, "monotonic_s", lambda: waits.now_s)
+        stop = ServiceThread.stop
+        monkeypatch.setattr(ServiceThread, "stop", lambda self: (stop(self), waits.closing.set()))
+        store.put("T", b"x")
+        waits.begun.wait()
+        with pytest.raises(NotDurableError):
+            store.close()
+        assert 10 <= waits.count <= 12  # of 100 ms
+        stopped.do("turn.__exit__(None, None, None); None")
 
 
 def test_a_durable_store_that_was_moved_closes(tmp_path, caplog):
