@@ -28,6 +28,7 @@ from cystore.errors import (
     NotDurableError,
     StoreClosedError,
     StoreConfigError,
+    StoreError,
     StoreNotWritableError,
     StoreResourceError,
 )
@@ -41,6 +42,7 @@ from cystore.snapshot import LogSnapshot
 from cystore.stats import QueueRange, store_stats
 from cystore.store_upkeep import StoreUpkeep
 from cystore.system import os_threads
+from cystore.system.folders import check_place
 
 log = logging.getLogger("cystore")
 
@@ -119,9 +121,11 @@ class MessageStore(StoreUpkeep):
             leaving, dropped = self._leaving, self._dropped
             try:
                 parts = self._attach(private)
-            except BaseException:
+            except BaseException as error:
                 self._leaving, self._dropped = leaving, dropped
                 self._start(private, [])
+                if isinstance(error, StoreError):
+                    check_place(private.root)  # which says that the directory was deleted, or moved
                 raise
             dropped.cancel()
             housekeeper.unwatch(private)

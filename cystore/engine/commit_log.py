@@ -20,6 +20,7 @@ from cystore.engine.segments import MappedFileQueue, Mode
 from cystore.errors import CorruptRecordError, OffsetError
 from cystore.layout import RECORD_MAGIC_BLANK
 from cystore.system import files
+from cystore.system.folders import check_place
 
 DIRECTORY = "commitlog"
 MARKER = "CYSTORE"
@@ -76,6 +77,7 @@ class CommitLog:
         segment = self._part_at(physical_offset)
         if segment is None:
             self._check_readable(physical_offset)  # cleaned meanwhile?
+            check_place(self._root)  # all files are missing in a directory that was deleted
             raise CorruptRecordError(
                 "the commit log file is missing",
                 path=self.files.path(self.files.base_of(physical_offset)),

@@ -109,3 +109,21 @@ def test_a_store_that_is_moved_back_goes_on(tmp_path):
         (tmp_path / "elsewhere").rename(path)
         store.put("T", b"4", flush="sync")
         assert [bytes(m.body) for m in store.get("T", 0, 0).messages] == [b"1", b"2", b"3", b"4"]
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_a_reader_of_a_deleted_directory_is_told_so(tmp_path, attached):
+    """Seen: a handle that only reads said that a file of the log is missing, or that the directory is no store."""
+    path = tmp_path / "s"
+    writer = open_small(path)
+    for _ in range(40):
+        writer.put("T", body_for(1024))
+    writer.dispatch()
+    if not attached:
+        writer.close()
+    with open_small(path, read_only=True) as reader:
+        deleted(path)
+        for read in (lambda: reader.get("T", 0, 20), lambda: list(reader.scan()), lambda: reader.read(1024)):
+            with pytest.raises(cystore.StoreMovedError, match="deleted"):
+                read()
+    left(writer)
