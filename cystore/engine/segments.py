@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import os
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Literal, TypeVar
 
 from cystore._native.mapping import MappedFile
 from cystore.engine.mappings import Mappings
-from cystore.errors import StoreFormatError, StoreResourceError
+from cystore.errors import StoreError, StoreFormatError, StoreResourceError
 from cystore.system import files, os_threads
 
 log = logging.getLogger("cystore")
@@ -56,7 +57,8 @@ class MappedFileQueue:
     Without `durable_names` files are made without waiting for the disk, and `sync_names` does that for all of them at once.
     `scattered`: the files are touched here and there, so a page fault reads nothing ahead.
     A file of another length is refused; with Mode.PRIVATE `odd_files` says what recovery would have made of it: lengthened with
-    zeros ("extend") or removed ("remove").
+    zeros ("extend") or removed ("remove"). Where recovery removes it, its bytes follow from the log. Then a process that writes gives
+    it its length when it maps it, and for one that reads it is not there.
     """
 
     def __init__(
@@ -87,6 +89,9 @@ class MappedFileQueue:
         self._imagined: dict[int, MappedFile] = {}  # PRIVATE: files that exist in memory only
         self._removed: set[int] = set()  # PRIVATE: files that recovery dropped
         self._odd_files = odd_files if mode is Mode.PRIVATE else "refuse"
+        self._odd_length: Literal["refuse", "mend", "skip"] = "refuse"
+        if odd_files == "remove" and mode is not Mode.PRIVATE:
+            self._odd_length = "mend" if mode is Mode.WRITE else "skip"
         self._lock = os_threads.RLock()
         self._configured_bytes = file_bytes
         self._forgotten = 0  # how often all mappings were dropped
@@ -108,6 +113,10 @@ class MappedFileQueue:
         bases.sort()
         if self._odd_files != "refuse":
             bases = self._as_recovered(bases, sizes)
+        if self._odd_length == "skip":
+            bases = [base for base in bases if sizes[base] == self._configured_bytes]
+        elif self._odd_length == "mend":
+            sizes = dict.fromkeys(bases, self._configured_bytes)
         if bases:
             first = sizes[bases[0]]
             if first != self._configured_bytes:
@@ -218,6 +227,24 @@ class MappedFileQueue:
             except StoreResourceError:
                 if not self._mappings.make_room():
                     raise
+            except StoreError:
+                if self._odd_length == "refuse" or not self._is_odd(path):
+                    raise
+                if self._odd_length == "skip":
+                    return None
+                self._mend_length(path)
+
+    def _is_odd(self, path: Path) -> bool:
+        with files.opened(path) as fd:
+            return files.length_of(fd, path) != self.file_bytes
+
+    def _mend_length(self, path: Path) -> None:
+        """Gives a file its length and space again. Whoever has it mapped may go on: each page has a place in the file then."""
+        log.error("%s: a file of another length gets its %d bytes again", path, self.file_bytes)
+        files.extend(path, self.file_bytes)
+        files.shorten(path, self.file_bytes)
+        with files.opened(path, os.O_RDWR) as fd:
+            files.allocate(fd, 0, self.file_bytes, path)
 
     def _needed(self, file: MappedFile) -> bool:
         """Whether a mapping must stay: what was written to private memory is nowhere else."""
