@@ -37,6 +37,7 @@ log = logging.getLogger("cystore")
 SYNC_FAILED = FLAGS["FLAG_SYNC_FAILED"][0]
 WAIT_SLICE_MS = 100
 CHECKPOINT_INTERVAL_MS = 1000
+URGENT_BYTES = 16 * 1024 * 1024  # of log that are not durable: the disk works on so much for some 0.1 s
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 RECORD_SIZE_MIN = CONSTANTS["RECORD_SIZE_MIN"][0]
 BORN_HOST_V6 = CONSTANTS["SYS_FLAG_BORN_HOST_V6"][0]
@@ -307,6 +308,13 @@ class Flusher:
     def idle(self) -> bool:
         """Whether nothing is left to be made durable."""
         return self._upkeep.checkpointed >= self._control.flushed >= self._control.wrote
+
+    @property
+    def urgent(self) -> bool:
+        """Whether so much is to be made durable that the next turn should not wait for its time. The disk takes long for a whole
+        interval of fast appends, and the oldest of them waits for both."""
+        control = self._control
+        return not control.flags & SYNC_FAILED and control.wrote - control.flushed >= URGENT_BYTES
 
     def run_once(self) -> Progress:
         """One look: flushes the log when enough pages are dirty, or when enough time has passed; then the checkpoint, once a second.

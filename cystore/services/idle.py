@@ -14,13 +14,21 @@ from cystore.system import os_threads
 
 QUIET_S = 1.0  # without an append, before a thread sleeps until the next one
 SLEEP_MS = 2000
+LOOK_S = 0.05  # how often a thread looks whether its work is due before the interval is over
 
 
 class QuietWait:
-    """Waits for one service thread. `idle()` says that the service has nothing left to do; `stopping` ends the thread."""
+    """Waits for one service thread. `idle()` says that the service has nothing left to do; `stopping` ends the thread. `due()` says that
+    it cannot wait for the end of its interval."""
 
-    def __init__(self, control: Control, idle: Callable[[], bool], stopping: os_threads.Flag) -> None:
-        self._control, self._idle, self._stopping = control, idle, stopping
+    def __init__(
+        self,
+        control: Control,
+        idle: Callable[[], bool],
+        stopping: os_threads.Flag,
+        due: Callable[[], bool] | None = None,
+    ) -> None:
+        self._control, self._idle, self._stopping, self._due = control, idle, stopping, due
         self._seen, self._since_s = control.append_seq, monotonic_s()
 
     def __call__(self, interval_s: float) -> None:
@@ -29,9 +37,19 @@ class QuietWait:
         if seen != self._seen or not self._idle():
             self._seen, self._since_s = seen, now_s
         if now_s - self._since_s < QUIET_S:
-            self._stopping.wait(interval_s)
+            self._nap(interval_s)
         elif not self._stopping.is_set():  # whoever stops the thread changes the word after that
             self._control.wait_append(seen, SLEEP_MS)
+
+    def _nap(self, interval_s: float) -> None:
+        """Sleeps for an interval, or until the work is due."""
+        if self._due is None:
+            self._stopping.wait(interval_s)
+            return
+        until_s = monotonic_s() + interval_s
+        while (left_s := until_s - monotonic_s()) > 0:
+            if self._stopping.wait(min(left_s, LOOK_S)) or self._due():
+                break
 
 
 class AppendWait:

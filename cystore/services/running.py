@@ -24,7 +24,15 @@ def start_service(name: str, parts: Attachment, config: StoreConfig, threads: li
         case "flush":
             log_s = config.flush_interval_commit_log_ms / 1000
             queues_s = config.flush_interval_consume_queue_ms / 1000
-            _start_quiet(name, parts, parts.turn(flusher.run_once), lambda: flusher.idle, log_s, threads)
+            _start_quiet(
+                name,
+                parts,
+                parts.turn(flusher.run_once),
+                lambda: flusher.idle,
+                log_s,
+                threads,
+                lambda: flusher.urgent,
+            )
             _start_quiet(
                 "flush-queues",
                 parts,
@@ -59,8 +67,10 @@ def _start_quiet(
     idle: Callable[[], bool],
     interval_s: float,
     threads: list[ServiceThread],
+    due: Callable[[], bool] | None = None,
 ) -> None:
-    """Starts a service that sleeps until the next append when there is nothing to do."""
+    """Starts a service that sleeps until the next append when there is nothing to do. It comes back before the interval is over when its
+    work is `due`."""
     stopping = os_threads.Flag()
-    wait = QuietWait(parts.control, idle, stopping)
+    wait = QuietWait(parts.control, idle, stopping, due)
     ServiceThread(name, run_once, interval_s, wait, flag=lambda: stopping, among=threads)

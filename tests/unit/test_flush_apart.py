@@ -8,12 +8,13 @@ import threading
 
 import pytest
 
+import cystore
 from cystore.derived import consume_queue
 from cystore.derived.consume_queue import ConsumeQueue
 from cystore.engine import flush
 from cystore.engine.checkpoint import Checkpoint, read_checkpoint
 from cystore.errors import StoreTimeoutError, SyncFailedError
-from cystore.services.idle import SLEEP_MS, AppendWait, QuietWait
+from cystore.services.idle import LOOK_S, SLEEP_MS, AppendWait, QuietWait
 from cystore.system.file_system import FileSystem, tells_errors
 from tests.process import Process
 from tests.small import SETTINGS, open_small
@@ -202,6 +203,43 @@ def test_a_service_without_work_sleeps_until_the_next_append(monkeypatch):
     watched.stopped = True
     wait(0.02)
     assert len(watched.waits) == 4
+
+
+def test_much_that_is_not_durable_does_not_wait_for_the_interval(tmp_path):
+    """Seen: puts of 140 MiB a second left 70 MiB for one flush; the oldest byte was 2 to 3 intervals old when the disk had them."""
+    settings = {"flush_interval_commit_log_ms": 3_600_000, "mapped_file_size_commit_log_bytes": 64 << 20}
+    with cystore.open(tmp_path / "s", services=("flush",), **settings) as store:
+        control = store._attached().control
+        for _ in range(2):
+            for _ in range(5):
+                end = store.put("T", bytes(4_000_000))
+            end = end.physical_offset + end.size_bytes
+            for _ in range(20):
+                seen = control.flush_seq
+                if control.flushed >= end:
+                    break
+                control.wait_flush(seen, 3_000)
+            assert control.flushed >= end
+
+
+def test_a_service_looks_whether_its_work_is_due(monkeypatch):
+    from cystore.services import idle as module
+
+    now, due = [0.0], [False, False, True]
+    monkeypatch.setattr(module, "monotonic_s", lambda: now[0])
+    watched = Watched()
+
+    def wait(interval_s):
+        watched.waits.append(interval_s)
+        now[0] += interval_s
+
+    watched.wait = wait
+    quiet = QuietWait(watched, lambda: False, watched, lambda: due.pop(0))
+    quiet(0.5)
+    assert watched.waits == [LOOK_S] * 3
+    due[:] = [False] * 3
+    quiet(LOOK_S * 2.5)
+    assert watched.waits[3:] == [LOOK_S, LOOK_S, pytest.approx(LOOK_S / 2)]
 
 
 def test_an_idle_thread_that_dispatches_sleeps_until_the_next_append():
