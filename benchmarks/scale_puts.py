@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import multiprocessing
 import os
 import threading
 import time
 from collections.abc import Callable
 from multiprocessing.sharedctypes import Synchronized
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +32,48 @@ def _open(root: Path, **more: Any) -> cystore.MessageStore:
     )
 
 
-def _copies(until: float, worst_ns: Synchronized[int]) -> None:
-    """The slowest turn of a loop that copies a record's worth of bytes: what this machine does to any loop."""
+def _mapped(path: Path, length: int) -> mmap.mmap:
+    """A mapped file whose pages are all there."""
+    with path.open("r+b" if path.exists() else "w+b") as file:
+        os.posix_fallocate(file.fileno(), 0, length)
+        found = mmap.mmap(file.fileno(), length)
+    found[:] = bytes(length)
+    return found
+
+
+def _copies(
+    path: Path,
+    ready: Barrier,
+    seconds: float,
+    memory_ns: Synchronized[int],
+    mapped_ns: Synchronized[int],
+) -> None:
+    """The slowest turns of a loop that copies a record's worth of bytes, into memory and into a mapped file of the store's disk, one behind
+    the other and again from its beginning: what this machine does to any loop."""
     source, target = ctypes.create_string_buffer(COPY_BYTES), ctypes.create_string_buffer(COPY_BYTES)
-    worst = 0
-    before = time.perf_counter_ns()
+    mapped = _mapped(path, SEGMENT_BYTES)
+    begin = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+    memory = file = at = 0
+    ready.wait()
+    until = time.time() + seconds
     while time.time() < until:
+        begun = time.perf_counter_ns()
         ctypes.memmove(target, source, COPY_BYTES)
-        now = time.perf_counter_ns()
-        worst, before = max(worst, now - before), now
-    worst_ns.value = worst
+        between = time.perf_counter_ns()
+        ctypes.memmove(begin + at, source, COPY_BYTES)
+        memory, file = max(memory, between - begun), max(file, time.perf_counter_ns() - between)
+        at = (at + COPY_BYTES) % SEGMENT_BYTES
+    memory_ns.value, mapped_ns.value = memory, file
+
+
+def _sync_copies(path: Path, ready: Barrier, seconds: float) -> None:
+    """Makes durable what the loop copied to the file, as often as the log is flushed."""
+    with path.open("r+b") as file:
+        ready.wait()
+        until = time.time() + seconds
+        while time.time() < until:
+            time.sleep(INTERVAL_MS / 1000)
+            os.fdatasync(file.fileno())
 
 
 def _waited_ns(fd: int) -> int:
@@ -48,11 +82,18 @@ def _waited_ns(fd: int) -> int:
 
 
 def _puts(
-    root: Path, queues: int, until: float, worst_ns: Synchronized[int], own_ns: Synchronized[int]
+    root: Path,
+    queues: int,
+    ready: Barrier,
+    seconds: float,
+    worst_ns: Synchronized[int],
+    own_ns: Synchronized[int],
 ) -> None:
     schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
     with _open(root, services="none") as store:
         worst, own, number, body = 0, 0, 0, b"x" * 1000
+        ready.wait()
+        until = time.time() + seconds
         while time.time() < until:
             waited, begun = _waited_ns(schedstat), time.perf_counter_ns()
             store.put("T", body, queue_id=number % queues)
@@ -65,19 +106,64 @@ def _puts(
     os.close(schedstat)
 
 
-def _watch(store: cystore.MessageStore, until: float) -> float:
-    """The greatest age of the oldest byte that is not flushed, in ms."""
+class _Syncs:
+    """When the flusher of this process waited for the disk, and how many bytes it gave it."""
+
+    def __init__(self, store: cystore.MessageStore) -> None:
+        flusher = store._attached().flusher
+        self._times: list[tuple[float, float]] = []
+        self._since: float | None = None
+        self.bytes, plain = 0, flusher._segments
+        flusher._segments = lambda begin, end: (_Timed(each, self) for each in plain(begin, end))  # type: ignore
+
+    def run(self, segment: Any, begin: int, end: int) -> None:
+        self._since = since = time.perf_counter()
+        try:
+            segment.sync_range(begin, end)
+        finally:
+            self._since = None
+            self._times.append((since, time.perf_counter()))
+            self.bytes += end - begin
+
+    def seconds(self, begin: float, end: float) -> float:
+        """How much of this time the flusher waited for the disk."""
+        since = self._since
+        times = [*self._times[-200:], *([] if since is None else [(since, end)])]
+        return sum(max(min(last, end) - max(first, begin), 0.0) for first, last in times)
+
+    def mib_s(self) -> float:
+        """What the disk did."""
+        took = sum(end - begin for begin, end in self._times)
+        return self.bytes / took / (1 << 20) if took else 0.0
+
+
+class _Timed:
+    """A segment whose syncs are timed."""
+
+    def __init__(self, segment: Any, syncs: _Syncs) -> None:
+        self._segment, self._syncs = segment, syncs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._segment, name)
+
+    def sync_range(self, begin: int, end: int) -> None:
+        self._syncs.run(self._segment, begin, end)
+
+
+def _watch(store: cystore.MessageStore, until: float) -> dict[str, float]:
+    """The greatest age of the oldest byte that is not flushed, in ms: whole, and less the time that the disk took to sync."""
     seen: list[tuple[float, int]] = []
-    oldest = 0.0
+    syncs, oldest, own = _Syncs(store), 0.0, 0.0
     while time.time() < until:
         now, at = time.perf_counter(), store.stats()
         seen.append((now, at["wrote"]))
         while seen and seen[0][1] <= at["flushed"]:
             seen.pop(0)
         if seen:
-            oldest = max(oldest, now - seen[0][0])
+            age = now - seen[0][0]
+            oldest, own = max(oldest, age), max(own, age - syncs.seconds(seen[0][0], now))
         time.sleep(0.01)
-    return oldest * 1000
+    return {"unflushed_ms": oldest * 1000, "unflushed_own_ms": own * 1000, "disk_mib_s": syncs.mib_s()}
 
 
 def _clean(store: cystore.MessageStore) -> None:
@@ -129,23 +215,31 @@ def beside(root: Path, number: int, queues: int, seconds: float, backlog_bytes: 
         store.flush()
         if name == BACKLOG:
             _leave_behind(store, queues, backlog_bytes)
-        begun, until = store.wrote_position, time.time() + 2 + seconds
-        put_ns, own_ns, copy_ns = (context.Value("q", 0) for _ in range(3))
+        begun, ready = store.wrote_position, context.Barrier(4)
+        put_ns, own_ns, copy_ns, mapped_ns = (context.Value("q", 0) for _ in range(4))
+        copies = root.with_name(root.name + "-copies")
+        _mapped(copies, SEGMENT_BYTES).close()
         processes = [
-            context.Process(target=_puts, args=(root, queues, until, put_ns, own_ns)),
-            context.Process(target=_copies, args=(until, copy_ns)),
+            context.Process(target=_puts, args=(root, queues, ready, seconds, put_ns, own_ns)),
+            context.Process(target=_copies, args=(copies, ready, seconds, copy_ns, mapped_ns)),
+            context.Process(target=_sync_copies, args=(copies, ready, seconds)),
         ]
-        worker = threading.Thread(target=_repeat, args=(work, store, until))
-        for one in (*processes, worker):
+        for one in processes:
             one.start()
-        oldest = _watch(store, until)
+        ready.wait()
+        until = time.time() + seconds
+        worker = threading.Thread(target=_repeat, args=(work, store, until))
+        worker.start()
+        unflushed = _watch(store, until)
         for one in (*processes, worker):
             one.join()
+        copies.unlink()
         return {
             "put_ms": put_ns.value / 1e6,
             "put_own_ms": own_ns.value / 1e6,
             "copy_ms": copy_ns.value / 1e6,
-            "unflushed_ms": oldest,
+            "mapped_ms": mapped_ns.value / 1e6,
+            **unflushed,
             "interval_ms": INTERVAL_MS,
             "mib_s": (store.wrote_position - begun) / seconds / (1 << 20),
         }
