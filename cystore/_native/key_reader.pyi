@@ -25,6 +25,14 @@ def find_messages(
     *,
     any_key: bool = False,
 ) -> QueryResult: ...
+def find_many(
+    window: LogWindow,
+    control: Control,
+    files: list[Any],
+    topic: bytes,
+    keys: list[bytes],
+    max_count: int,
+) -> list[QueryResult]: ...
 
 @final
 class KeyReader:

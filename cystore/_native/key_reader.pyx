@@ -31,6 +31,8 @@ cdef extern from "Python.h":
 
 cdef enum:
     SPARE_WINDOWS = 8
+    KEYS_AHEAD = 16
+    KEYS_BETWEEN_LOOKS = 256  # at the control block: somebody may have closed the store
 
 log = logging.getLogger("cystore")
 
@@ -155,6 +157,40 @@ def find_messages(LogWindow window not None, Control control not None, list file
         q.key = key_bytes
     q.key_len = <int>min(len(key), INT32_MAX)
     return _find(window, control.checked(), files, &q, key_bytes, max_count, begin_ms, end_ms)
+
+
+def find_many(LogWindow window not None, Control control not None, list files not None, bytes topic not None, list keys not None,
+              int64_t max_count):
+    """`find_messages` of each of many keys, in their order. The slots of the next keys are fetched from memory meanwhile."""
+    cdef control_block* block = control.checked()
+    cdef key_query q
+    cdef index_view newest
+    cdef MappedFile file = None
+    cdef bytes key
+    cdef tuple row
+    cdef int32_t seed
+    cdef Py_ssize_t at, ahead = 0, count = PyList_GET_SIZE(keys)
+    cdef list found = []
+    q.topic = <const uint8_t*>PyBytes_AS_STRING(topic)
+    q.topic_len = <int>min(len(topic), INT32_MAX)
+    seed = index_topic_seed(q.topic, q.topic_len)
+    if PyList_GET_SIZE(files):
+        row = <tuple>files[0]
+        file = row[0] if len(row) == 3 else row[3]()
+        if file is not None:
+            newest = index_view_of(file, row[1], row[2])
+    for at in range(count):
+        while file is not None and ahead < count and ahead < at + KEYS_AHEAD:
+            key = <bytes?>keys[ahead]
+            index_prefetch(&newest, index_key_hash(seed, <const uint8_t*>PyBytes_AS_STRING(key), len(key)))
+            ahead += 1
+        key = <bytes?>keys[at]
+        q.key = <const uint8_t*>PyBytes_AS_STRING(key)
+        q.key_len = <int>min(len(key), INT32_MAX)
+        found.append(_find(window, block, files, &q, q.key, max_count, 0, INT64_MAX))
+        if at % KEYS_BETWEEN_LOOKS == 0:
+            block = control.checked()
+    return found
 
 
 @cython.auto_pickle(False)

@@ -45,6 +45,7 @@ SAFE_TO_RETRY = (StoreFullError, PageCacheBusyError, StoreNotWritableError)
 
 log = logging.getLogger("cystore.celery")
 
+MANY = 10_000  # ids of one look; their records are in memory at once
 RECORD_ROOM = 64 * 1024  # for all of a record but its body, and for the end of its segment
 
 _backends: weakref.WeakSet[CystoreBackend] = weakref.WeakSet()
@@ -285,6 +286,18 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         memory.look(store, 0 if message is None else len(message.body))
         return message if message is not None and self.expiry.holds(message) else None
 
+    def latest_of(self, task_ids: Iterable[str]) -> dict[str, Message]:
+        """`latest` of many tasks, with one look at the store. Ids of which there is nothing are left out."""
+        store, ids = self.store, {records.key_of(task_id): task_id for task_id in task_ids}
+        found, size_bytes = {}, 0
+        for key, known in records.records_of_many(store, records.RESULTS, ids).items():
+            message = records.fold(known)
+            if message is not None and self.expiry.holds(message):
+                found[ids[key]] = message
+                size_bytes += len(message.body)
+        memory.look(store, size_bytes)
+        return found
+
     def all_states(self, task_id: str) -> list[Message]:
         """The records of an id since it was last forgotten that did not expire, oldest first."""
         found = []
@@ -354,8 +367,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
     ) -> Iterator[tuple[str, dict[str, Any]]]:
         """(task id, meta) of each task as it gets ready; with `max_iterations` only of those that are ready now."""
         waiting = []
-        for task_id in dict.fromkeys(map(str, task_ids)):
-            meta = self.get_task_meta(task_id)
+        for task_id, meta in self._metas_of(list(dict.fromkeys(map(str, task_ids)))):
             if meta["status"] not in states.READY_STATES:
                 waiting.append(self.app.AsyncResult(task_id, backend=self))
                 continue
@@ -366,6 +378,15 @@ class CystoreBackend(AsyncBackendMixin, Backend):
             yield from ResultSet(waiting, app=self.app).iter_native(
                 timeout=timeout, on_message=on_message, on_interval=on_interval
             )
+
+    def _metas_of(self, task_ids: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """What `get_task_meta` says of each, MANY of them with one look."""
+        for begin in range(0, len(task_ids), MANY):
+            some = task_ids[begin : begin + MANY]
+            found = self.latest_of(some) if self.location.path else {}
+            for task_id in some:
+                message = found.get(task_id)
+                yield task_id, self.get_task_meta(task_id) if message is None else self.meta_of(message)
 
     def _after_fork(self) -> None:
         """The child waits for nothing that its parent waits for."""

@@ -241,7 +241,7 @@ class ResultConsumer(BaseResultConsumer):
             covered = store.catch_up()
             for task_id in due:
                 self._new.pop(task_id, None)
-                found += self._known(task_id)
+            found += self._known_of(due)
             # Where dispatch stands still the log is read from there, some of it twice: queries stop at damage without a word.
             self._position = covered if everything else min(covered, self._position)
         self._failures += everything  # what is not read record by record may hold some
@@ -255,17 +255,22 @@ class ResultConsumer(BaseResultConsumer):
         except OffsetError:
             # Cleaning overtook a reader that was away for long: the index knows what is left.
             self._failures += 1
-            for task_id in list(self._awaited):
-                found += self._known(task_id)
+            found += self._known_of(list(self._awaited))
         self._position = end
         return [m for m in found if m.tags in states.READY_STATES or self._is_listened_to(m)]
 
-    def _known(self, task_id: str) -> list[Message]:
-        """What the store has of an id: the record that is valid; for somebody who listens all of them, oldest first."""
-        if task_id not in self._listeners:
-            message = self.backend.latest(task_id)
-            return [] if message is None else [message]
-        return self.backend.all_states(task_id)
+    def _known_of(self, task_ids: list[str]) -> list[Message]:
+        """What the store has of some ids: the record that is valid, all of them with one look; for somebody who listens all records, oldest
+        first."""
+        found: list[Message] = []
+        for task_id in task_ids:
+            if task_id in self._listeners:
+                found += self.backend.all_states(task_id)
+        silent = [task_id for task_id in task_ids if task_id not in self._listeners]
+        if len(silent) == 1:
+            message = self.backend.latest(silent[0])
+            return found if message is None else [*found, message]
+        return [*found, *self.backend.latest_of(silent).values()] if silent else found
 
     def _is_awaited(self, message: Message) -> bool:
         return not is_tombstone(message) and any(id_of(key) in self._awaited for key in message.keys)

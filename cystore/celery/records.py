@@ -84,3 +84,14 @@ def records_of(store: MessageStore, topic: str, key: str, *, to_tombstone: bool 
         if len(found) < count or (to_tombstone and any(map(is_tombstone, found))):
             return found
         count *= 16
+
+
+def records_of_many(store: MessageStore, topic: str, keys: Iterable[str]) -> dict[str, list[Message]]:
+    """`records_of` for each key, with one look at the store for nearly all of them."""
+    looked = store.query_many(topic, keys, FIRST_LOOK)
+    return {
+        key: found
+        if len(found) < FIRST_LOOK or any(map(is_tombstone, found))
+        else records_of(store, topic, key)
+        for key, found in looked.items()
+    }

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +18,7 @@ from cystore._native import queue as queue_kernel
 from cystore._native import tail as tail_kernel
 from cystore._native.control import Control
 from cystore._native.exact import any_text, text, whole
-from cystore._native.key_reader import KeyReader, QueryResult, find_messages
+from cystore._native.key_reader import KeyReader, QueryResult, find_many, find_messages
 from cystore._native.mapping import MappedFile
 from cystore._native.message import Message, message_at
 from cystore._native.queue import BatchLimits, TagFilter
@@ -28,6 +28,7 @@ from cystore.derived.consume_queue import ENTRY_BYTES, ConsumeQueue, ConsumeQueu
 from cystore.derived.dispatch import Dispatcher
 from cystore.derived.heal import QueueHealer, is_queue_damage
 from cystore.derived.index import IndexFiles
+from cystore.derived.many_keys import add_newer
 from cystore.derived.tail import At, TailReader
 from cystore.engine.commit_log import CommitLog
 from cystore.errors import (
@@ -46,6 +47,7 @@ FOREVER_MS = (1 << 63) - 1
 FILTERED_ENTRIES = 800  # at least so many entries are looked at in one batch (16,000 bytes in RocketMQ)
 HELP_WAIT_MS = 1_000  # for another dispatcher
 SPARE_WINDOWS = 8
+DEFAULT_COUNT = 32  # messages of a query
 HEALED_TRIES = 5
 CLEANED_TRIES = 100  # a get looks again so often when a cleaner took away what it was about to read
 INT32_MAX = (1 << 31) - 1
@@ -394,6 +396,29 @@ class Reader:
                 :max_count
             ]
         return QueryResult(messages, damaged)
+
+    def query_many(
+        self, topic: str, keys: Iterable[str], max_count: int = DEFAULT_COUNT
+    ) -> dict[str, QueryResult]:
+        """`query` of many keys: one dispatch, one walk over what is not dispatched, and one call of the kernel for the rest."""
+        name = _topic(topic)
+        max_count = whole("max_count", max_count, 1, INT32_MAX)
+        wanted = list(dict.fromkeys(text("key", key) for key in keys))
+        control = self._control
+        wrote = control.wrote
+        if control.dispatched < wrote:
+            self.help_dispatch()
+        dispatched = control.dispatched
+        window, shapes = self._window(), self._index.shapes()
+        by_bytes = [key for key in wanted if key.isascii() or REPLACED not in key]
+        encoded = [key.encode() for key in by_bytes]
+        found = dict(zip(by_bytes, find_many(window, control, shapes, name, encoded, max_count), strict=True))
+        self._queries += len(found)
+        if len(self._windows) < SPARE_WINDOWS:
+            self._windows.append(window)
+        if dispatched < wrote:
+            add_newer(found, self._not_dispatched(dispatched, wrote, topic, 0, FOREVER_MS), max_count)
+        return {key: found[key] if key in found else self.query(topic, key, max_count) for key in wanted}
 
     def _newer(
         self,

@@ -14,6 +14,7 @@ from cystore.errors import StoreError
 FOLLOWED = (
     "get",
     "query",
+    "query_many",
     "read",
     "offset_by_time",
     "next_queue_offset",

@@ -1,0 +1,32 @@
+"""Answers for many keys at once, out of one walk over what the index does not know yet."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from cystore._native.key_reader import QueryResult
+from cystore._native.message import Message
+from cystore.errors import CorruptRecordError
+
+log = logging.getLogger("cystore")
+
+
+def add_newer(found: dict[str, QueryResult], walk: Iterable[Message], max_count: int) -> None:
+    """Puts the messages of a walk, oldest first, in front of what is known of each key. Damage ends the walk, and is named with every
+    key: the record may have held it."""
+    newer: dict[str, list[Message]] = {}
+    damaged: list[CorruptRecordError] = []
+    try:
+        for message in walk:
+            for key in {*message.keys, message.properties.get("UNIQ_KEY", "")}:
+                if key in found:
+                    newer.setdefault(key, []).append(message)
+    except CorruptRecordError as error:
+        log.error("a query cannot look behind damage that dispatch has not stepped over yet: %s", error)
+        damaged = [error]
+    for key in found if damaged else newer:
+        older, added = found[key], newer.get(key, [])
+        known = {message.physical_offset for message in added}
+        messages = [*reversed(added), *(m for m in older if m.physical_offset not in known)]
+        found[key] = QueryResult(messages[:max_count], [*older.damaged, *damaged])
