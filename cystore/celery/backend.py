@@ -338,7 +338,13 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         return content
 
     def _get_task_meta_for(self, task_id: str) -> dict[str, Any]:
-        content = self._content_of(task_id)
+        return self._meta(self.latest(task_id) if self.location.path else None, task_id)
+
+    def _meta(self, message: Message | None, task_id: str) -> dict[str, Any]:
+        """The meta in a task's record; where this host has none, what its home has."""
+        if message is not None:
+            return self.meta_of(message)
+        content = self.elsewhere.find(task_id, records.RESULTS)
         if content is None:
             return {"status": states.PENDING, "result": None}
         meta: dict[str, Any] = self.meta_from_decoded(content)
@@ -386,7 +392,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
             found = self.latest_of(some) if self.location.path else {}
             for task_id in some:
                 message = found.get(task_id)
-                yield task_id, self.get_task_meta(task_id) if message is None else self.meta_of(message)
+                yield task_id, self._meta(message, task_id)
 
     def _after_fork(self) -> None:
         """The child waits for nothing that its parent waits for."""
