@@ -34,15 +34,13 @@ from cystore.engine.segments import file_name
 from cystore.errors import (
     CorruptRecordError,
     OffsetError,
-    StoreConfigError,
     StoreError,
-    StoreFormatError,
     StoreIOError,
     StoreTimeoutError,
 )
 from cystore.recovery.mark import ABORT_NAME
 from cystore.store import MessageStore
-from cystore.system import files, ownership
+from cystore.system import files, host, ownership
 
 CONFIG = "config"
 INCOMPLETE = "INCOMPLETE"  # in the log of a copy that is being made: a strange name there stops every open
@@ -50,6 +48,10 @@ DRAFT_SUFFIX = ".incomplete"
 TRIES = 100  # reads of the watermark beside a flusher; ends of the log beside a cleaner
 
 Report = Callable[[str, int, int], None]
+
+
+class TargetError(StoreError):
+    """No copy can be made where one was asked for."""
 
 
 @dataclass(frozen=True)
@@ -93,13 +95,17 @@ def take(path: Path, target: Path, config: StoreConfig, report: Report | None = 
     target = Path(os.path.realpath(target.parent)) / target.name
     check_is_store(path)
     if target == path or target.is_relative_to(path):
-        raise StoreConfigError("a copy inside of the store itself would be a part of it", path=target)
+        raise TargetError("a copy inside of the store itself would be a part of it", path=target)
     draft = target.with_name(target.name + DRAFT_SUFFIX)
     _check_free(target, draft)
     with cystore.open(
         path, config=replace(config, create=False, exclusive=False, services=()), progress=report
     ) as store:
-        files.make_root(draft, ownership.group_id(config.group))
+        group = ownership.group_id(config.group)
+        host.check_writable_file_system(target.parent, allow_any=config.allow_any_file_system)
+        if not config.allow_any_owner:
+            ownership.check_way(draft, group)  # now, and not when all is copied
+        files.make_root(draft, group)
         try:
             taken = _Copy(store, draft, report or _silent).run(config)
             files.move(draft, target)
@@ -116,11 +122,11 @@ def _silent(what: str, done: int, total: int) -> None:
 
 def _check_free(target: Path, draft: Path) -> None:
     if not target.parent.is_dir():
-        raise StoreFormatError("there is no such directory to make the copy in", path=target.parent)
+        raise TargetError("there is no such directory to make the copy in", path=target.parent)
     if os.path.lexists(target):
-        raise StoreFormatError("is there already: a copy never replaces anything", path=target)
+        raise TargetError("is there already: a copy never replaces anything", path=target)
     if os.path.lexists(draft):
-        raise StoreFormatError(
+        raise TargetError(
             "a copy that was broken off left this behind, or another process makes it now; remove it when no process does",
             path=draft,
         )

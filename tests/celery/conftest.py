@@ -78,8 +78,8 @@ def run(url: str) -> Callable[..., Result]:
     """`run("history", "--json")`: the command for an app on this test's store."""
     app = Celery("shop", broker="memory://", backend=url, set_as_current=False)
 
-    def call(*words: str, code: int | None = 0, app: Celery = app) -> Result:
-        done = CliRunner().invoke(celery, ["cystore", *words], default_map={"app": app})
+    def call(*words: str, code: int | None = 0, app: Celery = app, answer: str = "") -> Result:
+        done = CliRunner().invoke(celery, ["cystore", *words], input=answer, default_map={"app": app})
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception
         assert code in (None, done.exit_code), done.output

@@ -10,6 +10,7 @@ from celery import Celery, chain, group, shared_task
 from celery.exceptions import ImproperlyConfigured
 
 from cystore.celery import events, history, payload
+from cystore.celery.commands import rerun
 from cystore.celery.stores import close_shared
 from tests.celery import lifecycle_tasks, work
 from tests.celery.conftest import fleet_in, wait_until
@@ -190,6 +191,15 @@ def test_tasks_that_cannot_be_sent_again(make_app, run, backend):
     assert "nothing is known of a task 'none'" in run("rerun", good, "none", code=1, app=app).stderr
     assert "it may still run" in run("rerun", good, code=2, app=app).stderr
     assert backend.store.wrote_position == end
+
+
+def test_a_person_is_asked(make_app, run, monkeypatch):
+    app = make_app()
+    task_id = sent(app, 1)
+    monkeypatch.setattr(rerun, "_somebody_answers", lambda: True)
+    done = run("rerun", task_id, code=2, app=app, answer="n\n")
+    assert "has not ended (SENT): it may still run" in done.stderr and "nothing was sent" in done.stderr
+    assert "sent again as" in run("rerun", task_id, app=app, answer="y\n").stdout
 
 
 def test_what_is_over_is_left_out(make_app, run, rows):

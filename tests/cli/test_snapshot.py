@@ -14,9 +14,10 @@ import pytest
 
 import cystore
 from cystore import backup
+from cystore.backup import TargetError
 from cystore.cli import facts
 from cystore.config import StoreConfig
-from cystore.errors import StoreConfigError, StoreFormatError
+from cystore.errors import StoreFormatError, StorePermissionError
 from tests.checks import check_chain, everything
 from tests.cleaned import check_cleaned, fill, filled
 from tests.cli.command import Command
@@ -210,24 +211,29 @@ def test_a_known_hole_and_its_copy(store_path, target):
 
 def test_targets_that_are_refused(store_path, target, tmp_path):
     write(store_path, 3)
-    with pytest.raises(StoreConfigError, match="inside of the store"):
+    with pytest.raises(TargetError, match="inside of the store"):
         take(store_path, store_path / "copy")
-    with pytest.raises(StoreConfigError, match="inside of the store"):
+    with pytest.raises(TargetError, match="inside of the store"):
         take(store_path, store_path)
     (tmp_path / "link").symlink_to(store_path)
-    with pytest.raises(StoreConfigError, match="inside of the store"):
+    with pytest.raises(TargetError, match="inside of the store"):
         take(store_path, tmp_path / "link" / "copy")
-    with pytest.raises(StoreFormatError, match="no such directory"):
+    with pytest.raises(TargetError, match="no such directory"):
         take(store_path, target / "deep")
     with pytest.raises(StoreFormatError, match="no store"):
         take(tmp_path / "none", target)
     nothing_left(target)
+    target.parent.chmod(0o777)
+    with pytest.raises(StorePermissionError, match="may write to"):
+        take(store_path, target)
+    target.parent.chmod(0o700)
+    nothing_left(target)
     target.mkdir()
-    with pytest.raises(StoreFormatError, match="there already"):
+    with pytest.raises(TargetError, match="there already"):
         take(store_path, target)
     target.rmdir()
     target.with_name("one.incomplete").mkdir()
-    with pytest.raises(StoreFormatError, match="broken off"):
+    with pytest.raises(TargetError, match="broken off"):
         take(store_path, target)
 
 

@@ -60,10 +60,15 @@ def _confirm(ctx: click.Context, lives: list[Life], yes: bool) -> None:
         return
     for life, why in doubtful:
         write_note(f"{life.task_id} ({life.name or 'no name'}) {why}")
-    if not sys.stdin.isatty():
+    if not _somebody_answers():
         raise common.CommandError("give --yes to run them again; nothing was sent")
     if not click.confirm(f"run {'it' if len(lives) == 1 else f'all {len(lives)}'} again?", err=True):
         raise common.CommandError("nothing was sent")
+
+
+def _somebody_answers() -> bool:
+    """Whether a person sits at standard input."""
+    return sys.stdin.isatty()
 
 
 def _doubt(life: Life) -> str:
