@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,6 +26,7 @@ from cystore.celery import duties, queues, registry
 from cystore.celery.duties import ALL, store_of
 from cystore.celery.identity import store_id_of
 from cystore.celery.redis_urls import RedisAwayError
+from cystore.clock import now_ms
 
 log = logging.getLogger("cystore.celery")
 
@@ -164,4 +165,4 @@ def _is_over(headers: Mapping[str, Any]) -> bool:
         until: datetime = maybe_make_aware(maybe_iso8601(expires))
     except (TypeError, ValueError) as error:
         raise InvalidTaskError(f"expires is no time: {expires!r}") from error
-    return until <= datetime.now(UTC)
+    return until.timestamp() * 1000 <= now_ms()
