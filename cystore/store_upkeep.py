@@ -162,6 +162,14 @@ class StoreUpkeep(ABC):
         check_place(parts.root)
         parts.flusher.check()
 
+    def check_room(self, *, refused: bool = False) -> None:
+        """Raises StoreFullError while puts are refused because the disk is full. Looks at the disk in that case, or where a put was
+        `refused`; else it costs a microsecond."""
+        cleaner = self._writable().cleaner
+        if refused:
+            cleaner.watch_space()
+        cleaner.check_space()
+
     def asked_to_leave(self) -> bool:
         """Whether `cystore handover` asks the processes of this store to close it, so that another version can open it. Everything works
         as before until then. Costs 1 microsecond."""

@@ -54,6 +54,5 @@ def tell_in_one_line() -> None:
     one_line = OneLine()
     for name in LOGGERS:
         logging.getLogger(name).addFilter(one_line)
-    warnings.filterwarnings(
-        "ignore", f"Exception raised outside body: {StoreFullError.__name__}", RuntimeWarning
-    )
+    for name in (StoreFullError.__name__, "Reject"):
+        warnings.filterwarnings("ignore", f"Exception raised outside body: {name}", RuntimeWarning)

@@ -4,6 +4,8 @@ A store is away when its directory was moved, deleted or replaced, or when a syn
 closed it). The worker's event loop looks once a second, and before each task. When the store is away the worker stops consuming, and gives
 the tasks that it has not begun back to the broker. Then it ends (`cystore_store_away = "exit"`, the default), or waits until the store is
 back (`"wait"`). Tasks that run meanwhile end. One that is acknowledged late goes back to the broker too: `back_to_the_broker`.
+
+A full disk is like that, too. There the worker always waits: it takes tasks again when there is space.
 """
 
 from __future__ import annotations
@@ -11,14 +13,15 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from celery import bootsteps
 from celery.exceptions import ImproperlyConfigured, Reject
 from celery.worker import state
 
-from cystore import StoreClosedError, StoreError
+from cystore import StoreClosedError, StoreError, StoreFullError
+from cystore.celery.pools import tell_what_was_raised
 from cystore.celery.processes import in_pool
 from cystore.celery.stores import opened_at
 
@@ -53,6 +56,19 @@ def away(path: str) -> StoreError | None:
     return None
 
 
+def full(path: str) -> StoreFullError | None:
+    """Why this process's open store at a path takes nothing until there is space, None where it does."""
+    store = opened_at(path)
+    try:
+        if store is not None:
+            store.check_room()
+    except StoreFullError as error:
+        return error
+    except StoreError:  # it is closed, or away
+        return None
+    return None
+
+
 def handed_over(path: str) -> bool:
     """Whether this process is asked to leave its open store at a path."""
     store = opened_at(path)
@@ -73,6 +89,9 @@ def back_to_the_broker(app: Any, path: str, request: Any) -> Iterator[None]:
             and getattr(app.loader, "worker_initialized", False)
             and not getattr(request, "is_eager", False)
         )
+        if ran_here and isinstance(error, StoreFullError):
+            _no_space(app, path, request, error)
+            raise
         if not ran_here or away(path) is None:
             raise
         told = (
@@ -82,6 +101,21 @@ def back_to_the_broker(app: Any, path: str, request: Any) -> Iterator[None]:
         if in_pool() or state.should_stop is None:
             raise Reject(error, requeue=True) from error
         raise
+
+
+def _no_space(app: Any, path: str, request: Any, error: StoreFullError) -> None:
+    """Raises Reject for a task whose message can go back. Says what is lost, for the log keeps one line a minute of what Celery says."""
+    store = opened_at(path)
+    if store is not None:
+        with suppress(StoreError):
+            store.check_room(refused=True)  # all processes know it now
+    if app.conf.result_backend_always_retry:  # it waits for space
+        return
+    if _is_late(app, request):
+        raise Reject(error, requeue=True) from error
+    log.error(
+        "the state of task %s is lost, because its message was acknowledged early: %s", request.id, error
+    )
 
 
 def _is_late(app: Any, request: Any) -> bool:
@@ -99,12 +133,13 @@ class StoreWatch(bootsteps.StartStopStep):
         super().__init__(consumer, **options)
         self._exits = setting_of(consumer.app) == EXIT
         self._path = consumer.app.backend.location.path
-        self._away = self._leaves = False
+        self._away = self._leaves = self._full = False
         self._timer: Any = None
         self._before: Any = None
 
     def start(self, parent: Any) -> None:
         """Each time that the worker is connected to its broker."""
+        tell_what_was_raised(parent.pool)
         self._before = self._before_task(parent)
         parent.on_task_message.add(self._before)
         self._timer = parent.timer.call_repeatedly(LOOK_S, parent.call_soon, (self._look, parent))
@@ -119,7 +154,7 @@ class StoreWatch(bootsteps.StartStopStep):
     def _before_task(self, consumer: Any) -> Any:
         def look(request: Any) -> None:
             self._look(consumer)
-            if self._away or self._leaves:  # it came before consuming ended
+            if self._away or self._leaves or self._full:  # it came before consuming ended
                 _give_back([request])
 
         return look
@@ -138,8 +173,25 @@ class StoreWatch(bootsteps.StartStopStep):
         elif error is None:
             if self._away:
                 self._resume(consumer)
+            elif not self._full:
+                self._look_at_space(consumer)
+            elif full(self._path) is None:
+                self._full = False
+                log.warning("%s has space again: this worker takes tasks again", self._path)
+                consumer.task_consumer.consume()
         elif not self._away:
             self._pause(consumer, error)
+
+    def _look_at_space(self, consumer: Any) -> None:
+        error = full(self._path)
+        if error is None:
+            return
+        self._full = True
+        log.critical(
+            "the disk is full: this worker takes no more tasks, and gives those that it has not begun back to the broker, until there "
+            "is space: %s", error,
+        )  # fmt: skip
+        _stop_consuming(consumer)
 
     def _pause(self, consumer: Any, error: StoreError) -> None:
         self._away = True

@@ -136,6 +136,14 @@ class Cleaner:
         end = self.log.end_of_removable(1, self._other_needs(), forced=forced)
         return end > self._control.min_physical_offset
 
+    def watch_space(self) -> None:
+        """Switches writing off on a full disk, and on again."""
+        self._space.watch()
+
+    def check_space(self) -> None:
+        """Raises StoreFullError while writing is switched off because the disk is full; looks at the disk then."""
+        self._space.check()
+
     def used_percent(self) -> float:
         """How full the file system is that holds the store."""
         return self._space.used_percent()

@@ -14,6 +14,7 @@ import pytest
 from celery import Celery, group, shared_task, signals
 from celery.result import AsyncResult, allow_join_result
 
+import cystore
 from cystore.celery import Once
 from tests.turned import turn
 
@@ -156,6 +157,14 @@ def third_time_lucky(self) -> int:
 def children(self, count: int) -> list[str]:
     """Sends tasks and returns at once: their results are children of this one's."""
     return [add.delay(number, number).id for number in range(count)]
+
+
+@shared_task(acks_late=False)
+def fills_its_disk(path: str) -> None:
+    """From now on the store refuses what is put."""
+    with cystore.open(path, allow_any_owner=True) as store:
+        store.configure(min_free_bytes=1 << 50)
+        store.clean_due()
 
 
 @shared_task(bind=True)
