@@ -85,6 +85,19 @@ def test_a_client_without_a_store_reads_results(hosts, client):
         failing.get(timeout=PATIENCE_S)
 
 
+def test_a_client_that_knows_no_home(hosts):
+    """The worker that runs the task keeps the result, and every home is asked for it. A chord needs a home before it is sent."""
+    app = client_of(hosts.fleet)
+    add = app.tasks[work.add.name]
+    result = add.delay(4, 5)
+    assert result.get(timeout=PATIENCE_S) == 9
+    assert homes.sent_to(app.backend, result.id) not in (None, hosts.home)
+    assert AsyncResult(result.id, app=app).state == states.SUCCESS
+    assert chain(add.s(1, 1), add.s(5)).apply_async().get(timeout=PATIENCE_S) == 7
+    with pytest.raises(ImproperlyConfigured, match="cystore_home must name the store"):
+        chord([add.s(1, 1)], app.tasks[work.total.name].s()).apply_async()
+
+
 def test_groups_and_forgotten_results(hosts, client):
     add = client.tasks[work.add.name]
     group_result = group(add.s(n, n) for n in range(3)).apply_async()
@@ -389,11 +402,14 @@ def test_the_serving_worker_is_killed_and_redis_is_started_again(tmp_path):
             wait_until(
                 lambda: line._client.llen(lists.taken_key(home)) == 1, "the first worker has the request"
             )
+            asked = line._client.info("commandstats")["cmdstat_blpop"]["calls"]
             first.kill()
             wait_until(lambda: serves(second, fleet.store_path), "the second worker answers")
             fleet.backend.store_result("through a kill", "came", states.SUCCESS)
             waiting.join(PATIENCE_S)
             assert outcome == ["came"]
+            told = line._client.info("commandstats")["cmdstat_blpop"]["calls"]
+            assert told == asked, "the second worker answered what the first one had been asked"
 
             waiting = waits_for(app, "through a restart", outcome)
             wait_until(
