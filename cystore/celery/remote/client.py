@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("cystore.celery")
 
 ANSWER_S = 5.0  # a home that lives answers within so long
-SILENT_S = 30.0  # after so long without an answer a wait without a timeout ends too
+SILENT_S = 45.0  # after so long without an answer a wait without a timeout ends too
 AGAIN_S = 0.25  # between two tries of a Redis that is away, or of a home that is busy
-SIGNS_S = 10.0  # for so long this process believes which homes there are
+SIGNS_S = 5.0  # for so long this process believes which homes there are
 TICK_S = 1.0  # a wait gives its caller a turn about so often
 LATE_S = 0.75  # an answer that is later than this when the timeout is over did not come
 LEAST_S = 1.0  # a home may take so long to answer once, however short the timeout is
@@ -208,6 +208,7 @@ class _Look:
         line.open()
         self._choose_homes(line, self._left)
         while self._left:
+            self._choose_new_homes(line)
             self._push(line)
             if self._asked:
                 while not self._comes(line):
@@ -240,6 +241,22 @@ class _Look:
             for one in there:
                 self._home(one).asking[task_id] = None
 
+    def _choose_new_homes(self, line: lists.Line) -> None:
+        """A store may have begun to answer since the last look, or have gone."""
+        strange = [one for one in self._left if not self._is_certain(one)]
+        if not strange:
+            return
+        there = self._reader.homes_there(line)
+        for name in there:
+            if name not in self._homes:
+                self._home(name).asking.update(dict.fromkeys(strange))
+        needed = {*there, *self._at.values(), *(homes.sent_to(self._backend, one) for one in self._left)}
+        for name in [name for name in self._homes if name not in needed]:
+            del self._homes[name]
+
+    def _is_certain(self, task_id: str) -> bool:
+        return task_id in self._at or homes.sent_to(self._backend, task_id) is not None
+
     def _home(self, home: str) -> _Home:
         return self._homes.setdefault(home, _Home())
 
@@ -254,6 +271,8 @@ class _Look:
             home.asking.clear()
             for i in range(0, len(ids), IDS_MOST):
                 wait_s = self._wait_s(home, now)
+                if not all(map(self._is_certain, ids[i : i + IDS_MOST])):
+                    wait_s = min(wait_s, SIGNS_S)  # there may be more homes then
                 request = Request(
                     new_request_id(), name, tuple(ids[i : i + IDS_MOST]), self._topic, int(wait_s * 1000)
                 )
@@ -367,8 +386,10 @@ class _Look:
         for request_id, asked in list(self._asked.items()):
             if now >= asked.answer_by:
                 del self._asked[request_id]
-                self._unanswered(asked.request, "")
-                self._home(asked.request.home).silent_since = asked.at
+                if asked.request.home in self._homes:
+                    since = self._home(asked.request.home).silent_since
+                    self._unanswered(asked.request, "")
+                    self._home(asked.request.home).silent_since = asked.at if since is None else since
         if not self._left:
             return
         needed = {
