@@ -12,6 +12,7 @@ would be missed. The log is read in physical order, where a record is from the m
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -174,6 +175,11 @@ class ResultConsumer(BaseResultConsumer):
     def drain_events(self, timeout: float | None = None) -> None:
         """Sleeps until the id that this thread waits for is woken (for several ids: until the log has grown) since the last look, and
         delivers. Raises TimeoutError."""
+        if (
+            not self.backend.location.path
+        ):  # Celery's own greenlet drains always; who waits here asks elsewhere
+            time.sleep(INTERVAL_S if timeout is None else timeout)
+            raise TimeoutError
         store, seen = self.backend.store, self._seen
         if seen.key is None:
             if not greenlets.off_the_hub(store.wait_log, seen.position, timeout):

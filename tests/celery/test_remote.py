@@ -199,6 +199,31 @@ def test_an_id_that_this_host_has_never_heard_of(hosts, tmp_path):
     app.backend.close()
 
 
+GREENLETS = """
+from gevent import monkey; monkey.patch_all()
+import sys, gevent
+from celery.exceptions import TimeoutError
+from tests.celery import work
+app = work.make_app(sys.argv[1], "cystore+remote://", cystore_home=sys.argv[2])
+sent = [app.tasks[work.add.name].delay(number, 1) for number in range(10)]
+jobs = [gevent.spawn(one.get, timeout=60) for one in sent]
+gevent.joinall(jobs)
+print(sum(job.value for job in jobs))
+try:
+    app.AsyncResult("of nobody").get(timeout=1.2)
+except TimeoutError as error:
+    print(type(error).__name__)
+"""
+
+
+def test_greenlets_wait_for_results_elsewhere(hosts):
+    """Seen: Celery's own greenlet looked for the store that is not there, and every later get raised its error."""
+    pytest.importorskip("gevent")
+    command = [sys.executable, "-c", GREENLETS, hosts.fleet.environment[work.BROKER], hosts.home]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert run.stdout.split() == ["55", "TimeoutError"], run.stderr
+
+
 def test_a_large_result_comes_in_parts(hosts, client):
     text = "0123456789" * (LARGE // 10)
     hosts.fleet.backend.store_result("large", text, states.SUCCESS)

@@ -23,7 +23,7 @@ from cystore.services.threads import ServiceThread
 log = logging.getLogger("cystore.celery")
 
 SETTING = "cystore_read_service"
-LOOK_S = 1.0  # after whether the process that answers is gone
+LOOK_S = 2.0  # after whether the process that answers is gone
 JOIN_S = 5.0
 
 TURN = ForkGuard()
