@@ -30,6 +30,7 @@ LIMITED_STEP_BYTES = 1024 * 1024
 FIRST_PAGES_BYTES = 64 * 1024  # faulted in by a put; the next one that comes to their end doubles that
 MOST_PAGES_BYTES = 1024 * 1024  # some 0.5 ms; a whole segment's worth took a put 10 ms of processor time
 KEPT_WRITABLE_BYTES = 1024 * 1024  # ahead of the appends, looked after in each turn; some 20 µs
+LOOK_MS, LOOKS = 2, 500  # a put that waits for the lock looks so often whether there is room by now
 HEADROOM_BYTES = 64 * 1024  # beside the control block: the tables in config/, first steps of consume queues
 
 
@@ -91,17 +92,28 @@ class Allocator:
         undisturbed(partial(self._make_room, needed))
 
     def _make_room(self, needed: int) -> None:
-        with self._control.held("housekeeping"):
-            begin = self._control.allocated
-            if begin >= needed:
-                return
-            self.keep_headroom()
-            try:
-                self._allocate_up_to(max(needed, self._target(self._control.wrote + LIMITED_STEP_BYTES)))
-            except StoreFullError:
-                self._allocate_up_to(
-                    needed
-                )  # the disk has no room for a whole step: take what this append needs
+        """A put waits for this. Whoever has the lock publishes each piece that it makes: the put goes on when there is enough, although
+        the other one is not through."""
+        for _ in range(LOOKS):
+            with self._control.held_if_free("housekeeping", within_ms=LOOK_MS) as turn:
+                if turn.held:
+                    return self._make_more_room(needed)
+            if turn.mine:
+                break
+            if self._control.allocated >= needed:
+                return None
+        with self._control.held("housekeeping"):  # a long wait is logged
+            return self._make_more_room(needed)
+
+    def _make_more_room(self, needed: int) -> None:
+        """Under the housekeeping lock."""
+        if self._control.allocated >= needed:
+            return
+        self.keep_headroom()
+        try:
+            self._allocate_up_to(max(needed, self._target(self._control.wrote + LIMITED_STEP_BYTES)))
+        except StoreFullError:
+            self._allocate_up_to(needed)  # the disk has no room for a whole step: take what this append needs
 
     def _target(self, least: int = 0) -> int:
         """The end of the next step, at most one whole successor ahead; a limit makes it no less than `least`."""

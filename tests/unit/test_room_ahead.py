@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import os
 import resource
+import threading
 
 import pytest
 
@@ -133,6 +134,29 @@ def test_a_process_that_dies_making_the_next_file_leaves_it_to_the_put(tmp_path)
         store._parts.allocator.run_once()
         assert log_files(store) == [0]
         assert store.put("T", body_for(HALF + 100)).physical_offset == FILE_BYTES
+
+
+def test_a_put_goes_on_when_there_is_room_although_others_make_more(tmp_path):
+    """Seen: a put waited 99 ms for the lock of another process, which had made its room long before and went on to make more."""
+    with open_small(tmp_path / "s", allocate_ahead_bytes=4096) as store, Process() as other:
+        other.do(
+            "import cystore; store = cystore.open(path, services=()); parts = store._parts",
+            path=str(store.path),
+        )
+        other.do("turn = parts.control.held('housekeeping'); turn.__enter__(); None")
+        allocator, asked = store._parts.allocator, threading.Event()
+        make_room = allocator._make_room
+        allocator._make_room = lambda needed: (asked.set(), make_room(needed))
+        putter = threading.Thread(target=store.put, args=("T", body_for(LOG_BYTES - 100)))
+        putter.start()
+        asked.wait()
+        other.do("parts.allocator._reserve_up_to(size)", size=LOG_BYTES)
+        putter.join(60)
+        stuck = putter.is_alive()
+        other.do("turn.__exit__(None, None, None); None")
+        putter.join()
+        assert not stuck
+        assert store.wrote_position > 0
 
 
 def test_a_put_leaves_cleaned_segments_to_the_service(tmp_path, monkeypatch):
