@@ -31,7 +31,7 @@ ROT = "file = sorted((w.path / 'commitlog').iterdir())[0]; data = bytearray(file
 PLANTED = [
     (signals.FAULT, LOST, "IndexError|KeyError|1000000"),
     (signals.FAULT, KEPT_LOCK, "keeps the dispatch lock"),
-    (signals.FAULT, HALF_OPEN, "open in another process"),
+    (signals.FAULT, HALF_OPEN, "keeps the store open"),
     (resources.DESCRIPTORS, READ_ONLY, "FlushFailedError"),
     (resources.MEMORY, LOST, "IndexError|KeyError|1000000"),
     (full_disk_clean.FAULT, LOST, "IndexError|KeyError|1000000"),
