@@ -202,6 +202,16 @@ def test_a_person_is_asked(make_app, run, monkeypatch):
     assert "sent again as" in run("rerun", task_id, app=app, answer="y\n").stdout
 
 
+def test_diff_of_what_is_cut_in_the_log(make_app, run):
+    """The texts of the arguments are equal, as far as they are kept; the messages are not."""
+    app = make_app(cystore_lifecycle_args_chars=10)
+    ids = [sent(app, "x" * 50_000 + end) for end in ("red", "blue")]
+    (told,) = [json.loads(line) for line in run("diff", *ids, "--json", app=app).stdout.splitlines()]
+    assert "args" not in told and all("x" * 50_000 in body for body in told["message"])
+    lines = [line for line in run("diff", *ids, app=app).stdout.splitlines() if "..." in line]
+    assert "xred" in lines[0] and "xblue" in lines[1]
+
+
 def test_what_is_over_is_left_out(make_app, run, rows):
     app = make_app()
     task_id = sent(app, 1, expires="2020-01-01T00:00:00+00:00", eta=None)

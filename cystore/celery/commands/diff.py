@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from cystore import MessageStore
+from cystore.celery import reruns
 from cystore.celery.commands import common, shown
 from cystore.celery.lives import Life
 from cystore.cli.output import one_line, write_json, write_line, write_note
@@ -16,6 +18,7 @@ FIELDS = (
     "name", "args", "kwargs", "outcome", "stage", "exception", "retries", "queue", "worker", "pid", "root_id", "parent_id",
     "group_id", "home", "result_state", "result_type", "result_bytes", "rerun_of",
 )  # fmt: skip
+BODY = "message"
 TIMES = ("wait_s", "runtime_s", "whole_s")
 
 
@@ -34,12 +37,16 @@ TIMES = ("wait_s", "runtime_s", "whole_s")
 def command(ctx: click.Context, first: str, second: str, show_all: bool, as_json: bool) -> None:
     """What differs between two tasks: arguments, times, worker, outcome, a line each. Exit code 1: one of them is not known.
 
-    Arguments and errors are compared as far as the log keeps them (cystore_lifecycle_args_chars).
+    Arguments and errors are compared as far as the log keeps them (cystore_lifecycle_args_chars). Where it keeps the messages of both
+    (cystore_lifecycle_payload), their bodies are compared as well: the whole arguments.
     """
     with common.reading(common.location_of(ctx)) as store:
         found = [common.known_life(ctx, store, task_id) for task_id in (first, second)]
+        bodies = [_body(store, life) for life in found]
     told = [{**dict(zip(FIELDS, _fields(life), strict=True)), **_times(life)} for life in found]
     rows = [(field, told[0][field], told[1][field]) for field in (*FIELDS, *TIMES)]
+    if None not in bodies:
+        rows.append((BODY, bodies[0], bodies[1]))
     wanted = [row for row in rows if row[1] != row[2] or (show_all and row[1] is not None)]
     if as_json:
         write_json({field: list(values) for field, *values in wanted})
@@ -52,6 +59,14 @@ def command(ctx: click.Context, first: str, second: str, show_all: bool, as_json
             write_line(f"{'' if number else field:<{width}}  {'-+='[2 if left == right else number]} {text}")
             if left == right:
                 break
+
+
+def _body(store: MessageStore, life: Life) -> str | None:
+    """The body of a task's message, as its serializer made it; None where it is not kept."""
+    try:
+        return reruns.kept_message(store, life.task_id).body.decode("utf-8", "backslashreplace")
+    except reruns.RerunError:
+        return None
 
 
 def _fields(life: Life) -> list[Any]:
