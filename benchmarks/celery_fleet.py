@@ -12,7 +12,7 @@ from cystore.celery.stores import DEFAULTS
 
 BROKER_VARIABLE, BACKEND_VARIABLE = "CYSTORE_BENCH_BROKER", "CYSTORE_BENCH_BACKEND"
 LIFECYCLE_VARIABLE, PIPE_VARIABLE = "CYSTORE_BENCH_LIFECYCLE", "CYSTORE_BENCH_PIPE"
-STORE_VARIABLE = "CYSTORE_BENCH_STORE"
+STORE_VARIABLE, DUTIES_VARIABLE = "CYSTORE_BENCH_STORE", "CYSTORE_BENCH_DUTIES"
 RESULT_BYTES = b"r" * 160  # about what a small result takes
 
 app = Celery("benchmarks")
@@ -29,6 +29,11 @@ make_app(
     os.environ.get(BACKEND_VARIABLE),
     lifecycle=bool(os.environ.get(LIFECYCLE_VARIABLE)),
 )
+
+if os.environ.get(DUTIES_VARIABLE):
+    from cystore.celery.tasks import install
+
+    install(app)
 
 
 @app.task
