@@ -20,6 +20,7 @@ from cystore._native.control import Control
 from cystore._native.delay import Delivered
 from cystore._native.mapping import MappedFile
 from cystore.attachment import Attachment
+from cystore.clock import monotonic_s
 from cystore.compose import compose
 from cystore.config import INT_MAX, StoreConfig
 from cystore.derived.index import DIRECTORY as INDEX
@@ -37,6 +38,7 @@ from cystore.system import files, host, os_threads
 
 log = logging.getLogger("cystore")
 
+MANIFEST_S = 0.05  # a change of the manifest alone (a removed topic, listed damage) may be seen so much later
 MAX_QUEUES = 1 << 20  # the most that a store takes
 TRANSACTION_MASK = CONSTANTS["SYS_FLAG_TRANSACTION_MASK"][0]
 COUNTED = (0, CONSTANTS["SYS_FLAG_COMMIT"][0])  # transaction types that have a place in a queue
@@ -49,6 +51,8 @@ class Beside:
 
     def __init__(self, root: Path, words: Words) -> None:
         self._root, self._words = root, words
+        self._seen: Words | None = None  # by the last look that took all of it in
+        self._look_again_s = 0.0
         self._control: Control | None = None
         self._commit_log: CommitLog | None = None
         self._lock = os_threads.RLock()
@@ -105,6 +109,8 @@ class Beside:
         control, words = self._control, read_words(self._root)
         if control is None or words is None or words.generation != self._words.generation:
             return True
+        if words == self._seen and monotonic_s() < self._look_again_s:
+            return False  # nothing was committed, dispatched or cleaned since
         if words.minimum != control.min_physical_offset or words.wrote < control.wrote:
             return True
         if self._facts_changed(control):
@@ -117,6 +123,8 @@ class Beside:
             self._walk(control, words)
         except (OffsetError, StoreFullError):  # cleaned meanwhile; more queues than the table holds
             return True
+        if self._walked == words.wrote:
+            self._seen, self._look_again_s = words, monotonic_s() + MANIFEST_S
         return False
 
     def _facts_changed(self, control: Control) -> bool:
@@ -193,7 +201,7 @@ def _check(root: Path, words: Words) -> None:
     positions = (0, words.minimum, words.wrote, POSITIONS_END)
     if (
         list(positions) == sorted(positions)
-        and 0 <= words.dispatched <= words.wrote
+        and 0 <= words.dispatched < POSITIONS_END
         and 0 < words.commit_log_file_bytes <= POSITIONS_END
         and 0 < words.consume_queue_file_bytes <= INT_MAX
         and 0 < words.max_hash_slot_num <= INT_MAX

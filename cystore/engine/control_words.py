@@ -21,8 +21,8 @@ _SHAPE = struct.Struct("=qqIII")  # from commit_log_file_bytes to max_queues
 
 @dataclass(frozen=True)
 class Words:
-    """`generation` is another one with each control block. The block is not locked: each word is as of a moment of its own, and
-    `dispatched` was read before `wrote`."""
+    """`generation` is another one with each control block. The block is not locked: each word is as of a moment of its own, so `dispatched`
+    may be beyond `wrote`. Then all below `wrote` is dispatched."""
 
     generation: int
     wrote: int
@@ -38,14 +38,11 @@ class Words:
 def read_words(root: Path) -> Words | None:
     """The words of a store's control block, of any layout from FIRST_LAYOUT on; None where there is none."""
     data = files.read_if_there(root / CONTROL_NAME, first=CONTROL_LOCKS_AT)
-    again = files.read_if_there(root / CONTROL_NAME, first=CONTROL_LOCKS_AT)
-    if data is None or again is None or min(len(data), len(again)) < CONTROL_LOCKS_AT:
-        return None
-    if _word(data, "magic") != CONTROL_MAGIC or _word(data, "generation") != _word(again, "generation"):
+    if data is None or len(data) < CONTROL_LOCKS_AT or _word(data, "magic") != CONTROL_MAGIC:
         return None
     return Words(
         _word(data, "generation"),
-        _word(again, "wrote"),
+        _word(data, "wrote"),
         _word(data, "dispatched"),
         _word(data, "min_physical_offset"),
         *_SHAPE.unpack_from(data, _AT["commit_log_file_bytes"]),

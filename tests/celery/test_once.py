@@ -186,3 +186,18 @@ def test_a_killed_run_gives_its_key_back_at_once(tmp_path, fleet):
     noted.end("second run")
     assert second.get(timeout=PATIENCE_S) == first.get(timeout=PATIENCE_S) == ["second run", ran]
     assert len(noted.lines()) == 2
+
+
+@pytest.mark.slow  # a worker of its own
+def test_greenlets_of_one_process_exclude_each_other(tmp_path):
+    """A greenlet that waits for a key lets the others run, also the one that has the key."""
+    with fleet_in(tmp_path) as fleet:
+        ready(fleet.start("--concurrency=10", pool="gevent"))
+        task, runs, word = fleet.task(work.once_waits), tmp_path / "runs", tmp_path / "word"
+        sent = [task.delay(1, str(runs), str(word)) for _ in range(4)]
+        wait_until(runs.exists, "the first one runs")
+        assert task.delay(2, str(tmp_path / "other")).get(timeout=PATIENCE_S)[0] == "at once"
+        (tmp_path / "draft").write_text("done")
+        (tmp_path / "draft").rename(word)
+        assert len({tuple(result.get(timeout=PATIENCE_S)) for result in sent}) == 1
+        assert len(runs.read_text().splitlines()) == 1

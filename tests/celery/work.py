@@ -181,6 +181,8 @@ def _run_to_the_end(task: Any, runs: str, fifo: str) -> list[str]:
     """Notes that it runs, waits for a word, and gives it with its own id."""
     with open(runs, "a") as noted:
         noted.write(f"{task.request.id} {os.getpid()}\n")
+    while fifo and not Path(fifo).exists():  # under gevent no pipe, whose opening holds up all greenlets
+        time.sleep(0.02)
     word = Path(fifo).read_text() if fifo else "at once"
     if word == "fail":
         raise SpecialError(word)
