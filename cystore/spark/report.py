@@ -1,6 +1,7 @@
 """What tasks did, from the lifecycle log: by task name and hour, the failures that come most often, the workflows that took longest.
 
-`hourly`, `names`, `tracebacks` and `workflows` are DataFrames over `task_events`; `live` is the hourly table as a stream.
+`hourly`, `names`, `tracebacks` and `workflows` are DataFrames over `task_runs`; given `task_events`, they make the runs by
+themselves. `live` is the hourly table as a stream of events.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from cystore.spark.task_events import RECEIVED, REDELIVERED, RETRIED, SENT, STARTED, ended, failed
+from cystore.spark.task_events import RETRIED, ended, failed
+from cystore.spark.task_runs import runs_of, seconds
 
 ACCURACY = 10_000  # of percentiles: the rank is right to 0.01 %
 PERCENTILES = (0.5, 0.95, 0.99)
@@ -21,23 +23,30 @@ NUMBERS = (
 )
 
 
-def hourly(events: DataFrame) -> DataFrame:
-    """By `name` and `hour`: `count` of runs that ended, `failed`, `failure_rate` (0 to 1), `retried`, and percentiles in seconds of
-    the runtime and of the wait between a message's sending and the moment when the task's code began."""
-    return _numbers(events, F.timestamp_seconds(F.floor(F.unix_seconds("time") / 3600) * 3600).alias("hour"))
+def hourly(runs: DataFrame) -> DataFrame:
+    """By `name` and `hour` in which attempts ended: `count` of runs, `failed`, `failure_rate` (0 to 1), `retried`, and percentiles in
+    seconds of the runtime and of the wait between a message's sending and the moment when the task's code began."""
+    return _numbers(runs, F.timestamp_seconds(F.floor(F.unix_seconds("ended") / 3600) * 3600).alias("hour"))
 
 
-def names(events: DataFrame) -> DataFrame:
+def names(runs: DataFrame) -> DataFrame:
     """The same numbers by `name`, those that ran most often first."""
-    return _numbers(events).orderBy(F.desc("count"), "name")
+    return _numbers(runs).orderBy(F.desc("count"), "name")
 
 
-def _numbers(events: DataFrame, *more: Column) -> DataFrame:
-    told = events.where(F.col("name").isNotNull())
-    runs = told.groupBy("name", *more).agg(*_run_numbers())
-    waited = waits(told).groupBy("name", *more).agg(*_percentiles("wait"))
-    by = ["name", *(("hour",) if more else ())]
-    return runs.join(waited, by, "left").where("count > 0 OR retried > 0").select(*by, *NUMBERS)
+def _numbers(runs: DataFrame, *more: Column) -> DataFrame:
+    over = runs_of(runs).where("name IS NOT NULL AND outcome IS NOT NULL")
+    retried = F.col("outcome") == RETRIED
+    done = F.count_if(~retried)
+    found = over.groupBy("name", *more).agg(
+        done.alias("count"),
+        F.count_if(F.col("failed")).alias("failed"),
+        F.when(done > 0, F.count_if(F.col("failed")) / done).alias("failure_rate"),
+        F.count_if(retried).alias("retried"),
+        *_percentiles("runtime", F.when(~retried, F.col("runtime"))),
+        *_percentiles("wait"),
+    )
+    return found.select("name", *(("hour",) if more else ()), *NUMBERS)
 
 
 def _run_numbers() -> list[Column]:
@@ -56,66 +65,41 @@ def _percentiles(name: str, of: Column | None = None) -> list[Column]:
     return [F.percentile_approx(of, p, ACCURACY).alias(f"{name}_p{round(100 * p)}") for p in PERCENTILES]
 
 
-def waits(events: DataFrame) -> DataFrame:
-    """For each attempt of a task whose begin is known: `name`, `time` of it, and `wait`, the seconds since it was sent (where the log does
-    not have that: received), or since its eta where that was later."""
-
-    def first(*kinds: str) -> Column:
-        return F.min(F.when(F.col("event").isin(*kinds), F.col("time")))
-
-    attempts = (
-        events.where(F.col("event").isin(SENT, RECEIVED, REDELIVERED, STARTED) & F.col("task_id").isNotNull())
-        .groupBy("task_id", "retries")
-        .agg(
-            F.max("name").alias("name"),
-            first(STARTED).alias("time"),
-            F.coalesce(first(SENT), first(RECEIVED, REDELIVERED)).alias("since"),
-            F.max(F.try_to_timestamp("eta")).alias("eta"),
-        )
-        .where("time IS NOT NULL AND since IS NOT NULL")
-    )
-    waited = _seconds("time") - _seconds(F.greatest("since", "eta"))
-    return attempts.select("name", "time", F.greatest(waited, F.lit(0.0)).alias("wait"))
-
-
-def _seconds(time: Column | str) -> Column:
-    return F.unix_micros(time) / 1e6
-
-
-def tracebacks(events: DataFrame, top: int = 20) -> DataFrame:
-    """Failures that have the same task, exception class and traceback (but for addresses): `count`, first and last time, one traceback
-    and one task id; the most frequent first."""
-    where = F.regexp_replace(F.coalesce("traceback", F.lit("")), "0x[0-9a-fA-F]+", "0x…")
+def tracebacks(runs: DataFrame, top: int = 20) -> DataFrame:
+    """Failures of the same task with the same fingerprint: `count`, first and last time, the newest exception, its traceback and task
+    id; the most frequent first."""
     return (
-        events.where(failed())
-        .withColumn("class", F.regexp_extract(F.coalesce("exception", "event"), r"^([\w.]*)", 1))
-        .groupBy("name", "class", F.sha2(where, 256).alias("place"))
+        runs_of(runs)
+        .where("failed")
+        .groupBy("name", "class", "fingerprint")
         .agg(
             F.count("*").alias("count"),
-            F.min("time").alias("first"),
-            F.max("time").alias("last"),
-            F.max_by("exception", "time").alias("exception"),
-            F.max_by("traceback", "time").alias("traceback"),
-            F.max_by("task_id", "time").alias("task_id"),
+            F.min("ended").alias("first"),
+            F.max("ended").alias("last"),
+            F.max_by("exception", "ended").alias("exception"),
+            F.max_by("traceback", "ended").alias("traceback"),
+            F.max_by("task_id", "ended").alias("task_id"),
         )
-        .drop("place")
         .orderBy(F.desc("count"), F.desc("last"), "name")
         .limit(top)
     )
 
 
-def workflows(events: DataFrame, top: int = 20) -> DataFrame:
+def workflows(runs: DataFrame, top: int = 20) -> DataFrame:
     """Root tasks with what they set off: `name` of the root, `begin`, `seconds` until the last of its tasks ended, `tasks`, `failed`; the
     longest first."""
+    begin = F.min(F.least("sent", "received", "started", "ended"))
+    last = F.max(F.when(F.col("outcome") != RETRIED, F.col("ended")))
     return (
-        events.where(F.col("root_id").isNotNull())
+        runs_of(runs)
+        .where(F.col("root_id").isNotNull())
         .groupBy("root_id")
         .agg(
             F.max(F.when(F.col("task_id") == F.col("root_id"), F.col("name"))).alias("name"),
-            F.min("time").alias("begin"),
-            (_seconds(F.max(F.when(ended(), F.col("time")))) - _seconds(F.min("time"))).alias("seconds"),
+            begin.alias("begin"),
+            (seconds(last) - seconds(begin)).alias("seconds"),
             F.count_distinct("task_id").alias("tasks"),
-            F.count_if(failed()).alias("failed"),
+            F.count_if(F.col("failed")).alias("failed"),
         )
         .where("seconds IS NOT NULL")
         .orderBy(F.desc("seconds"), "root_id")

@@ -19,7 +19,7 @@ ROOT = "root:"
 
 COLUMNS = (
     "timestamp TIMESTAMP, tags STRING, keys ARRAY<STRING>, properties MAP<STRING, STRING>, value BINARY, "
-    "physical_offset LONG, store STRING"
+    "store STRING"
 )
 DETAILS = "runtime DOUBLE, retries INT, requeue BOOLEAN, exception STRING, traceback STRING, worker STRING, queue STRING, eta STRING"
 

@@ -14,7 +14,7 @@ import cystore
 from cystore.celery import events as layout
 from cystore.celery import records
 from cystore.errors import StoreConfigError, StoreFormatError
-from cystore.spark import report, task_events
+from cystore.spark import report, task_events, task_runs
 from cystore.spark.__main__ import cause, main
 from cystore.spark.jobs.report import write_report
 from cystore.spark.jobs.report_folder import check_out
@@ -137,8 +137,65 @@ def test_a_wait_is_from_the_sending_or_the_eta_of_each_attempt_to_its_begin(spar
         *(row("RECEIVED", 70, task_id="waiting"),),
         *(row("SENT", 81, task_id="skewed"), row("STARTED", 80, task_id="skewed")),
     ]
-    waited = report.waits(spark.createDataFrame(rows, SCHEMA)).collect()
-    assert sorted(one.wait for one in waited) == [0.0, 1.0, 2.0, 3.0, 4.0]
+    runs = task_runs.task_runs(spark.createDataFrame(rows, SCHEMA)).where("wait IS NOT NULL")
+    assert sorted(one.wait for one in runs.collect()) == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_a_run_is_one_attempt_with_all_that_is_known_of_it(spark):
+    rows = [
+        *(row("SENT", 0), row("RECEIVED", 1), row("STARTED", 2), row("RETRIED", 4, runtime=2.0)),
+        *(row("SENT", 5, retries=1), row("RECEIVED", 6, retries=1), row("REDELIVERED", 7, retries=1)),
+        *(row("STARTED", 8, retries=1), row("FAILED", 9, retries=1, runtime=1.0, exception="shop.E('1')")),
+        *(row("STARTED", 20, task_id="on"), row("REJECTED", 21, task_id="on", requeue=True)),
+        row("SENT", 1, task_id=None),
+    ]
+    made = task_runs.task_runs(spark.createDataFrame(rows, SCHEMA))
+    assert made.schema.simpleString() == spark.createDataFrame([], task_runs.SCHEMA).schema.simpleString()
+    found = {(one.task_id, one.retries): one for one in made.collect()}
+    assert found.keys() == {("t", 0), ("t", 1), ("on", 0)}
+    first, second, going_on = found["t", 0], found["t", 1], found["on", 0]
+    at = [
+        (one.timestamp() - HOUR.timestamp())
+        for one in (second.sent, second.received, second.started, second.ended)
+    ]
+    assert at == [5, 6, 8, 9]
+    assert (first.outcome, first.failed, first.runtime, first.deliveries) == ("RETRIED", False, 2.0, 1)
+    assert (second.outcome, second.failed, second["class"], second.deliveries) == (
+        "FAILED",
+        True,
+        "shop.E",
+        2,
+    )
+    assert (second.wait, len(second.fingerprint)) == (3.0, 16)
+    assert (going_on.outcome, going_on.ended, going_on.failed, going_on.fingerprint) == (
+        None,
+        None,
+        False,
+        None,
+    )
+
+
+def test_failures_of_one_line_are_one_row(spark):
+    """Seen: 5,000 failures of one line were 5,000 rows, for messages, ids and paths differ."""
+    at = (
+        'Traceback (most recent call last):\n  File "/tmp/job-{0}/{1}/shop.py", line 17, in pay\n    raise E({0})\n'
+        "shop.E: order {0} of {1} at 0x{0:x} was refused"
+    )
+    ids = ["0123456789abcdef", "f47ac10b-58cc-4372-a567-0e02b2c3d479", "77"]
+    rows = [
+        row("FAILED", n, task_id=f"a{n}", exception=f"shop.E({n})", traceback=at.format(n, ids[n % 3]))
+        for n in range(300)
+    ]
+    rows += [
+        row("FAILED", 1, task_id="b", exception="shop.E(1)", traceback=at.format(1, "x").replace("17", "18"))
+    ]
+    rows += [
+        row("FAILED", 1, task_id="c", exception="shop.E(1)", traceback=at.format(1, 1).replace("pay", "ship"))
+    ]
+    rows += [row("FAILED", 1, task_id="d", exception="shop.F(1)", traceback=at.format(1, 1))]
+    found = report.tracebacks(spark.createDataFrame(rows, SCHEMA)).collect()
+    assert [one["count"] for one in found] == [300, 1, 1, 1]
+    assert len({one.fingerprint for one in found}) == 4
 
 
 def test_failures_are_grouped_by_where_they_came_from(spark):

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.storagelevel import StorageLevel
 
 from cystore.errors import StoreConfigError
 from cystore.spark import report
@@ -22,6 +23,7 @@ from cystore.spark.jobs.report_folder import check_out, replaced
 from cystore.spark.jobs.running import add_master, own_session
 from cystore.spark.options import STRATEGY
 from cystore.spark.task_events import task_events
+from cystore.spark.task_runs import task_runs
 
 HELP = "task analytics: Parquet tables and an HTML page"
 TOP = 20
@@ -76,14 +78,18 @@ def write_report(
     events = task_events(spark.read, stores, **_options(begin, end, include_archive))
     if end is not None:
         events = events.where(F.col("time") < F.lit(end))
+    runs = task_runs(events).persist(StorageLevel.MEMORY_AND_DISK)  # the log is read once
     tables = {
-        "hourly": report.hourly(events).orderBy("hour", "name"),
-        "names": report.names(events),
-        "tracebacks": report.tracebacks(events, top),
-        "workflows": report.workflows(events, top),
+        "hourly": report.hourly(runs).orderBy("hour", "name"),
+        "names": report.names(runs),
+        "tracebacks": report.tracebacks(runs, top),
+        "workflows": report.workflows(runs, top),
     }
     with replaced(folder) as making:
-        rows = {name: _written(table, making / name) for name, table in tables.items()}
+        try:
+            rows = {name: _written(table, making / name) for name, table in tables.items()}
+        finally:
+            runs.unpersist()
         facts = _facts(rows)
         (making / "report.html").write_text(_page(stores, facts, rows), encoding="utf-8")
     return {**facts, "out": str(folder)}

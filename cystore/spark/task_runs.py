@@ -1,0 +1,101 @@
+"""Task runs: one row for each attempt of a task, made of the events of the lifecycle log. All numbers of the report come from these rows.
+
+Events without a task id belong to no run. A kill of the job leaves nothing: the table is computed.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from cystore.spark.task_events import (
+    RECEIVED,
+    REDELIVERED,
+    RETRIED,
+    SENT,
+    STARTED,
+    ended,
+    failed,
+)
+
+# Names and types of `task_runs`, in this order. Docs: docs/spark.md.
+SCHEMA = (
+    "name STRING, task_id STRING, retries INT, root_id STRING, sent TIMESTAMP, received TIMESTAMP, started TIMESTAMP, ended TIMESTAMP, "
+    "wait DOUBLE, runtime DOUBLE, deliveries BIGINT, worker STRING, queue STRING, outcome STRING, failed BOOLEAN, class STRING, "
+    "fingerprint STRING, exception STRING, traceback STRING, store STRING"
+)
+COLUMNS = tuple(column.split()[0] for column in SCHEMA.split(", "))
+_FRAME = r'File "[^"\n]*", line [0-9]+, in [^\n]*'
+# Addresses, UUIDs, long hexadecimal numbers, and every number but that of a line.
+_IDS = r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b|\b[0-9a-fA-F]{12,}\b"
+_NUMBERS = r"(?<!line |[0-9])[0-9]+"
+
+
+def task_runs(events: DataFrame) -> DataFrame:
+    """One row for each attempt: a `task_id` with a number of `retries`. Columns: SCHEMA.
+
+    `wait` is the seconds between the sending (where the log does not have that: the arrival at a worker), or the eta where that was
+    later, and the begin. `outcome` is the event that ended the attempt, RETRIED among them, null while it goes on. `fingerprint` is the
+    same for failures of one exception class at one place of the code.
+    """
+    given = set(events.columns)
+    over = ended() | (F.col("event") == RETRIED)
+    last = F.when(over, F.col("time"))
+
+    def first(*kinds: str) -> Column:
+        return F.min(F.when(F.col("event").isin(*kinds), F.col("time")))
+
+    def at_end(name: str) -> Column:
+        """A detail of the event that ended the attempt."""
+        return F.max_by(F.when(over, F.col(name)), last)
+
+    def any_of(name: str) -> Column:
+        return F.max(name) if name in given else F.max(F.lit(None).cast("string"))
+
+    runs = (
+        events.where(F.col("task_id").isNotNull())
+        .groupBy("task_id", "retries")
+        .agg(
+            F.max("name").alias("name"),
+            F.max("root_id").alias("root_id"),
+            first(SENT).alias("sent"),
+            first(RECEIVED, REDELIVERED).alias("received"),
+            first(STARTED).alias("started"),
+            F.max(last).alias("ended"),
+            at_end("runtime").alias("runtime"),
+            F.count_if(F.col("event").isin(RECEIVED, REDELIVERED)).alias("deliveries"),
+            any_of("worker").alias("worker"),
+            any_of("queue").alias("queue"),
+            F.max(F.try_to_timestamp("eta")).alias("eta"),
+            at_end("event").alias("outcome"),
+            F.coalesce(F.max_by(F.when(over, failed()), last), F.lit(False)).alias("failed"),
+            at_end("exception").alias("exception"),
+            at_end("traceback").alias("traceback"),
+            any_of("store").alias("store"),
+        )
+    )
+    since = F.greatest(F.coalesce("sent", "received"), "eta")
+    known = F.col("started").isNotNull() & F.coalesce("sent", "received").isNotNull()
+    wait = F.when(known, F.greatest(seconds("started") - seconds(since), F.lit(0.0)))
+    name_of = F.regexp_extract(F.coalesce("exception", "outcome"), r"^([\w.]*)", 1)
+    runs = runs.withColumn("wait", wait).withColumn("class", F.when(F.col("failed"), name_of))
+    return runs.withColumn("fingerprint", F.when(F.col("failed"), fingerprint())).select(*COLUMNS)
+
+
+def fingerprint() -> Column:
+    """Of `class` and `traceback`: the frames with numbers and ids masked, but for lines. Messages of exceptions are left out."""
+    frames = F.array_join(
+        F.regexp_extract_all(F.coalesce("traceback", F.lit("")), F.lit(_FRAME), F.lit(0)), "\n"
+    )
+    masked = F.regexp_replace(F.regexp_replace(frames, _IDS, "#"), _NUMBERS, "#")
+    return F.substring(F.sha2(F.concat_ws("\n", "class", masked), 256), 1, 16)
+
+
+def runs_of(frame: DataFrame) -> DataFrame:
+    """Runs as they are, and those of events."""
+    return frame if "outcome" in frame.columns else task_runs(frame)
+
+
+def seconds(time: Column | str) -> Column:
+    """A time as a fraction of seconds since 1970."""
+    return F.unix_micros(time) / 1e6
