@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from html import escape
 from typing import Any
 
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from cystore import clock
+from cystore.spark.report_look import SCRIPT, STYLE, duration, short
 
 Rows = Sequence[Mapping[str, Any]]
-NAMES_SHOWN = 10
-STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; color: #222; }
-table { border-collapse: collapse; width: 100%; margin: .5rem 0 2rem; }
-th, td { text-align: right; padding: .2rem .6rem; border-bottom: 1px solid #ddd; font-variant-numeric: tabular-nums; }
-th:first-child, td:first-child, td.text { text-align: left; }
-pre { overflow-x: auto; background: #f6f6f6; padding: .6rem; font-size: 12px; }
-svg { max-width: 100%; height: auto; }
-.bad { color: #b00020; }
-"""
+NAMES_SHOWN = 8  # of tasks in a plot, each in a colour of its own
+NAME_MAX = 40
+OTHERS = "all other tasks"
+GREY, RED = "#8a8f98", "#d1344b"  # of all other tasks, and of what failed: no task has them
+COLOURS = ("#4269d0", "#efb118", "#6cc5b0", "#3ca951", "#a463f2", "#97bbf5", "#9c6b4e", "#ff8ab7")
+HOUR = timedelta(hours=1)
 
 
 def page(
@@ -28,103 +29,208 @@ def page(
 ) -> str:
     """The page. `hours` are the rows of `report.hourly`, the others of the functions of their name."""
     shown = [row["name"] for row in names[:NAMES_SHOWN]]
-    parts = [
-        f"<h1>{escape(title)}</h1>",
-        f"<p>{escape(', '.join(f'{value} {name}' for name, value in facts.items()))}</p>",
+    head = (
+        f'<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style>"
+    )
+    parts = [f"<h1>{escape(title)}</h1>", f'<p class="when">{_when(hours)}</p>']
+    parts += _parts(facts, names, hours, tracebacks, workflows, shown) if names else [EMPTY]
+    body = "\n".join(parts)
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n{body}\n<script>{SCRIPT}</script></body></html>\n'
+
+
+EMPTY = (
+    '<p class="empty">There is no task in this time. The lifecycle log has none: either no worker of Celery wrote to these stores, or it '
+    "was before or after.</p>"
+)
+
+
+def _parts(
+    facts: Mapping[str, Any],
+    names: Rows,
+    hours: Rows,
+    tracebacks: Rows,
+    workflows: Rows,
+    shown: Sequence[str],
+) -> list[str]:
+    listed = "".join(f"<li><b>{escape(str(value))}</b>{escape(name)}</li>" for name, value in facts.items())
+    return [
+        f'<ul class="facts">{listed}</ul>',
         "<h2>Runs by hour</h2>",
-        _plot("runs", lambda axes: _runs(axes, hours, shown)),
+        _plot("runs", hours, lambda axes: _runs(axes, hours, shown)),
+        "<h2>Runtime by hour, 95 of 100 are below</h2>",
+        _plot("runtime", hours, lambda axes: _p95(axes, hours, shown)),
         "<h2>Tasks</h2>",
-        _plot("p95 of the runtime, s", lambda axes: _p95(axes, hours, shown)),
         _table(
             names,
             {
-                "task": _text("name"),
+                "task": _name("name"),
                 "runs": _number("count"),
                 "failed": _number("failed"),
-                "failure rate": lambda row: f"{100 * (row['failure_rate'] or 0):.2f} %",
+                "failure rate": _share("failure_rate"),
                 "retries": _number("retried"),
                 **{f"runtime p{p}": _seconds(f"runtime_p{p}") for p in (50, 95, 99)},
                 **{f"wait p{p}": _seconds(f"wait_p{p}") for p in (50, 95, 99)},
             },
         ),
         "<h2>Failures that come most often</h2>",
-        *(_failure(row) for row in tracebacks),
+        *([_failure(row) for row in tracebacks] or ["<p>No task failed.</p>"]),
         "<h2>Slowest workflows</h2>",
         _table(
             workflows,
             {
-                "root task": _text("name"),
-                "id": _text("root_id"),
-                "begin": lambda row: f"{row['begin']:%Y-%m-%d %H:%M:%S}",
-                "seconds": _seconds("seconds"),
+                "root task": _name("name"),
+                "id": _name("root_id"),
+                "begin (UTC)": lambda row: (f"{row['begin']:%Y-%m-%d %H:%M:%S}", row["begin"].timestamp()),
+                "took": _seconds("seconds"),
                 "tasks": _number("tasks"),
                 "failed": _number("failed"),
             },
         ),
     ]
-    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
-    return f"<!DOCTYPE html>\n<html><head>{head}</head><body>\n" + "\n".join(parts) + "\n</body></html>\n"
+
+
+def _when(hours: Rows) -> str:
+    made = f"Made {datetime.fromtimestamp(clock.now_ms() / 1000, UTC):%Y-%m-%d %H:%M} UTC"
+    if not hours:
+        return made
+    first, last = _utc(min(row["hour"] for row in hours)), _utc(max(row["hour"] for row in hours)) + HOUR
+    return f"{first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d %H:%M} UTC. {made}"
+
+
+def _utc(time: datetime) -> datetime:
+    return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+# ------------------------------------------------------------------------------------------------------ plots
 
 
 def _runs(axes: Any, hours: Rows, shown: Sequence[str]) -> None:
+    """Bars that stand on their hour."""
     times = sorted({row["hour"] for row in hours})
-    of = {(row["name"], row["hour"]): row["count"] for row in hours}
-    counts = [[of.get((name, time), 0) for time in times] for name in shown]
-    others = [
-        sum(row["count"] for row in hours if row["hour"] == time and row["name"] not in shown)
-        for time in times
-    ]
+    of: dict[tuple[str | None, datetime], int] = {}
+    for row in hours:
+        key = row["name"] if row["name"] in shown else None, row["hour"]
+        of[key] = of.get(key, 0) + row["count"]
     bottom = [0] * len(times)
-    for name, values in [*zip(shown, counts, strict=True), ("others", others)]:
+    for number, name in enumerate([*shown, None]):
+        values = [of.get((name, time), 0) for time in times]
         if any(values):
-            axes.bar(times, values, width=1 / 26, bottom=bottom, label=name)
+            colour = GREY if name is None else COLOURS[number]
+            axes.bar(
+                times,
+                values,
+                width=HOUR,
+                align="edge",
+                bottom=bottom,
+                color=colour,
+                label=_label(name),
+            )
             bottom = [below + value for below, value in zip(bottom, values, strict=True)]
-    failed = [sum(row["failed"] for row in hours if row["hour"] == time) for time in times]
-    if any(failed):
-        axes.plot(times, failed, "o-", color="#b00020", label="failed")
+    failed = {time: sum(row["failed"] for row in hours if row["hour"] == time) for time in times}
+    if any(failed.values()):
+        axes.plot(
+            [time + HOUR / 2 for time in times],
+            list(failed.values()),
+            "o-",
+            color=RED,
+            markersize=3,
+            label="(failed)",
+        )
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
 
 def _p95(axes: Any, hours: Rows, shown: Sequence[str]) -> None:
-    for name in shown:
+    for number, name in enumerate(shown):
         points = sorted(
-            (row["hour"], row["runtime_p95"]) for row in hours if row["name"] == name and row["runtime_p95"]
+            (row["hour"] + HOUR / 2, row["runtime_p95"])
+            for row in hours
+            if row["name"] == name and row["runtime_p95"]
         )
         if points:
-            axes.plot(*zip(*points, strict=True), "o-", markersize=3, label=name)
+            axes.plot(
+                *zip(*points, strict=True),
+                "o-",
+                markersize=3,
+                color=COLOURS[number],
+                label=_label(name),
+            )
             axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: duration(value)))
 
 
-def _plot(label: str, draw: Callable[[Any], None]) -> str:
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
+def _label(name: str | None) -> str:
+    """Of the legend: a task may be called like our words, so these stand in brackets. A first _ would hide it."""
+    return f"({OTHERS})" if name is None else "\u200b" + short(name, NAME_MAX)
+
+
+def _plot(label: str, hours: Rows, draw: Callable[[Any], None]) -> str:
+    """As SVG in the colours of the page; the legend stands below, so it takes no room of the plot."""
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    figure.patch.set_alpha(0)
     axes = figure.subplots()
+    axes.patch.set_alpha(0)
     draw(axes)
     axes.set_ylabel(label)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    axes.tick_params(axis="x", labelrotation=30, labelsize=8)
+    axes.grid(axis="y", alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    if hours:
+        first, last = min(row["hour"] for row in hours), max(row["hour"] for row in hours) + HOUR
+        margin = (last - first) / 40
+        axes.set_xlim(first - margin, last + margin)
+        locator = AutoDateLocator(minticks=3, maxticks=9)
+        axes.xaxis.set_major_locator(locator)
+        axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        legend = figure.legend(
+            handles, [_plain(text) for text in labels], fontsize=8, loc="outside lower center", ncols=3
+        )
+        legend.get_frame().set_alpha(0)
     drawn = io.StringIO()
     figure.savefig(drawn, format="svg", metadata={"Date": None})
-    return drawn.getvalue()[drawn.getvalue().index("<svg") :]
+    svg = drawn.getvalue()[drawn.getvalue().index("<svg") :]
+    return f'<div class="wide">{svg.replace("#000000", "currentColor")}</div>'
 
 
-def _table(rows: Rows, columns: Mapping[str, Callable[[Mapping[str, Any]], str]]) -> str:
+def _plain(text: str) -> str:
+    """Dollar signs begin a formula in matplotlib."""
+    return text.replace("$", r"\$")
+
+
+# ------------------------------------------------------------------------------------------------------ tables
+
+Cell = tuple[str, float | str | None]  # as HTML, and the number to sort by
+
+
+def _table(rows: Rows, columns: Mapping[str, Callable[[Mapping[str, Any]], Cell]]) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{of(row)}</td>" for of in columns.values()) + "</tr>\n" for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>"
+    body = "".join("<tr>" + "".join(_cell(*of(row)) for of in columns.values()) + "</tr>\n" for row in rows)
+    table = f"<thead><tr>{head}</tr></thead><tbody>\n{body}</tbody>"
+    return f'<div class="wide"><table class="sorts">{table}</table></div>'
 
 
-def _text(name: str) -> Callable[[Mapping[str, Any]], str]:
-    return lambda row: escape(str(row[name] or "?"))
+def _cell(shown: str, value: float | str | None) -> str:
+    if isinstance(value, str):
+        return f'<td title="{escape(value)}">{shown}</td>'
+    return f'<td data-value="{"" if value is None else value}">{shown}</td>'
 
 
-def _number(name: str) -> Callable[[Mapping[str, Any]], str]:
-    return lambda row: f"{row[name]:,}"
+def _name(name: str) -> Callable[[Mapping[str, Any]], Cell]:
+    """Long ones are cut, with the whole on hover."""
+    return lambda row: (escape(short(str(row[name] or "?"), NAME_MAX)), str(row[name] or "?"))
 
 
-def _seconds(name: str) -> Callable[[Mapping[str, Any]], str]:
-    return lambda row: "" if row[name] is None else f"{row[name]:.3f}"
+def _number(name: str) -> Callable[[Mapping[str, Any]], Cell]:
+    return lambda row: (f"{row[name]:,}", row[name])
+
+
+def _share(name: str) -> Callable[[Mapping[str, Any]], Cell]:
+    return lambda row: (f"{100 * (row[name] or 0):.2f} %", row[name])
+
+
+def _seconds(name: str) -> Callable[[Mapping[str, Any]], Cell]:
+    return lambda row: (duration(row[name]), row[name])
 
 
 def _failure(row: Mapping[str, Any]) -> str:

@@ -1,0 +1,110 @@
+"""Goal: the report's page is right and harmless for any names and any span of time, and says so when there is nothing. Method: pages of
+made-up rows, parsed; no Spark, no browser."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+pytest.importorskip("matplotlib", reason="pip install 'cystore[report]'")
+pytest.importorskip("pyspark", reason="pip install 'cystore[spark]'")
+
+from cystore.spark.report_look import duration, short
+from cystore.spark.report_page import page
+
+HOUR = datetime(2026, 3, 1, 12, tzinfo=UTC)
+ODD = ["others", "_hidden", "$x$ $", "<script>alert(1)</script>", '"quoted"', "n" * 300, "(all other tasks)"]
+
+
+def numbers(name: str, **more: Any) -> dict[str, Any]:
+    found = {"name": name, "count": 1200, "failed": 3, "failure_rate": 0.0025, "retried": 0}
+    for what in ("runtime", "wait"):
+        found |= {f"{what}_p{p}": 0.0123 for p in (50, 95, 99)}
+    return {**found, **more}
+
+
+class Parsed(HTMLParser):
+    """Tags with their attributes, and text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def made(hours: list[datetime], names: list[str]) -> str:
+    rows = [{**numbers(name), "hour": hour} for name in names for hour in hours]
+    failure = {
+        "count": 5000,
+        "name": names[0],
+        "class": "E",
+        "exception": "E('<b>')",
+        "traceback": "<i>",
+        "task_id": "t",
+    }
+    flow = {"name": names[0], "root_id": "r" * 60, "begin": HOUR, "seconds": 5400.0, "tasks": 3, "failed": 0}
+    return page(
+        "Tasks in <store>",
+        {"runs": "1,200"},
+        [numbers(n) for n in names],
+        rows,
+        [{**failure, "last": HOUR}],
+        [flow],
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2, 24, 24 * 366])
+def test_one_hour_and_one_year_fit(count):
+    hours = [HOUR + timedelta(hours=number) for number in range(0, count, max(1, count // 50))]
+    text = made(hours, ["a", "b"])
+    for part in text.split("<svg")[1:]:
+        ElementTree.fromstring("<svg" + part[: part.index("</svg>")] + "</svg>")
+    assert text.count("<svg") == 2
+    assert f"2026-03-01 12:00 to {hours[-1] + timedelta(hours=1):%Y-%m-%d %H:%M} UTC. Made 2" in text
+
+
+def test_no_name_breaks_the_page_or_the_legend():
+    """Seen: a task called others was one with all others, one that begins with _ was not in the legend, long ones swallowed the plot."""
+    text = made([HOUR], ODD + [f"task-{n}" for n in range(20)])
+    found = Parsed(text)
+    assert [tag for tag, _ in found.tags].count("script") == 1
+    titles = [attributes["title"] for tag, attributes in found.tags if tag == "td" and "title" in attributes]
+    assert set(ODD) <= set(titles), "the whole name is there on hover"
+    assert not any(len(line) > 60 for line in found.text if line.startswith("nnn"))
+    assert "http" not in text.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
+        "http://creativecommons.org", ""
+    ).replace("https://matplotlib.org", "")
+    for told in ("1.50 h", "12.3 ms", "0.25 %", "5,000 ×"):
+        assert told in text, told
+    values = [attributes.get("data-value") for tag, attributes in found.tags if tag == "td"]
+    assert "0.0123" in values and "5400.0" in values, "tables sort by numbers"
+
+
+def test_a_store_without_tasks_says_so():
+    text = page("Tasks", {"runs": "0"}, [], [], [], [])
+    assert "There is no task in this time" in text and "<svg" not in text and "<table" not in text
+
+
+def test_units_and_short_names():
+    told = {
+        0.0000042: "4.20 µs",
+        0.0123: "12.3 ms",
+        0.9999: "1.00 s",
+        59.99: "1.00 min",
+        5400: "1.50 h",
+        200_000: "2.31 d",
+    }
+    assert {seconds: duration(seconds) for seconds in told} == told
+    assert (duration(None), duration(float("nan")), duration(0)) == ("", "", "0 s")
+    assert short("abc", 3) == "abc" and len(short("a" * 99, 40)) == 40 and "…" in short("a" * 99, 40)
