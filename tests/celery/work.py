@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +183,7 @@ def _run_to_the_end(task: Any, runs: str, fifo: str) -> list[str]:
     with open(runs, "a") as noted:
         noted.write(f"{task.request.id} {os.getpid()}\n")
     while fifo and not Path(fifo).exists():  # under gevent no pipe, whose opening holds up all greenlets
-        time.sleep(0.02)
+        threading.Event().wait(0.02)
     word = Path(fifo).read_text() if fifo else "at once"
     if word == "fail":
         raise SpecialError(word)
