@@ -338,13 +338,13 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         return content
 
     def _get_task_meta_for(self, task_id: str) -> dict[str, Any]:
-        return self._meta(self.latest(task_id) if self.location.path else None, task_id)
-
-    def _meta(self, message: Message | None, task_id: str) -> dict[str, Any]:
-        """The meta in a task's record; where this host has none, what its home has."""
+        message = self.latest(task_id) if self.location.path else None
         if message is not None:
             return self.meta_of(message)
-        content = self.elsewhere.find(task_id, records.RESULTS)
+        return self._meta_elsewhere(self.elsewhere.find(task_id))
+
+    def _meta_elsewhere(self, content: dict[str, Any] | None) -> dict[str, Any]:
+        """The meta in what a home says of a task; nobody has anything of one that is PENDING."""
         if content is None:
             return {"status": states.PENDING, "result": None}
         meta: dict[str, Any] = self.meta_from_decoded(content)
@@ -390,9 +390,13 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         for begin in range(0, len(task_ids), MANY):
             some = task_ids[begin : begin + MANY]
             found = self.latest_of(some) if self.location.path else {}
+            elsewhere = self.elsewhere.find_all(task_id for task_id in some if task_id not in found)
             for task_id in some:
                 message = found.get(task_id)
-                yield task_id, self._meta(message, task_id)
+                if message is not None:
+                    yield task_id, self.meta_of(message)
+                else:
+                    yield task_id, self._meta_elsewhere(elsewhere.get(task_id))
 
     def _after_fork(self) -> None:
         """The child waits for nothing that its parent waits for."""

@@ -6,7 +6,7 @@ sent it there, or the lifecycle log says so. With `?reader=` in its URL it asks 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -80,30 +80,43 @@ class Elsewhere:
 
     def home_of(self, task_id: str) -> str | None:
         """Where else the result of a task is kept; None where nobody here knows that it is elsewhere."""
-        backend = self._backend
-        home = homes.sent_to(backend, task_id)
-        if home is None and backend.location.path and monotonic_s() >= self._not_told.get(task_id, 0.0):
-            home = homes.told_of(backend, task_id)[1]
+        return self.homes_of([task_id])[task_id]
+
+    def homes_of(self, task_ids: Iterable[str]) -> dict[str, str | None]:
+        """`home_of` for many tasks, with one look at the store."""
+        backend, now = self._backend, monotonic_s()
+        found = {task_id: homes.sent_to(backend, task_id) for task_id in task_ids}
+        if not backend.location.path:
+            return found
+        asked = [one for one, home in found.items() if home is None and now >= self._not_told.get(one, 0.0)]
+        for task_id, (_, home) in homes.told_of_many(backend, asked).items() if asked else ():
+            found[task_id] = home
             if home is None:  # somebody who polls a task's state pays for this seldom
-                self._not_told[task_id] = monotonic_s() + NOT_TOLD_S
+                self._not_told[task_id] = now + NOT_TOLD_S
             else:
                 homes.remember(backend, task_id, home)
-        return home
+        return found
 
     def find(self, task_id: str, topic: str = records.RESULTS) -> dict[str, Any] | None:
         """What another home has of an id that this store has nothing of: the content of its record. None where nobody has anything.
         Raises ResultsElsewhereError where nobody can be asked, or a home does not answer."""
+        return self.find_all([task_id], topic).get(task_id)
+
+    def find_all(self, task_ids: Iterable[str], topic: str = records.RESULTS) -> dict[str, dict[str, Any]]:
+        """The same for many ids, in as few requests as will do."""
         backend = self._backend
-        home = self.home_of(task_id)
-        if backend.location.path and home is None and not backend.location.reader:
-            return None
+        asks_all = bool(backend.location.reader or not backend.location.path)
+        known = self.homes_of(task_ids)
+        asked = {task_id: home for task_id, home in known.items() if asks_all or home is not None}
+        if not asked:
+            return {}
         reader = self.reader()
         if reader is None:
+            task_id, home = next(iter(asked.items()))
             raise homes.no_store(backend) if home is None else homes.elsewhere(task_id, home)
-        found = reader.look([task_id], "groups" if topic == records.GROUPS else "results").get(task_id)
-        if found is None:
-            return None
-        return self._content(found) if topic == records.GROUPS else self._told(found)
+        if topic == records.GROUPS:
+            return {found.id: self._content(found) for found in reader.look(asked, "groups").values()}
+        return {found.id: self._told(found) for found in reader.look(asked).values()}
 
     def _content(self, found: Found) -> dict[str, Any]:
         content = self._backend.decoded(found.body, found.content_type, found.content_encoding)
@@ -159,7 +172,7 @@ class Elsewhere:
                 look_s = min(2 * look_s, LAST_LOOK_S)
                 due = monotonic_s() + look_s
                 ids = list(islice(_open_ids(result), LOOKED_AT))
-                known = [one for one in ids if self.home_of(one) is not None]
+                known = [one for one, home in self.homes_of(ids).items() if home is not None]
                 if known or (self._backend.location.reader and self._heard_of(ids)):
                     raise ComesElsewhere
             if on_interval is not None:
@@ -193,6 +206,8 @@ class Elsewhere:
                     on_interval()
             elif self._backend.location.path:
                 consumer.hand_over_own()
+                if result.on_ready.ready:  # a message that named no home was run here after all
+                    return
             if on_interval is not None and monotonic_s() >= interval_due:
                 interval_due = monotonic_s() + interval_s
                 on_interval()

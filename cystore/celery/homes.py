@@ -15,7 +15,7 @@ from __future__ import annotations
 import base64
 import logging
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -109,11 +109,19 @@ def is_home_of(backend: CystoreBackend, task_id: str) -> bool:
 
 def told_of(backend: CystoreBackend, task_id: str) -> tuple[bool, str | None]:
     """What the lifecycle log says of a task: whether this store has heard of it, and its home where that is another store."""
-    told = [
-        Event.of(m)
-        for m in records.records_of(backend.store, EVENTS, records.key_of(task_id), to_tombstone=False)
-    ]
-    mine = [event for event in told if event.task_id == task_id]
+    found = records.records_of(backend.store, EVENTS, records.key_of(task_id), to_tombstone=False)
+    return _event_home(found, task_id)
+
+
+def told_of_many(backend: CystoreBackend, task_ids: Iterable[str]) -> dict[str, tuple[bool, str | None]]:
+    """`told_of` for many tasks, with one look at the store."""
+    keys = {records.key_of(task_id): task_id for task_id in task_ids}
+    found = records.records_of_many(backend.store, EVENTS, keys)
+    return {task_id: _event_home(found.get(key, []), task_id) for key, task_id in keys.items()}
+
+
+def _event_home(found: Iterable[Message], task_id: str) -> tuple[bool, str | None]:
+    mine = [event for event in map(Event.of, found) if event.task_id == task_id]
     named = next((event.details["home"] for event in mine if event.details.get("home")), None)
     return bool(mine), named and str(named)
 

@@ -115,6 +115,23 @@ def test_groups_and_forgotten_results(hosts, client):
     wait_until(lambda: AsyncResult(first.id, app=client).state == states.PENDING, "it is forgotten at home")
 
 
+def test_many_ids_are_looked_up_in_few_requests(hosts, client):
+    """As `GroupResult` and `get_many` do; 250 ids of one home are three requests."""
+    ids = [f"of many {number}" for number in range(250)]
+    for number, one in enumerate(ids):
+        homes.remember(client.backend, one, hosts.home)
+        if number % 2:
+            hosts.fleet.backend.store_result(one, number, states.SUCCESS)
+    with line_of(hosts.fleet) as line:
+        before = line._client.info("commandstats")["cmdstat_rpush"]["calls"]
+        found = dict(client.backend.get_many(ids, max_iterations=1))
+        after = line._client.info("commandstats")["cmdstat_rpush"]["calls"]
+    assert {one: meta["result"] for one, meta in found.items()} == {
+        f"of many {n}": n for n in range(1, 250, 2)
+    }
+    assert after - before <= 2 * 3, "a question and an answer each"
+
+
 def test_a_task_that_is_not_ready(hosts, client):
     """Its home is asked once and waits: that it says so is told from a home that says nothing."""
     result = client.tasks[work.add.name].apply_async((1, 2), queue="of_nobody_at_all")
@@ -339,6 +356,29 @@ def _as_pickle(data: bytes) -> bytes:
     data = data.replace(b"application/json", b"application/x-python-serialize")
     header_bytes = data.index(b"]}") + 2 - 8
     return data[:4] + header_bytes.to_bytes(4, "big") + data[8:]
+
+
+def test_what_a_dead_worker_left_is_not_believed(hosts):
+    """Seen: a task whose message names no home had been received on one host, and ended on another: a client believed the first one."""
+    app, task_id = client_of(hosts.fleet), "began here, ended there"
+    hosts.fleet.backend.store_result(task_id, None, states.STARTED)
+    body = {"status": "SUCCESS", "result": 1, "task_id": task_id}
+    ends = threading.Event()
+
+    def answer(request: Request) -> bytes:
+        if not ends.is_set():
+            return Answer(request.id, UNKNOWN_HOME, tuple(map(Found, request.ids))).encoded()
+        text = json.dumps(body).encode()
+        found = Found(task_id, "SUCCESS", True, None, 1, len(text), 0, text, "application/json", "utf-8")
+        return Answer(request.id, UNKNOWN_HOME, (found,)).encoded()
+
+    with FalseHome(hosts.fleet, answer):
+        assert AsyncResult(task_id, app=app).state == states.STARTED
+        ends.set()
+        assert AsyncResult(task_id, app=app).state == states.SUCCESS
+        homes._foreign.clear()
+        app.backend._cache.clear()
+        assert AsyncResult(task_id, app=app).get(timeout=PATIENCE_S) == 1
 
 
 def test_a_home_that_does_not_answer_is_named(hosts, monkeypatch):

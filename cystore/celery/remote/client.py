@@ -179,6 +179,7 @@ class _Look:
         self._homes: dict[str, _Home] = {}
         self._asked: dict[str, _Asked] = {}
         self._at: dict[str, str] = {}  # homes of ids that are certain
+        self._begun: dict[str, tuple[str, Found]] = {}
         self._redis_since: float | None = None
         self._pause_s = 0.0
 
@@ -217,6 +218,7 @@ class _Look:
                 if answer is not None:
                     yield from self._take(line, answer)
             elif self._homes and not any(home.asking for home in self._homes.values()):
+                yield from self._take_begun(line)
                 return  # every home has said what it knows
             elif not self._homes:
                 if self._backend.location.path and not self._waits:
@@ -339,9 +341,13 @@ class _Look:
                 self._believe(one.id, str(one.elsewhere))
                 self._choose_homes(line, [one.id])
                 continue
-            if one.known and self._at.get(one.id) is None:
+            ready = one.state in states.READY_STATES
+            if ready and one.id not in self._at:
                 self._believe(one.id, answer.home)
-            if one.state is not None and (one.state in states.READY_STATES or not self._waits):
+            if one.state is not None and not ready and not self._waits and not self._is_certain(one.id):
+                # A worker that died may have left it there, and the task has ended at another home.
+                self._begun.setdefault(one.id, (answer.home, one))
+            elif one.state is not None and (ready or not self._waits):
                 whole = self._whole(line, answer.home, one)
                 if whole is not None:
                     del self._left[one.id]
@@ -350,6 +356,14 @@ class _Look:
                     asking[one.id] = None  # it went while it was read: forgotten, or expired
             elif self._waits:
                 asking[one.id] = None
+
+    def _take_begun(self, line: lists.Line) -> Iterator[Found]:
+        """Tasks that no home knows to be ready, and one knows to have begun."""
+        for task_id, (home, one) in self._begun.items():
+            whole = self._whole(line, home, one) if task_id in self._left else None
+            if whole is not None:
+                del self._left[task_id]
+                yield whole
 
     def _believe(self, task_id: str, home: str) -> None:
         self._at[task_id] = home
