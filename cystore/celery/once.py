@@ -135,8 +135,13 @@ class Once(Task):
         """Another process has the lock. Who came with the same message (a redelivery) always waits: the other one may die yet."""
         if self.once.get("on_duplicate", WAIT) == REFUSE:
             running = _running(self.backend.store, key)
-            if running != task_id:
+            if running != task_id and not self._is_stored(running):
                 raise OnceRunningError(self.name, running)
+
+    def _is_stored(self, task_id: str | None) -> bool:
+        """Whether a run has succeeded and is just about to give its lock back."""
+        found: Message | None = None if task_id is None else self.backend.latest(task_id)
+        return found is not None and found.tags == states.SUCCESS
 
     def _again(self, found: Message, task_id: str) -> Any:
         """The result of a task that succeeded. That of this very task is stored already, and what follows from it was sent."""
@@ -166,9 +171,9 @@ class Once(Task):
         store = self.backend.store
         if is_taken(_lock_path(store), key):
             running = _running(store, key)
-            if choice == REFUSE:
+            if choice == REFUSE and not self._is_stored(running):
                 raise OnceRunningError(self.name, running)
-            if running is not None:
+            if choice == JOIN and running is not None:
                 return running
         found = self._succeeded(key, "") if choice == JOIN else None
         return None if found is None else records.id_of(found.keys[0])

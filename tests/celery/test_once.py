@@ -14,6 +14,7 @@ from celery.exceptions import ImproperlyConfigured
 import cystore
 from cystore.celery import Once, records
 from cystore.celery.once import OnceRunningError
+from cystore.system.key_lock import KeyLock
 from tests.celery import work
 from tests.celery.conftest import fleet_in, wait_until
 from tests.celery.test_store_away import ready
@@ -201,3 +202,25 @@ def test_greenlets_of_one_process_exclude_each_other(tmp_path):
         (tmp_path / "draft").rename(word)
         assert len({tuple(result.get(timeout=PATIENCE_S)) for result in sent}) == 1
         assert len(runs.read_text().splitlines()) == 1
+
+
+def test_a_run_whose_result_is_stored_refuses_nobody(make_backend):
+    """Seen: a caller that had the result, and sent the task again at once, got an OnceRunningError: the lock goes a moment after the result
+    is stored."""
+    backend = make_backend()
+    task = backend.app.task(base=Once, once={"keys": ["a"], "on_duplicate": "refuse"}, name="shop.charge")(
+        charge
+    )
+    key, store = task._once_key("", (1,), {}), backend.store
+    store.put("celery_once", b"", keys=(key,), tags="RUNNING", properties={"task_id": "first"})
+    lock = KeyLock(store.path / "config" / "once.lock", key)
+    lock.take(lambda: None)
+    with pytest.raises(OnceRunningError, match="first runs now"):
+        task.delay(1)
+    with pytest.raises(OnceRunningError, match="first runs now"):
+        task._met(key, "second")
+    task._met(key, "first")
+    backend.store_result("first", 1, "SUCCESS")
+    task._met(key, "second")
+    assert task.delay(1).id != "first"
+    lock.give()
