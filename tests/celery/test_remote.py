@@ -51,12 +51,13 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     """The guest's worker runs the tasks; its pool processes are replaced all the time. The home's worker only answers and appends."""
     with fleet_in(tmp_path_factory.mktemp("remote")) as fleet:
         hosts = Hosts(fleet)
-        hosts.start_home()
+        home = hosts.start_home()
         fleet.start(
             "--concurrency=2",
             "--max-tasks-per-child=40",
             **{work.BACKEND: f"cystore://{hosts.guest_path}"},
         )
+        wait_until(lambda: serves(home, fleet.store_path), "the home's worker answers")
         yield hosts
 
 
@@ -123,9 +124,9 @@ def test_many_ids_are_looked_up_in_few_requests(hosts, client):
         if number % 2:
             hosts.fleet.backend.store_result(one, number, states.SUCCESS)
     with line_of(hosts.fleet) as line:
-        before = line._client.info("commandstats")["cmdstat_rpush"]["calls"]
+        before = line._client.info("commandstats").get("cmdstat_rpush", {"calls": 0})["calls"]
         found = dict(client.backend.get_many(ids, max_iterations=1))
-        after = line._client.info("commandstats")["cmdstat_rpush"]["calls"]
+        after = line._client.info("commandstats").get("cmdstat_rpush", {"calls": 0})["calls"]
     assert {one: meta["result"] for one, meta in found.items()} == {
         f"of many {n}": n for n in range(1, 250, 2)
     }

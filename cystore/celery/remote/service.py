@@ -51,7 +51,11 @@ WAITING_MOST = 1_000  # ids that requests wait for
 LARGE_BYTES = 64 << 10
 UNREAD_BYTES_MOST = 128 << 20  # of large answers that nobody has taken
 LOOK_EVERY_S = 1.0  # a process that was killed after its append woke nobody
-GATHER_S = 0.004  # looks for waiting requests are so far apart
+GATHER_S, GATHER_EACH_S, GATHER_MOST_S = (
+    0.004,
+    0.0001,
+    0.1,
+)  # pause between two looks for waiting requests; more for each
 NAP_S = 0.5  # the longest sleep of the thread that waits: a new request may have less time
 
 
@@ -289,7 +293,9 @@ class ReadService:
             log.debug("no answer could be given: %s", error)
             return Progress(0)
         if nap_s > 0 and greenlets.off_the_hub(self._store.wait_log, end, nap_s):
-            lists.sleep(GATHER_S)  # whoever appended wakes the id's waiters next, and others append too
+            lists.sleep(
+                min(GATHER_S + GATHER_EACH_S * len(self._waiting), GATHER_MOST_S)
+            )  # whoever appended wakes the id's waiters next, and others append too
         return Progress(0, more=True)
 
     def _nap_s(self) -> float:
