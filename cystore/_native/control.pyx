@@ -152,6 +152,7 @@ cdef class Control(SharedLocks):
 
     def follow(self):
         """From now on the block stands for one of another layout that this process cannot attach to: nobody appends or dispatches through it."""
+        self.checked()
         self.read_only = True
 
     def key_changed(self, uint32_t key):

@@ -174,6 +174,7 @@ def test_closed_handle_refuses_everything(control):
         "repair_is_due": ("append",),
         "settle_claims": (),
         "clear_intent": (),
+        "follow": (),
         "counters": (),
         "more_queue_bytes": (),
         "wake_append": (),

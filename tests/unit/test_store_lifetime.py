@@ -46,6 +46,7 @@ def test_every_method_of_a_closed_store_is_refused(path):
         "put_many": ([cystore.Message(topic="T", body=b"")],),
         "get": ("T", 0, 0),
         "query": ("T", "k"),
+        "query_many": ("T", ["k"]),
         "read": (0,),
         "offset_by_time": ("T", 0, 0),
         "wait": ("T", 0, 0),
