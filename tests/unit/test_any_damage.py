@@ -60,6 +60,7 @@ def test_hole_and_loss_behind_it(tmp_path, gap):
     check(root, [*range(20), *range(21, 21 + gap)])
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("at", range(12, 20))
 @pytest.mark.parametrize("number", [0, 10, 29])
 def test_flipped_bit_in_the_tags_code_of_a_hole_entry(tmp_path, number, at):
@@ -73,6 +74,7 @@ def test_flipped_bit_in_the_tags_code_of_a_hole_entry(tmp_path, number, at):
     check(root, [n for n in range(30) if n != number])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("units", [1, 3, 30])
 @pytest.mark.parametrize("crashed", [True, False])
 def test_zeroed_last_units_of_an_extended_queue(tmp_path, units, crashed):
@@ -107,6 +109,7 @@ def test_damage_in_the_log_and_one_witness_of_its_durable_end(tmp_path, gone, cr
     check(root, [n for n in range(30) if n != 5])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("lost", [3, 30])
 @pytest.mark.parametrize("crashed", [True, False])
 def test_a_loss_is_reported_once(tmp_path, crashed, lost):
@@ -126,6 +129,7 @@ def test_a_loss_is_reported_once(tmp_path, crashed, lost):
     check(root, range(30 - lost))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("first", [0, 5, 10, 15])
 def test_random_damage(first):
     """Any file, one to five places; `python -m tests.fuzz.damage` runs more of it."""

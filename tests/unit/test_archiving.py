@@ -258,6 +258,7 @@ archiving.archive_store(store, folder, all_sealed=True, step_bytes=step_bytes, r
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "place",
     [
