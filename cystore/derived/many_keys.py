@@ -5,11 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
+from cystore._native.exact import text
 from cystore._native.key_reader import QueryResult
 from cystore._native.message import Message
-from cystore.errors import CorruptRecordError
+from cystore.errors import CorruptRecordError, MessageIllegalError
 
 log = logging.getLogger("cystore")
+
+
+def distinct(keys: Iterable[str]) -> list[str]:
+    """The keys in their order, each once. One text alone is refused: its letters would be looked for."""
+    if isinstance(keys, (str, bytes)) or not isinstance(keys, Iterable):
+        raise MessageIllegalError(f"keys must be several keys, such as a list, not {type(keys).__name__}")
+    return list(dict.fromkeys(text("key", key) for key in keys))
 
 
 def add_newer(found: dict[str, QueryResult], walk: Iterable[Message], max_count: int) -> None:
@@ -19,7 +27,7 @@ def add_newer(found: dict[str, QueryResult], walk: Iterable[Message], max_count:
     damaged: list[CorruptRecordError] = []
     try:
         for message in walk:
-            for key in {*message.keys, message.properties.get("UNIQ_KEY", "")}:
+            for key in {*message.keys, message.properties.get("UNIQ_KEY")}:
                 if key in found:
                     newer.setdefault(key, []).append(message)
     except CorruptRecordError as error:

@@ -28,7 +28,7 @@ from cystore.derived.consume_queue import ENTRY_BYTES, ConsumeQueue, ConsumeQueu
 from cystore.derived.dispatch import Dispatcher
 from cystore.derived.heal import QueueHealer, is_queue_damage
 from cystore.derived.index import IndexFiles
-from cystore.derived.many_keys import add_newer
+from cystore.derived.many_keys import add_newer, distinct
 from cystore.derived.tail import At, TailReader
 from cystore.engine.commit_log import CommitLog
 from cystore.errors import (
@@ -403,7 +403,7 @@ class Reader:
         """`query` of many keys: one dispatch, one walk over what is not dispatched, and one call of the kernel for the rest."""
         name = _topic(topic)
         max_count = whole("max_count", max_count, 1, INT32_MAX)
-        wanted = list(dict.fromkeys(text("key", key) for key in keys))
+        wanted = distinct(keys)
         control = self._control
         wrote = control.wrote
         if control.dispatched < wrote:

@@ -8,7 +8,7 @@ import random
 import pytest
 
 import cystore
-from cystore.errors import CorruptRecordError
+from cystore.errors import CorruptRecordError, MessageIllegalError
 from tests.process import Process
 from tests.small import open_small
 
@@ -85,6 +85,24 @@ def test_what_is_no_key_is_refused(tmp_path):
                 store.query_many("T", wrong)
         with pytest.raises(cystore.StoreError):
             store.query_many("T", ["k"], 0)
+
+
+@pytest.mark.parametrize("keys", ["k1", b"k1", None, 5])
+def test_what_is_not_several_keys_is_refused(tmp_path, keys):
+    """Seen: the letters of a text were looked for, and None was a raw TypeError."""
+    with (
+        open_small(tmp_path / "s") as store,
+        pytest.raises(MessageIllegalError, match="keys must be several"),
+    ):
+        store.query_many("T", keys)
+
+
+def test_an_empty_key_finds_no_message_without_a_unique_key(tmp_path):
+    """Seen: a reader that may not dispatch was given every message."""
+    with open_small(tmp_path / "s") as store:
+        store.put("T", b"", keys=("k",))
+        with open_small(tmp_path / "s", read_only=True) as reader:
+            assert reader.query_many("T", ["", "k"])[""] == reader.query("T", "") == []
 
 
 def test_beside_writers(tmp_path):
