@@ -67,6 +67,11 @@ class Transition:
         return records.is_tombstone(self._message)
 
     @property
+    def late(self) -> bool:
+        """True for a state that came from another host after the state that followed it: it is history only."""
+        return bool(self._message.properties.get(records.LATE))
+
+    @property
     def meta(self) -> dict[str, Any]:
         """What Celery stored: `result`, `traceback`, `date_done`, `children`; with result_extended also `args`, `kwargs`,
         `worker`, `retries`, `queue`. Empty where that is not JSON."""

@@ -60,7 +60,8 @@ def moment_ms(text: str | None) -> int | None:
 @dataclass(slots=True)
 class Life:
     """What is known of a task. Times are ms since 1970. `sent_ms` and what follows it are those of the last try; `outcome` and `ended_ms`
-    are None as long as it has not ended. `stage` is its newest event that is no end."""
+    are None as long as it has not ended. `stage` is its newest event that is no end. `result_state` and what follows it are of the result
+    that the backend shows, by the rule of `records.fold`: a SUCCESS stays one, whatever a duplicate does later."""
 
     task_id: str
     name: str | None = None
@@ -92,6 +93,16 @@ class Life:
     rerun_of: str | None = None
 
     @property
+    def has_succeeded(self) -> bool:
+        """Whether its work was done once: the last try says so, or the result that the backend shows."""
+        return self.outcome == events.SUCCEEDED or self.result_state == states.SUCCESS
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing is to come any more that changes its result."""
+        return self.outcome is not None or self.has_succeeded
+
+    @property
     def wait_ms(self) -> int | None:
         """How long the last try waited from when it was sent, or due, until its code began."""
         begin = max((one for one in (self.sent_ms, self.due_ms) if one is not None), default=None)
@@ -105,9 +116,12 @@ class Life:
         self.first_ms = entry.time_ms if self.first_ms is None else self.first_ms
         if isinstance(entry, Event):
             self._event(entry)
-        elif not entry.forgotten:
-            self.result_state, self.result_bytes = entry.state, entry.size_bytes
-            self.result_type = entry.content_type
+        elif entry.forgotten:
+            self.result_state = self.result_bytes = self.result_type = None
+        elif not entry.late:
+            if self.result_state != states.SUCCESS:
+                self.result_state, self.result_bytes = entry.state, entry.size_bytes
+                self.result_type = entry.content_type
             if entry.state in states.READY_STATES and self.outcome is None:
                 self._end(entry.state, entry.time_ms)
 
@@ -207,7 +221,8 @@ class Remembered:
 
 
 def unfinished(store: MessageStore, newest_first: Iterable[Event], before_ms: int) -> Iterator[Life]:
-    """Tasks whose newest sign, and due time, is not after `before_ms`, and that have not ended: each once, newest sign first.
+    """Tasks whose newest sign, and due time, is not after `before_ms`, and that have not ended: each once, newest sign first. A task
+    with a SUCCESS has ended, whatever a duplicate of its message does later.
 
     `newest_first` are events of the kinds BEGINS and ENDS. Most tasks are settled by the events that come by; an id that is not
     remembered is looked up.
@@ -221,7 +236,7 @@ def unfinished(store: MessageStore, newest_first: Iterable[Event], before_ms: in
         if _is_end(event) or event.time_ms > before_ms:
             continue
         life = life_of(store, task_id)
-        if life is None or life.outcome is not None or life.stage_at != event.physical_offset:
+        if life is None or life.has_ended or life.stage_at != event.physical_offset:
             continue
         if max(life.due_ms or 0, event.time_ms) <= before_ms:
             yield life

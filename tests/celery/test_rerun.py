@@ -6,10 +6,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from celery import Celery, chain, group, shared_task
+from celery import Celery, chain, group, shared_task, states
 from celery.exceptions import ImproperlyConfigured
 
-from cystore.celery import events, history, payload
+from cystore import Message
+from cystore.celery import events, history, payload, records
 from cystore.celery.commands import rerun
 from cystore.celery.stores import close_shared
 from tests.celery import lifecycle_tasks, work
@@ -200,6 +201,62 @@ def test_a_person_is_asked(make_app, run, monkeypatch):
     done = run("rerun", task_id, code=2, app=app, answer="n\n")
     assert "has not ended (SENT): it may still run" in done.stderr and "nothing was sent" in done.stderr
     assert "sent again as" in run("rerun", task_id, app=app, answer="y\n").stdout
+
+
+def happened(app, task_id, *kinds):
+    """What a worker tells of one delivery of a task's message: events, and states of its result."""
+    for kind in kinds:
+        if kind in states.ALL_STATES:
+            app.backend.store_result(task_id, ValueError("again") if kind == states.FAILURE else 1, kind)
+        else:
+            app.backend.store.put_many([event_message(kind, task_id, "t5.pay")])
+
+
+DUPLICATES = {
+    "failed": (events.REDELIVERED, events.STARTED, states.STARTED, states.FAILURE, events.FAILED),
+    "dropped by Once": (events.REDELIVERED, events.STARTED, states.STARTED, events.IGNORED),
+    "killed": (events.REDELIVERED, events.STARTED, states.STARTED),
+}
+
+
+@pytest.mark.parametrize("duplicate", DUPLICATES.values(), ids=DUPLICATES)
+def test_a_duplicate_does_not_hide_a_success(make_app, run, rows, duplicate):
+    """Seen: the message of a task that had succeeded came again. The task was then sent again without a question, though its state was
+    SUCCESS; timeline and diff showed the state of the duplicate, and unfinished listed the task."""
+    app = make_app()
+    task_id, other = sent(app, 1), sent(app, 2)
+    for one in (task_id, other):
+        happened(app, one, events.STARTED, states.STARTED, states.SUCCESS, events.SUCCEEDED)
+    happened(app, task_id, *duplicate)
+    assert app.AsyncResult(task_id).state == states.SUCCESS
+    end = app.backend.store.wrote_position
+    done = run("rerun", task_id, code=2, app=app)
+    assert "has succeeded" in done.stderr and "give --yes" in done.stderr
+    assert app.backend.store.wrote_position == end
+    (row,) = rows("timeline", task_id)
+    assert row["result_state"] == states.SUCCESS
+    (difference,) = rows("diff", task_id, other)
+    assert not set(difference) & {"result_state", "result_type"}
+    assert run("unfinished", "--older-than", "0s", "--json", code=1, app=app).stdout == ""
+
+
+def test_a_forgotten_success_is_none(make_app, rows):
+    """What came before a `forget` is not the task's state any more, and a late state never was."""
+    app = make_app()
+    task_id = sent(app, 1)
+    happened(app, task_id, states.SUCCESS)
+    app.backend.forget(task_id)
+    assert "result_state" not in rows("timeline", task_id)[0]
+    happened(app, task_id, states.FAILURE)
+    late = Message(
+        topic=records.RESULTS,
+        body=b"{}",
+        keys=(task_id,),
+        tags=states.STARTED,
+        properties={records.LATE: "1"},
+    )
+    app.backend.store.put_many([late])
+    assert app.AsyncResult(task_id).state == states.FAILURE == rows("timeline", task_id)[0]["result_state"]
 
 
 def test_diff_of_what_is_cut_in_the_log(make_app, run):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 
 import click
-from celery import states
 
-from cystore.celery import events, reruns
+from cystore.celery import reruns
 from cystore.celery.commands import common, shown
 from cystore.celery.lives import Life
 from cystore.celery.reruns import Rerun, RerunError
@@ -72,7 +71,7 @@ def _somebody_answers() -> bool:
 
 
 def _doubt(life: Life) -> str:
-    if life.outcome == events.SUCCEEDED or life.result_state == states.SUCCESS:
+    if life.has_succeeded:
         return "has succeeded"
     return "" if life.outcome else f"has not ended ({life.stage or life.result_state}): it may still run"
 
