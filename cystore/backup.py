@@ -261,11 +261,23 @@ class _Copy:
         )
         with cystore.open(self._draft, config=alone, progress=self._report) as store:
             recovered = store.recovery
+            store.dispatch()  # a close keeps to itself why it leaves something undone
+            store.flush()
             self._check(store, begin, end)
+        self._check_closed()
         with cystore.open(self._draft, config=replace(alone, exclusive=False, read_only=True)) as store:
             self._check(store, begin, end)
             queues = sum(map(len, store.topics().values()))
         return Taken("", begin, end, recovered.records, queues, tuple(recovered.new_holes))
+
+    def _check_closed(self) -> None:
+        """A close that cannot finish leaves `abort`, and what it could not do, to the next open: a copy must not need one."""
+        if (self._draft / ABORT_NAME).exists():
+            raise StoreIOError(
+                "the copy could not be closed: its queues or its index may not be on the disk. The log of this command tells why, often "
+                "that the disk is full",
+                path=self._draft,
+            )
 
     def _check(self, store: MessageStore, begin: int, end: int) -> None:
         found = store.stats()

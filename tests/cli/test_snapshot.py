@@ -307,26 +307,47 @@ def test_a_kill_leaves_nothing_that_passes_for_the_store(store_path, target, pla
 
 
 FULL = """
-import sys
+import shutil, sys
 from pathlib import Path
-import cystore
 from cystore import backup
+from cystore.cli import facts
 from cystore.config import StoreConfig
-from cystore.errors import StoreFullError
+from cystore.errors import StoreError
 disk, path = Path(sys.argv[1]), Path(sys.argv[2])
-try:
-    backup.take(path, disk / "one", StoreConfig())
-except StoreFullError as error:
-    print("full", [p.name for p in disk.iterdir()])
+ballast, target = disk / "ballast", disk / "one"
+def left():
+    return sorted(p.name for p in disk.iterdir() if p != ballast)
+def take(free):
+    ballast.write_bytes(bytes(ALL - free))
+    try:
+        taken = backup.take(path, target, StoreConfig())
+    except StoreError as error:
+        return type(error).__name__, left()
+    finally:
+        ballast.unlink()
+    told = taken.records, facts.state(target).name, left()
+    shutil.rmtree(target)
+    return told
+ALL = 8 * 1024 * 1024
+enough = next(free for free in range(512 * 1024, ALL, 128 * 1024) if take(free)[1] == "closed")
+found = {}
+for free in range(enough - 160 * 1024, enough + 8192, 8192):
+    found.setdefault(str(take(free)), free)
+print(*found, sep="\\n")
 """
 
 
-def test_a_full_disk(store_path, tmp_path):
+def test_a_disk_that_fills_at_the_end(store_path, tmp_path):
+    """Each amount of space beside the least that is enough. A copy whose queues could not be made durable kept `abort` and got its name
+    all the same."""
     with open_small(store_path) as store:
-        fill(store, 3000)
+        fill(store, 1500)
     disk = tmp_path / "disk"
     disk.mkdir()
-    assert on_small_disk("300k", disk, FULL, str(store_path)) == "full []\n"
+    told = on_small_disk("8m", disk, FULL, str(store_path)).splitlines()
+    assert "(1500, 'closed', ['one'])" in told
+    assert {line for line in told if not line.endswith("Error', [])")} == {"(1500, 'closed', ['one'])"}
+    assert len(told) > 1
 
 
 def test_the_command(store_path, target, command: Command):
