@@ -27,6 +27,7 @@ from cystore.engine.segments import Mode
 from cystore.errors import StoreFormatError, StoreIOError, StoreResourceError
 from cystore.layout import CONSTANTS, DISK_STRUCTS
 from cystore.system import files, os_threads, unreadable
+from cystore.system.folders import check_place
 
 log = logging.getLogger("cystore")
 
@@ -199,7 +200,10 @@ class IndexFiles:
         for name in set(known).difference(found):
             self._mappings.drop(self._number, name)
         opened = [known.get(name) or self._open(name, sealed=name != found[-1]) for name in found]
-        return self._with_newest([file for file in opened if file is not None])
+        listed = self._with_newest([file for file in opened if file is not None])
+        if not listed and self._mode is not Mode.PRIVATE:
+            check_place(self._root)  # a deleted directory has no index files either
+        return listed
 
     def _with_newest(self, listed: list[IndexFile]) -> list[IndexFile]:
         """Maps the last file once more where it was not the last before, and may be written to now."""
@@ -281,6 +285,7 @@ class IndexFiles:
                         )
                         break
                     except FileNotFoundError:
+                        check_place(self._root)  # else a cleaner took it away
                         return None
             except StoreResourceError:
                 if not self._mappings.make_room():

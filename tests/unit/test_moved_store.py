@@ -127,3 +127,19 @@ def test_a_reader_of_a_deleted_directory_is_told_so(tmp_path, attached):
             with pytest.raises(cystore.StoreMovedError, match="deleted"):
                 read()
     left(writer)
+
+
+def test_a_query_of_a_deleted_directory_is_told_so(tmp_path):
+    """Seen: beside a live writer, a handle that had not queried before found nothing, although `get` said that the directory is gone."""
+    path = tmp_path / "s"
+    writer = open_small(path)
+    for n in range(40):
+        writer.put("T", b"x", keys=(f"k{n % 2}",))
+    writer.dispatch()
+    with open_small(path, read_only=True) as reader:
+        deleted(path)
+        for read in (lambda: reader.query("T", "k1"), lambda: reader.query_many("T", ["k0", "k1"])):
+            for _ in range(2):
+                with pytest.raises(cystore.StoreMovedError, match="deleted"):
+                    read()
+    left(writer)
