@@ -7,8 +7,8 @@ and index are not copied: opening the copy makes them from its log, and so verif
 Segments are copied from the newest to the oldest. When the cleaner takes the next one away, the copy begins behind it. What still waited
 there (delayed messages) the cleaner has appended to the log before, so the copy then gets what was appended since, too.
 
-The copy is made under the name TARGET.incomplete, with a file in its log that makes every open refuse it. It gets the name TARGET when
-all of it is durable and verified. A kill leaves TARGET.incomplete, for an operator to remove; any error removes it.
+The copy is made inside of a folder TARGET.incomplete, which is no store, so that every open refuses it. It is moved out, and gets the name
+TARGET, when all of it is durable, verified and closed. A kill leaves TARGET.incomplete, for an operator to remove; any error removes it.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ from cystore.store import MessageStore
 from cystore.system import files, host, ownership
 
 CONFIG = "config"
-INCOMPLETE = "INCOMPLETE"  # in the log of a copy that is being made: a strange name there stops every open
 DRAFT_SUFFIX = ".incomplete"
+DRAFT_STORE = "copy"  # the folder in it that gets the name TARGET
+# Beside that folder, so that no open takes the draft for an empty one and makes a store in it; in the copy's log, until that is whole.
+INCOMPLETE = "INCOMPLETE"
 TRIES = 100  # reads of the watermark beside a flusher; ends of the log beside a cleaner
 
 Report = Callable[[str, int, int], None]
@@ -93,6 +95,8 @@ def take(path: Path, target: Path, config: StoreConfig, report: Report | None = 
     nothing behind."""
     path = Path(os.path.realpath(path))
     target = Path(os.path.realpath(target.parent)) / target.name
+    if not target.name:
+        raise TargetError("is there already: a copy never replaces anything", path=target)
     check_is_store(path)
     if target == path or target.is_relative_to(path):
         raise TargetError("a copy inside of the store itself would be a part of it", path=target)
@@ -105,10 +109,14 @@ def take(path: Path, target: Path, config: StoreConfig, report: Report | None = 
         host.check_writable_file_system(target.parent, allow_any=config.allow_any_file_system)
         if not config.allow_any_owner:
             ownership.check_way(draft, group)  # now, and not when all is copied
-        files.make_root(draft, group)
+        files.make_root(draft, None)
         try:
-            taken = _Copy(store, draft, report or _silent).run(config)
-            files.move(draft, target)
+            files.create_sized(draft, draft / INCOMPLETE, 0, 0)
+            made = draft / DRAFT_STORE
+            files.make_root(made, group)
+            taken = _Copy(store, made, report or _silent).run(config)
+            files.move(made, target)
+            files.remove_tree(draft)
         except BaseException:
             with contextlib.suppress(StoreError, OSError):
                 files.remove_tree(draft)

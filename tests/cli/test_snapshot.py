@@ -222,6 +222,9 @@ def test_targets_that_are_refused(store_path, target, tmp_path):
         take(store_path, target / "deep")
     with pytest.raises(StoreFormatError, match="no store"):
         take(tmp_path / "none", target)
+    for root in (Path("/"), Path("//"), Path("/..")):  # a folder without a name, which was a traceback
+        with pytest.raises(TargetError, match="there already"):
+            take(store_path, root)
     nothing_left(target)
     target.parent.chmod(0o777)
     with pytest.raises(StorePermissionError, match="may write to"):
@@ -285,6 +288,7 @@ backup.take(Path(sys.argv[1]), Path(sys.argv[2]), StoreConfig())
         ("write_whole", 3),
         ("remove", 1),
         ("move", 1),
+        ("remove_tree", 1),
     ],
 )
 def test_a_kill_leaves_nothing_that_passes_for_the_store(store_path, target, place, at):
@@ -294,16 +298,47 @@ def test_a_kill_leaves_nothing_that_passes_for_the_store(store_path, target, pla
     command = [sys.executable, "-c", KILLED, str(store_path), str(target), place, str(at)]
     done = subprocess.run(command, cwd=ROOT, timeout=90, check=False)
     assert done.returncode == -signal.SIGKILL
-    assert not target.exists()
-    draft = target.with_name("one.incomplete")
-    if (draft / "commitlog" / "INCOMPLETE").exists():
-        with pytest.raises(StoreFormatError):
-            cystore.open(draft)
-        with pytest.raises(StoreFormatError):
-            cystore.open(draft, read_only=True)
+    if place == "remove_tree":  # the copy has its name
+        assert content(target) == before
     else:
-        assert content(draft) == before  # all of it is there, and only the name is missing
+        assert not target.exists()
+    draft = target.with_name("one.incomplete")
+    refused(draft)
     assert content(store_path) == before
+
+
+def refused(draft):
+    """Neither a writer nor a reader opens what a kill left."""
+    before = sorted(draft.rglob("*"))
+    with pytest.raises(StoreFormatError):
+        cystore.open(draft)
+    with pytest.raises(StoreFormatError):
+        cystore.open(draft, read_only=True)
+    assert sorted(draft.rglob("*")) == before != []
+
+
+KILLED_IN_VERIFY = """
+import os, signal, sys
+from pathlib import Path
+from cystore import backup
+from cystore.config import StoreConfig
+def report(what, done, total):
+    if what != "copying the log" and Path(sys.argv[2] + ".incomplete").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+backup.take(Path(sys.argv[1]), Path(sys.argv[2]), StoreConfig(), report)
+"""
+
+
+def test_a_kill_during_the_verify_leaves_nothing_that_opens(store_path, target, command):
+    """The mark was gone by then: `info` and `put` took what was left for a store."""
+    write(store_path, 200)
+    killed = [sys.executable, "-c", KILLED_IN_VERIFY, str(store_path), str(target)]
+    done = subprocess.run(killed, cwd=ROOT, timeout=90, check=False)
+    assert done.returncode == -signal.SIGKILL and not target.exists()
+    draft = target.with_name("one.incomplete")
+    refused(draft)
+    assert command.run("info", draft).returncode == 2
+    assert command.run("put", draft, "T", stdin=b"x\n").returncode == 2
 
 
 FULL = """
@@ -358,5 +393,7 @@ def test_the_command(store_path, target, command: Command):
         assert command.ok("verify", target) == "no damage\n"
         done = command.run("snapshot", store_path, target)
         assert done.returncode == 2 and "is there already" in done.stderr
+        done = command.run("snapshot", store_path, "/")
+        assert done.returncode == 2 and "is there already" in done.stderr and done.stderr.count("\n") == 1
     assert json.loads(command.ok("info", target, "--json"))["state"] == "closed"
     assert "20 records in" in command.ok("snapshot", target, Path(f"{target}-2"))
