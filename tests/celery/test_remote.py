@@ -310,7 +310,9 @@ class FalseHome:
                 continue
             self.asked += 1
             request = Request.parse(taken.partition(b" ")[2])
-            self.line.answer(request.id, UNKNOWN_HOME, self._answer(request), taken)
+            answer = self._answer(request)
+            if answer is not None:
+                self.line.answer(request.id, UNKNOWN_HOME, answer, taken)
 
     def __enter__(self) -> FalseHome:
         self._thread.start()

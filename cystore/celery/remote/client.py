@@ -7,7 +7,7 @@ when one of the ids is ready, and at the latest after `WAIT_MS_MOST`. Nothing is
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from cystore.celery.remote import lists
 from cystore.celery.remote.messages import (
     ID_CHARS_MOST,
     IDS_MOST,
+    PART_BYTES,
     WAIT_MS_MOST,
     Answer,
     Found,
@@ -42,6 +43,7 @@ AGAIN_S = 0.25  # between two tries of a Redis that is away, or of a home that i
 SIGNS_S = 5.0  # for so long this process believes which homes there are
 TICK_S = 1.0  # a wait gives its caller a turn about so often
 LATE_S = 0.75  # an answer that is later than this when the timeout is over did not come
+LATE_PARTS = 4  # so many requests for one part may be out; older answers are gone
 LEAST_S = 1.0  # a home may take so long to answer once, however short the timeout is
 
 
@@ -331,7 +333,7 @@ class _Look:
             self._pause_s = AGAIN_S  # it was asked to wait, and did not
         return answer
 
-    def _take(self, line: lists.Line, answer: Answer) -> Iterator[Found]:
+    def _take(self, line: lists.Line, answer: Answer) -> Iterator[Found | None]:
         """What an answer tells. Asks again for what is not ready."""
         asking = self._home(answer.home).asking
         for one in answer.found:
@@ -348,7 +350,7 @@ class _Look:
                 # A worker that died may have left it there, and the task has ended at another home.
                 self._begun.setdefault(one.id, (answer.home, one))
             elif one.state is not None and (ready or not self._waits):
-                whole = self._whole(line, answer.home, one)
+                whole = yield from self._whole(line, answer.home, one)
                 if whole is not None:
                     del self._left[one.id]
                     yield whole
@@ -357,10 +359,12 @@ class _Look:
             elif self._waits:
                 asking[one.id] = None
 
-    def _take_begun(self, line: lists.Line) -> Iterator[Found]:
+    def _take_begun(self, line: lists.Line) -> Iterator[Found | None]:
         """Tasks that no home knows to be ready, and one knows to have begun."""
         for task_id, (home, one) in self._begun.items():
-            whole = self._whole(line, home, one) if task_id in self._left else None
+            if task_id not in self._left:
+                continue
+            whole = yield from self._whole(line, home, one)
             if whole is not None:
                 del self._left[task_id]
                 yield whole
@@ -370,28 +374,75 @@ class _Look:
         if self._topic == "results":
             homes.remember(self._backend, task_id, home)
 
-    def _whole(self, line: lists.Line, home: str, found: Found) -> Found | None:
-        """A result of which an answer had only the beginning, with its other parts. None where it went meanwhile."""
+    def _whole(self, line: lists.Line, home: str, found: Found) -> Generator[None, None, Found | None]:
+        """A result of which an answer had only the beginning, with its other parts. None where it went meanwhile. A part that does not
+        come is asked for again until the time is over: another worker of the home may answer."""
         parts, have = [bytes(found.body)], len(found.body)
+        began = monotonic_s()
         while have < found.size_bytes:
-            request = Request(new_request_id(), home, (found.id,), self._topic, part=(found.at, have))
-            if not line.push(request, int(1000 * ANSWER_S)):
-                raise self._reader.away(home, "too many requests wait for it", 0.0)
-            line.take_answer([request.id], ANSWER_S)
-            while not line.came(ANSWER_S):
-                pass
-            taken = line.answer_in(line.taken())
-            if taken is None:
-                raise self._reader.away(home, f"a part of the result of {found.id} is missing", ANSWER_S)
-            answer = Answer.parse(taken[1], request)
-            if answer.refused:
-                raise self._reader.away(home, answer.refused, 0.0)
-            one = answer.found[0] if answer.found else Found(found.id)
+            one = yield from self._part(line, home, found, have)
             if not one.body or (one.at, one.size_bytes) != (found.at, found.size_bytes):
+                self._pause_s = AGAIN_S
                 return None
             parts.append(bytes(one.body))
             have += len(one.body)
+            if not self._waits and len(one.body) == min(PART_BYTES, found.size_bytes - one.begin):
+                self._until = self._last = monotonic_s() + ANSWER_S  # a look has so long for each part
+        now = monotonic_s()
+        if now - began >= ANSWER_S:
+            # Answers to other requests came meanwhile, and may be gone: that is not their home's fault.
+            for asked in self._asked.values():
+                asked.at, asked.answer_by = now, now + AGAIN_S
         return replace(found, body=b"".join(parts))
+
+    def _part(self, line: lists.Line, home: str, found: Found, begin: int) -> Generator[None, None, Found]:
+        """The part of a result that begins there. The answer to an earlier request for it, which came late, will do."""
+        silent_since, why = None, ""
+        requests: dict[str, Request] = {}
+        while True:
+            asked_at = monotonic_s()
+            self._check_part_time(home, found, silent_since, why)
+            request = Request(new_request_id(), home, (found.id,), self._topic, part=(found.at, begin))
+            if not line.push(request, int(1000 * ANSWER_S)):
+                why = "too many requests wait for it"
+            else:
+                requests[request.id] = request
+                if len(requests) > LATE_PARTS:
+                    del requests[next(iter(requests))]
+                line.take_answer(list(requests), min(ANSWER_S, self._last - asked_at))
+                while not line.came(TICK_S):
+                    yield None
+                taken = line.answer_in(line.taken())
+                asked = requests.pop(taken[0], None) if taken is not None else None
+                if taken is None or asked is None:
+                    why = f"a part of the result of {found.id} is missing"
+                else:
+                    try:
+                        answer = Answer.parse(taken[1], asked)
+                    except ProtocolError as error:
+                        log.warning("store %s: %s; it is asked again", home, error)
+                        why = str(error)
+                    else:
+                        if not answer.refused:
+                            return answer.found[0]
+                        why = answer.refused
+            silent_since = asked_at if silent_since is None else silent_since
+            yield None
+            lists.pause(AGAIN_S, self._last)
+
+    def _check_part_time(self, home: str, found: Found, silent_since: float | None, why: str) -> None:
+        """Raises HomeAwayError, TimeoutError: when the time is over, and without a timeout when the home says nothing for `SILENT_S`."""
+        now = monotonic_s()
+        if silent_since is not None:
+            patience_over = self._last == float("inf") and now - silent_since >= SILENT_S
+            if patience_over or (now >= self._last and now - silent_since >= LATE_S):
+                raise self._reader.away(home, why, now - silent_since)
+        if now >= self._last:
+            if self._waits:
+                raise ResultTimeoutError("The operation timed out.")
+            raise self._reader.away(
+                home, f"the parts of the result of {found.id} come too slowly", now - self._began
+            )
 
     # ---------------------------------------------------------------------------------------------- time
 
