@@ -190,9 +190,7 @@ def stores_of(
         if isinstance(place, MessageStore):
             found[place] = None
             continue
-        if not isinstance(place, (str, os.PathLike)) or not os.fspath(place):
-            raise StoreConfigError(f"a store is named by its path, not by {place!r}")
-        text = os.fspath(place)
+        text = path_text(place)
         is_pattern = glob.has_magic(text) and not os.path.lexists(text)
         matches = sorted(glob.glob(text)) if is_pattern else [text]
         if not matches:
@@ -201,6 +199,14 @@ def stores_of(
     if not found:
         raise StoreConfigError("no store to read: give a path, a glob or several of them")
     return list(found)
+
+
+def path_text(place: object) -> str:
+    """A store's path as it was given. Raises StoreConfigError for what is none."""
+    text = os.fspath(place) if isinstance(place, (str, os.PathLike)) else None
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise StoreConfigError(f"stores: a store is named by its path, not by {place!r}")
+    return text
 
 
 def reading(store: Path | MessageStore, settings: Mapping[str, Any]) -> AbstractContextManager[MessageStore]:

@@ -23,6 +23,7 @@ from cystore.arrow import (
     OnCorruption,
     ReadSettings,
     RowFilter,
+    path_text,
     plan_ranges,
     read_ranges,
     reading,
@@ -79,13 +80,38 @@ def scan(
         check_checksum=check_checksum,
         on_corruption=on_corruption,
     )
-    places = (stores,) if isinstance(stores, (str, os.PathLike, MessageStore)) else tuple(stores)
+    if progress is not None and not callable(progress):
+        raise StoreConfigError(f"progress must be a function of two numbers, not {progress!r}")
+    options = _options(storage)
+    return LogDataset(_places(stores, options), read, progress, options, settings)
+
+
+def _options(storage: object) -> dict[str, str]:
+    if storage is None:
+        return {}
+    if not isinstance(storage, Mapping) or not all(
+        isinstance(one, str) for pair in storage.items() for one in pair
+    ):
+        raise StoreConfigError("storage must be a mapping of names to texts")  # what it has may be secret
+    return dict(storage)
+
+
+def _places(stores: object, options: dict[str, str]) -> tuple[Place, ...]:
+    if isinstance(stores, (str, os.PathLike, MessageStore)):
+        places: tuple[Any, ...] = (stores,)
+    elif isinstance(stores, Iterable):
+        places = tuple(stores)
+    else:
+        raise StoreConfigError(f"stores must be a path, a glob, a URL, a store or several, not {stores!r}")
     if not places:
-        raise StoreConfigError("no store to scan: give a path, a glob, a URL or several of them")
+        raise StoreConfigError("stores: no store to scan: give a path, a glob, a URL or several of them")
     for place in places:
-        if isinstance(place, str) and is_url(place):
-            Storage.of(place, dict(storage or {}))
-    return LogDataset(places, read, progress, dict(storage or {}), settings)
+        if isinstance(place, MessageStore):
+            continue
+        text = path_text(place)
+        if isinstance(place, str) and is_url(text):
+            Storage.of(text, options)
+    return places
 
 
 class LogDataset(pds.FileSystemDataset):

@@ -1,7 +1,8 @@
 """What an Arrow filter says about a log: the columns that it looks at, and bounds on what must be read.
 
-Arrow shows an expression as text and in no other way. Only conjunctions of comparisons of a column with a plain value are understood;
-everything else bounds nothing. Arrow evaluates the whole filter on what was read, so a bound may let too much in and never too little.
+Arrow shows an expression as text, and the types of its values only in a pickle. Only conjunctions of comparisons of a column with a plain
+value are understood; everything else bounds nothing: bytes, for one, which the text shows like a string of their hex digits.
+Arrow evaluates the whole filter on what was read, so a bound may let too much in and never too little.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from cystore.arrow import FOREVER, RowFilter
 
 VALUES = {"topic": "topics", "partition": "queue_ids", "key": "keys", "tags": "tags"}
 BOUNDS = {"offset": "offsets", "physical_offset": "physical", "timestamp": "times_ms"}
+INT32_MIN, INT32_MAX = -(1 << 31), (1 << 31) - 1
 TEXT_MAX = 127  # a topic's longest name
 WORDS_MAX = 64
 MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "==": "=="}
@@ -46,8 +49,12 @@ def columns_in(expression: pc.Expression, known: tuple[str, ...]) -> set[str]:
 def narrowed(rows: RowFilter, expression: pc.Expression) -> RowFilter | None:
     """`rows` with what an expression says; None when together they can keep no row."""
     found: RowFilter | None = rows
+    unlike = _unlike_their_text(expression)
+    if unlike is None:
+        return rows
     for name, operator, value in _comparisons(str(expression)):
-        if found is not None:
+        values = value if isinstance(value, tuple) else (value,)
+        if found is not None and not any(isinstance(one, str) and one in unlike for one in values):
             found = _with(found, name, operator, value)
     return found
 
@@ -65,6 +72,8 @@ def _with(rows: RowFilter, name: str, operator: str, value: Any) -> RowFilter | 
     values = value if isinstance(value, tuple) else (value,)
     if name not in VALUES or operator != "==" or any(type(one) is not kind for one in values):
         return rows
+    if kind is int:
+        values = tuple(one for one in values if INT32_MIN <= one <= INT32_MAX)  # no queue has another id
     before = getattr(rows, VALUES[name])
     if name == "key" and before:
         return rows  # chosen keys are any of a record's, the column is the first of them
@@ -100,6 +109,33 @@ class _Time:
         nanoseconds = seconds * 10**9 + int(fraction.ljust(9, "0")[:9] or 0)
         self.ms_down = nanoseconds // 10**6
         self.ms_up = -(-nanoseconds // 10**6)
+
+
+# --------------------------------------------------------------------------------------- types of values
+
+
+def _unlike_their_text(expression: pc.Expression) -> set[str] | None:
+    """What the text shows of values that are bytes. None where a value's type is not known to be shown as what it is."""
+    try:
+        with pa.ipc.open_file(expression.__reduce__()[1][0]) as file:
+            values = file.get_batch(0).columns
+    except pa.ArrowException:  # an expression that cannot be pickled
+        return None
+    found = set()
+    for value in values:
+        if any(one(value.type) for one in BYTES):
+            found |= {one.hex().upper() for one in value.to_pylist() if one is not None}
+        elif not any(one(value.type) for one in PLAIN):
+            return None
+    return found
+
+
+BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
+PLAIN = (
+    *(pa.types.is_string, pa.types.is_large_string, pa.types.is_integer, pa.types.is_floating),
+    *(pa.types.is_timestamp, pa.types.is_boolean, pa.types.is_null),
+    pa.types.is_struct,  # a function's options
+)
 
 
 # ----------------------------------------------------------------------------------------------- as text

@@ -109,6 +109,41 @@ def test_every_filter_keeps_what_it_keeps_of_the_whole_table(store):
         assert few.equals(whole.filter(wanted).select(["value", "offset"])), str(wanted)
 
 
+def test_values_that_are_no_plain_strings(store):
+    """A filter with bytes gave no row: their text is that of a string of hex digits. A partition beyond 32 bits was an OverflowError."""
+    data, whole = cystore.scan(store.path), cystore.to_arrow(store.path).read_all()
+    for column, value in (("topic", b"orders"), ("tags", b"odd"), ("key", b"key-7")):
+        for kind in (pa.binary(), pa.large_binary(), pa.binary(len(value))):
+            for wanted in (
+                field(column) == pa.scalar(value, kind),
+                (field(column) == pa.scalar(value, kind)) | (field(column) == "even"),
+            ):
+                expected = whole.filter(wanted)
+                assert data.to_table(filter=wanted).equals(expected) and expected.num_rows, str(wanted)
+    for number in (2**31, -(2**31) - 1, 2**40, 2**63 - 1):
+        for wanted in (
+            field("partition") == number,
+            (field("partition") == number) | (field("partition") == 1),
+        ):
+            expected = whole.filter(wanted)
+            assert data.to_table(filter=wanted).equals(expected), str(wanted)
+            assert data.count_rows(filter=wanted) == expected.num_rows
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        *(("stores", {"stores": wrong}) for wrong in (None, 5, "\0", [b"path"], [None])),
+        *(("storage", {"storage": wrong}) for wrong in (5, {"a": 5})),
+        ("progress", {"progress": 5}),
+    ],
+)
+def test_arguments_of_another_kind(name, arguments):
+    """They were a TypeError or a ValueError that named nothing, some only at the first scan."""
+    with pytest.raises(cystore.StoreConfigError, match=name):
+        cystore.scan(**{"stores": "nowhere", **arguments})
+
+
 def test_only_what_is_asked_for_is_read(store, monkeypatch):
     watched = Watched(monkeypatch)
     data = cystore.scan(store.path)
@@ -152,6 +187,12 @@ def test_what_a_filter_says_becomes_bounds():
         ),
         (field("topic") == "\ufffd", {}),
         (field("topic") == "", {}),
+        (field("topic") == pa.scalar(b"orders"), {}),
+        (field("topic") == pa.scalar('a) and (topic == "b")', pa.string_view()), {}),
+        (
+            (field("topic") == "orders") & (field("value") == b"x") & (field("tags") == pa.scalar(b"a")),
+            {"topics": ("orders",)},
+        ),
         (pc.field(2) == "orders", {}),
     ]:
         assert narrowed(everything, wanted) == RowFilter(**bounds), str(wanted)
