@@ -15,7 +15,8 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, ClassVar
 
 from celery import Task, states
@@ -52,6 +53,20 @@ class OnceElsewhereError(Exception):
     """This worker has not the store that guards the task."""
 
 
+class OnceKeyError(TypeError):
+    """No key can be made of the value of an argument."""
+
+    def __init__(self, name: str, argument: str, why: str) -> None:
+        super().__init__(name, argument, why)
+        self.name, self.argument, self.why = name, argument, why
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: once can make no key of the argument {self.argument!r}: {self.why}. Its value must be JSON, and the keys of "
+            "each dict in it must be of one type"
+        )
+
+
 class Once(Task):
     """See the module. `once` holds the options: `keys`, `window_s`, `on_duplicate`."""
 
@@ -63,18 +78,20 @@ class Once(Task):
         """Raises ImproperlyConfigured for options that make no sense."""
         super().on_bound(app)
         where, once = f"{cls.name}: once", cls.once
-        unknown = sorted(set(once) - set(OPTIONS))
+        if not isinstance(once, Mapping):
+            raise ImproperlyConfigured(f"{where} must be a dict of options, not {once!r}")
+        unknown = sorted(set(once) - set(OPTIONS), key=repr)
         if unknown:
             raise ImproperlyConfigured(f"{where} has no option {unknown[0]!r}; it has {', '.join(OPTIONS)}")
         keys, window_s = once.get("keys"), once.get("window_s")
-        if isinstance(keys, str) or not (keys is None or all(isinstance(name, str) for name in keys)):
+        if keys is not None and not _are_names(keys):
             raise ImproperlyConfigured(f"{where}: keys must be names of arguments, not {keys!r}")
         missing = sorted(set(keys or ()) - set(_signature(cls).parameters))
         if missing:
             raise ImproperlyConfigured(f"{where}: keys has {missing[0]!r}, which is no argument of the task")
-        if window_s is not None and not (isinstance(window_s, (int, float)) and window_s > 0):
+        if window_s is not None and not _is_span(window_s):
             raise ImproperlyConfigured(
-                f"{where}: window_s must be a number of seconds above 0, not {window_s!r}"
+                f"{where}: window_s must be a finite number of seconds above 0, or None, not {window_s!r}"
             )
         if once.get("on_duplicate", WAIT) not in CHOICES:
             raise ImproperlyConfigured(
@@ -182,16 +199,22 @@ class Once(Task):
 
     def _once_key(self, task_id: str, args: Any, kwargs: Any) -> str:
         """The key of a call: made of the task's name and the values of `keys` among its arguments, or of its id. Raises TypeError for
-        arguments that the task does not take, or that JSON does not."""
+        arguments that the task does not take, OnceKeyError for values that JSON does not."""
         names = self.once.get("keys")
         if names is None:
             told = task_id
         else:
             bound = _signature(type(self)).bind(*args, **kwargs)
             bound.apply_defaults()
-            told = dumps([bound.arguments[name] for name in sorted(names)], sort_keys=True)
+            told = f"[{', '.join(self._told(name, bound.arguments[name]) for name in sorted(names))}]"
         digest = hashlib.sha256(f"{self.name}\0{names is None}\0{told}".encode()).hexdigest()
         return f"once:{digest[:KEY_CHARS]}"
+
+    def _told(self, name: str, value: Any) -> str:
+        try:
+            return dumps(value, sort_keys=True)
+        except (TypeError, ValueError) as error:
+            raise OnceKeyError(self.name, name, str(error)) from error
 
     def _succeeded(self, key: str, task_id: str) -> Message | None:
         """The record of a SUCCESS with this key that holds: within the window, not expired and not forgotten."""
@@ -207,6 +230,19 @@ class Once(Task):
             if window_s is None or clock.now_ms() - (found.store_timestamp_ms or 0) < 1000 * window_s:
                 return found
         return None
+
+
+def _are_names(keys: Any) -> bool:
+    """Whether it is a list, tuple or set of text. An iterator is none: who checks it empties it."""
+    return (
+        isinstance(keys, (Sequence, Set))
+        and not isinstance(keys, (str, bytes))
+        and all(isinstance(name, str) for name in keys)
+    )
+
+
+def _is_span(seconds: Any) -> bool:
+    return isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 < seconds < math.inf
 
 
 def _signature(task: type[Task]) -> inspect.Signature:

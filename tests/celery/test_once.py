@@ -13,7 +13,7 @@ from celery.exceptions import ImproperlyConfigured
 
 import cystore
 from cystore.celery import Once, records
-from cystore.celery.once import OnceRunningError
+from cystore.celery.once import OnceKeyError, OnceRunningError
 from cystore.system.key_lock import KeyLock
 from tests.celery import work
 from tests.celery.conftest import fleet_in, wait_until
@@ -138,7 +138,16 @@ def test_what_a_duplicate_gets(tmp_path, fleet):
         ({"key": ["a"]}, "no option 'key'"),
         ({"keys": ["c"]}, "has 'c', which is no argument"),
         ({"keys": "a"}, "must be names of arguments"),
+        ({"keys": 5}, "keys must be names of arguments, not 5"),
+        ({"keys": b""}, "must be names of arguments"),
+        ({"keys": iter(["a"])}, "must be names of arguments"),
         ({"window_s": 0}, "window_s must be"),
+        ({"window_s": True}, "window_s must be a finite number of seconds above 0, or None, not True"),
+        ({"window_s": float("inf")}, "window_s must be"),
+        ({"window_s": float("nan")}, "window_s must be"),
+        ({1: 2, "x": 3}, "has no option 'x'"),
+        (None, "once must be a dict of options, not None"),
+        ([], r"once must be a dict of options, not \[\]"),
         ({"on_duplicate": "drop"}, "on_duplicate must be one of wait, refuse, running"),
     ],
 )
@@ -158,6 +167,13 @@ def test_keys_and_the_window(make_backend, monkeypatch):
     for wrong in ((1, 2, 3), ()):
         with pytest.raises(TypeError):
             task._once_key("", wrong, {})
+    with pytest.raises(
+        OnceKeyError, match=r"^shop.charge: once can make no key of the argument 'b': '<' not supp"
+    ):
+        task._once_key("", (1, {"x": {1: 2, "one": 3}}), {})
+    with pytest.raises(OnceKeyError, match="argument 'a': Object of type object is not JSON"):
+        task._once_key("", (object(),), {})
+    assert task._once_key("", ({"y": 1, "x": (2,)},), {}) == task._once_key("", ({"x": [2], "y": 1},), {})
     request = task.request_stack
     request.push(type(task.request)(id="first", cystore_once_key=key))
     backend.store_result("first", 5, "SUCCESS", request=task.request)
