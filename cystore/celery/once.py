@@ -35,6 +35,7 @@ RUNNING = "RUNNING"
 WAIT, REFUSE, JOIN = "wait", "refuse", "running"
 CHOICES = (WAIT, REFUSE, JOIN)
 OPTIONS = ("keys", "window_s", "on_duplicate")
+AWAITED = ("chain", "chord", "group_id", "link", "link_error")  # what the sender hung on this very call
 KEY_CHARS = 40
 
 
@@ -120,9 +121,10 @@ class Once(Task):
                 "tasks with once to a queue that only workers of their home consume"
             )
         key = self._once_key(request.id, args, kwargs)
+        friends = {request.id, request.parent_id} if request.replaced_task_nesting else {request.id}
         lock = KeyLock(_lock_path(backend.store_to_write), key)
         try:
-            greenlets.off_the_hub(lock.take, lambda: self._met(key, request.id))
+            greenlets.off_the_hub(lock.take, lambda: self._met(key, friends))
             found = self._succeeded(key, request.id)
             if found is not None:
                 lock.give()
@@ -148,11 +150,12 @@ class Once(Task):
             lock.give()
         super().after_return(*args)
 
-    def _met(self, key: str, task_id: str) -> None:
-        """Another process has the lock. Who came with the same message (a redelivery) always waits: the other one may die yet."""
+    def _met(self, key: str, friends: Set[str | None]) -> None:
+        """Another run has the lock. Where it is one of `friends` this one always waits. A run with the same id (a redelivery, a retry) may
+        die yet, or is just about to end. So is the run that replaced itself by this one."""
         if self.once.get("on_duplicate", WAIT) == REFUSE:
             running = _running(self.backend.store, key)
-            if running != task_id and not self._is_stored(running):
+            if running not in friends and not self._is_stored(running):
                 raise OnceRunningError(self.name, running)
 
     def _is_stored(self, task_id: str | None) -> bool:
@@ -174,10 +177,13 @@ class Once(Task):
         self, args: Any = None, kwargs: Any = None, task_id: str | None = None, **options: Any
     ) -> AsyncResult:
         """Sends the task. With on_duplicate "running" a task with the same key that runs now, or has succeeded within the window, is
-        given instead; with "refuse" one that runs now is an OnceRunningError. Where this process has no store it is sent."""
+        given instead; with "refuse" one that runs now is an OnceRunningError. Where this process has no store it is sent. So is a call
+        that others wait for: with a task id (also each retry, and who replaces a run), or with one of AWAITED. The worker decides then."""
         choice = self.once.get("on_duplicate", WAIT)
         eager = self._get_app().conf.task_always_eager
-        if choice != WAIT and self.once.get("keys") is not None and not eager and self.backend.location.path:
+        awaited = task_id is not None or any(options.get(name) for name in AWAITED)
+        asks = choice != WAIT and self.once.get("keys") is not None and not (eager or awaited)
+        if asks and self.backend.location.path:
             key = self._once_key("", args or (), kwargs or {})
             known = self._known(key, choice)
             if known is not None:

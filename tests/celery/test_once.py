@@ -8,7 +8,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from celery import Celery
+from celery import Celery, chain, chord, group
+from celery.app.task import Context
 from celery.exceptions import ImproperlyConfigured
 
 import cystore
@@ -132,6 +133,50 @@ def test_what_a_duplicate_gets(tmp_path, fleet):
     assert len(noted.lines()) == 1 and again.get(timeout=PATIENCE_S) == ["done", "order-7"]
 
 
+def test_what_others_wait_for_is_sent(tmp_path, fleet):
+    """Seen: with "running" the call gave the id of the task that runs, and what was hung on the call was lost: the rest of a chain, a
+    chord's body, a callback, a task id. With "refuse" a group raised when some of its members had been sent."""
+    joins, same, noted = fleet.task(work.once_joins), fleet.task(work.same), Noted(tmp_path, "w")
+    first = joins.delay("w", **noted.words)
+    noted.begun(1)
+    chained = chain(joins.s("w", **noted.words), same.s()).apply_async()
+    named = joins.apply_async(("w",), noted.words, task_id="named-w")
+    assert named.id == "named-w" and chained.parent.id != first.id
+    noted.end()
+    told = ["done", first.id]
+    assert first.get(timeout=PATIENCE_S) == chained.get(timeout=PATIENCE_S) == told
+    assert named.get(timeout=PATIENCE_S) == told
+
+    body = chord([joins.s("w", **noted.words), same.s(1)], same.s()).apply_async()
+    linked = joins.apply_async(("w",), noted.words, link=same.s().set(task_id="linked-w"))
+    members = group(joins.s("w", **noted.words), same.s(2)).apply_async()
+    assert body.get(timeout=PATIENCE_S) == [told, 1] and linked.id != first.id
+    assert members.get(timeout=PATIENCE_S) == [told, 2]
+    assert fleet.app.AsyncResult("linked-w").get(timeout=PATIENCE_S) == told
+    assert joins.apply_async(("w",), noted.words, link=[], link_error=None).id == first.id
+    assert len(noted.lines()) == 1
+
+    refuses, noted = fleet.task(work.once_refuses), Noted(tmp_path, "v")
+    first = refuses.delay("v", **noted.words)
+    noted.begun(1)
+    members = group(same.s(3), refuses.s("v", **noted.words)).apply_async()
+    with pytest.raises(Exception, match=f"{first.id} runs now with the same key"):
+        members[1].get(timeout=PATIENCE_S)
+    noted.end()
+    assert members[0].get(timeout=PATIENCE_S) == 3
+    assert first.get(timeout=PATIENCE_S) == ["done", first.id]
+
+
+@pytest.mark.parametrize("task", [work.once_refuses_and_goes_on, work.once_joins_and_goes_on])
+def test_a_run_sends_itself_again(tmp_path, fleet, task):
+    """Seen: a retry inside of a run met the lock of this very run. With "refuse" the task became a FAILURE, with "running" nothing was
+    sent, and it stayed in RETRY for ever."""
+    sent = fleet.task(task).delay(1, str(tmp_path / "runs"))
+    assert sent.get(timeout=PATIENCE_S) == 5
+    runs = (tmp_path / "runs").read_text().splitlines()
+    assert runs[:4] == [sent.id] * 4 and len(runs) == 5
+
+
 @pytest.mark.parametrize(
     ("once", "words"),
     [
@@ -224,9 +269,9 @@ def test_a_run_whose_result_is_stored_refuses_nobody(make_backend):
     """Seen: a caller that had the result, and sent the task again at once, got an OnceRunningError: the lock goes a moment after the result
     is stored."""
     backend = make_backend()
-    task = backend.app.task(base=Once, once={"keys": ["a"], "on_duplicate": "refuse"}, name="shop.charge")(
-        charge
-    )
+    task = backend.app.task(
+        base=Once, once={"keys": ["a"], "on_duplicate": "refuse"}, name="shop.charge", shared=False
+    )(charge)
     key, store = task._once_key("", (1,), {}), backend.store
     store.put("celery_once", b"", keys=(key,), tags="RUNNING", properties={"task_id": "first"})
     lock = KeyLock(store.path / "config" / "once.lock", key)
@@ -234,9 +279,38 @@ def test_a_run_whose_result_is_stored_refuses_nobody(make_backend):
     with pytest.raises(OnceRunningError, match="first runs now"):
         task.delay(1)
     with pytest.raises(OnceRunningError, match="first runs now"):
-        task._met(key, "second")
-    task._met(key, "first")
+        task._met(key, {"second"})
+    task._met(key, {"first"})
     backend.store_result("first", 1, "SUCCESS")
-    task._met(key, "second")
+    task._met(key, {"second"})
     assert task.delay(1).id != "first"
     lock.give()
+
+
+def test_a_run_refuses_nobody_it_replaced_itself_with(make_backend, monkeypatch):
+    """The head of a chain that replaces a run has an id of its own, and may come to a worker before that run has ended."""
+    task = make_backend().app.task(
+        base=Once, once={"keys": ["a"], "on_duplicate": "refuse"}, name="shop.charge", shared=False
+    )(charge)
+    key, store, met = task._once_key("", (1,), {}), task.backend.store, task._met
+    store.put("celery_once", b"", keys=(key,), tags="RUNNING", properties={"task_id": "first"})
+    lock = KeyLock(store.path / "config" / "once.lock", key)
+    lock.take(lambda: None)
+
+    def meet(*told):
+        met(*told)
+        lock.give()  # the first run ends
+
+    monkeypatch.setattr(task, "_met", meet)
+
+    def run(task_id, **header):
+        task.request_stack.push(Context(id=task_id, called_directly=False, parent_id="first", **header))
+        try:
+            return task(1)
+        finally:
+            task.after_return("SUCCESS", 1, task_id, (1,), {}, None)
+            task.request_stack.pop()
+
+    with pytest.raises(OnceRunningError, match="first runs now"):
+        run("sent by the first run")
+    assert run("head", replaced_task_nesting=1) == 1

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery, group, shared_task, signals
+from celery import Celery, chain, group, shared_task, signals
 from celery.result import AsyncResult, allow_join_result
 
 import cystore
@@ -203,6 +203,39 @@ def once_refuses(self, order: object, runs: str, fifo: str = "") -> list[str]:
 @shared_task(bind=True, base=Once, once={"keys": ["order"], "on_duplicate": "running"})
 def once_joins(self, order: object, runs: str, fifo: str = "") -> list[str]:
     return _run_to_the_end(self, runs, fifo)
+
+
+def _go_on(task: Any, order: object, runs: str) -> int:
+    """Each run but the last one sends its own task again, each in another way. Gives the number of the run."""
+    with open(runs, "a") as noted:
+        noted.write(f"{task.request.id}\n")
+    run = len(Path(runs).read_text().splitlines())
+    if run == 1:
+        raise SpecialError("retried by itself")
+    if run == 2:
+        raise task.retry(countdown=0)
+    if run == 3:
+        task.replace(task.s(order, runs))
+    if run == 4:
+        task.replace(chain(task.s(order, runs), same.s()))
+    return run
+
+
+_RETRIED: dict[str, Any] = {
+    "autoretry_for": (SpecialError,),
+    "retry_backoff": False,
+    "default_retry_delay": 0,
+}
+
+
+@shared_task(bind=True, base=Once, once={"keys": ["order"], "on_duplicate": "refuse"}, **_RETRIED)
+def once_refuses_and_goes_on(self, order: object, runs: str) -> int:
+    return _go_on(self, order, runs)
+
+
+@shared_task(bind=True, base=Once, once={"keys": ["order"], "on_duplicate": "running"}, **_RETRIED)
+def once_joins_and_goes_on(self, order: object, runs: str) -> int:
+    return _go_on(self, order, runs)
 
 
 @shared_task(bind=True, base=Once)
