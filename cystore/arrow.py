@@ -30,6 +30,7 @@ from cystore.system import files, host
 
 OnCorruption = Literal["fail", "skip", "column"]
 
+MISSING = "the segment is missing between others"
 BATCH_ROWS = 16 * 1024
 BATCH_BYTES = 4 * 1024 * 1024
 BATCH_MAX = 0x3FFFFFFF  # Arrow counts a column's bytes in 31 bits
@@ -287,6 +288,8 @@ def read_ranges(ranges: Iterable[LogRange], settings: ReadSettings) -> Iterator[
         data = _bytes_of(part, loss)
         if data is not None:
             yield from _read_range(reader, part, *data, settings)
+        elif loss:
+            yield from damaged(reader, part, part.begin, part.end, MISSING, settings)
     yield from taken(reader, settings, store)
 
 
@@ -320,7 +323,7 @@ def new_reader(settings: ReadSettings) -> ColumnReader:
 
 
 def _bytes_of(part: LogRange, fail_on_data_loss: bool) -> tuple[MappedFile | bytes, int] | None:
-    """A range's bytes and the physical offset of the first; None where the segment is gone and that may be.
+    """A range's bytes and the physical offset of the first; None where the segment is gone and that may be, or is a known hole.
 
     A file on a network file system is not mapped: what another host does to it would kill this process.
     """
@@ -341,11 +344,11 @@ def _bytes_of(part: LogRange, fail_on_data_loss: bool) -> tuple[MappedFile | byt
                 "the store is not there on the host that reads it: every host needs it under the same path",
                 path=part.store,
             ) from None
-        if not fail_on_data_loss:
+        if not fail_on_data_loss or any(hole[0] <= part.begin and part.end <= hole[1] for hole in part.holes):
             return None
         raise OffsetError(
-            "the segment was removed after the read was planned: records are lost to it; plan it again, or let failOnDataLoss be "
-            "false to read what is left",
+            "the segment was removed after the read was planned: records are lost to it; read again (in Spark failOnDataLoss=false reads "
+            "what is left)",
             path=path,
             offset=part.begin,
         ) from None
@@ -400,6 +403,13 @@ def _next_record(
             break
         scanner.move(scanner.position + 1, part.base + part.file_bytes)  # no record reaches past the limit
     return limit
+
+
+def read_missing(ranges: Iterable[LogRange], settings: ReadSettings) -> Iterator[pa.RecordBatch]:
+    """What `on_corruption` wants of ranges whose segments are missing."""
+    reader = new_reader(settings)
+    for part in ranges:
+        yield from damaged(reader, part, part.begin, part.end, MISSING, settings)
 
 
 def damaged(

@@ -25,6 +25,7 @@ from cystore.arrow import (
     RowFilter,
     path_text,
     plan_ranges,
+    read_missing,
     read_ranges,
     reading,
     several,
@@ -192,7 +193,7 @@ class LogDataset(pds.FileSystemDataset):
         if rows is None:
             return
         read = replace(read, rows=rows)
-        plan = _planned(places, rows, storage, settings)
+        plan = _planned(places, read, storage, settings)
         total, done = sum(part.size_bytes for part, _ in plan), 0
         for part, reader in plan:
             yield from reader([part], read)
@@ -270,9 +271,10 @@ Reader = Callable[[Iterable[LogRange], ReadSettings], Iterator[pa.RecordBatch]]
 
 
 def _planned(
-    places: tuple[Any, ...], rows: RowFilter, storage: dict[str, str], settings: dict[str, Any]
+    places: tuple[Any, ...], read: ReadSettings, storage: dict[str, str], settings: dict[str, Any]
 ) -> list[tuple[LogRange, Reader]]:
     """What each store has now that may hold wanted rows, with what reads it."""
+    rows = read.rows
     found: list[tuple[LogRange, Reader]] = []
     by_path = [place for place in places if not (isinstance(place, str) and is_url(place))]
     for store in stores_of(by_path) if by_path else ():
@@ -287,5 +289,10 @@ def _planned(
             raise StoreFormatError("no store matches", path=pattern)
         for url in matches:
             reader = partial(read_sealed, storage=home)
-            found += [(part, reader) for part in plan_ranges(SealedLog(home, url), rows)]
+            log = SealedLog(home, url, fail_on_data_loss=read.on_corruption == "fail")
+            low, high = rows.physical
+            lost = [part for part in log.missing() if part.end > low and part.begin < high]
+            parts: list[tuple[LogRange, Reader]] = [(part, reader) for part in plan_ranges(log, rows)]
+            parts += [(part, read_missing) for part in lost]
+            found += sorted(parts, key=lambda one: one[0].begin)
     return found

@@ -68,14 +68,12 @@ class SealedLog:
                     path=self.url_of(base),
                 )
         if fail_on_data_loss and len(self._bases) != (self.end - self.minimum) // self.file_bytes:
-            missing = next(
-                base for base in range(self.minimum, self.end, self.file_bytes) if base not in lengths
-            )
+            missing = next(self.missing())
             raise OffsetError(
-                "the segment is missing between others, its records are lost; copy it, or let failOnDataLoss be false to read what "
-                "is left",
-                path=self.url_of(missing),
-                offset=missing,
+                "the segment is missing between others, its records are lost; copy it, or read what is left with on_corruption skip or "
+                "column (failOnDataLoss=false in Spark)",
+                path=missing.path,
+                offset=missing.begin,
             )
 
     def _list(self) -> dict[int, int]:
@@ -119,6 +117,15 @@ class SealedLog:
             _removed(url, base)
 
     # ------------------------------------------------------------------------------------------- ranges
+
+    def missing(self) -> Iterator[LogRange]:
+        """The segments that are missing between others."""
+        there = set(self._bases)
+        for base in range(self.minimum, self.end, self.file_bytes):
+            if base not in there:
+                yield LogRange(
+                    self.path, self.url_of(base), base, self.file_bytes, base, base + self.file_bytes
+                )
 
     def segments(self, begin: int, end: int) -> Iterator[LogRange]:
         """The part of each segment that lies in [begin, end), which are boundaries."""
@@ -259,8 +266,8 @@ class _QueueRanges(Mapping[tuple[str, int], QueueRange]):
 
 def _removed(url: str, base: int) -> NoReturn:
     raise OffsetError(
-        "the segment was removed after the read was planned: records are lost to it; plan it again, or let failOnDataLoss be "
-        "false to read what is left",
+        "the segment was removed after the read was planned: records are lost to it; read again (in Spark failOnDataLoss=false reads "
+        "what is left)",
         path=url,
         offset=base,
     ) from None

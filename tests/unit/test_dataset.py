@@ -19,7 +19,7 @@ import cystore
 from cystore import dataset as module
 from cystore.arrow import COLUMNS, RowFilter
 from cystore.expressions import narrowed
-from tests.small import open_small
+from tests.small import LOG_BYTES, open_small
 
 field = pc.field
 
@@ -266,6 +266,36 @@ def test_damage_is_told_through_arrow(store):
         data.to_table()
     assert error.value.offset == bad
     assert cystore.scan(store.path, on_corruption="skip").count_rows() == 299
+
+
+@pytest.mark.parametrize("home", ["", "file://"])
+def test_a_segment_that_is_missing_between_others(tmp_path, home):
+    """`store.scan` steps over it. These raised whatever on_corruption said, and named an option that only Spark has."""
+    path = tmp_path / "lossy"
+    with open_small(path) as opened:
+        put_some(opened, 600)
+    (path / "commitlog" / f"{LOG_BYTES:020d}").unlink()
+    with cystore.open(path, read_only=True) as opened:
+        left = {message.physical_offset for message in opened.scan()}
+        assert opened.stats()["holes"] == [(LOG_BYTES, 2 * LOG_BYTES)]
+    where = f"{home}{path}"
+    skipped = cystore.scan(where, on_corruption="skip").to_table()
+    found = skipped["physical_offset"].to_pylist()
+    assert found == sorted(found) and max(found) > 2 * LOG_BYTES
+    assert left == set(found) if not home else left > set(found)  # a URL gives what is sealed
+    shown = cystore.scan(where, on_corruption="column")
+    assert shown.count_rows() == len(found) + 1
+    (lost,) = shown.to_table(filter=field("corrupt").is_valid()).to_pylist()
+    assert (lost["physical_offset"], lost["corrupt_end"]) == (LOG_BYTES, 2 * LOG_BYTES)
+    assert shown.count_rows(filter=field("physical_offset") < LOG_BYTES) == sum(
+        at < LOG_BYTES for at in found
+    )
+    with pytest.raises(cystore.StoreError, match="missing") as error:
+        cystore.scan(where).to_table()
+    assert "on_corruption" in str(error.value) and error.value.offset == LOG_BYTES
+    if not home:
+        assert cystore.to_arrow(path, on_corruption="skip").read_all().equals(skipped)
+        assert cystore.to_arrow(path, on_corruption="column").read_all().equals(shown.to_table())
 
 
 def test_duckdb_pushes_columns_and_filters(store, monkeypatch):
