@@ -145,7 +145,7 @@ class Coordination:
         self.location = location
         self._client: redis.Redis | None = None
         self._retry_at = 0.0
-        self._told = ""
+        self._told, self._away = "", False
 
     def call(self, work: Callable[[redis.Redis], T]) -> T:
         """What `work(client)` returns. Raises RedisAwayError."""
@@ -158,7 +158,7 @@ class Coordination:
             raise RedisAwayError(self._told) from None  # what redis-py says may hold what stands in the URL
         if self._told:
             log.log(_level(logging.WARNING), "Redis at %s is there again", self.location)
-            self._told = ""
+            self._told, self._away = "", False
         return result
 
     def client(self) -> redis.Redis:
@@ -175,9 +175,12 @@ class Coordination:
         )
         self._retry_at = monotonic_s() + (AWAY_S if gone else REFUSED_S)
         text = self._hidden(f"{type(error).__name__}: {error}")
-        if text == self._told:
+        was_away, self._away = self._away, gone
+        before, self._told = self._told, text
+        if (
+            was_away and gone or text == before
+        ):  # how a server that is away cannot be reached changes with each try
             return
-        self._told = text
         log.log(
             _level(logging.WARNING if gone else logging.ERROR),
             "Redis at %s %s: %s. The store is used as before, and its duties go on with leases of its own; asked again every "

@@ -142,6 +142,8 @@ def make_app(url):
         app.conf.update(**{**KEEP, **settings})
         made.append(app)
         assert app.backend
+        with app.connection_for_write() as connection:  # whatever used the broker in memory before
+            connection.default_channel.queue_purge("celery")
         return app
 
     yield make
