@@ -19,10 +19,12 @@ from cystore._native.appender import Appender
 from cystore._native.control import Control
 from cystore._native.delay import Delivered
 from cystore._native.mapping import MappedFile
+from cystore._native.upkeep import Upkeep
 from cystore.attachment import Attachment
 from cystore.clock import monotonic_s
 from cystore.compose import compose
 from cystore.config import INT_MAX, StoreConfig
+from cystore.derived.consume_queue import ENTRY_BYTES, ConsumeQueues
 from cystore.derived.index import DIRECTORY as INDEX
 from cystore.engine.allocate import CONTROL_NAME
 from cystore.engine.commit_log import CommitLog
@@ -31,7 +33,14 @@ from cystore.engine.control_words import Words, read_words
 from cystore.engine.manifest import FILE_NAME, Facts, Manifest, look
 from cystore.engine.segments import POSITIONS_END, Mode
 from cystore.engine.store_settings import effective_at
-from cystore.errors import CorruptRecordError, OffsetError, StoreError, StoreFormatError, StoreFullError
+from cystore.errors import (
+    CorruptRecordError,
+    OffsetError,
+    StoreError,
+    StoreFormatError,
+    StoreFullError,
+    StoreLockedError,
+)
 from cystore.layout import CONSTANTS
 from cystore.recovery import RecoveredState, recover
 from cystore.system import files, host, os_threads
@@ -39,6 +48,7 @@ from cystore.system import files, host, os_threads
 log = logging.getLogger("cystore")
 
 MANIFEST_S = 0.05  # a change of the manifest alone (a removed topic, listed damage) may be seen so much later
+CLEANED_S = 30.0  # an open looks again for so long when the others clean what it reads
 MAX_QUEUES = 1 << 20  # the most that a store takes
 TRANSACTION_MASK = CONSTANTS["SYS_FLAG_TRANSACTION_MASK"][0]
 COUNTED = (0, CONSTANTS["SYS_FLAG_COMMIT"][0])  # transaction types that have a place in a queue
@@ -49,8 +59,9 @@ Status = tuple[int, int, int] | None
 class Beside:
     """What this process knows of a store that others write with another layout. `control` is this process's own block."""
 
-    def __init__(self, root: Path, words: Words) -> None:
+    def __init__(self, root: Path, words: Words, dispatched: int) -> None:
         self._root, self._words = root, words
+        self._dispatched = dispatched  # before recovery looked at the files
         self._seen: Words | None = None  # by the last look that took all of it in
         self._look_again_s = 0.0
         self._control: Control | None = None
@@ -58,6 +69,8 @@ class Beside:
         self._lock = os_threads.RLock()
         self._left = os_threads.Flag()
         self._walked = 0  # records below it are counted in their queues
+        self._queues: ConsumeQueues | None = None
+        self._followed = 0  # the log's minimum that the queues' minimums follow
         # Records that are counted and not dispatched: their end, the queue's slot, and its offset behind them.
         self._pending: deque[tuple[int, int, int]] = deque()
         self._manifest = self._status(FILE_NAME)
@@ -76,21 +89,25 @@ class Beside:
         control.wrote = control.allocated = max(
             min(state.wrote, self._words.wrote), state.min_physical_offset
         )
-        control.dispatched = min(state.dispatched, control.wrote)
+        control.dispatched = max(
+            min(state.dispatched, self._dispatched, control.wrote), state.min_physical_offset
+        )
         control.last_store_timestamp_ms = state.last_store_timestamp_ms
         for topic, queue_id, dispatched, minimum, following in state.queues:
             control.add_queue(topic, queue_id, next=following, dispatched=dispatched, minimum=minimum)
         self._walked = control.dispatched
+        self._followed = control.min_physical_offset
         control.follow()
 
-    def begin(self, control: Control, commit_log: CommitLog) -> bool:
+    def begin(self, control: Control, commit_log: CommitLog, queues: ConsumeQueues) -> bool:
         """From now on `moved` looks. False when the view is out of date already."""
-        self._control, self._commit_log = control, commit_log
+        self._control, self._commit_log, self._queues = control, commit_log, queues
+        commit_log.look_again = self._take_minimum
         return not self.moved()
 
     def moved(self) -> bool:
-        """Takes in what the others have committed since the last look. True when this view has come to its end: they are gone, or
-        have cleaned or repaired what it stands on. Then the store is opened again."""
+        """Takes in what the others have committed and cleaned since the last look. True when this view has come to its end: they are
+        gone, or have repaired what it stands on, or cleaned what it did not count. Then the store is opened again."""
         if self._left.is_set():
             return True
         try:
@@ -111,10 +128,11 @@ class Beside:
             return True
         if words == self._seen and monotonic_s() < self._look_again_s:
             return False  # nothing was committed, dispatched or cleaned since
-        if words.minimum != control.min_physical_offset or words.wrote < control.wrote:
+        if not self._followed <= words.minimum <= self._walked or words.wrote < control.wrote:
             return True
         if self._facts_changed(control):
             return True
+        self._raise_minimum(control, words)
         listed = self._status(INDEX)
         if listed != self._index:
             self._index = listed
@@ -123,9 +141,34 @@ class Beside:
             self._walk(control, words)
         except (OffsetError, StoreFullError):  # cleaned meanwhile; more queues than the table holds
             return True
+        if words.minimum > self._followed:
+            self._follow(control, words.minimum)
         if self._walked == words.wrote:
             self._seen, self._look_again_s = words, monotonic_s() + MANIFEST_S
         return False
+
+    def _take_minimum(self) -> None:
+        """A file of the log is missing: the others may have cleaned it since the last look."""
+        control, words = self._control, read_words(self._root)
+        if control is not None and words is not None and words.generation == self._words.generation:
+            self._raise_minimum(control, words)
+
+    def _raise_minimum(self, control: Control, words: Words) -> None:
+        """No record below the others' minimum is looked for any more. Never moves it back, nor beyond what this view knows of the log."""
+        with self._lock:
+            control.min_physical_offset = max(control.min_physical_offset, min(words.minimum, control.wrote))
+
+    def _follow(self, control: Control, minimum: int) -> None:
+        """Moves the queues' minimums on to the log's. The others do so too, and remove files of queues meanwhile."""
+        assert self._queues is not None
+        upkeep = Upkeep(control)
+        for slot in range(control.queue_count):
+            queue, begin = self._queues.get(slot), -1
+            while (bases := queue.files.refresh()) and bases[0] != begin:  # else no file went meanwhile
+                begin = bases[0]
+                upkeep.raise_queue_minimum(slot, min(begin // ENTRY_BYTES, queue.max_offset))
+                upkeep.raise_queue_minimum(slot, queue.offset_at(minimum))
+        self._followed = minimum
 
     def _facts_changed(self, control: Control) -> bool:
         """Whether the manifest says something else of what can be read."""
@@ -149,6 +192,9 @@ class Beside:
                 self._count(control, commit_log, words.wrote)
                 self._walked = words.wrote
             except CorruptRecordError as error:
+                now = read_words(self._root)
+                if now is None or now.minimum > self._walked:
+                    raise OffsetError("cleaned while it was read", offset=self._walked) from error
                 log.error("%s: not followed behind damage that nobody has listed yet: %s", self._root, error)
             control.wake_append()
         dispatched = min(words.dispatched, self._walked)
@@ -222,18 +268,47 @@ def read_beside(
     revive: Callable[[], Appender],
     progress: Callable[[str, int, int], None] | None,
 ) -> Attachment | None:
-    """A view of a store that others write with another layout; None when they left or cleaned on the way."""
-    before = read_words(root)
-    if before is None:
-        return None
-    _check(root, before)
-    config = effective_at(config, root)
-    try:
-        state = recover(root, config, Mode.PRIVATE, abnormal=True, progress=progress)
-    except (StoreError, OSError):
-        if read_words(root) != before:  # files changed while they were read
-            return None
-        raise
+    """A view of a store that others write with another layout; None when they left on the way, or others came.
+
+    A cleaner may take away what recovery is about to read, and what it has read. Then recovery looks again, for at most CLEANED_S.
+    """
+    first, missing, until_s = read_words(root), None, monotonic_s() + CLEANED_S
+    before = first
+    while first is not None and before is not None and before.generation == first.generation:
+        _check(root, before)
+        error: Exception | None = None
+        try:
+            attachment = _recovered(root, effective_at(config, root), before, revive, progress)
+            if attachment is not None:
+                return attachment
+        except (StoreError, OSError) as caught:
+            error = caught
+        after = read_words(root)
+        if error is not None and after == before:
+            # A file that was listed and is gone now was cleaned, for the minimum is published first. The next list lacks it.
+            path = getattr(error, "path", None) if isinstance(error.__cause__, FileNotFoundError) else None
+            if path is None or path == missing:
+                raise error
+            missing = path
+        if monotonic_s() >= until_s:
+            raise StoreLockedError(
+                f"the store was cleaned or changed again and again for {CLEANED_S:.0f} s while it was being read: try again",
+                path=root,
+            ) from error
+        before = after
+    return None
+
+
+def _recovered(
+    root: Path,
+    config: StoreConfig,
+    before: Words,
+    revive: Callable[[], Appender],
+    progress: Callable[[str, int, int], None] | None,
+) -> Attachment | None:
+    """One try of `read_beside`; None when it is out of date already."""
+    # The block says how far the index is, and a look through its files takes longer than all the rest.
+    state = recover(root, config, Mode.PRIVATE, abnormal=True, progress=progress, with_index=False)
     words = read_words(root)
     if words is None or words.generation != before.generation:
         return None
@@ -254,12 +329,12 @@ def read_beside(
             break
         control.publish_queue_capacity(step[1])
     Delivered(control).set_levels(config.delay_levels_ms())
-    ground = Beside(root, words)
+    ground = Beside(root, words, before.dispatched)
     ground.enter(control, state)
     attachment = compose(root, config, Mode.READ, control, None, revive, ground.manifest(state, control))
     attachment.ground = ground
     attachment.clock.begin(config.max_clock_jump_s * 1000, state.last_store_timestamp_ms)
-    if not ground.begin(control, attachment.commit_log):
+    if not ground.begin(control, attachment.commit_log, attachment.queues):
         attachment.let_mappings_go()
         return None
     attachment.delivered.load(writable=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from cystore._native.control import Control
@@ -53,6 +53,8 @@ class CommitLog:
         )
         self.control, self.damage = control, KnownDamage(manifest)
         self._root, self._mode = root, mode
+        # Asks for the log's minimum as it is now, where the control block is this process's own.
+        self.look_again: Callable[[], None] | None = None
         self._forgotten_below = 0
         self._windows = LogWindows() if config.read_through == "pread" else None
 
@@ -76,6 +78,8 @@ class CommitLog:
         self._check_readable(physical_offset)
         segment = self._part_at(physical_offset)
         if segment is None:
+            if self.look_again is not None:
+                self.look_again()
             self._check_readable(physical_offset)  # cleaned meanwhile?
             check_place(self._root)  # all files are missing in a directory that was deleted
             raise CorruptRecordError(

@@ -44,16 +44,24 @@ __all__ = [
 
 
 def recover(
-    root: Path, config: StoreConfig, mode: Mode, *, abnormal: bool, progress: Progress | None = None
+    root: Path,
+    config: StoreConfig,
+    mode: Mode,
+    *,
+    abnormal: bool,
+    progress: Progress | None = None,
+    with_index: bool = True,
 ) -> RecoveredState:
     """Makes the files of the store at `root` agree with each other and says where it goes on.
 
     `abnormal`: the store was not shut down cleanly. With Mode.PRIVATE no byte on disk changes: the state is that of the store
-    as it would be. Raises StoreFormatError, StoreIOError, StoreFullError, StorePermissionError; a failed recovery has destroyed
+    as it would be. Without `with_index` nothing is said of the index.
+
+    Raises StoreFormatError, StoreIOError, StoreFullError, StorePermissionError; a failed recovery has destroyed
     nothing and can be run again.
     """
     begun = monotonic_s()
-    chosen = plan(scan(root, config, abnormal=abnormal, progress=progress))
+    chosen = plan(scan(root, config, abnormal=abnormal, progress=progress, with_index=with_index))
     if mode is Mode.WRITE:
         work = Apply(root, chosen)
         holes, put_aside = work.run(), tuple(work.put_aside)

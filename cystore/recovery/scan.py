@@ -23,7 +23,7 @@ from cystore.recovery import rules
 from cystore.recovery.index_check import IndexCheck
 from cystore.recovery.log_pass import EVERYTHING, LogPass, Situation
 from cystore.recovery.log_reader import LogReader
-from cystore.recovery.model import LogScan, QueueScan, ScanResult
+from cystore.recovery.model import IndexScan, LogScan, QueueScan, ScanResult
 from cystore.recovery.queue_check import QueueCheck, QueueFindings, known_scans, take_removed
 from cystore.recovery.queue_reader import QueueReader, list_queues
 
@@ -31,14 +31,23 @@ T = TypeVar("T")
 Progress = Callable[[str, int, int], None]
 
 
-def scan(root: Path, config: StoreConfig, *, abnormal: bool, progress: Progress | None = None) -> ScanResult:
-    """What is in the store's files. `progress` is called with a word, what is done and what there is, in bytes of log.
+def scan(
+    root: Path,
+    config: StoreConfig,
+    *,
+    abnormal: bool,
+    progress: Progress | None = None,
+    with_index: bool = True,
+) -> ScanResult:
+    """What is in the store's files. Without `with_index` the index is not looked at.
+
+    `progress` is called with a word, what is done and what there is, in bytes of log.
 
     Raises StoreFormatError for files that are none of a store, StoreIOError for what cannot be read.
     """
     reader = LogReader(root, config.mapped_file_size_commit_log_bytes)
     try:
-        return _Scan(root, config, reader, abnormal=abnormal, progress=progress).run()
+        return _Scan(root, config, reader, abnormal=abnormal, progress=progress).run(with_index=with_index)
     finally:
         reader.close()
 
@@ -170,8 +179,8 @@ class _Scan:
 
     # ------------------------------------------------------------------------------------ the walk
 
-    def run(self) -> ScanResult:
-        return self._result(*self._walked())
+    def run(self, *, with_index: bool) -> ScanResult:
+        return self._result(*self._walked(), with_index=with_index)
 
     def log(self) -> LogScan:
         return self._log_of(self._walked()[0])
@@ -270,16 +279,18 @@ class _Scan:
         if self._progress is not None:
             self._progress("recover", position - self._reader.begin, self._reader.end - self._reader.begin)
 
-    def _result(self, walked: LogPass, found: QueueFindings) -> ScanResult:
+    def _result(self, walked: LogPass, found: QueueFindings, *, with_index: bool) -> ScanResult:
         result, reader = walked.result, self._reader
-        index = IndexCheck(
-            self._root, self._config, reader, self._checkpoint, abnormal=self._abnormal, ours=self._ours
-        ).run(
-            result.end,
-            found.dispatch_from,
-            max(result.start, reader.begin),
-            self._holes.merged(result.damage),
-        )
+        index = IndexScan(found.dispatch_from)
+        if with_index:
+            index = IndexCheck(
+                self._root, self._config, reader, self._checkpoint, abnormal=self._abnormal, ours=self._ours
+            ).run(
+                result.end,
+                found.dispatch_from,
+                max(result.start, reader.begin),
+                self._holes.merged(result.damage),
+            )
         return ScanResult(
             log=self._log_of(walked),
             queues=found.queues,
