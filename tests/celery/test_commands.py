@@ -178,11 +178,14 @@ def test_an_app_with_another_backend(run):
     assert "three slashes" in run("status", code=2, app=app).output
 
 
-def test_an_app_without_a_store(run):
-    """A publisher's: the commands run on the host that has the store."""
-    app = Celery("other", broker="memory://", backend="cystore://", set_as_current=False)
-    for name in ("status", "history", "tail"):
-        assert "this process has no store" in run(name, code=2, app=app).output
+@pytest.mark.parametrize("url", ["cystore+remote://", "cystore://"])
+def test_an_app_without_a_store(run, url):
+    """A publisher's: the commands run on the host that has the store. Seen: "it can send tasks but not read results"."""
+    app = Celery("other", broker="memory://", backend=url, set_as_current=False)
+    for words in (("status",), ("history",), ("tail",), ("rerun", "t"), ("timeline", "t")):
+        said = run(*words, code=2, app=app).output
+        assert f"needs a store on this host, and result_backend is '{url}'" in said
+        assert "run it on the host of the store" in said and "cystore_home" not in said
 
 
 def test_text_that_would_move_the_cursor(backend, run):

@@ -16,7 +16,7 @@ from celery.exceptions import ImproperlyConfigured
 
 import cystore
 from cystore import MessageStore, StoreConfig, StoreConfigError, StoreError, StoreFormatError
-from cystore.celery import events, history, homes, records
+from cystore.celery import events, history, records
 from cystore.celery.backend import CystoreBackend
 from cystore.celery.events import Event
 from cystore.celery.history import Transition
@@ -142,7 +142,10 @@ def location_of(ctx: click.Context) -> Location:
             f"celery -A APP, or the store with --result-backend"
         )
     if not backend.location.path:
-        raise CommandError(str(homes.no_store(backend)))
+        raise CommandError(
+            f"this command needs a store on this host, and result_backend is {backend.as_uri()!r}, which names none: run it on the "
+            f"host of the store, and name the store there with --result-backend {EXAMPLE}"
+        )
     return backend.location
 
 
