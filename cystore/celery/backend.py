@@ -344,11 +344,8 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         return self._meta_elsewhere(self.elsewhere.find(task_id))
 
     def _meta_elsewhere(self, content: dict[str, Any] | None) -> dict[str, Any]:
-        """The meta in what a home says of a task; nobody has anything of one that is PENDING."""
-        if content is None:
-            return {"status": states.PENDING, "result": None}
-        meta: dict[str, Any] = self.meta_from_decoded(content)
-        return meta
+        """What a home says of a task; nobody has anything of one that is PENDING."""
+        return content if content is not None else {"status": states.PENDING, "result": None}
 
     def task_result_exists(self, task_id: str) -> bool:
         """True when its home has heard of the task, and that was not forgotten since and did not expire."""

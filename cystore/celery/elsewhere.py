@@ -6,13 +6,16 @@ sent it there, or the lifecycle log says so. With `?reader=` in its URL it asks 
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from celery import states
 from celery.exceptions import ImproperlyConfigured
+from celery.result import result_from_tuple
 from celery.utils.functional import LRUCache
+from kombu.exceptions import DecodeError
 
 from cystore.celery import homes, records
 from cystore.celery.redis_urls import SCHEMES, RedisLocation, redis_location_of
@@ -26,7 +29,15 @@ if TYPE_CHECKING:
 PARENTS_S = 10.0  # between two looks for parents that failed, which are remote looks themselves
 LOOKED_AT = 1_000  # ids of a wait, in one such look
 NOT_TOLD_S = 3.0
+# What decoding raises for bytes that are no result: they come from Redis, where others may write.
+NO_RESULT = (DecodeError, ValueError, TypeError, LookupError, AttributeError, RecursionError, zlib.error)
 FIRST_LOOK_S, LAST_LOOK_S = 1.0, 30.0  # a wait for this store looks elsewhere, each time after twice as long
+
+
+def _no_result(found: Found, error: Exception) -> homes.ResultsElsewhereError:
+    return homes.ResultsElsewhereError(
+        f"what store {found.answered_by} answered for {found.id} is not its result: {type(error).__name__}: {error}"
+    )
 
 
 def reader_of(backend: CystoreBackend) -> RedisLocation | None:
@@ -98,7 +109,7 @@ class Elsewhere:
         return found
 
     def find(self, task_id: str, topic: str = records.RESULTS) -> dict[str, Any] | None:
-        """What another home has of an id that this store has nothing of: the content of its record. None where nobody has anything.
+        """What another home has of an id that this store has nothing of: its meta, or the saved group. None where nobody has anything.
         Raises ResultsElsewhereError where nobody can be asked, or a home does not answer."""
         return self.find_all([task_id], topic).get(task_id)
 
@@ -115,23 +126,35 @@ class Elsewhere:
             task_id, home = next(iter(asked.items()))
             raise homes.no_store(backend) if home is None else homes.elsewhere(task_id, home)
         if topic == records.GROUPS:
-            return {found.id: self._content(found) for found in reader.look(asked, "groups").values()}
-        return {found.id: self._told(found) for found in reader.look(asked).values()}
+            return {found.id: self._group(found) for found in reader.look(asked, "groups").values()}
+        return {found.id: self._meta(found) for found in reader.look(asked).values()}
 
     def _content(self, found: Found) -> dict[str, Any]:
         content = self._backend.decoded(found.body, found.content_type, found.content_encoding)
         if not isinstance(content, dict):
-            raise homes.ResultsElsewhereError(f"what came for {found.id} is no result")
+            raise TypeError(f"a {type(content).__name__}, where an object has to be")
         return content
 
-    def _told(self, found: Found) -> dict[str, Any]:
-        content = self._content(found)
-        if content.get("task_id") != found.id or content.get("status") != found.state:
-            raise homes.ResultsElsewhereError(f"what came for task {found.id} is another task's")
+    def _group(self, found: Found) -> dict[str, Any]:
+        """A saved group, ready for use."""
+        try:
+            content = self._content(found)
+            content["result"] = result_from_tuple(content["result"], self._backend.app)
+        except NO_RESULT as error:
+            raise _no_result(found, error) from error
         return content
 
     def _meta(self, found: Found) -> dict[str, Any]:
-        meta: dict[str, Any] = self._backend.meta_from_decoded(self._told(found))
+        """A task's meta. Raises ResultsElsewhereError for what is none, and kombu's ContentDisallowed."""
+        try:
+            content = self._content(found)
+            if content.get("task_id") != found.id or content.get("status") != found.state:
+                raise ValueError("it is another task's")
+            meta: dict[str, Any] = self._backend.meta_from_decoded(content)
+            for child in meta.get("children") or ():
+                result_from_tuple(child, self._backend.app)  # as AsyncResult will
+        except NO_RESULT as error:
+            raise _no_result(found, error) from error
         return meta
 
     # ------------------------------------------------------------------------------------------------ waits

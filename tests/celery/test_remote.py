@@ -354,6 +354,37 @@ def test_a_client_believes_only_what_an_answer_may_be(hosts):
         assert 1 < false.asked < 20, "asked again, and not in a loop"
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"status": "FAILURE", "result": "str"}, {"status": "FAILURE", "result": 7}, {"status": "FAILURE", "result": {"a": 1}},
+        {"children": "xyz"}, {"children": 7}, {"children": [[1, 2, 3]]}, b"{", b"[1]", b"\xff\xfe", b"[" * 100_000,
+    ],
+    ids=lambda content: str(content)[:40],
+)  # fmt: skip
+def test_a_result_that_is_none_is_told_with_its_home(hosts, content):
+    """Seen: a raw ValueError, AttributeError or DecodeError, that named nobody."""
+    app = client_of(hosts.fleet, cystore_home=UNKNOWN_HOME)
+    homes.remember(app.backend, "t", UNKNOWN_HOME)
+
+    def answer(request: Request) -> bytes:
+        told = {} if isinstance(content, bytes) else content
+        body = json.dumps({"status": "SUCCESS", "result": 1, "task_id": "t", **told}).encode()
+        body = content if isinstance(content, bytes) else body
+        state = told.get("status", "SUCCESS")
+        found = Found("t", state, True, None, 1, len(body), 0, body, "application/json", "utf-8")
+        return Answer(request.id, UNKNOWN_HOME, (found,)).encoded()
+
+    match = f"what store {UNKNOWN_HOME} answered for t is not its result"
+    with FalseHome(hosts.fleet, answer):
+        for look in (lambda one: one.state, lambda one: one.get(timeout=PATIENCE_S)):
+            with pytest.raises(homes.ResultsElsewhereError, match=match):
+                look(AsyncResult("t", app=app))
+        if isinstance(content, bytes):
+            with pytest.raises(homes.ResultsElsewhereError, match="answered for t"):
+                GroupResult.restore("t", app=app)
+
+
 def _as_pickle(data: bytes) -> bytes:
     """The same answer, whose result says that it is a pickle."""
     data = data.replace(b"application/json", b"application/x-python-serialize")

@@ -393,7 +393,7 @@ class _Look:
             # Answers to other requests came meanwhile, and may be gone: that is not their home's fault.
             for asked in self._asked.values():
                 asked.at, asked.answer_by = now, now + AGAIN_S
-        return replace(found, body=b"".join(parts))
+        return replace(found, body=b"".join(parts), answered_by=home)
 
     def _part(self, line: lists.Line, home: str, found: Found, begin: int) -> Generator[None, None, Found]:
         """The part of a result that begins there. The answer to an earlier request for it, which came late, will do."""

@@ -98,6 +98,7 @@ class Request:
 class Found:
     """What a home has of one id. `state` is None where it has no result of it.
 
+    `answered_by` is the store that said this; the client notes it, no message has it.
     `body` is the result's bytes from `begin` on, of `size_bytes` in all; `at` is the place of its record. `elsewhere` is the home of the id
     where that is another store. `known`: this store has heard of the id, and is its home.
     """
@@ -112,6 +113,7 @@ class Found:
     body: bytes | memoryview = b""
     content_type: str = ""
     content_encoding: str = ""
+    answered_by: str = ""
 
 
 @dataclass(frozen=True)
