@@ -32,7 +32,7 @@ from cystore import (
 from cystore.celery import event_loop, greenlets, homes, lifecycle, memory, records
 from cystore.celery.chords import Chords
 from cystore.celery.consumer import ResultConsumer
-from cystore.celery.elsewhere import Elsewhere
+from cystore.celery.elsewhere import Elsewhere, reader_of
 from cystore.celery.encoding import encode_meta
 from cystore.celery.expiry import Expiry
 from cystore.celery.kept import Kept
@@ -90,6 +90,8 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         self.chords = Chords(self)
         self.home = homes.setting(app)
         self.elsewhere = Elsewhere(self)
+        if self.location.reader:
+            reader_of(self)  # a URL that makes no sense is told now, not by the first look
         self._kept = Kept.of(conf)
         _backends.add(self)
         if self.location.path:
