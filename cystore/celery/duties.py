@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from cystore.celery.identity import store_id_of
 from cystore.celery.redis_urls import RedisAwayError, redis_location_of
 from cystore.clock import monotonic_s, now_ms
 from cystore.services.duties import Duties, DutyRun, Outcome
+from cystore.system.trouble import Trouble
 
 log = logging.getLogger("cystore.celery")
 
@@ -269,7 +271,7 @@ def run(app: Any, duty: Duty, *, fleet: bool = True) -> int | None:
                 if not held.progress(done):
                     outcome = Outcome.LOST
                     break
-            _failures.pop((store.path, duty.name), None)
+            _troubles[store.path, duty.name].over()
         except FencedError:
             outcome = Outcome.LOST
         except StoreClosedError:
@@ -342,14 +344,10 @@ def _since_s(store: MessageStore, duty: Duty) -> float:
     return since_ms / 1000 if since_ms >= 0 else float("inf")
 
 
-_failures: dict[tuple[object, str], str] = {}
+_troubles: defaultdict[tuple[object, str], Trouble] = defaultdict(Trouble)
 
 
 def _tell(store: MessageStore, duty: Duty, error: StoreError) -> None:
     """An error that lasts is told once: the tick comes again every second."""
-    known = _failures.get((store.path, duty.name))
-    _failures[store.path, duty.name] = str(error)
-    if known == str(error):
+    if not _troubles[store.path, duty.name].tell(log, logging.ERROR, error, f"{duty.name} failed"):
         log.debug("%s failed again: %s", duty.name, error)
-    else:
-        log.error("%s failed: %s", duty.name, error, exc_info=error)

@@ -14,6 +14,7 @@ from cystore.clock import monotonic_s
 from cystore.derived.dispatch import Dispatcher
 from cystore.engine.progress import Progress
 from cystore.errors import StoreClosedError, StoreError
+from cystore.system.trouble import Trouble
 
 log = logging.getLogger("cystore")
 
@@ -35,10 +36,10 @@ class BacklogKeeper:
             control.wrote,
             monotonic_s(),
         )  # all below `_mark` was appended by `_since_s`
-        self._reported = ""
+        self._trouble = Trouble()
 
     def run_once(self) -> Progress:
-        """One look; `more` is True while too much waits. Trouble of dispatch is logged when it begins and is not the caller's."""
+        """One look; `more` is True while too much waits. Trouble of dispatch is logged and is not the caller's."""
         control, now = self._control, monotonic_s()
         if control.dispatched >= self._mark:
             self._mark, self._since_s = control.wrote, now
@@ -58,19 +59,17 @@ class BacklogKeeper:
             self._dispatch(wait_ms=HELP_WAIT_MS)
 
     def _dispatch(self, wait_ms: int) -> int | None:
-        """Dispatches for one turn; how many bytes. None where it cannot go on, which is logged when it begins. A put, or the thread that
+        """Dispatches for one turn; how many bytes. None where it cannot go on, which is logged. A put, or the thread that
         makes room for puts, waits for it."""
         try:
             done = self._dispatcher.run_once(TURN_BYTES, timeout_ms=wait_ms, one_turn=True).done
         except StoreClosedError:
             raise
         except StoreError as error:
-            if str(error) != self._reported:
-                log.exception("dispatch cannot go on; it is tried again")
-                self._reported = str(error)
+            self._trouble.tell(log, logging.ERROR, error, "dispatch cannot go on; it is tried again")
             return None
         if done:
-            self._reported = ""
+            self._trouble.over()
         return done
 
 

@@ -40,6 +40,7 @@ from cystore.errors import (
 )
 from cystore.layout import CONSTANTS
 from cystore.result import GetResult, GetStatus
+from cystore.system.trouble import Trouble
 
 log = logging.getLogger("cystore")
 
@@ -84,6 +85,7 @@ class Reader:
         )
         self._windows: list[LogWindow] = []
         self._tail = TailReader()
+        self._trouble = Trouble()
         self._healer = QueueHealer(control, commit_log, queues)
         self._key_reader: KeyReader | None = None
         self._forgotten_below = 0
@@ -98,12 +100,11 @@ class Reader:
         """
         try:
             self._dispatcher.run_once(timeout_ms=HELP_WAIT_MS)
-        except (StoreFullError, StoreResourceError, StoreIOError, CorruptRecordError):
-            log.warning(
-                "%s: dispatch cannot go on; reading what is dispatched",
-                self._commit_log.files.directory,
-                exc_info=True,
-            )
+        except (StoreFullError, StoreResourceError, StoreIOError, CorruptRecordError) as error:
+            what = f"{self._commit_log.files.directory}: dispatch cannot go on; reading what is dispatched"
+            self._trouble.tell(log, logging.WARNING, error, what)
+        else:
+            self._trouble.over()
 
     def end_of(self, slot: int) -> int:
         """The queue offset behind the last message of a queue that `get` finds: a read-only handle finds those that are not dispatched."""

@@ -10,6 +10,7 @@ from cystore.clock import monotonic_s
 from cystore.engine.progress import Progress
 from cystore.errors import StoreClosedError, StoreError
 from cystore.system import os_threads
+from cystore.system.trouble import Trouble
 
 log = logging.getLogger("cystore")
 
@@ -22,10 +23,9 @@ class ServiceThread:
     """Calls `run_once` until `stop`: at once while there is more, else after a wait. The interval counts from the beginning of a turn to
     the beginning of the next one, so a slow disk does not make it longer. An interval that is asked for each time is waited for whole.
 
-    An error of the store is logged when it begins and when it is another one, and the service goes on: space may come back. It
-    ends by itself when the store is closed or collected. Any other error is logged, and the service goes on after a pause that doubles with
-    each in a row. `thread` and `flag` are made like those of `os_threads`, the default. It is appended to `among` before it starts, for
-    whoever stops it.
+    An error of the store is logged as `Trouble` says, and the service goes on: space may come back. It ends by itself when the store is
+    closed or collected. Any other error is logged, and the service goes on after a pause that doubles with each in a row. `thread` and
+    `flag` are made like those of `os_threads`, the default. It is appended to `among` before it starts, for whoever stops it.
     """
 
     def __init__(
@@ -53,20 +53,19 @@ class ServiceThread:
             raise
 
     def _run(self) -> None:
-        reported, pause_s = "", ERROR_INTERVAL_S
+        trouble, pause_s = Trouble(), ERROR_INTERVAL_S
         while not self._stopping.is_set():
             begun_s = monotonic_s()
             try:
                 progress = self._run_once()
-                reported, pause_s = "", ERROR_INTERVAL_S
+                pause_s = ERROR_INTERVAL_S
+                trouble.over()
                 if not progress.more:
                     self._wait(self._left_s(begun_s))
             except StoreClosedError:
                 return
             except StoreError as error:
-                if str(error) != reported:
-                    log.exception("%s", self._name)
-                    reported = str(error)
+                trouble.tell(log, logging.ERROR, error, self._name)
                 self._stopping.wait(ERROR_INTERVAL_S if callable(self._interval_s) else self._interval_s)
             except Exception:
                 log.exception("%s: begins again in %.0f s", self._name, pause_s)

@@ -258,6 +258,22 @@ def test_a_duty_that_fails_is_told_once_and_raises_nothing(app, store, caplog, m
     assert caplog.text.count("reput failed: ") == 1
 
 
+def test_a_duty_on_a_full_disk_is_told_in_one_line(app, store, caplog, monkeypatch):
+    """Whatever numbers the error has."""
+    turns = []
+
+    def refuse(*_, **__):
+        turns.append(len(turns))
+        raise cystore.StoreFullError(f"{len(turns)} bytes are free", path=store.path)
+
+    fill(store, 100_000)
+    monkeypatch.setattr("cystore.derived.dispatch.Dispatcher.run_once", refuse)
+    for _ in range(3):
+        assert reput(app) is None
+    told = [record for record in caplog.records if record.getMessage().startswith("reput failed: ")]
+    assert [record.exc_info for record in told] == [None]
+
+
 def test_a_damaged_record_does_not_fail_the_duty(app, store):
     """Dispatch steps over damage, lists it and goes on."""
     fill(store, 100_000)

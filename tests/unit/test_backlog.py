@@ -155,3 +155,27 @@ def test_damage_in_the_tail_does_not_hide_what_stands_before_it(tmp_path: Path):
         store.dispatch()
         assert store.get("T", 0, 0).status is GetStatus.FOUND
         assert read_all(reader, "T") == ["0", "1", "2", "4", "5"]
+
+
+def test_dispatch_on_a_full_disk_is_told_in_one_line(tmp_path, monkeypatch, caplog):
+    """Seen: each reader, and each put that needed room, logged a traceback every time."""
+    turns = []
+
+    def refuse(*_, **__):
+        turns.append(len(turns))
+        raise cystore.StoreFullError(f"{len(turns)} bytes are free")
+
+    with cystore.open(tmp_path / "store", services=()) as store:
+        store.put("T", b"body")
+        parts = store._attached()
+        monkeypatch.setattr("cystore.derived.dispatch.Dispatcher.run_once", refuse)
+        monkeypatch.setattr("cystore.derived.backlog.HELP_BYTES", 0)
+        keeper = BacklogKeeper(parts.control, parts.dispatcher)
+        for _ in range(3):
+            keeper.relieve()
+            assert list(store.query("T", "none")) == []
+        monkeypatch.undo()
+    assert len(turns) == 6
+    assert [record.exc_info for record in caplog.records] == [None, None]
+    assert caplog.messages[0] == "dispatch cannot go on; it is tried again: 1 bytes are free"
+    assert caplog.messages[1].endswith("reading what is dispatched: 2 bytes are free")

@@ -1,0 +1,42 @@
+"""What the log says of an error that comes again with every try."""
+
+from __future__ import annotations
+
+import logging
+
+from cystore.clock import monotonic_s
+from cystore.errors import StoreFullError, StoreResourceError
+
+AGAIN_S = 60.0
+EXPECTED = (StoreFullError, StoreResourceError)  # the host lacks something; no traceback says more
+
+
+class Trouble:
+    """Logs the errors of one piece of work that is tried again and again. The log may lie on the disk that is full.
+
+    A full disk, or too little memory, is one line. The next line of that class comes a minute later at the earliest, whatever numbers are
+    in it, and also when a try went well in between. Any other error is logged with its traceback when it begins, and when its text changes.
+    """
+
+    def __init__(self) -> None:
+        self._again_at: dict[type, float] = {}
+        self._reported = ""
+
+    def tell(self, log: logging.Logger, level: int, error: BaseException, what: str) -> bool:
+        """Logs that `what` met an error, unless it is known; whether it did."""
+        if isinstance(error, EXPECTED):
+            now, kind = monotonic_s(), type(error)
+            if now < self._again_at.get(kind, now):
+                return False
+            self._again_at[kind] = now + AGAIN_S
+            log.log(level, "%s: %s", what, error, stacklevel=2)
+            return True
+        if str(error) == self._reported:
+            return False
+        self._reported = str(error)
+        log.log(level, "%s: %s", what, error, exc_info=error, stacklevel=2)
+        return True
+
+    def over(self) -> None:
+        """A try went well: an error with a traceback is new again."""
+        self._reported = ""
