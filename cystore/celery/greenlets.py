@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 from kombu.utils.compat import detect_environment
 
+from cystore.system import native_log, os_threads
+
 Answer = TypeVar("Answer")
 
 
@@ -38,12 +40,14 @@ def off_the_hub(function: Callable[..., Answer], *args: Any, **kwargs: Any) -> A
     environment = detect_environment()
     if environment == "default":
         return function(*args, **kwargs)
+    native_log.relay()
     outcome: list[Answer] = []
     errors: list[BaseException] = []
 
     def call() -> None:  # both hubs print what comes out of their threads as an exception
         try:
-            outcome.append(function(*args, **kwargs))
+            with os_threads.as_native():
+                outcome.append(function(*args, **kwargs))
         except BaseException as error:  # noqa: BLE001 - raised below, in the greenlet that asked
             errors.append(error)
 

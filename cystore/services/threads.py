@@ -9,6 +9,7 @@ from typing import Any
 from cystore.clock import monotonic_s
 from cystore.engine.progress import Progress
 from cystore.errors import StoreClosedError, StoreError
+from cystore.system import native_log as native_log  # what its threads say goes through it
 from cystore.system import os_threads
 from cystore.system.trouble import Trouble
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import _thread
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.machinery import BuiltinImporter
 from importlib.util import module_from_spec
 from types import BuiltinFunctionType
@@ -37,6 +38,40 @@ native_id: Callable[[], int] = _native.get_native_id
 def patched() -> bool:
     """True where `threading` starts greenlets."""
     return not isinstance(_thread.start_new_thread, BuiltinFunctionType)
+
+
+def patched_by() -> str:
+    """ "gevent" or "eventlet", whose greenlets `threading` starts; "" where it starts threads."""
+    return _thread.start_new_thread.__module__.partition(".")[0] if patched() else ""
+
+
+_idents: set[int] = set()
+before_native: list[
+    Callable[[], None]
+] = []  # a greenlet calls them before a native thread begins to work for it
+
+
+@contextmanager
+def as_native() -> Iterator[None]:
+    """Says of the calling thread that no hub's greenlets run in it."""
+    ident = _native.get_ident()
+    known = ident in _idents
+    _idents.add(ident)
+    try:
+        yield
+    finally:
+        if not known:
+            _idents.discard(ident)
+
+
+def is_native() -> bool:
+    """True in a thread of the store, and in one of a hub's pool that works for the store."""
+    return _native.get_ident() in _idents
+
+
+def among_greenlets() -> bool:
+    """True in a native thread of a process whose other threads are greenlets: a lock of `threading` is not for it."""
+    return _native.get_ident() in _idents and patched()
 
 
 class Flag:
@@ -80,6 +115,8 @@ class Thread:
         self._ident = -1
         try:
             if patched():
+                for function in before_native:
+                    function()
                 start(self._run, ())
             elif threading.current_thread() is threading.main_thread():
                 # A handler's exception inside of Thread.start would leave a thread that waits for ever for a lock of `threading`.
@@ -117,7 +154,8 @@ class Thread:
         except IndexError:  # whoever started this thread was told that it was not
             return
         try:
-            target()
+            with as_native():
+                target()
         finally:
             del target  # what it refers to may close files when it goes: that is over before anybody is told
             self._done.set()

@@ -191,3 +191,64 @@ def services_and_locks(path: str, library: str) -> list:
 @LIBRARIES
 def test_the_store_keeps_to_threads_of_the_operating_system(tmp_path, library):
     assert fresh.run(services_and_locks, str(tmp_path / "store"), library) == [3, True, True]
+
+
+def native_threads_that_log(path: str, library: str) -> list:
+    """Two native threads log, and five greenlets do, through one handler whose lock is a greenlet's. Some of the store's loggers and
+    levels are asked for the first time by a native thread."""
+    from tests.isolated.green import patched
+
+    green = patched(library)
+
+    import logging
+
+    from cystore.celery import greenlets
+    from cystore.system import os_threads
+
+    logging.basicConfig(filename=path, level=logging.INFO, format="%(threadName)s %(funcName)s %(message)s")
+    log, ended = logging.getLogger("cystore"), []
+
+    def native() -> None:
+        for number in range(1_000):
+            log.warning("native %d", number)
+            log.debug("nobody reads it")
+        try:
+            raise ValueError("a native thread's")
+        except ValueError:
+            log.exception("it failed")
+        ended.append(1)
+
+    def said_in_the_hubs_pool() -> None:
+        for number in range(1_000):
+            logging.getLogger("cystore.celery").error("pool %d", number)
+
+    def said_by_a_greenlet() -> None:
+        for number in range(1_000):
+            log.warning("green %d", number)
+            green.sleep(0)
+
+    def lines() -> list:
+        with open(path) as file:
+            return file.read().splitlines()
+
+    os_threads.Thread(native, "native")
+    waiting = [green.spawn(said_by_a_greenlet) for _ in range(5)]
+    waiting.append(green.spawn(greenlets.off_the_hub, said_in_the_hubs_pool))
+    for greenlet in waiting:
+        greenlet.get() if library == "gevent" else greenlet.wait()
+    while not ended or not any("a native thread's" in line for line in lines()):
+        green.sleep(0.01)
+    told = lines()
+    counts = [sum(f"{who} {what} " in line for line in told) for who, what in
+              (("native", "native"), ("said_by_a_greenlet", "green"), ("said_in_the_hubs_pool", "pool"))]  # fmt: skip
+    tracebacks = sum(line.startswith("ValueError: a native") for line in told)
+    in_order = [line.rpartition(" ")[2] for line in told if " native native " in line]
+    return [counts, tracebacks, in_order == sorted(in_order, key=int), any("nobody" in line for line in told)]
+
+
+@LIBRARIES
+def test_native_threads_and_greenlets_log_through_one_handler(tmp_path, library):
+    """Seen: eventlet's hub stopped (`Cannot switch to a different thread`), gevent's found that it would block for ever, because the
+    handler's lock, a greenlet's, woke a greenlet in the native thread."""
+    got = fresh.run(native_threads_that_log, str(tmp_path / "log"), library)
+    assert got == [[1_000, 5_000, 1_000], 1, True, False]
