@@ -178,8 +178,8 @@ class Coordination:
         was_away, self._away = self._away, gone
         before, self._told = self._told, text
         if (
-            was_away and gone or text == before
-        ):  # how a server that is away cannot be reached changes with each try
+            was_away and gone
+        ) or text == before:  # how a server that is away cannot be reached changes with each try
             return
         log.log(
             _level(logging.WARNING if gone else logging.ERROR),
