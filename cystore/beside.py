@@ -168,6 +168,8 @@ class Beside:
                 begin = bases[0]
                 upkeep.raise_queue_minimum(slot, min(begin // ENTRY_BYTES, queue.max_offset))
                 upkeep.raise_queue_minimum(slot, queue.offset_at(minimum))
+            if not bases:  # the others removed the queue's files: no message that was dispatched is left
+                upkeep.raise_queue_minimum(slot, queue.max_offset)
         self._followed = minimum
 
     def _facts_changed(self, control: Control) -> bool:

