@@ -95,7 +95,7 @@ def test_duties_go_on_when_redis_was_killed_and_is_back_empty(folder):
             wait_until(lambda: is_dispatched(store), "dispatched without Redis")
             wait_for_dispatch(store)
             assert store.duties.highest_token("reput") > before
-            wait_until(lambda: "is away" in worker.log.read_text(), "the log says so")
+            wait_until(lambda: "is away: " in worker.log.read_text(), "the log says so")
             with redis_server(own=True) as again:
                 before = store.duties.highest_token("reput")
                 take_the_place(redis, again)
@@ -110,7 +110,7 @@ def test_duties_go_on_when_redis_was_killed_and_is_back_empty(folder):
                 fleet.stop()
         finally:
             fleet.stop()
-    assert log.count("is away") == log.count("is there again") == 1
+    assert log.count("is away: ") == log.count("is there again") == 1
     assert "Task cystore." not in log, "ticks that go well are no news"
     with cystore.open(folder / "store") as store:
         check_chain(store)
