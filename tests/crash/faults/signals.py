@@ -28,7 +28,7 @@ FREE_S = 10.0  # within which a lock that nobody uses is free
 
 # `storm` interrupts calls; a timer fires once, so nothing is interrupted behind the `try`.
 STORM = """
-import gc, random, signal
+import random, signal
 class Interrupted(BaseException):
     pass
 def interrupt(number, frame):
@@ -50,7 +50,6 @@ def storm(count, names, rng):
         name = rng.choice(names)
         met += once(name, 10 ** rng.uniform(-6, -2.5))
         w.revive()
-    gc.collect()  # a store that an interrupted call dropped leaves when it is collected
     return met
 """
 
@@ -99,14 +98,17 @@ def free(store: cystore.MessageStore) -> None:
             store.wait_log(store.wrote_position, 0.01)
 
 
-def alone(path: Path) -> cystore.MessageStore:
-    """The store, when nobody else has it: a store that an interrupted call dropped is left by a thread, which may take its time."""
+def alone(path: Path, workers: list[Child]) -> cystore.MessageStore:
+    """The store, when nobody else has it. A store that an interrupted call dropped is left when it is collected, by a thread that may
+    take its time; Python collects nothing for one thread while another one is collecting."""
     until = time.monotonic() + FREE_S
     while True:
         try:
             return cystore.open(path, **SETTINGS, exclusive=True)
         except StoreLockedError:
             assert time.monotonic() < until, "somebody keeps the store open"
+        for one in workers:
+            one.do("import gc; gc.collect()")
         with cystore.open(path, **SETTINGS) as observer:
             observer.wait_log(observer.wrote_position, 0.01)
 
@@ -116,7 +118,7 @@ def finish(path: Path, workers: list[Child], run: Run) -> None:
     acknowledged = [one for each in workers for one in each.do("w.told()")[0]]
     for one in workers:
         one.do("w.store.close()")
-    with alone(path) as store:
+    with alone(path, workers) as store:
         assert store.recovery is not None and not store.recovery.abnormal
         check_kept(store, acknowledged)
     for one in workers:
