@@ -152,13 +152,13 @@ def make_app(url):
         app.close()
 
 
-@shared_task(name="t5.pay")
+@shared_task(name="till.pay")
 def pay(*args, **kwargs):
     return None
 
 
 def sent(app, *args, **options):
-    return app.tasks["t5.pay"].apply_async(args, **options).id
+    return app.tasks["till.pay"].apply_async(args, **options).id
 
 
 @pytest.mark.parametrize("serializer", ["json", "pickle", "yaml"])
@@ -183,9 +183,9 @@ def test_tasks_that_cannot_be_sent_again(make_app, run, backend):
     """None is sent when one cannot be."""
     app = make_app()
     good = sent(app, 1)
-    backend.store.put_many([event_message(events.SENT, "old", "t5.pay", args="(1,)")])
+    backend.store.put_many([event_message(events.SENT, "old", "till.pay", args="(1,)")])
     damaged = {"message": {"headers": {}, "body": 7}}
-    backend.store.put_many([event_message(events.SENT, "damaged", "t5.pay", **damaged)])
+    backend.store.put_many([event_message(events.SENT, "damaged", "till.pay", **damaged)])
     end = backend.store.wrote_position
     done = run("rerun", good, "old", "damaged", "--yes", code=2, app=app)
     assert 'sent without cystore_lifecycle_payload = "message"' in done.stderr
@@ -211,7 +211,7 @@ def happened(app, task_id, *kinds):
         if kind in states.ALL_STATES:
             app.backend.store_result(task_id, ValueError("again") if kind == states.FAILURE else 1, kind)
         else:
-            app.backend.store.put_many([event_message(kind, task_id, "t5.pay")])
+            app.backend.store.put_many([event_message(kind, task_id, "till.pay")])
 
 
 DUPLICATES = {
@@ -281,7 +281,7 @@ def test_redaction_forbids_a_rerun(make_app, run):
     """Where it hides something in the arguments, or in a callback's."""
     app = make_app(cystore_lifecycle_redact=["card"])
     hidden = [sent(app, kwargs={"card": "4242"}), sent(app, {"deep": [{"card": "4242"}]})]
-    hidden.append(sent(app, 1, link=app.tasks["t5.pay"].s(card="4242")))
+    hidden.append(sent(app, 1, link=app.tasks["till.pay"].s(card="4242")))
     open_one = sent(app, 1)
     store = app.backend.store
     for task_id in hidden:
@@ -303,7 +303,7 @@ def test_redaction_by_a_function(make_app):
     app = make_app(cystore_lifecycle_redact=redact)
     store = app.backend.store
     whole, cut, broken = sent(app, 1), sent(app, 1, 2), sent(app, "raise")
-    linked = sent(app, 1, link=app.tasks["t5.pay"].s())
+    linked = sent(app, 1, link=app.tasks["till.pay"].s())
     assert "message" in message_of(store, whole)
     for task_id, reason in (
         (cut, "hides something"),
