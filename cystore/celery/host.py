@@ -52,11 +52,15 @@ ASK_AGAIN_S = 1.0  # for a lease that somebody else has
 
 class ForkGuard:
     """No fork of this process falls into a turn: the turn holds a lock that a fork takes first. A turn that takes longer than
-    `FORK_WAIT_S`, because a disk or a server does not answer, is not waited for."""
+    `FORK_WAIT_S`, because a disk or a server does not answer, is not waited for. Python keeps what it
+    calls at a fork for good, so a module makes one of these, once."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._waited = False
+        os.register_at_fork(
+            before=self.before_fork, after_in_parent=self.after_in_parent, after_in_child=self.after_in_child
+        )
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -79,11 +83,6 @@ class ForkGuard:
 
 
 TURN = ForkGuard()
-os.register_at_fork(
-    before=lambda: TURN.before_fork(),
-    after_in_parent=lambda: TURN.after_in_parent(),
-    after_in_child=lambda: TURN.after_in_child(),
-)
 
 
 class DutyHost(bootsteps.StartStopStep):

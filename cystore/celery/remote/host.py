@@ -7,7 +7,6 @@ are at, but not for their sleep: that is one system call, and holds nothing that
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from typing import Any
 
@@ -27,11 +26,6 @@ LOOK_S = 2.0  # after whether the process that answers is gone
 JOIN_S = 5.0
 
 TURN = ForkGuard()
-os.register_at_fork(
-    before=lambda: TURN.before_fork(),
-    after_in_parent=lambda: TURN.after_in_parent(),
-    after_in_child=lambda: TURN.after_in_child(),
-)
 
 
 class ReadHost(bootsteps.StartStopStep):
