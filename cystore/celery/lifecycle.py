@@ -11,7 +11,7 @@ Settings of the app, beside those of `celery`:
 |---|---|---|
 | `cystore_lifecycle` | `True` | keep the log |
 | `cystore_lifecycle_args_chars` | `1024` | how many characters are kept of the positional and of the keyword arguments; 0: none |
-| `cystore_lifecycle_traceback_chars` | `8192` | how many of a traceback |
+| `cystore_lifecycle_traceback_chars` | `8192` | how many characters are kept of a traceback |
 | `cystore_lifecycle_redact` | `()` | names of arguments whose values are not kept (nor by results), or a function (`kept.py`) |
 | `cystore_lifecycle_payload` | `None` | `"message"`: keep each message as it was sent, for `celery -A APP cystore rerun` (`payload.py`) |
 """
