@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# What is told of a row beside its speed.
+# Further figures of a row, beside its speed.
 BESIDE = {
     "p99_ms": "99th percentile, ms",
     "disk_mb_per_100k": "disk, MB for 100,000",
@@ -13,9 +13,10 @@ BESIDE = {
 
 HEAD = """# Benchmarks
 
-Made by `make bench` (`python -m benchmarks --document FILE` writes this page from the result file that a run names at its end). Every
-contestant of a case runs in a process of its own with an empty folder, in turn, {rounds} rounds; figures are medians, the last column is
-our speed divided by the row's, round by round, and of these the median. "spread" lies between the fastest and the slowest round.
+`make bench` makes this page: `python -m benchmarks --document FILE` writes it from the result file that a run names at its
+end. In each case every contestant runs in a process of its own with an empty folder. They take turns for {rounds} rounds.
+Figures are medians. The column "cystore / it" is the speed of cystore divided by the row's, round by round, and of these the
+median. "Spread" is the distance between the fastest and the slowest round.
 
 This page: {cpu}, {cores} cores, {memory_mib} MiB, Linux {release}, Python {python}, {file_system}. Compare ratios, not
 times: another machine has other times.

@@ -6,9 +6,11 @@ import json
 import os
 import platform
 import random
+import re
 import shutil
 import sys
 import tempfile
+import textwrap
 import time
 import traceback
 from collections import Counter
@@ -207,7 +209,7 @@ def document(results: list[dict[str, Any]]) -> str:
     head = HEAD.format(**results[-1]["machine"])
     lines = [
         head,
-        "| fault | how | faults made | wanted | result | of these on |",
+        "| fault | how | faults made | wanted | result | by day |",
         "|---|---|---|---|---|---|",
     ]
     looked = []
@@ -222,9 +224,16 @@ def document(results: list[dict[str, Any]]) -> str:
         if not row.not_run:
             seeds = ", ".join(f"`--seed {one.seed}`" for _, one in of_row)
             counted = ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in row.tally.items()) or "-"
-            looked.append(f"* **{row.name}** ({seeds}, {row.seconds:.0f} s): {counted}")
-    lines += ["", "What the runs looked at, and the seeds that repeat each:", "", *looked]
+            looked += wrapped(f"* **{row.name}** ({seeds}, {row.seconds:.0f} s): {counted}")
+    lines += ["", "Counts of each row, and the seeds that repeat it:", "", *looked]
     return "\n".join(lines) + "\n"
+
+
+def wrapped(item: str) -> list[str]:
+    """A list item in lines of at most 120 characters; a code span stays in one line."""
+    whole = re.sub(r"`[^`]*`", lambda span: span[0].replace(" ", "\0"), item)
+    lines = textwrap.wrap(whole, 118, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\0", " ") for line in lines]
 
 
 def _together(rows: list[Row]) -> Row:
@@ -245,15 +254,22 @@ def _together(rows: list[Row]) -> Row:
 
 HEAD = """# Reliability
 
-What was done to stores, and what came of it. Every case has writers whose acknowledged puts are recorded outside the store, the
-fault, a recovery, and a checker that reads everything back: no acknowledged put lost (under damage: the damaged record alone, and
-that one reported), no wrong byte served, no gap or repeat in a queue but reported holes, no hang, no signal. Each episode that
-leaves a store on the disk ends with the aftermath: `clean()`, `cystore rebuild`, `cystore verify`, open, everything read again, and
-one more put.
+This page lists the faults that were made on stores, and the results. In every case writers record their acknowledged
+puts outside the store. Then come the fault, a recovery, and a checker that reads everything back. The checker
+demands:
 
-`make crash` runs all rows and writes `build/crash.json`; `python -m tests.crash --document build/crash.json` writes this page from it;
-`python -m tests.crash FAULT --seed N --case M` repeats one case. `make test` runs a slice of every row.
+* no acknowledged put is lost (under damage: only the damaged record, and it is reported);
+* no wrong byte is returned;
+* no gap or repeat in a queue, except reported holes;
+* no hang, no signal.
 
-The runs were made on {cores} cores, Linux {kernel}, Python {python}. Runs of one row are added up. The last column says how many
-were made on which day: the code was another one on each. "not run" is what the machine could not do.
+If a case leaves a store on the disk, it ends with `clean()`, `cystore rebuild`, `cystore verify`, an open, a read of
+everything, and one more put.
+
+`make crash` runs all rows and writes `build/crash.json`. `python -m tests.crash --document build/crash.json` writes
+this page from it. `python -m tests.crash FAULT --seed N --case M` repeats one case. `make test` runs a part of every
+row.
+
+The runs were made on {cores} cores, Linux {kernel}, Python {python}. Runs of one row are added up. The last column
+counts the faults of each day: the code was different on each. "not run" means that the machine cannot make the fault.
 """
