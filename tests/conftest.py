@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import random
@@ -95,6 +96,12 @@ def _sample(items: list[pytest.Item]) -> None:
         for item in those:
             if item not in chosen:
                 item.add_marker("slow")
+
+
+def pytest_collection_finish() -> None:
+    """What the collection made lives until the end. The garbage collector need not look at it in each of its rounds."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
