@@ -1,7 +1,8 @@
 """`python -m benchmarks.idle_worker [--seconds N] [--starts N]`: what a worker with a store costs while it has nothing to do.
 
 Three workers of two pool processes, on a Redis each, stand beside each other. The results of one go to Redis; one has a store; one has a
-store whose duties are installed, and beat. They are left alone for a while. Counted over all processes of each worker: processor time, how
+store whose duties are installed, and beat. Each runs some tasks, so that every process has what it needs for them. Then they are left
+alone for a while. Counted over all processes of each worker: processor time, how
 often a thread was woken, and the commands of its Redis (those inside of scripts too). Then each is started some times, in turn: the time
 from the command to "ready".
 """
@@ -22,6 +23,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from celery import Celery
 from redis import Redis as Client
 
 from benchmarks.celery_fleet import BACKEND_VARIABLE, BROKER_VARIABLE, DUTIES_VARIABLE, LIFECYCLE_VARIABLE
@@ -30,6 +32,7 @@ from tools.processes import ends_with_us
 from tools.redis_server import Redis, redis_server
 
 ROOT = Path(__file__).resolve().parent.parent
+TASKS = 100  # before the measurement
 SETTLE_S = 45.0  # after the start: a checkpoint, and whatever else is done once
 READY = " ready."
 KINDS = ("redis", "store", "duties")
@@ -84,6 +87,12 @@ class Worker:
                 )
             )
 
+    def run_tasks(self) -> None:
+        """Has every pool process run some."""
+        with Celery(broker=self._environment[BROKER_VARIABLE], set_as_current=False) as app:
+            for number in range(TASKS):
+                app.send_task("benchmarks.celery_fleet.add", (number, 1))
+
     def cost(self) -> Cost:
         """Of the worker; beat only counts among the commands."""
         main = self._processes[0].pid
@@ -121,6 +130,7 @@ def idle(root: Path, seconds: float, settle_s: float) -> dict[str, dict[str, flo
         for kind in KINDS:
             redis = stack.enter_context(redis_server(own=True))
             workers[kind] = stack.enter_context(working(kind, redis, root / kind))
+            workers[kind].run_tasks()
         time.sleep(settle_s)
         before, begun = {kind: worker.cost() for kind, worker in workers.items()}, time.perf_counter()
         time.sleep(seconds)

@@ -28,6 +28,7 @@ from cystore.errors import StoreMovedError
 from cystore.recovery import RecoveredState
 from cystore.services.clean import Cleaner
 from cystore.services.delivered import DeliveryProgress
+from cystore.services.idle import Sleepers
 from cystore.services.schedule import Scheduler
 from cystore.system import folders
 from cystore.system.ground import View
@@ -61,6 +62,7 @@ class Attachment:
     appender: Appender | None
     locks: StoreLocks | None
     recovered: RecoveredState | None
+    sleepers: Sleepers
     ground: View | None = None  # of a view of files, in memory of its own: says when it has come to its end
 
     def let_cleaned_go(self) -> None:
@@ -82,6 +84,11 @@ class Attachment:
             if self.appender is not None:
                 self.appender.forget_segment()  # the next put asks for it, and is refused
             raise
+
+    def look_while_quiet(self) -> None:
+        """What a service thread does now and then while nothing is appended."""
+        self.look_around()
+        self.clock.look()
 
     def turn(self, run_once: Callable[[], Progress]) -> Callable[[], Progress]:
         """A service's `run_once` that looks around first."""

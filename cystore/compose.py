@@ -36,6 +36,7 @@ from cystore.engine.store_settings import Policy
 from cystore.services.carry import Carrier
 from cystore.services.clean import Cleaner
 from cystore.services.delivered import DeliveryProgress
+from cystore.services.idle import Sleepers
 from cystore.services.schedule import Scheduler
 from cystore.services.waiting import WaitingQueues
 from cystore.system import host
@@ -140,5 +141,5 @@ def compose(
     return Attachment(
         root, config, mode, control, manifest, checkpoint, clock, commit_log, queues, index, dispatcher, flusher,
         derived_flusher, allocator, delivered, scheduler, cleaner, remover, reader,
-        backlog, appender, locks, None,
+        backlog, appender, locks, None, Sleepers(control),
     )  # fmt: skip

@@ -450,6 +450,12 @@ class MessageStore(StoreUpkeep):
                 return False
             control.wait_append(seen, max(1, int(left_s * 1000)))
 
+    def ring_at_append(self, ring: Callable[[], None]) -> bool:
+        """Has `ring` called once, by a thread of this store, with the next append of any process; now and then earlier. False where no
+        thread of this handle sleeps until an append: something was appended a moment ago, or it runs no services. Then look again
+        after a while. Register first, then look, then sleep: no append can be missed."""
+        return self._attached().sleepers.ring(ring, watches=False)
+
     def key_seen(self, key: str) -> int:
         """A number that changes when somebody calls `wake_key` for a key. For `wait_key`: read it first, then look, then wait."""
         return self._attached().control.key_seq(_hash(key))

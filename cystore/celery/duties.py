@@ -35,6 +35,7 @@ STEP_BYTES = 4 << 20  # of log dispatched in one step, some 15 ms
 STEP_MESSAGES = 1_000  # delivered in one step
 EXPIRES_PERIODS = 0.8  # a tick that nobody took expires before the next one comes
 IDLE_S = 300.0  # so often a duty is done without need, where the need decides: what nobody thought of is late, and not lost
+QUIET_S = 5.0  # so often the needs are looked at while nothing is appended; a due time or an append comes in between
 SCRUB_ROUND_MS = 3_600_000  # a small store is not verified all the time
 
 
@@ -326,6 +327,15 @@ def needed_here(store: MessageStore, periods: int = 1, idle_s: float = IDLE_S) -
         if since_s >= duty.period_s * periods and (since_s >= idle_s or _is_needed(store, duty)):
             found.append(duty.name)
     return found
+
+
+def quiet_s(store: MessageStore, least_s: float) -> float:
+    """How long nobody needs to look after a store, if nothing is appended: until a delayed message is due or the period of a duty is
+    over, at least `least_s`. Raises StoreError."""
+    due_in_ms = store.maintenance.due_in_ms
+    due = [QUIET_S] if due_in_ms is None else [QUIET_S, due_in_ms / 1000]
+    periods = (duty.period_s - _since_s(store, duty) for duty in NEEDED if duty is not DELIVER_DELAYED)
+    return max(min(*due, *(left_s for left_s in periods if left_s > 0), QUIET_S), least_s)
 
 
 def _is_needed(store: MessageStore, duty: Duty) -> bool:

@@ -3,7 +3,8 @@
 It removes what expired, ends chords, and delivers delayed messages (`duties.NEEDED`). A lease in the store's control block picks one
 worker of the store at a time. Where the app installed the duties as tasks (`cystore.celery.tasks`), the main process does all of them, with
 leases in Redis: those that ticks ask for, and those that the store needs. It also says in Redis that it lives. It looks once a second, in
-shared memory; while the store needs nothing it asks Redis nothing.
+shared memory; while nothing is appended it sleeps until something is due, `duties.QUIET_S` at most. While the store needs nothing it asks
+Redis nothing.
 
 A thread does it (a greenlet, where those are threads). It starts after the last fork of the boot steps, beat's included. A later fork,
 of a pool process that is replaced, waits for the end of the thread's turn. Otherwise the child would inherit the lock of an import that
@@ -96,6 +97,7 @@ class DutyHost(bootsteps.StartStopStep):
         super().__init__(parent, **options)
         self._threads: list[ServiceThread] = []
         self._loop: ReputLoop | None = None
+        self._keeper: Keeper | None = None
 
     @staticmethod
     def take_part(worker: Any) -> None:
@@ -125,14 +127,18 @@ class DutyHost(bootsteps.StartStopStep):
         hosts_reput = bool(parent.app.conf.get("cystore_host_reput"))
         roles = ("worker", "reput") if hosts_reput else ("worker",)
         events = DutyEvents(parent) if parent.app.conf.get(EVENTS_SETTING) else None
-        keeper = Keeper(parent.app, store, parent.hostname, roles, ticks=takes_ticks(), events=events)
+        keeper = self._keeper = Keeper(
+            parent.app, store, parent.hostname, roles, ticks=takes_ticks(), events=events
+        )
         log.info("%s", keeper.introduction())
         if takes_ticks():
             ticks.take(parent, keeper.ask)
         "".encode("idna")  # what a connection imports, in the thread that forks
         # It asks Redis and sends the bodies of chords: with the worker's own connections, so in the worker's own hub.
         self._threads = [
-            ServiceThread("duties", keeper.turn, LOOK_S, thread=greenlets.Thread, flag=threading.Event)
+            ServiceThread(
+                "duties", keeper.turn, LOOK_S, keeper.wait, thread=greenlets.Thread, flag=threading.Event
+            )
         ]
         if hosts_reput:
             if detect_environment() == "default":
@@ -152,9 +158,11 @@ class DutyHost(bootsteps.StartStopStep):
         """Ends the threads; a duty that is at work ends its step."""
         for thread in self._threads:
             thread.stop()
+        if self._keeper is not None:
+            self._keeper.wake()
         for thread in self._threads:
             thread.join(JOIN_S)
-        self._threads = []
+        self._threads, self._keeper = [], None
         if self._loop is not None:
             self._loop.release()
             self._loop = None
@@ -191,6 +199,8 @@ class Keeper:
         self._began, self._next_beat, self._next_prune = monotonic_s(), 0.0, 0.0
         self._asked: dict[str, str] = {}  # task ids by task name; single operations, so threads need no lock
         self._log = MinuteLog(store.path)
+        self._woken, self._pause_s = threading.Event(), LOOK_S
+        self._listens = False  # the store's next append wakes this one
 
     def introduction(self) -> str:
         """Who cleans, and when somebody did last, for the worker's log."""
@@ -209,11 +219,36 @@ class Keeper:
     def ask(self, task: str, task_id: str) -> None:
         """A tick came. Any number of one kind count once."""
         self._asked[task] = task_id
+        if self._listens:
+            self._woken.set()
 
     def turn(self) -> Progress:
         """One look, which no fork falls into."""
         with TURN:
-            return self.run_once()
+            quiet = self._is_quiet()
+            progress = self.run_once()
+            self._pause_s = duties.quiet_s(self._store, LOOK_S) if quiet else LOOK_S
+            return progress
+
+    def wait(self, timeout_s: float) -> None:
+        """A second; in a quiet time until something is appended, a tick comes, or something is due."""
+        self._woken.wait(max(self._pause_s, timeout_s))
+        self._woken.clear()
+
+    def wake(self) -> None:
+        """Ends a wait: the thread is to end."""
+        self._woken.set()
+
+    def _is_quiet(self) -> bool:
+        """Whether the next append wakes this thread. Asked before the look, so that none is missed. Greenlets are not woken by threads."""
+        if not self._listens and not greenlets.in_use():
+            self._listens = True
+            self._listens = self._store.ring_at_append(self._ring)
+        return self._listens
+
+    def _ring(self) -> None:
+        self._listens = False
+        self._woken.set()
 
     def run_once(self) -> Progress:
         """One look."""

@@ -1,9 +1,10 @@
 """A worker whose store is away takes no tasks: it could not store what they return.
 
 A store is away when its directory was moved, deleted or replaced, or when a sync failed (the store is read-only until every process has
-closed it). The worker's event loop looks once a second, and before each task. When the store is away the worker stops consuming, and gives
-the tasks that it has not begun back to the broker. Then it ends (`cystore_store_away = "exit"`, the default), or waits until the store is
-back (`"wait"`). Tasks that run meanwhile end. One that is acknowledged late goes back to the broker too: `back_to_the_broker`.
+closed it). The worker's event loop looks at its turns, once a second, and before each task. A loop that sleeps looks every `SLEEP_S`. When
+the store is away the worker stops consuming, and gives the tasks that it has not begun back to the broker. Then it ends
+(`cystore_store_away = "exit"`, the default), or waits until the store is back (`"wait"`). Tasks that run meanwhile end. One that is
+acknowledged late goes back to the broker too: `back_to_the_broker`.
 
 A full disk is like that, too. There the worker always waits: it takes tasks again when there is space.
 """
@@ -14,6 +15,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from celery import bootsteps
@@ -24,12 +26,14 @@ from cystore import StoreClosedError, StoreError, StoreFullError
 from cystore.celery.pools import tell_what_was_raised
 from cystore.celery.processes import in_pool
 from cystore.celery.stores import opened_at
+from cystore.clock import monotonic_s
 
 log = logging.getLogger("cystore.celery")
 
 SETTING = "cystore_store_away"
 EXIT, WAIT = "exit", "wait"
 LOOK_S = 1.0
+SLEEP_S = 5.0  # a loop turns every one or two seconds: for its broker, its heartbeat
 EXIT_CODE = os.EX_IOERR
 HANDOVER_EXIT_CODE = os.EX_TEMPFAIL
 
@@ -136,17 +140,27 @@ class StoreWatch(bootsteps.StartStopStep):
         self._away = self._leaves = self._full = False
         self._timer: Any = None
         self._before: Any = None
+        self._hub: Any = None
+        self._tick: Any = None
+        self._looked_s = 0.0
 
     def start(self, parent: Any) -> None:
         """Each time that the worker is connected to its broker."""
         tell_what_was_raised(parent.pool)
         self._before = self._before_task(parent)
         parent.on_task_message.add(self._before)
-        self._timer = parent.timer.call_repeatedly(LOOK_S, parent.call_soon, (self._look, parent))
+        self._hub, self._looked_s = parent.hub, monotonic_s()
+        if self._hub is not None:  # a timer of its own would wake an idle worker every second
+            self._tick = partial(self._look_at_tick, parent)
+            self._hub.on_tick.add(self._tick)
+        each_s = LOOK_S if self._hub is None else SLEEP_S
+        self._timer = parent.timer.call_repeatedly(each_s, parent.call_soon, (self._look, parent))
 
     def stop(self, parent: Any) -> None:
         """Before each new connection, and at the end."""
         parent.on_task_message.discard(self._before)
+        if self._hub is not None:
+            self._hub.on_tick.discard(self._tick)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -158,6 +172,13 @@ class StoreWatch(bootsteps.StartStopStep):
                 _give_back([request])
 
         return look
+
+    def _look_at_tick(self, consumer: Any) -> None:
+        """At each turn of the loop, and so often enough to be cheap."""
+        now_s = monotonic_s()
+        if now_s - self._looked_s >= LOOK_S:
+            self._looked_s = now_s
+            consumer.call_soon(self._look, consumer)
 
     def _look(self, consumer: Any) -> None:
         if self._leaves:

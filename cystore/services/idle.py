@@ -1,7 +1,8 @@
 """How a service thread waits: for its interval while there is something to do, and for an append when there has been nothing for a while.
 
 A hundred attached processes that do nothing then hardly wake up, and the first append after a quiet time wakes them. While appends go on
-nobody sleeps on them: a wake-up costs the append a system call.
+nobody sleeps on them: a wake-up costs the append a system call. Of the threads of one process one sleeps on the store's word, and rings
+for the others.
 """
 
 from __future__ import annotations
@@ -13,22 +14,73 @@ from cystore.clock import monotonic_s
 from cystore.system import os_threads
 
 QUIET_S = 1.0  # without an append, before a thread sleeps until the next one
-SLEEP_MS = 2000
+SLEEP_MS = 5000  # of the thread that watches: it looks around so often, for an append whose process was killed before it woke anybody
+RING_S = 60.0  # the longest sleep of a thread that another one rings for
 LOOK_S = 0.05  # how often a thread looks whether its work is due before the interval is over
+
+
+class Sleepers:
+    """The threads of one attachment that sleep until the next append. The first one watches the store's word. The others are rung by it:
+    whatever it was woken by, it rings for all before it does anything else."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._lock = os_threads.Lock()
+        self._watched = False  # under the lock: somebody watches, and will ring
+        self._rings: list[Callable[[], None]] = []  # under the lock
+
+    def sleep(self, seen: int, stopping: os_threads.Flag, look_around: Callable[[], None]) -> None:
+        """Until `append_seq` is not `seen` any more. It may return early. Whoever watches calls `look_around` now and then, and raises
+        what that raises."""
+        bell = os_threads.Lock()
+        bell.acquire()
+        if self.ring(bell.release):
+            if self._control.append_seq == seen:  # else it was rung for before it had a bell
+                bell.acquire(timeout=RING_S)
+            return
+        try:
+            self._watch(seen, stopping, look_around)
+        finally:
+            with self._lock:
+                self._watched, rings, self._rings = False, self._rings, []
+            for ring in rings:
+                ring()
+
+    def ring(self, ring: Callable[[], None], *, watches: bool = True) -> bool:
+        """Has `ring` called with the next append, once, by the thread that watches. False where none does: then the caller has to, if it
+        `watches`, and its `ring` is not kept."""
+        with self._lock:
+            if self._watched:
+                self._rings.append(ring)
+                return True
+            self._watched = watches
+            return False
+
+    def _watch(self, seen: int, stopping: os_threads.Flag, look_around: Callable[[], None]) -> None:
+        control = self._control
+        wrote = control.wrote
+        while not stopping.is_set():
+            control.wait_append(seen, SLEEP_MS)
+            if control.append_seq != seen or control.wrote != wrote:
+                break
+            look_around()
 
 
 class QuietWait:
     """Waits for one service thread. `idle()` says that the service has nothing left to do; `stopping` ends the thread. `due()` says that
-    it cannot wait for the end of its interval."""
+    it cannot wait for the end of its interval. In a quiet time it sleeps among `sleepers`."""
 
     def __init__(
         self,
         control: Control,
+        sleepers: Sleepers,
+        look_around: Callable[[], None],
         idle: Callable[[], bool],
         stopping: os_threads.Flag,
         due: Callable[[], bool] | None = None,
     ) -> None:
         self._control, self._idle, self._stopping, self._due = control, idle, stopping, due
+        self._sleepers, self._look_around = sleepers, look_around
         self._seen, self._since_s = control.append_seq, monotonic_s()
 
     def __call__(self, interval_s: float) -> None:
@@ -39,7 +91,7 @@ class QuietWait:
         if now_s - self._since_s < QUIET_S:
             self._nap(interval_s)
         elif not self._stopping.is_set():  # whoever stops the thread changes the word after that
-            self._control.wait_append(seen, SLEEP_MS)
+            self._sleepers.sleep(seen, self._stopping, self._look_around)
 
     def _nap(self, interval_s: float) -> None:
         """Sleeps for an interval, or until the work is due."""
@@ -55,11 +107,18 @@ class QuietWait:
 class AppendWait:
     """Waits for the thread that dispatches: until the next append in any process."""
 
-    def __init__(self, control: Control, stopping: os_threads.Flag) -> None:
+    def __init__(
+        self,
+        control: Control,
+        sleepers: Sleepers,
+        look_around: Callable[[], None],
+        stopping: os_threads.Flag,
+    ) -> None:
         self._control, self._stopping = control, stopping
+        self._sleepers, self._look_around = sleepers, look_around
 
     def __call__(self, interval_s: float) -> None:
         """Returns with the next append, at once while something is not dispatched, or after a while. It may return early."""
         seen = self._control.append_seq
         if self._control.dispatched >= self._control.wrote and not self._stopping.is_set():
-            self._control.wait_append(seen, SLEEP_MS)
+            self._sleepers.sleep(seen, self._stopping, self._look_around)

@@ -12,12 +12,14 @@ from cystore.services.scrub import SECTION, progress_of
 @dataclass(frozen=True, slots=True)
 class Maintenance:
     """What waits. Bytes are those of the log: not dispatched, not durable, and dispatched but not in a durable index. `delayed`: a delayed
-    message is due. `clean`: a clean has something to do (see `Cleaner.is_due`). `scrub`: a round goes on."""
+    message is due. `due_in_ms`: how long until the next one is, None where none waits. `clean`: a clean has something to do (see
+    `Cleaner.is_due`). `scrub`: a round goes on."""
 
     dispatch_bytes: int
     flush_bytes: int
     checkpoint_bytes: int
     delayed: bool
+    due_in_ms: int | None
     clean: bool
     scrub: bool
 
@@ -27,12 +29,14 @@ def maintenance_of(parts: Attachment) -> Maintenance:
     control = parts.control
     wrote, dispatched = control.wrote, control.dispatched
     due_ms = parts.scheduler.next_due_ms()
+    due_in_ms = None if due_ms is None else max(due_ms - clock.now_ms(control), 0)
     scrub = progress_of(parts.manifest.snapshot().sections.get(SECTION))
     return Maintenance(
         dispatch_bytes=max(wrote - dispatched, 0),
         flush_bytes=max(wrote - control.flushed, 0),
         checkpoint_bytes=max(dispatched - control.index_flushed, 0),
-        delayed=due_ms is not None and due_ms <= clock.now_ms(control),
+        delayed=due_in_ms == 0,
+        due_in_ms=due_in_ms,
         clean=parts.cleaner.is_due(),
         scrub=bool(scrub.began_ms and not scrub.ended_ms),
     )

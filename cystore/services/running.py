@@ -56,7 +56,8 @@ def start_service(name: str, parts: Attachment, config: StoreConfig, threads: li
             ServiceThread(name, parts.turn(parts.cleaner.run_once), CLEAN_INTERVAL_S, among=threads)
         case _:
             stopping = os_threads.Flag()
-            run_once, wait = parts.turn(parts.dispatcher.run_once), AppendWait(control, stopping)
+            run_once = parts.turn(parts.dispatcher.run_once)
+            wait = AppendWait(control, parts.sleepers, parts.look_while_quiet, stopping)
             ServiceThread(name, run_once, WAIT_SLICE_S, wait, flag=lambda: stopping, among=threads)
 
 
@@ -72,5 +73,5 @@ def _start_quiet(
     """Starts a service that sleeps until the next append when there is nothing to do. It comes back before the interval is over when its
     work is `due`."""
     stopping = os_threads.Flag()
-    wait = QuietWait(parts.control, idle, stopping, due)
+    wait = QuietWait(parts.control, parts.sleepers, parts.look_while_quiet, idle, stopping, due)
     ServiceThread(name, run_once, interval_s, wait, flag=lambda: stopping, among=threads)

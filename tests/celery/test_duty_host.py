@@ -9,13 +9,14 @@ from types import SimpleNamespace
 import pytest
 from celery import Celery
 
-from cystore.celery import tasks  # a worker that takes the ticks
-from cystore.celery.duties import ALL, IDLE_S, REPUT, run
+from cystore.celery import greenlets, tasks  # a worker that takes the ticks
+from cystore.celery.duties import ALL, IDLE_S, QUIET_S, REPUT, run
 from cystore.celery.duty_news import TELL_S
-from cystore.celery.host import DutyHost, Keeper, ReputLoop
+from cystore.celery.host import LOOK_S, DutyHost, Keeper, ReputLoop
 from cystore.celery.identity import store_id_of
 from cystore.layout import DUTIES, DUTY_WORDS
 from cystore.services.duties import Outcome
+from tests.celery.conftest import wait_until
 
 
 @pytest.fixture
@@ -156,3 +157,38 @@ def test_the_hosted_loop_dispatches_under_one_lease_and_yields_to_a_newer_one(ap
     assert loop.run_once().done > 0
     loop.release()
     assert run(app, REPUT) == 0
+
+
+def asleep(host: Keeper) -> None:
+    """Returns when the next append wakes the thread of the duties."""
+
+    def is_asleep() -> bool:
+        host.turn()
+        return host._pause_s > LOOK_S
+
+    wait_until(is_asleep, "nobody appends, and the store's threads sleep")
+
+
+def test_an_idle_host_sleeps_until_an_append_a_tick_or_a_due_time(app):
+    """Seen: a look a second in each idle worker."""
+    store, host = app.backend.store, keeper(app, 1000.0)
+    for event in (lambda: store.put("T", b"x"), lambda: host.ask(tasks.FAN_OUT, "id"), host.wake):
+        asleep(host)
+        assert host._pause_s <= QUIET_S
+        event()
+        wait_until(host._woken.is_set, "the thread is woken")
+        host.wait(0.0)
+        assert not host._woken.is_set()
+    store.put("T", b"x", delay_level=2)  # after 5 s
+    asleep(host)
+    due_in_ms = store.maintenance.due_in_ms
+    assert due_in_ms is not None and LOOK_S <= host._pause_s <= max(due_in_ms / 1000 + 0.1, LOOK_S)
+
+
+def test_among_greenlets_and_without_services_a_host_looks_every_second(app, monkeypatch):
+    host = keeper(app, 1000.0)
+    asleep(host)
+    monkeypatch.setattr(greenlets, "in_use", lambda: True)
+    host = keeper(app, 1000.0)
+    host.turn()
+    assert host._pause_s == LOOK_S

@@ -13,8 +13,8 @@ from cystore.derived import consume_queue
 from cystore.derived.consume_queue import ConsumeQueue
 from cystore.engine import flush
 from cystore.engine.checkpoint import Checkpoint, read_checkpoint
-from cystore.errors import StoreTimeoutError, SyncFailedError
-from cystore.services.idle import LOOK_S, SLEEP_MS, AppendWait, QuietWait
+from cystore.errors import StoreMovedError, StoreTimeoutError, SyncFailedError
+from cystore.services.idle import LOOK_S, SLEEP_MS, AppendWait, QuietWait, Sleepers
 from cystore.system.file_system import FileSystem, tells_errors
 from tests.process import Process
 from tests.small import SETTINGS, open_small
@@ -173,6 +173,10 @@ class Watched:
 
     def wait_append(self, seen, timeout_ms):
         self.waits.append(("append", seen, timeout_ms))
+        self.wrote += 1  # somebody appends
+
+    def quiet_wait(self, idle, due=None):
+        return QuietWait(self, Sleepers(self), lambda: None, idle, self, due)
 
     def wait(self, interval_s):
         self.waits.append(("interval", interval_s))
@@ -188,7 +192,7 @@ def test_a_service_without_work_sleeps_until_the_next_append(monkeypatch):
     now, idle = [0.0], [True]
     monkeypatch.setattr(module, "monotonic_s", lambda: now[0])
     watched = Watched()
-    wait = QuietWait(watched, lambda: idle[0], watched)
+    wait = watched.quiet_wait(lambda: idle[0])
     wait(0.02)
     now[0] = 1.0
     wait(0.02)
@@ -234,7 +238,7 @@ def test_a_service_looks_whether_its_work_is_due(monkeypatch):
         now[0] += interval_s
 
     watched.wait = wait
-    quiet = QuietWait(watched, lambda: False, watched, lambda: due.pop(0))
+    quiet = watched.quiet_wait(lambda: False, lambda: due.pop(0))
     quiet(0.5)
     assert watched.waits == [LOOK_S] * 3
     due[:] = [False] * 3
@@ -246,7 +250,7 @@ def test_an_idle_thread_that_dispatches_sleeps_until_the_next_append():
     """Seen: four wake-ups a second in each idle process that runs the service "reput"."""
     watched = Watched()
     watched.dispatched = watched.wrote = 10
-    wait = AppendWait(watched, watched)
+    wait = AppendWait(watched, Sleepers(watched), lambda: None, watched)
     wait(0.25)
     assert watched.waits == [("append", 7, SLEEP_MS)]
     watched.wrote = 20  # not dispatched yet
@@ -254,3 +258,68 @@ def test_an_idle_thread_that_dispatches_sleeps_until_the_next_append():
     watched.wrote, watched.stopped = 10, True
     wait(0.25)
     assert len(watched.waits) == 1
+
+
+def threads_asleep(store):
+    """How many threads of a store sleep until an append: whoever watches, and those it rings for."""
+    sleepers = store._attached().sleepers
+    return sleepers._watched + len(sleepers._rings)
+
+
+def test_one_thread_of_an_idle_process_sleeps_on_the_store_and_rings_for_the_others(tmp_path, monkeypatch):
+    """Seen: three wake-ups every two seconds in each process of an idle worker."""
+    from cystore.services import idle as module
+
+    monkeypatch.setattr(module, "QUIET_S", 0.0)
+    rung = threading.Event()
+    services = ("flush", "allocate", "reput")
+    with open_small(tmp_path / "s", **{**QUICK, "services": services}) as store:
+        sleepers = store._attached().sleepers
+        for number in range(3):
+            end = store.put("T", b"1")
+            for _ in range(3000):
+                if threads_asleep(store) == 4:
+                    break
+                threading.Event().wait(0.01)
+            assert sleepers._watched and len(sleepers._rings) == 3  # "flush" has two threads
+            assert store.wrote_position == end.physical_offset + end.size_bytes
+            assert store.ring_at_append(rung.set)
+            assert not rung.is_set()
+            store.put("T", b"2")
+            assert rung.wait(30), number
+            rung.clear()
+
+
+def test_nobody_rings_where_no_thread_sleeps(tmp_path):
+    with cystore.open(tmp_path / "s", services=()) as store:
+        assert not store.ring_at_append(lambda: None)
+        assert not store.ring_at_append(lambda: None)
+
+
+def test_whoever_watches_looks_around_and_rings_when_that_fails():
+    """A store that was moved: each thread is to find out."""
+    watched, rung = Watched(), []
+    watched.wait_append = lambda seen, timeout_ms: None
+    sleepers = Sleepers(watched)
+
+    def look_around():
+        assert sleepers.ring(lambda: rung.append(1))
+        raise StoreMovedError("moved")
+
+    for _ in range(2):
+        with pytest.raises(StoreMovedError):
+            sleepers.sleep(watched.append_seq, watched, look_around)
+    assert rung == [1, 1]
+
+
+def test_an_append_that_comes_before_the_bell_is_not_slept_through():
+    watched = Watched()
+    sleepers = Sleepers(watched)
+    assert not sleepers.ring(lambda: None)  # somebody watches from now on
+    sleepers.sleep(watched.append_seq - 1, watched, lambda: None)
+
+
+def test_an_append_of_a_process_that_was_killed_before_it_woke_anybody_is_found():
+    watched = Watched()
+    Sleepers(watched).sleep(watched.append_seq, watched, lambda: None)  # `wrote` moves, `append_seq` does not
+    assert watched.waits == [("append", 7, SLEEP_MS)]
