@@ -30,6 +30,9 @@ LIMITED_STEP_BYTES = 1024 * 1024
 FIRST_PAGES_BYTES = 64 * 1024  # faulted in by a put; the next one that comes to their end doubles that
 MOST_PAGES_BYTES = 1024 * 1024  # some 0.5 ms; a whole segment's worth took a put 10 ms of processor time
 KEPT_WRITABLE_BYTES = 1024 * 1024  # ahead of the appends, looked after in each turn; some 20 µs
+FILES_AHEAD_BYTES = (
+    64 * 1024 * 1024
+)  # the disk takes up to 0.3 s to make a name durable: that much is appended meanwhile
 LOOK_MS, LOOKS = 2, 500  # a put that waits for the lock looks so often whether there is room by now
 HEADROOM_BYTES = 64 * 1024  # beside the control block: the tables in config/, first steps of consume queues
 
@@ -58,7 +61,7 @@ class Allocator:
         self._control, self._commit_log, self._reserve = control, commit_log, reserve
         self._ahead_bytes = config.allocate_ahead_bytes
         self._populate_bytes = config.populate_ahead_bytes
-        self._kept_writable = -1
+        self._kept_writable = (-1, -1)  # (wrote position, number of the last flush)
         self._populated = 0  # of this process's mappings: log position up to which pages are faulted in
         self._at_hand = 0  # what `fault_in` gave last
         self._pages_bytes = FIRST_PAGES_BYTES
@@ -111,7 +114,9 @@ class Allocator:
             return
         self.keep_headroom()
         try:
-            self._allocate_up_to(max(needed, self._target(self._control.wrote + LIMITED_STEP_BYTES)))
+            # No file is made that this append does not need: the name of each has to become durable first.
+            step = min(self._target(self._control.wrote + LIMITED_STEP_BYTES), self._end_of_files(needed))
+            self._allocate_up_to(max(needed, step))
         except StoreFullError:
             self._allocate_up_to(needed)  # the disk has no room for a whole step: take what this append needs
 
@@ -121,6 +126,15 @@ class Allocator:
         successor_end = self._commit_log.files.base_of(wrote) + 2 * file_bytes
         end = min(wrote + self._ahead_bytes, successor_end)
         return end if self._limit is None else min(end, max(self._limit(), least))
+
+    def _end_of_files(self, least: int = 0) -> int:
+        """The end of the newest file of the log, or of the one that the byte in front of `least` will be in."""
+        log, ready = self._commit_log.files, self._control.ready_base
+        named = (
+            ready + 1 if ready % log.file_bytes else ready + log.file_bytes
+        )  # somebody makes the one behind `ready`
+        position = max(self._control.allocated, least)
+        return max(named, -(-position // log.file_bytes) * log.file_bytes)
 
     def _allocate_up_to(self, end: int) -> None:
         """`_reserve_up_to`; a disk that fails is written to no more."""
@@ -147,21 +161,33 @@ class Allocator:
             self._control.allocated = at
             failpoint("allocate.published")
 
-    def make_successor(self) -> None:
-        """Makes the file behind the one that is written to, although no room may be made in it yet: a put that came to its end waited for
-        the disk to make the name durable. No lock is held meanwhile. One process does it; where that one dies a put does it."""
+    def make_successors(self) -> None:
+        """Makes the files that appends come to next, at most two (RocketMQ makes two as well, and its load expects no more), although no
+        room may be made in them yet: a put that came to the end of a file waited for the disk to make the next name durable. No lock is
+        held meanwhile. One process makes a file; where that one dies a put does it."""
         log, control = self._commit_log.files, self._control
-        base = log.base_of(control.wrote) + log.file_bytes
-        if base - control.wrote > log.file_bytes // 2 or control.ready_base >= base - 1:
-            return
-        with control.held_if_free("housekeeping") as turn:
-            if not turn.held or control.ready_base >= base - 1:
-                return
-            control.ready_base = base - 1  # somebody is at it
-        with writes_end_when_it_fails(control, log.directory):
-            log.create(base, 0)
-        if control.ready_base == base - 1:
-            control.ready_base = base
+        file_bytes = log.file_bytes
+        ahead = max(file_bytes // 2, min(file_bytes * 3 // 2, FILES_AHEAD_BYTES))
+        last, base = log.base_of(control.wrote + ahead), self._end_of_files()
+        while base <= last:
+            before = control.ready_base
+            with control.held_if_free("housekeeping") as turn:
+                if not turn.held or control.ready_base >= base - 1:
+                    return
+                control.ready_base = base - 1  # somebody is at it
+            self._make_file(base, before)
+            base += file_bytes
+
+    def _make_file(self, base: int, before: int) -> None:
+        """One file that this process said it would make."""
+        control, made = self._control, False
+        try:
+            with writes_end_when_it_fails(control, self._commit_log.files.directory):
+                self._commit_log.files.create(base, 0)
+            made = True
+        finally:
+            if control.ready_base == base - 1:
+                control.ready_base = base if made else before
 
     def more_queues(self) -> None:
         """Reserves memory for more queue slots in the control block. Raises StoreFullError at max_queues."""
@@ -190,24 +216,35 @@ class Allocator:
         if control.put_count == 0:
             return Progress(0)
         before = control.allocated
-        if before - control.wrote < self._ahead_bytes // 2 and before < self._target():
-            with control.held_if_free("housekeeping") as turn:
-                if not turn.held:
-                    return Progress(0)  # somebody else is at it
-                self.keep_headroom()
-                self._allocate_up_to(max(self._target(), control.allocated))
-        self.make_successor()
+        if not self._go_ahead():
+            return Progress(0)  # somebody else is at it
         populated = self.populate_ahead()
         self._keep_writable()
+        self.make_successors()
+        self._go_ahead()
         return Progress(control.allocated - before + populated)
+
+    def _go_ahead(self) -> bool:
+        """Reserves the next step where half of the last is used, in files that are there. False when another one has the lock."""
+        control = self._control
+        end = min(self._target(), self._end_of_files())
+        if control.allocated - control.wrote >= self._ahead_bytes // 2 or control.allocated >= end:
+            return True
+        with control.held_if_free("housekeeping") as turn:
+            if not turn.held:
+                return False
+            self.keep_headroom()
+            self._allocate_up_to(max(min(self._target(), self._end_of_files()), control.allocated))
+        return True
 
     def _keep_writable(self) -> None:
         """Faults the pages that the next appends of this process go to in again: the kernel write-protects what it has written to the
         disk, and the next append would wait in a page fault for the file system, with the lock held."""
         wrote = self._control.wrote
-        if wrote == self._kept_writable or wrote >= self._populated:
+        state = wrote, self._control.flush_seq
+        if state == self._kept_writable or wrote >= self._populated:
             return
-        self._kept_writable = wrote
+        self._kept_writable = state
         segment = self._commit_log.files.get(self._commit_log.files.base_of(wrote))
         if segment is not None and segment.writable:
             with files.translated(segment.path):

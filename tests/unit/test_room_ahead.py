@@ -92,7 +92,7 @@ def test_the_next_file_is_made_before_a_put_needs_it(tmp_path, monkeypatch):
         allocator.limit_ahead(lambda: 0)
         store.put("T", body_for(HALF))
         allocator.run_once()
-        assert log_files(store) == [0, FILE_BYTES]
+        assert log_files(store) == [0, FILE_BYTES, 2 * FILE_BYTES]
         made, synced = [], []
         create_sized, sync_directory = files.create_sized, files.sync_directory
         with monkeypatch.context() as watched:
