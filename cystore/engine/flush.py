@@ -39,6 +39,7 @@ WAIT_SLICE_MS = 100
 CHECKPOINT_INTERVAL_MS = 1000
 URGENT_BYTES = 16 * 1024 * 1024  # of log that are not durable: the disk works on so much for some 0.1 s
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+PAGE_LOOKS, PAGE_LOOK_MS = 5, 2  # a flush that nobody waits for looks so often whether the last page is full
 RECORD_SIZE_MIN = CONSTANTS["RECORD_SIZE_MIN"][0]
 BORN_HOST_V6 = CONSTANTS["SYS_FLAG_BORN_HOST_V6"][0]
 SYS_FLAG_AT, BORN_HOST_AT = 36, 48
@@ -90,9 +91,12 @@ class Flusher:
 
     # ------------------------------------------------------------------------------------------ commit log
 
-    def flush_to(self, position: int, timeout_ms: int | None = None) -> None:
+    def flush_to(
+        self, position: int, timeout_ms: int | None = None, *, appended: tuple[int, int] | None = None
+    ) -> None:
         """Returns when everything below `position` is durable. Raises FlushFailedError, or StoreTimeoutError after
-        sync_flush_timeout_ms: the bytes are in the log then, but may not be durable yet."""
+        sync_flush_timeout_ms: the bytes are in the log then, but may not be durable yet. A leader flushes all that is appended by then, or
+        what `appended` says (`_appended`)."""
         control = self._control
         limit_ms = self._config.sync_flush_timeout_ms if timeout_ms is None else timeout_ms
         until = monotonic_s() + limit_ms / 1000
@@ -107,7 +111,7 @@ class Flusher:
                     if turn.held:
                         self._watermarks.clear()
                     if leads:
-                        self._lead()
+                        self._lead(appended or self._appended())
             finally:
                 if leads:
                     control.wake_flush()
@@ -162,11 +166,11 @@ class Flusher:
                 self._vanished(log.path(base))
             yield segment
 
-    def _lead(self) -> None:
-        """Under the flush lock: syncs what is appended by now, then publishes the flushed position. A signal handler may lead once more
-        inside of this, and get further: positions only move forward."""
+    def _lead(self, appended: tuple[int, int]) -> None:
+        """Under the flush lock: syncs what is appended (end, last record), then publishes the flushed position. A signal handler may lead
+        once more inside of this, and get further: positions only move forward."""
         control, begun_ms = self._control, _now_ms()
-        begin, (target, last_record) = control.flushed, self._appended()
+        begin, (target, last_record) = control.flushed, appended
         if target <= begin:
             return
         failpoint("flush.leading")
@@ -316,6 +320,17 @@ class Flusher:
         control = self._control
         return not control.flags & SYNC_FAILED and control.wrote - control.flushed >= URGENT_BYTES
 
+    def _flush_pages(self) -> None:
+        """Flushes what is appended by now. Where appends go on it waits until they have left the last page of that: a page that is synced
+        is write-protected, and the next append to it would meet a page fault with the append lock held."""
+        control, appended = self._control, self._appended()
+        page_end = -(-appended[0] // PAGE_BYTES) * PAGE_BYTES
+        for _ in range(PAGE_LOOKS):
+            if control.wrote >= page_end:
+                break
+            control.wait_flush(control.flush_seq, PAGE_LOOK_MS)
+        self.flush_to(appended[0], appended=appended)
+
     def run_once(self) -> Progress:
         """One look: flushes the log when enough pages are dirty, or when enough time has passed; then the checkpoint, once a second.
         What another process did lately is not done again."""
@@ -328,7 +343,7 @@ class Flusher:
         enough = config.flush_commit_log_least_pages * PAGE_BYTES
         old = _now_ms() - self._upkeep.flushed_ms >= config.flush_commit_log_thorough_interval_ms
         if dirty >= max(enough, 1) or (dirty and old):
-            self.flush_to(control.wrote)
+            self._flush_pages()
         behind = self._upkeep.checkpointed < control.flushed
         if behind and _now_ms() - self._upkeep.checkpointed_ms >= CHECKPOINT_INTERVAL_MS:
             self.sync_checkpoint()

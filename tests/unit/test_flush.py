@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
 import threading
 
 import pytest
@@ -17,6 +18,7 @@ from cystore.errors import FlushFailedError, NotDurableError, StoreTimeoutError,
 from tests.process import Failed, Process, processes
 from tests.small import LOG_BYTES, SETTINGS, body_for, open_small
 
+PAGE = os.sysconf("SC_PAGESIZE")
 OPEN = "import cystore; store = cystore.open(path, **settings); parts = store._parts"
 
 
@@ -465,6 +467,39 @@ def test_service_flushes_when_enough_pages_are_dirty_or_enough_time_is_over(tmp_
         now[0] += 10.0
         flusher.run_once()
         assert flushed(store) == store.stats()["wrote"]
+
+
+class GoingOn:
+    """A control block whose store is put to while somebody waits for the next flush."""
+
+    def __init__(self, control, put) -> None:
+        self._control, self._put = control, put
+
+    def __getattr__(self, name):
+        return getattr(self._control, name)
+
+    def wait_flush(self, seen: int, timeout_ms: int) -> None:
+        self._put()
+
+
+def test_service_syncs_no_page_that_appends_are_still_in(tmp_path, monkeypatch):
+    """Seen: the flush write-protected the page of the log's end, and each next append met a page fault with the append lock held."""
+    with open_small(tmp_path / "s", flush_commit_log_least_pages=0) as store:
+        log, flusher = Log(store, monkeypatch), store._parts.flusher
+        first = store.put("T", body_for(1000))
+        flusher._control = GoingOn(flusher._control, lambda: store.put("T", body_for(1500)))
+        flusher.run_once()
+        assert store.wrote_position > PAGE
+        assert log.synced == [(0, first.size_bytes)]
+        assert flushed(store) == first.size_bytes
+        assert read_checkpoint(store.path).watermark == first.size_bytes
+
+
+def test_service_flushes_the_last_page_where_nobody_appends(tmp_path):
+    with open_small(tmp_path / "s", flush_commit_log_least_pages=0) as store:
+        store.put("T", body_for(1000))
+        store._parts.flusher.run_once()
+        assert flushed(store) == store.wrote_position
 
 
 def test_service_flushes_queues_index_and_checkpoint_once_a_second(tmp_path, monkeypatch):
