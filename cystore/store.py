@@ -386,8 +386,8 @@ class MessageStore(StoreUpkeep):
         return self._attached().reader.offset_by_time(topic, queue_id, timestamp_ms)
 
     def scan(self, begin: int | None = None, end: int | None = None) -> Iterator[Message]:
-        """Messages in physical order, from the record at `begin` to before `end`; reported holes are stepped over. Raises
-        OffsetError, CorruptRecordError."""
+        """Messages in physical order, from the record at `begin` to before `end`; reported holes are stepped over. What is cleaned
+        meanwhile is left out and told in the log. Raises OffsetError where `begin` is below the log's minimum, CorruptRecordError."""
         return scan(self._attached, begin, end)
 
     def wait(self, topic: str, queue_id: int, queue_offset: int, timeout_s: float | None = None) -> bool:

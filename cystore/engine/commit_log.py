@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from cystore.errors import CorruptRecordError, OffsetError
 from cystore.layout import RECORD_MAGIC_BLANK
 from cystore.system import files
 from cystore.system.folders import check_place
+
+log = logging.getLogger("cystore")
 
 DIRECTORY = "commitlog"
 MARKER = "CYSTORE"
@@ -168,14 +171,16 @@ class CommitLog:
             int.from_bytes(segment.read(physical_offset - segment.base + 4, 4), "big") == RECORD_MAGIC_BLANK
         )
 
-    def scan(self, begin: int | None = None, end: int | None = None) -> Iterator[Message]:
+    def scan(
+        self, begin: int | None = None, end: int | None = None, *, over_cleaned: bool = False
+    ) -> Iterator[Message]:
         """Records in physical order from `begin` (a record's beginning; default: the minimum) to before `end` (default: the
-        wrote position when the scan began). Damage that is not a reported hole raises CorruptRecordError."""
-        return self._scan(
-            None if begin is None else check_offset(begin), None if end is None else check_offset(end)
-        )
+        wrote position when the scan began). Damage that is not a reported hole raises CorruptRecordError; segments that are cleaned
+        meanwhile raise OffsetError; with `over_cleaned` the scan goes on behind them, but not where `begin` itself is gone."""
+        first, last = (None if at is None else check_offset(at) for at in (begin, end))
+        return self._scan(first, last, over_cleaned=over_cleaned)
 
-    def _scan(self, begin: int | None, end: int | None) -> Iterator[Message]:
+    def _scan(self, begin: int | None, end: int | None, *, over_cleaned: bool) -> Iterator[Message]:
         at = self.control.min_physical_offset if begin is None else begin
         until = self.control.wrote if end is None else min(end, self.control.wrote)
         while at < until:
@@ -193,6 +198,13 @@ class CommitLog:
                 if self.damage.covering(at) is None:
                     raise
                 continue
+            except OffsetError:
+                minimum = self.control.min_physical_offset
+                if not over_cleaned or at >= minimum or at == begin:
+                    raise
+                tell_cleaned(self, at, minimum)
+                at = minimum
+                continue
             for message in messages:
                 if message.physical_offset >= until:
                     return
@@ -205,6 +217,11 @@ class CommitLog:
         if not marker.exists():
             # Which takes it away again where it may not be durable.
             files.create_sized(self._root, marker, 0, 0)
+
+
+def tell_cleaned(commit_log: CommitLog, begin: int, end: int) -> None:
+    """Says that a scan goes on behind what was cleaned meanwhile."""
+    log.warning("%s: cleaned while it was read: [%d, %d)", commit_log.files.directory, begin, end)
 
 
 def check_offset(physical_offset: object) -> int:

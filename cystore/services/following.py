@@ -7,7 +7,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from cystore._native.message import Message
 from cystore.attach import Attachment
-from cystore.engine.commit_log import check_offset
+from cystore.engine.commit_log import check_offset, tell_cleaned
 from cystore.errors import StoreError
 
 # Methods of a store that look at it once. `scan`, `wait` and `wait_log` look again by themselves.
@@ -60,10 +60,10 @@ def follow(store: Any, attached: Callable[[], Attachment]) -> None:
 
 
 def scan(attached: Callable[[], Attachment], begin: int | None, end: int | None) -> Iterator[Message]:
-    """`CommitLog.scan` of the newest parts; of a private view one that follows."""
+    """`CommitLog.scan` of the newest parts, over what is cleaned meanwhile; of a private view one that follows."""
     parts = attached()
     if parts.ground is None:
-        return parts.commit_log.scan(begin, end)
+        return parts.commit_log.scan(begin, end, over_cleaned=True)
     first, last = (None if at is None else check_offset(at) for at in (begin, end))
     return _followed_scan(attached, first, last)
 
@@ -72,14 +72,18 @@ def _followed_scan(
     attached: Callable[[], Attachment], begin: int | None, end: int | None
 ) -> Iterator[Message]:
     """`CommitLog.scan` that goes on with the newest parts where the old ones fail. What stands below the end does not change, but for
-    the cleaner, which an OffsetError tells of."""
+    the cleaner."""
     control = attached().control
     at = control.min_physical_offset if begin is None else begin
     until = control.wrote if end is None else min(end, control.wrote)
     while True:
         parts = attached()
+        minimum = parts.control.min_physical_offset
+        if at < minimum and at != begin:
+            tell_cleaned(parts.commit_log, at, minimum)
+            at = minimum
         try:
-            for message in parts.commit_log.scan(at, until):
+            for message in parts.commit_log.scan(at, until, over_cleaned=True):
                 at = (message.physical_offset or 0) + (message.size_bytes or 0)
                 yield message
         except StoreError:

@@ -456,3 +456,24 @@ def test_the_age_of_a_segment_that_another_cleaner_removes_meanwhile_is_unknown(
         assert ages.first_ms(second) is not None
         parts.control.min_physical_offset = 2 * second  # the other one has published it, and unlinks next
         assert ages.first_ms(second) is None
+
+
+@pytest.mark.parametrize("begin", [None, 0])
+def test_a_scan_goes_on_behind_what_is_cleaned_meanwhile(tmp_path, caplog, begin):
+    """Seen: OffsetError, from each scan beside a cleaner that was faster."""
+    with open_small(tmp_path / "s", file_reserved_time_h=0) as store:
+        fill(store, 400)
+        placed = [m.physical_offset for m in store.scan()]
+        scan = store.scan(begin)
+        first = next(scan)
+        store.dispatch()
+        store.flush()
+        assert store.clean().segments > 3
+        minimum = store.stats()["min_physical_offset"]
+        rest = [m.physical_offset for m in scan]
+        assert [at for at in rest if at >= minimum] == [at for at in placed if at >= minimum]
+        assert len(rest) < len(placed) - 1
+        assert "cleaned while it was read" in caplog.text
+        assert first.physical_offset == 0
+        with pytest.raises(cystore.OffsetError, match="below the log's minimum"):
+            next(store.scan(0))
