@@ -20,16 +20,17 @@ from cystore._native.control import Control
 from cystore._native.exact import any_text, text, whole
 from cystore._native.key_reader import KeyReader, QueryResult, find_many, find_messages
 from cystore._native.mapping import MappedFile
-from cystore._native.message import Message, message_at
+from cystore._native.message import Message
 from cystore._native.queue import BatchLimits, TagFilter
 from cystore._native.window import LogWindow
 from cystore.config import StoreConfig
-from cystore.derived.consume_queue import ENTRY_BYTES, ConsumeQueue, ConsumeQueues
+from cystore.derived.by_time import TimeSearch
+from cystore.derived.consume_queue import ENTRY_BYTES, ConsumeQueues
 from cystore.derived.dispatch import Dispatcher
 from cystore.derived.heal import QueueHealer, is_queue_damage
 from cystore.derived.index import IndexFiles
 from cystore.derived.many_keys import add_newer, distinct
-from cystore.derived.tail import At, TailReader
+from cystore.derived.tail import TailReader
 from cystore.engine.commit_log import CommitLog
 from cystore.errors import (
     CorruptRecordError,
@@ -87,6 +88,7 @@ class Reader:
         self._tail = TailReader()
         self._trouble = Trouble()
         self._healer = QueueHealer(control, commit_log, queues)
+        self._by_time = TimeSearch(control, commit_log, queues, self._tail, self._healer)
         self._key_reader: KeyReader | None = None
         self._forgotten_below = 0
         self._read_only = control.read_only
@@ -477,82 +479,7 @@ class Reader:
         state = self._state(name, queue_id)
         if state is None:
             return 0
-        slot, minimum, maximum, following, log_minimum, wrote = state
-        queue = self._queues.get(slot)
-        low, high = minimum, maximum
-        # The first message that is not before the time is at or behind `low`, and before `high` if there is one.
-        while low < high:
-            middle = (low + high) // 2
-            at = self._next(queue, middle, high)
-            if at is None:
-                high = middle
-            elif (time := self._timestamp(queue, at)) is None or time < timestamp_ms:
-                low = at + 1
-            else:
-                high = middle
-        if low < maximum or maximum == following or not self._control.read_only:
-            return self._nearer(queue, minimum, low, maximum, timestamp_ms)
-        # All that is dispatched is earlier: a read-only handle looks at what is not.
-        earlier, later = self._tail.around(
-            self._commit_log.window(),
-            (log_minimum, wrote, dispatched),
-            (name, queue_id),
-            maximum,
-            timestamp_ms,
-            self._stored_ms,
-        )
-        if earlier is None and (at := self._previous(queue, minimum, maximum)) is not None:
-            ms = self._timestamp(queue, at)
-            earlier = None if ms is None else At(at, ms)
-        if later is None:
-            return minimum if earlier is None else earlier.queue_offset
-        if earlier is None or later.ms - timestamp_ms < timestamp_ms - earlier.ms or later.ms == timestamp_ms:
-            return later.queue_offset
-        return earlier.queue_offset
-
-    def _next(self, queue: ConsumeQueue, begin: int, end: int) -> int | None:
-        """The first offset of [begin, end) that has a message outside of the log's holes."""
-        while (at := queue.next_message(begin, end)) is not None and self._in_hole(queue, at):
-            begin = at + 1
-        return at
-
-    def _previous(self, queue: ConsumeQueue, begin: int, end: int) -> int | None:
-        """The last offset of [begin, end) that has a message outside of the log's holes."""
-        while (at := queue.previous_message(begin, end)) is not None and self._in_hole(queue, at):
-            end = at
-        return at
-
-    def _in_hole(self, queue: ConsumeQueue, queue_offset: int) -> bool:
-        holes = self._commit_log.holes
-        entry = queue.entry(queue_offset) if holes else None
-        return entry is not None and holes.covering(entry.physical_offset) is not None
-
-    def _nearer(self, queue: ConsumeQueue, minimum: int, split: int, maximum: int, timestamp_ms: int) -> int:
-        """Of the last message before `split` and the first one from there on, the one nearer in time."""
-        later, earlier = self._next(queue, split, maximum), self._previous(queue, minimum, split)
-        later_ms = None if later is None else self._timestamp(queue, later)
-        earlier_ms = None if earlier is None else self._timestamp(queue, earlier)
-        if later is not None and later_ms is not None:
-            if earlier is None or earlier_ms is None or later_ms == timestamp_ms:
-                return later
-            return later if later_ms - timestamp_ms < timestamp_ms - earlier_ms else earlier
-        return minimum if earlier is None or earlier_ms is None else earlier
-
-    def _timestamp(self, queue: ConsumeQueue, queue_offset: int) -> int | None:
-        """Store timestamp of a message, None when its record was removed meanwhile."""
-        entry = queue.entry(queue_offset)
-        return None if entry is None else self._stored_ms(entry.physical_offset, entry.size_bytes)
-
-    def _stored_ms(self, physical_offset: int, size_bytes: int) -> int | None:
-        """Store timestamp of a record, None when it was removed meanwhile."""
-        try:
-            segment = self._commit_log.segment_for(physical_offset)
-        except OffsetError:
-            if physical_offset < self._control.min_physical_offset:
-                return None
-            raise
-        at = physical_offset - segment.base
-        return message_at(segment, at, min(size_bytes, segment.length - at)).store_timestamp_ms
+        return self._by_time.offset(name, state, dispatched, timestamp_ms)
 
 
 def _wanted(expression: str) -> TagFilter | None:

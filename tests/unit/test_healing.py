@@ -125,3 +125,23 @@ def test_zeros_are_damage_also_where_the_log_was_cleaned(tmp_path, monkeypatch):
             b"%d" % n for n in range(10)
         ]
         assert store.stats()["healed_entries"] >= 10
+
+
+@pytest.mark.parametrize("what", ["first", "last", "all", "zeros", "shortened"])
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_search_by_time_is_right_before_anybody_has_read_the_queue(tmp_path, what, read_only):
+    """Seen: it gave the queue's first offset until a `get` had made the entries again."""
+    with open_store(tmp_path) as store:
+        times: list[int] = []
+        for n in range(COUNT):
+            if n % 30 == 0:
+                while times and clock.now_ms() <= times[-1]:
+                    pass
+            times.append(store.put("T", b"%d" % n).store_timestamp_ms)
+        store.dispatch()
+        with cystore.open(tmp_path, services=(), read_only=read_only) as other:
+            harm(tmp_path, what)
+            for offset in (0, 30, 119, 120, COUNT - 1):
+                assert other.offset_by_time("T", 0, times[offset]) == times.index(times[offset])
+            assert times[other.offset_by_time("T", 0, times[-1] + 10_000)] == times[-1]
+        assert bodies(store, "T") == [b"%d" % n for n in range(COUNT)]
