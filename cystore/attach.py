@@ -190,6 +190,7 @@ def _first(
     except BaseException:
         attachment.control.detach()
         raise
+    attachment.index.recovered = True
     return attachment
 
 
@@ -355,7 +356,9 @@ def _join(
     if mode is Mode.WRITE:
         enter_settings(manifest, config, new=False)
     config = effective(config, manifest.snapshot())
-    return compose(root, config, mode, control, locks, revive, manifest)
+    attachment = compose(root, config, mode, control, locks, revive, manifest)
+    attachment.index.recovered = True
+    return attachment
 
 
 def _attach_reader(

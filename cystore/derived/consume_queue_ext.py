@@ -50,6 +50,7 @@ class ConsumeQueueExt:
             mode,
             mappings=mappings,
             max_mapped=2,
+            odd_files="remove",
         )
 
     def get(self, address: int) -> ExtUnit | None:

@@ -24,10 +24,11 @@ from cystore._native.upkeep import Upkeep
 from cystore.config import StoreConfig
 from cystore.engine.mappings import Mappings
 from cystore.engine.segments import Mode
-from cystore.errors import StoreFormatError, StoreIOError, StoreResourceError
+from cystore.errors import StoreError, StoreFormatError, StoreIOError, StoreResourceError
 from cystore.layout import CONSTANTS, DISK_STRUCTS
 from cystore.system import files, os_threads, unreadable
 from cystore.system.folders import check_place
+from cystore.system.lengths import has_length, mend_length
 
 log = logging.getLogger("cystore")
 
@@ -164,6 +165,8 @@ class IndexFiles:
         self._imagined: dict[int, MappedFile] = {}  # PRIVATE: files that exist in memory only
         self._mappings = mappings or Mappings.of(config)
         self._number = Mappings.number()
+        # Recovery has seen to all files: one of another length was changed since.
+        self.recovered = False
 
     # -------------------------------------------------------------------------------------- files
 
@@ -267,6 +270,12 @@ class IndexFiles:
             shape = self._shape(path, path.stat(follow_symlinks=False).st_size)
         except FileNotFoundError:
             return None
+        except StoreFormatError:
+            if not self.recovered:
+                raise
+            shape = self._slots, self._capacity
+            if not self._mends(path, file_length(*shape)):
+                return None
         except OSError as error:
             with files.translated(path):
                 raise error
@@ -290,6 +299,11 @@ class IndexFiles:
             except StoreResourceError:
                 if not self._mappings.make_room():
                     raise
+            except StoreError:
+                if not self.recovered or has_length(path, length):
+                    raise
+                if not self._mends(path, length):
+                    return None
         if self._mode is Mode.WRITE and not file.sealed:
             try:
                 self._fill_holes(path, mapped, file)
@@ -298,6 +312,15 @@ class IndexFiles:
                     return None  # a cleaner removed it after it was mapped
                 raise
         return mapped
+
+    def _mends(self, path: Path, length: int) -> bool:
+        """Gives a file that a hand made shorter or longer its length again: queries find what is left. A process that may not write does
+        without the file."""
+        if self._mode is not Mode.WRITE:
+            return False
+        mend_length(path, length)
+        Upkeep(self._control).index_files_changed()  # readers do without it no longer
+        return True
 
     @staticmethod
     def _fill_holes(path: Path, mapped: MappedFile, file: IndexFile) -> None:

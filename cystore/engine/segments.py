@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import logging
-import os
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from cystore._native.mapping import MappedFile
 from cystore.engine.mappings import Mappings
 from cystore.errors import StoreError, StoreFormatError, StoreResourceError
 from cystore.system import files, os_threads
+from cystore.system.lengths import has_length, mend_length
 
 log = logging.getLogger("cystore")
 
@@ -228,23 +228,11 @@ class MappedFileQueue:
                 if not self._mappings.make_room():
                     raise
             except StoreError:
-                if self._odd_length == "refuse" or not self._is_odd(path):
+                if self._odd_length == "refuse" or has_length(path, self.file_bytes):
                     raise
                 if self._odd_length == "skip":
                     return None
-                self._mend_length(path)
-
-    def _is_odd(self, path: Path) -> bool:
-        with files.opened(path) as fd:
-            return files.length_of(fd, path) != self.file_bytes
-
-    def _mend_length(self, path: Path) -> None:
-        """Gives a file its length and space again. Whoever has it mapped may go on: each page has a place in the file then."""
-        log.error("%s: a file of another length gets its %d bytes again", path, self.file_bytes)
-        files.extend(path, self.file_bytes)
-        files.shorten(path, self.file_bytes)
-        with files.opened(path, os.O_RDWR) as fd:
-            files.allocate(fd, 0, self.file_bytes, path)
+                mend_length(path, self.file_bytes)
 
     def _needed(self, file: MappedFile) -> bool:
         """Whether a mapping must stay: what was written to private memory is nowhere else."""

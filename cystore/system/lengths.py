@@ -1,0 +1,27 @@
+"""Files that a hand made shorter or longer while processes have them open."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from cystore.system import files
+
+log = logging.getLogger("cystore")
+
+
+def has_length(path: Path, length: int) -> bool:
+    """Whether a file is so long. Raises StoreIOError."""
+    with files.opened(path) as fd:
+        return files.length_of(fd, path) == length
+
+
+def mend_length(path: Path, length: int) -> None:
+    """Gives a file its length and space again. A process that has it mapped may go on: each page has a place in the file then. Raises
+    StoreIOError and StoreFullError."""
+    log.error("%s: a file of another length gets its %d bytes again", path, length)
+    files.extend(path, length)
+    files.shorten(path, length)
+    with files.opened(path, os.O_RDWR) as fd:
+        files.allocate(fd, 0, length, path)
