@@ -24,17 +24,26 @@ def main(arguments: list[str]) -> int:
         return scale.main(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "cases", nargs="*", metavar="CASE", help="only these, or all that begin so; default: every one"
+        "cases",
+        nargs="*",
+        metavar="CASE",
+        help="run only these cases, or all whose names begin so (default: all)",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="a tenth of the sizes, 2 rounds: shows that all runs, no figures"
+        "--quick",
+        action="store_true",
+        help="a tenth of the sizes, 2 rounds: tests that everything runs; the figures mean nothing",
     )
-    parser.add_argument("--rounds", type=int, help="how often each is measured (5, quick: 2)")
+    parser.add_argument("--rounds", type=int, help="how often each case is measured (5, quick: 2)")
     parser.add_argument(
-        "--peers", help="only these rows beside ours: peer names with commas (memory,rocketmq,lmdb,...)"
+        "--peers",
+        help="measure only these rows beside ours: peer names with commas (memory,rocketmq,lmdb,...)",
     )
     parser.add_argument(
-        "--folder", type=Path, default=Path(tempfile.gettempdir()), help="where stores are made (%(default)s)"
+        "--folder",
+        type=Path,
+        default=Path(tempfile.gettempdir()),
+        help="the folder in which stores are made (%(default)s)",
     )
     parser.add_argument("--json", type=Path, help="the result file (benchmarks/results/TIME.json)")
     parser.add_argument(
@@ -60,7 +69,7 @@ def main(arguments: list[str]) -> int:
         if not options.cases or any(case.name.startswith(name) for name in options.cases)
     ]
     if not chosen:
-        parser.error(f"no such case; there are {', '.join(case.name for case in CASES)}")
+        parser.error(f"no such case; the cases are {', '.join(case.name for case in CASES)}")
     rounds = options.rounds or (2 if options.quick else 5)
     peers = set(options.peers.split(",")) | {"cystore"} if options.peers else None
     results = []
@@ -75,7 +84,7 @@ def main(arguments: list[str]) -> int:
         results.append(result)
     print(report.summary(results))
     if options.quick:
-        print("quick sizes: these figures say only that every measurement runs")
+        print("quick sizes: everything runs, and the figures mean nothing")
     path = options.json or RESULTS / f"{datetime.now():%Y%m%d-%H%M%S}.json"
     shown = {
         "quick": options.quick,

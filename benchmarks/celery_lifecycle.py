@@ -184,7 +184,9 @@ def main(arguments: list[str]) -> int:
                 pair.append(half(logged, options.tasks, Path(folder)))
         off, on = pair
         if off.events or on.events < 4 * options.tasks:
-            raise RuntimeError(f"{off.events} and {on.events} events: this measured something else")
+            raise RuntimeError(
+                f"{off.events} and {on.events} events: one half has events, the other must have none"
+            )
         rounds.append((off, on))
     print(f"µs a task, {len(rounds)} rounds of {options.tasks} tasks")
     print(

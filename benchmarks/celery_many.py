@@ -88,9 +88,14 @@ def main(arguments: list[str] | None = None) -> int:
     """Prints the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.celery_many", description=__doc__)
     parser.add_argument("--results", type=int, default=200_000, help="in the store")
-    parser.add_argument("--ids", type=int, default=10_000, help="asked for at once")
-    parser.add_argument("--behind", type=int, default=2_000, help="records that are not dispatched")
-    parser.add_argument("--behind-ids", type=int, default=500, help="asked for beside those")
+    parser.add_argument("--ids", type=int, default=10_000, help="number of ids that one call asks for")
+    parser.add_argument("--behind", type=int, default=2_000, help="number of undispatched records")
+    parser.add_argument(
+        "--behind-ids",
+        type=int,
+        default=500,
+        help="number of ids that one call asks for beside those records",
+    )
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:

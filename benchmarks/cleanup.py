@@ -48,7 +48,9 @@ def ours(folder: Path, count: int) -> tuple[float, int]:
         seconds = time.perf_counter() - begun
         left = sum(1 for _ in store.scan())
     if cleaned.min_physical_offset < end:
-        raise RuntimeError(f"only what lies below {cleaned.min_physical_offset} went, not {count} results")
+        raise RuntimeError(
+            f"cleaning removed the log below {cleaned.min_physical_offset} only, not {count} results"
+        )
     return seconds, stored - left
 
 
@@ -101,7 +103,7 @@ def main(arguments: list[str]) -> int:
             found.append((seconds * options.results / gone, gone))
         medians[name] = statistics.median(seconds for seconds, _ in found)
         print(
-            f"{name:<10} {medians[name] * 1000:>10.2f} ms for {options.results:,} expired results ({found[0][1]:,} went at once)"
+            f"{name:<10} {medians[name] * 1000:>10.2f} ms for {options.results:,} expired results ({found[0][1]:,} removed in one call)"
         )
     print(f"ratio      {medians['db+sqlite'] / medians['cystore']:>10.0f} x")
     return 0

@@ -13,10 +13,10 @@ BESIDE = {
 
 HEAD = """# Benchmarks
 
-`make bench` makes this page: `python -m benchmarks --document FILE` writes it from the result file that a run names at its
-end. In each case every contestant runs in a process of its own with an empty folder. They take turns for {rounds} rounds.
-Figures are medians. The column "cystore / it" is the speed of cystore divided by the row's, round by round, and of these the
-median. "Spread" is the distance between the fastest and the slowest round.
+`make bench` makes this page: `python -m benchmarks --document FILE` writes it from the result file that a run names
+at its end. In each case every contestant runs in a process of its own with an empty folder. They take turns for
+{rounds} rounds. Figures are medians. The column "cystore / it" is the speed of cystore divided by the row's, round by
+round, and of these the median. "Spread" is the distance between the fastest and the slowest round.
 
 This page: {cpu}, {cores} cores, {memory_mib} MiB, Linux {release}, Python {python}, {file_system}. Compare ratios, not
 times: another machine has other times.

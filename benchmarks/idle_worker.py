@@ -158,9 +158,13 @@ def starts(root: Path, count: int) -> dict[str, float]:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.idle_worker", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=120.0, help="how long they stand (%(default)s)")
-    parser.add_argument("--settle", type=float, default=SETTLE_S, help="before that, in s (%(default)s)")
-    parser.add_argument("--starts", type=int, default=9, help="of each kind (%(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=120.0, help="how long the workers are idle (%(default)s)"
+    )
+    parser.add_argument(
+        "--settle", type=float, default=SETTLE_S, help="pause before the measurement, in s (%(default)s)"
+    )
+    parser.add_argument("--starts", type=int, default=9, help="number of starts of each kind (%(default)s)")
     parser.add_argument("--json", action="store_true", help="as one object")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:

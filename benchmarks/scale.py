@@ -282,11 +282,17 @@ GROUPS: dict[str, Callable[[Path, Sizes], list[Row]]] = {
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks scale", description=__doc__)
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"only these of {', '.join(GROUPS)}")
-    parser.add_argument("--quick", action="store_true", help="small sizes: shows that all runs, no figures")
     parser.add_argument(
-        "--folder", type=Path, default=Path(tempfile.gettempdir()), help="where stores are made"
+        "--quick",
+        action="store_true",
+        help="small sizes: tests that everything runs; the figures mean nothing",
     )
-    parser.add_argument("--segment-bytes", type=int, help="length of the segments of which there are many")
+    parser.add_argument(
+        "--folder", type=Path, default=Path(tempfile.gettempdir()), help="the folder in which stores are made"
+    )
+    parser.add_argument(
+        "--segment-bytes", type=int, help="length of a segment in the groups with many segments"
+    )
     options = parser.parse_args(arguments)
     if unknown := set(options.groups) - set(GROUPS):
         parser.error(f"no such group: {', '.join(sorted(unknown))}")

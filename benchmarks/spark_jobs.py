@@ -77,7 +77,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument(
-        "--store", type=Path, help="a store that is kept: made if it is not there, else taken as it is"
+        "--store",
+        type=Path,
+        help="a store that is kept after the run: made if it does not exist, else used as it is",
     )
     parser.add_argument("--job", choices=("scrub", "rebuild"), help="only this one")
     options = parser.parse_args()
@@ -140,8 +142,8 @@ def even(one_s: float, two_s: float, dispatcher_s: float) -> str:
     if one_s <= dispatcher_s:
         return "rebuild: even on 1 core"
     if fixed >= dispatcher_s or shared == 0:
-        return f"rebuild: never even, {fixed:.2f} s of it are not shared out"
-    return f"rebuild: even from {shared / (dispatcher_s - fixed):.1f} cores on ({fixed:.2f} s of it are not shared out)"
+        return f"rebuild: never even, {fixed:.2f} s of it do not run in parallel"
+    return f"rebuild: even from {shared / (dispatcher_s - fixed):.1f} cores on ({fixed:.2f} s of it do not run in parallel)"
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ def main() -> int:
     parser.add_argument(
         "--kept",
         type=Path,
-        help="a folder for store and Parquet: made if it is not there, else taken as it is",
+        help="a folder for store and Parquet: made if it does not exist, else used as it is",
     )
     parser.add_argument("--case", choices=SCHEMAS, help="only this one")
     parser.add_argument("--without", action="append", default=[], metavar="NAME", help="leave this row out")

@@ -24,13 +24,13 @@ def main(arguments: list[str]) -> int:
     """0: every acknowledged result is there; 1: one is missing, or the run failed."""
     parser = argparse.ArgumentParser(
         prog="python -m celery_app",
-        description="Indexes Python's own library with a Celery fleet, kills a worker half-way, shows what the store holds.",
+        description="Indexes Python's own library with a Celery fleet, kills a worker half-way, shows the content of the store.",
     )
     parser.add_argument("--files", metavar="N", type=int, help="only N files (default: all, some thousands)")
     parser.add_argument("--path", type=Path, default=DEFAULT_STORE.parent,
                         help="the directory of the run, made anew (default: run/ in the repository)")  # fmt: skip
     parser.add_argument("--verify", action="store_true",
-                        help="run nothing: read the acknowledged results of the run in --path back")  # fmt: skip
+                        help="run nothing: read the acknowledged results of the run in --path")  # fmt: skip
     options = parser.parse_args(arguments)
     if options.files is not None and options.files < LEAST_FILES:
         parser.error(f"--files must be at least {LEAST_FILES}")

@@ -50,13 +50,13 @@ class Collection:
                     report(len(self.metas))
             except ResultTimeoutError:
                 raise CollectError(
-                    f"only {len(self.metas):,} of {total:,} results came within {self._timeout_s:.0f} s"
+                    f"only {len(self.metas):,} of {total:,} results arrived within {self._timeout_s:.0f} s"
                 ) from None
 
     def _check(self) -> None:
         """Between results: sees to it that there is something to wait for."""
         for name, code in self._fleet.ended().items():
-            raise CollectError(f"{name} ended by itself with exit code {code}: see its log")
+            raise CollectError(f"{name} exited unexpectedly with exit code {code}: see its log")
         if time.monotonic() - self._last_s > QUIET_S:
             self._last_s = time.monotonic()
             redis = redis_of(app)
@@ -70,4 +70,4 @@ class Collection:
         for task_id in lost:
             index_file.apply_async((self._paths[task_id],), task_id=task_id)
         self.sent_again += len(lost)
-        say(f"        {len(lost)} of the messages got lost between Redis and the killed worker: sent again")
+        say(f"        {len(lost)} messages were lost between Redis and the killed worker: sent again")

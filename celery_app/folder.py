@@ -47,9 +47,7 @@ class RunFolder:
             if not folder.root.is_dir():
                 raise FolderError(f"{root} is not a directory")
             if any(folder.root.iterdir()) and not (folder.root / MARKER).exists():
-                raise FolderError(
-                    f"{root} holds something that no run made: choose another --path, or empty it"
-                )
+                raise FolderError(f"{root} has files that no run made: choose another --path, or empty it")
             shutil.rmtree(folder.root)
         folder.logs.mkdir(parents=True)
         (folder.root / MARKER).write_text("The next run removes this directory.\n")

@@ -55,7 +55,7 @@ def run_job(folder: RunFolder, count: int | None) -> Run:
         version = sys.version.split()[0]
         say(f"input   {len(files):,} Python files: standard library and site-packages of Python {version}")
         for path in added:
-            say(f"        {path.name} is added here: the library has no file that does not parse")
+            say(f"        {path.name} is added to the input, because every file of the library parses")
         whose = "started for this run" if redis.started_by_us else "yours"
         say(f"fleet   a worker with {PROCESSES} processes, beat, and Redis as the broker, {whose}")
         say(f"store   {folder.store}")
@@ -72,7 +72,7 @@ def run_job(folder: RunFolder, count: int | None) -> Run:
                 f"kill    half of the results are in: SIGKILL for worker1 (process {worker}) and its {PROCESSES} processes;"
             )
             say(
-                f"        worker2 goes on, and gets what worker1 had in hand after {REDELIVER_AFTER_S} s (acks_late)"
+                f"        worker2 continues, and gets the unfinished tasks of worker1 after {REDELIVER_AFTER_S} s (acks_late)"
             )
             fleet.start_worker("worker2")
             collection.take(len(sent))

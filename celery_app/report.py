@@ -130,11 +130,11 @@ def _outcome(run: Run, verdict: Verdict, lives: dict[str, list[Transition]]) -> 
     )
     if run.sent_again:
         say(
-            f"        tasks that were sent again, because their messages died with the worker: {run.sent_again}"
+            f"        tasks that were sent again, because their messages were lost with the worker: {run.sent_again}"
         )
     say(
-        f"        beat's dispatch task entered the log into queues and index in {run.ticks} runs; "
-        f"the last {run.behind_bytes:,} bytes were left to the next reader"
+        f"        beat's dispatch task built queues and index in {run.ticks} runs; "
+        f"the last {run.behind_bytes:,} bytes are left to the next reader"
     )
     say(
         f"        a fresh process read all {verdict.checked:,} acknowledged results back: "
@@ -149,7 +149,7 @@ def _commands(store: Path, failed: list[Transition]) -> None:
     command = _short(script) if script.exists() else f"{_short(Path(sys.executable))} -m cystore.cli"
     path = _short(store)
     key = records.key_of(failed[0].task_id) if failed else "TASK_ID"
-    say(f"\nlook    {path} is an ordinary directory, and stays until the next run")
+    say(f"\nlook    {path} is an ordinary directory; it stays until the next run")
     say(f"        {command} info {path}")
     say(f"        {command} query {path} {records.RESULTS} {key}")
     say(f"        {command} tail {path} {records.RESULTS}")

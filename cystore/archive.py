@@ -125,7 +125,7 @@ class ArchiveMark:
             return archived_of(content)
         except ValueError as error:
             raise StoreFormatError(
-                f"what is archived cannot be told, nothing is cleaned: {error}; the archive job with --restore enters it again "
+                f"cannot read the archive mark: {error}; cleaning is paused. The archive job with --restore writes the mark again "
                 f"from the archive's newest manifest, or {_END_IT}",
                 path=self.path,
             ) from error
@@ -137,7 +137,7 @@ class ArchiveMark:
     def _begin(self, archive_id: str, folder: str) -> Archived:
         with self._control.held("clean"):
             if self.read() is not None:
-                raise StoreConfigError(f"this store has an archive already; {_END_IT}", path=self.path)
+                raise StoreConfigError(f"this store already has an archive; {_END_IT}", path=self.path)
             first = Archived(archive_id, folder, self._control.min_physical_offset)
             self._enter(first)
             return first
@@ -151,8 +151,8 @@ class ArchiveMark:
             now = self.read()
             if now != before or not before.up_to <= after.up_to <= self._control.flushed:
                 raise StoreConfigError(
-                    f"the archive is at {now and now.up_to}, not at {before.up_to}, or cannot be moved to {after.up_to}: somebody "
-                    "else archives this store, run the job again",
+                    f"the archive is at {now and now.up_to}, not at {before.up_to}, or cannot be moved to {after.up_to}: another job "
+                    "archives this store; run the job again",
                     path=self.path,
                 )
             self._enter(after)
@@ -191,13 +191,13 @@ def parse_archived(data: bytes) -> Archived:
 def archived_of(content: object) -> Archived:
     """What a map in JSON says of an archive. Raises ValueError."""
     if not isinstance(content, dict):
-        raise ValueError(f"{content!r} names no archive")
+        raise ValueError(f"{content!r} does not name an archive")
     found = [content.get(name) for name in ("archiveId", "folder", "archivedUpTo", "manifest")]
     archive_id, folder, up_to, manifest = found
     if not isinstance(archive_id, str) or not isinstance(folder, str) or not _is_offset(up_to):
-        raise ValueError(f"{content!r} names no archive")
+        raise ValueError(f"{content!r} does not name an archive")
     if manifest is not None and not isinstance(manifest, str):
-        raise ValueError(f"{manifest!r} is no manifest")
+        raise ValueError(f"{manifest!r} is not a manifest")
     return Archived(archive_id, folder, up_to, manifest)
 
 
@@ -227,9 +227,9 @@ def parse_manifest(data: bytes) -> Manifest:
             damaged,
         )
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"no manifest: {error!r}") from None
+        raise ValueError(f"not a manifest: {error!r}") from None
     if not (_is_offset(found.begin) and _is_offset(found.end) and found.begin < found.end):
-        raise ValueError(f"{found.begin!r} to {found.end!r} is no range")
+        raise ValueError(f"{found.begin!r} to {found.end!r} is not a range")
     return found
 
 
@@ -289,7 +289,7 @@ def _checked(data: bytes) -> dict[str, Any]:
         raise ValueError("there is no map")
     told = content.pop("checksum", None)
     if told != _checksum(content):
-        raise ValueError("the checksum is that of something else")
+        raise ValueError("the checksum does not match the content")
     return content
 
 
@@ -304,7 +304,7 @@ def read_manifest(folder: Path, name: str) -> Manifest:
     """Raises StoreFormatError for one that is not there, CorruptRecordError for one that cannot be read."""
     path = folder / name
     if not path.exists():
-        raise StoreFormatError("the archive's manifest is not there: is its folder mounted?", path=path)
+        raise StoreFormatError("the archive's manifest does not exist: is its folder mounted?", path=path)
     try:
         return parse_manifest(files.read_all(path))
     except ValueError as error:
@@ -339,7 +339,8 @@ def content_of(archived: Archived) -> ArchiveContent:
         one = read_manifest(Path(archived.folder), name)
         if one.archive_id != archived.archive_id or one.end != end:
             raise CorruptRecordError(
-                f"the manifest is for {one.begin} to {one.end} of archive {one.archive_id}, not for what ends at {end} of "
+                f"the manifest is for {one.begin} to {one.end} of archive {one.archive_id}, but expected is the one "
+                f"that ends at {end} of "
                 f"{archived.archive_id}; bring it back from a copy of the archive",
                 path=Path(archived.folder) / name,
             )

@@ -101,11 +101,11 @@ def archive_store(
     """
     if is_url(os.fspath(folder)):
         raise StoreConfigError(
-            f"{folder} is a URL: an archive is written to a folder; mount the place and name that folder"
+            f"{folder} is a URL, and an archive needs a folder: mount the place and name that folder"
         )
     home = Path(os.path.realpath(folder))
     if home == store.path or store.path in home.parents or home in store.path.parents:
-        raise StoreConfigError("the archive's folder and the store must lie outside of each other", path=home)
+        raise StoreConfigError("the archive's folder and the store must not contain each other", path=home)
     if not expiring_within_h >= 0 or step_bytes < 1 or piece_bytes < 1:
         raise StoreConfigError(
             f"expiring_within_h must be 0 or more, step_bytes and piece_bytes 1 or more, not {expiring_within_h!r}, {step_bytes!r}, "
@@ -208,11 +208,13 @@ def _step(
 def _checked(parts: Sequence[LogRange], written: Sequence[WrittenRange], data: Path) -> list[ArchivedFile]:
     """All ranges, each once, and in the folder the files that they name and no other."""
     if [(one.begin, one.end) for one in written] != [(part.begin, part.end) for part in parts]:
-        raise CorruptRecordError("not every range of the log was written once; run the job again", path=data)
+        raise CorruptRecordError(
+            "some range of the log was not written exactly once; run the job again", path=data
+        )
     listed = [one for part in written for one in part.files]
     if sum(one.rows for one in listed) != sum(part.rows for part in written):
         raise CorruptRecordError(
-            "the files hold other numbers of rows than the log; run the job again", path=data
+            "the files have another number of rows than the log; run the job again", path=data
         )
     named = {data / one.path: one.size_bytes for one in listed}
     for path in _files_in(data):
@@ -220,10 +222,13 @@ def _checked(parts: Sequence[LogRange], written: Sequence[WrittenRange], data: P
         if size is None:
             files.remove(path)  # of an attempt that Spark gave up
         elif path.stat().st_size != size:
-            raise CorruptRecordError(f"a file has not the {size} bytes that were verified", path=path)
+            raise CorruptRecordError(
+                f"the file's size changed after verification (expected {size} bytes); run the job again",
+                path=path,
+            )
     if named:
         raise StoreFormatError(
-            "a file that was written is not here: every executor needs the archive's folder under the same path",
+            "a written file does not exist on this host: every executor needs the archive's folder under the same path",
             path=min(named),
         )
     return listed
@@ -252,14 +257,16 @@ def _started(store: MessageStore, home: Path, *, restore: bool) -> Archived:
     if archived is None and restore:
         last = newest_manifest(home, str(store.path))
         if last is None:
-            raise StoreConfigError("the folder has no manifest of this store to restore from", path=home)
+            raise StoreConfigError(
+                "the folder has no manifest of this store, so --restore cannot work", path=home
+            )
         archived = Archived(last.archive_id, str(home), last.end, last.name)
         content_of(archived)
         mark.restore(archived)
     if archived is None:
         if files.entries(home / MANIFESTS) or files.entries(home / DATA):
             raise StoreConfigError(
-                "the folder holds an archive that this store knows nothing of: name another folder, or with --restore go on with it",
+                "the folder has an archive that this store does not know: name another folder, or continue this archive with --restore",
                 path=home,
             )
         archived = mark.begin(uuid.uuid4().hex, str(home))
@@ -285,8 +292,9 @@ def _started(store: MessageStore, home: Path, *, restore: bool) -> Archived:
     minimum = store.stats()["min_physical_offset"]
     if minimum > archived.up_to:
         raise StoreFormatError(
-            f"the archive ends at {archived.up_to}, and the log begins at {minimum}: what was between them is in neither. Bring the "
-            "archive's newest manifests back from a copy, or end the hold (`cystore config PATH --end-archive`) and begin another archive",
+            f"the archive ends at {archived.up_to}, and the log begins at {minimum}: neither has the records between. Bring the "
+            "archive's newest manifests back from a copy, or end the hold (`cystore config PATH --end-archive`) and "
+            "begin another archive",
             path=home,
         )
     return archived
@@ -327,5 +335,7 @@ def _alone(home: Path) -> Descriptor:
         fcntl.flock(folder.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         folder.close()
-        raise StoreLockedError("another run archives to this folder; let it end", path=home) from None
+        raise StoreLockedError(
+            "another run writes to this archive folder; wait until it ends", path=home
+        ) from None
     return folder

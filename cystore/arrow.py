@@ -100,9 +100,9 @@ class ReadSettings:
     def __post_init__(self) -> None:
         unknown = [name for name in self.columns if name not in self.known]
         if unknown:
-            raise StoreConfigError(f"no column {', '.join(unknown)}; there are {', '.join(self.known)}")
+            raise StoreConfigError(f"no column {', '.join(unknown)}; the columns are {', '.join(self.known)}")
         if not self.columns:
-            raise StoreConfigError(f"at least one column must be wanted; there are {', '.join(self.known)}")
+            raise StoreConfigError(f"name at least one column of {', '.join(self.known)}")
         if len(set(self.columns)) != len(self.columns):
             raise StoreConfigError(f"a column is named twice: {', '.join(self.columns)}")
         if self.on_corruption not in get_args(OnCorruption):
@@ -206,7 +206,7 @@ def path_text(place: object) -> str:
     """A store's path as it was given. Raises StoreConfigError for what is none."""
     text = os.fspath(place) if isinstance(place, (str, os.PathLike)) else None
     if not isinstance(text, str) or not text or "\0" in text:
-        raise StoreConfigError(f"stores: a store is named by its path, not by {place!r}")
+        raise StoreConfigError(f"stores: name a store by its path, not by {place!r}")
     return text
 
 
@@ -332,7 +332,7 @@ def _bytes_of(part: LogRange, fail_on_data_loss: bool) -> tuple[MappedFile | byt
         length = path.stat(follow_symlinks=False).st_size
         if part.base + length < part.end:
             raise StoreFormatError(
-                f"the file has {length} bytes, too few for the records it held", path=path, offset=part.begin
+                f"the file has {length} bytes, too few for its records", path=path, offset=part.begin
             )
         if host.may_be_remote(path.parent):
             with files.opened(path) as fd:
@@ -341,14 +341,15 @@ def _bytes_of(part: LogRange, fail_on_data_loss: bool) -> tuple[MappedFile | byt
     except FileNotFoundError:
         if not path.parent.is_dir():
             raise StoreFormatError(
-                "the store is not there on the host that reads it: every host needs it under the same path",
+                "the store does not exist on the host that reads it: every host needs it under the same path",
                 path=part.store,
             ) from None
         if not fail_on_data_loss or any(hole[0] <= part.begin and part.end <= hole[1] for hole in part.holes):
             return None
         raise OffsetError(
-            "the segment was removed after the read was planned: records are lost to it; read again (in Spark failOnDataLoss=false reads "
-            "what is left)",
+            "the segment was removed after the read was planned, so its records are lost; read again (in Spark, "
+            "failOnDataLoss=false reads "
+            "the rest)",
             path=path,
             offset=part.begin,
         ) from None
@@ -420,8 +421,8 @@ def damaged(
     yield from taken(reader, settings, part.store)
     if settings.on_corruption == "fail":
         raise CorruptRecordError(
-            f"the log is damaged up to {end}: {reason}; `cystore verify` tells what else is, and on_corruption skip or column "
-            "(onCorruption in Spark) reads on behind it",
+            f"the log is damaged up to {end}: {reason}; `cystore verify` lists all damage; on_corruption skip or column "
+            "(onCorruption in Spark) continues behind it",
             path=part.path,
             offset=begin,
         )

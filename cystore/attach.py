@@ -124,7 +124,7 @@ def _check_directory(root: Path, config: StoreConfig) -> None:
             names = files.names(root)
         if names - {"lost+found"} and not is_store(root):
             raise StoreFormatError(
-                f"the directory is not empty and is no store (it holds {', '.join(sorted(names)[:3])})",
+                f"the directory is not empty and is not a store (it contains {', '.join(sorted(names)[:3])})",
                 path=root,
             )
         if group is not None and not names and root.stat().st_uid == os.geteuid():
@@ -141,8 +141,8 @@ def _check_is_there(root: Path) -> None:
     """For a process that must not make a store: an empty directory may be the place of a disk that is not mounted."""
     if not root.is_dir() or not files.names(root) - {"lost+found"}:
         raise StoreFormatError(
-            "there is no store here, and this process must not make one (create=false): the directory was moved, deleted, or is not "
-            "mounted; a new store is made by an open with create=true",
+            "there is no store here, and create=false forbids making one: the directory was moved or deleted, or its disk is not "
+            "mounted; to make a new store, open with create=true",
             path=root,
         )
 
@@ -206,7 +206,8 @@ def _build(
     """A new control block, filled from what recovery found, and the parts on top of it."""
     if mode is Mode.WRITE and state.commit_log_file_bytes > INT_MAX:
         raise StoreFormatError(
-            f"the commit log's files have {state.commit_log_file_bytes} bytes; at most {INT_MAX} can be written to, here and in "
+            f"the commit log's files have {state.commit_log_file_bytes} bytes; files above {INT_MAX} cannot be "
+            "written, neither here nor in "
             "RocketMQ: open the store with read_only=True and copy its messages to a new one",
             path=root,
         )
@@ -257,7 +258,8 @@ def _more_queues(root: Path, control: Control) -> None:
     step = control.more_queue_bytes()
     if step is None:
         raise StoreFormatError(
-            f"the store has more queues than max_queues = {control.max_queues}", path=control.file.path
+            f"the store has more queues than max_queues = {control.max_queues}: raise it",
+            path=control.file.path,
         )
     files.allocate_mapped(root / CONTROL_NAME, control.file, step[0], step[1])
     control.publish_queue_capacity(step[1])
@@ -276,10 +278,12 @@ def _finish(
         attachment.dispatcher.run_to_end(progress)
         attachment.dispatcher.give_up_swallowed()
     except StoreFullError:
-        log.warning("%s: no space to dispatch the tail; it can be read when there is", attachment.root)
+        log.warning(
+            "%s: no space to dispatch the tail; it becomes readable when there is space", attachment.root
+        )
     except StoreError as error:
         log.warning(
-            "%s: the tail is not dispatched yet; it can be read when it is: %s", attachment.root, error
+            "%s: the tail could not be dispatched and is not readable yet: %s", attachment.root, error
         )
     for slot in range(control.queue_count):
         if control.queue_next(slot) < control.queue_dispatched(slot):
@@ -344,10 +348,16 @@ def _join(
     try:
         length = path.lstat().st_size
         if length < CONTROL_BYTES:
-            raise StoreFormatError("the control block was cut short under live processes", path=path)
+            raise StoreFormatError(
+                "the control block was shortened under live processes: stop them, then open the store again",
+                path=path,
+            )
         memory = files.map_file(path, 0, length, writable=mode is Mode.WRITE)
     except FileNotFoundError:
-        raise StoreLockedError("the control block was deleted under live processes", path=path) from None
+        raise StoreLockedError(
+            "the control block was deleted under live processes: stop them, then open the store again",
+            path=path,
+        ) from None
     except OSError as error:
         with files.translated(path):
             raise error

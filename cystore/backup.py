@@ -96,10 +96,10 @@ def take(path: Path, target: Path, config: StoreConfig, report: Report | None = 
     path = Path(os.path.realpath(path))
     target = Path(os.path.realpath(target.parent)) / target.name
     if not target.name:
-        raise TargetError("is there already: a copy never replaces anything", path=target)
+        raise TargetError("already exists: a copy never replaces anything; name another target", path=target)
     check_is_store(path)
     if target == path or target.is_relative_to(path):
-        raise TargetError("a copy inside of the store itself would be a part of it", path=target)
+        raise TargetError("lies inside the store: name a target outside", path=target)
     draft = target.with_name(target.name + DRAFT_SUFFIX)
     _check_free(target, draft)
     with cystore.open(
@@ -130,12 +130,14 @@ def _silent(what: str, done: int, total: int) -> None:
 
 def _check_free(target: Path, draft: Path) -> None:
     if not target.parent.is_dir():
-        raise TargetError("there is no such directory to make the copy in", path=target.parent)
+        raise TargetError(
+            "the parent directory of the copy does not exist: make it first", path=target.parent
+        )
     if os.path.lexists(target):
-        raise TargetError("is there already: a copy never replaces anything", path=target)
+        raise TargetError("already exists: a copy never replaces anything; name another target", path=target)
     if os.path.lexists(draft):
         raise TargetError(
-            "a copy that was broken off left this behind, or another process makes it now; remove it when no process does",
+            "left by an interrupted copy, or another process is making it now; if no process is, remove it",
             path=draft,
         )
 
@@ -162,7 +164,8 @@ class _Copy:
             self._copy_again(before, at.watermark)
         else:
             raise StoreTimeoutError(
-                "the cleaner removes segments faster than they are copied", path=self._store.path
+                "the cleaner removes segments faster than they can be copied; try again",
+                path=self._store.path,
             )
         self._copy_small(small, begin, at)
         files.remove(log / INCOMPLETE)
@@ -188,7 +191,9 @@ class _Copy:
                 and found == read_checkpoint(root)
             ):
                 return found
-        raise StoreTimeoutError("the checkpoint does not stand still", path=root / checkpoint.FILE_NAME)
+        raise StoreTimeoutError(
+            "the checkpoint changes faster than it can be copied; try again", path=root / checkpoint.FILE_NAME
+        )
 
     # ------------------------------------------------------------------------------------------------ log
 
@@ -282,8 +287,9 @@ class _Copy:
         """A close that cannot finish leaves `abort`, and what it could not do, to the next open: a copy must not need one."""
         if (self._draft / ABORT_NAME).exists():
             raise StoreIOError(
-                "the copy could not be closed: its queues or its index may not be on the disk. The log of this command tells why, often "
-                "that the disk is full",
+                "the copy could not be closed: its queues or its index may not be on the disk. The log of this "
+                "command has the reason, often "
+                "a full disk",
                 path=self._draft,
             )
 
@@ -291,7 +297,8 @@ class _Copy:
         found = store.stats()
         if (found["min_physical_offset"], found["wrote"]) != (begin, end):
             raise CorruptRecordError(
-                f"the copy has the log from {found['min_physical_offset']} to {found['wrote']}, and was to have it from {begin} to {end}: "
-                "`cystore verify` tells what is damaged in the store, or the disk of the copy returns other bytes",
+                f"the copy has the log from {found['min_physical_offset']} to {found['wrote']}, but should have it "
+                f"from {begin} to {end}: "
+                "run `cystore verify` on the store; if it finds no damage, check the disk of the copy",
                 path=self._store.path,
             )

@@ -197,7 +197,11 @@ class Beside:
                 now = read_words(self._root)
                 if now is None or now.minimum > self._walked:
                     raise OffsetError("cleaned while it was read", offset=self._walked) from error
-                log.error("%s: not followed behind damage that nobody has listed yet: %s", self._root, error)
+                log.error(
+                    "%s: this reader stops before damage that is not in the manifest yet: %s",
+                    self._root,
+                    error,
+                )
             control.wake_append()
         dispatched = min(words.dispatched, self._walked)
         while self._pending and self._pending[0][0] <= dispatched:
@@ -258,7 +262,8 @@ def _check(root: Path, words: Words) -> None:
     ):
         return
     raise StoreFormatError(
-        f"the control block of the attached processes has another layout and makes no sense ({words}): it was overwritten. Stop them, then "
+        f"the control block of the attached processes has another layout and impossible values ({words}): it was "
+        "overwritten. Stop them, then "
         "open the store again: it recovers from its files",
         path=root / CONTROL_NAME,
     )
@@ -294,7 +299,7 @@ def read_beside(
             missing = path
         if monotonic_s() >= until_s:
             raise StoreLockedError(
-                f"the store was cleaned or changed again and again for {CLEANED_S:.0f} s while it was being read: try again",
+                f"the store was cleaned or changed repeatedly for {CLEANED_S:.0f} s while it was read: try again",
                 path=root,
             ) from error
         before = after

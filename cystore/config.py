@@ -287,7 +287,7 @@ def _service_names(value: Any) -> tuple[str, ...]:
     for name in names:
         if name not in SERVICE_NAMES:
             raise StoreConfigError(
-                f"services: there is no {name!r}; choose from {', '.join(SERVICE_NAMES)}, or 'all'"
+                f"services: no service has the name {name!r}; choose from {', '.join(SERVICE_NAMES)}, or 'all'"
             )
     return names
 

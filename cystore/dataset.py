@@ -41,7 +41,7 @@ from cystore.store import MessageStore
 Place = str | os.PathLike[str] | MessageStore
 Progress = Callable[[int, int], None]  # bytes of log that were read, of so many
 CHEAPEST = "offset"
-_NO_FILE = "no file: use scanner, to_batches or to_table of this dataset"
+_NO_FILE = "this dataset has no files: use its scanner, to_batches or to_table"
 
 
 def scan(

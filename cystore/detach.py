@@ -43,7 +43,9 @@ def detach(attachment: Attachment, begun_s: float | None = None) -> None:
                 attachment.clock.look()
             failpoint("detach.alone" if alone else "detach.others_stay")
             if not attachment.control.intact:
-                log.error("%s: the control block was overwritten; the next load recovers", attachment.root)
+                log.error(
+                    "%s: the control block was overwritten; the next open recovers the store", attachment.root
+                )
             elif alone:
                 missing = _shut_down(attachment, until_s)
             else:
@@ -66,7 +68,7 @@ def _flush_log(attachment: Attachment, until_s: float) -> NotDurableError | None
     except StoreError as error:
         if control.flushed < wanted:
             return _not_durable(attachment, wanted, error)
-        log.warning("%s: closing, and the log is durable: %s", attachment.root, error)
+        log.warning("%s: closed with an error, but the log is durable: %s", attachment.root, error)
     return None
 
 
@@ -102,10 +104,12 @@ def _shut_down(attachment: Attachment, until_s: float) -> NotDurableError | None
     except StoreError as error:
         if control.flushed >= control.wrote:
             log.warning(
-                "%s: not shut down cleanly, but the log is durable; the next load recovers: %s", root, error
+                "%s: not closed cleanly, but the log is durable; the next open recovers the store: %s",
+                root,
+                error,
             )
             return None
-        log.exception("%s: not shut down cleanly; the next load recovers", root)
+        log.exception("%s: not closed cleanly; the next open recovers the store", root)
         return _not_durable(attachment, control.wrote, error)
     failpoint("detach.log_flushed")
     if not _shut_down_derived(attachment):
@@ -132,6 +136,6 @@ def _shut_down_derived(attachment: Attachment) -> bool:
         failpoint("detach.derived_flushed")
         save_known_queues(root, attachment.control, attachment.checkpoint.fields())
     except Exception:
-        log.exception("%s: the log is durable; queues and index are not, and the next load mends them", root)
+        log.exception("%s: the log is durable; queues and index are not, and the next open mends them", root)
         return False
     return True

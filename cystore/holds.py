@@ -83,7 +83,7 @@ class Holds:
             return holds_of(self._manifest.snapshot().sections.get(SECTION, {}))
         except ValueError as error:
             raise StoreFormatError(
-                f"the holds cannot be read, nothing is cleaned: {error}", path=self._manifest.path
+                f"cannot read the holds: {error}; cleaning is paused", path=self._manifest.path
             ) from error
 
 
@@ -97,7 +97,7 @@ def holds_of(listed: object) -> dict[str, Hold]:
             (entry.get("physicalOffset"), entry.get("maxAgeMs")) if isinstance(entry, dict) else (None, None)
         )
         if type(offset) is not int or offset < 0 or not (age is None or (type(age) is int and age >= 0)):
-            raise ValueError(f"{name!r} is {entry!r}, no hold")
+            raise ValueError(f"{name!r} is {entry!r}, not a hold")
         holds[name] = Hold(offset, age)
     return holds
 
@@ -121,5 +121,5 @@ def parse_holds(data: bytes) -> dict[str, Hold]:
     holds = holds_of(content.get("holds"))
     rows = [(name, hold.physical_offset, hold.max_age_ms) for name, hold in sorted(holds.items())]
     if content.get("checksum") != crc32c(repr(rows).encode()):
-        raise ValueError("the checksum is that of other holds")
+        raise ValueError("the checksum does not match the content")
     return holds

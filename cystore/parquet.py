@@ -191,8 +191,9 @@ def verify_files(part: LogRange, data: Path, made: Iterable[ArchivedFile], setti
     found = pa.concat_tables([expected.schema.empty_table(), *tables])
     if found.num_rows != expected.num_rows:
         raise CorruptRecordError(
-            f"the archive's files hold {found.num_rows} rows, the log {expected.num_rows} from here to {part.end}; nothing was "
-            "released, run the job again",
+            f"the archive's files hold {found.num_rows} rows, the log {expected.num_rows} from here to {part.end}; the "
+            "archive mark did not move, "
+            "run the job again",
             path=data,
             offset=part.begin,
         )
@@ -203,7 +204,7 @@ def verify_files(part: LogRange, data: Path, made: Iterable[ArchivedFile], setti
         if not ours.equals(theirs):
             at = next((n for n in range(len(ours)) if ours[n] != theirs[n]), 0)
             raise CorruptRecordError(
-                f"column {name} of the archive's files is not what the log says; nothing was released, run the job again",
+                f"column {name} of the archive's files differs from the log; the archive mark did not move, run the job again",
                 path=data,
                 offset=expected["physical_offset"][at].as_py(),
             )
@@ -216,7 +217,7 @@ def _read_whole(data: Path, one: ArchivedFile) -> pa.Table:
     content = files.read_back(path)
     if crc32c(content) != one.crc32c:
         raise CorruptRecordError(
-            "the disk gives back other bytes than were written; nothing was released", path=path
+            "the disk returns other bytes than were written; the archive mark did not move", path=path
         )
     rows = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True).read()
     topic = pa.repeat(pa.scalar(topic_of(one.path), pa.string()), rows.num_rows)
@@ -273,8 +274,8 @@ def read_files(
             if not settings.fail_on_data_loss:
                 continue
             raise OffsetError(
-                "a file of the archive is not there: is its folder mounted on this host? Bring it back from a copy, or let "
-                "failOnDataLoss be false to read what is left",
+                "a file of the archive does not exist: is its folder mounted on this host? Bring it back from a copy, or let "
+                "failOnDataLoss be false to read the rest",
                 path=path,
                 offset=one.physical[0],
             )
@@ -316,7 +317,8 @@ def _read_file(
     with pq.ParquetFile(source) as file:
         if file.metadata.num_rows != one.rows:
             raise CorruptRecordError(
-                f"{file.metadata.num_rows} rows in a file of the archive, the manifest says {one.rows}; bring it back from a copy",
+                f"{file.metadata.num_rows} rows in a file of the archive, but {one.rows} in its manifest; bring the "
+                "file back from a copy",
                 path=one.path,
             )
         for batch in file.iter_batches(batch_size=READ_ROWS, columns=needed):

@@ -53,7 +53,7 @@ class SealedLog:
         if not lengths:
             storage.check_folder(url)
             raise StoreFormatError(
-                "no segment is here: these are not the files of a store", path=self._folder
+                "there is no segment here: this is not the folder of a store", path=self._folder
             )
         self.file_bytes = Counter(sorted(lengths.values(), reverse=True)).most_common(1)[0][0]
         bases = sorted(lengths)
@@ -64,13 +64,13 @@ class SealedLog:
         for base in self._bases:
             if lengths[base] != self.file_bytes:
                 raise StoreFormatError(
-                    f"the segment has {lengths[base]} bytes, the others {self.file_bytes}: copy it again",
+                    f"the segment has {lengths[base]} bytes, the others have {self.file_bytes}: copy it again",
                     path=self.url_of(base),
                 )
         if fail_on_data_loss and len(self._bases) != (self.end - self.minimum) // self.file_bytes:
             missing = next(self.missing())
             raise OffsetError(
-                "the segment is missing between others, its records are lost; copy it, or read what is left with on_corruption skip or "
+                "the segment is missing between others, so its records are lost; copy it, or read the rest with on_corruption skip or "
                 "column (failOnDataLoss=false in Spark)",
                 path=missing.path,
                 offset=missing.begin,
@@ -84,7 +84,7 @@ class SealedLog:
             base = base_of_name(name)
             if base is None:
                 raise StoreFormatError(
-                    "strange name in a commit log; move it away", path=f"{self._folder}/{name}"
+                    "not a valid name of a commit log file; move it away", path=f"{self._folder}/{name}"
                 )
             found[base] = size
         return found
@@ -93,7 +93,8 @@ class SealedLog:
         for base in bases:
             if self.file_bytes <= 0 or base % self.file_bytes:
                 raise StoreFormatError(
-                    f"name is no multiple of the segments' length {self.file_bytes}", path=self.url_of(base)
+                    f"the name is not a multiple of the segments' length {self.file_bytes}",
+                    path=self.url_of(base),
                 )
 
     def _border(self, bases: list[int], lengths: dict[int, int]) -> int:
@@ -180,7 +181,7 @@ class SealedLog:
         topics = self.storage.folders(folder)
         if not topics and self._bases:
             raise StoreFormatError(
-                "the consume queues are not here, which tell what queues there are; copy them too, or choose with topic, "
+                "there are no consume queues here, so the queues are unknown; copy the folder consumequeue too, or choose with topic, "
                 "startingTimestamp and endingTimestamp",
                 path=folder,
             )
@@ -245,7 +246,9 @@ class SealedLog:
             with self.storage.open_file(url) as file:
                 return self.storage.read(file, url, 0, count)
         except FileNotFoundError:
-            raise StoreFormatError("the consume queue's file vanished", path=url) from None
+            raise StoreFormatError(
+                "the consume queue's file was removed while it was read", path=url
+            ) from None
 
 
 class _QueueRanges(Mapping[tuple[str, int], QueueRange]):
@@ -266,8 +269,8 @@ class _QueueRanges(Mapping[tuple[str, int], QueueRange]):
 
 def _removed(url: str, base: int) -> NoReturn:
     raise OffsetError(
-        "the segment was removed after the read was planned: records are lost to it; read again (in Spark failOnDataLoss=false reads "
-        "what is left)",
+        "the segment was removed after the read was planned, so its records are lost; read again (in Spark, failOnDataLoss=false reads "
+        "the rest)",
         path=url,
         offset=base,
     ) from None

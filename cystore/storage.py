@@ -69,12 +69,12 @@ class Storage:
         plain = f"{parts.scheme}://{host}{parts.path}"
         if user and (":" in user or not parts.scheme.startswith("abfs")):
             raise StoreConfigError(
-                f"credentials do not belong into a URL, which is shown in plans: leave them to the environment, or give {plain} "
+                f"plans show URLs, so a URL must not contain credentials: put them into the environment, or give {plain} "
                 "and options fs.NAME"
             )
         if parts.query or parts.fragment:
             raise StoreConfigError(
-                f"nothing may follow the path of {plain}: options of its file system are given as fs.NAME"
+                f"a URL must end with its path ({plain}): give options of its file system as fs.NAME"
             )
         netloc = f"{user}@{host}" if user else host
         if parts.scheme in ("s3", "gs", "gcs") and not host:
@@ -218,7 +218,7 @@ def _made(storage: Storage) -> tuple[fs.FileSystem, str]:
     except TypeError as error:
         names = ", ".join(f"fs.{key}" for key, _ in storage.options)
         raise StoreConfigError(
-            f"{name} of pyarrow does not take one of the options {names}: {storage._plain(error)}"
+            f"{name} of pyarrow does not accept one of the options {names}: {storage._plain(error)}"
         ) from None
     return system, "" if storage.scheme == "file" else storage.host.partition("@")[0]
 
@@ -240,7 +240,7 @@ def _by_fsspec(storage: Storage, root: str) -> tuple[fs.FileSystem, str]:
         from fsspec.core import url_to_fs
     except ImportError:
         raise StoreConfigError(
-            f"scheme {storage.scheme} is not one of {known}; more are there with `pip install fsspec`"
+            f"scheme {storage.scheme} is not one of {known}; `pip install fsspec` adds more"
         ) from None
     try:
         system, path = url_to_fs(root + "/", **dict(storage.options))

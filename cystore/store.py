@@ -530,7 +530,7 @@ def close_all() -> None:
         try:
             store.close()
         except NotDurableError:
-            log.exception("%s: closed at exit", store.path)  # the other stores are closed all the same
+            log.exception("%s: closed at exit", store.path)  # the loop continues with the other stores
     for leaving in list(_leavings):
         leaving.settle()
 

@@ -189,7 +189,7 @@ def dispatch(job: Job) -> Measure:
         fill(store, job)
         measure = workload.timed(job.count, store.dispatch)
         if store.stats()["dispatch_behind_bytes"]:
-            raise RuntimeError("not all was dispatched")
+            raise RuntimeError("dispatch did not reach the end of the log")
         return measure
 
 

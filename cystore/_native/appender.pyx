@@ -67,7 +67,7 @@ cdef str _exact_topic(object topic):
 cdef int _refuse_waiting(object topic, append_item* item) except -1:
     """For a topic as long as that of waiting messages."""
     if memcmp(item.topic, b"SCHEDULE_TOPIC_XXXX", SCHEDULE_TOPIC_BYTES) == 0:
-        raise MessageIllegalError(f"topic: {topic} is where delayed messages wait; put to their own topic with delay_level")
+        raise MessageIllegalError(f"topic: {topic} is reserved for delayed messages; put to the message's own topic with delay_level")
     return 0
 
 
@@ -310,7 +310,7 @@ cdef class Appender(PlainAppender):
                     pthread_mutex_unlock(mutex)
                 raise
         if status == EDEADLK:
-            raise PageCacheBusyError("a call of this very thread, below this one on its stack, holds the append lock; nothing was appended")
+            raise PageCacheBusyError("an interrupted call of this thread holds the append lock; nothing was appended")
         if status != 0:
             if not control_intact(block):
                 self.policy.overwritten()
@@ -330,7 +330,7 @@ cdef class Appender(PlainAppender):
         elif status == APPEND_REFUSED:
             policy.refused()
         elif status == APPEND_UNREADABLE:
-            raise StoreError("the append kernel was given a record that no reader would take; nothing was written")
+            raise StoreError("the record would not be readable; nothing was written")
         else:
             policy.overwritten()
         return 0

@@ -134,7 +134,7 @@ cdef list _damaged(LogWindow window, key_query* q, list errors):
     for i in range(q.damaged_count):
         segment = window.file_of(q.damaged[i])
         errors.append(CorruptRecordError(
-            f"the index names this place for the key, and no whole record stands here: {_STATUS_NAMES[q.damaged_status[i]]}",
+            f"the index names this place for the key, but it has no valid record: {_STATUS_NAMES[q.damaged_status[i]]}",
             path=None if segment is None else segment.path, offset=q.damaged[i]))
     for error in errors:
         log.error("a query met damage: %s", error)

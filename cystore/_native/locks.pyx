@@ -93,8 +93,8 @@ cdef class SharedLocks:
         if repair is not None:
             repair()
         elif MUTEX_NAMES[which] in REPAIRED:
-            raise StoreFormatError(f"the last owner of the {MUTEX_NAMES[which]} lock died inside, and this handle does not know "
-                                   "how to repair what it left: open the store as usual", path=self.file.path)
+            raise StoreFormatError(f"the last owner of the {MUTEX_NAMES[which]} lock died while it held it, and this handle cannot repair "
+                                   "its work: open the store as usual", path=self.file.path)
         and_u32(&self.checked().repair_due, ~(1u << which))
         return 0
 
@@ -229,7 +229,7 @@ cdef class Held:
     def __enter__(self):
         cdef control_block* block = self.locks._writable()
         if self.held:
-            raise StoreLockedError(f"this turn under the {self.name} lock has begun already", path=self.locks.file.path)
+            raise StoreLockedError(f"this turn under the {self.name} lock has already begun", path=self.locks.file.path)
         self.mine = False
         self.file = self.locks.file
         if not self._take():

@@ -342,7 +342,7 @@ def messages_in(MappedFile file not None, Py_ssize_t at, Py_ssize_t end, Py_ssiz
     with nogil:
         count = _walk(address, base, &next, end, length, &begins[0], room, &status)
     if count == 0 and status != RECORD_OK:
-        reason = "the record does not stand at its own offset" if status == RECORD_BAD_POSITION \
+        reason = "the record names another offset than its own" if status == RECORD_BAD_POSITION \
             else f"the record is damaged: {STATUS_NAMES[status]}"
         raise CorruptRecordError(reason, path=file.path, offset=file.base + at)
     for i in range(count):

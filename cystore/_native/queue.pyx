@@ -212,7 +212,7 @@ cdef _damage(const selection* s, LogWindow window, MappedFile file):
     cdef MappedFile segment = window.file_of(s.wanted)
     number = s.first + s.at
     if s.status == SELECT_BAD_ENTRY or s.status == SELECT_OTHER_RECORD or segment is None:
-        reason = "leads to another record" if s.status == SELECT_OTHER_RECORD else "leads out of the log"
+        reason = "points to another record" if s.status == SELECT_OTHER_RECORD else "points outside the log"
         return CorruptRecordError(f"the consume queue entry of queue offset {number} {reason}", path=file.path,
                                   offset=number * QUEUE_ENTRY_BYTES)
     return CorruptRecordError(f"the record of queue offset {number} is not valid: {_STATUS_NAMES[s.status]}",

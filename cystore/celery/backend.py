@@ -127,7 +127,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         """In a worker: a store that cannot be opened is told once, not by every task."""
         where = f"result_backend {self.as_uri()!r}"
         if self.location.settings.get("read_only"):
-            raise ImproperlyConfigured(f"{where}: a worker stores results, which read_only does not allow")
+            raise ImproperlyConfigured(f"{where}: a worker has to store results, and read_only forbids that")
         try:
             open_shared(self.location, self.app)
         except StoreError as error:
@@ -254,7 +254,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
             with homes.at(homes.home_of(self, request)), self.chords.ending(request):
                 super(CystoreBackend, self).mark_as_failure(task_id, exc, traceback, request, *args, **kwargs)
 
-        event_loop.store(self.app, f"that task {task_id} failed", mark)
+        event_loop.store(self.app, f"task {task_id} failed", mark)
 
     def mark_as_revoked(
         self, task_id: str, reason: str = "", request: Any = None, *args: Any, **kwargs: Any
@@ -262,14 +262,14 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         """A task was revoked. A worker that is told so, and has not got the task's message, stores it only where this store is the
         task's home: another worker may run it for another one. The worker that gets the message stores it at the task's home."""
         if request is None and not homes.is_home_of(self, task_id):
-            log.debug("task %s was revoked; the worker that gets its message stores that", task_id)
+            log.debug("task %s was revoked; the worker that gets its message stores the state", task_id)
             return
 
         def mark() -> None:
             with self.chords.ending(request):
                 super(CystoreBackend, self).mark_as_revoked(task_id, reason, request, *args, **kwargs)
 
-        event_loop.store(self.app, f"that task {task_id} was revoked", mark)
+        event_loop.store(self.app, f"task {task_id} was revoked", mark)
 
     def on_task_call(self, producer: Any, task_id: str) -> dict[str, Any]:
         """A task is about to be sent."""

@@ -256,7 +256,7 @@ class Chords:
         if run.done or run.claim is None or run.claim.token != token:
             return False  # somebody was first, in the order of the log
         if retaken is not None:
-            log.warning("chord %s: nobody ended what was claimed, its body is sent now", group_id)
+            log.warning("chord %s: its claim was lost; sending its body now", group_id)
         with homes.at(own):
             outcome = self._end(run, opening.get("header"), body, token, retaken)
         if outcome is not None:
@@ -469,7 +469,7 @@ class Sweeper:
         age_ms = now_ms - one.opened_ms
         if age_ms > expires_ms(backend.app):
             log.warning(
-                "chord %s is open for %d s, with %d of %s parts: its records are not held any longer",
+                "chord %s is open for %d s, with %d of %s parts: its records may be cleaned now",
                 which[0],
                 age_ms // 1000,
                 len(run.parts),

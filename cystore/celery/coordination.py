@@ -157,7 +157,7 @@ class Coordination:
             self._went_away(error)
             raise RedisAwayError(self._told) from None  # what redis-py says may hold what stands in the URL
         if self._told:
-            log.log(_level(logging.WARNING), "Redis at %s is there again", self.location)
+            log.log(_level(logging.WARNING), "Redis at %s is back", self.location)
             self._told, self._away = "", False
         return result
 
@@ -183,7 +183,7 @@ class Coordination:
             return
         log.log(
             _level(logging.WARNING if gone else logging.ERROR),
-            "Redis at %s %s: %s. The store is used as before, and its duties go on with leases of its own; asked again every "
+            "Redis at %s %s: %s. The store works without it; its duties use leases in the store. Trying Redis again every "
             "%.0f s",
             self.location,
             "is away" if gone else "refuses us",
@@ -255,7 +255,7 @@ def connect(location: RedisLocation, *, tries: int = 1) -> redis.Redis:
         return client
     except (TypeError, ValueError):
         raise ImproperlyConfigured(
-            f"cystore_redis_options: redis-py does not take one of {', '.join(sorted(location.options)) or 'them'}"
+            f"cystore_redis_options: redis-py does not accept one of {', '.join(sorted(location.options)) or 'them'}"
         ) from None
 
 
@@ -272,7 +272,7 @@ def check_server_info(info: dict[str, Any]) -> None:
     """`check_server` for what INFO says."""
     if info.get("redis_mode") == "cluster":
         raise ImproperlyConfigured(
-            "this Redis is a Cluster, which is not supported, for the keys of a store lie on several of its nodes; name a "
+            "this Redis is a Cluster, which is not supported, because the keys of a store would lie on several nodes; name a "
             "single Redis or a Sentinel in cystore_redis_url"
         )
     version = str(info.get("redis_version", ""))

@@ -170,8 +170,7 @@ def coordination_for(app: Any) -> Any:
         from cystore.celery.coordination import coordination_of
     except ImportError as error:
         raise ImproperlyConfigured(
-            f"the duties are to be coordinated through a Redis, and {error}: pip install cystore[redis], or set "
-            "cystore_redis_url = ''"
+            f"the duties need Redis, and {error}: pip install cystore[redis], or set cystore_redis_url = ''"
         ) from error
     return coordination_of(app)
 
@@ -248,7 +247,7 @@ def process_name() -> str:
 
 
 def run(app: Any, duty: Duty, *, fleet: bool = True) -> int | None:
-    """One tick: how much it did, None when somebody else has the lease or the duty failed. Notes the run in the store. Without `fleet`
+    """One tick: how much it did, None when another worker has the lease or the duty failed. Notes the run in the store. Without `fleet`
     the lease is the control block's alone, and Redis is not asked.
 
     Errors of the store are logged, a lasting one once; they are never raised, for the next tick tries again.
@@ -257,7 +256,7 @@ def run(app: Any, duty: Duty, *, fleet: bool = True) -> int | None:
     begun, begun_ms, done = monotonic_s(), now_ms(), 0
     with lease_for(app, store, duty, fleet=fleet) as held:
         if held is None:
-            log.debug("%s: somebody else has the lease", duty.name)
+            log.debug("%s: another worker has the lease", duty.name)
             return None
         outcome = Outcome.DONE
         try:

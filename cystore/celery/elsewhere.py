@@ -36,7 +36,7 @@ FIRST_LOOK_S, LAST_LOOK_S = 1.0, 30.0  # a wait for this store looks elsewhere, 
 
 def _no_result(found: Found, error: Exception) -> homes.ResultsElsewhereError:
     return homes.ResultsElsewhereError(
-        f"what store {found.answered_by} answered for {found.id} is not its result: {type(error).__name__}: {error}"
+        f"the answer of store {found.answered_by} for {found.id} is not its result: {type(error).__name__}: {error}"
     )
 
 
@@ -84,7 +84,7 @@ class Elsewhere:
                 from cystore.celery.remote.client import RemoteReader
             except ImportError as error:
                 raise ImproperlyConfigured(
-                    f"results are to be read through a Redis, and {error}: pip install cystore[redis]"
+                    f"reading results through Redis is configured, and {error}: pip install cystore[redis]"
                 ) from error
             self._reader = RemoteReader(self._backend, location)
         return self._reader
@@ -132,7 +132,7 @@ class Elsewhere:
     def _content(self, found: Found) -> dict[str, Any]:
         content = self._backend.decoded(found.body, found.content_type, found.content_encoding)
         if not isinstance(content, dict):
-            raise TypeError(f"a {type(content).__name__}, where an object has to be")
+            raise TypeError(f"a {type(content).__name__}, where an object is expected")
         return content
 
     def _group(self, found: Found) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class Elsewhere:
         try:
             content = self._content(found)
             if content.get("task_id") != found.id or content.get("status") != found.state:
-                raise ValueError("it is another task's")
+                raise ValueError("it belongs to another task")
             meta: dict[str, Any] = self._backend.meta_from_decoded(content)
             for child in meta.get("children") or ():
                 result_from_tuple(child, self._backend.app)  # as AsyncResult will

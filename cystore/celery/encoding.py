@@ -45,7 +45,7 @@ def _within(body: bytes, limit_bytes: int) -> bytes:
         raise _TooLargeError(
             f"has {len(body)} bytes with its meta, more than the store's {limit_bytes}: raise {LIMIT} in result_backend "
             "(a segment must have room for it, see mapped_file_size_commit_log_bytes), "
-            "or store less (the place where the data lies; result_compression helps)"
+            "or store less (return the place of the data instead; result_compression helps)"
         )
     return body
 

@@ -43,7 +43,7 @@ def store(app: Any, what: str, call: Callable[[], None]) -> None:
         future.result()
         return
     if not behind:
-        log.warning("the worker goes on before it is stored %s, and what comes after it", what)
+        log.warning("the worker continues; not stored yet, with all later states: %s", what)
     _late = future
     future.add_done_callback(lambda done: _tell(what, done))
 
@@ -62,7 +62,7 @@ def _is_loop(app: Any) -> bool:
 def _tell(what: str, done: Future[None]) -> None:
     error = done.exception()
     if error is not None:
-        log.error("it could not be stored %s: %s", what, error, exc_info=error)
+        log.error("could not store: %s: %s", what, error, exc_info=error)
 
 
 def _forked() -> None:

@@ -42,7 +42,7 @@ class OneLine(logging.Filter):
         if monotonic_s() < self._again_at:
             self._left_out += 1
             return False
-        more = f" ({self._left_out} reports like this were left out)" if self._left_out else ""
+        more = f" ({self._left_out} similar reports left out)" if self._left_out else ""
         record.msg, record.args = "states and events of tasks cannot be stored: %s%s", (error, more)
         record.exc_info = record.exc_text = None
         self._left_out, self._again_at = 0, monotonic_s() + TOLD_AGAIN_S

@@ -78,7 +78,7 @@ def setting(app: Any) -> str | None:
         return str(UUID(str(value)))
     except ValueError:
         raise ImproperlyConfigured(
-            f"{HOME} must be the id of a store, which stands in its file config/storeId, not {value!r}"
+            f"{HOME} must be the id of a store, which is in its file config/storeId, not {value!r}"
         ) from None
 
 
@@ -158,7 +158,7 @@ def no_store(backend: CystoreBackend) -> ResultsElsewhereError:
     home = backend.home
     return ResultsElsewhereError(
         f"this process has no store (its result_backend is {backend.as_uri()!r}), so it can send tasks but not read results: "
-        f"{f'they are kept by store {home}, which the setting {HOME} names' if home else f'the setting {HOME} names none'}. "
+        f"{f'store {home}, named by the setting {HOME}, keeps them' if home else f'the setting {HOME} names no store'}. "
         f"Read them on that store's host, with result_backend = 'cystore:///path/of/the/store'. Or {HOW}"
     )
 
@@ -166,8 +166,8 @@ def no_store(backend: CystoreBackend) -> ResultsElsewhereError:
 def elsewhere(task_id: str, home: str) -> ResultsElsewhereError:
     """The error for a task whose result never comes to this store, where nobody can be asked."""
     return ResultsElsewhereError(
-        f"the result of task {task_id} is kept by store {home} (the task's header or the setting {HOME} says so), which "
-        f"this process does not have: read it on that store's host, or send it with another {HOME}. Or {HOW}"
+        f"store {home} keeps the result of task {task_id} (by the task's header or the setting {HOME}), and "
+        f"this process does not have that store: read the result on that store's host, or send it with another {HOME}. Or {HOW}"
     )
 
 
@@ -306,7 +306,7 @@ def home_record(
     backend = self.app.backend
     own = own_id(backend)
     if own != home:
-        raise ImproperlyConfigured(f"records for store {home} came to a worker of store {own}")
+        raise ImproperlyConfigured(f"records for store {home} reached a worker of store {own}")
     try:
         if any(one["topic"] == records.CHORDS for one in fields):
             backend.chords.hold()

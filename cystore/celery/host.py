@@ -105,7 +105,7 @@ class DutyHost(bootsteps.StartStopStep):
         nothing; one whose store cannot be opened says why, and its tasks will say it again."""
         app = worker.app
         if not isinstance(app.backend, CystoreBackend) or not app.backend.location.path:
-            log.debug("no duties: the result backend is no store")
+            log.debug("no duties: the result backend is not a store")
             return
         try:
             store_id = store_id_of(app.backend.store)
@@ -113,7 +113,7 @@ class DutyHost(bootsteps.StartStopStep):
                 queues.consume_own_queue(app, store_id)
                 duties.coordination_for(app)  # says what is wrong with its settings
         except (StoreError, ImproperlyConfigured) as error:
-            log.error("this worker does no duties: %s", error)
+            log.error("this worker cannot do duties: %s", error)
             return
         app.steps["consumer"].add(DutyHost)
         for name in ("celery.worker.strategy", "celery.app.trace"):
@@ -148,7 +148,8 @@ class DutyHost(bootsteps.StartStopStep):
                 )
             else:
                 log.warning(
-                    "cystore_host_reput: not under %s, where one thread does all", detect_environment()
+                    "cystore_host_reput: ignored under %s, where one thread does everything",
+                    detect_environment(),
                 )
 
     def stop(self, parent: Any) -> None:

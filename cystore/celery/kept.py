@@ -108,7 +108,7 @@ class Kept:
             return HIDDEN, HIDDEN
 
     def hides(self, name: str, body: Any) -> str:
-        """Why a message must not be kept as it is: the redaction hides something in it, or nobody can tell. Empty where it may be."""
+        """Why a message must not be kept as it is: the redaction hides a part of it, or nobody can tell. Empty where it may be."""
         if not self.redact:
             return ""
         try:
@@ -127,7 +127,7 @@ class Kept:
                 hidden = others or _plain(args) != _plain(kept_args) or _plain(kwargs) != _plain(kept_kwargs)
         except Exception as error:  # noqa: BLE001 - it is the app's own code, and nothing unredacted may be kept
             return f"{REDACT_SETTING} failed ({type(error).__name__})"
-        return f"{REDACT_SETTING} hides something in it" if hidden else ""
+        return f"{REDACT_SETTING} hides a part of it" if hidden else ""
 
     def unread(self, told: Mapping[str, Any]) -> tuple[str, str]:
         """The same of a message that nobody could read: its headers alone know."""

@@ -101,7 +101,7 @@ class Lifecycle:
             busy_timeout_ms=None if in_pool() else BUSY_MS,
         )
         if self._untold:
-            log.warning("%s: the lifecycle log goes on; %d events are not in it", self.location.path, self._untold)  # fmt: skip
+            log.warning("%s: the lifecycle log works again; %d events are missing", self.location.path, self._untold)  # fmt: skip
             self._untold, self._paused_until = 0, 0.0
 
     def message_details(
@@ -129,7 +129,7 @@ class Lifecycle:
             self._paused_until = monotonic_s() + PAUSE_S
         if first:
             log.warning(
-                "%s: events of tasks cannot be logged, tasks go on without: %s", self.location.path, error,
+                "%s: cannot log events of tasks; tasks continue without: %s", self.location.path, error,
                 exc_info=error,
             )  # fmt: skip
 

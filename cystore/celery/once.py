@@ -63,7 +63,8 @@ class OnceKeyError(TypeError):
 
     def __str__(self) -> str:
         return (
-            f"{self.name}: once can make no key of the argument {self.argument!r}: {self.why}. Its value must be JSON, and the keys of "
+            f"{self.name}: once cannot make a key from the argument {self.argument!r}: {self.why}. Its value must be "
+            "JSON, and the keys of "
             "each dict in it must be of one type"
         )
 
@@ -89,7 +90,9 @@ class Once(Task):
             raise ImproperlyConfigured(f"{where}: keys must be names of arguments, not {keys!r}")
         missing = sorted(set(keys or ()) - set(_signature(cls).parameters))
         if missing:
-            raise ImproperlyConfigured(f"{where}: keys has {missing[0]!r}, which is no argument of the task")
+            raise ImproperlyConfigured(
+                f"{where}: keys has {missing[0]!r}, which is not an argument of the task"
+            )
         if window_s is not None and not _is_span(window_s):
             raise ImproperlyConfigured(
                 f"{where}: window_s must be a finite number of seconds above 0, or None, not {window_s!r}"

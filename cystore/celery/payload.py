@@ -34,7 +34,7 @@ def is_wanted(conf: Any) -> bool:
     """Whether messages are kept. Raises ImproperlyConfigured for another value than "message" and none."""
     value = conf.get(SETTING)
     if value not in (None, "", False, MESSAGE):
-        raise ImproperlyConfigured(f'{SETTING} must be "{MESSAGE}", or None for none, not {value!r}')
+        raise ImproperlyConfigured(f'{SETTING} must be "{MESSAGE}", or None, not {value!r}')
     return value == MESSAGE
 
 
@@ -73,7 +73,7 @@ def details(
         return {LEFT_OUT: reason}
     options = _sending.get()
     if options is None:
-        return {LEFT_OUT: "it was sent past the app"}
+        return {LEFT_OUT: "it was not sent through the app"}
     properties = {key: value for key, value in options["properties"].items() if value is not None}
     try:
         content_type, encoding, data = properties.pop("content_type", None), None, body
@@ -114,7 +114,7 @@ def within(
     """The body of the event; without the message where that is too large for a record."""
     if FIELD not in told or len(body) <= limit_bytes - ROOM_BYTES:
         return body
-    reason = f"with it the event has {len(body)} bytes, and a record may have {limit_bytes}"
+    reason = f"the event would have {len(body)} bytes with it, and a record at most {limit_bytes}"
     return encode({**told, FIELD: None, LEFT_OUT: reason})
 
 
@@ -147,7 +147,7 @@ class KeptMessage:
                 else told["body"].encode("utf-8", "surrogatepass")
             )
         except binascii.Error as error:
-            raise ValueError(f"its body is no base64: {error}") from error
+            raise ValueError(f"its body is not base64: {error}") from error
         return cls(
             told["headers"], told["properties"], body, told["content_type"], told["content_encoding"],
             compression if isinstance(compression, str) else None, told["exchange"], told["routing_key"],

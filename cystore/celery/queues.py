@@ -68,7 +68,7 @@ def consume_when_ready(sender: Any, **_signal: Any) -> None:
     try:
         name = queue_of_store(known_id_of(open_shared(location, sender.app)))
     except StoreError as error:
-        log.error("this worker does nothing for its store, because it cannot open it: %s", error)
+        log.error("this worker cannot open its store, and does no duties for it: %s", error)
         return
     queues, consumer = sender.app.amqp.queues, sender.task_consumer
     if name not in queues.consume_from:

@@ -67,22 +67,22 @@ class RedisLocation:
         scheme = text.partition("://")[0].lower() if "://" in text else ""
         if "cluster" in scheme:
             raise ImproperlyConfigured(
-                "cystore_redis_url: Redis Cluster is not supported, for the keys of a store lie on several of its nodes; "
-                "name a single Redis or a Sentinel (two hundred bytes a second is what a store sends there)"
+                "cystore_redis_url: Redis Cluster is not supported, because the keys of a store would lie on several nodes; "
+                "name a single Redis or a Sentinel (a store sends it about two hundred bytes a second)"
             )
         if scheme not in SCHEMES:
             raise ImproperlyConfigured(f"{WANTED}, not {scheme or 'nothing'}://")
         parts = [part for part in text.split(";") if part]
         if len(parts) > 1 and scheme != SENTINEL:
             raise ImproperlyConfigured(
-                f"cystore_redis_url: {len(parts)} servers are named where leases need one; name that one, or a Sentinel"
+                f"cystore_redis_url: {len(parts)} servers are named, but leases need a single one; name that one, or a Sentinel"
             )
         try:
             return cls._of(scheme, parts, dict(options or {}))
         except ValueError:
             # What Python says of it may hold the password.
             raise ImproperlyConfigured(
-                f"cystore_redis_url: {hidden(text)} makes no sense: write SCHEME://USER:PASSWORD@HOST:PORT/DATABASE, with "
+                f"cystore_redis_url: {hidden(text)} is not a valid URL: write SCHEME://USER:PASSWORD@HOST:PORT/DATABASE, with "
                 "special characters of the password percent-encoded"
             ) from None
 
@@ -96,7 +96,7 @@ class RedisLocation:
             database = database or next((part.path for part in reversed(found) if part.path.strip("/")), "")
         database = database.strip("/") or "0"
         if not database.isascii() or not database.isdecimal():
-            raise ValueError("the database is no number")
+            raise ValueError("the database is not a number")
         if query.get("ssl_cert_reqs") in CERT_REQS:
             query["ssl_cert_reqs"] = CERT_REQS[query["ssl_cert_reqs"]]
         default = DEFAULT_PORT.get(scheme, 6379)
@@ -104,7 +104,7 @@ class RedisLocation:
         master = str(options.pop("master_name", "") or query.pop("master_name", ""))
         if scheme == SENTINEL and not master:
             raise ImproperlyConfigured(
-                "cystore_redis_url: a Sentinel is asked for a master by name: set cystore_redis_options = "
+                "cystore_redis_url: a Sentinel needs the name of the master: set cystore_redis_options = "
                 "{'master_name': ...}"
             )
         prefix = str(options.pop(PREFIX, "") or query.pop(PREFIX, ""))

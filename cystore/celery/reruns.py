@@ -53,13 +53,13 @@ def prepare(store: MessageStore, life: Life, *, same_id: bool) -> Rerun:
     headers, notes = dict(message.headers), []
     if headers.get("id") != life.task_id or not isinstance(headers.get("task"), str):
         raise RerunError(
-            f"{life.task_id}: what is kept is no message of this task (protocol 1 cannot be sent again)"
+            f"{life.task_id}: the kept content is not a message of this task (messages of protocol 1 cannot be sent again)"
         )
     for name in OVER:
         due_ms = moment_ms(headers[name]) if isinstance(headers.get(name), str) else None
         if due_ms is not None and due_ms <= now_ms():
             headers[name] = None
-            notes.append(f"its {name} is over and left out")
+            notes.append(f"its {name} is over and was removed")
     headers["retries"] = 0
     if same_id:
         return Rerun(life, life.task_id, replace(message, headers=headers), notes)
@@ -74,7 +74,7 @@ def prepare(store: MessageStore, life: Life, *, same_id: bool) -> Rerun:
     if headers.get("group"):
         headers["group"] = headers["group_index"] = None
         message = _without_chord(message, life.task_id)
-        notes.append("it is no part of its group, nor of a chord of it")
+        notes.append("it is not part of its old group or chord")
     return Rerun(life, task_id, message, notes)
 
 
@@ -100,8 +100,9 @@ def _without_chord(message: KeptMessage, task_id: str) -> KeptMessage:
     """The message, whose task will not count for a chord."""
     if message.content_type != JSON:
         raise RerunError(
-            f"{task_id}: it is part of a group, and its message is {message.content_type}, which is not opened here; --same-id sends it "
-            "as it was"
+            f"{task_id}: it is part of a group, and its message is {message.content_type}, which rerun does not "
+            "decode; --same-id sends it "
+            "unchanged"
         )
     try:
         args, kwargs, embedded = json.loads(message.body)

@@ -39,7 +39,7 @@ def submit(job: str, path: str, options: Sequence[str] = (), folder: str | None 
     if any(not isinstance(one, str) or not one for one in paths) or any(
         not isinstance(one, str) for one in options
     ):
-        raise JobFailedError(f"paths and options as text are needed, not {paths!r} and {options!r}")
+        raise JobFailedError(f"paths and options must be text, not {paths!r} and {options!r}")
     # A path behind "--" is one whatever it looks like.
     command = [sys.executable, "-m", "cystore.spark", job, "--json", *options, "--", *paths]
     process = subprocess.Popen(
@@ -59,7 +59,7 @@ def submit(job: str, path: str, options: Sequence[str] = (), folder: str | None 
     summary = told.splitlines()
     if process.returncode not in SUMMARY_CODES or not summary:
         raise JobFailedError(
-            f"{job} left with {process.returncode}: {said.strip()[-SAID_CHARACTERS:]}", path=path
+            f"{job} exited with {process.returncode}: {said.strip()[-SAID_CHARACTERS:]}", path=path
         )
     return dict(json.loads(summary[-1]))
 

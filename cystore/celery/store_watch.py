@@ -187,7 +187,8 @@ class StoreWatch(bootsteps.StartStopStep):
         if error is None and handed_over(self._path):
             self._leaves = True
             log.warning(
-                "`cystore handover` asks this worker to leave %s to another version: it ends", self._path
+                "`cystore handover` asks this worker to leave %s to another version: the worker ends",
+                self._path,
             )
             _stop_consuming(consumer)
             state.should_stop = HANDOVER_EXIT_CODE
@@ -209,7 +210,7 @@ class StoreWatch(bootsteps.StartStopStep):
             return
         self._full = True
         log.critical(
-            "the disk is full: this worker takes no more tasks, and gives those that it has not begun back to the broker, until there "
+            "the disk is full: this worker takes no more tasks, and gives unstarted tasks back to the broker, until there "
             "is space: %s", error,
         )  # fmt: skip
         _stop_consuming(consumer)
@@ -217,7 +218,7 @@ class StoreWatch(bootsteps.StartStopStep):
     def _pause(self, consumer: Any, error: StoreError) -> None:
         self._away = True
         log.critical(
-            "this worker takes no more tasks, and gives those that it has not begun back to the broker; it %s: %s",
+            "this worker takes no more tasks, and gives unstarted tasks back to the broker; it %s: %s",
             "ends" if self._exits else "waits until its store is back", error,
         )  # fmt: skip
         _stop_consuming(consumer)

@@ -105,7 +105,7 @@ class Location:
             for name, value in _settings(_ours(options or {}).items()).items():
                 if settings.setdefault(name, value) != value:
                     raise StoreConfigError(
-                        f"{name} is {value!r} here and {settings[name]!r} in result_backend; name it once"
+                        f"{name} is {value!r} here and {settings[name]!r} in result_backend; give it once"
                     )
         except ValueError as error:
             raise ImproperlyConfigured(f"{where}: {error}") from error
@@ -143,10 +143,10 @@ class Location:
             return
         if wanted_h > now_h:
             store.configure(file_reserved_time_h=wanted_h)
-            log.info("%s: file_reserved_time_h is %d now, was %d", store.path, wanted_h, now_h)
+            log.info("%s: raised file_reserved_time_h to %d from %d", store.path, wanted_h, now_h)
         else:
             log.info(
-                "%s: records are kept for %d h, longer than the %d h of this app's results; `cystore config` shortens it",
+                "%s: records are kept for %d h, longer than the %d h that this app needs; `cystore config` can shorten that",
                 store.path,
                 now_h,
                 wanted_h,
@@ -174,7 +174,7 @@ def shown(url: str) -> str:
 def _reader_in(parts: SplitResult) -> str:
     """The Redis that stands in cystore+remote://USER:PASSWORD@HOST:PORT/DATABASE, empty where none does."""
     if parts.query or parts.fragment:
-        raise ImproperlyConfigured("result_backend cystore+remote://: its one option is reader=redis://...")
+        raise ImproperlyConfigured("result_backend cystore+remote://: its only option is reader=redis://...")
     if not parts.netloc and not parts.path.strip("/"):
         return ""
     if not parts.netloc:
@@ -191,7 +191,7 @@ def _ours(options: Mapping[str, Any]) -> dict[str, Any]:
     if theirs and tuple(theirs) not in _told:
         _told.add(tuple(theirs))
         log.warning(
-            "result_backend_transport_options: %s: options of Redis, a store does without them",
+            "result_backend_transport_options: %s: ignored, because they are options of Redis",
             ", ".join(theirs),
         )
     return {name: value for name, value in options.items() if name not in theirs}

@@ -65,7 +65,7 @@ class FanOut(Task):
             return super().apply_async(args, kwargs, task_id=task_id, producer=producer, **options)
         with self.app.producer_or_acquire(producer) as producer:
             if _waiting(producer.connection, queues.own_queue(queues.SHARED)) >= FAN_OUTS_WAITING_MAX:
-                log.debug("%s: nobody takes those that were sent before", FAN_OUT)
+                log.debug("%s: not sent, because earlier ones still wait", FAN_OUT)
                 return None
             lives_s = options.get("expires") or expires_s(FAN_OUT_S)
             if isinstance(lives_s, (int, float)):
@@ -164,5 +164,5 @@ def _is_over(headers: Mapping[str, Any]) -> bool:
     try:
         until: datetime = maybe_make_aware(maybe_iso8601(expires))
     except (TypeError, ValueError) as error:
-        raise InvalidTaskError(f"expires is no time: {expires!r}") from error
+        raise InvalidTaskError(f"expires is not a time: {expires!r}") from error
     return until.timestamp() * 1000 <= now_ms()

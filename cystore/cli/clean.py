@@ -47,18 +47,18 @@ def _run(args: argparse.Namespace) -> int:
 
 COMMAND = Command(
     name="clean",
-    summary="removes what expired, now",
+    summary="removes expired segments, now",
     description=(
-        "Ends the segment that is written to if it is old enough (roll_interval_h), and removes segments whose messages are all older\n"
-        "than the store's file_reserved_time_h (see cystore config), at any hour. What a hold, an archive or a delayed message needs\n"
-        "stays. Other processes may use the store at the same time."
+        "Ends the current segment if it is old enough (roll_interval_h), and removes segments whose messages are all older\n"
+        "than the store's file_reserved_time_h (see cystore config), at any hour. Segments that a hold, an archive or a delayed message\n"
+        "needs stay. Other processes may use the store at the same time."
     ),
     examples=(
         "cystore clean /var/lib/app/store",
         "cystore clean /var/lib/app/store --json",
     ),
     add_arguments=lambda parser: add_json(
-        parser, "one JSON object: numbers of files, and where the log begins"
+        parser, "one JSON object: numbers of files, and the log's first offset"
     ),
     run=_run,
 )

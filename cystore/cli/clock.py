@@ -47,17 +47,17 @@ def _run(args: argparse.Namespace) -> int:
         write_line(
             f"wall clock: {time_text(found['wall_clock_ms'])}{' (not believed)' if found['ahead_ms'] else ''}"
         )
-        write_line(f"what is deleted goes by: {time_text(found['expiry_ms'])}")
+        write_line(f"time for deletion: {time_text(found['expiry_ms'])}")
         write_line(f"last message: {time_text(found['last_store_timestamp_ms'])}")
     return FOUND_WRONG if found["ahead_ms"] else OK
 
 
 COMMAND = Command(
     name="clock",
-    summary="the store's time beside the wall clock; --believe takes a jump for right",
+    summary="the store's time beside the wall clock; --believe accepts a jump",
     description=(
         "Shows the time by which a store stamps, rolls, delivers and deletes. A wall clock that jumped by more than max_clock_jump_s\n"
-        "is not believed at once: the store goes on with the time before. It is believed when it has stood for that long, or with\n"
+        "is not believed at once: the store continues with the earlier time. It believes the jump after that time, or with\n"
         "--believe at once. Exit code 1: the wall clock is not believed."
     ),
     examples=("cystore clock /var/lib/app/store", "cystore clock /var/lib/app/store --believe"),

@@ -18,17 +18,17 @@ from cystore.errors import StoreConfigError
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--unset", metavar="NAME", action="append", default=[],
-        help="take a value of the store away: each process's own counts again",
+        help="remove a value of the store: each process uses its own again",
     )  # fmt: skip
     parser.add_argument(
         "--resume-cleaning",
         action="store_true",
-        help="nobody needs old records but those who hold them now: ends the pause after a manifest that could not be read",
+        help="end the pause of cleaning after an unreadable manifest; set all needed holds first",
     )
     parser.add_argument(
         "--end-archive",
         action="store_true",
-        help="cleaning waits for the archive no more; the archive itself stays as it is",
+        help="let cleaning no longer wait for the archive; the archive itself does not change",
     )
     add_json(parser, "one JSON object: name, value and source of each setting")
 
@@ -61,7 +61,7 @@ def _run(args: argparse.Namespace) -> int:
 COMMAND = Command(
     name="config",
     summary="the store's own settings: shows them, and changes the retention policy",
-    description="Writes the settings that are the store's, with their source: the store, this call's --config, or the default. With --set "
+    description="Writes the store's settings with their source: the store, this call's --config, or the default. With --set "
     "it changes the store's retention policy, also for the processes that have the store open.",
     examples=(
         "cystore config /var/lib/app/store",

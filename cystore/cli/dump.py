@@ -20,7 +20,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--queue", metavar="N", type=whole_number, help="only this queue id of the topic")
     parser.add_argument("--from", metavar="O", dest="begin", type=whole_number, default=0,
                         help="from this queue offset on, in each queue")  # fmt: skip
-    parser.add_argument("--count", metavar="K", type=count, help="at most so many messages in all")
+    parser.add_argument("--count", metavar="K", type=count, help="at most this number of messages in all")
     add_json(parser, "one JSON object a message, the body in base64")
 
 
@@ -54,7 +54,7 @@ COMMAND = Command(
     description=(
         "Writes one line for each message, in the order of topic, queue id and queue offset. Changes nothing in the store,\n"
         "whether it is in use, closed, left by a crash, or in a directory that may only be read. Messages that cannot be\n"
-        "read are reported on standard error and stepped over; the exit code is then 1. Damage that recovery has dealt with\n"
+        "read are reported on standard error and stepped over; the exit code is then 1. Damage that recovery has handled\n"
         "is reported there too."
     ),
     examples=(

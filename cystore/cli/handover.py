@@ -34,9 +34,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_seconds,
         default=WAIT_S,
         metavar="SECONDS",
-        help="wait for so long (default: %(default).0f)",
+        help="wait at most this time (default: %(default).0f)",
     )
-    parser.add_argument("--cancel", action="store_true", help="take the request back")
+    parser.add_argument("--cancel", action="store_true", help="cancel the request")
     add_json(parser, "one JSON object")
 
 
@@ -59,7 +59,7 @@ def _run(args: argparse.Namespace) -> int:
     state = facts.state(args.path)
     if state.name == "exclusive":
         raise StoreLockedError(
-            "one process has the store for itself, and cannot be asked: end it", path=args.path
+            "one process has the store exclusively, and cannot be asked: end it", path=args.path
         )
     until_s = clock.monotonic_s() + args.wait
     while state.name == "live":
@@ -73,10 +73,10 @@ def _run(args: argparse.Namespace) -> int:
         write_json(found)
     elif found["left"]:
         write_line(
-            f"{one_line(str(args.path))}: nobody is attached; the next process to open it makes its layout"
+            f"{one_line(str(args.path))}: no process is attached; the next one to open the store makes its layout"
         )
     elif args.cancel:
-        write_line(f"{one_line(str(args.path))}: nobody is asked to leave any more")
+        write_line(f"{one_line(str(args.path))}: the request is cancelled")
     else:
         write_line(
             f"{one_line(str(args.path))}: still attached with {found['attached_with']}, and asked to leave:"
@@ -85,19 +85,18 @@ def _run(args: argparse.Namespace) -> int:
         if shown:
             write_table(("pid", "command"), shown)
         else:
-            write_line(
-                "none of them that this process can see: they run in another PID namespace, or as another user"
-            )
+            write_line("this process cannot see them: they run in another PID namespace, or as another user")
     return OK if found["left"] or args.cancel else FOUND_WRONG
 
 
 COMMAND = Command(
     name="handover",
-    summary="asks the processes that have a store open to leave, and waits for it",
+    summary="asks the processes that have a store open to leave, and waits for them",
     description=(
         "For an upgrade to a version whose control block has another layout. Celery workers of any version from this one on stop taking\n"
-        "tasks, give those that they have not begun back to the broker, end the running ones and exit; other programs\n"
-        "ask store.asked_to_leave() and close the store by themselves. Exit code 1: somebody is still attached (shown, and still asked)."
+        "tasks, give unstarted ones back to the broker, finish the running ones and exit; other programs\n"
+        "ask store.asked_to_leave() and close the store by themselves. Exit code 1: a process is still attached (it "
+        "is shown, and still asked)."
     ),
     examples=(
         "cystore handover /var/lib/app/store",

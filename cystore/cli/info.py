@@ -23,8 +23,8 @@ from cystore.system import files, host
 
 STATES = {
     "live": "in use by other processes",
-    "exclusive": "in use by one process for itself (RocketMQ, or exclusive=True); its positions cannot be read meanwhile",
-    "crashed": "not in use; the last process did not close it, the next one to open it recovers it",
+    "exclusive": "in exclusive use by one process (RocketMQ, or exclusive=True); its positions cannot be read meanwhile",
+    "crashed": "not in use; the last process did not close it, and the next open recovers it",
     "closed": "not in use; closed cleanly",
 }
 
@@ -178,7 +178,7 @@ def _show_positions(info: dict[str, Any]) -> None:
     for flag in info["flags"]:
         write_line(f"NOT WRITABLE: {FLAGS['FLAG_' + flag.upper()][1]}")
     if info["recovery"] is not None:
-        write_line(f"as the next process to open it will find it: {info['recovery']}")
+        write_line(f"the next open will find: {info['recovery']}")
 
 
 def _show_queues(info: dict[str, Any]) -> None:
@@ -189,7 +189,7 @@ def _show_queues(info: dict[str, Any]) -> None:
         for q in info["queues"]
     ]
     write_table(("topic", "queue", "min offset", "max offset", "between"), rows)
-    write_line(f"delayed messages that wait: {sum(level['pending'] for level in info['delayed'])}")
+    write_line(f"waiting delayed messages: {sum(level['pending'] for level in info['delayed'])}")
     rows = [
         (d["level"], "none" if d["delay_ms"] is None else f"{d['delay_ms'] // 1000} s", d["pending"])
         for d in info["delayed"]
@@ -271,8 +271,8 @@ COMMAND = Command(
     name="info",
     summary="segments, offsets, topics and queues, index files, checkpoint, disk use",
     description=(
-        "Shows what a store is, holds and takes, whether it is in use, closed, left by a crash, or in a directory that may\n"
-        "only be read. Changes nothing. For a store that nobody has open the positions are those that recovery would find."
+        "Shows the state, content and disk use of a store, be it in use, closed, left by a crash, or in a directory that may\n"
+        "only be read. Changes nothing. If no process has the store open, the positions are those that recovery would find."
     ),
     examples=("cystore info /var/lib/app/store", "cystore info /var/lib/app/store --json"),
     add_arguments=lambda parser: add_json(parser, "one JSON object"),

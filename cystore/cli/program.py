@@ -61,13 +61,13 @@ INTERRUPTED, TERMINATED, PIPE_CLOSED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 EPILOG = """\
 exit codes:
   0    done
-  1    damage was found, or nothing where something was asked for
-  2    wrong usage, or an error of the store: one line on standard error says which
+  1    damage was found, or the answer is empty
+  2    wrong usage, or an error of the store: one line on standard error names it
   130  ended by Ctrl-C; 143 by SIGTERM; 141 the reader of the output went away
 
 settings:
   Every command takes --set NAME=VALUE and --config FILE.toml with fields of cystore.StoreConfig. Commands that write
-  need those that the store's other users have.
+  need the settings of the store's other users.
 
 examples:
   cystore info /var/lib/app/store
@@ -77,15 +77,15 @@ examples:
 # The first that fits says what to do about an error.
 HINTS: tuple[tuple[type[StoreError], str], ...] = (
     (StoreConfigError, "settings are the fields of cystore.StoreConfig"),
-    (StoreLockedError, "`cystore info PATH` says who has it; end that process, or try again"),
+    (StoreLockedError, "`cystore info PATH` shows the process that has it; end that process, or try again"),
     (StorePermissionError, "run it as the user that owns the store, or look at a copy"),
     (StoreFormatError, "check PATH and the settings the store was made with (--set, --config)"),
     (CorruptRecordError, "`cystore verify PATH` lists all damage"),
     (FlushFailedError, "the disk reported an error: check it before the store is opened again"),
     (StoreIOError, "check the disk"),
     (StoreResourceError, "raise the limit that the message names (`ulimit -n`, memory)"),
-    (StoreFullError, "`cystore info PATH` shows what takes the space"),
-    (StoreTimeoutError, "see whether a process that uses the store is stopped"),
+    (StoreFullError, "`cystore info PATH` shows the disk use"),
+    (StoreTimeoutError, "check whether a process that uses the store is stopped"),
 )
 
 
@@ -93,7 +93,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="cystore",
-        description="Looks at, reads, writes and mends message stores (directories).",
+        description="Shows, reads, writes and repairs message stores (directories).",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -153,7 +153,7 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 def hint(error: StoreError) -> str:
     """What to do about an error, as the end of its line."""
     if isinstance(error, StoreFormatError) and DERIVED & set(Path(str(error.path)).parts):
-        return "; `cystore rebuild PATH` makes what follows from the log anew"
+        return "; `cystore rebuild PATH` makes queues and index anew from the log"
     return next((f"; {remedy}" for kind, remedy in HINTS if isinstance(error, kind)), "")
 
 
@@ -193,7 +193,7 @@ class _Reports(logging.Handler):
         """Reports how many were left out."""
         left_out = sum(count - ALIKE for count in self._seen.values() if count > ALIKE)
         if left_out:
-            write_note(f"{left_out} more reports like these")
+            write_note(f"{left_out} more similar reports")
 
 
 def _reports() -> _Reports:

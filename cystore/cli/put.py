@@ -27,7 +27,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--property", metavar="NAME=VALUE", dest="properties", action="append", default=[],
                         type=_property, help="may be repeated")  # fmt: skip
     parser.add_argument("--delay-level", metavar="N", type=whole_number, default=0,
-                        help="wait so long before the topic gets it: a level of the setting message_delay_level, 1 and up")  # fmt: skip
+                        help="delay before the topic gets the message: a level of the setting message_delay_level, 1 and up")  # fmt: skip
     parser.add_argument("--flush", choices=("async", "sync"),
                         help="sync: return only when the message is durable (default: the setting flush_disk_type)")  # fmt: skip
     parser.add_argument("--lines", action="store_true", help="each line is a message, appended as it comes")
@@ -114,9 +114,9 @@ COMMAND = Command(
     name="put",
     summary="append standard input",
     description=(
-        "Appends standard input as one message (or each line as one, with --lines) and writes where it went.\n"
+        "Appends standard input as one message (or each line as one, with --lines) and prints its place.\n"
         "A store that does not exist is made. Other processes may use the store at the same time.\n"
-        "With --delay-level it waits until it is due and a process that runs the service schedule, or calls deliver, delivers it."
+        "With --delay-level it waits until it is due and a process with the service schedule, or a call of deliver, delivers it."
     ),
     examples=(
         "echo hello | cystore put /var/lib/app/store greetings --key hello --tag first",

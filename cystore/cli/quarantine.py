@@ -24,7 +24,7 @@ def _add_name(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--from", metavar="FILE", dest="source", type=real_path,
-        help="a file to read in place of the copy: the same range, repaired",
+        help="a file to read instead of the copy: the same range, repaired",
     )  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def _restore(args: argparse.Namespace) -> int:
         if done.left:
             write_line(f"still damaged: {_ranges(done.left)}")
         if again:
-            write_line(f"the log does not take them there, and steps over them again: {_ranges(again)}")
+            write_line(f"recovery refused these ranges again: {_ranges(again)}")
     return FOUND_WRONG if done.left or again else OK
 
 
@@ -121,10 +121,10 @@ def _add_restore(parser: argparse.ArgumentParser) -> None:
 EXAMPLE = "commitlog-00000000000000004096-00000000000000004480"
 LIST = Command(
     name="list",
-    summary="what lies there, and which ranges of the log are damaged",
+    summary="lists the copies and the damaged ranges of the log",
     description=(
-        "A line for each copy of log bytes, with its range, and whether the log still steps over it (damaged) or does not\n"
-        "have those bytes (cut). A damaged range without a copy has a line too. Changes nothing."
+        "Writes a line for each copy of log bytes, with its range and state: damaged (the log steps over it) or cut (the log\n"
+        "does not have it). A damaged range without a copy has a line too. Changes nothing."
     ),
     examples=("cystore quarantine list /var/lib/app/store",),
     add_arguments=lambda parser: add_json(parser, "one JSON object for each copy"),
@@ -132,9 +132,9 @@ LIST = Command(
 )
 SHOW = Command(
     name="show",
-    summary="the records that are whole in a copy, and the other bytes",
+    summary="the intact records of a copy, and the other bytes",
     description=(
-        "Looks for records that stand at their own place in the log with the right checksum; of other bytes it shows the first\n"
+        "Finds records with the right checksum at their own place in the log; of other bytes it shows the first\n"
         f"{SHOWN_BYTES}. Changes nothing."
     ),
     examples=(
@@ -146,10 +146,10 @@ SHOW = Command(
 )
 RESTORE = Command(
     name="restore",
-    summary="writes whole records back into a damaged range of the log",
+    summary="writes intact records back into a damaged range of the log",
     description=(
-        "Writes what is whole in a copy, or in a repaired file of the same length, back to its place in the log, and mends queues\n"
-        "and index. Only while nobody has the store open. Refused where the log is not damaged there, and where no record is whole.\n"
+        "Writes the intact records of a copy, or of a repaired file of the same length, back to the log, and mends queues\n"
+        "and index. No other process may have the store open. Refused if the log is not damaged there, or if no record is intact.\n"
         "Exit code 1: a part of the range stays damaged."
     ),
     examples=(f"cystore quarantine restore /var/lib/app/store {EXAMPLE} --from repaired",),
@@ -160,7 +160,7 @@ COMMAND = Group(
     name="quarantine",
     summary="copies of damaged bytes: lists them, shows them, puts them back",
     description=(
-        "Damaged bytes of the log are stepped over or cut. Before that a copy of them goes into the folder quarantine/ of the store."
+        "Before cystore steps over damaged bytes of the log, or truncates them, it copies them to the folder quarantine/ of the store."
     ),
     commands=(LIST, SHOW, RESTORE),
 )

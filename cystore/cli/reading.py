@@ -40,7 +40,7 @@ def report_stepped_over(store: MessageStore) -> None:
     if store.recovery is not None and store.recovery.lost is not None:
         ranges.append((*store.recovery.lost, "lost"))
     for begin, end, what in ranges[:DAMAGE_LINES]:
-        write_note(f"bytes {begin}..{end} of the log are damaged, what stood there is {what}")
+        write_note(f"bytes {begin}..{end} of the log are damaged; their records are {what}")
     if len(ranges) > DAMAGE_LINES:
         write_note(f"{len(ranges)} ranges of the log are damaged; `cystore verify` lists all damage")
 

@@ -30,7 +30,9 @@ def _plan(args: argparse.Namespace, *, abnormal: bool) -> RecoveryPlan:
         try:
             with locks.gate():
                 if locks.holder() != "nobody":
-                    raise StoreLockedError("somebody opened the store just now", path=args.path)
+                    raise StoreLockedError(
+                        "another process opened the store just now: run the command again", path=args.path
+                    )
                 return plan(scan(args.path, config, abnormal=abnormal, progress=report))
         finally:
             locks.close()
@@ -90,8 +92,8 @@ COMMAND = Command(
     name="recover",
     summary="recovery with a printed plan",
     description=(
-        "Writes what recovery does about a store that nobody has open, then does it and closes the store cleanly. Whoever\n"
-        "opens a store recovers it too; this shows what that means. Bytes that are cut are kept in quarantine/.\n"
+        "Writes the plan of recovery for a store that no process has open, carries it out and closes the store cleanly. Every\n"
+        "open recovers a store too; this command shows how. Truncated bytes are kept in quarantine/.\n"
         "Exit code 1: durable records are damaged or lost."
     ),
     examples=("cystore recover /var/lib/app/store --dry-run", "cystore recover /var/lib/app/store"),

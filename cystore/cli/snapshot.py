@@ -14,7 +14,7 @@ from cystore.cli.progress import progress
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "target", metavar="TARGET", type=Path, help="the directory to make; it must not be there yet"
+        "target", metavar="TARGET", type=Path, help="the directory to make; it must not exist"
     )
     add_json(parser, "one JSON object")
 
@@ -29,19 +29,19 @@ def _run(args: argparse.Namespace) -> int:
         write_line(one_line(f"{taken.path}: {taken.records} records in {size} of log, {taken.queues} queues"))
     for begin, end in taken.damaged:
         write_note(
-            f"the log is damaged from {begin} to {end}, in the store and so in the copy: see `cystore verify`"
+            f"the log is damaged from {begin} to {end}, in the store and in the copy: see `cystore verify`"
         )
     return FOUND_WRONG if taken.damaged else OK
 
 
 COMMAND = Command(
     name="snapshot",
-    summary="a consistent copy of a store, also while others use it",
+    summary="a consistent copy of a store, even while others use it",
     description=(
-        "Makes TARGET a store that has what PATH has at one moment: for a backup, and for the way back. It flushes PATH, and copies\n"
-        "the log up to there, with the settings and the queues' offsets of before. Queues and index of the copy are made from its\n"
-        "log, which verifies every record. TARGET appears when all of it is on the disk. Exit code 1: the log is damaged, in PATH\n"
-        "and so in TARGET."
+        "Makes TARGET a store with the content of PATH at one moment: for a backup, and to restore one. It flushes PATH, and copies\n"
+        "the log up to there, with the earlier settings and queue offsets. Queues and index of the copy are made from its\n"
+        "log, and every record is verified. TARGET appears when all of it is on disk. Exit code 1: the log is damaged, in PATH\n"
+        "and in TARGET."
     ),
     examples=(
         "cystore snapshot /var/lib/app/store /backup/store-2026-01-31",

@@ -1,4 +1,4 @@
-"""`cystore tail`: the newest messages of a topic, and those that come."""
+"""`cystore tail`: the newest messages of a topic, and new ones as they come."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cystore.cli.watch import follow
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("topic", metavar="TOPIC")
     parser.add_argument(
-        "-f", "--follow", action="store_true", help="go on with messages as they come; Ctrl-C ends it"
+        "-f", "--follow", action="store_true", help="continue with new messages; Ctrl-C ends it"
     )
     parser.add_argument("-n", "--lines", metavar="K", type=whole_number, default=10,
                         help="begin with the newest K messages (default: 10)")  # fmt: skip
@@ -76,7 +76,7 @@ class _Tail:
         end, minimum = store.wrote_position, store.stats()["min_physical_offset"]
         begin = min(self.position, end)
         if begin < minimum:
-            write_note(f"the log from {begin} to {minimum} was removed before it was shown")
+            write_note(f"the log from {begin} to {minimum} was cleaned before it could be shown")
             begin = minimum
         yield from filter(self._is_wanted, store.scan(begin, end))
         self.position = end
@@ -113,10 +113,10 @@ def _run(args: argparse.Namespace) -> int:
 
 COMMAND = Command(
     name="tail",
-    summary="the newest messages of a topic, and those that come",
+    summary="the newest messages of a topic, and new ones as they come",
     description=(
-        "Writes the newest messages of a topic in the order they were appended, and with -f those that any process appends\n"
-        "from then on. Changes nothing. A store that nobody has open is waited for: messages come when somebody opens it."
+        "Writes the newest messages of a topic in the order of their appends; with -f it continues with new messages of any\n"
+        "process. Changes nothing. If no process has the store open, -f waits until one opens it."
     ),
     examples=(
         "cystore tail /var/lib/app/store orders -n 20",

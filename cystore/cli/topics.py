@@ -68,9 +68,9 @@ COMMAND = Command(
     name="topics",
     summary="topics and queues, and the queue offsets that can be read; deletes topics",
     description=(
-        "A line for each queue: its lowest queue offset, the one behind its highest, and how many lie between (messages, and\n"
-        "places of messages that damage swallowed). A queue that was removed is left out; it goes on counting, should a message\n"
-        "come. Changes nothing. See also `cystore topics delete --help` and `cystore topics clean --help`."
+        "Writes a line for each queue: its lowest queue offset, the one above its highest, and the number of places between\n"
+        "(damaged messages too). A removed queue is left out; if it gets a message again, it continues to count its offsets.\n"
+        "Changes nothing. See also `cystore topics delete --help` and `cystore topics clean --help`."
     ),
     examples=("cystore topics /var/lib/app/store", "cystore topics /var/lib/app/store --json"),
     add_arguments=lambda parser: add_json(parser, "one JSON object for each queue"),
@@ -81,9 +81,10 @@ DELETE = Command(
     summary="removes topics with all their messages",
     description=(
         "Removes every queue of the topics, also while other processes have the store open: readers get OFFSET_TOO_SMALL. A topic\n"
-        "that gets a message again goes on counting its queue offsets. The log keeps the records until their segments expire: `cystore\n"
-        "query` finds them till then. Messages that are still delayed are delivered to the topic all the same.\n"
-        "Exit code 1: a topic was not there."
+        "that gets a message again continues to count its queue offsets. The log keeps the records until their "
+        "segments expire: `cystore\n"
+        "query` finds them until then. Messages that are still delayed are delivered to the topic all the same.\n"
+        "Exit code 1: a topic does not exist."
     ),
     examples=(
         "cystore topics delete /var/lib/app/store orders",
@@ -97,8 +98,8 @@ CLEAN = Command(
     name="topics clean",
     summary="removes the files of queues without messages",
     description=(
-        "What each clean does: a queue whose messages all expired, or were deleted, has no files any\n"
-        "more. It goes on counting its queue offsets."
+        "Every clean does this too: when all messages of a queue expired or were deleted, its files are\n"
+        "removed. The queue continues to count its offsets."
     ),
     examples=("cystore topics clean /var/lib/app/store",),
     add_arguments=lambda parser: add_json(parser, "one JSON object"),

@@ -39,14 +39,15 @@ def _run(args: argparse.Namespace) -> int:
     state = facts.state(args.path)
     if state.name == "exclusive":
         raise StoreLockedError(
-            "one process has the store for itself, so nobody knows where its log ends", path=args.path
+            "one process has the store exclusively, so the end of its log is unknown: end it, or try again",
+            path=args.path,
         )
     count = 0
     for found in _damage(args, config, state):
         _write(found, as_json=args.json)
         count += 1
     if count and state.name != "live" and facts.state(args.path) != state:
-        write_note(f"{args.path} was opened by another process meanwhile: run it again")
+        write_note(f"{args.path} was opened by another process meanwhile: run the command again")
     if not args.json:
         write_line(f"{count} damaged ranges" if count else "no damage")
     return FOUND_WRONG if count else OK
@@ -56,8 +57,8 @@ COMMAND = Command(
     name="verify",
     summary="every record's checksum, and queues and index against the log",
     description=(
-        "Reads every record with its checksum and compares consume queues and index with the log; a line for each damaged\n"
-        "range, those that recovery has set aside already too. Changes nothing. Exit code 1: there is damage."
+        "Reads every record with its checksum and compares consume queues and index with the log; writes a line for each damaged\n"
+        "range, also for those that recovery has put aside. Changes nothing. Exit code 1: there is damage."
     ),
     examples=("cystore verify /var/lib/app/store", "cystore verify /var/lib/app/store --json"),
     add_arguments=lambda parser: add_json(parser, "one JSON object for each damaged range"),

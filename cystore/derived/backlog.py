@@ -66,7 +66,7 @@ class BacklogKeeper:
         except StoreClosedError:
             raise
         except StoreError as error:
-            self._trouble.tell(log, logging.ERROR, error, "dispatch cannot go on; it is tried again")
+            self._trouble.tell(log, logging.ERROR, error, "dispatch failed and will be tried again")
             return None
         if done:
             self._trouble.over()

@@ -74,7 +74,7 @@ class ConsumeQueue:
         )
         if self.files.file_bytes % ENTRY_BYTES:
             raise StoreFormatError(
-                f"consume queue files of {self.files.file_bytes} bytes do not hold whole entries",
+                f"consume queue files have {self.files.file_bytes} bytes, which is no multiple of an entry",
                 path=self.files.directory,
             )
         self.ext = (
@@ -336,7 +336,8 @@ class ConsumeQueue:
         to where space is reserved. Raises StoreFullError."""
         if self.ext is None:
             raise StoreFormatError(
-                "the queue is not opened with its extended units", path=self.files.directory
+                "the queue is open without its extended units (enable_consume_queue_ext)",
+                path=self.files.directory,
             )
         if position < 0:
             newest_first = (
@@ -445,7 +446,7 @@ class ConsumeQueues:
             if self._mode is not Mode.WRITE or not self._file_system.sync():
                 return False
         except SyncFailedError:
-            log.exception("%s: the sync of the file system failed; queues are synced one by one", self._root)
+            log.exception("%s: the sync of the file system failed; syncing each queue by itself", self._root)
             return False
         for slot, end in ends:
             self._control.set_queue_flushed(slot, end)

@@ -66,7 +66,7 @@ class ConsumeQueueExt:
             return None
         status, size_bytes, tags_code, store_timestamp_ms, bitmap = ext.read(file, position - file.base)
         if status != "ok":
-            raise CorruptRecordError(f"no extended unit: {status}", path=file.path, offset=position)
+            raise CorruptRecordError(f"not a valid extended unit: {status}", path=file.path, offset=position)
         return ExtUnit(size_bytes, tags_code, store_timestamp_ms, bitmap)
 
     def next_position(self, tags_codes_backwards: Iterable[int]) -> int:

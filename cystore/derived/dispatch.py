@@ -220,12 +220,12 @@ class Dispatcher:
             self._damage.add(position, search.end, search.reason, search.copy)
             self._control.set_flag(FLAGS["FLAG_CORRUPT"][0])
             log.error(
-                "%s: %d bytes at %d are damaged (%s); dispatch goes on behind them, %s",
+                "%s: %d bytes at %d are damaged (%s); dispatch continues behind them, %s",
                 self._commit_log.files.path(self._commit_log.files.base_of(position)),
                 search.end - position,
                 position,
                 search.reason,
-                f"a copy is quarantine/{search.copy}" if search.copy else "there is nothing to copy",
+                f"a copy is quarantine/{search.copy}" if search.copy else "there are no bytes to copy",
             )
         self._search = None
         return True
@@ -265,8 +265,8 @@ class Dispatcher:
         expected = queue.max_offset
         if not self._is_believed(queue, expected, wanted):
             self._meet_damage(
-                f"queue offset {wanted} of {queue.topic}/{queue.queue_id}, where {expected} is next, leaves no room in the "
-                f"log for the records between"
+                f"queue offset {wanted} of {queue.topic}/{queue.queue_id}, where {expected} is next, is impossible: the log has no room "
+                f"for the records between"
             )
             return
         log.warning(

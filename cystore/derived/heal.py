@@ -54,7 +54,7 @@ class QueueHealer:
             return False
         self.healed += written
         log.error(
-            "%s: %d entries from queue offset %d on were missing or wrong; they are written again from the log",
+            "%s: %d entries from queue offset %d on were missing or wrong; rewriting them from the log",
             queue.files.directory,
             written,
             first,

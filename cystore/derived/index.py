@@ -197,7 +197,7 @@ class IndexFiles:
                 or not entry.name.isdecimal()
                 or not entry.is_file(follow_symlinks=False)
             ):
-                raise StoreFormatError("strange name among the index files; move it away", path=entry.path)
+                raise StoreFormatError("not a valid name of an index file; move it away", path=entry.path)
             names.add(int(entry.name))
         found = sorted(names - self._dropped)
         for name in set(known).difference(found):
@@ -341,7 +341,7 @@ class IndexFiles:
         if shape is None:
             raise StoreFormatError(
                 f"the file has {length} bytes, not the {file_length(self._slots, self._capacity)} of max_hash_slot_num "
-                f"{self._slots} and max_index_num {self._capacity}; set these as they were when it was made",
+                f"{self._slots} and max_index_num {self._capacity}; set both to the values with which the index was made",
                 path=path,
             )
         log.warning(

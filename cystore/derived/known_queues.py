@@ -66,7 +66,9 @@ def save_known_queues(root: Path, control: Control, checkpoint: CheckpointFields
         else:
             files.write_whole(root, _path(root), data, keep_last=False)
     except StoreError as error:
-        log.warning("%s: the next open looks at the files of every queue: %s", root, error)
+        log.warning(
+            "%s: cannot save queueTable, so the next open reads the files of every queue: %s", root, error
+        )
 
 
 def forget_known_queues(root: Path) -> None:

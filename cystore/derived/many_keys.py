@@ -16,7 +16,7 @@ log = logging.getLogger("cystore")
 def distinct(keys: Iterable[str]) -> list[str]:
     """The keys in their order, each once. One text alone is refused: its letters would be looked for."""
     if isinstance(keys, (str, bytes)) or not isinstance(keys, Iterable):
-        raise MessageIllegalError(f"keys must be several keys, such as a list, not {type(keys).__name__}")
+        raise MessageIllegalError(f"keys must be several keys, for example a list, not {type(keys).__name__}")
     return list(dict.fromkeys(text("key", key) for key in keys))
 
 
@@ -31,7 +31,7 @@ def add_newer(found: dict[str, QueryResult], walk: Iterable[Message], max_count:
                 if key in found:
                     newer.setdefault(key, []).append(message)
     except CorruptRecordError as error:
-        log.error("a query cannot look behind damage that dispatch has not stepped over yet: %s", error)
+        log.error("a query cannot read behind damage that dispatch has not stepped over yet: %s", error)
         damaged = [error]
     for key in found if damaged else newer:
         older, added = found[key], newer.get(key, [])

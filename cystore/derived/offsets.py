@@ -64,13 +64,13 @@ def check_table(name: str, table: Any) -> dict[str, Any]:
         for number, offset in inner.items():
             if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset <= OFFSET_MAX:
                 raise ValueError(
-                    f"{name}[{key!r}]{f'[{number!r}]' if number else ''} is {offset!r}, no offset"
+                    f"{name}[{key!r}]{f'[{number!r}]' if number else ''} is {offset!r}, not an offset"
                 )
     return table
 
 
 def _refuse(text: str) -> None:
-    raise ValueError(f"{text} is no whole number")
+    raise ValueError(f"{text} is not a whole number")
 
 
 def render_offsets(table: dict[Any, Any], **rest: Any) -> str:
@@ -165,7 +165,7 @@ def _queue_offsets(found: OffsetFile) -> QueueOffsets:
     minimums = check_table("minimumTable", found.rest.get("minimumTable", {}))
     offsets = QueueOffsets(_by_queue(found.table), _by_queue(minimums), position)
     if found.rest.get("checksum", _checksum(offsets)) != _checksum(offsets):
-        raise ValueError("the checksum is that of other numbers")
+        raise ValueError("the checksum does not match the content")
     return offsets
 
 
@@ -216,19 +216,19 @@ def _by_queue(table: dict[str, Any]) -> dict[tuple[str, int], int]:
 def _topic(name: str) -> str:
     """A topic becomes the name of a folder: one like `../x` would lead out of the store. Raises ValueError."""
     if not TOPIC.match(name):
-        raise ValueError(f"{name!r} is no topic")
+        raise ValueError(f"{name!r} is not a topic")
     return name
 
 
 def _queue_id(text: str) -> int:
     if not QUEUE_ID.match(text) or int(text) > QUEUE_ID_MAX:
-        raise ValueError(f"{text!r} is no queue id")
+        raise ValueError(f"{text!r} is not a queue id")
     return int(text)
 
 
 def _queues(queues: Any) -> dict[str, int]:
     if not isinstance(queues, dict):
-        raise ValueError(f"{queues!r} is no map of queue ids")
+        raise ValueError(f"{queues!r} is not a map of queue ids")
     return queues
 
 
@@ -285,10 +285,10 @@ def read_delay_offsets(
             raise ValueError(f"physicalOffset is {position!r}")
         for level, offset in found.table.items():
             if isinstance(offset, dict):
-                raise ValueError(f"offsetTable[{level!r}] is {offset!r}, no offset")
+                raise ValueError(f"offsetTable[{level!r}] is {offset!r}, not an offset")
         offsets = DelayOffsets({int(level): offset for level, offset in found.table.items()}, position)
         if found.rest.get("checksum", offsets.checksum) != offsets.checksum:
-            raise ValueError("the checksum is that of other numbers")
+            raise ValueError("the checksum does not match the content")
         check(offsets)
         return offsets
 

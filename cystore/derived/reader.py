@@ -103,7 +103,7 @@ class Reader:
         try:
             self._dispatcher.run_once(timeout_ms=HELP_WAIT_MS)
         except (StoreFullError, StoreResourceError, StoreIOError, CorruptRecordError) as error:
-            what = f"{self._commit_log.files.directory}: dispatch cannot go on; reading what is dispatched"
+            what = f"{self._commit_log.files.directory}: dispatch failed; reading only dispatched messages"
             self._trouble.tell(log, logging.WARNING, error, what)
         else:
             self._trouble.over()
@@ -391,7 +391,7 @@ class Reader:
                     newer = self._newer(name, encoded, dispatched, wrote, max_count, begin_ms, end_ms)
             except CorruptRecordError as error:
                 log.error(
-                    "a query cannot look behind damage that dispatch has not stepped over yet: %s", error
+                    "a query cannot read behind damage that dispatch has not stepped over yet: %s", error
                 )
                 damaged = [*damaged, error]
             known = {message.physical_offset for message in newer}
@@ -442,7 +442,7 @@ class Reader:
             self._windows.append(window)
         if end < wrote:
             log.error(
-                "%s: a query cannot look behind damage at %d, which dispatch has not stepped over yet",
+                "%s: a query cannot read behind damage at %d, which dispatch has not stepped over yet",
                 self._commit_log.files.directory,
                 end,
             )

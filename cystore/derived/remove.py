@@ -58,7 +58,7 @@ class QueueRemover:
         messages."""
         if topic == SCHEDULED:
             raise StoreConfigError(
-                f"{SCHEDULED} holds the messages that are still delayed and cannot be deleted; withdraw them instead"
+                f"{SCHEDULED} contains the messages that are still delayed, and cannot be deleted"
             )
         self._dispatcher.run_to_end()
         control, rows, messages = self._control, [], 0

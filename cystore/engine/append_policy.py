@@ -53,7 +53,7 @@ def repair_append(control: Control, commit_log: CommitLog) -> None:
             _follow(control, segment, begin, min(wrote, segment.end))
         failpoint("repair.log_mended")
         log.warning(
-            "%s: repaired an append at %d that its process did not finish", commit_log.files.directory, begin
+            "%s: repaired an unfinished append of another process at %d", commit_log.files.directory, begin
         )
     control.settle_claims()
     failpoint("repair.settled")

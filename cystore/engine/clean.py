@@ -120,13 +120,13 @@ class LogCleaner:
         """Under the lock: the log begins behind the last segment that nobody needs."""
         end, keeping = self._end(expired, needs)
         if keeping is not None:
-            log.info("%s keeps what is behind %d", keeping.owner, keeping.position)
+            log.info("%s keeps the log from %d on", keeping.owner, keeping.position)
         if end <= self._control.min_physical_offset:
             return
         for need in needs:
             if end > need.position:
                 log.warning(
-                    "the hold of %s on what is behind %d is older than its limit of %d h: removed all the same",
+                    "the hold of %s from %d on is older than its limit of %d h: removing the segments all the same",
                     need.owner,
                     need.position,
                     (need.max_age_ms or 0) // HOUR_MS,

@@ -49,8 +49,9 @@ class ClockKeeper:
         if seen and abs(seen - self._reported) > store_clock.jump_ms(control):
             self._reported = seen
             log.warning(
-                "%s: the wall clock jumped by %.0f s against CLOCK_BOOTTIME and is not believed yet; the store goes on at %d. If it is "
-                "right, let it stand, or tell the store: cystore clock PATH --believe",
+                "%s: the wall clock jumped by %.0f s against CLOCK_BOOTTIME and is not believed yet; the store "
+                "continues at %d. If the wall clock is "
+                "right, wait, or run cystore clock PATH --believe",
                 self._checkpoint.path.parent,
                 (seen - words[0]) / 1000,
                 now_ms,

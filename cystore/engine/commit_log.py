@@ -127,11 +127,13 @@ class CommitLog:
         minimum, wrote = self.control.min_physical_offset, self.control.wrote
         if physical_offset < minimum:
             raise OffsetError(
-                f"below the log's minimum offset {minimum}", path=self.files.directory, offset=physical_offset
+                f"the offset is below the log's minimum {minimum}",
+                path=self.files.directory,
+                offset=physical_offset,
             )
         if physical_offset >= wrote:
             raise OffsetError(
-                f"past the log's end {wrote}", path=self.files.directory, offset=physical_offset
+                f"the offset is past the log's end {wrote}", path=self.files.directory, offset=physical_offset
             )
 
     def read(self, physical_offset: int) -> Message:
@@ -142,7 +144,7 @@ class CommitLog:
         limit = min(segment.end, self.control.wrote) - physical_offset
         if self._is_blank(segment, physical_offset, limit):
             raise OffsetError(
-                "a blank at the end of a file, no record", path=segment.path, offset=physical_offset
+                "not a record, but a blank at the end of a file", path=segment.path, offset=physical_offset
             )
         try:
             message = message_at(segment, physical_offset - segment.base, limit)
@@ -158,7 +160,7 @@ class CommitLog:
         hole = holes.covering(physical_offset) if holes else None
         if hole is not None:
             raise CorruptRecordError(
-                f"inside the damaged range {hole[0]}..{hole[1]}",
+                f"the offset is inside the damaged range {hole[0]}..{hole[1]}",
                 path=self.files.directory,
                 offset=physical_offset,
             )

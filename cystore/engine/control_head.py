@@ -81,7 +81,7 @@ def another_version(root: Path, head: ControlHead) -> str:
     found = attached_processes(root)
     told = (
         "; ".join(f"{pid} {command}" for pid, command in found[:PROCESSES_TOLD])
-        or "none that this process can see"
+        or "this process cannot see them"
     )
     more = f" and {len(found) - PROCESSES_TOLD} more" if len(found) > PROCESSES_TOLD else ""
     return (

@@ -42,16 +42,16 @@ class DiskSpace:
         """Why nothing more may be written, or nothing."""
         used, free_bytes = self._look()
         if used > self._config.disk_space_warning_level_ratio:
-            return f"{used:.1f} % of the disk are used, more than disk_space_warning_level_ratio"
+            return f"{used:.1f} % of the disk is used, more than disk_space_warning_level_ratio"
         if free_bytes < self._config.min_free_bytes:
-            return f"{free_bytes} bytes are left on the disk, less than min_free_bytes"
+            return f"{free_bytes} bytes are free on the disk, less than min_free_bytes"
         return ""
 
     def watch(self) -> float:
         """Switches writing off on a full disk, for every attached process, and on again; returns the used percentage."""
         reason = self._full()
         if reason and not self._control.flags & DISK_FULL:
-            log.error("%s: %s; nothing is appended until there is space", self._root, reason)
+            log.error("%s: %s; puts are refused until there is space", self._root, reason)
             self._control.set_flag(DISK_FULL)
         elif not reason and self._control.flags & DISK_FULL:
             log.warning("%s: there is space again", self._root)
@@ -67,6 +67,4 @@ class DiskSpace:
         if self._control.flags & DISK_FULL:
             self.watch()
             if self._control.flags & DISK_FULL:
-                raise StoreFullError(
-                    f"{self._full()}; make space, appends then go on by themselves", path=self._root
-                )
+                raise StoreFullError(f"{self._full()}; make space, then appends work again", path=self._root)

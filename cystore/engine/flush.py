@@ -229,7 +229,7 @@ class Flusher:
                 continue
             size = int.from_bytes(head[:4], "big")
             if not RECORD_SIZE_MIN <= size <= wrote - at:
-                log.warning("%s: the record at %d is damaged; it is made durable as it is", segment.path, at)
+                log.warning("%s: the record at %d is damaged; syncing its bytes unchanged", segment.path, at)
                 return wrote, last_record
             last_record, at = at, at + size
         return at, last_record

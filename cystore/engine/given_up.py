@@ -75,5 +75,5 @@ class GivenUp:
 def range_of(row: object) -> GivenUpRange:
     """The range that a row in JSON names. Raises ValueError."""
     if not isinstance(row, list) or [type(part) for part in row] != [str, int, int, int]:
-        raise ValueError(f"{row!r} is no range of queue offsets")
+        raise ValueError(f"{row!r} is not a range of queue offsets")
     return GivenUpRange(*row)

@@ -121,7 +121,7 @@ def parse_holes(data: bytes) -> Holes:
         raise ValueError("there is no list of holes")
     holes = Holes(hole_of(entry) for entry in content["holes"])
     if content.get("checksum", _checksum(holes)) != _checksum(holes):
-        raise ValueError("the checksum is that of other holes")
+        raise ValueError("the checksum does not match the content")
     return holes
 
 

@@ -147,7 +147,7 @@ def look(root: Path) -> Found:
     """The newest facts that can be read. Raises StoreFormatError for those of a newer major version."""
     path = root / FILE_NAME
     if path.exists() and not path.is_symlink() and not path.is_file():
-        return Found(problem="a folder, or something else that is no file, stands in its place")
+        return Found(problem="its place has a folder, or something else that is not a file")
     data = manifest_file.slot_bytes(path)
     if data is None:
         return Found()
@@ -263,9 +263,9 @@ class Manifest:
         path = self._root / FILE_NAME
         if problem:
             log.error(
-                "%s cannot be read (%s): it is made anew from the store's other files; settings of the store that were changed are "
-                "lost: see `cystore config`. Nobody knows what was held, so nothing is cleaned until `cystore config PATH "
-                "--resume-cleaning`, or the archive job with --restore, ends that",
+                "%s cannot be read (%s): making it anew from the store's other files; changed settings of the store are "
+                "lost: see `cystore config`. The holds are unknown, so cleaning is paused until `cystore config PATH "
+                "--resume-cleaning`, or the archive job with --restore, ends the pause",
                 path,
                 problem,
             )
@@ -283,7 +283,7 @@ class Manifest:
         control = self._control
         assert control is not None
         log.error(
-            "%s was damaged or removed under live processes (%s): it is made anew, and they add what they know of the store",
+            "%s was damaged or removed under live processes (%s): making it anew; the processes add what they know of the store",
             self._root / FILE_NAME,
             problem or "there is none",
         )
@@ -334,7 +334,7 @@ class Manifest:
                 try:
                     self.update(lambda facts: _added(facts, known))
                 except StoreError:
-                    log.exception("%s: what this process knows is not in it yet", self._root / FILE_NAME)
+                    log.exception("%s: cannot add the facts that this process knows", self._root / FILE_NAME)
         return self._facts
 
     def update(self, change: Callable[[Facts], Facts]) -> Facts:

@@ -77,7 +77,7 @@ def kept_of(name: str) -> Kept:
     match = _NAME.fullmatch(name)
     if match is None or not int(match[1]) < int(match[2]) <= _OFFSET_MAX:
         raise StoreFormatError(
-            f"{name!r} is no name of a copy in quarantine/: those are commitlog-BEGIN-END, with 20 digits each"
+            f"{name!r} is not the name of a copy in quarantine/: names are commitlog-BEGIN-END, with 20 digits each"
         )
     return Kept(name, int(match[1]), int(match[2]))
 

@@ -46,7 +46,7 @@ def check_is_store(root: Path) -> None:
                 "not a directory" if root.exists() else "there is no store here", path=root
             )
     if not is_store(root):
-        raise StoreFormatError("the directory is no store", path=root)
+        raise StoreFormatError("the directory is not a store", path=root)
 
 
 def _length(path: Path) -> int | None:

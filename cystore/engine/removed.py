@@ -89,5 +89,5 @@ class Removed:
 def removed_of(row: object) -> RemovedQueue:
     """The removed queue that a row in JSON names. Raises ValueError."""
     if not isinstance(row, list) or [type(part) for part in row] != [str, int, int, int]:
-        raise ValueError(f"{row!r} is no removed queue")
+        raise ValueError(f"{row!r} is not a removed queue")
     return RemovedQueue(*row)

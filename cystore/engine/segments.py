@@ -105,7 +105,7 @@ class MappedFileQueue:
                 continue
             base = base_of_name(entry.name)
             if base is None or not entry.is_file(follow_symlinks=False):
-                raise StoreFormatError("strange name in a queue of files; move it away", path=entry.path)
+                raise StoreFormatError("not a valid file name for this folder; move it away", path=entry.path)
             size = files.size_of(entry)
             if size is not None:
                 bases.append(base)
@@ -135,7 +135,7 @@ class MappedFileQueue:
                     )
                 if first <= 0 or base % first:
                     raise StoreFormatError(
-                        f"name is no multiple of the file length {first}", path=self.path(base)
+                        f"the name is not a multiple of the file length {first}", path=self.path(base)
                     )
         bases = [base for base in bases if base not in self._removed]
         return sorted({*bases, *self._imagined})
@@ -275,7 +275,7 @@ class MappedFileQueue:
             created = self.get(base)
             if created is not None:
                 return created
-        raise StoreFormatError("the file vanished while it was being made", path=self.path(base))
+        raise StoreFormatError("somebody removed the file while it was being made", path=self.path(base))
 
     def sync_names(self) -> None:
         """Makes the names of the files, and of the folders down to them, durable."""

@@ -65,7 +65,7 @@ def effective(config: StoreConfig, facts: Facts | None) -> StoreConfig:
     for name in theirs:
         if config.gives(name) and _differs(name, config, found):
             raise StoreConfigError(
-                f"{name}: this store's files are shaped by {getattr(found, name)!r}, and this process gives {getattr(config, name)!r}; "
+                f"{name}: this store was made with {getattr(found, name)!r}, and this process gives {getattr(config, name)!r}; "
                 "leave the setting out"
             )
     return found
@@ -126,7 +126,7 @@ def configure(manifest: Manifest, changes: dict[str, Any]) -> None:
     for name in changes:
         if name not in CHANGEABLE:
             raise StoreConfigError(
-                f"{name} is no setting of the store that can be changed; those are {', '.join(CHANGEABLE)}"
+                f"{name} is not a changeable setting of the store; changeable are {', '.join(CHANGEABLE)}"
             )
     StoreConfig.from_mapping({name: value for name, value in changes.items() if value is not None})
 

@@ -105,11 +105,11 @@ class IndexStream:
                 )
                 if bad >= 0:
                     found.append(
-                        (reader.path, bad, "the entry does not lead to the one before it in its slot")
+                        (reader.path, bad, "the entry does not point to the one before it in its slot")
                     )
                     break
             else:
                 bad = mend.other_slot(slots, reader.read_slots(), count)
                 if bad >= 0:
-                    found.append((reader.path, bad, f"hash slot {bad} does not lead to its newest entry"))
+                    found.append((reader.path, bad, f"hash slot {bad} does not point to its newest entry"))
         return found

@@ -43,11 +43,11 @@ class LogReader:
         for base, length in self.lengths.items():
             if length > self.file_bytes:
                 raise StoreFormatError(
-                    f"the file has {length} bytes, the others {self.file_bytes}", path=self.path(base)
+                    f"the file has {length} bytes, the others have {self.file_bytes}", path=self.path(base)
                 )
             if base % self.file_bytes:
                 raise StoreFormatError(
-                    f"the name is no multiple of the file length {self.file_bytes}", path=self.path(base)
+                    f"the name is not a multiple of the file length {self.file_bytes}", path=self.path(base)
                 )
 
     def _list(self) -> dict[int, int]:
@@ -58,7 +58,9 @@ class LogReader:
                     continue
                 base = base_of_name(entry.name)
                 if base is None or not entry.is_file(follow_symlinks=False):
-                    raise StoreFormatError("strange name in the commit log; move it away", path=entry.path)
+                    raise StoreFormatError(
+                        "not a valid name of a commit log file; move it away", path=entry.path
+                    )
                 size = files.size_of(entry)
                 if size is not None:
                     found[base] = size

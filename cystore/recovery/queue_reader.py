@@ -222,13 +222,15 @@ def list_queues(
     folder = root / DIRECTORY
     for topic in _folders(folder):
         if not TOPIC.match(topic):
-            warnings.append(f"{folder / topic} is no consume queue: a topic cannot have that name")
+            warnings.append(f"{folder / topic} is not a consume queue: a topic cannot have that name")
             continue
         path = folder / topic
         with files.opened(path, os.O_RDONLY | os.O_DIRECTORY) as parent, files.translated(path):
             for name in _folders(path):
                 if not name.isdecimal() or str(int(name)) != name or int(name) >= 1 << 31:
-                    warnings.append(f"{folder / topic / name} is no consume queue: the name is no queue id")
+                    warnings.append(
+                        f"{folder / topic / name} is not a consume queue: the name is not a queue id"
+                    )
                     continue
                 listed = None
                 if short is not None and short(topic, int(name)):

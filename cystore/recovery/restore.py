@@ -161,12 +161,14 @@ def _restore(root: Path, name: str, config: StoreConfig, source: Path | None) ->
     log = LogReader(root, config.mapped_file_size_commit_log_bytes)
     if not list(holes.within(copy.begin, copy.end)):
         raise OffsetError(
-            f"the log is not damaged from {copy.begin} to {copy.end}: there is nothing to put back",
+            f"the log is not damaged from {copy.begin} to {copy.end}: there is nothing to restore",
             path=log.directory,
             offset=copy.begin,
         )
     if not log.bases or copy.begin < log.bases[0] or copy.end > log.bases[-1] + log.file_bytes:
-        raise OffsetError("the log does not reach there any more", path=log.directory, offset=copy.begin)
+        raise OffsetError(
+            "the log does not contain this offset any more", path=log.directory, offset=copy.begin
+        )
     found = [part for part in parts(root, name, config, source) if _fits(part, holes)]
     records = sum(part.kind == "record" for part in found)
     if records == 0:

@@ -109,7 +109,7 @@ class _Scan:
         self._from_the_beginning = not newest
         if not newest and self._holes:
             self._warnings.append(
-                "the list of holes is damaged; its copy may lack some, so all of the log is checked"
+                "the list of holes is damaged; its copy may lack holes, so recovery checks all of the log"
             )
         missing = missing_begin(root, reader)
         if missing is not None:

@@ -88,7 +88,7 @@ def strange_index(path: Path) -> Damage:
         path,
         0,
         0,
-        "of a shape that neither the settings nor its entries tell: they were not compared",
+        "the shape of the file is unknown: its entries were not compared",
     )
 
 
@@ -344,7 +344,7 @@ class Verifier:
     def _stranger(self, reader: QueueReader, number: int) -> Damage:
         position = number * ENTRY_BYTES
         base = position - position % reader.file_bytes
-        reason = f"the entry of queue offset {number} leads to no record of the queue"
+        reason = f"the entry of queue offset {number} points to no record of the queue"
         return Damage(
             "consume_queue", reader.path(base), position - base, position - base + ENTRY_BYTES, reason
         )
@@ -366,7 +366,7 @@ class Verifier:
     def _index_file(self, reader: IndexReader) -> Iterator[Damage]:
         """What one file says against itself."""
         if not reader.sound or (self._bounds.complete and not reader.whole):
-            head, reason = reader.header, "the header does not agree with the entries"
+            head, reason = reader.header, "the header disagrees with the entries"
             yield Damage("index", reader.path, head.begin_physical_offset, head.end_physical_offset, reason)
         if reader.sound:
             for path, number, reason in IndexStream([reader]).broken_chains():

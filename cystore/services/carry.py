@@ -203,7 +203,8 @@ class Carrier:
         if self._stuck_at != message.physical_offset:
             self._stuck_at = message.physical_offset
             log.warning(
-                "%s: this delayed message has no room for the note of its due time; the log stays from %d on until it is delivered",
+                "%s: this delayed message has no room for its due time, so it cannot be carried; the log stays from "
+                "%d on until it is delivered",
                 message,
                 message.physical_offset,
             )

@@ -182,7 +182,7 @@ class Cleaner:
             yield Need("dispatch", self._control.dispatched)
         paused = self._manifest.snapshot().paused
         if paused:
-            yield Need(f"nobody knows who ({paused}; `cystore config PATH --resume-cleaning` ends that)", 0)
+            yield Need(f"unknown holds ({paused}; `cystore config PATH --resume-cleaning` ends the pause)", 0)
         archived = self.archive.read()
         if archived is not None:
             yield Need("the archive", archived.up_to)
@@ -228,19 +228,19 @@ class Cleaner:
         except StoreFullError:
             self._undispatched_go = True
             log.warning(
-                "%s: the disk is too full to dispatch what is behind %d; of that goes what expired",
+                "%s: the disk is too full to dispatch the log from %d on; expired segments there are removed undispatched",
                 self._root,
                 self._control.dispatched,
             )
         except StoreError:
-            log.exception("%s: cannot dispatch; cleaning goes on without", self._root)
+            log.exception("%s: cannot dispatch; cleaning continues without", self._root)
 
     def _attempt(self, what: str, work: Callable[[], object]) -> bool:
         """Cleaning does not depend on it: a full disk, of all things, must be cleaned."""
         try:
             work()
         except StoreError:
-            log.exception("%s: cannot %s; cleaning goes on without", self._root, what)
+            log.exception("%s: cannot %s; cleaning continues without", self._root, what)
             return False
         return True
 
@@ -249,7 +249,7 @@ class Cleaner:
         paused = self._manifest.snapshot().paused
         if paused and paused != self._told_paused:
             log.error(
-                "%s: nothing is cleaned, because nobody knows what is held: %s; `cystore config PATH --resume-cleaning` ends that",
+                "%s: cleaning is paused, because the holds are unknown: %s; `cystore config PATH --resume-cleaning` ends the pause",
                 self._root,
                 paused,
             )
@@ -262,11 +262,12 @@ class Cleaner:
             return
         up_to, used = archived.up_to, self._space.used_percent()
         if used < self.settings.disk_max_used_space_ratio:
-            log.info("what is behind %d expired and is not archived yet: it stays", up_to)
+            log.info("expired segments from %d on stay, because they are not archived yet", up_to)
         elif self._stalled_at != up_to:
             self._stalled_at = up_to
             log.warning(
-                "%s: %.1f %% of the disk are used, and what expired behind %d stays because it is not archived: run the archive job, "
+                "%s: %.1f %% of the disk is used, and expired segments from %d on stay, because they are not "
+                "archived: run the archive job, "
                 "or end the hold (`cystore config PATH --end-archive`)",
                 self.archive.path,
                 used,

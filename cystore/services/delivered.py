@@ -127,7 +127,7 @@ class DeliveryProgress:
         try:
             saved = read_delay_offsets(self._root, self._check, damaged)
         except StoreFormatError as error:
-            log.warning("%s; what was delivered is counted from the log", error)
+            log.warning("%s; counting deliveries from the log", error)
             saved = DelayOffsets()
         for queue_id, slot in self.slots().items():
             shared.set_offset(slot, max(saved.table.get(queue_id + 1, 0), control.queue_minimum(slot)))
@@ -143,7 +143,7 @@ class DeliveryProgress:
         """Raises ValueError for a table that knows more than the log."""
         if saved.physical_offset > self._control.wrote:
             raise ValueError(
-                f"it counts what was delivered up to {saved.physical_offset}; the log ends at {self._control.wrote}"
+                f"it counts deliveries up to {saved.physical_offset}; the log ends at {self._control.wrote}"
             )
         for level, offset in saved.table.items():
             slot = self.slots().get(level - 1)
@@ -166,7 +166,10 @@ class DeliveryProgress:
                 if not self._count_to(end, until_s):
                     return False
             except CorruptRecordError:
-                log.exception("%s: deliveries are counted behind damage", self._commit_log.files.directory)
+                log.exception(
+                    "%s: the log is damaged; counting deliveries behind the damage",
+                    self._commit_log.files.directory,
+                )
                 shared.position = self._behind_damage(end)
         failpoint("deliver.looked")
         self.finish()
@@ -299,7 +302,7 @@ class DeliveryProgress:
         try:
             write_delay_offsets(self._root, DelayOffsets(table, position))
         except StoreFullError:
-            log.warning("%s: no space to save how far delayed messages are delivered", self._root)
+            log.warning("%s: no space to save the progress of delayed messages", self._root)
         failpoint("deliver.saved")
         shared.saved = (position, int(monotonic_s() * 1000))
 

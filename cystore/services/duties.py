@@ -53,7 +53,7 @@ def _now_ms() -> int:
 
 def _number(duty: str) -> int:
     if duty not in DUTIES:
-        raise ValueError(f"there is no duty {duty!r}; there are {', '.join(DUTIES)}")
+        raise ValueError(f"there is no duty {duty!r}; the duties are {', '.join(DUTIES)}")
     return DUTIES.index(duty)
 
 
@@ -106,13 +106,13 @@ class Duties:
             newest = self._get(duty, _TOKEN)
             if token < newest:
                 raise FencedError(
-                    f"{duty}: token {token} is older than {newest}: another process does it now"
+                    f"{duty}: token {token} is older than {newest}: another process does this duty now"
                 )
             self._set(duty, _TOKEN, token)
             self._set(duty, _UNTIL, _now_ms() + ttl_ms)
 
         def busy(reason: str, *, path: str) -> StoreTimeoutError:
-            return StoreTimeoutError(f"another process is inside of a step of {duty}: {reason}", path=path)
+            return StoreTimeoutError(f"another process is inside a step of {duty}: {reason}", path=path)
 
         return self._control.held(_lock(duty), timeout_ms=wait_ms, entered=entered, busy=busy)
 

@@ -67,7 +67,7 @@ class Leaving:
         try:
             self.wait()
         except Exception:
-            log.exception("a store was not left in order")
+            log.exception("a store could not be closed")
 
     def wait(self) -> None:
         """Waits until the store is left, and raises what that raised, once."""
@@ -143,7 +143,7 @@ def weakly(owner: object, method: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any, **named: Any) -> Any:
         owner = reference()
         if owner is None:
-            raise StoreClosedError("nobody has the store any more")
+            raise StoreClosedError("the store is closed")
         return method(owner, *arguments, **named)
 
     return call

@@ -83,17 +83,17 @@ def progress_of(fields: object) -> ScrubProgress:
     try:
         return _progress(fields)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        log.warning("the progress of the scrub cannot be read (%s): it begins anew", error)
+        log.warning("cannot read the progress of the scrub (%s): the scrub begins anew", error)
         return ScrubProgress()
 
 
 def _progress(fields: Any) -> ScrubProgress:
     numbers = {name: value for name, value in fields.items() if name != "findings"}
     if any(type(value) is not int or not 0 <= value < 1 << 62 for value in numbers.values()):
-        raise ValueError(f"{numbers!r} is no progress")
+        raise ValueError(f"{numbers!r} is not a progress")
     findings = fields["findings"]
     if not isinstance(findings, list) or not all(isinstance(one, dict) for one in findings):
-        raise ValueError("the findings are no list")
+        raise ValueError("the findings are not a list")
     return ScrubProgress(**numbers, findings=tuple(findings[-FINDINGS_KEPT:]))
 
 
@@ -103,7 +103,7 @@ def parse_progress(data: bytes) -> ScrubProgress:
         content = json.loads(data)
         fields = content["scrub"]
         if content["checksum"] != crc32c(json.dumps(fields, sort_keys=True).encode()):
-            raise ValueError("the checksum is that of other content")
+            raise ValueError("the checksum does not match the content")
         return _progress(fields)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         log.warning("scrub.json cannot be read (%s): the scrub begins anew", error)
@@ -226,7 +226,7 @@ class Scrubber:
                 file.sync()  # its own flush is over
         for entry in mended:
             log.warning(
-                "%s/%d: the entry of queue offset %d was wrong; written again from the record at %d",
+                "%s/%d: the entry of queue offset %d disagreed with its record at %d; rewritten",
                 entry.topic,
                 entry.queue_id,
                 entry.queue_offset,

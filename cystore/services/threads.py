@@ -69,7 +69,7 @@ class ServiceThread:
                 trouble.tell(log, logging.ERROR, error, self._name)
                 self._stopping.wait(ERROR_INTERVAL_S if callable(self._interval_s) else self._interval_s)
             except Exception:
-                log.exception("%s: begins again in %.0f s", self._name, pause_s)
+                log.exception("%s failed: starting it again in %.0f s", self._name, pause_s)
                 self._stopping.wait(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_MAX_S)
 

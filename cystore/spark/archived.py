@@ -40,7 +40,7 @@ class ArchivePartition(InputPartition):
         for begin, end, why in self.damaged:
             if settings.on_corruption == "fail":
                 raise CorruptRecordError(
-                    f"the log was damaged up to {end} when it was archived: {why}; onCorruption skip or column reads on behind it",
+                    f"the log was damaged up to {end} when it was archived: {why}; onCorruption skip or column continues behind it",
                     path=self.folder,
                     offset=begin,
                 )
@@ -59,8 +59,8 @@ def archive_of(store: MessageStore, snapshot: LogSnapshot, options: ReadOptions)
         return None
     if archived.up_to < snapshot.minimum and options.fail_on_data_loss:
         raise OffsetError(
-            f"the archive ends at {archived.up_to}, and the log begins at {snapshot.minimum}: what was between them is lost to this "
-            "read; let failOnDataLoss be false to read what there is",
+            f"the archive ends at {archived.up_to}, and the log begins at {snapshot.minimum}: the records between are lost to this "
+            "read; let failOnDataLoss be false to read the rest",
             path=archived.folder,
         )
     return content_of(archived)

@@ -117,12 +117,13 @@ class NamedCommit:
         there = self.sinks.appended_of(begun)
         if there == 0 and store.snapshot().minimum > begun.position:
             raise StoreConfigError(
-                f"batch {begun.batch} of {self._sink} began in a part of the log that was cleaned since: whether it was appended "
-                "cannot be told; remove the file if it is to be appended again",
+                f"batch {begun.batch} of {self._sink} began in a part of the log that was cleaned since: it is unknown "
+                "whether the batch was appended; "
+                "remove the file to append it again",
                 path=self.sinks.path,
             )
         log.warning(
-            "%s: batch %d of %s was left with %d of %d records",
+            "%s: batch %d of %s was interrupted after %d of %d records; appending the rest",
             store.path,
             begun.batch,
             self._sink,
@@ -150,19 +151,20 @@ class NamedCommit:
             query = self.commit.query
             if note.query is not None and query is not None and query != note.query:
                 raise StoreConfigError(
-                    f"{self._sink} belongs to query {note.query}, whose last batch is {note.last}; this is query {query}, with another "
-                    "checkpoint, whose batches cannot be told from those: give it another sinkId",
+                    f"{self._sink} belongs to query {note.query}, whose last batch is {note.last}; but this is query "
+                    f"{query} with another "
+                    "checkpoint, whose batches have the same numbers: give it another sinkId",
                     path=self.sinks.path,
                 )
             if self.batch < note.last:
                 raise StoreConfigError(
-                    f"batch {self.batch} of {self._sink} comes behind batch {note.last}: its checkpoint is older than what it wrote, and "
-                    "its batches may begin and end elsewhere; give the query another sinkId, and look for what it writes twice",
+                    f"batch {self.batch} of {self._sink} follows batch {note.last}: the checkpoint is older than the last write, and "
+                    "its batches may begin and end elsewhere; give the query another sinkId, and expect rows that are written twice",
                     path=self.sinks.path,
                 )
         elif self.batch < note.forgotten_below:
             raise StoreConfigError(
-                f"version {self.batch} of {self._sink} is below {note.forgotten_below}: whether it was written is not known any more",
+                f"version {self.batch} of {self._sink} is below {note.forgotten_below}: it is unknown whether it was written",
                 path=self.sinks.path,
             )
 
@@ -239,7 +241,7 @@ def all_there(told: Sequence[object]) -> tuple[TaskMessage, ...]:
     if len(found) != len(told):
         missing = [str(number) for number, message in enumerate(told) if not isinstance(message, TaskMessage)]
         raise StoreError(
-            f"{len(missing)} of {len(told)} tasks did not say what they staged (task {', '.join(missing[:10])}): nothing was written"
+            f"{len(missing)} of {len(told)} tasks did not report their staged files (task {', '.join(missing[:10])}): nothing was written"
         )
     return found
 

@@ -37,8 +37,9 @@ def check_choice(options: ReadOptions, offset: Mapping[str, Any]) -> None:
     before, now = offset.get(READS), choice_of(options)
     if before is not None and before != now:
         raise OffsetError(
-            f"this query began with other options: {_shown(before)}, now {_shown(now)}. What they choose below the query's position would "
-            "be skipped: give the options as they were, or begin a query with another checkpointLocation"
+            f"this query began with other options: {_shown(before)}, now {_shown(now)}. Rows that they choose below "
+            "the query's position would "
+            "be skipped: give the old options, or begin a query with another checkpointLocation"
         )
 
 
@@ -92,10 +93,10 @@ def _record(snapshot: LogSnapshot, base: int) -> list[int] | None:
 def another(path: str, at: At, snapshot: LogSnapshot) -> OffsetError:
     """The error for a store that is not the one that an offset names."""
     return OffsetError(
-        f"this is another store than the one that this query followed here (its id was {at.get(ID) or 'not known'}, this one's is "
-        f"{snapshot.store_id or 'not known'}): that one was deleted and made anew, or replaced. Where it was moved, name its new "
-        f"place: option storeMoved = {json.dumps({path: '/its/new/place'})}. If this is the same store all the same, say so: "
-        f"storeMoved = {json.dumps({path: path})}. To give up what was not read of the old store and read this one from its "
+        f"this is not the store that this query followed here (its id was {at.get(ID) or 'not known'}, this one's is "
+        f"{snapshot.store_id or 'not known'}): the old store was deleted and made anew, or replaced. If it was moved, name its new "
+        f"place: option storeMoved = {json.dumps({path: '/its/new/place'})}. If this is the same store after all, set "
+        f"storeMoved = {json.dumps({path: path})}. To give up the unread rows of the old store and read this one from its "
         "beginning, let failOnDataLoss be false",
         path=path,
     )
@@ -105,13 +106,13 @@ def gone(path: str, found_at: str | None) -> OffsetError:
     """The error for a store that is not among those that are read any more; `found_at`: where it is now."""
     if found_at is not None:
         return OffsetError(
-            f"a store that this query reads was moved to {found_at}: go on there with option storeMoved = "
+            f"a store that this query reads was moved to {found_at}: continue there with option storeMoved = "
             f"{json.dumps({path: found_at})}",
             path=path,
         )
     return OffsetError(
-        "a store that this query reads is not there any more; if it was moved, name its new place with option storeMoved = "
-        f"{json.dumps({path: '/its/new/place'})}; let failOnDataLoss be false to go on without it",
+        "a store that this query reads does not exist any more; if it was moved, name its new place with option storeMoved = "
+        f"{json.dumps({path: '/its/new/place'})}; let failOnDataLoss be false to continue without it",
         path=path,
     )
 

@@ -76,7 +76,7 @@ def _topics(path: Place, options: dict[str, Any]) -> list[str]:
         with open_reading(store, parsed) as opened:
             found |= {topic for topic, _ in opened.snapshot().queue_ranges}
     if not found and parsed.urls():
-        raise StoreConfigError("the topics of a store that is read by URL are not looked up: name them")
+        raise StoreConfigError("a URL does not tell the topics of a store: name them")
     return sorted(found)
 
 

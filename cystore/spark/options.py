@@ -139,7 +139,7 @@ def parse(given: Mapping[str, str], *, stream: bool) -> ReadOptions:
     for name in options:
         if name not in known and name not in OF_SQL and not name.startswith("option."):
             raise StoreConfigError(
-                f"no option {name}; there are {', '.join(NAMES)}, {SETTING_PREFIX}SETTING and {STORAGE_PREFIX}NAME"
+                f"no option {name}; the options are {', '.join(NAMES)}, {SETTING_PREFIX}SETTING and {STORAGE_PREFIX}NAME"
             )
     for name in BATCH_ONLY if stream else STREAM_ONLY:
         if name.lower() in options:
@@ -205,15 +205,15 @@ def _check_urls(patterns: tuple[str, ...], sealed: bool, options: dict[str, str]
         if is_url(pattern):
             Storage.of(pattern, {})
         for wrong, why in (
-            (stream, "a stream follows a store where it is used; a URL is read in batches"),
-            (_flag(options, "includeArchive", False), "includeArchive goes with a store's path only"),
+            (stream, "a stream needs the path of a store; read a URL in batches"),
+            (_flag(options, "includeArchive", False), "includeArchive needs the path of a store"),
             (
                 options.get(STRATEGY.lower(), "latest").strip().lower() == "error",
-                f"when a partition's last message was stored is not looked up; {STRATEGY} can be latest only",
+                f"the time of a partition's last message is unknown there; {STRATEGY} must be latest",
             ),
         ):
             if wrong:
-                raise StoreConfigError(f"{pattern} is read by URL, of its sealed segments: {why}")
+                raise StoreConfigError(f"{pattern} is read by URL, from its sealed segments only: {why}")
 
 
 def _patterns(options: dict[str, str]) -> tuple[str, ...]:
@@ -247,8 +247,8 @@ def _moved(options: dict[str, str]) -> dict[str, str]:
     both = sorted(old for old in moved if old in moved.values() and moved[old] != old)
     if both:
         raise StoreConfigError(
-            f"storeMoved names {both[0]} as an old place and as a new one: name one move of a store, from where the query followed it "
-            "to where it is now"
+            f"storeMoved names {both[0]} as an old place and as a new one: name one move of a store, from the place that the query knows "
+            "to the present one"
         )
     return moved
 
@@ -274,7 +274,9 @@ def _selection(options: dict[str, str]) -> dict[str, Any]:
         try:
             re.compile(value)
         except re.error as error:
-            raise StoreConfigError(f"subscribePattern {value!r} is no regular expression: {error}") from None
+            raise StoreConfigError(
+                f"subscribePattern {value!r} is not a regular expression: {error}"
+            ) from None
         return {"topic_pattern": value}
     return {"topics": _listed(options, name)}
 
@@ -332,7 +334,7 @@ def _per_queue(name: str, text: str, least: int) -> PerQueue:
     for topic, queues in content.items():
         for queue_id, value in queues.items():
             if not queue_id.isascii() or not queue_id.isdecimal():
-                raise StoreConfigError(f"{name}: {queue_id!r} is no partition of {topic}")
+                raise StoreConfigError(f"{name}: {queue_id!r} is not a partition of {topic}")
             found[topic, int(queue_id)] = whole_number(f"{name} of {topic}/{queue_id}", value, least)
     return found
 

@@ -117,9 +117,9 @@ def check_named(which: str, bound: Bound, queues: list[tuple[str, int]]) -> None
         what = "does not name" if missing else "names"
         names = ", ".join(f"{topic}/{queue_id}" for topic, queue_id in sorted(missing or unknown)[:5])
         why = (
-            "every partition that is read must be named; option topic chooses fewer"
+            "the option must name every partition that is read; option topic chooses fewer"
             if missing
-            else ("which is no partition that is read")
+            else ("which is not a partition that is read")
         )
         raise StoreConfigError(f"{which}Offsets {what} {names}: {why}")
 
@@ -136,8 +136,8 @@ def check_loss(
             lowest = min(found.min_offset, (archived or {}).get((topic, queue_id), found.min_offset))
             if offset >= 0 and not lowest <= offset <= found.max_offset and options.fail_on_data_loss:
                 raise OffsetError(
-                    f"offset {offset} of {topic}/{queue_id} is not between {lowest} and {found.max_offset}, the offsets "
-                    "that there are: records are lost; let failOnDataLoss be false to read what there is",
+                    f"offset {offset} of {topic}/{queue_id} is not between {lowest} and {found.max_offset}, the existing "
+                    "offsets: records are lost; let failOnDataLoss be false to read the rest",
                     path=snapshot.path,
                 )
 

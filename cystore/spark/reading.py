@@ -29,7 +29,7 @@ def chosen_columns(options: ReadOptions) -> dict[str, pa.DataType]:
     unknown = [name for name in options.columns if name not in known]
     if unknown or len(set(options.columns)) != len(options.columns):
         raise StoreConfigError(
-            f"columns must name columns, each once, not {','.join(options.columns)}; there are {', '.join(known)}"
+            f"columns must name columns, each once, not {','.join(options.columns)}; the columns are {', '.join(known)}"
         )
     return {name: known[name] for name in options.columns or known}
 
@@ -40,12 +40,12 @@ def read_settings(options: ReadOptions, schema: StructType) -> ReadSettings:
     chosen = chosen_columns(options)
     if options.columns and set(schema.fieldNames()) != set(chosen):
         raise StoreConfigError(
-            f"option columns names {', '.join(chosen)}, the schema {', '.join(schema.fieldNames())}: give one of them"
+            f"option columns names {', '.join(chosen)}, the schema names {', '.join(schema.fieldNames())}: give only one of both"
         )
     for column in schema.fields:
         if column.name not in known:
             hint = " (with onCorruption=column)" if column.name in DAMAGE_COLUMNS else ""
-            raise StoreConfigError(f"no column {column.name}{hint}; there are {', '.join(known)}")
+            raise StoreConfigError(f"no column {column.name}{hint}; the columns are {', '.join(known)}")
         kind = from_arrow_type(known[column.name])
         if column.dataType.simpleString() != kind.simpleString():
             raise StoreConfigError(

@@ -41,7 +41,7 @@ def page(
 
 EMPTY = (
     '<p class="empty">There is no task in this time. The lifecycle log has none: either no worker of Celery wrote to these stores, or it '
-    "was before or after.</p>"
+    "before or after.</p>"
 )
 
 
@@ -73,7 +73,7 @@ def _parts(
                 **{f"wait p{p}": _seconds(f"wait_p{p}") for p in (50, 95, 99)},
             },
         ),
-        "<h2>Failures that come most often</h2>",
+        "<h2>Most frequent failures</h2>",
         *([_failure(row) for row in tracebacks] or ["<p>No task failed.</p>"]),
         "<h2>Slowest workflows</h2>",
         _table(

@@ -71,7 +71,7 @@ def check_columns(schema: StructType, topic: str | None) -> None:
             continue
         if column.name not in WRITTEN:
             raise StoreConfigError(
-                f"column {column.name} cannot be written; there are {', '.join(WRITTEN)}: select these, or rename it"
+                f"column {column.name} cannot be written; writable are {', '.join(WRITTEN)}: select these, or rename it"
             )
         kind = column.dataType.simpleString().partition(" collate ")[0]
         if kind not in WRITTEN[column.name]:
@@ -80,10 +80,10 @@ def check_columns(schema: StructType, topic: str | None) -> None:
             )
     names = schema.fieldNames()
     if len(set(names)) != len(names):
-        raise StoreConfigError(f"a column is there twice: {', '.join(names)}")
+        raise StoreConfigError(f"a column name occurs twice: {', '.join(names)}")
     if "value" not in names:
         raise StoreConfigError(
-            f"there is no column value, the body of a message; there are {', '.join(names)}"
+            f"there is no column value, the body of a message; the columns are {', '.join(names)}"
         )
     if "topic" not in names and topic is None:
         raise StoreConfigError("no topic: give option topic, or a column topic")
@@ -98,7 +98,7 @@ def check_topic(topic: str, where: str) -> None:
             f"{where}: topic {topic!r} must be 1 to {TOPIC_BYTES_MAX} characters of letters, digits, % | _ and -"
         )
     if topic == SCHEDULE_TOPIC:
-        raise MessageIllegalError(f"{where}: {topic} is where delayed messages wait")
+        raise MessageIllegalError(f"{where}: {topic} is reserved for delayed messages")
 
 
 @dataclass
@@ -141,7 +141,7 @@ class RowEncoder:
             return pa.array([self.topic] * count, pa.string())
         assert column is not None, "check_columns looked"
         self._refuse_where(
-            column.is_null(), lambda row: "column topic is null; option topic names one for all"
+            column.is_null(), lambda row: "column topic is null; option topic sets one topic for all rows"
         )
         column = column.cast(pa.string())
         for topic in pc.unique(column).to_pylist():
@@ -159,7 +159,7 @@ class RowEncoder:
 
     def _bodies(self, column: pa.Array) -> pa.Array:
         self._refuse_where(
-            column.is_null(), lambda row: "column value is null; a message has a body, be it empty"
+            column.is_null(), lambda row: "column value is null; a message needs a body, even an empty one"
         )
         column = column.cast(pa.large_binary())
         length, most = pc.binary_length(column), self.config.max_message_size_bytes
@@ -224,7 +224,7 @@ class RowEncoder:
                 found.append(key.decode() if isinstance(key, bytes) else key)
             except UnicodeDecodeError:
                 raise MessageIllegalError(
-                    f"{self._at(row)}: column key is {key[:40]!r}, no UTF-8; encode it, as with hex(key)"
+                    f"{self._at(row)}: column key is {key[:40]!r}, which is not UTF-8; encode it, for example with hex(key)"
                 ) from None
         return found
 
@@ -250,7 +250,7 @@ class RowEncoder:
             pairs.pop(SINK_PROPERTY, None)
             if wrong := sorted(RESERVED_PROPERTIES & pairs.keys()):
                 raise MessageIllegalError(
-                    f"{self._at(row)}: column properties: {wrong[0]} is reserved; take it out with map_filter"
+                    f"{self._at(row)}: column properties: {wrong[0]} is reserved; remove it with map_filter"
                 )
             if "keys" not in given and "key" not in given:
                 key = [one for one in (taken.get("KEYS") or "").split(" ") if one]

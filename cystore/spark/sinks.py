@@ -122,7 +122,7 @@ def read_note(store: Path, sink: Sink) -> SinkNote:
         return parse(files.read_all(path))
     except ValueError as error:
         raise StoreFormatError(
-            f"what {sink} has appended cannot be read: {error}; restore the file, or remove it if the batch that comes next was "
+            f"cannot read what {sink} has appended: {error}; restore the file, or remove it if the next batch was "
             "not appended yet",
             path=path,
         ) from error
@@ -138,10 +138,10 @@ def parse(data: bytes) -> SinkNote:
     """The note in the bytes of a sink's file. Raises ValueError."""
     content = json.loads(data)
     if not isinstance(content, dict):
-        raise ValueError("it holds no object")
+        raise ValueError("it does not contain an object")
     checksum = content.pop("checksum", None)
     if checksum != _checksum(content):
-        raise ValueError("the checksum is that of something else")
+        raise ValueError("the checksum does not match the content")
     begun: dict[str, Any] | None = content["begun"]
     return SinkNote(
         sink=content["sink"],

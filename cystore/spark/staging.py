@@ -80,7 +80,7 @@ def check_staged(folder: Path, wanted: Iterable[StagedFile]) -> None:
         with _opened(path) as fd:
             found = files.length_of(fd, path)
         if found != file.size_bytes:
-            raise StoreIOError(f"a task staged {file.size_bytes} bytes, here are {found}", path=path)
+            raise StoreIOError(f"a task staged {file.size_bytes} bytes, but the file has {found}", path=path)
 
 
 def staged_batches(folder: Path, wanted: Iterable[StagedFile]) -> Iterator[pa.RecordBatch]:

@@ -41,10 +41,10 @@ def check_matched(
     missing = sorted(_unmatched(snapshot, times_ms, end, archive))
     if missing:
         topic, queue_id = missing[0]
-        others = f" (and {len(missing) - 1} more of this store)" if len(missing) > 1 else ""
+        others = f" (and {len(missing) - 1} more partitions of this store)" if len(missing) > 1 else ""
         raise OffsetError(
             f"no message of {topic}/{queue_id}{others} was stored at or after {times_ms[missing[0]]}, as {name} asks; let {STRATEGY} "
-            "be latest to begin there with what comes next, or choose an earlier time",
+            "be latest to begin there with the next message, or choose an earlier time",
             path=snapshot.path,
         )
 

@@ -202,7 +202,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     raise followed.not_moved(path, to, "it is still at its old place, which this query reads")
         if to in offset["stores"]:
             raise followed.not_moved(
-                path, to, "this query follows it there already: begin a query with another checkpointLocation"
+                path, to, "this query already follows it there: begin a query with another checkpointLocation"
             )
         return to
 
@@ -238,13 +238,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if position < snapshot.minimum:
             problem = f"records from {position} to {snapshot.minimum} were removed before they were read"
         elif position > snapshot.end:
-            problem = f"the log ends at {snapshot.end}, this query was at {position}: it is another store's or lost its end"
+            problem = f"the log ends at {snapshot.end}, this query was at {position}: it is the log of another store, or it lost its end"
         if problem is None:
             return position
         if self._options.fail_on_data_loss:
-            raise OffsetError(
-                f"{problem}; let failOnDataLoss be false to go on with what there is", path=path
-            )
+            raise OffsetError(f"{problem}; let failOnDataLoss be false to continue with the rest", path=path)
         return snapshot.minimum if position < snapshot.minimum else snapshot.end
 
     def getDefaultReadLimit(self) -> ReadLimit:

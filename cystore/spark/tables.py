@@ -50,8 +50,8 @@ def remember(options: Mapping[str, str], schema: StructType) -> None:
         plain = name.lower()
         if plain.startswith(STORAGE_PREFIX) and plain.removeprefix(STORAGE_PREFIX) not in _HARMLESS:
             raise StoreConfigError(
-                f"option {name} may be a secret, and a table's options are stored in its columns, where every query and every file "
-                'written from it shows them: leave it to the environment, or read with spark.read.format("cystore").option(...)'
+                f"option {name} may be a secret, and Spark stores a table's options in its columns, where every query and every file "
+                'written from it shows them: put the secret into the environment, or read with spark.read.format("cystore").option(...)'
             )
         if plain in names or plain.startswith((SETTING_PREFIX, STORAGE_PREFIX)):
             kept[name] = value
@@ -78,7 +78,7 @@ def read_options(options: Mapping[str, str], schema: StructType) -> dict[str, st
     kept = remembered(schema)
     if not kept and not options:
         raise StoreConfigError(
-            "nothing says which store this is. A table is made without a list of columns, which would take its options away: "
+            "the table does not name its store. Make the table without a list of columns, because Spark drops the options with one: "
             "CREATE TABLE name USING cystore OPTIONS (path '/var/lib/app/store')"
         )
     return {**kept, **options}
@@ -89,13 +89,15 @@ def write_options(options: Mapping[str, str], schema: StructType) -> dict[str, s
     SELECT cannot, and where saveAsTable would make a table that reads another store."""
     if not names_place(options):
         raise StoreConfigError(
-            "Spark does not tell a Python data source which table a query writes to, so a table cannot be written. Write to the store's "
+            "Spark does not tell a Python data source which table a query writes to, so cystore cannot write to a "
+            "table. Write to the store's "
             'directory: df.write.format("cystore").mode("append").save("/var/lib/app/store")'
         )
     chosen = {name: value for name, value in options.items() if name.lower() != COPY.lower()}
     if remembered(schema) and len(chosen) == len(options):
         raise StoreConfigError(
-            f"these rows come from a table made by SQL, whose options go with its columns: after saveAsTable the new table would read "
-            f'the old store. To write them with save(...), say so: .option("{COPY}", "true")'
+            "these rows come from a table made by SQL, and its options travel with its columns: after saveAsTable the "
+            "new table would read "
+            f'the old store. To write them with save(...), add .option("{COPY}", "true")'
         )
     return chosen

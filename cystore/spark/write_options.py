@@ -70,7 +70,7 @@ def parse_write(given: Mapping[str, str], *, overwrite: bool, stream: bool) -> W
     """Checks the options of a batch or stream write. Raises StoreConfigError."""
     if overwrite:
         raise StoreConfigError(
-            "a log is only appended to: "
+            "a log is append-only: "
             + ('write with .outputMode("append")' if stream else 'write with .mode("append"), not overwrite')
         )
     options = {name.lower(): value for name, value in given.items()}
@@ -114,9 +114,7 @@ def _store_path(options: Mapping[str, str]) -> str:
         raise StoreConfigError('no path: name the store\'s directory, as in .save("/var/lib/app/store")')
     if is_url(path):
         _, url = Storage.of(path, {})
-        raise StoreConfigError(
-            f"path {url} is a URL, which is for reading only: a store is written on its host"
-        )
+        raise StoreConfigError(f"path {url} is a URL, and URLs are read-only: write to a store on its host")
     found = Path(os.path.realpath(path))
     if found.exists() and not found.is_dir():
         raise StoreConfigError(f"path {path} is a file; a store is a directory")
@@ -132,7 +130,7 @@ def _stream_sink(options: Mapping[str, str]) -> Sink:
             text = options[name.lower()]
             return Sink(name, _named(name, text.rstrip("/") if name == "checkpointLocation" else text))
     raise StoreConfigError(
-        "a stream must say who it is, or a batch that Spark repeats would be appended twice: give option sinkId, or option "
+        "a stream needs a name, or a batch that Spark repeats would be appended twice: give option sinkId, or option "
         "checkpointLocation (one in Spark's configuration is not seen here)"
     )
 

@@ -64,7 +64,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         check_columns(schema, options.topic)
         if options.sink is None:
-            raise StoreConfigError("a stream must say who it is: give option sinkId or checkpointLocation")
+            raise StoreConfigError("a stream needs a name: give option sinkId or checkpointLocation")
         self._options = options
         self._folder = Path(options.staging, options.sink.id)
 

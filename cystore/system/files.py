@@ -164,7 +164,9 @@ def read_all(path: Path, *, most: int | None = None, first: int | None = None) -
         if first is not None:
             return pread_full(fd, 0, min(first, length), path)
         if most is not None and length > most:
-            raise StoreFormatError(f"a file of {length} bytes is none of cystore's; move it away", path=path)
+            raise StoreFormatError(
+                f"a file of {length} bytes is not a file of cystore's; move it away", path=path
+            )
         return b"".join(iter(lambda: os.read(fd, 1 << 20), b""))
 
 

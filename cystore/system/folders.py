@@ -43,16 +43,16 @@ class Home:
         try:
             status = os.stat(self.path)
         except (FileNotFoundError, NotADirectoryError):
-            found = "nothing is there now"
+            found = "its path does not exist now"
         except OSError:  # who may not look cannot say that it moved
             return
         else:
             if (status.st_dev, status.st_ino) == self._identity:
                 return
-            found = "another directory is there now"
+            found = "its path is another directory now"
         raise StoreMovedError(
-            f"the store's directory was moved, deleted or replaced under this process; {found}. Nothing is written any more: "
-            "close the store, and open it where it is",
+            f"the store's directory was moved, deleted or replaced under this process; {found}. This process does not write any more: "
+            "close the store, and open it at its new place",
             path=self.path,
         )
 

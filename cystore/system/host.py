@@ -52,12 +52,13 @@ def check_writable_file_system(path: Path, *, allow_any: bool) -> None:
     kind = file_system(path)
     if kind in NETWORK.values():
         raise StoreFormatError(
-            f"the store is on a network file system ({kind}): shared memory does not work there", path=path
+            f"the store is on a network file system ({kind}), where shared memory does not work: move it to a local disk",
+            path=path,
         )
     if kind not in PROMISED.values() and not allow_any:
         raise StoreFormatError(
-            f"file system {kind} is not one of {', '.join(PROMISED.values())}: a full disk may kill the process there; "
-            "set allow_any_file_system=True to write all the same",
+            f"file system {kind} is not one of {', '.join(PROMISED.values())}, and a full disk may kill the process there; "
+            "set allow_any_file_system=True to accept that",
             path=path,
         )
 

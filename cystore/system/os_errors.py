@@ -50,7 +50,7 @@ def sorted_error(error: OSError, path: Path | str) -> StoreError:
     if code in (errno.ELOOP, errno.ENOTDIR) and (link := _link_in(Path(str(path)))) is not None:
         return link_refused(link)
     if code in _NO_SPACE:
-        return StoreFullError("no space left on the disk; free some, appends then go on", path=path)
+        return StoreFullError("no space left on the disk; make space, then appends work again", path=path)
     if code in _NO_RESOURCE:
         return StoreResourceError(f"{text}: {_NO_RESOURCE[code]}; nothing changed, try again", path=path)
     return StoreIOError(f"{text}", path=path)
@@ -59,7 +59,7 @@ def sorted_error(error: OSError, path: Path | str) -> StoreError:
 def link_refused(path: Path | str) -> StorePermissionError:
     """The error for a symbolic link where a store has a file or a folder."""
     return StorePermissionError(
-        "a symbolic link stands in the place of a store's file or folder; remove it, or put what it leads to there",
+        "a symbolic link stands in the place of a store's file or folder; remove it, or replace it by its target",
         path=path,
     )
 
@@ -71,4 +71,4 @@ def _link_in(path: Path) -> Path | None:
 
 def not_regular(path: Path | str) -> StoreFormatError:
     """The error for a FIFO, socket or device where a store has a file."""
-    return StoreFormatError("no regular file stands there but something else; move it away", path=path)
+    return StoreFormatError("this is not a regular file; move it away", path=path)

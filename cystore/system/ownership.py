@@ -17,7 +17,7 @@ from pathlib import Path
 from cystore.errors import StoreConfigError, StorePermissionError
 from cystore.system import files
 
-ALL_THE_SAME = "allow_any_owner=True opens it all the same"
+ALL_THE_SAME = "allow_any_owner=True skips this check"
 
 
 def group_id(name: str) -> int | None:

@@ -105,7 +105,7 @@ class StoreLocks:
 
     def _told_later(self) -> os_threads.Flag:
         """Whoever waits at the gate sleeps in the kernel, where nothing can be told: a thread does it, until the result is set."""
-        text = "%s: waiting for another process that is attaching or detaching, for more than %.0f s"
+        text = "%s: waiting for another process that attaches or detaches, for more than %.0f s"
         through = os_threads.Flag()
 
         def report() -> None:
@@ -161,7 +161,7 @@ class StoreLocks:
             except BlockingIOError:
                 if time.monotonic() > until:
                     raise StoreLockedError(
-                        "live processes are attached through another lock file: it was deleted or replaced under them; "
+                        "somebody deleted or replaced the lock file under live processes, which are attached through the old one; "
                         "stop them before you open the store",
                         path=self.path,
                     ) from None

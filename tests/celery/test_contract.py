@@ -140,7 +140,7 @@ def test_pickled_and_compressed_results(tmp_path):
     [
         ("", "not a directory"),
         ("?max_queue=1", "did you mean max_queues"),
-        ("?read_only=1", "stores results"),
+        ("?read_only=1", "has to store results"),
     ],
     ids=["a path that is a file", "a wrong option", "an option for readers"],
 )

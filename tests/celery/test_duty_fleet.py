@@ -110,7 +110,7 @@ def test_duties_go_on_when_redis_was_killed_and_is_back_empty(folder):
                 fleet.stop()
         finally:
             fleet.stop()
-    assert log.count("is away: ") == log.count("is there again") == 1
+    assert log.count("is away: ") == log.count("is back") == 1
     assert "Task cystore." not in log, "ticks that go well are no news"
     with cystore.open(folder / "store") as store:
         check_chain(store)

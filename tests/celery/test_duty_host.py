@@ -55,7 +55,7 @@ def test_a_worker_that_cannot_take_part_says_why(app, tmp_path, caplog, wrong):
     else:
         app.conf.cystore_redis_url = "redis+cluster://:secret@host"
     assert not takes_part(app)
-    assert "this worker does no duties" in caplog.text
+    assert "this worker cannot do duties" in caplog.text
     assert "secret" not in caplog.text
     assert ("not a directory" if wrong == "store" else "Cluster") in caplog.text
 

@@ -53,7 +53,7 @@ def test_a_full_disk_is_told_in_one_line_and_no_task_is_lost(tmp_path, pool):
         wait_until(lambda: waiting(fleet) == TASKS + (running is not None), "all are the broker's")
         assert worker.process.poll() is None
         make_space(fleet)
-        wait_until(lambda: "takes tasks again" in worker.log.read_text(), "the worker goes on")
+        wait_until(lambda: "takes tasks again" in worker.log.read_text(), "the worker continues")
         results = [fleet.app.AsyncResult(task_id) for task_id in ids]
         assert [result.get(timeout=PATIENCE_S) for result in results] == list(range(1, TASKS + 1))
         if running is not None:

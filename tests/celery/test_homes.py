@@ -282,7 +282,7 @@ def test_a_begin_that_comes_after_the_end_changes_nothing(backend):
 def test_records_for_another_store_are_refused(backend):
     task = backend.app.tasks[homes.HOME_RECORD]
     with pytest.raises(
-        ImproperlyConfigured, match=f"records for store {UNKNOWN_HOME} came to a worker of store"
+        ImproperlyConfigured, match=f"records for store {UNKNOWN_HOME} reached a worker of store"
     ):
         task.run(UNKNOWN_HOME, "0" * 32, sent("t", states.SUCCESS, 1))
 

@@ -102,12 +102,12 @@ def test_a_run_starts_afresh_but_removes_nothing_of_others(tmp_path):
     assert not (RunFolder.fresh(tmp_path / "run").root / "left").exists()
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "file").touch()
-    with pytest.raises(FolderError, match="something that no run made"):
+    with pytest.raises(FolderError, match="files that no run made"):
         RunFolder.fresh(tmp_path / "precious")
     assert (tmp_path / "precious" / "file").exists()
     done = celery_app("--path", str(tmp_path / "precious"))
     assert done.returncode == 1
-    assert "something that no run made" in done.stderr
+    assert "files that no run made" in done.stderr
 
 
 def test_the_input_is_pythons_own_library():

@@ -68,7 +68,7 @@ def test_a_redis_that_is_killed_and_comes_back_empty(url, caplog, tmp_path):
                 assert duties.run(app, REPUT) > 0
             with redis_py.Redis.from_url(again.url) as client:
                 assert coordination.last_token(client, store_id_of(store), "reput") == 9
-    assert caplog.text.count("is there again") == 1
+    assert caplog.text.count("is back") == 1
     assert store.duties.highest_token("reput") == 9
 
 

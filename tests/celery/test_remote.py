@@ -190,7 +190,7 @@ def test_what_another_process_sent_elsewhere(hosts, tmp_path):
     homes._foreign.clear()  # as in a process that was not told
     for look in (lambda one: one.state, lambda one: one.ready(), lambda one: one.get(timeout=PATIENCE_S)):
         homes._foreign.clear()
-        with pytest.raises(homes.ResultsElsewhereError, match=f"kept by store {hosts.home}.*reader=redis"):
+        with pytest.raises(homes.ResultsElsewhereError, match=f"store {hosts.home} keeps.*reader=redis"):
             look(AsyncResult(task_id, app=blind))
     for one in (app, blind):
         one.backend.close()
@@ -343,7 +343,7 @@ def test_a_client_believes_only_what_an_answer_may_be(hosts):
     with FalseHome(hosts.fleet, success):
         assert state() == states.SUCCESS
     others = FalseHome(hosts.fleet, lambda request: success(request, task_id="u"))
-    with others, pytest.raises(homes.ResultsElsewhereError, match="another task's"):
+    with others, pytest.raises(homes.ResultsElsewhereError, match="belongs to another task"):
         state()
     pickled = FalseHome(hosts.fleet, lambda request: _as_pickle(success(request)))
     with pickled, pytest.raises(ContentDisallowed):
@@ -375,7 +375,7 @@ def test_a_result_that_is_none_is_told_with_its_home(hosts, content):
         found = Found("t", state, True, None, 1, len(body), 0, body, "application/json", "utf-8")
         return Answer(request.id, UNKNOWN_HOME, (found,)).encoded()
 
-    match = f"what store {UNKNOWN_HOME} answered for t is not its result"
+    match = f"the answer of store {UNKNOWN_HOME} for t is not its result"
     with FalseHome(hosts.fleet, answer):
         for look in (lambda one: one.state, lambda one: one.get(timeout=PATIENCE_S)):
             with pytest.raises(homes.ResultsElsewhereError, match=match):
@@ -435,7 +435,7 @@ def test_a_wait_without_a_timeout_ends_when_nobody_answers(hosts, monkeypatch):
         AsyncResult("silence", app=app).get()
     with redis_server(own=True) as empty:
         app = client_of(hosts.fleet, f"cystore+remote://?reader={quote(empty.broker_url, safe='')}")
-        with pytest.raises(homes.HomeAwayError, match="no store has given a sign"):
+        with pytest.raises(homes.HomeAwayError, match="no store sent a heartbeat"):
             AsyncResult("of nobody", app=app).get()
 
 
@@ -455,7 +455,7 @@ def test_a_redis_that_is_away_is_named_and_its_password_is_not(hosts, tmp_path):
     ("url", "match"),
     [
         ("cystore+remote:///var/lib/store", "has no path"),
-        ("cystore+remote://host:6379/0?flush=sync", "one option is reader"),
+        ("cystore+remote://host:6379/0?flush=sync", "only option is reader"),
         ("cystore://?reader=amqp://:hush@host", "must be one of redis"),
         ("cystore://?reader=redis://:hush@host:port", "reader in result_backend"),
         ("cystore:///s?reader=garbage", "must be one of redis"),

@@ -113,7 +113,7 @@ def test_parts_end_when_the_time_is_over(app, fleet, monkeypatch):
         with pytest.raises(ResultTimeoutError) as caught:
             AsyncResult("t", app=app).get(timeout=1)
         assert not isinstance(caught.value, homes.HomeAwayError)
-        with pytest.raises(homes.HomeAwayError, match="come too slowly"):
+        with pytest.raises(homes.HomeAwayError, match="arrive too slowly"):
             _ = AsyncResult("t", app=app).state
         assert false.asked < len(BODY), "it ended before the result had come"
         assert monotonic_s() - began < PATIENCE_S

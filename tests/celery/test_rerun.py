@@ -278,7 +278,7 @@ def test_what_is_over_is_left_out(make_app, run, rows):
 
 
 def test_redaction_forbids_a_rerun(make_app, run):
-    """Where it hides something in the arguments, or in a callback's."""
+    """Where it hides a part in the arguments, or in a callback's."""
     app = make_app(cystore_lifecycle_redact=["card"])
     hidden = [sent(app, kwargs={"card": "4242"}), sent(app, {"deep": [{"card": "4242"}]})]
     hidden.append(sent(app, 1, link=app.tasks["till.pay"].s(card="4242")))
@@ -287,7 +287,7 @@ def test_redaction_forbids_a_rerun(make_app, run):
     for task_id in hidden:
         assert "message" not in message_of(store, task_id)
         assert (
-            "cystore_lifecycle_redact hides something in it"
+            "cystore_lifecycle_redact hides a part in it"
             in run("rerun", task_id, "--yes", code=2, app=app).stderr
         )
     assert "4242" not in "".join(bytes(m.body).decode() for m in store.scan() if m.topic == events.EVENTS)
@@ -306,8 +306,8 @@ def test_redaction_by_a_function(make_app):
     linked = sent(app, 1, link=app.tasks["till.pay"].s())
     assert "message" in message_of(store, whole)
     for task_id, reason in (
-        (cut, "hides something"),
-        (linked, "hides something"),
+        (cut, "hides a part"),
+        (linked, "hides a part"),
         (broken, "failed (ValueError)"),
     ):
         told = message_of(store, task_id)

@@ -109,7 +109,7 @@ def test_a_worker_that_waits_goes_on_when_its_store_is_back(tmp_path, pool):
         wait_until(lambda: waiting(fleet) == 4, "the tasks are the broker's")
         assert worker.process.poll() is None
         (tmp_path / "moved").rename(fleet.store_path)
-        wait_until(lambda: "takes tasks again" in worker.log.read_text(), "the worker goes on")
+        wait_until(lambda: "takes tasks again" in worker.log.read_text(), "the worker continues")
         assert fleet.task(work.add).delay(1, 2).get(timeout=PATIENCE_S) == 3
         wait_until(lambda: waiting(fleet) == 0, "nothing is left")
 

@@ -126,7 +126,7 @@ def test_an_error_names_path_and_remedy(command, store_path):
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert str(store_path) in line
-    assert "`cystore info PATH` says who has it" in line
+    assert "`cystore info PATH` shows the process" in line
 
 
 @pytest.mark.parametrize(

@@ -144,9 +144,9 @@ def test_bytes_that_do_not_fit_are_refused(store_path, wrong):
 @pytest.mark.parametrize("name", ["holes.json", "../commitlog/" + LOG, f"commitlog-{5:020d}-{5:020d}", ""])
 def test_a_name_that_is_none_is_refused(store_path, name):
     holed(store_path)
-    with pytest.raises(cystore.StoreFormatError, match="is no name of a copy"):
+    with pytest.raises(cystore.StoreFormatError, match="is not the name of a copy"):
         restore(store_path, name, CONFIG)
-    with pytest.raises(cystore.StoreFormatError, match="is no name of a copy"):
+    with pytest.raises(cystore.StoreFormatError, match="is not the name of a copy"):
         list(parts(store_path, name, CONFIG))
 
 

@@ -109,7 +109,7 @@ def test_no_store_is_left_alone(command, tmp_path):
     (tmp_path / "consumequeue.txt").write_text("mine")
     done = command.run("rebuild", tmp_path)
     assert done.returncode == 2
-    assert "the directory is no store" in done.stderr
+    assert "the directory is not a store" in done.stderr
     assert not (tmp_path / "abort").exists()
 
 

@@ -211,14 +211,14 @@ def test_a_known_hole_and_its_copy(store_path, target):
 
 def test_targets_that_are_refused(store_path, target, tmp_path):
     write(store_path, 3)
-    with pytest.raises(TargetError, match="inside of the store"):
+    with pytest.raises(TargetError, match="inside the store"):
         take(store_path, store_path / "copy")
-    with pytest.raises(TargetError, match="inside of the store"):
+    with pytest.raises(TargetError, match="inside the store"):
         take(store_path, store_path)
     (tmp_path / "link").symlink_to(store_path)
-    with pytest.raises(TargetError, match="inside of the store"):
+    with pytest.raises(TargetError, match="inside the store"):
         take(store_path, tmp_path / "link" / "copy")
-    with pytest.raises(TargetError, match="no such directory"):
+    with pytest.raises(TargetError, match="parent directory"):
         take(store_path, target / "deep")
     with pytest.raises(StoreFormatError, match="no store"):
         take(tmp_path / "none", target)

@@ -36,4 +36,4 @@ def test_every_queue_is_listed(command, store_path, left):
 
 def test_what_is_no_store_is_refused(command, tmp_path):
     done = command.run("topics", tmp_path)
-    assert done.returncode == 2 and "the directory is no store" in done.stderr
+    assert done.returncode == 2 and "the directory is not a store" in done.stderr

@@ -141,7 +141,7 @@ def live_synced(out: int, path: str, seed: int, settings: dict[str, Any], steps:
         except (cystore.FlushFailedError, cystore.StoreNotWritableError):
             signal.pause()
         except cystore.StoreFormatError as error:
-            if "vanished while it was being made" in str(error):
+            if "removed the file while it was being made" in str(error):
                 continue  # the next put makes it again
             if "segment to write to is missing" not in str(error):
                 raise

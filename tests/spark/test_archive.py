@@ -252,4 +252,4 @@ def test_the_command_names_what_is_wrong(spark_folder, tmp_path):
     done = subprocess.run(
         arguments(tmp_path / "file" / "x", tmp_path), cwd=ROOT, text=True, capture_output=True, check=False
     )
-    assert done.returncode == 2 and "outside of each other" in done.stderr
+    assert done.returncode == 2 and "not contain each other" in done.stderr

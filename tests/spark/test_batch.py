@@ -265,7 +265,7 @@ def test_what_is_no_store_is_refused_at_load(spark, tmp_path):
         read(spark, tmp_path / "missing")
     with pytest.raises(PySparkException, match="no option colour"):
         read(spark, tmp_path / "foreign", colour="red")
-    assert "the directory is no store" in refused(read(spark, tmp_path / "foreign"))
+    assert "the directory is not a store" in refused(read(spark, tmp_path / "foreign"))
 
 
 @pytest.fixture

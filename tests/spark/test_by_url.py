@@ -88,12 +88,12 @@ def test_what_is_wrong_with_a_url_is_told_at_load(spark, make_store, tmp_path):
     for path, options, message in (
         (f"file://{tmp_path}/missing", SEALED, "there is no store here"),
         (f"file://{tmp_path}/missing-*", SEALED, "no store matches"),
-        ("s3://key:hush-hush@bucket/store", {}, "credentials do not belong into a URL"),
+        ("s3://key:hush-hush@bucket/store", {}, "a URL must not contain credentials"),
         ("nope://bucket/store", {}, "scheme nope"),
         (
             f"file://{store.path}",
             {**SEALED, "includeArchive": "true"},
-            "includeArchive goes with a store's path",
+            "includeArchive needs the path of a store",
         ),
     ):
         with pytest.raises(PySparkException, match=message) as error:
@@ -113,7 +113,7 @@ def test_a_stream_is_not_read_by_url(spark, make_store):
     from pyspark.errors import PySparkException
 
     frame = spark.readStream.format("cystore").options(**SEALED).load(str(make_store(count=10).path))
-    with pytest.raises(PySparkException, match="a stream follows a store where it is used"):
+    with pytest.raises(PySparkException, match="a stream needs the path of a store"):
         frame.writeStream.format("noop").start().processAllAvailable()
 
 

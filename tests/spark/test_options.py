@@ -61,7 +61,7 @@ BAD = [
     ({"path": "s", "onCorruption": "drop"}, False, "onCorruption must be one of fail, skip, column"),
     ({"path": "s", "topic": "a,,b"}, False, "topic must be one or several names"),
     ({"path": "s", "topic": "a", "subscribePattern": "b"}, False, "only one of topic, subscribe"),
-    ({"path": "s", "subscribePattern": "("}, False, "no regular expression"),
+    ({"path": "s", "subscribePattern": "("}, False, "not a regular expression"),
     ({"path": "s", "assign": '{"T":0}'}, False, "assign must be like"),
     ({"path": "s", "assign": '{"T":["0"]}'}, False, "assign must be like"),
     ({"path": "s", "cystore.nothing": "1"}, False, "nothing"),
@@ -69,9 +69,9 @@ BAD = [
     ({"path": "s", "includeArchive": "true"}, True, "includeArchive is for batches only"),
     ({"path": "s", "sealedSegments": "yes"}, False, "sealedSegments must be true or false"),
     ({"path": "s3://b/s"}, True, "s3://b/s is read by URL, of its sealed segments: a stream follows a store"),
-    ({"path": "s", "sealedSegments": "true"}, True, "a stream follows a store where it is used"),
-    ({"path": "s3://b/s", "includeArchive": "true"}, False, "includeArchive goes with a store's path only"),
-    ({"path": "s3://key:secret@b/s"}, False, "credentials do not belong into a URL"),
+    ({"path": "s", "sealedSegments": "true"}, True, "a stream needs the path of a store"),
+    ({"path": "s3://b/s", "includeArchive": "true"}, False, "includeArchive needs the path of a store"),
+    ({"path": "s3://key:secret@b/s"}, False, "a URL must not contain credentials"),
 ]
 
 

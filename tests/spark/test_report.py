@@ -283,10 +283,10 @@ def test_a_report_takes_no_place_but_that_of_a_report(make_store, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     for out, why in (
-        (store.path, "outside of each other"),
-        (Path(store.path, "index"), "outside of each other"),
-        (tmp_path, "outside of each other"),
-        (other, "is no report"),
+        (store.path, "not contain each other"),
+        (Path(store.path, "index"), "not contain each other"),
+        (tmp_path, "not contain each other"),
+        (other, "is not a report"),
         ("s3://bucket/report", "is a URL"),
     ):
         with pytest.raises(StoreConfigError, match=why):

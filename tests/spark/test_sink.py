@@ -75,7 +75,7 @@ def test_a_write_that_fails_says_why_and_leaves_nothing(spark, tmp_path):
     frame = spark.createDataFrame([("T", b"1"), ("T", None)], "topic STRING, value BINARY").coalesce(1)
     assert "row 1 of task 0: column value is null" in refused(lambda: append(frame, store))
     writer = frame.write.format("cystore")
-    assert "a log is only appended to" in refused(lambda: writer.mode("overwrite").save(str(store)))
+    assert "a log is append-only" in refused(lambda: writer.mode("overwrite").save(str(store)))
     assert "txnVersion go together" in refused(lambda: append(frame, store, txnAppId="a"))
     assert "there is no column value" in refused(lambda: append(frame.select("topic"), store))
     assert not store.exists()

@@ -213,7 +213,7 @@ def test_staged_files_that_are_gone_or_damaged_are_told(tmp_path):
         (
             lambda path: path.write_bytes(path.read_bytes()[:-9]),
             StoreIOError,
-            "a task staged .* bytes, here are",
+            "a task staged .* bytes, but the file has",
         ),
         (
             lambda path: path.write_bytes(b"\0" * path.stat().st_size),
@@ -324,7 +324,7 @@ BAD_OPTIONS = [
     ({"path": "s", "txnVersion": "1"}, False, "txnAppId and txnVersion go together"),
     ({"path": "s", "txnAppId": "a", "txnVersion": "x"}, False, "txnVersion must be a whole number from 0"),
     ({"path": "s", "txnAppId": "", "txnVersion": "1"}, False, "txnAppId must be 1 to 1000 characters, not 0"),
-    ({"path": "s"}, True, "a stream must say who it is"),
+    ({"path": "s"}, True, "a stream needs a name"),
     ({"path": "s", "sinkId": ""}, True, "sinkId must be 1 to 1000 characters"),
     (
         {"path": "s", "txnAppId": "a", "txnVersion": "1"},
@@ -379,7 +379,7 @@ BAD_ROWS = [
     ),
     ({"topic": ["T", None]}, "column topic is null"),
     ({"topic": ["T", "a b"]}, "topic 'a b' must be 1 to 127 characters"),
-    ({"topic": ["T", "SCHEDULE_TOPIC_XXXX"]}, "is where delayed messages wait"),
+    ({"topic": ["T", "SCHEDULE_TOPIC_XXXX"]}, "is reserved for delayed messages"),
     ({"partition": [0, -1]}, "column partition is -1, less than 0"),
     ({"key": ["k", "a key"]}, "column keys: 'a key' is empty or has a character .* or a space"),
     ({"key": [b"k", b"\xff\xfe"]}, "column key is .* no UTF-8"),

@@ -71,7 +71,7 @@ def test_a_table_that_was_made_with_columns_says_how_it_is_made(spark, make_stor
     store = make_store("one", 5)
     spark.sql(f"CREATE TABLE a (topic STRING, value BINARY) USING cystore OPTIONS (path '{store.path}')")
     try:
-        assert "made without a list of columns" in refused(lambda: spark.sql("SELECT * FROM a").collect())
+        assert "without a list of columns" in refused(lambda: spark.sql("SELECT * FROM a").collect())
     finally:
         spark.sql("DROP TABLE a")
 

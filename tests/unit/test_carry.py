@@ -294,7 +294,7 @@ def test_a_message_without_room_for_its_due_time_keeps_its_segment(path, late, c
             store.put("other", bytes(1_000))
         late(4)
         assert (clean(store).segments, clean(store).segments) == (0, 0)
-        assert caplog.text.count("no room for the note of its due time") == 1
+        assert caplog.text.count("no room for its due time") == 1
         late(31)
         assert store.deliver() == 2
         assert clean(store).segments == 4

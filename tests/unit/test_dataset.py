@@ -249,7 +249,7 @@ def test_a_dataset_is_what_arrow_calls_one(store):
     renamed = whole.select(["offset", "topic"]).rename_columns(["offset", "other"])
     assert data.join(pds.InMemoryDataset(renamed), "offset").to_table().num_rows >= whole.num_rows
     assert data.replace_schema(pa.schema([("offset", pa.int64())])).to_table().column_names == ["offset"]
-    with pytest.raises(FileNotFoundError, match="use scanner, to_batches or to_table"):
+    with pytest.raises(FileNotFoundError, match="use its scanner, to_batches or to_table"):
         pds.Scanner.from_dataset(data).to_table()
     with pytest.raises(cystore.StoreConfigError, match="no column nope"):
         cystore.scan(store.path, columns=["nope"])

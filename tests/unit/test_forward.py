@@ -32,7 +32,7 @@ def test_a_store_that_has_such_segments_is_read_and_not_written_to(tmp_path):
     (path / "commitlog" / f"{LOG_BYTES:020d}").unlink()  # made ahead of need, and empty
     with open(path / "commitlog" / f"{0:020d}", "r+b") as file:
         file.truncate(3 * GIB)
-    with pytest.raises(StoreFormatError, match=f"{3 * GIB} bytes; at most {INT_MAX} can be written to"):
+    with pytest.raises(StoreFormatError, match=f"{3 * GIB} bytes; files above {INT_MAX} cannot be written"):
         open_small(path)
     with open_small(path, read_only=True) as store:
         assert [bytes(message.body) for message in store.scan()] == [b"body"]

@@ -187,7 +187,7 @@ def test_without_consume_queues_rows_are_read_and_offsets_by_queue_say_what_is_m
     shutil.rmtree(copy / "consumequeue")
     log = log_at(copy)
     assert rows_of(log) == expected(store, end=log.end)
-    with pytest.raises(StoreFormatError, match="consume queues are not here") as error:
+    with pytest.raises(StoreFormatError, match="there are no consume queues here") as error:
         list(log.queue_ranges)
     assert error.value.path == f"file://{copy}/consumequeue"
 
@@ -205,7 +205,7 @@ def test_what_is_no_copy_of_a_store_is_told(store, copy, tmp_path):
         log_at(tmp_path / "nothing")
     assert error.value.path == url
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(StoreFormatError, match="no segment is here") as error:
+    with pytest.raises(StoreFormatError, match="there is no segment here") as error:
         log_at(tmp_path / "nothing")
     assert error.value.path == f"{url}/commitlog"
     (copy / "commitlog" / "00000000000000000000.tmp").touch()
@@ -346,8 +346,8 @@ def test_refused_access(copy):
 
 
 BAD_URLS = [
-    ("s3://AKIAKEY:hush-hush@bucket/store", {}, "credentials do not belong into a URL"),
-    ("s3://AKIAKEY@bucket/store", {}, "credentials do not belong into a URL"),
+    ("s3://AKIAKEY:hush-hush@bucket/store", {}, "a URL must not contain credentials"),
+    ("s3://AKIAKEY@bucket/store", {}, "a URL must not contain credentials"),
     ("s3://bucket/store?secret_key=hush-hush", {}, "nothing may follow the path of s3://bucket/store"),
     ("s3:///store", {}, "names no bucket"),
     ("file://elsewhere/store", {}, "names the host elsewhere"),

@@ -78,7 +78,7 @@ def test_what_is_missing_is_named(server, store, url):
     for place, message in (
         ("s3://no-such-bucket/store", "there is no bucket no-such-bucket"),
         (f"s3://{BUCKET}/no-such-store", "there is no store here"),
-        (f"{url}/consumequeue", "no segment is here"),
+        (f"{url}/consumequeue", "there is no segment here"),
     ):
         with pytest.raises(StoreFormatError, match=message) as error:
             log_at(place, server)

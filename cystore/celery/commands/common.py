@@ -68,8 +68,9 @@ class Moment(click.ParamType):
             moment = datetime.fromisoformat(value)
         except ValueError:
             self.fail(
-                f"{value!r} is no time: give 2026-01-31T12:00:00Z, 2026-01-31, 1769860800 or 1769860800000 since 1970, or 90s, 15m, "
-                "2h, 7d, 2w ago"
+                f"{value!r} is not a time: give 2026-01-31T12:00:00Z, 2026-01-31, 1769860800 or 1769860800000 since "
+                "1970, or an age: 90s, 15m, "
+                "2h, 7d, 2w"
             )
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
@@ -82,7 +83,7 @@ def conditions(function: Function) -> Function:
         click.option("--until", "end_ms", type=Moment(), help="Not later than this."),
         click.option(
             "--since", "begin_ms", type=Moment(), default=0,
-            help="Not before this: ISO 8601 (UTC), seconds or ms since 1970, or 90s, 15m, 2h, 7d, 2w ago.",
+            help="Not before this: ISO 8601 (UTC), seconds or ms since 1970, or an age: 90s, 15m, 2h, 7d, 2w.",
         ),
         click.option("--name", "--task", "name", help="Only tasks of this name."),
     ):  # fmt: skip
@@ -106,7 +107,7 @@ def check_states(store: MessageStore, given: Sequence[str]) -> None:
         if one not in STATES and not any(True for _ in islice(history.entries(store, states=(one,)), 1)):
             raise CommandError(
                 one_line(
-                    f"--state {one}: no task had it, and it is none of {', '.join(dict.fromkeys(STATES))}"
+                    f"--state {one}: no task had this state, and it is not one of {', '.join(dict.fromkeys(STATES))}"
                 )
             )
 
@@ -121,7 +122,7 @@ def limit_option(default: int) -> Callable[[Function], Function]:
         type=click.IntRange(min=0),
         default=default,
         show_default=True,
-        help="At most so many; 0: all.",
+        help="Show at most this number; 0: all.",
     )
 
 
@@ -143,7 +144,7 @@ def location_of(ctx: click.Context) -> Location:
         )
     if not backend.location.path:
         raise CommandError(
-            f"this command needs a store on this host, and result_backend is {backend.as_uri()!r}, which names none: run it on the "
+            f"this command needs a store on this host, and result_backend is {backend.as_uri()!r}, which names no store: run it on the "
             f"host of the store, and name the store there with --result-backend {EXAMPLE}"
         )
     return backend.location
@@ -232,5 +233,5 @@ def known_life(ctx: click.Context, store: MessageStore, task_id: str) -> Life:
     """A task's life. Ends the command with a note and exit code 1 where the log has nothing about it."""
     life = life_of(store, task_id) if task_id else None
     if life is None:
-        nothing_found(ctx, f"nothing is known of a task {task_id!r}")
+        nothing_found(ctx, f"the store knows no task {task_id!r}")
     return life

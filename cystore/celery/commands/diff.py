@@ -31,7 +31,7 @@ TIMES = ("wait_s", "runtime_s", "whole_s")
 )
 @click.argument("first", metavar="ID")
 @click.argument("second", metavar="ID")
-@click.option("--all", "show_all", is_flag=True, help="What is the same, too.")
+@click.option("--all", "show_all", is_flag=True, help="Show equal fields, too.")
 @common.json_option
 @click.pass_context
 def command(ctx: click.Context, first: str, second: str, show_all: bool, as_json: bool) -> None:
@@ -52,7 +52,7 @@ def command(ctx: click.Context, first: str, second: str, show_all: bool, as_json
         write_json({field: list(values) for field, *values in wanted})
         return
     if not wanted:
-        write_note("nothing differs but the ids and the moments")
+        write_note("only the ids and the times differ")
     width = max((len(field) for field, *_ in wanted), default=0)
     for field, left, right in wanted:
         for number, text in enumerate(_texts(left, right)):

@@ -15,7 +15,7 @@ from cystore.celery.commands import common
     epilog=common.examples("failures --since 1d", "failures --name shop.charge --traceback --limit 1"),
 )
 @common.conditions
-@click.option("--traceback", "with_traceback", is_flag=True, help="The traceback of each below it.")
+@click.option("--traceback", "with_traceback", is_flag=True, help="Show each traceback below its failure.")
 @common.limit_option(20)
 @common.json_option
 @click.pass_context

@@ -20,9 +20,11 @@ from cystore.cli.output import write_json, write_line
         "find --args 17 --error Timeout --json",
     ),
 )
-@click.option("--args", "args_text", metavar="TEXT", help="In the positional or keyword arguments, as kept.")
-@click.option("--error", "error_text", metavar="TEXT", help="In an exception or its traceback.")
-@click.option("-i", "--ignore-case", is_flag=True, help="Capital letters are as good as small ones.")
+@click.option(
+    "--args", "args_text", metavar="TEXT", help="Search the kept text of positional and keyword arguments."
+)
+@click.option("--error", "error_text", metavar="TEXT", help="Search exceptions and tracebacks.")
+@click.option("-i", "--ignore-case", is_flag=True, help="Ignore case.")
 @common.conditions
 @common.limit_option(20)
 @common.json_option
@@ -46,7 +48,7 @@ def command(
             found = True
             _write(life, as_json)
     if not found:
-        common.nothing_found(ctx, "no task with that text")
+        common.nothing_found(ctx, "no task contains that text")
 
 
 def _write(life: Life, as_json: bool) -> None:

@@ -19,8 +19,8 @@ from cystore.celery.commands import common
     ),
 )
 @click.option("--task-id", help="The whole life of one task.")
-@click.option("--root-id", help="Everything of a workflow: the task that began it and all below it.")
-@click.option("--group-id", help="Everything of the tasks of a group.")
+@click.option("--root-id", help="A whole workflow: its first task and all tasks below.")
+@click.option("--group-id", help="All tasks of a group.")
 @common.conditions
 @common.states_option("An event (FAILED) or a result's state (FAILURE); may be repeated.")
 @common.limit_option(100)

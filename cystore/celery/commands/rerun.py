@@ -20,7 +20,7 @@ from cystore.cli.output import one_line, write_json, write_line, write_note
     ),
 )
 @click.argument("task_ids", metavar="ID...", nargs=-1, required=True)
-@click.option("--same-id", is_flag=True, help="Under the id that it had, as a part of its group and chord.")
+@click.option("--same-id", is_flag=True, help="Send it under its old id, as a part of its group and chord.")
 @click.option(
     "--yes", is_flag=True, help="Do not ask about tasks that have succeeded already, or have not ended."
 )

@@ -20,9 +20,11 @@ MOST = 10_000  # so many are kept in memory while the log is read
     "--by", "sort", type=click.Choice(list(searches.SLOW_KINDS)), default="run", show_default=True,
     help="run: the time of the task's code; wait: from when it was sent, or due, until its code began.",
 )  # fmt: skip
-@click.option("--each-name", is_flag=True, help="Of each task name the slowest one.")
+@click.option("--each-name", is_flag=True, help="Show only the slowest run of each task name.")
 @common.conditions
-@click.option("--limit", type=click.IntRange(1, MOST), default=20, show_default=True, help="At most so many.")
+@click.option(
+    "--limit", type=click.IntRange(1, MOST), default=20, show_default=True, help="Show at most this number."
+)
 @common.json_option
 @click.pass_context
 def command(
@@ -37,7 +39,7 @@ def command(
         newest_first = shown.watched(store, found, lines_follow=False)
         slowest = searches.slowest(store, newest_first, sort, limit, by_name=each_name)
     if not slowest:
-        common.nothing_found(ctx, "no run, as far as the lifecycle log knows")
+        common.nothing_found(ctx, "the lifecycle log has no run")
     if not as_json:
         _table(sort, slowest)
         return

@@ -98,7 +98,7 @@ def _show_store(told: dict[str, Any]) -> None:
     )
     cleaned = told["duties"][duties.CLEAN_EXPIRED.name]
     if not cleaned["runs"]:
-        write_line("nobody has cleaned it since the first process opened it")
+        write_line("not cleaned since the first process opened the store")
     else:
         at, by = time_text(cleaned["begun_ms"]), process_text(cleaned["pid"])
         write_line(f"cleaned last at {at} by {by}: {cleaned['outcome']}")

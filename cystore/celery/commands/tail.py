@@ -45,7 +45,7 @@ class _Tail:
     def _later(self, store: MessageStore, begin: int, end: int) -> Iterator[Event | Transition]:
         minimum = store.stats()["min_physical_offset"]
         if begin < minimum:
-            write_note(f"the log from {begin} to {minimum} was removed before it was shown")
+            write_note(f"the log from {begin} to {minimum} was cleaned before it could be shown")
             begin = minimum
         for message in store.scan(begin, end):
             entry = history.entry_of(message)
@@ -60,9 +60,14 @@ class _Tail:
 @click.command(
     "tail", epilog=common.examples("tail -f", "tail -n 50 --name shop.charge --state FAILED --state RETRIED")
 )
-@click.option("-f", "--follow", "go_on", is_flag=True, help="Go on with what comes; Ctrl-C ends it.")
+@click.option("-f", "--follow", "go_on", is_flag=True, help="Continue with new entries; Ctrl-C ends it.")
 @click.option(
-    "-n", "--lines", type=click.IntRange(min=0), default=10, show_default=True, help="Begin with so many."
+    "-n",
+    "--lines",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    help="Begin with this number of entries.",
 )
 @click.option("--name", help="Only tasks of this name.")
 @common.states_option("Only this event or result state; may be repeated.")

@@ -25,7 +25,7 @@ INDENTED = 20  # levels; a long chain goes on below each other from there
 @click.argument("task_id", metavar="ID")
 @click.option(
     "--limit", type=click.IntRange(1, 100_000), default=1000, show_default=True,
-    help="At most so many tasks: this one, those above it, and the newest others.",
+    help="Show at most this number of tasks: this one, those above it, and the newest others.",
 )  # fmt: skip
 @common.json_option
 @click.pass_context
@@ -57,7 +57,7 @@ def _show(workflow: Workflow, asked: str) -> None:
         mark = "*" if life.task_id == asked else " "
         notes = [_after(life.first_ms, begin_ms), *shown.life_words(life), *_notes(life)]
         if depth == 0 and life.parent_id and life.parent_id not in shown_ids:
-            notes.append(f"(sent by {life.parent_id}, which is not here)")
+            notes.append(f"(sent by {life.parent_id}, which this store does not know)")
         write_line(mark + "  " * min(depth, INDENTED) + shown.line(*notes))
     for chord in workflow.chords:
         write_line(shown.line(*_chord_words(chord, begin_ms)))

@@ -41,7 +41,7 @@ def _row(one: NameStats) -> tuple[object, ...]:
 @click.command("top", epilog=common.examples("top --since 1h", "top --sort failures --limit 5 --json"))
 @common.conditions
 @click.option(
-    "--sort", type=click.Choice(list(ORDERS)), default="count", show_default=True, help="What comes first."
+    "--sort", type=click.Choice(list(ORDERS)), default="count", show_default=True, help="Sort by this column."
 )
 @common.limit_option(20)
 @common.json_option
@@ -67,4 +67,4 @@ def command(
         head = ("task", "runs", "failed", "rate", "retried", *(f"p{percent}" for percent in PERCENTILES))
         write_table(head, [_row(one) for one in shown])
     if not shown:
-        common.nothing_found(ctx, "no task has ended, as far as the lifecycle log knows")
+        common.nothing_found(ctx, "the lifecycle log has no ended task")

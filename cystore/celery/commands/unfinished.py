@@ -21,7 +21,7 @@ class Age(click.ParamType):
             return value
         number, unit = str(value)[:-1], str(value)[-1:]
         if not (number.isascii() and number.isdecimal() and len(number) < 10 and unit in common.UNITS_MS):
-            self.fail(f"{value!r} is no length of time: give 90s, 15m, 2h, 7d or 2w")
+            self.fail(f"{value!r} is not a length of time: give 90s, 15m, 2h, 7d or 2w")
         return int(number) * common.UNITS_MS[unit]
 
 
@@ -33,7 +33,7 @@ class Age(click.ParamType):
 )
 @click.option(
     "--older-than", "age_ms", type=Age(), default="1h", show_default=True,
-    help="Only tasks whose last sign is at least so old; one with an ETA or a countdown: that was due so long ago.",
+    help="Only tasks whose last event is at least this old; a task with an ETA or a countdown counts from its due time.",
 )  # fmt: skip
 @common.conditions
 @common.limit_option(100)
@@ -65,7 +65,7 @@ def command(
             if limit and found == limit:
                 break
     if elsewhere:
-        write_note(f"{elsewhere} more have their results in other stores: ask these stores")
+        write_note(f"{elsewhere} more tasks have their results in other stores: ask there")
     if not found:
         common.nothing_found(ctx, "no unfinished task of that age")
 

@@ -119,7 +119,7 @@ class RemoteReader:
         for one in listed:
             if not askable(one):
                 raise ProtocolError(
-                    f"task id {one[:40]!r}: only printable ids of up to {ID_CHARS_MOST} characters are asked for elsewhere"
+                    f"task id {one[:40]!r}: other hosts can be asked only for printable ids of up to {ID_CHARS_MOST} characters"
                 )
         yield from _Look(self, self._backend, listed, until, topic, waits).run()
 
@@ -156,7 +156,7 @@ class RemoteReader:
         known = {homes.sent_to(self._backend, one) or self._backend.home for one in ids}
         named = ", ".join(sorted(home for home in known if home))
         return homes.HomeAwayError(
-            f"{f'store {named}' if named else 'a store elsewhere'} cannot be asked for results: the Redis at {self.location} is away, "
+            f"{f'store {named}' if named else 'a store elsewhere'} cannot be asked for results: the Redis at {self.location} is down, "
             f"or refuses us: {text.rstrip('.')}"
         )
 
@@ -320,7 +320,7 @@ class _Look:
         try:
             answer = Answer.parse(taken[1], asked.request)
         except ProtocolError as error:
-            log.warning("store %s: %s; it is asked again", asked.request.home, error)
+            log.warning("store %s: %s; asking it again", asked.request.home, error)
             self._unanswered(asked.request, str(error))
             return None
         if answer.refused:
@@ -420,7 +420,7 @@ class _Look:
                     try:
                         answer = Answer.parse(taken[1], asked)
                     except ProtocolError as error:
-                        log.warning("store %s: %s; it is asked again", home, error)
+                        log.warning("store %s: %s; asking it again", home, error)
                         why = str(error)
                     else:
                         if not answer.refused:
@@ -441,7 +441,7 @@ class _Look:
             if self._waits:
                 raise ResultTimeoutError("The operation timed out.")
             raise self._reader.away(
-                home, f"the parts of the result of {found.id} come too slowly", now - self._began
+                home, f"the parts of the result of {found.id} arrive too slowly", now - self._began
             )
 
     # ---------------------------------------------------------------------------------------------- time
@@ -479,7 +479,7 @@ class _Look:
         if now >= self._until and needed and all(home.answered for home in needed.values()):
             raise ResultTimeoutError("The operation timed out.")
         if not needed and now - self._began >= min(SILENT_S, self._last - self._began):
-            raise self._reader.away("", "no store has given a sign of late", now - self._began)
+            raise self._reader.away("", "no store sent a heartbeat recently", now - self._began)
 
 
 def askable(task_id: str) -> bool:

@@ -170,7 +170,7 @@ class Line:
         if came:
             return True
         if monotonic_s() >= self.waits_until:
-            raise redis.TimeoutError("Redis did not end a command that waits")
+            raise redis.TimeoutError("Redis did not answer a blocking command in time")
         return False
 
     def taken(self) -> Any:

@@ -75,7 +75,7 @@ class Request:
     def parse(cls, data: bytes) -> Request:
         """Raises ProtocolError."""
         if len(data) > REQUEST_BYTES_MOST:
-            raise ProtocolError(f"a request of {len(data)} bytes: at most {REQUEST_BYTES_MOST} are read")
+            raise ProtocolError(f"a request of {len(data)} bytes: the limit is {REQUEST_BYTES_MOST}")
         told = _Fields(_object(data, "request"), "request")
         told.version()
         op = told.one_of("op", (LOOK, PART))
@@ -156,19 +156,19 @@ class Answer:
             raise ProtocolError(f"answer: {len(data)} bytes")
         magic, header_bytes = _HEAD.unpack_from(data)
         if magic != MAGIC:
-            raise ProtocolError("answer: it does not begin like one")
+            raise ProtocolError("answer: it does not begin with the magic bytes")
         begin = _HEAD.size + header_bytes
         if header_bytes > HEADER_BYTES_MOST or begin > len(data):
             raise ProtocolError(f"answer: a header of {header_bytes} bytes")
         told = _Fields(_object(data[_HEAD.size : begin], "answer"), "answer")
         told.version()
         if told.request_id("request") != request.id or told.home("home") != request.home:
-            raise ProtocolError("answer: it is another request's")
+            raise ProtocolError("answer: it belongs to another request")
         payload, found = memoryview(data)[begin:], []
         for one in told.take("results", list):
             entry, here = _found(one, request)
             if here > len(payload):
-                raise ProtocolError("answer: here: more bytes than there are")
+                raise ProtocolError("answer: here: more bytes than the answer has")
             entry_body, payload = payload[:here], payload[here:]
             found.append(Found(**{**entry, "body": entry_body}))
         if len(payload):
@@ -189,7 +189,7 @@ def _found(value: Any, request: Request) -> tuple[dict[str, Any], int]:
         raise ProtocolError("answer: results: not an object")
     found: dict[str, Any] = {"id": told.text("id", ID_CHARS_MOST), "known": told.take("known", bool)}
     if found["id"] not in request.ids:
-        raise ProtocolError("answer: id: it was not asked for")
+        raise ProtocolError("answer: id: the request did not ask for it")
     if told.has("home"):
         found["elsewhere"] = told.home("home")
     here = 0
@@ -206,7 +206,7 @@ def _found(value: Any, request: Request) -> tuple[dict[str, Any], int]:
         if found["begin"] + here > found["size_bytes"]:
             raise ProtocolError("answer: here: beyond the result's end")
         if found["begin"] != (0 if request.part is None else request.part[1]):
-            raise ProtocolError("answer: from: another part than was asked for")
+            raise ProtocolError("answer: from: not the part that the request asked for")
     told.end()
     return found, here
 
@@ -291,7 +291,7 @@ class _Fields:
 
     def end(self) -> None:
         if self._left:
-            raise ProtocolError(f"{self._what}: a field that is not known")
+            raise ProtocolError(f"{self._what}: an unknown field")
 
 
 def filled(found: Sequence[Found], whole: Callable[[Found], bytes | memoryview]) -> tuple[Found, ...]:

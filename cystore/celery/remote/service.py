@@ -130,7 +130,11 @@ class ReadService:
                 lock.close()
                 return False
             self._lock, self._sign_at = lock, 0.0
-            log.debug("%s: this process answers for it through %s", self._store.path, self._location)
+            log.debug(
+                "%s: this process answers requests of other hosts through %s",
+                self._store.path,
+                self._location,
+            )
         return True
 
     def _sign(self) -> None:
@@ -140,7 +144,7 @@ class ReadService:
         if first:
             self._line.ask_again(self.home)
         if self._told:
-            log.warning("results of %s are read through Redis again", self._store.path)
+            log.warning("other hosts can read results of %s through Redis again", self._store.path)
             self._told = ""
 
     def _went_away(self, error: BaseException) -> None:
@@ -153,7 +157,7 @@ class ReadService:
         if not self._ended and type(error).__name__ != self._told:
             self._told = type(error).__name__
             log.warning(
-                "results of %s cannot be read by other hosts, Redis at %s is away or refuses us: %s. Tasks are not affected; asked "
+                "other hosts cannot read results of %s: Redis at %s is down or refuses us: %s. Tasks are not affected; trying "
                 "again every %.0f s",
                 self._store.path, self._location, text.rstrip("."), AWAY_S,
             )  # fmt: skip
@@ -185,7 +189,7 @@ class ReadService:
         )
         try:
             if not 0 < left_ms <= lists.LIVES_MOST_MS:
-                raise ProtocolError("a request whose time is over, or that has none")
+                raise ProtocolError("a request without a time limit, or whose time is over")
             request = Request.parse(text)
             if request.home != self.home:
                 raise ProtocolError("home: another store")
@@ -204,7 +208,7 @@ class ReadService:
                 self._waiting[request.id] = _Waiting(request, taken, now + wait_s, seen, now + LOOK_EVERY_S)
                 self._some.set()
                 return
-            found, refused = (), f"{count} ids are waited for already"
+            found, refused = (), f"{count} ids are already waited for"
         self._answer(self._line, request, taken, found, refused)
 
     def _find(self, request: Request) -> tuple[tuple[Found, ...], str]:
@@ -216,7 +220,7 @@ class ReadService:
             found = [self._look(one, request.topic, bodies) for one in request.ids]
             return filled(found, lambda one: bodies[one.id].body), ""
         except StoreError as error:
-            log.warning("%s: a result cannot be read for another host: %s", self._store.path, error)
+            log.warning("%s: cannot read a result for another host: %s", self._store.path, error)
             return (), f"{type(error).__name__} at home, see its worker's log"
 
     def _look(self, task_id: str, topic: str, bodies: dict[str, Message]) -> Found:
@@ -270,7 +274,7 @@ class ReadService:
         level, now = logging.DEBUG, monotonic_s()
         if now >= self._tell_at:
             level, self._tell_at = logging.WARNING, now + TOLD_S
-        log.log(level, "%s: a request from Redis is left unanswered: %s", self._store.path, error)
+        log.log(level, "%s: a request from Redis stays unanswered: %s", self._store.path, error)
 
     # --------------------------------------------------------------------------------------------- waiting
 
@@ -290,7 +294,7 @@ class ReadService:
             with self._guard:  # the other thread finds out as well
                 self._answers.close()
                 self._waiting.clear()
-            log.debug("no answer could be given: %s", error)
+            log.debug("could not answer: %s", error)
             return Progress(0)
         if nap_s > 0 and greenlets.off_the_hub(self._store.wait_log, end, nap_s):
             lists.sleep(

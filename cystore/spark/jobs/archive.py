@@ -25,7 +25,7 @@ from cystore.snapshot import LogRange
 from cystore.spark.jobs.running import add_master, existing_store, outside_of, own_session
 from cystore.store import open as open_store
 
-HELP = "write what is about to expire to Parquet, verify it, and let cleaning have it"
+HELP = "write expiring segments to Parquet, verify them, and let cleaning remove them"
 
 
 def archive(
@@ -80,9 +80,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=EXPIRING_WITHIN_H,
         metavar="HOURS",
-        help="segments that file_reserved_time_h lets go within so many hours (%(default)s)",
+        help="archive segments that file_reserved_time_h lets expire within this number of hours (%(default)s)",
     )
-    parser.add_argument("--all", action="store_true", help="every segment that is full, however young")
+    parser.add_argument("--all", action="store_true", help="archive every full segment, however young")
     parser.add_argument(
         "--skip-damage",
         action="store_true",
@@ -91,14 +91,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--restore",
         action="store_true",
-        help="the store has lost its archive mark: go on behind the newest manifest in FOLDER",
+        help="the store has lost its archive mark: continue behind the newest manifest in FOLDER",
     )
     parser.add_argument(
         "--step-bytes",
         type=int,
         default=STEP_BYTES,
         metavar="BYTES",
-        help="log behind which a manifest is written, which is what a kill costs at most (%(default)s)",
+        help="write a manifest after this amount of log; a kill loses at most this (%(default)s)",
     )
     add_master(parser)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a store setting")

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--watermark", default=WATERMARK, help=f"how late an event may come (default: {WATERMARK})"
     )
-    parser.add_argument("--once", action="store_true", help="what there is now, then end")
+    parser.add_argument("--once", action="store_true", help="process the present events, then end")
     add_master(parser)
 
 

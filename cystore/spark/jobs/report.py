@@ -32,16 +32,16 @@ TOP = 20
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the job takes on the command line."""
     parser.add_argument("stores", nargs="+", metavar="STORE", help="directories of stores, or globs")
-    parser.add_argument("--out", required=True, type=Path, help="the folder to make; must not be there")
-    parser.add_argument("--overwrite", action="store_true", help="put it in place of an older one")
+    parser.add_argument("--out", required=True, type=Path, help="the folder to make; it must not exist")
+    parser.add_argument("--overwrite", action="store_true", help="replace an older report")
     parser.add_argument(
-        "--begin", type=_time, help="events from then on, ISO 8601 (UTC unless it says otherwise)"
+        "--begin", type=_time, help="events from this time on, ISO 8601 (UTC unless it has an offset)"
     )
-    parser.add_argument("--end", type=_time, help="events before then")
+    parser.add_argument("--end", type=_time, help="events before this time")
     parser.add_argument(
-        "--top", type=int, default=TOP, help=f"how many failures and workflows (default {TOP})"
+        "--top", type=int, default=TOP, help=f"number of failures and workflows (default {TOP})"
     )
-    parser.add_argument("--include-archive", action="store_true", help="what was archived too")
+    parser.add_argument("--include-archive", action="store_true", help="read archived events too")
     add_master(parser)
 
 
@@ -152,5 +152,5 @@ def _time(text: str) -> datetime:
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time like 2026-01-31T12:00") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time like 2026-01-31T12:00") from None
     return time if time.tzinfo else time.replace(tzinfo=UTC)

@@ -26,7 +26,7 @@ def check_out(out: Path | str, stores: str | Sequence[str], *, overwrite: bool) 
         )
     if not Path(folder, MARKER).is_file():
         raise StoreConfigError(
-            f"{folder} is no report: it has no file {MARKER}. Only a report is replaced; choose another folder, or remove this one"
+            f"{folder} is not a report: it has no file {MARKER}. Only a report can be replaced; choose another folder, or remove this one"
         )
     return folder
 

@@ -44,9 +44,7 @@ class Failed(NamedTuple):
 
 def add_master(parser: argparse.ArgumentParser) -> None:
     """Where Spark runs."""
-    parser.add_argument(
-        "--master", help="Spark's master, as local[4] (default: what Spark's configuration says)"
-    )
+    parser.add_argument("--master", help="Spark's master, as local[4] (default: from Spark's configuration)")
 
 
 def existing_store(path: str | Path) -> Path:
@@ -80,7 +78,7 @@ def outside_of(stores: Sequence[Path], folder: Path | str) -> Path:
     for store in stores:
         if place == store or store in place.parents or place in store.parents:
             raise errors.StoreConfigError(
-                f"{place} and the store {store} must lie outside of each other: name another folder"
+                f"{place} and the store {store} must not contain each other: name another folder"
             )
     return place
 
@@ -90,7 +88,10 @@ def add_store_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", type=real_path, help="directory of the store")
     add_master(parser)
     parser.add_argument(
-        "--range-mib", type=int, metavar="N", help="log for one task (default: by its size, at most 128)"
+        "--range-mib",
+        type=int,
+        metavar="N",
+        help="MiB of log for one task (default: by its size, at most 128)",
     )
     add_settings(parser)
 

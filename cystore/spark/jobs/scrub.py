@@ -72,7 +72,8 @@ def scrub(
     state = facts.state(root)
     if state.name == "exclusive":
         raise StoreLockedError(
-            "one process has the store for itself, so nobody knows where its log ends", path=root
+            "one process has the store exclusively, so the end of its log is unknown: end it, or try again",
+            path=root,
         )
     size = partial(range_bytes_for, spark, wanted=range_bytes)
     workers = partial(run_parts, spark, report=report)
@@ -133,7 +134,9 @@ def _row(damage: Damage) -> dict[str, Any]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Of the command."""
     add_store_arguments(parser)
-    parser.add_argument("--output", metavar="DIRECTORY", help="the rows as Parquet too, in a new directory")
+    parser.add_argument(
+        "--output", metavar="DIRECTORY", help="also write the rows as Parquet, into a new directory"
+    )
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

@@ -251,7 +251,7 @@ def _fill_gap(queue: ConsumeQueue, at: int, room: int, root: Path, given_up: Giv
     listed = given_up.explains((queue.topic, queue.queue_id), queue.max_offset, at)
     if queue.has_files() and not listed and missing * RECORD_SIZE_MIN > room:
         raise CorruptRecordError(
-            f"queue offset {at} of {queue.topic}/{queue.queue_id}, where {queue.max_offset} is next, leaves no room in the log "
+            f"queue offset {at} of {queue.topic}/{queue.queue_id}, where {queue.max_offset} is next, is impossible: the log has no room "
             "for the records between",
             path=root,
         )
@@ -293,7 +293,9 @@ def _read_again(queue: ConsumeQueue, written: list[tuple[int, int, int, int]]) -
         path = queue.files.path(base)
         with files.opened(path) as fd:
             if crc32c(files.pread_full(fd, at, length, path)) != checksum:
-                raise StoreIOError("staged entries do not read as they were written", path=path, offset=at)
+                raise StoreIOError(
+                    "staged entries differ from what was written; run the job again", path=path, offset=at
+                )
 
 
 def _write_index(rebuild: Rebuild, attempt: str, parts: Iterable[Gathered | Failed]) -> Written:
