@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 __version__ = RELEASE
 
-# What needs pyarrow, and where it is.
+# Names that need pyarrow, and their modules.
 _LAZY = {"to_arrow": "cystore.arrow", "scan": "cystore.dataset"}
 
 # Without these: `from cystore import *` works where pyarrow is not installed.
@@ -81,7 +81,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`to_arrow` and `scan` are loaded when they are used: they need pyarrow."""
+    """Loads `to_arrow` and `scan` at first use, because they need pyarrow."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

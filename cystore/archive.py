@@ -1,13 +1,13 @@
-"""What of a log is archived: a section of the store's manifest, and the manifests in the archive's folder.
+"""The archive mark of a store (a section of its manifest), and the manifests in the archive's folder.
 
-The section names the physical offset below which every record is in the archive, the archive's folder, and its newest manifest. Cleaning
-keeps all from that offset on, without a limit of time or space; no section means no hold. It is entered under the lock "clean", which
-cleaning takes too, after the archive's manifest is durable. That manifest is written after the data that it names was read back and
-found equal to the log. So a kill leaves a store that knows less of its archive than is there, and keeps what it could have let go; the
-next run does that part again.
+The mark names the physical offset below which every record is in the archive, the archive's folder, and its newest
+manifest. Cleaning keeps everything from that offset on, without a limit of time or space; without a mark there is no
+hold. The mark moves under the lock "clean", which cleaning takes too, after the archive's manifest is durable. That
+manifest is written after its data was read back and found equal to the log. So after a kill the mark may be older than
+the archive, never newer: the store keeps more than it must, and the next run repeats that part.
 
-A manifest of the archive is for one range of the log and names the one before it. It knows nothing of Parquet but names, sizes and
-checksums.
+A manifest of the archive is for one range of the log and names the manifest before it. It contains no details of
+Parquet but names, sizes and checksums.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _END_IT = "`cystore config PATH --end-archive` ends the hold"
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """Every record below the physical offset `up_to` is in the archive `archive_id` in `folder`, as its `manifest` says (a path
-    inside of it; None as long as there is none)."""
+    """Every record below the physical offset `up_to` is in the archive `archive_id` in `folder`. `manifest` is the path
+    of the newest manifest inside the folder, None before the first one."""
 
     archive_id: str
     folder: str
@@ -45,8 +45,8 @@ class Archived:
 
 @dataclass(frozen=True, slots=True)
 class ArchivedFile:
-    """A file of an archive: `path` inside of the folder, what is in it, and the CRC-32C of its bytes. Both ends of `physical`,
-    of `times_ms` (store timestamps) and of each queue's offsets are those of rows in it."""
+    """A file of an archive: `path` inside the folder, a summary of its rows, and the CRC-32C of its bytes. Both ends of
+    `physical`, of `times_ms` (store timestamps) and of each queue's offsets belong to rows in it."""
 
     path: str
     topic: str
@@ -60,8 +60,8 @@ class ArchivedFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The files that hold the records of [begin, end) of a store's log, and the ranges (begin, end, why) that were damaged in the
-    log already and are not in them."""
+    """The files with the records of [begin, end) of a store's log, and the ranges (begin, end, reason) that are not in
+    them because the log was damaged there."""
 
     archive_id: str
     store: str
@@ -73,18 +73,18 @@ class Manifest:
 
     @property
     def name(self) -> str:
-        """Its path inside of the archive's folder."""
+        """The manifest's path inside the archive's folder."""
         return f"{MANIFESTS}/{range_name(self.begin, self.end)}.json"
 
     @property
     def rows(self) -> int:
-        """Of all files."""
+        """The sum over all files."""
         return sum(one.rows for one in self.files)
 
 
 @dataclass(frozen=True)
 class ArchiveContent:
-    """What an archive holds, oldest first."""
+    """The content of an archive, oldest first."""
 
     archived: Archived
     manifests: tuple[Manifest, ...] = ()
@@ -95,29 +95,30 @@ _RANGE = re.compile(r"(\d{20})-\d{20}(\.json)?")
 
 
 def range_of(name: str) -> int | None:
-    """Where the range begins that a file or folder of an archive is called after; None for what is not ours."""
+    """The first offset of the range in the name of a file or folder of an archive; None for other names."""
     found = _RANGE.fullmatch(name)
     return None if found is None else int(found[1])
 
 
 def range_name(begin: int, end: int) -> str:
-    """How files and folders for a range of the log are called: names sort as offsets do."""
+    """The name of files and folders for a range of the log. Names sort as offsets do."""
     return f"{begin:020d}-{end:020d}"
 
 
 class ArchiveMark:
-    """What a store's manifest says of its archive."""
+    """The archive mark of a store, in its manifest."""
 
     def __init__(self, control: Control, manifest: StoreManifest) -> None:
         self._control, self._manifest = control, manifest
 
     @property
     def path(self) -> Path:
-        """The file that says it."""
+        """The file that contains the mark."""
         return self._manifest.path
 
     def read(self) -> Archived | None:
-        """None: nothing is archived, and nothing held. Raises StoreFormatError for a manifest in which it cannot be read."""
+        """The mark; None: nothing is archived, and nothing held. Raises StoreFormatError if the manifest's entry is
+        invalid."""
         content = self._manifest.snapshot().sections.get(SECTION)
         if content is None:
             return None
@@ -131,7 +132,7 @@ class ArchiveMark:
             ) from error
 
     def begin(self, archive_id: str, folder: str) -> Archived:
-        """The hold begins: from the log's minimum on nothing is removed any more before it is archived."""
+        """Begins the hold: from the log's minimum on, cleaning removes nothing that is not archived."""
         return undisturbed(partial(self._begin, archive_id, folder))
 
     def _begin(self, archive_id: str, folder: str) -> Archived:
@@ -143,7 +144,7 @@ class ArchiveMark:
             return first
 
     def move(self, before: Archived, after: Archived) -> None:
-        """The hold begins later, or the archive is elsewhere. Raises StoreConfigError when it is not what `before` says."""
+        """Moves the hold, or the archive's place. Raises StoreConfigError if the present mark is not `before`."""
         undisturbed(partial(self._move, before, after))
 
     def _move(self, before: Archived, after: Archived) -> None:
@@ -158,7 +159,7 @@ class ArchiveMark:
             self._enter(after)
 
     def restore(self, archived: Archived) -> None:
-        """Enters anew what is lost or cannot be read. Cleaning, if it was paused because of that, goes on."""
+        """Writes a mark again that was lost or cannot be read. Cleaning continues, if it was paused because of that."""
         undisturbed(partial(self._restore, archived))
 
     def _restore(self, archived: Archived) -> None:
@@ -167,7 +168,7 @@ class ArchiveMark:
             self._manifest.resume_cleaning()
 
     def end(self) -> bool:
-        """Ends the hold: cleaning waits for the archive no more. False when there was none."""
+        """Ends the hold: cleaning does not wait for the archive any more. False when there was none."""
         return undisturbed(self._end)
 
     def _end(self) -> bool:
@@ -184,12 +185,12 @@ class ArchiveMark:
 
 
 def parse_archived(data: bytes) -> Archived:
-    """What the bytes of archive.json say, as earlier versions wrote it. Raises ValueError."""
+    """Reads the bytes of archive.json, which earlier versions wrote. Raises ValueError."""
     return archived_of(_checked(data))
 
 
 def archived_of(content: object) -> Archived:
-    """What a map in JSON says of an archive. Raises ValueError."""
+    """Reads the mark from its JSON object. Raises ValueError."""
     if not isinstance(content, dict):
         raise ValueError(f"{content!r} does not name an archive")
     found = [content.get(name) for name in ("archiveId", "folder", "archivedUpTo", "manifest")]
@@ -202,7 +203,7 @@ def archived_of(content: object) -> Archived:
 
 
 def plain_archived(archived: Archived) -> dict[str, Any]:
-    """The map in JSON that says what is archived."""
+    """The mark as a JSON object."""
     return {
         "archiveId": archived.archive_id,
         "folder": archived.folder,
@@ -212,7 +213,7 @@ def plain_archived(archived: Archived) -> dict[str, Any]:
 
 
 def parse_manifest(data: bytes) -> Manifest:
-    """A manifest of its bytes. Raises ValueError."""
+    """Reads a manifest from its bytes. Raises ValueError."""
     content = _checked(data)
     try:
         listed = tuple(_file_of(entry) for entry in content["files"])
@@ -301,7 +302,7 @@ def _checksum(content: dict[str, Any]) -> int:
 
 
 def read_manifest(folder: Path, name: str) -> Manifest:
-    """Raises StoreFormatError for one that is not there, CorruptRecordError for one that cannot be read."""
+    """Reads one manifest. Raises StoreFormatError if it does not exist, CorruptRecordError if it cannot be read."""
     path = folder / name
     if not path.exists():
         raise StoreFormatError("the archive's manifest does not exist: is its folder mounted?", path=path)
@@ -332,7 +333,8 @@ def newest_manifest(folder: Path, store: str) -> Manifest | None:
 
 
 def content_of(archived: Archived) -> ArchiveContent:
-    """Follows the manifests back to the first. Raises StoreFormatError, CorruptRecordError, also for one that does not fit."""
+    """Follows the manifests back to the first. Raises StoreFormatError or CorruptRecordError, also if two do not fit
+    together."""
     found: list[Manifest] = []
     name, end = archived.manifest, archived.up_to
     while name is not None:
@@ -356,5 +358,5 @@ def content_of(archived: Archived) -> ArchiveContent:
 
 
 def with_manifest(archived: Archived, manifest: Manifest) -> Archived:
-    """`archived` behind another manifest."""
+    """`archived`, moved to another manifest."""
     return replace(archived, up_to=manifest.end, manifest=manifest.name)

@@ -1,8 +1,9 @@
-"""Where an archive's files lie: data/topic=T/date=YYYY-MM-DD/NAME, one Hive layout for all runs. NAME begins with the range of the log.
+"""The places of an archive's files: data/topic=T/date=YYYY-MM-DD/NAME, one Hive layout for all runs. NAME begins with
+the range of the log.
 
-Archives of earlier versions have a folder for each step between data/ and topic=T, which Spark refuses as soon as there are two. `migrate`
-moves their files, then rewrites the step's manifest, then removes the folder. A kill leaves files at either place under a manifest that
-names the old one: `place_of` finds both, and the next run goes on.
+Archives of earlier versions have a folder for each step between data/ and topic=T, which Spark refuses as soon as there
+are two. `migrate` moves their files, then rewrites the step's manifest, then removes the folder. A kill leaves files at
+either place under a manifest with the old paths: `place_of` finds both, and the next run continues.
 """
 
 from __future__ import annotations
@@ -31,21 +32,22 @@ _FILE = re.compile(r"(\d{20}-\d{20})-[0-9a-f]{12}\.parquet")
 
 
 def place_of(home: Path, one: ArchivedFile) -> Path:
-    """Where a file of an archive is, as its manifest says or where a migration moved it; the manifest's path where it is at neither."""
+    """The path of an archived file: as its manifest says, or after a migration. The manifest's path if neither
+    exists."""
     named = home / one.path
     moved = home / _flat(one.path)
     return moved if moved != named and not named.exists() and moved.exists() else named
 
 
 def _flat(path: str) -> str:
-    """A file's path in the layout of today."""
+    """A file's path in the present layout."""
     found = _OF_A_STEP.fullmatch(path)
     return path if found is None else f"{DATA}/{found[1]}"
 
 
 def place_files(home: Path, run: Path, listed: Sequence[ArchivedFile]) -> tuple[ArchivedFile, ...]:
-    """Gives the files of a step, whose paths are inside of `run`, their places durably. A kill leaves some of them there, without a
-    manifest: the next run removes these (`stale`)."""
+    """Moves the files of a step from `run` to their places, durably. A kill leaves some of them there without a
+    manifest; the next run removes these (`stale`)."""
     placed = tuple(replace(one, path=f"{DATA}/{one.path}") for one in listed)
     _move((run / one.path, home / after.path) for one, after in zip(listed, placed, strict=True))
     return placed
@@ -63,7 +65,7 @@ def _move(names: Iterator[tuple[Path, Path]]) -> None:
 
 
 def stale(home: Path, up_to: int) -> Iterator[Path]:
-    """The files and folders below data/ that are of the log from `up_to` on, which no manifest names."""
+    """The files and folders below data/ for the log from `up_to` on that no manifest names."""
     for entry in files.entries(home / DATA):
         begin = range_of(entry.name)
         if begin is not None:
@@ -74,7 +76,7 @@ def stale(home: Path, up_to: int) -> Iterator[Path]:
 
 
 def _begin(path: Path) -> int:
-    """Where a file's range of the log begins; -1 for what is not ours."""
+    """The begin of a file's range of the log; -1 for other names."""
     found = _FILE.fullmatch(path.name)
     begin = None if found is None else range_of(found[1])
     return -1 if begin is None else begin
@@ -89,8 +91,8 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 
 def migrate(home: Path) -> int:
-    """Brings the steps of an archive of an earlier version into the layout of today; returns how many. A step whose manifest cannot be
-    read stays as it is."""
+    """Brings the steps of an older archive into the present layout; returns their number. A step with an unreadable
+    manifest does not change."""
     done = 0
     for entry in files.entries(home / DATA):
         if range_of(entry.name) is None:

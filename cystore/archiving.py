@@ -1,11 +1,13 @@
-"""Archiving: sealed segments of the log, written to an archive of Parquet files and verified, before cleaning may remove them.
+"""Archiving: writes sealed segments of the log to an archive of Parquet files and verifies them, before cleaning may
+remove them.
 
-Each step takes a range of whole segments from the archived offset on. Files are written and verified under tmp/ of the archive's
-folder, renamed to their places, and named by a manifest. Only then the store's archive mark moves on, which lets the segments go. A
-kill leaves files that no manifest names, which the next run removes and makes again from the log, or a manifest that the store does
-not know, which the next run tells it of. So nothing is missing and nothing is there twice.
+Each step takes a range of whole segments from the archived offset on. It writes and verifies files under tmp/ of the
+archive's folder, renames them to their places, and names them in a manifest. Only then the store's archive mark moves,
+which lets cleaning remove the segments. A kill leaves files that no manifest names: the next run removes them and makes
+them again from the log. Or it leaves a manifest that the store does not know: the next run enters it. So nothing is
+missing and nothing is there twice.
 
-Who does the writing is the caller's choice: this process, or the executors of a cluster (cystore.spark.jobs.archive).
+The caller chooses the writer: this process, or the executors of a cluster (cystore.spark.jobs.archive).
 """
 
 from __future__ import annotations
@@ -48,16 +50,16 @@ log = logging.getLogger("cystore")
 
 Task = Callable[[LogRange], WrittenRange]
 Mapper = Callable[[Task, Sequence[LogRange]], Sequence[WrittenRange]]
-Report = Callable[[str, int, int], None]  # what, how far in the log, of how far
+Report = Callable[[str, int, int], None]  # the work, how far in the log, of how far
 
 EXPIRING_WITHIN_H = 24.0
-STEP_BYTES = 64 * 1024 * 1024 * 1024  # of log, behind which a manifest is written: what a kill costs at most
+STEP_BYTES = 64 * 1024 * 1024 * 1024  # of log between two manifests: a kill loses at most this work
 HOUR_MS = 3_600_000
 
 
 @dataclass
 class ArchiveSummary:
-    """What one run archived, and where the archive ends now."""
+    """The result of one run: what it archived, and the archive's end now."""
 
     store: str
     folder: str
@@ -75,7 +77,7 @@ class ArchiveSummary:
 
 
 def in_this_process(task: Task, parts: Sequence[LogRange]) -> list[WrittenRange]:
-    """One range after the other."""
+    """Runs one range after the other."""
     return [task(part) for part in parts]
 
 
@@ -92,12 +94,13 @@ def archive_store(
     piece_bytes: int = PIECE_BYTES,
     report: Report | None = None,
 ) -> ArchiveSummary:
-    """Archives the segments that expire within `expiring_within_h` (or `all_sealed` ones) to `folder`, and lets cleaning have them.
+    """Archives the segments that expire within `expiring_within_h` (or `all_sealed` ones) to `folder`; cleaning may
+    remove them then.
 
-    The first run begins the store's hold. A damaged place refuses the step that it is in (CorruptRecordError), unless `skip_damage`
-    leaves it out and lists it in the manifest. `restore` takes where the archive is from its newest manifest when
-    the store's manifest does not say it any more. Raises StoreConfigError for a folder that is not this store's, StoreLockedError
-    for one that another run works in, StoreFormatError where log and archive do not meet.
+    The first run begins the store's hold. Damage stops the step that contains it (CorruptRecordError); with
+    `skip_damage` the step leaves it out and lists it in the manifest. `restore` takes the archive's end from its newest
+    manifest if the store has lost its archive mark. Raises StoreConfigError for a folder that is not this store's,
+    StoreLockedError for a folder in which another run works, StoreFormatError if log and archive do not meet.
     """
     if is_url(os.fspath(folder)):
         raise StoreConfigError(
@@ -143,7 +146,7 @@ def archive_store(
 
 
 def _segments(store: MessageStore, snapshot: LogSnapshot, up_to: int, newest_ms: int | None) -> Iterator[int]:
-    """The sealed segments from `up_to` on; only those whose newest record is not younger than a time."""
+    """The sealed segments from `up_to` on; with a time, only those whose newest record is not younger."""
     sealed = min(snapshot.flushed, snapshot.dispatched)
     for base in range(up_to, sealed - snapshot.file_bytes + 1, snapshot.file_bytes):
         if newest_ms is not None:
@@ -155,7 +158,8 @@ def _segments(store: MessageStore, snapshot: LogSnapshot, up_to: int, newest_ms:
 
 
 def _timestamp_ms(store: MessageStore, position: int) -> int | None:
-    """Of the record there, no record before which is younger; None where it cannot be read, and nothing before it expires."""
+    """The timestamp of the record there; no record before it is younger. None if it cannot be read: then nothing before
+    it expires."""
     try:
         return store.read(position).store_timestamp_ms
     except CorruptRecordError:
@@ -176,7 +180,7 @@ def _step(
     skip_damage: bool,
     piece_bytes: int,
 ) -> Manifest:
-    """Writes, verifies, places and names [archived.up_to, end); the store is told by the caller."""
+    """Writes, verifies, places and names [archived.up_to, end). The caller moves the store's mark."""
     home, begin = Path(archived.folder), archived.up_to
     run = home / files.TMP_DIRECTORY / uuid.uuid4().hex
     data = run / DATA
@@ -206,7 +210,7 @@ def _step(
 
 
 def _checked(parts: Sequence[LogRange], written: Sequence[WrittenRange], data: Path) -> list[ArchivedFile]:
-    """All ranges, each once, and in the folder the files that they name and no other."""
+    """Checks that every range was written once, and that the folder has exactly the files that they name."""
     if [(one.begin, one.end) for one in written] != [(part.begin, part.end) for part in parts]:
         raise CorruptRecordError(
             "some range of the log was not written exactly once; run the job again", path=data
@@ -220,7 +224,7 @@ def _checked(parts: Sequence[LogRange], written: Sequence[WrittenRange], data: P
     for path in _files_in(data):
         size = named.pop(path, None)
         if size is None:
-            files.remove(path)  # of an attempt that Spark gave up
+            files.remove(path)  # of an attempt that Spark abandoned
         elif path.stat().st_size != size:
             raise CorruptRecordError(
                 f"the file's size changed after verification (expected {size} bytes); run the job again",
@@ -246,7 +250,7 @@ def _files_in(folder: Path) -> Iterator[Path]:
 
 
 def _started(store: MessageStore, home: Path, *, restore: bool) -> Archived:
-    """Where the archive is, which begins here if there is none. Nothing is removed or written before it is known to fit."""
+    """The archive's mark; makes one if there is none. Nothing is removed or written before it is known to fit."""
     mark = store.archive_mark
     try:
         archived = mark.read()
@@ -301,7 +305,7 @@ def _started(store: MessageStore, home: Path, *, restore: bool) -> Archived:
 
 
 def _remove_stale(home: Path, up_to: int) -> None:
-    """What a killed run left behind: the log has everything from `up_to` on."""
+    """Removes the leftovers of a killed run: the log has everything from `up_to` on."""
     files.remove_tree(home / files.TMP_DIRECTORY)
     for entry in files.entries(home / MANIFESTS):
         begin = range_of(entry.name)
@@ -315,7 +319,8 @@ def _remove_stale(home: Path, up_to: int) -> None:
 
 
 def _adopted(store: MessageStore, home: Path, archived: Archived) -> Archived:
-    """Goes on behind manifests that fit and that the store does not know: what they name was verified before they were written."""
+    """Continues behind manifests that fit and that the store does not know: their files were verified before they were
+    written."""
     for one in manifests_from(home, archived.up_to):
         if (one.archive_id, one.begin, one.previous) == (
             archived.archive_id,
@@ -329,7 +334,7 @@ def _adopted(store: MessageStore, home: Path, archived: Archived) -> Archived:
 
 
 def _alone(home: Path) -> Descriptor:
-    """For a with block: one run at a time works in a folder; a killed one lets go by itself."""
+    """For a with block: one run at a time works in a folder. The kernel frees the lock of a killed run."""
     folder = files.opened(home, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(folder.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -34,13 +34,13 @@ MISSING = "the segment is missing between others"
 BATCH_ROWS = 16 * 1024
 BATCH_BYTES = 4 * 1024 * 1024
 BATCH_MAX = 0x3FFFFFFF  # Arrow counts a column's bytes in 31 bits
-STEP_BYTES = 64 * 1024 * 1024  # so often a walk comes back to Python, where Ctrl-C is seen
+STEP_BYTES = 64 * 1024 * 1024  # after this many bytes a walk returns to Python, so that Ctrl-C works
 FOREVER = (1 << 63) - 1
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 _MAP = pa.map_(pa.string(), pa.string())
 _KEYS = pa.list_(pa.field("element", pa.string()))
-# Names and meanings of the first six are those of Spark's Kafka source.
+# The first six have the names and meanings of Spark's Kafka source.
 COLUMNS: dict[str, pa.DataType] = {
     "key": pa.string(),
     "value": pa.binary(),
@@ -56,13 +56,14 @@ COLUMNS: dict[str, pa.DataType] = {
     "sys_flag": pa.int32(),
     "store": pa.string(),
 }
-# One row for each damaged range, with on_corruption="column": why, and where the next record begins.
+# One row for each damaged range, with on_corruption="column": the reason, and the begin of the next record.
 DAMAGE_COLUMNS: dict[str, pa.DataType] = {"corrupt": pa.string(), "corrupt_end": pa.int64()}
 
 
 @dataclass(frozen=True)
 class RowFilter:
-    """Which records are wanted; everything that is given must hold. Times are store timestamps in ms, ends exclusive."""
+    """The conditions on records; a record must meet all that are given. Times are store timestamps in ms, ends
+    exclusive."""
 
     topics: tuple[str, ...] = ()
     queue_ids: tuple[int, ...] = ()
@@ -71,23 +72,23 @@ class RowFilter:
     offsets: tuple[int, int] = (0, FOREVER)
     times_ms: tuple[int, int] = (-FOREVER, FOREVER)
     physical: tuple[int, int] = (0, FOREVER)
-    # (topic, queue id or -1, offsets begin, end, times begin, end): one of them must fit, where there are any.
+    # (topic, queue id or -1, offsets begin, end, times begin, end): if there are any, one of them must fit.
     rules: tuple[tuple[str, int, int, int, int, int], ...] = ()
     in_queue: bool = True
 
     def native_rules(self) -> list[tuple[bytes, int, int, int, int, int]]:
-        """Rules as the kernel takes them: topics are rules too, and each rule of another topic is out."""
+        """The rules for the kernel: topics are rules too, and a rule of another topic is dropped."""
         rules: list[tuple[bytes, int, int, int, int, int]] = [
             (rule[0].encode(), *rule[1:]) for rule in self.rules if not self.topics or rule[0] in self.topics
         ]
         if self.rules and not rules:
-            return [(b"", -1, 0, 0, 0, 0)]  # fits nothing
+            return [(b"", -1, 0, 0, 0, 0)]  # matches nothing
         return rules or [(topic.encode(), -1, -FOREVER, FOREVER, -FOREVER, FOREVER) for topic in self.topics]
 
 
 @dataclass(frozen=True)
 class ReadSettings:
-    """How ranges are read. Picklable: it goes to where they are read."""
+    """How to read ranges. Picklable, because executors read them."""
 
     columns: tuple[str, ...] = tuple(COLUMNS)
     rows: RowFilter = field(default_factory=RowFilter)
@@ -116,7 +117,7 @@ class ReadSettings:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of every batch."""
+        """The schema of every batch."""
         return pa.schema([(name, self.known[name]) for name in self.columns])
 
 
@@ -143,16 +144,17 @@ def to_arrow(
 ) -> pa.RecordBatchReader:
     """The records of a store's log, in physical order, as a `pyarrow.RecordBatchReader`.
 
-    `store` is the path of a store, in use or not, recovered or not (`settings` are then fields of StoreConfig), an open store, a glob, or
-    several of these, which are read one after the other. What was published when this is called is read, nothing that comes later.
-    `columns` are names of `cystore.arrow.COLUMNS` (default: all), the fewer the faster. Each filter takes one value or several:
-    `topic`, `queue_id`, `tags`, `key` (one of the keys, or the unique key); `begin_ms` and `end_ms` bound the store timestamp,
-    `begin_offset` and `end_offset` the queue offset, `begin` and `end` the physical offset; each end is exclusive. `transactions` gives
-    what no consume queue holds, too: prepared and rolled back messages.
+    `store` is the path of a store, in use or not, recovered or not (`settings` are then fields of StoreConfig), an open
+    store, a glob, or several of these, which are read one after the other. The reader contains the messages that are
+    published at the time of the call. `columns` are names of `cystore.arrow.COLUMNS` (default: all); fewer are faster.
+    Each filter takes one value or several: `topic`, `queue_id`, `tags`, `key` (one of the keys, or the unique key).
+    `begin_ms` and `end_ms` bound the store timestamp, `begin_offset` and `end_offset` the queue offset, `begin` and
+    `end` the physical offset; each end is exclusive. `transactions` adds prepared and rolled back messages, which no
+    consume queue has.
 
-    `on_corruption`: "fail" raises CorruptRecordError at the first damaged place, known holes among them; "skip" goes on behind
-    it; "column" gives a row for it, with the columns `corrupt` (why) and `corrupt_end` (where it ends). Text that is not UTF-8
-    comes with U+FFFD in its place. Raises what `cystore.open` raises, and StoreConfigError.
+    `on_corruption`: "fail" raises CorruptRecordError at the first damage, known holes included. "skip" continues behind
+    it. "column" gives a row for it, with the columns `corrupt` (the reason) and `corrupt_end` (its end). Bytes that are
+    not UTF-8 become U+FFFD in text. Raises the errors of `cystore.open`, and StoreConfigError.
     """
     known = {**COLUMNS, **DAMAGE_COLUMNS} if on_corruption == "column" else COLUMNS
     rows = RowFilter(
@@ -183,8 +185,8 @@ def to_arrow(
 def stores_of(
     given: str | os.PathLike[str] | MessageStore | Sequence[str | os.PathLike[str] | MessageStore],
 ) -> list[Path | MessageStore]:
-    """The stores that paths and globs name now, each once, and open ones as they are. Raises StoreConfigError for none, StoreFormatError
-    for a glob that nothing matches."""
+    """The stores that paths and globs name now, each once, and open stores as they are. Raises StoreConfigError if none
+    is given, StoreFormatError for a glob without a match."""
     places = [given] if isinstance(given, (str, os.PathLike, MessageStore)) else list(given)
     found: dict[Path | MessageStore, None] = {}
     for place in places:
@@ -203,7 +205,7 @@ def stores_of(
 
 
 def path_text(place: object) -> str:
-    """A store's path as it was given. Raises StoreConfigError for what is none."""
+    """A store's path as given. Raises StoreConfigError for anything else."""
     text = os.fspath(place) if isinstance(place, (str, os.PathLike)) else None
     if not isinstance(text, str) or not text or "\0" in text:
         raise StoreConfigError(f"stores: name a store by its path, not by {place!r}")
@@ -211,7 +213,7 @@ def path_text(place: object) -> str:
 
 
 def reading(store: Path | MessageStore, settings: Mapping[str, Any]) -> AbstractContextManager[MessageStore]:
-    """For a with block: an open store as it is, another one opened for it alone."""
+    """For a with block: an open store as it is; another one is opened for the block."""
     if isinstance(store, MessageStore):
         return nullcontext(store)
     return open_store(store, **{**settings, "read_only": True})
@@ -246,7 +248,7 @@ def _size(name: str, value: int) -> int:
 
 
 class Log(Protocol):
-    """What a plan asks of a log: a LogSnapshot, or what is known of one elsewhere."""
+    """The facts of a log that a plan needs: a LogSnapshot, or a listing of a copy elsewhere."""
 
     minimum: int
     end: int
@@ -259,7 +261,8 @@ class Log(Protocol):
 def plan_ranges(
     snapshot: Log, rows: RowFilter, *, begin: int | None = None, end: int | None = None
 ) -> list[LogRange]:
-    """The segments' parts that can hold wanted records, of [begin, end), which are boundaries (default: the whole log)."""
+    """The segments' parts in [begin, end) that may contain wanted records. Both ends are boundaries (default: the whole
+    log)."""
     begin = snapshot.minimum if begin is None else max(begin, snapshot.minimum)
     end = snapshot.end if end is None else min(end, snapshot.end)
     ranges: Iterable[LogRange] = snapshot.segments(begin, end)
@@ -277,7 +280,8 @@ def plan_ranges(
 def read_ranges(ranges: Iterable[LogRange], settings: ReadSettings) -> Iterator[pa.RecordBatch]:
     """The records of ranges as batches of `settings.schema`; none is empty.
 
-    Raises CorruptRecordError, and OffsetError for a segment that was removed since the plan was made, as the settings say.
+    Raises CorruptRecordError, and OffsetError for a segment that was removed after the plan was made, as the settings
+    say.
     """
     reader = new_reader(settings)
     store, loss = None, settings.fail_on_data_loss
@@ -296,7 +300,7 @@ def read_ranges(ranges: Iterable[LogRange], settings: ReadSettings) -> Iterator[
 def read_range(
     part: LogRange, data: MappedFile | bytes | memoryview, first: int, settings: ReadSettings
 ) -> Iterator[pa.RecordBatch]:
-    """`read_ranges` of one range whose bytes are at hand: those of the log from physical offset `first` on."""
+    """`read_ranges` for one range whose bytes are in memory: those of the log from physical offset `first` on."""
     reader = new_reader(settings)
     yield from _read_range(reader, part, data, first, settings)
     yield from taken(reader, settings, part.store)
@@ -323,9 +327,10 @@ def new_reader(settings: ReadSettings) -> ColumnReader:
 
 
 def _bytes_of(part: LogRange, fail_on_data_loss: bool) -> tuple[MappedFile | bytes, int] | None:
-    """A range's bytes and the physical offset of the first; None where the segment is gone and that may be, or is a known hole.
+    """A range's bytes and the physical offset of the first byte. None if the segment is gone and the settings allow
+    that, or if it is a known hole.
 
-    A file on a network file system is not mapped: what another host does to it would kill this process.
+    A file on a network file system is not mapped: another host's change to it would kill this process.
     """
     path = Path(part.path)
     try:
@@ -393,7 +398,7 @@ def _read_range(
 def _next_record(
     part: LogRange, data: MappedFile | bytes | memoryview, first: int, position: int, limit: int
 ) -> int:
-    """Where the next valid record begins behind damage, or `limit`."""
+    """The begin of the next valid record behind damage, or `limit`."""
     scanner = LogScanner(follow_queues=False)
     scanner.move(position, part.base + part.file_bytes)
     while scanner.position < limit:
@@ -407,7 +412,7 @@ def _next_record(
 
 
 def read_missing(ranges: Iterable[LogRange], settings: ReadSettings) -> Iterator[pa.RecordBatch]:
-    """What `on_corruption` wants of ranges whose segments are missing."""
+    """The rows or the error of `on_corruption` for ranges with missing segments."""
     reader = new_reader(settings)
     for part in ranges:
         yield from damaged(reader, part, part.begin, part.end, MISSING, settings)
@@ -432,7 +437,7 @@ def damaged(
 
 
 def taken(reader: ColumnReader, settings: ReadSettings, store: str | None) -> Iterator[pa.RecordBatch]:
-    """What the reader has, if it has anything."""
+    """The reader's rows as a batch, if there are any."""
     rows, buffers = reader.take()
     if rows:
         arrays = [_array(name, rows, buffers, store, settings) for name in settings.columns]
@@ -465,8 +470,9 @@ def _array(
 
 
 def _scalar(text: str) -> pa.Scalar:
-    """`pa.scalar` would import pandas, where it is installed, to see whether this is one of its objects: most of a second in each of
-    Spark's workers, and as many objects more to look at for the collector of garbage after every task."""
+    """A scalar without `pa.scalar`, which imports pandas, if installed, to test whether the value is one of its
+    objects. That costs each of Spark's workers most of a second, and the garbage collector as many objects more after
+    every task."""
     data = text.encode()
     offsets = struct.pack("=2i", 0, len(data))
     return pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])[0]

@@ -1,7 +1,7 @@
-"""Attaching to a store: the first one in recovers and builds the control block, those who follow map it.
+"""Attaching to a store: the first process recovers it and builds the control block; later processes map that block.
 
-A reader (`read_only=True`) maps what live processes share; where nobody is attached it recovers into private memory and leaves
-every byte on disk alone.
+A reader (`read_only=True`) maps the shared files of live processes. If no process is attached, it recovers into private
+memory and changes no byte on disk.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from cystore.system.store_lock import LOCK_NAME, StoreLocks
 
 log = logging.getLogger("cystore")
 
-READER_TRIES = 20  # private recoveries of one open, while others come and go
+READER_TRIES = 20  # private recoveries of one open, while other processes come and go
 
 
 def attach(
@@ -58,7 +58,8 @@ def attach(
 ) -> Attachment:
     """Opens the store at `root` for this process. Raises StoreLockedError, StoreFormatError, StorePermissionError.
 
-    `instead` is a private view that is out of date because somebody came. The new attachment goes on in the same open directory.
+    `instead` is a private view that is outdated because a process came. The new attachment continues in the same open
+    directory.
     """
     with files.translated(root):
         if instead is not None:
@@ -113,7 +114,7 @@ def _attach_writer(
 
 
 def _check_directory(root: Path, config: StoreConfig) -> None:
-    """Makes a missing directory; refuses one that holds something else, or that somebody else could replace."""
+    """Makes a missing directory. Refuses one with foreign content, or one that another user could replace."""
     group = ownership.group_id(config.group)
     if not config.create:
         _check_is_there(root)
@@ -129,7 +130,7 @@ def _check_directory(root: Path, config: StoreConfig) -> None:
             )
         if group is not None and not names and root.stat().st_uid == os.geteuid():
             files.share(root, group)
-    elif root.exists() and not root.is_dir():  # another process may be making it
+    elif root.exists() and not root.is_dir():  # not "not exists": another process may be making it
         raise StoreFormatError("not a directory", path=root)
     else:
         files.make_root(root, group)
@@ -138,7 +139,7 @@ def _check_directory(root: Path, config: StoreConfig) -> None:
 
 
 def _check_is_there(root: Path) -> None:
-    """For a process that must not make a store: an empty directory may be the place of a disk that is not mounted."""
+    """For create=false: an empty directory may be the mount point of a disk that is not mounted."""
     if not root.is_dir() or not files.names(root) - {"lost+found"}:
         raise StoreFormatError(
             "there is no store here, and create=false forbids making one: the directory was moved or deleted, or its disk is not "
@@ -157,9 +158,13 @@ def _first(
     revive: Callable[[], Appender],
     progress: Callable[[str, int, int], None] | None,
 ) -> Attachment:
-    """Alone in the store: recover, build the control block, dispatch what is missing, make all of it durable."""
+    """For the only process in the store: recovers, builds the control block, dispatches the tail, and makes all of it
+    durable."""
     files.clear_temporaries(root)
-    for given_back in (HEADROOM_NAME, CONTROL_NAME):  # a full disk has room for the new control block then
+    for given_back in (
+        HEADROOM_NAME,
+        CONTROL_NAME,
+    ):  # on a full disk this makes room for the new control block
         files.remove(root / given_back, durable=False)
     abort = root / ABORT_NAME
     made = not (root / MANIFEST).exists()
@@ -203,7 +208,7 @@ def _build(
     locks: StoreLocks | None,
     revive: Callable[[], Appender],
 ) -> Attachment:
-    """A new control block, filled from what recovery found, and the parts on top of it."""
+    """Builds a new control block from the result of recovery, and the parts on top of it."""
     if mode is Mode.WRITE and state.commit_log_file_bytes > INT_MAX:
         raise StoreFormatError(
             f"the commit log's files have {state.commit_log_file_bytes} bytes; files above {INT_MAX} cannot be "
@@ -254,7 +259,7 @@ def _build(
 
 
 def _more_queues(root: Path, control: Control) -> None:
-    """More slots while nobody else is attached."""
+    """Makes more slots while no other process is attached."""
     step = control.more_queue_bytes()
     if step is None:
         raise StoreFormatError(
@@ -268,8 +273,8 @@ def _more_queues(root: Path, control: Control) -> None:
 def _finish(
     attachment: Attachment, state: RecoveredState, progress: Callable[[str, int, int], None] | None
 ) -> None:
-    """Dispatches the tail, then makes everything from the watermark on dirty again and syncs it: a sync error before the
-    crash may have left pages that look clean and are not on disk."""
+    """Dispatches the tail, then makes everything from the watermark on dirty again and syncs it: a sync error before
+    the crash may have left pages that look clean and are not on disk."""
     control = attachment.control
     if attachment.mode is Mode.WRITE:
         control.flushed = min(state.watermark, state.wrote)
@@ -315,9 +320,9 @@ def _finish(
 
 
 def _fill_holes(attachment: Attachment, begin: int) -> None:
-    """Reserves space for the holes that a sparse copy of a store has in the segments that are written to or dispatched from now on.
+    """Reserves space for the holes of a sparse copy, in the segments that are written or dispatched from now on.
 
-    Raises StoreFullError: nothing is changed then, and the store opens when there is space.
+    Raises StoreFullError: then nothing has changed, and the store opens when there is space.
     """
     segments, end = attachment.commit_log.files, attachment.control.wrote
     begin = max(begin, attachment.control.min_physical_offset)
@@ -339,8 +344,8 @@ def _join(
     *,
     sole_writer: bool = False,
 ) -> Attachment:
-    """Others are attached: map the control block that the first of them built. A `sole_writer` knows that all of them are readers: it may
-    come from another PID namespace than the writers before it."""
+    """Maps the control block of the attached processes. A `sole_writer` knows that all of them are readers: it may come
+    from another PID namespace than the writers before it."""
     path = root / CONTROL_NAME
     head = read_head(root)
     if head is not None and not head.is_ours:
@@ -377,7 +382,8 @@ def _attach_reader(
     revive: Callable[[], Appender],
     progress: Callable[[str, int, int], None] | None,
 ) -> Attachment:
-    """Writes nothing. Joins live processes; alone, recovers into private memory, and does so again when somebody comes meanwhile."""
+    """Opens without writing: joins live processes, or, alone, recovers into private memory; again if a process comes
+    meanwhile."""
     for _ in range(READER_TRIES):
         attachment = _try_reader(root, config, revive, progress)
         if attachment is not None:
@@ -394,7 +400,7 @@ def _try_reader(
     revive: Callable[[], Appender],
     progress: Callable[[str, int, int], None] | None,
 ) -> Attachment | None:
-    """None when somebody came between the look at who is there and the end of a private recovery."""
+    """None if a process came between the look at the lock and the end of a private recovery."""
     check_is_store(root)
     locks = StoreLocks(root, read_only=True) if LOCK_NAME in files.names(root) else None
     beside = False
@@ -410,10 +416,10 @@ def _try_reader(
                 locks.claim_directory(alone=False)
                 return _join(root, config, Mode.READ, locks, revive)
             ground = None if beside else Ground(root, locks)
-        # The gate is open: a writer that comes now recovers without a wait, and shows on the ground.
+        # The gate is open: a writer that comes now recovers without a wait, and `ground` shows it.
         if ground is None:
             if locks is not None:
-                locks.close()  # or the handover would wait for this process
+                locks.close()  # otherwise the handover would wait for this process
             return read_beside(root, config, revive, progress)
         attachment = _private(root, config, revive, progress, ground) if ground.settled() else None
     except BaseException:
@@ -432,7 +438,7 @@ def _private(
     progress: Callable[[str, int, int], None] | None,
     ground: Ground,
 ) -> Attachment | None:
-    """A view of the store as recovery would leave it, in private memory; None when the files changed on the way."""
+    """A view of the store as recovery would leave it, in private memory; None if the files changed meanwhile."""
     try:
         abnormal = (root / ABORT_NAME).exists()
         config = effective_at(config, root)

@@ -63,10 +63,11 @@ class Attachment:
     locks: StoreLocks | None
     recovered: RecoveredState | None
     sleepers: Sleepers
-    ground: View | None = None  # of a view of files, in memory of its own: says when it has come to its end
+    ground: View | None = None  # of a private view of files: tells when the view is outdated
 
     def let_cleaned_go(self) -> None:
-        """Ends the mappings of segments that were cleaned. A private view cannot tell which: it lets all go when somebody came."""
+        """Ends the mappings of cleaned segments. A private view cannot tell which: it ends all when another process
+        came."""
         self.reader.forget_cleaned()
         minimum = self.control.min_physical_offset
         self.dispatcher.forget_below(minimum)
@@ -76,7 +77,8 @@ class Attachment:
             self.let_mappings_go()
 
     def look_around(self) -> None:
-        """Begins each turn of a service: lets cleaned segments go. Raises StoreMovedError where the path leads elsewhere now."""
+        """Begins each turn of a service: ends the mappings of cleaned segments. Raises StoreMovedError if the path
+        names another directory."""
         self.let_cleaned_go()
         try:
             folders.check_place(self.root)
@@ -86,12 +88,12 @@ class Attachment:
             raise
 
     def look_while_quiet(self) -> None:
-        """What a service thread does now and then while nothing is appended."""
+        """Work that a service thread does now and then while nothing is appended."""
         self.look_around()
         self.clock.look()
 
     def turn(self, run_once: Callable[[], Progress]) -> Callable[[], Progress]:
-        """A service's `run_once` that looks around first."""
+        """A service's `run_once`, with `begin_turn` before it."""
 
         def turned() -> Progress:
             self.look_around()
@@ -106,18 +108,19 @@ class Attachment:
         return Progress(done + derived.done, more=derived.more)
 
     def flush_derived_once(self) -> Progress:
-        """What follows from the log, by a thread of its own: made durable, then what waits to be dispatched."""
+        """The derived files, by a thread of their own: makes them durable, then dispatches what waits."""
         self.clock.look()
         done = self.derived_flusher.run_once().done
         return Progress(done, more=self.backlog.run_once().more)
 
     def allocate_once(self) -> Progress:
-        """One turn of the service "allocate", which looks often: room ahead of the appends, then what waits to be dispatched."""
+        """One turn of the service "allocate", which runs often: makes room ahead of the appends, then dispatches what
+        waits."""
         allocated = self.allocator.run_once()
         return Progress(allocated.done, more=allocated.more or self.backlog.run_once().more)
 
     def forget(self) -> None:
-        """Lets go of everything without a word to the others: a forked child, or a store on its way out."""
+        """Drops everything without a trace for other processes: in a forked child, or when a store is closed."""
         if self.appender is not None:
             self.appender.detach()
         self.control.detach()
@@ -127,7 +130,7 @@ class Attachment:
             self.ground.leave()
 
     def release(self) -> None:
-        """`forget`, and lets go of mappings and descriptors that no view holds."""
+        """`forget`, and ends mappings and descriptors that no view uses."""
         self.forget()
         if self.appender is not None:
             self.appender.release()
@@ -136,7 +139,7 @@ class Attachment:
         folders.let_go(self.root)
 
     def let_mappings_go(self) -> None:
-        """Ends the mappings that no view holds."""
+        """Ends the mappings that no view uses."""
         self.reader.forget_windows()
         if not self.control.closed:
             self.dispatcher.forget_below(INT_MAX << 32)
@@ -145,7 +148,8 @@ class Attachment:
         self.commit_log.files.close()
 
     def replace_private(self) -> None:
-        """Ends a private view that another attachment takes the place of. Snapshots made of it still find the store's directory."""
+        """Ends a private view that another attachment replaces. Snapshots made of it still find the store's
+        directory."""
         if self.ground is not None:
             self.ground.leave()
         self.let_mappings_go()

@@ -1,14 +1,17 @@
 """A consistent copy of a store, taken while other processes use it: `cystore snapshot`.
 
-What is below the durable watermark never changes, but for the cleaner, which removes the oldest segments. So the copy is the log up to a
-watermark, with the facts and offsets that were read *before* that watermark: nothing that is copied speaks of a record that is not. Queues
-and index are not copied: opening the copy makes them from its log, and so verifies every record.
+The log below the durable watermark never changes, except that the cleaner removes the oldest segments. So the copy is
+the log up to a watermark, with facts and offsets that were read *before* that watermark: nothing in the copy refers to
+a missing record. Queues and index are not copied: opening the copy makes them from its log, and verifies every record
+on the way.
 
-Segments are copied from the newest to the oldest. When the cleaner takes the next one away, the copy begins behind it. What still waited
-there (delayed messages) the cleaner has appended to the log before, so the copy then gets what was appended since, too.
+Segments are copied from the newest to the oldest. When the cleaner removes the next one, the copy begins behind it. The
+cleaner has appended waiting messages of that segment (delayed ones) to the log before, so the copy then also takes the
+records since.
 
-The copy is made inside of a folder TARGET.incomplete, which is no store, so that every open refuses it. It is moved out, and gets the name
-TARGET, when all of it is durable, verified and closed. A kill leaves TARGET.incomplete, for an operator to remove; any error removes it.
+The copy is made inside a folder TARGET.incomplete, which is not a store, so every open refuses it. It is renamed to
+TARGET when all of it is durable, verified and closed. A kill leaves TARGET.incomplete for an operator to remove; any
+error removes it.
 """
 
 from __future__ import annotations
@@ -44,8 +47,9 @@ from cystore.system import files, host, ownership
 
 CONFIG = "config"
 DRAFT_SUFFIX = ".incomplete"
-DRAFT_STORE = "copy"  # the folder in it that gets the name TARGET
-# Beside that folder, so that no open takes the draft for an empty one and makes a store in it; in the copy's log, until that is whole.
+DRAFT_STORE = "copy"  # its folder inside, which is renamed to TARGET
+# Beside that folder, so that no open takes the draft for an empty one and makes a store in it; in the copy's log, until
+# that is complete.
 INCOMPLETE = "INCOMPLETE"
 TRIES = 100  # reads of the watermark beside a flusher; ends of the log beside a cleaner
 
@@ -53,7 +57,7 @@ Report = Callable[[str, int, int], None]
 
 
 class TargetError(StoreError):
-    """No copy can be made where one was asked for."""
+    """The copy cannot be made at this target."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class _Small:
-    """What is read before the watermark: facts, the queues' next offsets, and the other files of config/."""
+    """Everything that is read before the watermark: facts, the queues' next offsets, and the other files of config/."""
 
     facts: Facts
     offsets: QueueOffsets
@@ -80,7 +84,7 @@ class _Small:
     def of(cls, root: Path) -> _Small:
         kept = {}
         for entry in files.entries(root / CONFIG):
-            # The offsets are written anew, from what was read and checked.
+            # The offsets are rewritten from the checked content.
             ours = entry.name.startswith(QUEUE_OFFSETS) or entry.name == QUEUE_TABLE
             if ours or entry.name.endswith(".bak") or not entry.is_file():
                 continue
@@ -91,8 +95,8 @@ class _Small:
 
 
 def take(path: Path, target: Path, config: StoreConfig, report: Report | None = None) -> Taken:
-    """Makes `target`, which must not be there, a copy of the store at `path`, durable and closed. Raises StoreError, and then leaves
-    nothing behind."""
+    """Makes `target`, which must not exist, a copy of the store at `path`, durable and closed. Raises StoreError, and
+    then leaves nothing behind."""
     path = Path(os.path.realpath(path))
     target = Path(os.path.realpath(target.parent)) / target.name
     if not target.name:
@@ -108,7 +112,7 @@ def take(path: Path, target: Path, config: StoreConfig, report: Report | None = 
         group = ownership.group_id(config.group)
         host.check_writable_file_system(target.parent, allow_any=config.allow_any_file_system)
         if not config.allow_any_owner:
-            ownership.check_way(draft, group)  # now, and not when all is copied
+            ownership.check_way(draft, group)  # now, and not after the copy
         files.make_root(draft, None)
         try:
             files.create_sized(draft, draft / INCOMPLETE, 0, 0)
@@ -185,7 +189,7 @@ class _Copy:
             try:
                 last = self._store.read(found.last_record)
             except (OffsetError, CorruptRecordError):
-                continue  # another process is about to name another one
+                continue  # another process is about to name another record
             if (
                 last.body_crc & 0xFFFFFFFF == found.last_record_checksum & 0xFFFFFFFF
                 and found == read_checkpoint(root)
@@ -198,12 +202,12 @@ class _Copy:
     # ------------------------------------------------------------------------------------------------ log
 
     def _bases(self, begin: int, end: int) -> Iterator[int]:
-        """Where the segments of [begin, end) begin, the newest first."""
+        """The bases of the segments of [begin, end), the newest first."""
         first = begin - begin % self._file_bytes
         yield from reversed(range(first, end, self._file_bytes))
 
     def _copy_log(self, begin: int, end: int) -> int:
-        """Copies the log, and returns where the copy begins."""
+        """Copies the log, and returns the copy's first offset."""
         reached = end
         for base in self._bases(begin, end):
             self._report("copying the log", end - reached, end - begin)
@@ -217,7 +221,7 @@ class _Copy:
         return reached
 
     def _copy_again(self, before: int, end: int) -> None:
-        """Copies what was appended from `before` on."""
+        """Copies the records since `before`."""
         for base in self._bases(before, end):
             files.remove(self._path(self._draft, base))
             self._copy_segment(base, end)
@@ -235,7 +239,7 @@ class _Copy:
     # ------------------------------------------------------------------------------------------ the rest
 
     def _copy_small(self, small: _Small, begin: int, at: CheckpointFields) -> None:
-        """Everything that is no log: what refers to the log comes after it."""
+        """Copies everything but the log: files that refer to the log come after it."""
         root, draft = self._store.path, self._draft
         if (root / DIRECTORY / MARKER).exists():
             files.create_sized(draft, draft / DIRECTORY / MARKER, 0, 0)
@@ -258,7 +262,7 @@ class _Copy:
                 length = files.length_of(fd, source)
             files.copy_ranges(self._draft, [(source, 0, length)], copy)
         except StoreIOError as error:
-            if not isinstance(error.__cause__, FileNotFoundError):  # its time was over
+            if not isinstance(error.__cause__, FileNotFoundError):  # the time was over
                 raise
 
     def _verify(self, config: StoreConfig, begin: int, end: int) -> Taken:
@@ -274,7 +278,7 @@ class _Copy:
         )
         with cystore.open(self._draft, config=alone, progress=self._report) as store:
             recovered = store.recovery
-            store.dispatch()  # a close keeps to itself why it leaves something undone
+            store.dispatch()  # because a close does not report why it leaves something undone
             store.flush()
             self._check(store, begin, end)
         self._check_closed()
@@ -284,7 +288,7 @@ class _Copy:
         return Taken("", begin, end, recovered.records, queues, tuple(recovered.new_holes))
 
     def _check_closed(self) -> None:
-        """A close that cannot finish leaves `abort`, and what it could not do, to the next open: a copy must not need one."""
+        """A close that cannot finish leaves `abort` and its work to the next open: a copy must not need one."""
         if (self._draft / ABORT_NAME).exists():
             raise StoreIOError(
                 "the copy could not be closed: its queues or its index may not be on the disk. The log of this "

@@ -1,9 +1,10 @@
 """Reading a store whose live processes have a control block of another layout.
 
-Such a reader attaches to nothing and takes no lock. It follows the files, in a control block of its own memory: recovery in private memory
-says what the queues hold, and from then on each look walks the records that were committed since. How far that is it reads in three words
-of the others' block that no layout moves (`control_words`). It reads queues and index of the live processes as far as these have
-dispatched, and the rest of the log by itself, as every read-only handle does.
+Such a reader does not attach and takes no lock. It follows the files, with a control block in its own memory. A private
+recovery tells the content of the queues; from then on each look walks the records that were committed since. Three
+words of the others' block, which no layout moves, tell how far that is (`control_words`). The reader uses queues and
+index of the live processes as far as these have dispatched, and walks the rest of the log itself, as every read-only
+handle does.
 """
 
 from __future__ import annotations
@@ -47,9 +48,11 @@ from cystore.system import files, host, os_threads
 
 log = logging.getLogger("cystore")
 
-MANIFEST_S = 0.05  # a change of the manifest alone (a removed topic, listed damage) may be seen so much later
-CLEANED_S = 30.0  # an open looks again for so long when the others clean what it reads
-MAX_QUEUES = 1 << 20  # the most that a store takes
+MANIFEST_S = (
+    0.05  # a change of the manifest alone (a removed topic, listed damage) may be seen this much later
+)
+CLEANED_S = 30.0  # an open tries again for this time if the others clean the files that it reads
+MAX_QUEUES = 1 << 20  # the most queues of a store
 TRANSACTION_MASK = CONSTANTS["SYS_FLAG_TRANSACTION_MASK"][0]
 COUNTED = (0, CONSTANTS["SYS_FLAG_COMMIT"][0])  # transaction types that have a place in a queue
 
@@ -57,12 +60,12 @@ Status = tuple[int, int, int] | None
 
 
 class Beside:
-    """What this process knows of a store that others write with another layout. `control` is this process's own block."""
+    """This process's knowledge of a store that others write with another layout. `control` is its own block."""
 
     def __init__(self, root: Path, words: Words, dispatched: int) -> None:
         self._root, self._words = root, words
-        self._dispatched = dispatched  # before recovery looked at the files
-        self._seen: Words | None = None  # by the last look that took all of it in
+        self._dispatched = dispatched  # read before recovery looked at the files
+        self._seen: Words | None = None  # at the last complete look
         self._look_again_s = 0.0
         self._control: Control | None = None
         self._commit_log: CommitLog | None = None
@@ -100,26 +103,26 @@ class Beside:
         control.follow()
 
     def begin(self, control: Control, commit_log: CommitLog, queues: ConsumeQueues) -> bool:
-        """From now on `moved` looks. False when the view is out of date already."""
+        """From now on `moved` looks. False if the view is already outdated."""
         self._control, self._commit_log, self._queues = control, commit_log, queues
         commit_log.look_again = self._take_minimum
         return not self.moved()
 
     def moved(self) -> bool:
-        """Takes in what the others have committed and cleaned since the last look. True when this view has come to its end: they are
-        gone, or have repaired what it stands on, or cleaned what it did not count. Then the store is opened again."""
+        """Reads the others' commits and cleanings since the last look. True when this view is outdated: the others are
+        gone, or have repaired or cleaned records that it has not counted. Then the store is opened again."""
         if self._left.is_set():
             return True
         try:
             with self._lock:
                 return self._look()
         except (OSError, ValueError):
-            if not self._left.is_set():  # else another thread closed the store just now
+            if not self._left.is_set():  # otherwise another thread closed the store just now
                 raise
             return True
 
     def leave(self) -> None:
-        """Ends the view. The answer is yes from now on."""
+        """Ends the view: `moved` is True from now on."""
         self._left.set()
 
     def _look(self) -> bool:
@@ -154,7 +157,7 @@ class Beside:
             self._raise_minimum(control, words)
 
     def _raise_minimum(self, control: Control, words: Words) -> None:
-        """No record below the others' minimum is looked for any more. Never moves it back, nor beyond what this view knows of the log."""
+        """Forgets records below the others' minimum. Never moves it back, nor beyond the end that this view knows."""
         with self._lock:
             control.min_physical_offset = max(control.min_physical_offset, min(words.minimum, control.wrote))
 
@@ -164,16 +167,18 @@ class Beside:
         upkeep = Upkeep(control)
         for slot in range(control.queue_count):
             queue, begin = self._queues.get(slot), -1
-            while (bases := queue.files.refresh()) and bases[0] != begin:  # else no file went meanwhile
+            while (bases := queue.files.refresh()) and bases[
+                0
+            ] != begin:  # otherwise no file was removed meanwhile
                 begin = bases[0]
                 upkeep.raise_queue_minimum(slot, min(begin // ENTRY_BYTES, queue.max_offset))
                 upkeep.raise_queue_minimum(slot, queue.offset_at(minimum))
-            if not bases:  # the others removed the queue's files: no message that was dispatched is left
+            if not bases:  # the others removed the queue's files: no dispatched message is left
                 upkeep.raise_queue_minimum(slot, queue.max_offset)
         self._followed = minimum
 
     def _facts_changed(self, control: Control) -> bool:
-        """Whether the manifest says something else of what can be read."""
+        """Whether the manifest changed in a way that matters to readers."""
         status = self._status(FILE_NAME)
         if status == self._manifest:
             return False
@@ -212,7 +217,7 @@ class Beside:
             control.dispatched = dispatched
 
     def _count(self, control: Control, commit_log: CommitLog, end: int) -> None:
-        """Counts the records up to a log position in their queues, and wakes those who wait for their keys."""
+        """Counts the records up to a log position in their queues, and wakes the waiters for their keys."""
         for message in commit_log.scan(self._walked, end):
             assert message.physical_offset is not None and message.size_bytes is not None
             following = (message.queue_offset or 0) + 1
@@ -243,13 +248,13 @@ class Beside:
 
 
 def can_only_be_followed(root: Path) -> bool:
-    """Whether those who are attached have another layout, of a kind that a reader can follow."""
+    """Whether the attached processes have another layout that a reader can follow."""
     head = read_head(root)
     return head is not None and not head.is_ours and head.can_be_followed
 
 
 def _check(root: Path, words: Words) -> None:
-    """Raises StoreFormatError for a block that no process made like that."""
+    """Raises StoreFormatError for a block with impossible values."""
     positions = (0, words.minimum, words.wrote, POSITIONS_END)
     if (
         list(positions) == sorted(positions)
@@ -275,9 +280,10 @@ def read_beside(
     revive: Callable[[], Appender],
     progress: Callable[[str, int, int], None] | None,
 ) -> Attachment | None:
-    """A view of a store that others write with another layout; None when they left on the way, or others came.
+    """A view of a store that others write with another layout; None if they left meanwhile, or others came.
 
-    A cleaner may take away what recovery is about to read, and what it has read. Then recovery looks again, for at most CLEANED_S.
+    A cleaner may remove files that recovery is about to read, or has read. Then recovery begins again, for at most
+    CLEANED_S.
     """
     first, missing, until_s = read_words(root), None, monotonic_s() + CLEANED_S
     before = first
@@ -292,7 +298,7 @@ def read_beside(
             error = caught
         after = read_words(root)
         if error is not None and after == before:
-            # A file that was listed and is gone now was cleaned, for the minimum is published first. The next list lacks it.
+            # A listed file that is gone was cleaned, because the minimum is published first. The next list lacks it.
             path = getattr(error, "path", None) if isinstance(error.__cause__, FileNotFoundError) else None
             if path is None or path == missing:
                 raise error
@@ -313,8 +319,8 @@ def _recovered(
     revive: Callable[[], Appender],
     progress: Callable[[str, int, int], None] | None,
 ) -> Attachment | None:
-    """One try of `read_beside`; None when it is out of date already."""
-    # The block says how far the index is, and a look through its files takes longer than all the rest.
+    """One try of `read_beside`; None if its result is already outdated."""
+    # The block tells the end of the index; a look through its files would take longer than all the rest.
     state = recover(root, config, Mode.PRIVATE, abnormal=True, progress=progress, with_index=False)
     words = read_words(root)
     if words is None or words.generation != before.generation:
@@ -330,7 +336,7 @@ def _recovered(
         max_queues=words.max_queues,
         **host.identity(),
     )
-    while control.queue_capacity < words.max_queues:  # memory that is there when it is touched
+    while control.queue_capacity < words.max_queues:  # reserved memory costs nothing until it is touched
         step = control.more_queue_bytes()
         if step is None:
             break

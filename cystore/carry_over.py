@@ -1,8 +1,9 @@
-"""Carrying over a store of an earlier version, which had files of their own for facts that are in the manifest now.
+"""Carrying over a store of an earlier version into the manifest.
 
-Those files are config/holds.json, config/archive.json and config/scrub.json. Whoever opens the store first, alone, enters what they say,
-and removes them when the manifest is durable: a kill between leaves both, which say the same. What the manifest has already wins. Holds
-that cannot be read pause cleaning, and their file stays, for an operator to look at.
+Earlier versions had the files config/holds.json, config/archive.json and config/scrub.json. The first process to open
+the store enters their content, and removes them when the manifest is durable. A kill between leaves both, with the same
+content. Entries that the manifest has already win. Unreadable holds pause cleaning, and their file stays for an
+operator.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def _scrub(data: bytes) -> Any:
     return scrub.plain_progress(scrub.parse_progress(data))
 
 
-# (section, file in config/, what reads it, whether there may be a last good copy)
+# (section, file in config/, its reader, whether there may be a last good copy)
 SECTIONS: tuple[tuple[str, str, Callable[[bytes], Any], bool], ...] = (
     (holds.SECTION, "holds.json", _holds, True),
     (archive.SECTION, "archive.json", _archived, False),
@@ -41,7 +42,7 @@ SECTIONS: tuple[tuple[str, str, Callable[[bytes], Any], bool], ...] = (
 
 
 def carry_over(root: Path, manifest: Manifest) -> None:
-    """Enters what the files of an earlier version say, and removes them. A manifest that is not durable takes it in, too."""
+    """Enters the content of an earlier version's files, and removes them, even if the manifest is not durable."""
     for section, name, parse, has_copy in SECTIONS:
         path = root / "config" / name
         paths = [path, path.with_name(f"{name}.bak")] if has_copy else [path]

@@ -14,7 +14,8 @@ _REALTIME_COARSE = 5  # of Linux; Python has no name for it
 
 
 def now_ms(of: Control | None = None) -> int:
-    """The time of a store, ms since the epoch: the wall clock, unless that jumped and is not believed. Without a store the wall clock."""
+    """The time of a store, ms since the epoch: the wall clock, unless it jumped and is not believed. Without a store
+    the wall clock."""
     return time.time_ns() // 1_000_000 if of is None else store_clock.now_ms(of)
 
 
@@ -34,14 +35,15 @@ def file_time_ns() -> int:
 
 
 def wait_s(timeout_s: float | None) -> float:
-    """How long a wait with this timeout lasts at most, s: from 0 to FOREVER_S, which None means too. Raises StoreConfigError."""
+    """The longest duration of a wait with this timeout, s: from 0 to FOREVER_S; None means FOREVER_S. Raises
+    StoreConfigError."""
     return FOREVER_S if timeout_s is None else max(seconds(timeout_s), 0.0)
 
 
 def seconds(timeout_s: object, *, least: float = -math.inf) -> float:
-    """The timeout as a float of at most FOREVER_S. Raises StoreConfigError for what is none, or less than `least`."""
+    """The timeout as a float of at most FOREVER_S. Raises StoreConfigError for anything else, or less than `least`."""
     value = math.nan
-    # The methods of float and int themselves: a subclass's object may have others.
+    # Calls float's and int's own methods: a subclass may override them.
     if isinstance(timeout_s, float):
         value = float.__float__(timeout_s)
     elif isinstance(timeout_s, int) and not isinstance(timeout_s, bool):
@@ -54,7 +56,7 @@ def seconds(timeout_s: object, *, least: float = -math.inf) -> float:
 
 
 def _shown(value: object) -> str:
-    """A number or a text as it is; of anything else its type: its repr may be anything."""
+    """A number or a text unchanged; of anything else its type, because its repr may be anything."""
     return repr(value) if type(value) in (int, float, str, bool) else type(value).__name__
 
 

@@ -25,7 +25,7 @@ INT_MAX = (1 << 31) - 1
 
 
 class _Given:
-    """Room beside the fields, which are the settings, for the names that `from_mapping` was given, and for those it was suggested."""
+    """Holds the names that `from_mapping` was given or suggested; the fields themselves are the settings."""
 
     __slots__ = ("_names", "_suggested")
 
@@ -64,9 +64,9 @@ class StoreConfig(_Given):
 
     mapped_bytes_max: int = (
         256 * GIB
-    )  # address space for files that are kept mapped; what is in use is not counted
+    )  # address space for files that stay mapped; files in use are not counted
 
-    read_through: Literal["mapping", "pread"] = "mapping"  # "pread": a sector that cannot be read is an error
+    read_through: Literal["mapping", "pread"] = "mapping"  # "pread": an unreadable sector is an error
 
     max_transfer_bytes_on_message_in_memory: int = 256 * 1024
     max_transfer_count_on_message_in_memory: int = 32
@@ -87,14 +87,12 @@ class StoreConfig(_Given):
     disk_max_used_space_ratio: int = 75
     disk_space_clean_forcibly_ratio: int = 85
     disk_space_warning_level_ratio: int = 90
-    clean_file_forcibly_enable: bool = (
-        False  # RocketMQ: True; other people's files must not delete your messages
-    )
+    clean_file_forcibly_enable: bool = False  # RocketMQ: True; foreign files must not delete your messages
     min_free_bytes: int = 0
     quarantine_reserved_time_h: int = 720  # copies of damaged bytes; RocketMQ keeps none
     quarantine_bytes_max: int = 4 * GIB
 
-    create: bool = True  # makes a store that is missing; False: that is an error
+    create: bool = True  # make a missing store; False: that is an error
     exclusive: bool = False
     read_only: bool = False
     allow_any_file_system: bool = False
@@ -141,15 +139,15 @@ class StoreConfig(_Given):
 
     @staticmethod
     def delay_level_text(levels_ms: tuple[int, ...]) -> str:
-        """The value of `message_delay_level` for so many milliseconds each."""
+        """The value of `message_delay_level` for delays in milliseconds."""
         return " ".join(f"{delay_ms // 1000}s" for delay_ms in levels_ms)
 
     @classmethod
     def from_mapping(
         cls, settings: dict[str, Any], *, suggested: dict[str, Any] | None = None
     ) -> StoreConfig:
-        """A configuration from name/value pairs; unknown names are refused with the nearest known ones. Values that are `suggested` take
-        the place of the defaults: a new store gets them, one that has its own keeps these."""
+        """A configuration from name/value pairs; unknown names are refused with the nearest known ones. `suggested`
+        values replace the defaults: a new store gets them, an existing one keeps its own."""
         import difflib
 
         for name in settings:
@@ -164,7 +162,7 @@ class StoreConfig(_Given):
         return config
 
     def gives(self, name: str) -> bool:
-        """Whether a setting was given, by name (such a value is meant, even if it is the default) or as another value than the default."""
+        """Whether a setting was given: by name (even with the default value), or as another value than the default."""
         if name in getattr(self, "_suggested", ()):
             return False
         return name in getattr(self, "_names", ()) or getattr(self, name) != DEFAULTS[name]
@@ -262,7 +260,7 @@ def _checked(name: str, kind: Any, value: Any) -> Any:
     if kind is int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise StoreConfigError(f"{name} must be a whole number, not {value!r}")
-        value = int.__int__(value)  # of a subclass: what is checked is what is used
+        value = int.__int__(value)  # also for a subclass: the checked value is the used one
     elif kind is bool:
         if not isinstance(value, bool):
             raise StoreConfigError(f"{name} must be True or False, not {value!r}")

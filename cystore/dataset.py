@@ -1,7 +1,7 @@
-"""Stores as a lazy Arrow dataset: polars, DuckDB and pyarrow ask it for columns and rows, and only these are read.
+"""Stores as a lazy Arrow dataset: polars, DuckDB and pyarrow tell it columns and rows, and it reads only these.
 
-Each scan plans anew, so a dataset may be read again and again, and sees what was written meanwhile. A scan reads what was published
-when it began. Nothing is written, and a scan that is killed leaves nothing behind.
+Each scan plans anew, so you may read a dataset again and again, and it includes messages written meanwhile. A scan
+reads the messages that are published when it begins. It writes nothing, and leaves nothing behind when it is killed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from cystore.storage import Storage, is_url
 from cystore.store import MessageStore
 
 Place = str | os.PathLike[str] | MessageStore
-Progress = Callable[[int, int], None]  # bytes of log that were read, of so many
+Progress = Callable[[int, int], None]  # bytes of log: read, in all
 CHEAPEST = "offset"
 _NO_FILE = "this dataset has no files: use its scanner, to_batches or to_table"
 
@@ -58,15 +58,16 @@ def scan(
     storage: Mapping[str, str] | None = None,
     **settings: Any,
 ) -> LogDataset:
-    """Stores as a `pyarrow.dataset.Dataset` that reads nothing before it is asked.
+    """Stores as a `pyarrow.dataset.Dataset` that reads nothing until a query asks.
 
-    `stores` are paths, globs, URLs (of sealed segments; `storage` holds options of their file system) or open stores, one or several.
-    `polars.scan_pyarrow_dataset(...)`, DuckDB (``SELECT ... FROM dataset``) and `pyarrow` tell it which columns and rows they want. Filters
-    on topic, partition, offset, physical_offset, timestamp, tags and key bound what is read. `columns` (default: all), `topic`, `tags`,
-    `key`, `transactions`, `check_checksum`, `on_corruption` and `settings` are those of `cystore.to_arrow`. `progress(done, total)` is told
-    of the bytes of log that a scan has read, from the thread that reads.
+    `stores` are paths, globs, URLs (of sealed segments; `storage` holds options of their file system) or open stores,
+    one or several. `polars.scan_pyarrow_dataset(...)`, DuckDB (``SELECT ... FROM dataset``) and `pyarrow` tell it the
+    columns and rows of a query. Filters on topic, partition, offset, physical_offset, timestamp, tags and key limit the
+    reading. `columns` (default: all), `topic`, `tags`, `key`, `transactions`, `check_checksum`, `on_corruption` and
+    `settings` are those of `cystore.to_arrow`. The scan calls `progress(done, total)`, with bytes of log, from the
+    thread that reads.
 
-    Raises StoreConfigError here; a scan raises what `cystore.to_arrow` raises.
+    Raises StoreConfigError here; a scan raises the errors of `cystore.to_arrow`.
     """
     known = {**COLUMNS, **DAMAGE_COLUMNS} if on_corruption == "column" else COLUMNS
     rows = RowFilter(
@@ -118,8 +119,8 @@ def _places(stores: object, options: dict[str, str]) -> tuple[Place, ...]:
 class LogDataset(pds.FileSystemDataset):
     """The messages of stores. Made by `cystore.scan`.
 
-    Arrow wants an object of its own below a dataset; this one's names a file that is not there, so what is not overridden here fails and
-    gives no wrong answer.
+    Arrow needs an object of its own below a dataset. This one names a file that does not exist, so every method that is
+    not overridden here fails instead of giving a wrong answer.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class LogDataset(pds.FileSystemDataset):
         self._parts = places, read, progress, storage, settings, wanted
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For a copy in another process."""
+        """Supports a copy in another process."""
         return LogDataset, self._parts
 
     @property
@@ -147,7 +148,7 @@ class LogDataset(pds.FileSystemDataset):
 
     @property
     def partition_expression(self) -> pc.Expression:
-        """Nothing is known of all rows."""
+        """No condition holds for all rows."""
         return pc.scalar(True)
 
     # ------------------------------------------------------------------------------------------- scans
@@ -158,7 +159,7 @@ class LogDataset(pds.FileSystemDataset):
         filter: pc.Expression | None = None,
         **options: Any,
     ) -> pds.Scanner:
-        """A scan of the columns (names, or expressions by name) and rows that are wanted; `options` are those of
+        """A scan of columns (names, or expressions by name) and rows; `options` are those of
         `pyarrow.dataset.Scanner`."""
         wanted = _both(self._parts[5], filter)
         read = replace(self._parts[1], columns=self._needed(columns, wanted))
@@ -214,7 +215,7 @@ class LogDataset(pds.FileSystemDataset):
         return self.scanner(columns, filter, **options).head(num_rows)
 
     def count_rows(self, filter: Any = None, **options: Any) -> int:
-        """How many rows a scan has; decodes what the filter looks at, or one number of each row."""
+        """The number of rows of a scan; decodes only the columns of the filter, or one number of each row."""
         wanted = _both(self._parts[5], filter)
         needed = self._needed((), wanted)
         if wanted is None:
@@ -225,7 +226,7 @@ class LogDataset(pds.FileSystemDataset):
     # ------------------------------------------------------------------------------- what is made of a dataset
 
     def filter(self, expression: pc.Expression) -> LogDataset:
-        """The rows of this dataset that an expression keeps, as lazy as this one."""
+        """The rows of this dataset that match an expression, as lazy as this one."""
         return LogDataset(*self._parts[:5], _both(self._parts[5], expression))
 
     def replace_schema(self, schema: pa.Schema) -> LogDataset:
@@ -273,7 +274,7 @@ Reader = Callable[[Iterable[LogRange], ReadSettings], Iterator[pa.RecordBatch]]
 def _planned(
     places: tuple[Any, ...], read: ReadSettings, storage: dict[str, str], settings: dict[str, Any]
 ) -> list[tuple[LogRange, Reader]]:
-    """What each store has now that may hold wanted rows, with what reads it."""
+    """The ranges of each store that may contain wanted rows, with their reader."""
     rows = read.rows
     found: list[tuple[LogRange, Reader]] = []
     by_path = [place for place in places if not (isinstance(place, str) and is_url(place))]

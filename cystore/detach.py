@@ -1,5 +1,5 @@
-"""Detaching from a store: every writer makes the log durable, the last one out shuts the store down cleanly, everybody repairs what dead
-owners of locks left."""
+"""Detaching from a store: every writer makes the log durable, the last process out closes the store cleanly, and each
+repairs the work of dead lock owners."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ REPAIRED = ("dispatch", "append", "deliver")  # locks, in the order in which a d
 
 
 def detach(attachment: Attachment, begun_s: float | None = None) -> None:
-    """Leaves the store. A writer makes the log durable first: those who stay may be readers, or writers without the service "flush". The
-    last one out makes the rest durable, too, and removes `abort` (`_shut_down`). Everybody repairs what dead owners of locks left.
-    Nothing may use the attachment any more. Somebody else's flush is waited for until sync_flush_timeout_ms after `begun_s` (default: now).
+    """Leaves the store. A writer makes the log durable first, because the processes that stay may be readers, or
+    writers without the service "flush". The last process out also makes the rest durable and removes `abort`
+    (`_shut_down`). Every process repairs the work of dead lock owners. Nothing may use the attachment afterwards. The
+    call waits for another process's flush until sync_flush_timeout_ms after `begun_s` (default: now).
 
-    Raises NotDurableError, after everything was let go, when a part of the store may not be on the disk.
+    Raises NotDurableError, after everything was released, when a part of the store may not be on disk.
     """
     if attachment.mode is not Mode.WRITE or attachment.locks is None:
         attachment.release()
@@ -35,7 +36,8 @@ def detach(attachment: Attachment, begun_s: float | None = None) -> None:
     missing: NotDurableError | None = None
     until_s = (monotonic_s() if begun_s is None else begun_s) + attachment.config.sync_flush_timeout_ms / 1000
     try:
-        # Before the gate: who opens the store does not wait for the disk, nor for a stopped process that is flushing.
+        # Before the gate, so that a process that opens the store does not wait for the disk, nor for a stopped process
+        # that is flushing.
         unflushed = _flush_log(attachment, until_s) if attachment.control.intact else None
         with attachment.locks.gate():
             alone = attachment.locks.try_alone()
@@ -60,7 +62,8 @@ def detach(attachment: Attachment, begun_s: float | None = None) -> None:
 
 
 def _flush_log(attachment: Attachment, until_s: float) -> NotDurableError | None:
-    """Makes durable what is appended by now. Waits for whoever is flushing, up to a time. Gives what may not be durable."""
+    """Makes durable what is appended by now. Waits for another process's flush, up to a time. Returns the error if a
+    part may not be durable."""
     control, wanted = attachment.control, attachment.control.wrote
     try:
         if control.flushed < wanted:
@@ -86,15 +89,16 @@ def _not_durable(attachment: Attachment, end: int, error: StoreError) -> NotDura
 
 
 def _repair(attachment: Attachment, names: Sequence[str] = REPAIRED) -> None:
-    """Finishes what dead owners of locks left. A lock that a live owner holds has nothing to repair."""
+    """Repairs the work of dead lock owners. A lock with a live owner needs no repair."""
     for name in names:
         with attachment.control.held_if_free(name):
-            pass  # taking it has repaired it
+            pass  # taking the lock has repaired it
 
 
 def _shut_down(attachment: Attachment, until_s: float) -> NotDurableError | None:
-    """The last one out makes the log durable first, whatever state queues and index are in; then these. `abort` goes when both are
-    done: else it stays, and the next load recovers. Gives what may not be durable."""
+    """For the last process out: makes the log durable first, whatever state queues and index are in; then these.
+    Removes `abort` when both are done; otherwise `abort` stays, and the next open recovers. Returns the error if a part
+    may not be durable."""
     root, control = attachment.root, attachment.control
     try:
         _repair(attachment, ("append",))
@@ -113,7 +117,7 @@ def _shut_down(attachment: Attachment, until_s: float) -> NotDurableError | None
         return _not_durable(attachment, control.wrote, error)
     failpoint("detach.log_flushed")
     if not _shut_down_derived(attachment):
-        return None  # all of it follows from the log
+        return None  # the log alone determines all of it
     failpoint("detach.flushed")
     files.remove(root / HEADROOM_NAME, durable=False)
     files.remove(root / CONTROL_NAME)
@@ -123,10 +127,10 @@ def _shut_down(attachment: Attachment, until_s: float) -> NotDurableError | None
 
 
 def _shut_down_derived(attachment: Attachment) -> bool:
-    """Dispatches the tail and makes queues, index and progress durable; False when the next load has to make up for it."""
+    """Dispatches the tail and makes queues, index and progress durable. False if the next open has to repair them."""
     root = attachment.root
     try:
-        attachment.flusher.check()  # a sync that failed is not repeated and believed
+        attachment.flusher.check()  # a failed sync is not repeated
         _repair(attachment, ("dispatch", "deliver"))
         attachment.dispatcher.run_to_end()
         attachment.dispatcher.give_up_swallowed()

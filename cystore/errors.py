@@ -9,8 +9,8 @@ import os
 class StoreError(Exception):
     """Base of every error that cystore raises by itself.
 
-    `path` and `offset` say where, if there is a where. An error raised after the commit point of a put carries the
-    `results` (list of PutResult) of what was appended all the same.
+    `path` and `offset` say where, if they apply. An error that is raised after the commit point of a put carries the
+    `results` (list of PutResult) of the messages that were appended all the same.
     """
 
     def __init__(
@@ -45,7 +45,8 @@ class StoreNotWritableError(StoreError):
 
 
 class StoreMovedError(StoreNotWritableError):
-    """The store's path leads elsewhere now: its directory was moved, deleted or replaced under this process. Nothing is written."""
+    """The store's path names another directory now: somebody moved, deleted or replaced it under this process. Nothing
+    is written."""
 
 
 class PageCacheBusyError(StoreError):
@@ -58,20 +59,20 @@ class StoreTimeoutError(StoreError, TimeoutError):
 
 
 class FencedError(StoreError):
-    """A step of a duty whose lease somebody else has got since. Nothing was done; the newer holder goes on."""
+    """A step of a duty whose lease another process has got since. Nothing was done; the newer holder continues."""
 
 
 class FlushFailedError(StoreError, OSError):
-    """msync or fsync reported an error: what it covered may not be durable. The store is read-only until reopened."""
+    """msync or fsync reported an error, so the range may not be durable. The store is read-only until reopened."""
 
 
 class NotDurableError(StoreError, OSError):
-    """`close` let go of everything, and a part of the store that it names may not be durable: a power cut now could take it.
+    """`close` released everything, and the named part of the store may not be durable: a power cut now could lose it.
     The cause is the error that stopped it."""
 
 
 class CorruptRecordError(StoreError):
-    """Stored bytes that fail their checksum or contradict each other. Never served as data."""
+    """Stored bytes that fail their checksum or contradict each other. Never returned as data."""
 
 
 class OffsetError(StoreError, LookupError):
@@ -95,9 +96,10 @@ class StorePermissionError(StoreError, PermissionError):
 
 
 class StoreResourceError(StoreError, OSError):
-    """The process or the host lacks descriptors, memory or patience (EMFILE, ENFILE, ENOMEM, EAGAIN, EINTR).
+    """The process or the host lacks descriptors or memory, or a call was interrupted (EMFILE, ENFILE, ENOMEM, EAGAIN,
+    EINTR).
 
-    This call failed and nothing else changed. Repeat it when there is more of what the message names.
+    This call failed and nothing else changed. Repeat it when the named resource is available.
     """
 
 
@@ -106,7 +108,8 @@ class StoreIOError(StoreError, OSError):
 
 
 class SyncFailedError(StoreIOError):
-    """An fsync, fdatasync or msync reported an error, `errno`. What it covered may not be on disk; a second try proves nothing."""
+    """An fsync, fdatasync or msync reported an error, `errno`. The range may not be on disk; a second try proves
+    nothing."""
 
     @staticmethod
     def of(code: int, path: object = None) -> StoreError:

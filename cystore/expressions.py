@@ -1,8 +1,9 @@
-"""What an Arrow filter says about a log: the columns that it looks at, and bounds on what must be read.
+"""Bounds on the reading of a log from an Arrow filter, and the columns that the filter uses.
 
-Arrow shows an expression as text, and the types of its values only in a pickle. Only conjunctions of comparisons of a column with a plain
-value are understood; everything else bounds nothing: bytes, for one, which the text shows like a string of their hex digits.
-Arrow evaluates the whole filter on what was read, so a bound may let too much in and never too little.
+Arrow shows an expression as text, and the types of its values only in a pickle. This module understands only
+conjunctions of comparisons of a column with a plain value. Everything else gives no bound: bytes, for example, because
+the text shows them like a string of their hex digits. Arrow evaluates the whole filter on the rows afterwards, so a
+bound may let too much in and never too little.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ Token = tuple[str, str]
 
 
 def columns_in(expression: pc.Expression, known: tuple[str, ...]) -> set[str]:
-    """The columns that an expression looks at, and perhaps others; all where it names one by its number."""
+    """The columns that an expression uses, and perhaps more; all columns if it names one by number."""
     text = str(expression)
     if "FieldPath" in text:
         return set(known)
@@ -47,7 +48,7 @@ def columns_in(expression: pc.Expression, known: tuple[str, ...]) -> set[str]:
 
 
 def narrowed(rows: RowFilter, expression: pc.Expression) -> RowFilter | None:
-    """`rows` with what an expression says; None when together they can keep no row."""
+    """`rows` narrowed by an expression; None if no row can match both."""
     found: RowFilter | None = rows
     unlike = _unlike_their_text(expression)
     if unlike is None:
@@ -76,14 +77,15 @@ def _with(rows: RowFilter, name: str, operator: str, value: Any) -> RowFilter | 
         values = tuple(one for one in values if INT32_MIN <= one <= INT32_MAX)  # no queue has another id
     before = getattr(rows, VALUES[name])
     if name == "key" and before:
-        return rows  # chosen keys are any of a record's, the column is the first of them
+        return rows  # a record has several keys, and the column is only the first
     kept = tuple(one for one in values if one in before) if before else values
     narrow = {VALUES[name]: kept}
     return replace(rows, **narrow) if kept else None
 
 
 def _interval(operator: str, value: Any) -> tuple[int, int] | None:
-    """[begin, end) that holds each whole number for which the comparison is true; a time is a fraction of ms (numerator, denominator)."""
+    """[begin, end) that contains each whole number for which the comparison is true; a time is a fraction of ms
+    (numerator, denominator)."""
     if isinstance(value, _Time):
         low, high = value.ms_up, value.ms_down
     elif type(value) is int:
@@ -101,7 +103,7 @@ def _interval(operator: str, value: Any) -> tuple[int, int] | None:
 
 
 class _Time:
-    """A moment, as the whole ms at or behind it and at or before it."""
+    """A time rounded up and down to whole ms."""
 
     def __init__(self, text: str) -> None:
         whole, _, fraction = text.removesuffix("Z").partition(".")
@@ -115,7 +117,7 @@ class _Time:
 
 
 def _unlike_their_text(expression: pc.Expression) -> set[str] | None:
-    """What the text shows of values that are bytes. None where a value's type is not known to be shown as what it is."""
+    """Whether values are bytes in the text. None if a value's type is unknown, so that the text may mislead."""
     try:
         with pa.ipc.open_file(expression.__reduce__()[1][0]) as file:
             values = file.get_batch(0).columns
@@ -142,7 +144,7 @@ PLAIN = (
 
 
 def _comparisons(text: str) -> Iterator[tuple[str, str, Any]]:
-    """(column, operator, value) of those comparisons that all must hold; a value may be a tuple: one of these."""
+    """The comparisons (column, operator, value) that all must hold; a tuple as value means: one of these."""
     tokens = [
         (found.lastgroup or "", found[found.lastgroup or 0])
         for found in _TOKEN.finditer(text)
@@ -167,7 +169,7 @@ def _of(tokens: list[Token]) -> Iterator[tuple[str, str, Any]]:
 
 
 def _split(tokens: list[Token], word: str) -> list[list[Token]] | None:
-    """The two sides of ( SIDE word SIDE ), None where the tokens are something else."""
+    """The two sides of ( SIDE word SIDE ); None for other tokens."""
     if len(tokens) < 3 or tokens[0] != ("mark", "(") or tokens[-1] != ("mark", ")"):
         return None
     inner, depth = tokens[1:-1], 0
@@ -209,7 +211,8 @@ def _comparison(tokens: list[Token]) -> tuple[str, str, Any] | None:
 
 
 def _text(shown: str) -> str | None:
-    """A string that Arrow shows as it is; None where it may stand for other characters, or for bytes that are no UTF-8."""
+    """A string that Arrow shows unchanged; None if it may stand for other characters, or for bytes that are not
+    UTF-8."""
     text = shown[1:-1]
     plain = 0 < len(text) <= TEXT_MAX and text.isprintable() and "\\" not in text and "\ufffd" not in text
     return text if plain else None

@@ -1,9 +1,9 @@
-"""Holds: named places in the log from which on somebody still needs it, in the manifest.
+"""Holds: named positions in the log, in the manifest. A user of the store needs the log from there on.
 
-Cleaning keeps the segment of each hold's physical offset and all behind it. A hold may say how old a record can get before the
-hold means nothing for it any more, so that one whose owner is gone for good does not fill the disk. Holds are entered under the lock
-"clean" that cleaning takes too: a kill leaves the holds of before or of after. Earlier versions had config/holds.json; that file is
-carried over (carry_over.py).
+Cleaning keeps the segment of each hold's physical offset and all later ones. A hold may name a maximum age of records,
+so that a hold whose owner is gone for good does not fill the disk. Holds change under the lock "clean", which cleaning
+takes too: after a kill the old or the new holds are there. Earlier versions had config/holds.json; carry_over.py moves
+its content.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """What begins at `physical_offset` is needed; of records older than `max_age_ms` (None: of any age) it is not any more."""
+    """The log from `physical_offset` on is needed, except records older than `max_age_ms` (None: of any age)."""
 
     physical_offset: int
     max_age_ms: int | None = None
 
     def keeps(self, end: int, newest_ms: int | None, now_ms: int) -> bool:
-        """Whether a segment that ends at `end` has to stay, whose newest record is of `newest_ms` (None: unknown)."""
+        """Whether a segment has to stay that ends at `end` and whose newest record is of `newest_ms` (None:
+        unknown)."""
         if end <= self.physical_offset:
             return False
         return self.max_age_ms is None or newest_ms is None or newest_ms > now_ms - self.max_age_ms
@@ -46,7 +47,7 @@ class Holds:
         self._control, self._manifest = control, manifest
 
     def set(self, name: str, physical_offset: int, max_age_ms: int | None = None) -> Hold:
-        """Sets or moves a hold, and returns it: it begins at the log's minimum where that is beyond `physical_offset`."""
+        """Sets or moves a hold, and returns it. It begins at the log's minimum if that is beyond `physical_offset`."""
         name = any_text("name of the hold", name, StoreConfigError)
         if not _NAME.fullmatch(name):
             raise StoreConfigError(
@@ -66,7 +67,7 @@ class Holds:
             return hold
 
     def release(self, name: str) -> bool:
-        """Ends a hold; False when there was none of that name."""
+        """Ends a hold; False if there is none of that name."""
         return undisturbed(partial(self._release, name))
 
     def _release(self, name: str) -> bool:
@@ -78,7 +79,7 @@ class Holds:
             return True
 
     def read(self) -> Mapping[str, Hold]:
-        """All holds. Raises StoreFormatError for a manifest in which they cannot be read."""
+        """All holds. Raises StoreFormatError if the manifest's entry is invalid."""
         try:
             return holds_of(self._manifest.snapshot().sections.get(SECTION, {}))
         except ValueError as error:

@@ -1,9 +1,9 @@
 """Ranges of the log as Parquet files, and rows back from them.
 
-`write_range` writes what an archive keeps and believes nothing that it wrote: each file is made durable, read back from the disk,
-and all rows together must be the rows of the log, which is read once more for that, with its checksums. Files lie in
-topic=T/date=YYYY-MM-DD (of the store timestamp, in UTC), sorted by queue id and queue offset; topics stand in the folder's name
-only, as Hive has it. A crash leaves files that no manifest names.
+`write_range` writes the files of an archive and verifies all of them: it makes each file durable, reads it back from
+the disk, and compares all rows with the log, which it reads once more with checksums. Files lie in
+topic=T/date=YYYY-MM-DD (of the store timestamp, in UTC), sorted by queue id and queue offset. Only the folder's name
+contains the topic, as in Hive. A crash leaves files that no manifest names.
 """
 
 from __future__ import annotations
@@ -28,22 +28,25 @@ from cystore.errors import CorruptRecordError, OffsetError, StoreError
 from cystore.snapshot import LogRange
 from cystore.system import files
 
-WRITE_BYTES = 128 * 1024 * 1024  # of rows in memory, of which files are made at once
+WRITE_BYTES = 128 * 1024 * 1024  # of rows in memory at once
 READ_ROWS = 16 * 1024
 EPOCH = date(1970, 1, 1)
-DAYS = 1 << 32  # more than a date32 has
+DAYS = 1 << 32  # more than a date32 can hold
 EVERYTHING = RowFilter(in_queue=False)
 OF_LOG = tuple(name for name in COLUMNS if name != "store")
 IN_FILES = tuple(name for name in OF_LOG if name != "topic")
 SCHEMA = pa.schema([(name, COLUMNS[name]) for name in IN_FILES])
 REPEATED = ["tags", "properties.key_value.key"]  # worth a dictionary
 NUMBERS = ("partition", "offset", "timestamp", "physical_offset", "born_timestamp", "sys_flag")
-TRANSACTION_MASK, COMMITTED = 0xC, 0x8  # of the sys flag: what no queue holds is neither 0 nor committed
+TRANSACTION_MASK, COMMITTED = (
+    0xC,
+    0x8,
+)  # of the sys flag: records without a queue entry are neither 0 nor committed
 
 
 @dataclass(frozen=True)
 class WrittenRange:
-    """What became of a range of the log."""
+    """The result of writing a range of the log."""
 
     begin: int
     end: int
@@ -58,10 +61,11 @@ class WrittenRange:
 def write_range(
     part: LogRange, run: Path, data: Path, *, skip_damage: bool = False, write_bytes: int = WRITE_BYTES
 ) -> WrittenRange:
-    """Writes the records of a range below the folder `data`, which is on the file system of `run`, and verifies what it wrote.
+    """Writes the records of a range below the folder `data`, which is on the file system of `run`, and verifies the
+    files.
 
-    Raises CorruptRecordError for the first damaged place (or, with `skip_damage`, tells of each and goes on), and for files that
-    are not what the log says; OffsetError for a segment that is gone.
+    Raises CorruptRecordError for the first damage (or, with `skip_damage`, reports each and continues), and for files
+    that differ from the log; OffsetError for a missing segment.
     """
     settings = ReadSettings(
         columns=(*OF_LOG, *(DAMAGE_COLUMNS if skip_damage else ())),
@@ -141,7 +145,7 @@ def _date(days: int) -> str:
 
 def _write_file(rows: pa.Table, topic: str, day: str, run: Path, data: Path) -> ArchivedFile:
     physical = pc.min_max(rows["physical_offset"]).as_py()
-    # The name is this attempt's own: a task that Spark starts twice replaces nothing that is verified.
+    # The name belongs to this attempt alone: if Spark starts a task twice, it replaces no verified file.
     name = f"{range_name(physical['min'], physical['max'])}-{uuid.uuid4().hex[:12]}.parquet"
     path = data / f"topic={quote(topic, safe='')}" / f"date={day}" / name
     sink = pa.BufferOutputStream()
@@ -180,9 +184,10 @@ def _write_file(rows: pa.Table, topic: str, day: str, run: Path, data: Path) -> 
 
 
 def verify_files(part: LogRange, data: Path, made: Iterable[ArchivedFile], settings: ReadSettings) -> int:
-    """How many rows a range of the log has, each of which is in these files once, with every column as the log has it.
+    """The number of rows in a range of the log. Checks that each is in these files once, with every column as in the
+    log.
 
-    Both are read anew, the files from the disk. Raises CorruptRecordError for the first difference.
+    Reads both anew, the files from the disk. Raises CorruptRecordError for the first difference.
     """
     expected = pa.Table.from_batches(list(read_ranges([part], settings)), settings.schema)
     if "corrupt" in expected.column_names:
@@ -236,7 +241,7 @@ def topic_of(path: str) -> str:
 
 
 def may_hold(one: ArchivedFile, rows: RowFilter) -> bool:
-    """Whether a file can have wanted rows."""
+    """Whether a file may contain wanted rows."""
     queues = one.queues if not rows.queue_ids else [n for n in one.queues if n in rows.queue_ids]
     if (rows.topics and one.topic not in rows.topics) or not queues:
         return False
@@ -263,9 +268,9 @@ def may_hold(one: ArchivedFile, rows: RowFilter) -> bool:
 def read_files(
     folder: Path, wanted: Sequence[ArchivedFile], store: str, settings: ReadSettings
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of archived files as batches of `settings.schema`; none is empty. `store` is what the column of that name says.
+    """The rows of archived files as batches of `settings.schema`; none is empty. `store` is the value of that column.
 
-    Raises CorruptRecordError for a file that is damaged, OffsetError for one that is gone (unless the settings let that be).
+    Raises CorruptRecordError for a damaged file, OffsetError for a missing one (unless the settings allow that).
     """
     needed = [name for name in IN_FILES if name in settings.columns or name in _filtered(settings.rows)]
     for one in wanted:
@@ -294,8 +299,8 @@ def read_files(
 
 @contextlib.contextmanager
 def _opened(path: Path, one: ArchivedFile, settings: ReadSettings) -> Iterator[pa.NativeFile]:
-    """The file to read from: all of it, with its checksum checked, or where that is not wanted only what is asked for. (Parquet's own
-    checksums leave out the heads of pages and the footer, where one bit makes rows disappear.)"""
+    """The file to read from: all of it, with its checksum checked, or without a check only the needed parts. (Parquet's
+    own checksums leave out the heads of pages and the footer, where one bit makes rows disappear.)"""
     if not settings.check_checksum:
         with files.opened(path) as fd, pa.OSFile(f"/proc/self/fd/{fd}") as source:
             yield source
@@ -344,7 +349,7 @@ def _shown(batch: pa.RecordBatch, topic: str, store: str, settings: ReadSettings
 
 
 def _filtered(rows: RowFilter) -> set[str]:
-    """The columns that a filter looks at."""
+    """The columns that a filter uses."""
     found = {"sys_flag"} if rows.in_queue else set()
     for name, value, everything in (
         ("partition", rows.queue_ids, ()),
@@ -361,7 +366,7 @@ def _filtered(rows: RowFilter) -> set[str]:
 
 
 def _mask(table: pa.Table, topic: str, rows: RowFilter) -> pa.ChunkedArray | None:
-    """Which rows the filter wants, None: all. The topic was looked at when the file was chosen."""
+    """A mask of the rows that the filter wants; None: all. The topic was checked when the file was chosen."""
     wants = []
     if rows.in_queue:
         kind = pc.bit_wise_and(table["sys_flag"], pa.scalar(TRANSACTION_MASK, pa.int32()))
@@ -382,7 +387,7 @@ def _mask(table: pa.Table, topic: str, rows: RowFilter) -> pa.ChunkedArray | Non
     if rows.rules:
         fitting = [
             _fits(table, rule) for rule in rows.rules if rule[0] == topic
-        ]  # one at least: `may_hold` saw to it
+        ]  # at least one, because `may_hold` has checked that
         any_of = fitting[0]
         for other in fitting[1:]:
             any_of = pc.or_(any_of, other)
@@ -412,7 +417,7 @@ def _fits(table: pa.Table, rule: tuple[str, int, int, int, int, int]) -> pa.Chun
 
 
 def _has_key(table: pa.Table, keys: pa.Array) -> pa.ChunkedArray:
-    """One of a record's keys is wanted, or its unique key."""
+    """Whether one of a record's keys, or its unique key, is wanted."""
     listed = table["keys"].combine_chunks()
     hits = pc.filter(pc.list_parent_indices(listed), pc.is_in(pc.list_flatten(listed), value_set=keys))
     rows = pa.array(range(table.num_rows), hits.type)
