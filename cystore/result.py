@@ -1,4 +1,4 @@
-"""What reads return."""
+"""The results of reads."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class GetStatus(enum.Enum):
 class GetResult:
     """Answer of `MessageStore.get` (RocketMQ's GetMessageResult).
 
-    `next_offset` is where to read on: behind what was looked at, the minimum when the asked offset is too small, the asked
-    one at the maximum. `behind` is True when dispatch has not entered all acknowledged messages of this queue yet (it stands
-    still, or its disk is full). An offset that was given out and is not entered gives OFFSET_OVERFLOW_ONE, and `next_offset`
-    is the asked one. `raw` and `record_offsets` are filled by ``get(raw=True)`` only: all records in one buffer, and where
-    each begins in it.
+    `next_offset` is the offset to continue at: behind the last examined entry; the minimum if the asked offset is too
+    small; the asked offset at the maximum. `behind` is True if dispatch has not entered all acknowledged messages of
+    this queue yet (it stands still, or its disk is full). An acknowledged offset without an entry gives
+    OFFSET_OVERFLOW_ONE, and `next_offset` is the asked one. Only ``get(raw=True)`` fills `raw` and `record_offsets`:
+    all records in one buffer, and the begin of each.
     """
 
     status: GetStatus

@@ -1,7 +1,8 @@
 """The sealed segments of a store, read by URL: from a copy in an object store, or over a file system where nothing may be mapped.
 
-A segment is sealed when a later one begins with a record: from then on nobody writes to it. What comes behind (the segment that is
-written to, and those that are kept ready) is left out. Nothing but listings and ranges of files is asked for; nobody attaches.
+A segment is sealed when a later one begins with a record: no process writes to it any more. Later segments (the current
+one, and those that are kept ready) are left out. The reader only asks for listings and ranges of files; it does not
+attach.
 """
 
 from __future__ import annotations
@@ -33,17 +34,19 @@ from cystore.stats import QueueRange
 from cystore.storage import Storage, in_parallel
 
 WINDOW_BYTES = 16 * 1024 * 1024
-HEAD_BYTES = 4096  # so much of a segment says when it begins, unless its first record is longer
+HEAD_BYTES = (
+    4096  # this part of a segment contains its first store timestamp, unless its first record is longer
+)
 MAGICS = frozenset({RECORD_MAGIC_CYSTORE, RECORD_MAGIC_ROCKETMQ, RECORD_MAGIC_BLANK})
 SHORT = STATUS_NAMES.index("short")
 
 
 class SealedLog:
-    """What a listing says of a store at a URL, with the names that LogSnapshot has: `minimum` and `end` are those of the sealed
+    """The listing of a store at a URL, with the names of LogSnapshot: `minimum` and `end` are those of the sealed
     segments, so a plan made with it never changes.
 
-    Raises StoreFormatError where there is no store, or a segment is shorter than the others; OffsetError for one that is missing
-    between two others, unless that may be.
+    Raises StoreFormatError if there is no store, or if a segment is shorter than the others; OffsetError for a segment
+    that is missing between two others, unless that is allowed.
     """
 
     def __init__(self, storage: Storage, url: str, *, fail_on_data_loss: bool = True) -> None:
@@ -98,7 +101,8 @@ class SealedLog:
                 )
 
     def _border(self, bases: list[int], lengths: dict[int, int]) -> int:
-        """Where the segment begins that is written to: the last one with a record. One behind it is kept ready and has none."""
+        """The base of the current segment: the last one with a record. A segment behind it is kept ready and has
+        none."""
         for base in reversed(bases):
             head = self._read(base, 0, min(8, lengths[base]))
             if int.from_bytes(head[4:], "big") in MAGICS:
@@ -120,7 +124,7 @@ class SealedLog:
     # ------------------------------------------------------------------------------------------- ranges
 
     def missing(self) -> Iterator[LogRange]:
-        """The segments that are missing between others."""
+        """The bases of segments that are missing between others."""
         there = set(self._bases)
         for base in range(self.minimum, self.end, self.file_bytes):
             if base not in there:
@@ -146,8 +150,8 @@ class SealedLog:
         return (part for part in ranges if part.base < last)
 
     def _first_from(self, time_ms: int, *, unknown: bool) -> int:
-        """Where the first segment begins whose first record is not before a time; `unknown`: whether one that does not tell is.
-        What we write ascends, so a few segments are asked."""
+        """The base of the first segment whose first record is not before a time; `unknown`: the answer for a segment
+        without a usable time. Our store timestamps ascend, so this asks few segments."""
         low, high = 0, len(self._bases)
         while low < high:
             middle = (low + high) // 2
@@ -160,14 +164,14 @@ class SealedLog:
 
     @functools.cache  # noqa: B019 - lives as long as the plan that is made with it
     def _first_timestamp(self, base: int) -> int | None:
-        """Store timestamp of a segment's first record, None where that says nothing about the records around it."""
+        """Store timestamp of a segment's first record; None if it says nothing about the records around it."""
         try:
             data = self._read(base, 0, min(HEAD_BYTES, self.file_bytes))
             size = int.from_bytes(data[:4], "big")
             if HEAD_BYTES < size <= self.file_bytes:
                 data = self._read(base, 0, size)
         except OffsetError:
-            return None  # the task that reads it tells of it
+            return None  # the task that reads it reports the error
         status, fields = record.parse(data)
         ours = status == "ok" and fields["magic"] == RECORD_MAGIC_CYSTORE
         return int(fields["store_timestamp"]) if ours else None
@@ -176,7 +180,7 @@ class SealedLog:
 
     @functools.cached_property
     def queue_names(self) -> list[tuple[str, int]]:
-        """The queues, as the folders of the consume queues tell them. Raises StoreFormatError where these were not copied."""
+        """The queues, by the folders of the consume queues. Raises StoreFormatError if these were not copied."""
         folder = f"{self.path}/{QUEUES}"
         topics = self.storage.folders(folder)
         if not topics and self._bases:
@@ -195,12 +199,13 @@ class SealedLog:
 
     @property
     def queue_ranges(self) -> Mapping[tuple[str, int], QueueRange]:
-        """The queue offsets of each queue in the sealed segments; asked for when one is looked up, in two files of the queue."""
+        """The queue offsets of each queue in the sealed segments; read when first needed, from two files of the
+        queue."""
         return _QueueRanges(self)
 
     @functools.cache  # noqa: B019 - lives as long as the plan that is made with it
     def queue_range(self, topic: str, queue_id: int) -> QueueRange:
-        """Those of one queue."""
+        """The offsets of one queue."""
         folder = f"{self.path}/{QUEUES}/{topic}/{queue_id}"
         found = {base_of_name(name): size for name, size in self.storage.files(folder).items()}
         lengths = {base: size for base, size in found.items() if base is not None}
@@ -213,7 +218,7 @@ class SealedLog:
         bases = sorted(lengths)
         if not bases:
             return 0
-        low, high = 0, len(bases) - 1  # the file: the last one that begins with an earlier entry
+        low, high = 0, len(bases) - 1  # the wanted file is the last one that begins with an earlier entry
         while low < high:
             middle = (low + high + 1) // 2
             if self._is_below(self._file(folder, bases[middle], ENTRY_BYTES), 0, position):
@@ -232,7 +237,7 @@ class SealedLog:
         return base // ENTRY_BYTES + first
 
     def _is_below(self, data: bytes, number: int, position: int) -> bool:
-        """Whether an entry points below a position; a hole says what the next entry says that is none."""
+        """Whether an entry points below a position; for a hole, the next entry that is not a hole decides."""
         while (number + 1) * ENTRY_BYTES <= len(data):
             entry = entry_in(data, number * ENTRY_BYTES)
             if not entry.hole:
@@ -284,8 +289,8 @@ def read_sealed(
 ) -> Iterator[pa.RecordBatch]:
     """The records of ranges as `read_ranges` gives them; a range's path is a URL here.
 
-    Holds about four windows of the log at most, or two of its largest record. Raises CorruptRecordError, OffsetError for a segment
-    that was removed, StoreFormatError for one that was cut short, StoreIOError and StorePermissionError.
+    Holds about four windows of the log at most, or two of its largest record. Raises CorruptRecordError, OffsetError
+    for a removed segment, StoreFormatError for a shortened one, StoreIOError and StorePermissionError.
     """
     reader = new_reader(settings)
     store = None
@@ -331,7 +336,7 @@ class _Windows:
         return self.first + len(self.data)
 
     def move(self, position: int, needed: int = 0) -> None:
-        """Lets go what is below `position` and adds windows: one, or as many as `needed` bytes from there take."""
+        """Drops the bytes below `position` and adds windows: one, or as many as `needed` bytes from there take."""
         pieces = [self.data[position - self.first :]]
         have = len(pieces[0])
         until = min(max(needed, have + 1), self.part.end - position)
@@ -351,7 +356,7 @@ class _Windows:
             )
 
     def close(self) -> None:
-        """Waits for what is on its way, for the file is closed next; what becomes of it matters to nobody."""
+        """Waits for pending reads, because the file is closed next; their results do not matter."""
         if self.ahead is not None and not self.ahead.cancel():
             self.ahead.exception()
 
@@ -381,7 +386,7 @@ def _read_segment(
 
 
 def _needed(windows: _Windows, at: int, file_end: int) -> int:
-    """How many bytes the record at `at` has that the window cuts; 0 where that is none."""
+    """The length of the record at `at` that the window cuts; 0 if there is none."""
     if windows.end == windows.part.end:
         return 0
     scanner = LogScanner(check_checksum=False, follow_queues=False)
@@ -391,7 +396,7 @@ def _needed(windows: _Windows, at: int, file_end: int) -> int:
 
 
 def _next_record(windows: _Windows, position: int, file_end: int) -> int:
-    """Where the next valid record begins behind damage, or the range's end; the windows then reach it."""
+    """The begin of the next valid record behind damage, or the range's end; the windows then reach it."""
     scanner, end = LogScanner(follow_queues=False), windows.part.end
     scanner.move(position, file_end)
     while scanner.position < end:

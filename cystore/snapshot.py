@@ -1,7 +1,7 @@
 """A log as it stands at one moment, for readers that work beside the store: in other processes, later, on ranges of it.
 
-What is below the end that was published then never changes, but for the cleaner, which removes whole segments. So a reader needs
-no attachment: the names of the segments, where records begin, and the holes are all that it is told.
+The log below the published end never changes, except that the cleaner removes whole segments. So a reader needs no
+attachment: it gets the names of the segments, the begins of records, and the holes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class LogRange:
 
 @dataclass(frozen=True)
 class LogRun:
-    """Ranges of equally long segments that follow each other: what names very many of them in few bytes. `folder` is the segments'."""
+    """Ranges of equally long segments that follow each other. Names very many of them in few bytes. `folder` is the
+    segments'."""
 
     store: str
     folder: str
@@ -98,8 +99,8 @@ class LogSnapshot:
         store_id: str,
     ) -> None:
         self.path = root
-        self.store_id = store_id  # of the manifest, empty where there is none
-        self.live = live  # others may append; else this is all that there will be until somebody attaches
+        self.store_id = store_id  # of the manifest, empty without one
+        self.live = live  # True: others may append; False: the log does not grow until a process attaches
         self.dispatched = control.dispatched
         self.flushed = control.flushed
         self.end = control.wrote
@@ -122,7 +123,8 @@ class LogSnapshot:
         return dict(sorted(found.items()))
 
     def place(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """The physical offset of a queue's first message at or behind a queue offset; the dispatched position where there is none."""
+        """The physical offset of a queue's first message at or behind a queue offset; the dispatched position if there
+        is none."""
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             return self.dispatched
@@ -134,8 +136,8 @@ class LogSnapshot:
         return 0 if queue is None else queue.offset_at(position)
 
     def last_message(self, topic: str, queue_id: int, end: int) -> Message | None:
-        """A queue's last dispatched message below a physical offset, None where there is none. Raises StoreError for one that cannot be
-        read."""
+        """A queue's last dispatched message below a physical offset; None if there is none. Raises StoreError if it
+        cannot be read."""
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             return None
@@ -153,8 +155,8 @@ class LogSnapshot:
         return [queue for queue in found if queue is not None]
 
     def boundary(self, position: int) -> int:
-        """A physical offset at or behind `position` where a record begins (or the log or a segment ends), near it where queues
-        have entries. Of the log only that record is read."""
+        """A record's begin (or the end of the log or a segment) at or behind `position`, close to it if queues have
+        entries. Reads only that record of the log."""
         if position <= self.minimum:
             return self.minimum
         base = self.base_of(position)
@@ -170,11 +172,12 @@ class LogSnapshot:
         return following
 
     def base_of(self, position: int) -> int:
-        """Where the segment begins that a physical offset lies in."""
+        """The base of the segment that contains a physical offset."""
         return position - position % self.file_bytes
 
     def record(self, position: int) -> Message:
-        """The record at a physical offset. Raises OffsetError where none begins, CorruptRecordError where it is damaged."""
+        """The record at a physical offset. Raises OffsetError if none begins there, CorruptRecordError if it is
+        damaged."""
         return self._commit_log.read(position)
 
     def _begins_record(self, position: int) -> bool:
@@ -235,7 +238,7 @@ class LogSnapshot:
 
     @functools.cache  # noqa: B019 - lives as long as the plan that is made with it
     def _first_timestamp(self, base: int) -> int | None:
-        """Store timestamp of a segment's first record, None where that says nothing about the records around it."""
+        """Store timestamp of a segment's first record; None if it says nothing about the records around it."""
         try:
             first = self._commit_log.read(base) if base >= self.minimum else None
         except StoreError:
@@ -252,7 +255,8 @@ Part = TypeVar("Part", bound=_Sized)
 
 
 def packed(ranges: Iterable[Part], pack_bytes: int, *, at_most: bool = False) -> list[tuple[Part, ...]]:
-    """Ranges put together, in their order, until each pack has at least `pack_bytes`; or `at_most` so many, but one range."""
+    """Ranges, packed in their order until each pack has at least `pack_bytes`; or at most `at_most` ranges, but at
+    least one."""
     packs: list[tuple[Part, ...]] = []
     pack: list[Part] = []
     size = 0
@@ -268,7 +272,8 @@ def packed(ranges: Iterable[Part], pack_bytes: int, *, at_most: bool = False) ->
 
 
 def packed_evenly(ranges: Iterable[Part], packs: int) -> list[tuple[Part, ...]]:
-    """Ranges put together, in their order, into so many packs (or fewer, where there are fewer ranges) as alike in size as ranges allow."""
+    """Ranges, packed in their order into this number of packs (or fewer, if there are fewer ranges), of similar
+    sizes."""
     parts = list(ranges)
     total, before = sum(part.size_bytes for part in parts), 0
     found: dict[int, list[Part]] = {}

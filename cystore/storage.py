@@ -1,7 +1,9 @@
-"""Places by URL: folders and files of an object store or another file system, through pyarrow.fs, or fsspec where that knows more.
+"""Places by URL: folders and files of an object store or another file system, through pyarrow.fs, or fsspec for other
+schemes.
 
-Only for reading. Nothing here is mapped or locked, so it is for files that do not change any more. A URL never holds credentials;
-those come from the environment, as the file system's own library looks for them, or as options, and are in no error and no `repr`.
+Only for reading. Nothing here is mapped or locked, so the files must not change any more. A URL never holds
+credentials; they come from the environment, as the file system's own library finds them, or from options. No error and
+no `repr` contains them.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from cystore.errors import StoreConfigError, StoreError, StoreFormatError, Store
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _MAGIC = re.compile(r"[*?\[]")
-# What pyarrow brings, and the class that takes options. Schemes that are not here are fsspec's.
+# pyarrow's schemes, with the class that takes their options. fsspec has the other schemes.
 _CLASSES = {
     "file": "LocalFileSystem",
     "s3": "S3FileSystem",
@@ -42,7 +44,7 @@ _REFUSED = (
     "HTTP status 403",
 )
 REQUESTS = 32  # at once, for listings and other small ones
-_SHOWN_MIN = 4  # an option's value that is shorter is no secret, and may be part of any text
+_SHOWN_MIN = 4  # a shorter value of an option is not a secret, and may be part of any text
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
@@ -86,7 +88,7 @@ class Storage:
 
     def opened(self, url: str) -> tuple[fs.FileSystem, str]:
         """The file system, one for each process, and the URL's path in it. Raises StoreConfigError, StoreIOError."""
-        with self.told(url), _making:  # pyarrow and fsspec initialize themselves at the first one
+        with self.told(url), _making:  # pyarrow and fsspec initialize themselves at the first use
             system, root = _made(self)
         path = url.removeprefix(f"{self.scheme}://{self.host}")
         return system, path if self.scheme == "file" else (root.rstrip("/") + path if root else path)
@@ -94,7 +96,7 @@ class Storage:
     # ------------------------------------------------------------------------------------- what is there
 
     def files(self, folder: str) -> dict[str, int]:
-        """Names and lengths of the files directly in a folder; of none where there is no such folder."""
+        """Names and lengths of the files directly in a folder; empty if the folder does not exist."""
         found = self._entries(folder)
         return {entry.base_name: entry.size for entry in found if entry.type == fs.FileType.File}
 
@@ -113,7 +115,7 @@ class Storage:
             ]
 
     def check_folder(self, url: str) -> None:
-        """Raises StoreFormatError where there is nothing, and says whether it is the bucket that is missing."""
+        """Raises StoreFormatError if the place does not exist, and says whether the bucket is missing."""
         with self.told(url):
             system, path = self.opened(url)
             if system.get_file_info(path).type == fs.FileType.Directory:
@@ -168,7 +170,7 @@ class Storage:
 
     @contextmanager
     def told(self, url: str, *, missing: Exception | None = None) -> Iterator[None]:
-        """Turns what a file system raises into the store's errors with the URL; no option's value is in their text."""
+        """Turns errors of a file system into the store's errors with the URL; their text contains no option's value."""
         try:
             yield
         except StoreError:
@@ -190,7 +192,7 @@ class Storage:
 
 
 def in_parallel(work: Callable[[Item], Found], items: Sequence[Item]) -> list[Found]:
-    """`work` of each item, many at once: each waits for a server."""
+    """`work` for each item, many at the same time, because each waits for a server."""
     if len(items) < 2:
         return [work(item) for item in items]
     with ThreadPoolExecutor(min(REQUESTS, len(items))) as pool:

@@ -59,13 +59,13 @@ def open(  # noqa: A001 - the surface's name
     progress: Callable[[str, int, int], None] | None = None,
     **settings: Any,
 ) -> MessageStore:
-    """Attaches this process to the store in directory `path`, which is made if it is missing.
+    """Attaches this process to the store in directory `path`; makes the store if it is missing.
 
     `settings` are fields of `StoreConfig` (or give a whole `config`). Any number of processes and threads may attach at once;
     ``exclusive=True`` refuses others, ``read_only=True`` writes nothing. `progress(what, done, total)` is called during long
     recovery. Close the store, or use it as a context manager.
 
-    A symbolic link to a store is resolved here, once; inside of a store none is followed.
+    A symbolic link to a store is resolved here, once; inside a store no link is followed.
 
     Raises StoreConfigError, StoreLockedError, StoreFormatError (no store, foreign directory, other version attached),
     StorePermissionError (also for a store that another user could replace), StoreFullError.
@@ -106,7 +106,7 @@ class MessageStore(StoreUpkeep):
     # ----------------------------------------------------------------------------------------- attachment
 
     def _attached(self) -> Attachment:
-        """The parts; a forked child gets its own here, and a handle that reads alone when somebody came."""
+        """The parts. A forked child gets its own here; so does a handle that reads alone when another process came."""
         parts = self._parts
         if parts is not None:
             return parts
@@ -133,7 +133,7 @@ class MessageStore(StoreUpkeep):
             return parts
 
     def _attach(self, instead: Attachment | None = None) -> Attachment:
-        """All or nothing: what is not finished here is left again, also when this object is dropped on the way."""
+        """All or nothing: an unfinished attachment is left again, even if this object is dropped meanwhile."""
         config = dataclasses.replace(self.config, create=False) if self._was_attached else self.config
         revive = weakly(self, MessageStore._revive)
         parts = attach(self.path, config, revive, self._progress, instead=instead)
@@ -185,7 +185,7 @@ class MessageStore(StoreUpkeep):
             self.put = put_function(parts.appender, self)  # type: ignore[method-assign]
         if type(self).put_many is MessageStore.put_many:
             self.put_many = keeping(self, parts.appender.put_many)  # type: ignore[method-assign]
-        # The threads keep the parts, not this object: a store that nobody has any more is left, and they end.
+        # The threads keep the parts, not this object. So a store without references is closed, and they end.
         for name in self.config.services:
             start_service(name, parts, self.config, threads)
 
@@ -198,7 +198,7 @@ class MessageStore(StoreUpkeep):
         self._unbind()
         if parts is not None:
             parts.release()
-            # Frames of the parent's threads are never cleared in a child: what they refer to stays.
+            # The frames of the parent's threads are never cleared in a child, nor are the objects that they refer to.
             parts.control.release()
 
     def _unbind(self) -> None:
@@ -214,10 +214,10 @@ class MessageStore(StoreUpkeep):
         """Detaches. A handle that may write makes the log durable. The last process out makes everything durable, the log first, and marks
         the store clean. Views of bodies stay readable.
 
-        Waits for calls of other threads that are inside the store. In a signal handler, or a finalizer, that came in between a call of
-        the same thread it returns at once, and takes effect when that call ends, which may raise StoreClosedError. An exception of a
-        handler ends the wait, not the closing. Safe to call twice. Raises NotDurableError, after everything was let go, when a part of
-        the log may not be on the disk.
+        Waits for calls of other threads that are inside the store. In a signal handler, or a finalizer, that interrupts
+        a call of the same thread, it returns at once; it takes effect when that call ends, which may raise
+        StoreClosedError. An exception of a handler ends the wait, not the closing. Safe to call twice. Raises
+        NotDurableError, after everything was released, when a part of the log may not be on disk.
         """
         self._closed = True
         leaving = self._leaving
@@ -244,9 +244,7 @@ class MessageStore(StoreUpkeep):
         except NotDurableError:
             if error is None:
                 raise
-            log.exception(
-                "%s: closed after an error", self.path
-            )  # the error inside is what the caller has to hear of
+            log.exception("%s: closed after an error", self.path)  # the caller needs the error inside
 
     def __repr__(self) -> str:
         return f"<MessageStore {str(self.path)!r}{' closed' if self._closed else ''}>"
@@ -268,21 +266,23 @@ class MessageStore(StoreUpkeep):
         delay_level: int = 0,
         busy_timeout_ms: int | None = None,
     ) -> PutResult:
-        """Appends one message and returns where it is.
+        """Appends one message and returns its place.
 
         `topic` is 1 to 127 of letters, digits, % | _ and -; `body` any bytes-like object of at most max_message_size_bytes
         (anything but `bytes` is copied); `keys` are found by `query`, `tags` filters `get`, both together with `properties`
         take at most 32,767 bytes. ``flush="sync"`` returns only when the message is durable, ``"async"`` at once; the default
         is the setting flush_disk_type.
 
-        With a `delay_level` from 1 on (of message_delay_level; one above the last is refused) the message waits in
-        SCHEDULE_TOPIC_XXXX, which is what the result speaks of, until it is due and somebody delivers it (`deliver`).
+        With a `delay_level` from 1 on (of message_delay_level; a higher one than the last is refused) the message waits
+        in SCHEDULE_TOPIC_XXXX, and the result describes it there, until it is due and a process delivers it
+        (`deliver`).
 
-        Who has the append lock, and appends nothing (a process that was stopped), is waited for `busy_timeout_ms`, by default the
-        setting os_page_cache_busy_timeout_ms.
+        Waits up to `busy_timeout_ms` (default: the setting os_page_cache_busy_timeout_ms) for a holder of the append
+        lock that makes no progress, for example a stopped process.
 
-        Raises MessageIllegalError, StoreFullError, StoreNotWritableError, PageCacheBusyError, StoreClosedError; with sync flush
-        also FlushFailedError and StoreTimeoutError, whose `results` hold what was appended all the same.
+        Raises MessageIllegalError, StoreFullError, StoreNotWritableError, PageCacheBusyError, StoreClosedError; with
+        sync flush also FlushFailedError and StoreTimeoutError, whose `results` hold the messages that were appended all
+        the same.
         """
         return self._revive().put(
             topic, body, queue_id=queue_id, keys=keys, tags=tags, properties=properties, flag=flag, flush=flush,
@@ -292,8 +292,8 @@ class MessageStore(StoreUpkeep):
     def put_many(self, messages: Sequence[Message], *, flush: str | None = None) -> list[PutResult]:
         """Appends messages in order, with one lock and one flush; all are checked before the first is written.
 
-        All or none of those that share a segment survive a kill. Raises what `put` raises; `results` of an error hold what was
-        appended before it.
+        A kill leaves all or none of the messages that share a segment. Raises the errors of `put`; `results` of an
+        error hold the messages that were appended before it.
         """
         return self._revive().put_many(messages, flush=flush)
 
@@ -304,9 +304,10 @@ class MessageStore(StoreUpkeep):
         parts.derived_flusher.flush()
 
     def dispatch(self, *, max_bytes: int | None = None, timeout_s: float | None = None) -> int:
-        """Builds consume queues and index up to the wrote position as it is now; returns how many bytes that took.
+        """Builds consume queues and index up to the present wrote position; returns the length of the dispatched log in
+        bytes.
 
-        `max_bytes` of log, about, end it earlier; `timeout_s` bounds the wait for whoever else is dispatching (default: none).
+        Ends earlier after about `max_bytes` of log; `timeout_s` bounds the wait for another dispatcher (default: none).
         """
         parts = self._writable()
         timeout_ms = int(wait_s(timeout_s) * 1000)
@@ -320,10 +321,10 @@ class MessageStore(StoreUpkeep):
         return parts.control.dispatched - before
 
     def deliver(self, *, max_messages: int | None = None, timeout_s: float | None = None) -> int:
-        """Delivers delayed messages that are due by now, each once, to the topics they were put to; returns how many.
+        """Delivers delayed messages that are due by now, each once, to the topics of their puts; returns their number.
 
-        At most `max_messages`, and for about `timeout_s`, the wait for another process that delivers counted in. The service
-        "schedule" does the same all the time. Raises what `put` raises.
+        Delivers at most `max_messages`, for about `timeout_s`, which includes the wait for another process that
+        delivers. The service "schedule" does the same all the time. Raises the errors of `put`.
         """
         return self._writable().scheduler.deliver(max_messages, timeout_s)
 
@@ -370,14 +371,16 @@ class MessageStore(StoreUpkeep):
     def query_many(
         self, topic: str, keys: Iterable[str], max_count: int = DEFAULT_COUNT
     ) -> dict[str, QueryResult]:
-        """`query` of many keys at once: for each key the newest `max_count` messages, newest first; an empty list where there is none.
+        """`query` for many keys at once: for each key the newest `max_count` messages, newest first; an empty list if
+        there is none.
 
-        It costs less than a query for each: what is not dispatched yet is looked through once for all keys.
+        It costs less than a query for each key: it searches the undispatched log once for all keys.
         """
         return self._attached().reader.query_many(topic, keys, max_count)
 
     def read(self, physical_offset: int) -> Message:
-        """The record at a physical offset. Raises OffsetError where none begins, CorruptRecordError where it is damaged."""
+        """The record at a physical offset. Raises OffsetError if none begins there, CorruptRecordError if it is
+        damaged."""
         return self._attached().commit_log.read(physical_offset)
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
@@ -410,8 +413,8 @@ class MessageStore(StoreUpkeep):
             parts.control.wait_append(seen, max(1, int(left_s * 1000)))
 
     def next_queue_offset(self, topic: str, queue_id: int) -> int:
-        """The queue offset that the next append to a queue takes, dispatched or not: all that was put before is below it. 0 where the
-        queue is unknown. Costs next to nothing: no dispatch, no wait."""
+        """The queue offset of the next append to a queue, dispatched or not: every earlier message has a lower one. 0
+        for an unknown queue. Costs almost nothing: no dispatch, no wait."""
         name, queue_id = any_text("topic", topic), whole("queue_id", queue_id, 0, INT32_MAX)
         control = self._attached().control
         slot = control.find_queue(name, queue_id)
@@ -419,7 +422,7 @@ class MessageStore(StoreUpkeep):
 
     @property
     def wrote_position(self) -> int:
-        """The physical offset behind the last record (or blank): where the next append begins."""
+        """The physical offset behind the last record (or blank): the next append begins there."""
         return self._attached().control.wrote
 
     def catch_up(self) -> int:
@@ -435,8 +438,8 @@ class MessageStore(StoreUpkeep):
     def wait_log(self, physical_offset: int, timeout_s: float | None = None) -> bool:
         """Sleeps until the wrote position is beyond `physical_offset`: True; False after `timeout_s`.
 
-        With the wrote position of an earlier look no append can be missed: one that came since makes it return at once. The
-        records are there for `scan`, dispatched or not.
+        With the wrote position of an earlier look no append can be missed: a later append makes the call return at
+        once. `scan` finds the records, dispatched or not.
         """
         until = monotonic_s() + wait_s(timeout_s)
         physical_offset = check_offset(physical_offset)
@@ -451,13 +454,13 @@ class MessageStore(StoreUpkeep):
             control.wait_append(seen, max(1, int(left_s * 1000)))
 
     def ring_at_append(self, ring: Callable[[], None]) -> bool:
-        """Has `ring` called once, by a thread of this store, with the next append of any process; now and then earlier. False where no
-        thread of this handle sleeps until an append: something was appended a moment ago, or it runs no services. Then look again
-        after a while. Register first, then look, then sleep: no append can be missed."""
+        """Lets a thread of this store call `ring` once, with the next append of any process; sometimes earlier. False
+        if no thread of this handle sleeps until an append: there was an append a moment ago, or the handle runs no
+        services. Then look again after a while. Register first, then look, then sleep: no append can be missed."""
         return self._attached().sleepers.ring(ring, watches=False)
 
     def key_seen(self, key: str) -> int:
-        """A number that changes when somebody calls `wake_key` for a key. For `wait_key`: read it first, then look, then wait."""
+        """A number that changes with each `wake_key` for a key. For `wait_key`: read it first, then look, then wait."""
         return self._attached().control.key_seq(_hash(key))
 
     def wait_key(self, key: str, seen: int, timeout_s: float | None = None) -> bool:
@@ -473,11 +476,12 @@ class MessageStore(StoreUpkeep):
             control.wait_key(number, seen, max(1, int(left_s * 1000)))
 
     def wake_key(self, key: str) -> None:
-        """Wakes those who wait for a key. An append does not do so by itself: whoever puts what others wait for calls this after it."""
+        """Wakes the waiters for a key. An append does not do so by itself: call this after a put that others wait
+        for."""
         self._writable().control.wake_key(_hash(key))
 
     def snapshot(self) -> LogSnapshot:
-        """The log's bounds as they are now, for readers beside the store; what is below its end stays as it is."""
+        """The log's present bounds, for readers beside the store; the log below its end does not change."""
         parts = self._attached()
         parts.reader.help_dispatch()
         live = parts.mode is not Mode.PRIVATE
@@ -510,7 +514,7 @@ class MessageStore(StoreUpkeep):
 
     @property
     def recovery(self) -> Any:
-        """The RecoveryReport of this attachment, None when others had the store open already."""
+        """The RecoveryReport of this attachment; None if other processes had the store open already."""
         recovered = self._attached().recovered
         return None if recovered is None else recovered.report
 

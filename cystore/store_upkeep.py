@@ -1,6 +1,6 @@
-"""What keeps a store in order: cleaning, retention, holds, the archive's mark, the scrub, checkpoints and duties.
+"""The upkeep of a store: cleaning, retention, holds, the archive's mark, the scrub, checkpoints and duties.
 
-`MessageStore` has all of it; here it stands apart from what programs that put and get use.
+`MessageStore` inherits all of it; this module keeps it apart from the methods of programs that put and get.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class StoreUpkeep(ABC):
     def _writable(self) -> Attachment: ...
 
     def clean(self, max_segments: int | None = None) -> Cleaned:
-        """Removes what expired (file_reserved_time_h), at any hour: whole segments, oldest first, then what only led there.
+        """Removes expired messages (file_reserved_time_h), at any hour: whole segments, oldest first, then the queue
+        and index files that only point to them.
 
         Views of bodies stay readable. The service "clean" does the same at delete_when, and when the disk fills up (RocketMQ's
         executeDeleteFilesManually).
@@ -55,15 +56,16 @@ class StoreUpkeep(ABC):
     def delete_topic(self, topic: str) -> Removal:
         """Removes all queues of a topic with the messages that are in them by now (RocketMQ's deleteTopic), for every process.
 
-        Readers get OFFSET_TOO_SMALL. The topic goes on counting: a message that is put later gets the next queue offset. Records stay
-        in the log until their segment expires, so `query`, `read` and `scan` find them till then. Delayed messages are still delivered.
+        Readers get OFFSET_TOO_SMALL. The topic continues to count: a later message gets the next queue offset. Records
+        stay in the log until their segment expires, so `query`, `read` and `scan` find them until then. Delayed
+        messages are still delivered.
         Raises StoreConfigError for the topic of delayed messages.
         """
         return self._writable().remover.delete_topic(any_text("topic", topic, StoreConfigError))
 
     def remove_unused_queues(self) -> Removal:
-        """Removes the files of queues that have no message any more (cleanExpiredConsumerQueue, cleanUnusedTopic). They go on
-        counting. Every clean does the same."""
+        """Removes the files of queues without messages (cleanExpiredConsumerQueue, cleanUnusedTopic). The queues
+        continue to count. Every clean does the same."""
         return self._writable().remover.settle()
 
     def configure(self, **settings: Any) -> None:
@@ -73,15 +75,16 @@ class StoreUpkeep(ABC):
 
     @property
     def settings(self) -> StoreConfig:
-        """The settings that hold now. What shapes the files, and the retention policy, are the store's; `config` is what was given."""
+        """The present settings. The store decides those that shape the files, and the retention policy; `config` has
+        the given ones."""
         return self._attached().cleaner.settings
 
     def hold(self, name: str, physical_offset: int, *, max_age_ms: int | None = None) -> Hold:
-        """From now on no clean removes what is at `physical_offset` or behind it, until the hold moves on or is released.
+        """From now on no clean removes the log at `physical_offset` or behind it, until the hold moves or is released.
 
-        Records older than `max_age_ms` go all the same, with a warning: a hold that was forgotten does not fill the disk. The
-        answer says where the hold begins: at the log's minimum where that is beyond `physical_offset`. Holds outlive processes.
-        Raises StoreConfigError.
+        Records older than `max_age_ms` are removed all the same, with a warning, so a forgotten hold does not fill the
+        disk. The answer contains the begin of the hold: the log's minimum if that is beyond `physical_offset`. Holds
+        outlive processes. Raises StoreConfigError.
         """
         return self._writable().cleaner.holds.set(name, physical_offset, max_age_ms)
 
@@ -94,17 +97,18 @@ class StoreUpkeep(ABC):
         return self._attached().cleaner.holds.read()
 
     def archived(self) -> Archived | None:
-        """What of the log is in an archive; from its `up_to` on no clean removes anything. None: there is no archive, and no such
-        hold. Raises StoreFormatError when that cannot be told."""
+        """The archive mark; no clean removes the log from its `up_to` on. None: there is no archive, and no such hold.
+        Raises StoreFormatError if the mark cannot be read."""
         return self._attached().cleaner.archive.read()
 
     def resume_cleaning(self) -> bool:
-        """Whoever needs old records holds them now, an operator says: ends the pause that a manifest which could not be read begins."""
+        """Ends the pause of cleaning after an unreadable manifest. Call it when every user of old records has set its
+        hold."""
         return self._writable().manifest.resume_cleaning()
 
     @property
     def archive_mark(self) -> ArchiveMark:
-        """Where an archive job says what is archived."""
+        """The archive mark of the store, for archive jobs."""
         return self._writable().cleaner.archive
 
     def clean_due(self) -> Progress:
@@ -113,16 +117,16 @@ class StoreUpkeep(ABC):
         return self._writable().cleaner.run_once()
 
     def flush_log(self) -> int:
-        """Makes what was appended so far durable, and no more; returns how many bytes were not. Raises FlushFailedError,
-        StoreTimeoutError after sync_flush_timeout_ms."""
+        """Makes the log durable up to the present end, and no more; returns the number of bytes that were not durable.
+        Raises FlushFailedError, StoreTimeoutError after sync_flush_timeout_ms."""
         parts = self._writable()
         wrote, before = parts.control.wrote, parts.control.flushed
         parts.flusher.flush_to(wrote)
         return max(wrote - before, 0)
 
     def checkpoint(self) -> int:
-        """Makes queues and index durable as far as they are dispatched, then the checkpoint and the queues' next offsets; returns
-        how many bytes of log the index was behind. Raises what `flush_log` raises."""
+        """Makes queues and index durable as far as they are dispatched, then the checkpoint and the queues' next
+        offsets; returns the number of bytes of log that the index was behind. Raises the errors of `flush_log`."""
         parts = self._writable()
         behind = parts.control.dispatched - parts.control.index_flushed
         parts.derived_flusher.flush_dispatched()
@@ -132,8 +136,8 @@ class StoreUpkeep(ABC):
     def scrub(self, max_bytes: int = SLICE_BYTES, *, pause_ms: int = 0) -> Scrubbed:
         """Verifies the next slice of the store, about `max_bytes` of log: checksums, and queues and index against the records.
 
-        Where it is stands in the manifest; wrong queue entries of whole records are written again. A new round begins
-        `pause_ms` after the last one. Raises StoreIOError for what cannot be read.
+        The manifest keeps its position. Wrong queue entries of intact records are rewritten. A new round begins
+        `pause_ms` after the last one. Raises StoreIOError for unreadable bytes.
         """
         parts = self._writable()
         scrubber = Scrubber(
@@ -143,28 +147,28 @@ class StoreUpkeep(ABC):
 
     @property
     def duties(self) -> Duties:
-        """Who may do the work that is done for the whole store by one process at a time, and what came of it last."""
+        """The duties of the store: which process may do each, and the last result."""
         return Duties(self._writable().control)
 
     @property
     def maintenance(self) -> Maintenance:
-        """What the store needs to have done now. Cheap: for whoever does duties, to ask before."""
+        """The present need for each duty. Cheap, so that a worker can ask before each turn."""
         return maintenance_of(self._writable())
 
     def used_disk_percent(self) -> float:
-        """How much of the file system that holds the store is taken, as `df` counts."""
+        """The used part of the file system that holds the store, as `df` counts."""
         return self._attached().cleaner.used_percent()
 
     def check_usable(self) -> None:
-        """Raises what keeps every put from this process out until somebody mends it: StoreMovedError when the path leads elsewhere
-        now, FlushFailedError after a failed sync. Costs 2 microseconds."""
+        """Raises the error that every put of this process would get: StoreMovedError if the path names another
+        directory now, FlushFailedError after a failed sync. Costs 2 microseconds."""
         parts = self._attached()
         check_place(parts.root)
         parts.flusher.check()
 
     def check_room(self, *, refused: bool = False) -> None:
-        """Raises StoreFullError while puts are refused because the disk is full. Looks at the disk in that case, or where a put was
-        `refused`; else it costs a microsecond."""
+        """Raises StoreFullError while puts are refused because the disk is full. Looks at the disk in that case, or
+        after a put was `refused`; otherwise it costs a microsecond."""
         cleaner = self._writable().cleaner
         if refused:
             cleaner.watch_space()

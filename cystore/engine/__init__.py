@@ -1,1 +1,2 @@
-"""The engine: the log and what it needs to be appended to, made durable and given room. It never imports `derived`."""
+"""The engine: the log, and the parts that append to it, make it durable and make room in it. It never imports
+`derived`."""

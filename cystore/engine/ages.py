@@ -1,8 +1,8 @@
-"""How old segments are: by store timestamps of records that can be read, never by file times.
+"""The ages of segments: by store timestamps of readable records, never by file times.
 
-A record's store timestamp is never behind that of the record before it, but where a wrong clock was set right. So no record of a segment
-is younger than the first one that can be read behind it. Damage, missing segments and timestamps that are ahead of the store's clock are
-stepped over.
+A record's store timestamp is never behind that of the record before it, except after a wrong clock was corrected. So no
+record of a segment is younger than the first readable record behind the segment. The search steps over damage, missing
+segments and timestamps ahead of the store's clock.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cystore._native.control import Control
 from cystore.engine.commit_log import CommitLog
 from cystore.errors import CorruptRecordError, OffsetError
 
-PIECE_BYTES = 4 << 20  # looked through at once for a record behind damage
+PIECE_BYTES = 4 << 20  # searched at once for a record behind damage
 
 
 class Ages:
@@ -24,15 +24,15 @@ class Ages:
         self._behind_damage: dict[int, int | None] = {}  # by base, of whole segments
 
     def first_ms(self, base: int) -> int | None:
-        """The store timestamp of the first record of a segment that can be read; None where there is none."""
+        """The store timestamp of the first readable record of a segment; None if there is none."""
         try:
             return self._commit_log.read(base).store_timestamp_ms
         except (OffsetError, CorruptRecordError):
             return self._first_behind_damage(base)
 
     def at_or_behind_ms(self, position: int) -> int:
-        """The store timestamp of the first record at or behind a segment's beginning that can be read, and is not further ahead of the
-        store's clock than a clock may jump; of the last one that was appended when there is none."""
+        """The store timestamp of the first readable record at or behind a segment's beginning that is not further ahead
+        of the store's clock than a clock may jump. If there is none, that of the last appended record."""
         control, segments = self._control, self._commit_log.files
         believed_ms = clock.now_ms(control) + store_clock.jump_ms(control)
         for base in [base for base in segments.bases() if position <= base < control.wrote]:
@@ -54,7 +54,7 @@ class Ages:
         return self._behind_damage[base]
 
     def _search(self, base: int, end: int) -> int | None:
-        """Looks for a record whose checksum is right in [base, end) of one segment."""
+        """Searches [base, end) of one segment for a record with the right checksum."""
         scanner, needed = scan.LogScanner(check_checksum=True, follow_queues=False), 0
         position = base
         while position < end:

@@ -1,6 +1,6 @@
 """Space ahead of need: segments are made, reserved on disk and faulted in before an append gets there.
 
-Source: AllocateMappedFileService; reserving in steps, and publishing how far, is ours: nothing is ever written to beyond
+Source: AllocateMappedFileService. Reserving in steps, and publishing the position, is ours: no process writes beyond
 `allocated`, so a full disk is an error of fallocate and never a signal.
 """
 
@@ -27,7 +27,7 @@ PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 CONTROL_NAME = "control"
 HEADROOM_NAME = "headroom"
 LIMITED_STEP_BYTES = 1024 * 1024
-FIRST_PAGES_BYTES = 64 * 1024  # faulted in by a put; the next one that comes to their end doubles that
+FIRST_PAGES_BYTES = 64 * 1024  # faulted in by a put; the next put that reaches their end doubles that
 MOST_PAGES_BYTES = 1024 * 1024  # some 0.5 ms; a whole segment's worth took a put 10 ms of processor time
 KEPT_WRITABLE_BYTES = 1024 * 1024  # ahead of the appends, looked after in each turn; some 20 µs
 FILES_AHEAD_BYTES = (
@@ -39,7 +39,7 @@ HEADROOM_BYTES = 64 * 1024  # beside the control block: the tables in config/, f
 
 @contextlib.contextmanager
 def writes_end_when_it_fails(control: Control, directory: Path) -> Iterator[None]:
-    """A failed sync inside makes the store read-only for everybody: what such a disk says later is not to be believed."""
+    """A failed sync inside makes the store read-only for every process: later answers of such a disk prove nothing."""
     try:
         with files.translated(directory):
             yield
@@ -63,7 +63,7 @@ class Allocator:
         self._populate_bytes = config.populate_ahead_bytes
         self._kept_writable = (-1, -1)  # (wrote position, number of the last flush)
         self._populated = 0  # of this process's mappings: log position up to which pages are faulted in
-        self._at_hand = 0  # what `fault_in` gave last
+        self._at_hand = 0  # the last result of `fault_in`
         self._pages_bytes = FIRST_PAGES_BYTES
         self._has_headroom = False
         self._limit: Callable[[], int] | None = None
@@ -74,8 +74,8 @@ class Allocator:
         self._limit = limit
 
     def keep_headroom(self) -> None:
-        """Sets space aside that the next recovery begins with: on a disk that is full by then it needs some, for the control
-        block first of all. The log does not grow before that is done. Raises StoreFullError."""
+        """Reserves space for the next recovery: on a full disk it needs some, first of all for the control block. The
+        log does not grow before that is done. Raises StoreFullError."""
         if not self._has_headroom:
             length = Control.first_bytes(self._control.max_queues) + HEADROOM_BYTES
             files.reserve(self._commit_log.files.root / HEADROOM_NAME, length)
@@ -85,18 +85,18 @@ class Allocator:
 
     @contextlib.contextmanager
     def headroom_lent(self) -> Iterator[None]:
-        """Gives the space that is set aside to what has to be written on a full disk; takes it back afterwards, or before the log grows."""
+        """Gives the reserved space to a write on a full disk; reserves it again afterwards, or before the log grows."""
         self._has_headroom = False
         files.remove(self._commit_log.files.root / HEADROOM_NAME, durable=False)
         yield
 
     def make_room(self, needed: int) -> None:
-        """Allocates the log at least up to `needed`, and some steps more where there is space. Raises StoreFullError."""
+        """Allocates the log at least up to `needed`, and some steps more if there is space. Raises StoreFullError."""
         undisturbed(partial(self._make_room, needed))
 
     def _make_room(self, needed: int) -> None:
-        """A put waits for this. Whoever has the lock publishes each piece that it makes: the put goes on when there is enough, although
-        the other one is not through."""
+        """A put waits for this. The lock's holder publishes each piece that it makes, so the put continues when there
+        is enough, even if the holder has not finished."""
         for _ in range(LOOKS):
             with self._control.held_if_free("housekeeping", within_ms=LOOK_MS) as turn:
                 if turn.held:
@@ -118,7 +118,9 @@ class Allocator:
             step = min(self._target(self._control.wrote + LIMITED_STEP_BYTES), self._end_of_files(needed))
             self._allocate_up_to(max(needed, step))
         except StoreFullError:
-            self._allocate_up_to(needed)  # the disk has no room for a whole step: take what this append needs
+            self._allocate_up_to(
+                needed
+            )  # the disk has no room for a whole step: allocate only what this append needs
 
     def _target(self, least: int = 0) -> int:
         """The end of the next step, at most one whole successor ahead; a limit makes it no less than `least`."""
@@ -142,7 +144,8 @@ class Allocator:
             self._reserve_up_to(end)
 
     def _reserve_up_to(self, end: int) -> None:
-        """Under the housekeeping lock. Each piece is published as soon as it is there, so a kill loses at most one step."""
+        """Called under the housekeeping lock. Each piece is published as soon as it is allocated, so a kill loses at
+        most one step."""
         log = self._commit_log.files
         at = self._control.allocated
         while at < end:
@@ -150,7 +153,7 @@ class Allocator:
             upto = min(base + log.file_bytes, max(end, at + PAGE_BYTES))
             upto = min(base + log.file_bytes, -(-upto // PAGE_BYTES) * PAGE_BYTES)
             if at == base and not (self._control.ready_base >= base and log.path(base).exists()):
-                log.forget(base)  # somebody may have removed the file that was made ahead
+                log.forget(base)  # another process may have removed the file that was made ahead
                 log.create(base, upto - base)
                 self._control.ready_base = base
                 failpoint("allocate.created")
@@ -238,8 +241,8 @@ class Allocator:
         return True
 
     def _keep_writable(self) -> None:
-        """Faults the pages that the next appends of this process go to in again: the kernel write-protects what it has written to the
-        disk, and the next append would wait in a page fault for the file system, with the lock held."""
+        """Faults in the pages of this process's next appends again: the kernel write-protects pages that it has written
+        to disk, and the next append would wait in a page fault for the file system, with the lock held."""
         wrote = self._control.wrote
         state = wrote, self._control.flush_seq
         if state == self._kept_writable or wrote >= self._populated:
@@ -254,12 +257,14 @@ class Allocator:
                 )
 
     def fault_in(self, begin: int, end: int) -> int:
-        """Faults pages in for the appends of this process, from log position `begin` up to `end` and a step more, as far as they are
-        allocated; gives up to where. A put waits for it, so the steps are small. They grow while this process comes back where it stopped;
-        one that appends now and then beside others gets no more than it needs."""
+        """Faults in pages for this process's appends, from log position `begin` up to `end` and a step more, as far as
+        they are allocated; returns the end. A put waits for it, so the steps are small. They grow while this process
+        continues where it stopped; a process that appends rarely beside others gets only what it needs."""
         log, allocated = self._commit_log.files, self._control.allocated
         segment = log.get(log.base_of(begin))
-        ended = segment is None or not segment.writable  # by others: the put goes to the next segment
+        ended = (
+            segment is None or not segment.writable
+        )  # ended by another process: the put goes to the next segment
         if segment is None or ended or self._populate_bytes == 0:
             return log.base_of(begin) + log.file_bytes
         end = min(end, segment.end)
@@ -277,9 +282,9 @@ class Allocator:
         return self._at_hand
 
     def populate_ahead(self, ahead_bytes: int | None = None) -> int:
-        """Faults allocated pages ahead of the wrote position in, in this process; returns how many bytes.
+        """Faults in allocated pages ahead of the wrote position, in this process; returns the number of bytes.
 
-        Only in a process that appends: in others the pages would be work for nothing.
+        Only for a process that appends: in others the work would be useless.
         """
         wrote = self._control.wrote
         begin = max(self._populated, wrote)
@@ -291,7 +296,7 @@ class Allocator:
             segment = self._commit_log.files.get(self._commit_log.files.base_of(begin))
             if (
                 segment is None or not segment.writable
-            ):  # cleaned, or ended by others: appends go on behind it
+            ):  # cleaned, or ended by others: appends continue behind it
                 break
             upto = min(end, segment.end)
             with files.translated(segment.path):

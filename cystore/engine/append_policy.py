@@ -1,4 +1,4 @@
-"""What the append kernel asks for when it cannot go on: room, a mapping, a repair; or the error that says why not."""
+"""The answers to the append kernel when it cannot continue: room, a mapping, a repair; or an error with the reason."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ NO_QUEUE_OFFSET = (4, 12)  # prepared and rollback
 
 
 def repair_append(control: Control, commit_log: CommitLog) -> None:
-    """Under the append lock, after its owner died: the log ends where it was published, queue offsets follow it.
+    """Repairs an append, under the append lock, after its owner died: the log ends at the published position, and queue
+    offsets follow it.
 
-    Before the wrote position moved nothing of the append counts: its bytes are zeroed, so that they never come back as records.
-    After it moved all of it counts: the queues' next offsets are read from the records. Safe to repeat.
+    If the wrote position did not move, nothing of the append counts: its bytes are zeroed, so that they never become
+    records. If it moved, all of it counts: the queues' next offsets are read from the records. Safe to repeat.
     """
     intent = control.intent
     if intent is not None:
@@ -98,7 +99,8 @@ class AppendPolicy:
         self._marks = cystore_records
 
     def make_room(self, needed: int) -> None:
-        """Room in the log up to `needed`. A writer that is ahead of those who follow the log helps them first (`relieve`)."""
+        """Makes room in the log up to `needed`. A writer that is far ahead of the dispatchers helps them first
+        (`relieve`)."""
         if self._relieve is not None:
             self._relieve()
         self._allocator.make_room(needed)
@@ -121,7 +123,8 @@ class AppendPolicy:
         if segment is None or not self._commit_log.files.is_there(segment):
             self._flusher.check_files(base)
         if segment is None:
-            # Others wrote on meanwhile, and a cleaner removed the segment: the append goes to where the log ends now.
+            # Others appended meanwhile, and a cleaner removed the segment: the append goes to the present end of the
+            # log.
             return self._segment_at(self._control.wrote)
         return segment
 
@@ -131,7 +134,8 @@ class AppendPolicy:
         return self._allocator.fault_in(begin, end)
 
     def repair(self, busy_ms: int) -> None:
-        """Takes the append lock, which repairs what its last owner left, and gives it back. Raises PageCacheBusyError after `busy_ms`."""
+        """Takes the append lock, which repairs the last owner's work, and gives it back. Raises PageCacheBusyError
+        after `busy_ms`."""
         undisturbed(partial(self._repair, busy_ms))
 
     def _repair(self, busy_ms: int) -> None:
@@ -148,5 +152,5 @@ class AppendPolicy:
             )
 
     def overwritten(self) -> None:
-        """The control block is not what this process left: nothing is written through this handle any more."""
+        """The control block was changed by a foreign program: this handle writes nothing any more."""
         raise StoreFormatError(OVERWRITTEN, path=self._control.file.path)

@@ -1,8 +1,8 @@
 """The checkpoint: how far the log, the consume queues and the index are known to be on disk (RocketMQ's StoreCheckpoint).
 
-One page, mapped and shared by every attached process; written by whoever holds the flush lock. Each field is stored with one
-aligned 8-byte store inside one sector, so neither a kill nor a power cut leaves half a number; between two of the three
-watermark fields a kill leaves a set that does not agree with the log, which recovery notices and does not use.
+One page, mapped and shared by every attached process; the holder of the flush lock writes it. Each field is stored with
+one aligned 8-byte store inside one sector, so neither a kill nor a power cut leaves half a number. A kill between two
+of the three watermark fields leaves a set that disagrees with the log; recovery notices that and ignores it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CheckpointFields:
 
 
 def parse_checkpoint(data: bytes) -> CheckpointFields:
-    """The fields of a checkpoint's bytes; what a short file lacks counts as zero."""
+    """The fields in a checkpoint's bytes; fields beyond the end of a short file count as zero."""
     padded = data.ljust(FILE_BYTES, b"\0")
     return CheckpointFields(
         **{
@@ -69,7 +69,7 @@ def render_checkpoint(fields: CheckpointFields) -> bytes:
 
 
 def read_checkpoint(root: Path) -> CheckpointFields:
-    """The fields of the store's checkpoint; all zero where there is none."""
+    """The fields of the store's checkpoint; all zero without a checkpoint."""
     return parse_checkpoint(files.read_if_there(root / FILE_NAME, first=FILE_BYTES) or b"")
 
 
@@ -86,8 +86,8 @@ def _field(name: str) -> property:
 class Checkpoint:
     """The mapped checkpoint. Setting a field publishes it to the page cache, `sync` makes it durable.
 
-    Opened for writing it is made if it is missing or has another length. READ follows what other processes store; PRIVATE stays in
-    this process.
+    Opened for writing, it makes a file that is missing or has another length. READ sees the stores of other processes;
+    PRIVATE stays in this process.
     """
 
     def __init__(self, root: Path, mode: Mode) -> None:
@@ -113,7 +113,7 @@ class Checkpoint:
         return file
 
     def fields(self) -> CheckpointFields:
-        """What the checkpoint says now."""
+        """The present fields."""
         return parse_checkpoint(self._page().read(0, FILE_BYTES))
 
     def _get(self, name: str) -> int:
@@ -125,8 +125,8 @@ class Checkpoint:
         self._page().store_number(field.at, value, field.width)
 
     def set_watermark(self, watermark: int, last_record: int, last_record_checksum: int) -> None:
-        """Stores the durable watermark with the record that proves it; after the fsync that made it true, before anybody is
-        told. Like every other store it is not durable before the next `sync`."""
+        """Stores the durable watermark with the record that proves it. Call it after the fsync and before any process
+        hears of it. Like every other store it is not durable before the next `sync`."""
         self._set("last_record", last_record)
         failpoint("checkpoint.last_record_stored")
         self._set("last_record_checksum", last_record_checksum)
@@ -149,8 +149,8 @@ class Checkpoint:
     clock_check = _field("clock_check")
 
     def sync(self) -> None:
-        """Makes what was stored durable. Other threads run meanwhile: the disk may take its time. Raises SyncFailedError; never to be
-        repeated and believed after it failed."""
+        """Makes the stored fields durable. Other threads run meanwhile, because the disk may take long. Raises
+        SyncFailedError; a second try after it would prove nothing."""
         self._page().sync()
 
     def close(self) -> None:

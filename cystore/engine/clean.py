@@ -1,11 +1,12 @@
-"""Cleaning of the log: what has expired is unlinked, whole segments at a time, oldest first.
+"""Cleaning of the log: unlinks expired segments, oldest first.
 
-Source: DefaultMessageStore.CleanCommitLogService. Different here: a segment's age is that of its newest record and not of its file, so
-copying a store does not make it young. A forced clean is off by default, because other people's files must not delete your messages. What
-somebody still needs stays.
+Source: DefaultMessageStore.CleanCommitLogService. Two differences: a segment's age is that of its newest record and not
+of its file, so copying a store does not make it young; and a forced clean is off by default, because foreign files must
+not delete your messages. Segments that a user still needs stay.
 
-The log's minimum is published under the lock "clean", which no append ever waits for; the files are unlinked after that, under no lock. A
-kill leaves files below the minimum, which the next clean removes, or, when everybody is gone, a log that still begins there.
+The log's minimum is published under the lock "clean", which no append ever waits for; the files are unlinked after
+that, under no lock. A kill leaves files below the minimum, which the next clean removes, or, when all processes are
+gone, a log that still begins there.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ HOUR_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Somebody needs the log from `position` on. Records older than `max_age_ms` (None: of any age) may go all the same."""
+    """A user needs the log from `position` on. Records older than `max_age_ms` (None: of any age) may be removed all
+    the same."""
 
     owner: str
     position: int
@@ -58,7 +60,8 @@ class LogCleaner:
         self.ages = Ages(control, commit_log)
 
     def end_of_expired(self, *, forced: bool) -> int:
-        """Up to where the log has expired, whoever needs it; 0 when nothing has. Forced: the oldest segment, however young it is."""
+        """The end of the expired part of the log, needed or not; 0 if nothing expired. Forced: the oldest segment,
+        however young it is."""
         return max(
             (base + self._commit_log.file_bytes for base, _ in self._expired(forced=forced)), default=0
         )
@@ -70,13 +73,13 @@ class LogCleaner:
     def remove_expired(
         self, max_segments: int | None, needs: Callable[[], Iterable[Need]], *, forced: bool
     ) -> int:
-        """Removes what expired and nobody needs, with what a clean that was killed left behind; returns how many segments. `needs()`
-        says what must stay; it is asked under the lock."""
+        """Removes expired segments that no user needs, and the leftovers of a killed clean; returns the number of
+        segments. `needs()` gives the needs; it is called under the lock."""
         expired = self._expired(forced=forced)[:max_segments]
         if expired:
             undisturbed(partial(self._publish_in_turn, expired, needs))
             failpoint("clean.published")
-            self._control.wake_append()  # who sleeps lets go of its mappings
+            self._control.wake_append()  # sleeping processes end their mappings
         return self._unlink_below(self._control.min_physical_offset)
 
     def _publish_in_turn(self, expired: list[tuple[int, int]], needs: Callable[[], Iterable[Need]]) -> None:
@@ -84,7 +87,7 @@ class LogCleaner:
             self._publish(expired, list(needs()))
 
     def _expired(self, *, forced: bool) -> list[tuple[int, int]]:
-        """(base, store timestamp that no record of it is behind) of the segments that expired, oldest first."""
+        """(base, a store timestamp that is not before any of its records) of each expired segment, oldest first."""
         segments, control = self._commit_log.files, self._control
         last = min(segments.base_of(control.wrote), control.flushed)
         oldest_kept_ms = clock.expiry_ms(control) - self._policy.now().file_reserved_time_h * HOUR_MS
@@ -96,17 +99,17 @@ class LogCleaner:
                 break
             if base < control.min_physical_offset:
                 continue
-            # A clock that was behind for a while makes nothing older than what stands before it.
+            # A clock that was behind for a while makes no earlier record older.
             newest_ms = max(newest_ms, self.ages.at_or_behind_ms(end))
             if not forced and newest_ms > oldest_kept_ms:
                 break
             expired.append((base, newest_ms))
             if forced:
-                break  # one at a time: the disk is looked at again
+                break  # one at a time: then look at the disk again
         return expired
 
     def _end(self, expired: list[tuple[int, int]], needs: list[Need]) -> tuple[int, Need | None]:
-        """The end of the last of the segments that nobody needs, and who keeps the next one."""
+        """The end of the last segment that no user needs, and the need that keeps the next one."""
         now_ms, end = clock.expiry_ms(self._control), self._control.min_physical_offset
         for base, newest_ms in expired:
             behind = base + self._commit_log.file_bytes
@@ -117,7 +120,7 @@ class LogCleaner:
         return end, None
 
     def _publish(self, expired: list[tuple[int, int]], needs: list[Need]) -> None:
-        """Under the lock: the log begins behind the last segment that nobody needs."""
+        """Moves the log's begin, under the lock, behind the last segment that no user needs."""
         end, keeping = self._end(expired, needs)
         if keeping is not None:
             log.info("%s keeps the log from %d on", keeping.owner, keeping.position)

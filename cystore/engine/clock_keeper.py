@@ -1,7 +1,8 @@
-"""Looks after the store's clock: reports a wall clock that jumped, and keeps what is believed for the next process of the same boot.
+"""Watches the store's clock: reports a wall clock that jumped, and keeps the believed time for the next process of the
+same boot.
 
-What is believed, and when, is decided in the kernel (cystore/_native/wallclock.h). The checkpoint keeps it beside CLOCK_BOOTTIME, which
-means nothing after another boot of the host: then there is no witness, and the wall clock counts, but for deleting.
+The kernel decides which time is believed, and since when (cystore/_native/wallclock.h). The checkpoint keeps it beside
+CLOCK_BOOTTIME. After another boot of the host that means nothing; then the wall clock counts, except for deleting.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class ClockKeeper:
         store_clock.begin(self._control, jump_ms, last_store_timestamp_ms, words if known else None)
 
     def look(self) -> None:
-        """Looks at the clock; says once that it jumped, or is believed; keeps what is believed. Called all the time."""
+        """Looks at the clock; logs once that it jumped, or is believed; saves the believed time. Called all the
+        time."""
         control = self._control
         now_ms = store_clock.now_ms(control)
         words = store_clock.words(control)

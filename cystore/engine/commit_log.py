@@ -56,7 +56,7 @@ class CommitLog:
         )
         self.control, self.damage = control, KnownDamage(manifest)
         self._root, self._mode = root, mode
-        # Asks for the log's minimum as it is now, where the control block is this process's own.
+        # Reads the log's present minimum, if the control block is this process's own.
         self.look_again: Callable[[], None] | None = None
         self._forgotten_below = 0
         self._windows = LogWindows() if config.read_through == "pread" else None
@@ -71,12 +71,12 @@ class CommitLog:
         return self.files.file_bytes
 
     def window(self) -> LogWindow:
-        """What kernels look records up with; one call at a time uses it."""
+        """The kernels look records up with it; one call at a time uses it."""
         return LogWindow(self.segment_for, self.holes.ranges())
 
     def segment_for(self, physical_offset: int) -> MappedFile:
-        """The mapped segment that holds a readable offset, or with read_through="pread" a part of it that begins with a record there.
-        Raises OffsetError, StoreIOError."""
+        """The mapped segment that contains a readable offset, or with read_through="pread" a part of it that begins
+        with a record there. Raises OffsetError, StoreIOError."""
         self.forget_cleaned()
         self._check_readable(physical_offset)
         segment = self._part_at(physical_offset)
@@ -99,7 +99,7 @@ class CommitLog:
         return self._windows.at(log.path(base), base, offset, base + log.file_bytes, self.control.wrote)
 
     def piece(self, begin: int, end: int) -> memoryview | None:
-        """Bytes of one segment as they stand there, to be searched; None where the file is missing. Raises StoreIOError."""
+        """Bytes of one segment for a search, unchecked; None if the file is missing. Raises StoreIOError."""
         log, base = self.files, self.files.base_of(begin)
         if self._windows is None or log.is_imagined(base):
             segment = log.get(base)
@@ -108,14 +108,14 @@ class CommitLog:
         return None if data is None else memoryview(data)
 
     def check_readable(self, begin: int, end: int) -> None:
-        """Reads a part of one segment that is about to be written to through its mapping, where mappings are not trusted to be
-        readable. Raises StoreIOError."""
+        """Reads with `pread` a part of one segment before the process writes to it through its mapping, if mappings may
+        hit unreadable sectors. Raises StoreIOError."""
         if self._windows is not None:
             for at in range(begin, end, CHECKED_BYTES):
                 self.piece(at, min(at + CHECKED_BYTES, end))
 
     def forget_cleaned(self) -> None:
-        """Lets this process's mappings of segments go that were cleaned: their space is free when nobody has them any more."""
+        """Ends this process's mappings of cleaned segments: their space is free when no process maps them."""
         minimum = self.control.min_physical_offset
         if minimum != self._forgotten_below:
             self.files.forget_below(minimum)
@@ -217,7 +217,7 @@ class CommitLog:
         """Makes the marker durable that keeps RocketMQ from loading (and cutting) a log with records it cannot read."""
         marker = self.files.directory / MARKER
         if not marker.exists():
-            # Which takes it away again where it may not be durable.
+            # It removes the file again if the file's name may not be durable.
             files.create_sized(self._root, marker, 0, 0)
 
 
@@ -227,5 +227,5 @@ def tell_cleaned(commit_log: CommitLog, begin: int, end: int) -> None:
 
 
 def check_offset(physical_offset: object) -> int:
-    """The number. Raises OffsetError for what is none."""
+    """The offset as a number. Raises OffsetError for anything else."""
     return whole("physical_offset", physical_offset, -WHOLE_MAX, WHOLE_MAX, OffsetError)
