@@ -1,7 +1,7 @@
-"""The head of the control block, which every layout has at the same places.
+"""The head of the control block, at the same places in every layout.
 
-So a process of another version can be told apart and named, and asked to leave: `handover` is the one word that a process of any
-version may set in a block that it did not make. A block of a version before 0.1.0's second layout has zeros where its release would be.
+It lets a process recognise and name another version, and ask it to leave: `handover` is the only word that a process
+may set in a block of another version. A block from before layout 2 has zeros instead of its release.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _AT = {field.name: at for field, at in CONTROL_FIELDS}
 
 @dataclass(frozen=True)
 class ControlHead:
-    """What a control block says of the version that made it."""
+    """The facts that a control block contains about the version that made it."""
 
     fingerprint: int
-    layout_version: int  # 0 where the block does not tell
+    layout_version: int  # 0 if the block does not contain it
     release: str
     handover: bool
 
@@ -51,7 +51,7 @@ OURS = ControlHead(FINGERPRINT, LAYOUT_VERSION, RELEASE, handover=False)
 
 
 def read_head(root: Path) -> ControlHead | None:
-    """The head of a store's control block; None where there is none, or somebody else's bytes."""
+    """The head of a store's control block; None if there is none, or only foreign bytes."""
     data = files.read_if_there(root / CONTROL_NAME, first=HEAD_BYTES)
     if data is None or len(data) < HEAD_BYTES or _number(data, "magic", "Q") != CONTROL_MAGIC:
         return None
@@ -71,13 +71,13 @@ def ask_to_leave(root: Path, asked: bool = True) -> None:
 
 
 def attached_processes(root: Path) -> list[tuple[int, str]]:
-    """(pid, command) of each process that has the store open, as far as this one can see them: of its PID namespace, and of its own user
-    unless that is root."""
+    """(pid, command) of each process that has the store open, as far as this one can see them: in its PID namespace,
+    and of its own user unless that is root."""
     return host.processes_with(root / LOCK_NAME)
 
 
 def another_version(root: Path, head: ControlHead) -> str:
-    """What to tell a process that cannot attach beside those of another layout."""
+    """The error text for a process that cannot attach beside those of another layout."""
     found = attached_processes(root)
     told = (
         "; ".join(f"{pid} {command}" for pid, command in found[:PROCESSES_TOLD])

@@ -1,7 +1,7 @@
 """Three positions of a live store, read from its control block without an attachment.
 
-Their places are those of layout 2, and no later layout moves them. So a reader of any version learns how far the log of a running store
-goes. The files alone do not tell: a record that is whole may not be committed yet.
+They have the places of layout 2, and no later layout moves them. So a reader of any version can read the end of a
+running store's log. The files alone do not contain it: a complete record may not be committed yet.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Words:
 
 
 def read_words(root: Path) -> Words | None:
-    """The words of a store's control block, of any layout from FIRST_LAYOUT on; None where there is none."""
+    """The words of a store's control block, of any layout from FIRST_LAYOUT on; None without a block."""
     data = files.read_if_there(root / CONTROL_NAME, first=CONTROL_LOCKS_AT)
     if data is None or len(data) < CONTROL_LOCKS_AT or _word(data, "magic") != CONTROL_MAGIC:
         return None

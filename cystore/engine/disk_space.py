@@ -1,4 +1,4 @@
-"""How full the file system of a store is, and what that forbids (RunningFlags' disk full bit)."""
+"""The free space of a store's file system, and the limits that refuse puts (RunningFlags' disk full bit)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DiskSpace:
         return self._policy.now()
 
     def used_percent(self) -> float:
-        """As `df` counts: of what this user may have, how much is taken."""
+        """The used share of the space that this user may have, as `df` counts."""
         return self._look()[0]
 
     def _look(self) -> tuple[float, int]:

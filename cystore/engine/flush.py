@@ -37,7 +37,7 @@ log = logging.getLogger("cystore")
 SYNC_FAILED = FLAGS["FLAG_SYNC_FAILED"][0]
 WAIT_SLICE_MS = 100
 CHECKPOINT_INTERVAL_MS = 1000
-URGENT_BYTES = 16 * 1024 * 1024  # of log that are not durable: the disk works on so much for some 0.1 s
+URGENT_BYTES = 16 * 1024 * 1024  # of log that are not durable: the disk needs some 0.1 s for this
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 PAGE_LOOKS, PAGE_LOOK_MS = 5, 2  # a flush that nobody waits for looks so often whether the last page is full
 RECORD_SIZE_MIN = CONSTANTS["RECORD_SIZE_MIN"][0]
@@ -60,7 +60,7 @@ class LastRecord(NamedTuple):
 
 
 class _Watermark(NamedTuple):
-    """What the checkpoint is told of a flush: where the last record ends that is durable, and which one that is."""
+    """A flush's facts for the checkpoint: the end of the last durable record, and that record."""
 
     end: int
     record: int
@@ -84,7 +84,7 @@ class Flusher:
         self._checkpoint, self._config = checkpoint, config
         self._watermarks: list[
             _Watermark
-        ] = []  # of one turn; more than one: a signal handler leads inside of it
+        ] = []  # of one turn; more than one when a signal handler leads inside a flush
         self._upkeep = Upkeep(control)
         if not control.read_only and self._upkeep.flushed_ms == 0:
             self._upkeep.flushed_ms = _now_ms()
@@ -106,7 +106,8 @@ class Flusher:
             turn, leads = control.held_if_free("flush"), False
             try:
                 with turn:
-                    # A signal handler inside of its own thread's flush leads, too: that one goes on when the handler is done.
+                    # A signal handler inside its own thread's flush leads, too; the interrupted flush continues
+                    # afterwards.
                     leads = turn.held or turn.mine  # both end with the block
                     if turn.held:
                         self._watermarks.clear()
@@ -125,7 +126,7 @@ class Flusher:
             if control.flushed < position:
                 control.wait_flush(seen, WAIT_SLICE_MS)
         self.check_covered(position)
-        check_place(self._root)  # else what is acknowledged here is not what the path leads to
+        check_place(self._root)  # otherwise the path may name another directory than the one that is synced
 
     def check_covered(self, position: int) -> None:
         """After a failed sync nothing is acknowledged any more."""
@@ -145,8 +146,9 @@ class Flusher:
         )
 
     def repair(self) -> None:
-        """Under the flush lock, after a leader died or failed: an error of the disk is reported once per descriptor and may have died with
-        it. What it was about to sync is made dirty again, so that the next sync writes it."""
+        """Repairs, under the flush lock, after a leader died or failed. The kernel reports an error of the disk once
+        per descriptor, and that report may have died with the leader. So the range that it was about to sync is made
+        dirty again, and the next sync writes it."""
         begin, (end, _) = self._control.flushed, self._appended()
         file_bytes = self._commit_log.files.file_bytes
         try:
@@ -156,7 +158,7 @@ class Flusher:
             self.poison(error)
 
     def _segments(self, begin: int, end: int) -> Iterator[MappedFile]:
-        """The segments of [begin, end) that were not cleaned. Raises SyncFailedError for one that is missing."""
+        """The uncleaned segments of [begin, end). Raises SyncFailedError for a missing one."""
         log = self._commit_log.files
         for base in range(log.base_of(begin), end, log.file_bytes):
             segment = log.get(base)
@@ -177,8 +179,8 @@ class Flusher:
         file_bytes = self._commit_log.files.file_bytes
         try:
             for segment in self._segments(begin, target):
-                # Only what was appended: the pages ahead are dirty because they were faulted in, and a page that was
-                # synced is write-protected, so that the append that gets there would fault again.
+                # Syncs only appended bytes. Pages ahead are dirty because they were faulted in; a synced page is
+                # write-protected, so that the next append there would fault again.
                 with files.translated(segment.path):
                     segment.sync_range(max(begin - segment.base, 0), min(target - segment.base, file_bytes))
                 self._check_linked(segment)
@@ -193,25 +195,26 @@ class Flusher:
         failpoint("flush.watermark_stored")
         control.advance_flushed(target)
         failpoint("flush.published")
-        self._upkeep.flushed_ms = begun_ms  # what was appended since then is not durable
+        self._upkeep.flushed_ms = begun_ms  # later appends are not durable
 
     def _store_watermark(self, watermark: _Watermark) -> None:
         """The last write is that of the highest one, also when a signal handler came in between with a higher one."""
         self._watermarks.append(watermark)
         while True:
             highest = max(self._watermarks)
-            # The timestamp is of this very record: recovery takes one behind it for somebody else's, and the watermark for stale.
+            # The timestamp must be that of this very record: if it were later, recovery would take the watermark for
+            # stale.
             self._checkpoint.physic_timestamp = highest.store_timestamp_ms
             self._checkpoint.set_watermark(highest.end, highest.record, highest.checksum)
             if max(self._watermarks) == highest:
                 break
 
     def _appended(self) -> tuple[int, int]:
-        """(end, last record): a position that is surely written, and the last record below it, read without the append lock.
+        """(end, last record): a written position, and the last record below it, read without the append lock.
 
-        `last_record` follows `wrote`: an append may be between the two, or was killed there. Then the records behind it are
-        walked; they are published, so they are whole. Damage ends the walk: the bytes up to `wrote` are made durable all the same,
-        and the watermark's record is the last one in front of the damage.
+        `last_record` follows `wrote`: an append may be between the two stores, or was killed there. Then the walk
+        continues from `last_record`; records there are published, so they are complete. Damage ends the walk: the bytes
+        up to `wrote` become durable all the same, and the watermark names the last record before the damage.
         """
         control, segments = self._control, self._commit_log.files
         wrote, last_record = control.wrote, control.last_record
@@ -235,7 +238,8 @@ class Flusher:
         return at, last_record
 
     def _last(self, position: int) -> LastRecord | None:
-        """What the checkpoint says of the last record; None when there is none, its segment was cleaned, or it is damaged."""
+        """The checkpoint's facts of the last record; None if there is none, its segment was cleaned, or it is
+        damaged."""
         segment = (
             self._commit_log.files.get(self._commit_log.files.base_of(position)) if position >= 0 else None
         )
@@ -251,8 +255,8 @@ class Flusher:
         return LastRecord(position + size, checksum, timestamp_ms)
 
     def restate_watermark(self) -> None:
-        """Takes the watermark back to where the log ends. For recovery alone, which has reported that durable records behind that are lost:
-        else each later open would report them again. Raises FlushFailedError."""
+        """Moves the watermark back to the log's end. For recovery alone, which has reported the loss of durable records
+        behind that: otherwise each later open would report them again. Raises FlushFailedError."""
         last_record = self._control.last_record
         newest = self._last(last_record)
         if newest is None:
@@ -263,7 +267,10 @@ class Flusher:
 
     def sync_checkpoint(self) -> None:
         """Makes the durable watermark durable itself, with whatever else the checkpoint says now. Raises FlushFailedError."""
-        flushed, self._upkeep.checkpointed_ms = self._control.flushed, _now_ms()  # others need not do it too
+        flushed, self._upkeep.checkpointed_ms = (
+            self._control.flushed,
+            _now_ms(),
+        )  # so that other processes do not repeat it
         try:
             self._checkpoint.sync()
             self._upkeep.checkpointed = flushed
@@ -275,8 +282,8 @@ class Flusher:
         return base + self._commit_log.files.file_bytes <= self._control.min_physical_offset
 
     def _check_linked(self, segment: MappedFile) -> None:
-        """RocketMQ's load removes files ahead of the log's end before it looks at the lock, and a hand may do so too. What is
-        appended to such a file is lost with its last mapping: it is never acknowledged as durable."""
+        """RocketMQ's load removes files ahead of the log's end before it looks at the lock; a person may do so too.
+        Records in such a file are lost with its last mapping, so they are never acknowledged as durable."""
         with files.translated(segment.path):
             there = self._commit_log.files.is_there(segment)
         if not there and not self._is_cleaned(segment.base):
@@ -288,8 +295,8 @@ class Flusher:
         raise SyncFailedError.of(errno.ESTALE, path)
 
     def check_files(self, position: int | None = None) -> None:
-        """Looks whether the segment being written to (or that of `position`) still has its name; if not, nothing more is
-        accepted."""
+        """Checks that the current segment (or that of `position`) still has its name. If not, no put is accepted any
+        more."""
         log = self._commit_log.files
         base = log.base_of(self._control.wrote if position is None else position)
         try:
@@ -315,7 +322,7 @@ class Flusher:
 
     @property
     def urgent(self) -> bool:
-        """Whether so much is to be made durable that the next turn should not wait for its time. The disk takes long for a whole
+        """Whether so many bytes wait that the next turn should not wait for its time. The disk takes long for a whole
         interval of fast appends, and the oldest of them waits for both."""
         control = self._control
         return not control.flags & SYNC_FAILED and control.wrote - control.flushed >= URGENT_BYTES
@@ -332,8 +339,8 @@ class Flusher:
         self.flush_to(appended[0], appended=appended)
 
     def run_once(self) -> Progress:
-        """One look: flushes the log when enough pages are dirty, or when enough time has passed; then the checkpoint, once a second.
-        What another process did lately is not done again."""
+        """One turn: flushes the log if enough pages are dirty, or if enough time has passed; then the checkpoint, once
+        a second. Skips what another process did lately."""
         control, config = self._control, self._config
         if control.flags & SYNC_FAILED:
             return Progress(0)

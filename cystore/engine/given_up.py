@@ -59,7 +59,7 @@ class GivenUp:
         return any(first <= begin and end <= last for first, last in self._by_queue.get(key, ()))
 
     def end(self, key: tuple[str, int]) -> int:
-        """The offset behind the last given-up one of a queue, 0 where there is none."""
+        """The offset behind the last given-up one of a queue; 0 without any."""
         listed = self._by_queue.get(key)
         return listed[-1][1] if listed else 0
 

@@ -1,8 +1,9 @@
-"""Holes: ranges of the log where damage swallowed records while good ones stand behind it.
+"""Holes: damaged ranges of the log with good records behind them.
 
-Recovery, or the dispatcher of an open store, finds them and enters them in the manifest; from then on scans, dispatch and reads step
-over them. The bytes in the log itself stay as they are. quarantine/holes.json is a list for people, and for programs from before
-there was a manifest: recovery writes it beside the copies that it names, and it is read only where the manifest is missing.
+Recovery, or the dispatcher of an open store, finds them and enters them in the manifest. From then on scans, dispatch
+and reads step over them. The bytes in the log do not change. quarantine/holes.json is a list for people, and for
+versions from before the manifest: recovery writes it beside the copies that it names. It is read only if the manifest
+is missing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ NO_OFFSET = OFFSET_MAX = (1 << 63) - 1
 
 @dataclass(frozen=True, order=True)
 class Hole:
-    """[begin, end) of the log: `reason` says what was wrong at `begin`, `copy` names the file in quarantine/."""
+    """[begin, end) of the log: `reason` describes the damage at `begin`, `copy` names the file in quarantine/."""
 
     begin: int
     end: int
@@ -70,12 +71,12 @@ class Holes:
         return self._holes[place].begin, self._holes[place].end
 
     def next_begin(self, offset: int) -> int:
-        """Where the first hole behind physical offset `offset` begins; no offset is higher when there is none."""
+        """The begin of the first hole behind physical offset `offset`; the highest possible offset if there is none."""
         place = bisect_right(self._begins, offset)
         return self._begins[place] if place < len(self._begins) else NO_OFFSET
 
     def ranges(self) -> list[tuple[int, int]]:
-        """(begin, end) of each, ascending."""
+        """(begin, end) of each hole, ascending."""
         return list(self._ranges)
 
     def within(self, begin: int, end: int) -> Holes:
@@ -83,7 +84,7 @@ class Holes:
         return Holes(hole for hole in self._holes if hole.end > begin and hole.begin < end)
 
     def merged(self, more: Iterable[Hole]) -> Holes:
-        """With `more` taken in: what overlaps or touches becomes one hole that keeps the first one's reason and copy."""
+        """Adds `more`: holes that overlap or touch become one hole with the first one's reason and copy."""
         out: list[Hole] = []
         for hole in sorted([*self._holes, *more]):
             if out and hole.begin <= out[-1].end:
@@ -95,8 +96,8 @@ class Holes:
 
 
 def read_hole_list(root: Path) -> tuple[Holes, bool]:
-    """quarantine/holes.json or its last good copy, and whether that is the newest list: the copy may lack the holes that were found
-    last. Empty where there is none. StoreFormatError where both are damaged."""
+    """quarantine/holes.json or its last good copy, and whether that is the newest list: the copy may lack the holes
+    that were found last. Empty without both. StoreFormatError if both are damaged."""
     path = root / QUARANTINE / FILE_NAME
     problem: Exception | None = None
     for candidate in (path, path.with_name(path.name + ".bak")):

@@ -1,7 +1,7 @@
-"""Segments that are read with `pread` into windows of private memory, for disks with sectors that cannot be read.
+"""Segments that are read with `pread` into windows of private memory, for disks with unreadable sectors.
 
-A page fault on such a sector kills the process; a `pread` of it is an error. A window looks like a short segment: it begins where it was
-asked for and ends behind a record, so each record that begins in it is whole in it.
+A page fault on such a sector kills the process; a `pread` of it is an error. A window looks like a short segment: it
+begins at the asked offset and ends behind a record, so each record that begins in it is complete.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class LogWindows:
         self._kept = []
 
     def at(self, path: Path, base: int, offset: int, file_end: int, wrote: int) -> MappedFile | None:
-        """The window with the record at `offset`, of the segment at `path`; None where there is no file. Raises StoreIOError."""
+        """The window with the record at `offset`, of the segment at `path`; None without a file. Raises
+        StoreIOError."""
         for window in self._kept:
             if window.base <= offset < window.end:
                 return window
@@ -67,7 +68,7 @@ def _load(path: Path, base: int, offset: int, file_end: int, wrote: int) -> Mapp
 
 
 def _end_of_damage(scanner: scan.LogScanner, data: bytes, offset: int, file_end: int) -> int:
-    """Where the next valid record begins, or as far as these bytes tell that there is none."""
+    """The begin of the next valid record, or the end of the part of these bytes that has none."""
     if len(data) < 2:
         return offset + len(data)
     scanner.move(offset + 1, file_end)
@@ -78,8 +79,8 @@ def _end_of_damage(scanner: scan.LogScanner, data: bytes, offset: int, file_end:
 
 
 def read_range(path: Path, base: int, begin: int, count: int, *, least: int) -> bytes | None:
-    """`count` bytes of the log from `begin` on, fewer in front of what cannot be read, but `least`; None where there is no file. Raises
-    StoreIOError with the log position that cannot be read."""
+    """`count` bytes of the log from `begin` on. Fewer before an unreadable sector, but at least `least`; None without a
+    file. Raises StoreIOError with the log position of the unreadable sector."""
     try:
         with files.opened(path) as fd:
             data, error = unreadable.pread_readable(fd, begin - base, count)

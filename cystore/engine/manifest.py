@@ -1,11 +1,13 @@
 """The manifest: the one durable place for facts about a store that cannot be recomputed from its other files.
 
-It holds the store's identity, what shapes its files, its retention policy, damaged ranges of the log, queue offsets that were given
-up, what lies in quarantine/, and sections of parts above the engine (holds, archive mark, progress of the scrub).
+It holds the store's identity, the settings that shape its files, its retention policy, damaged ranges of the log,
+given-up queue offsets, the copies in quarantine/, and sections of parts above the engine (holds, archive mark, progress
+of the scrub).
 
-Any attached process may update it: read, change and write under the lock "manifest" of the control block, which is a leaf in the
-lock order. The control block carries the newest sequence number, so a process that looks at its facts notices those of others.
-Whoever is alone in the store (recovery) needs no control block. Fields of a newer minor version are kept as they are.
+Any attached process may update it: read, change and write under the lock "manifest" of the control block, which is a
+leaf in the lock order. The control block carries the newest sequence number, so each process notices updates of the
+others. A process that is alone in the store (recovery) needs no control block. Fields of a newer minor version are kept
+unchanged.
 """
 
 from __future__ import annotations
@@ -39,11 +41,11 @@ READS = 16  # a reader that meets two updates at once looks again
 
 @dataclass(frozen=True)
 class Facts:
-    """What a manifest says; immutable.
+    """The content of a manifest; immutable.
 
     `settings`: values of StoreConfig that are the store's. `sections`: JSON of parts above the engine, and of newer
-    versions, by name. `rebuilt`: why the facts of before are lost, empty as long as they are not. `paused`: why nothing may be cleaned,
-    empty where cleaning goes on. `log_begin`: the log's minimum, -1 where nobody has entered it yet.
+    versions, by name. `rebuilt`: the reason why the earlier facts are lost, empty otherwise. `paused`: the reason why
+    cleaning is paused, empty otherwise. `log_begin`: the log's minimum, -1 before any process has entered it.
     """
 
     sequence: int = 0
@@ -135,8 +137,8 @@ _DEFAULTS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Found:
-    """What the file says: `facts` and the slot they are in, both None where there is no file or neither slot can be read, which
-    `problem` then says."""
+    """The content of the file: `facts` and the slot that holds them. Both are None if there is no file or neither slot
+    can be read; `problem` then has the reason."""
 
     facts: Facts | None = None
     slot: Slot | None = None
@@ -144,7 +146,7 @@ class Found:
 
 
 def look(root: Path) -> Found:
-    """The newest facts that can be read. Raises StoreFormatError for those of a newer major version."""
+    """The newest readable facts. Raises StoreFormatError for facts of a newer major version."""
     path = root / FILE_NAME
     if path.exists() and not path.is_symlink() and not path.is_file():
         return Found(problem="its place has a folder, or something else that is not a file")
@@ -164,9 +166,10 @@ def look(root: Path) -> Found:
 
 
 def read_facts(root: Path) -> tuple[Facts, bool]:
-    """What is known of a store that nobody else changes, and whether its list of holes is the newest. Nothing is written.
+    """The facts of a store that no other process changes, and whether its list of holes is the newest. Writes nothing.
 
-    Without a manifest the list of holes in quarantine/ counts. Raises StoreFormatError where that is all there is, and damaged.
+    Without a manifest the list of holes in quarantine/ counts. Raises StoreFormatError if only that list exists, and is
+    damaged.
     """
     found = look(root)
     if found.facts is not None:
@@ -187,12 +190,12 @@ def read_holes_or_copy(root: Path) -> tuple[Holes, bool]:
 
 
 def read_given_up(root: Path) -> GivenUp:
-    """The queue offsets that were given up, none where no manifest can be read."""
+    """The given-up queue offsets; none if no manifest can be read."""
     return (look(root).facts or Facts()).given_up
 
 
 def read_removed(root: Path) -> Removed:
-    """The queues that were removed, none where no manifest can be read."""
+    """The removed queues; none if no manifest can be read."""
     return (look(root).facts or Facts()).removed
 
 
@@ -209,7 +212,7 @@ def record_holes(root: Path, holes: Holes) -> None:
 
 
 def _added(newest: Facts, known: Facts) -> Facts:
-    """`newest`, which were made anew, with what was known before. The settings of before win: files are shaped by them."""
+    """Adds the earlier facts to `newest`, which were made anew. The earlier settings win: files are shaped by them."""
     return replace(
         newest,
         store_id=known.store_id or newest.store_id,
@@ -229,8 +232,8 @@ def _added(newest: Facts, known: Facts) -> Facts:
 class Manifest:
     """The manifest of one store, as this process sees it.
 
-    `control` is that of the attachment; None while the process is alone in the store. Without `durable` updates stay in this process:
-    for private recovery, which writes nothing.
+    `control` is that of the attachment; None while the process is alone in the store. Without `durable` updates stay in
+    this process, for private recovery, which writes nothing.
     """
 
     def __init__(
@@ -243,8 +246,9 @@ class Manifest:
 
     @classmethod
     def load(cls, root: Path, control: Control | None, carried_over: Callable[[], Facts] = Facts) -> Manifest:
-        """The store's manifest. Where there is none, or none that can be read, whoever is alone in the store makes it of
-        `carried_over`; beside others of what the store's other files tell, and each of the others adds what it knows (`snapshot`)."""
+        """The store's manifest. If there is none, or none that can be read, a process that is alone in the store makes
+        it from `carried_over`. Beside others it makes it from the store's other files, and each of the others adds the
+        facts that it knows (`snapshot`)."""
         found = look(root)
         manifest = cls(root, found.facts or Facts(), control)
         if found.facts is None and control is None:
@@ -255,7 +259,7 @@ class Manifest:
 
     @classmethod
     def private(cls, root: Path, holes: Holes, given_up: GivenUp) -> Manifest:
-        """The store's manifest for a reader that is alone and writes nothing, with what its recovery found."""
+        """The store's manifest for a reader that is alone and writes nothing, with the result of its recovery."""
         facts = look(root).facts or Facts()
         return cls(root, replace(facts, holes=holes, given_up=given_up), durable=False)
 
@@ -302,13 +306,13 @@ class Manifest:
             self.update(lambda facts: facts)
 
     def share(self, control: Control) -> None:
-        """From now on others may attach: `control` is the new control block."""
+        """From now on other processes may attach: `control` is the new control block."""
         if self._durable:
             control.manifest_seq = self._facts.sequence
             self._control = control
 
     def snapshot(self) -> Facts:
-        """The facts as they are now, those that other processes entered too. Costs a look at shared memory."""
+        """The present facts, with entries of other processes. Costs a look at shared memory."""
         control = self._control
         if control is None or control.manifest_seq == self._facts.sequence:
             return self._facts
@@ -325,7 +329,7 @@ class Manifest:
         return self._facts
 
     def _taken(self, newest: Facts) -> Facts:
-        """`newest` are the facts from now on. Where somebody made them anew under this process, it adds what it knows."""
+        """Makes `newest` the facts. If another process made them anew, adds the facts that this process knows."""
         known = self._facts
         self._facts = newest
         if newest.rebuilt and newest.rebuilt != known.rebuilt:
@@ -352,7 +356,7 @@ class Manifest:
             found = look(self._root) if self._durable else Found(self._facts)
             before = (
                 found.facts or self._facts
-            )  # what this process knows goes back where the file was taken away
+            )  # this restores the facts of this process if the file was removed
             after = change(before)
             if after != before or found.facts is None:
                 after = self._write(found.slot, after, before.sequence)
@@ -399,7 +403,7 @@ class Manifest:
         self.update(lambda facts: replace(facts, removed=facts.removed.merged(listed)))
 
     def forget_removed(self, minimum: int) -> None:
-        """Takes removed queues out whose records are all below the log's minimum, where there are very many of them."""
+        """Drops removed queues whose records are all below the log's minimum, if there are very many."""
         if self.snapshot().removed.has_too_many(minimum):
             self.update(lambda facts: replace(facts, removed=facts.removed.without_expired(minimum)))
 
@@ -414,11 +418,11 @@ class Manifest:
         self.update(lambda facts: replace(facts, log_begin=minimum))
 
     def pause_cleaning(self, why: str) -> None:
-        """Nothing is cleaned until somebody says that it may be."""
+        """Pauses cleaning until an operator ends the pause."""
         self.update(lambda facts: replace(facts, paused=facts.paused or why))
 
     def resume_cleaning(self) -> bool:
-        """An operator, or the archive, has said what is held. False when cleaning was not paused."""
+        """Ends the pause, when an operator, or the archive, has set the holds. False when cleaning was not paused."""
         paused = bool(self.snapshot().paused)
         if paused:
             self.update(lambda facts: replace(facts, paused=""))

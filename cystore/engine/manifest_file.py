@@ -37,12 +37,13 @@ class Slot:
 
 
 def read_slots(path: Path) -> list[Slot]:
-    """The slots whose checksum is right, newest first. Raises FileNotFoundError's StoreIOError for a file that is not there."""
+    """The slots with the right checksum, newest first. Raises StoreIOError (of a FileNotFoundError) for a missing
+    file."""
     return parse_slots(slot_bytes(path) or b"")
 
 
 def slot_bytes(path: Path) -> bytes | None:
-    """The bytes of both slots, or the whole file where the first slot does not tell its length; None where there is no file."""
+    """The bytes of both slots, or the whole file if the first slot does not contain its length; None without a file."""
     while True:
         head = files.read_if_there(path, first=HEADER_BYTES) or b""
         told = {name: _number(head, name) for name in _FIELDS} if len(head) == HEADER_BYTES else {}
@@ -117,7 +118,7 @@ def create(root: Path, sequence: int, payload: bytes, slot_bytes: int = FIRST_SL
 
 
 def _make_way(root: Path) -> None:
-    """Moves away what is no file and stands in the file's place."""
+    """Moves away a folder, or anything but a file, from the file's place."""
     path = root / FILE_NAME
     if path.exists() and not path.is_file() and not path.is_symlink():
         files.move(path, root / QUARANTINE / f"{FILE_NAME}.{uuid.uuid4().hex}")
@@ -138,7 +139,8 @@ def replace(root: Path, newest: Slot, payload: bytes) -> Slot:
     try:
         files.write_at(path, [(place * slot_bytes, render_slot(sequence, payload, slot_bytes))])
     except BaseException:
-        # Whether the new slot is on disk is unknown. It must not count, or the next update would overwrite the one that is.
+        # The new slot may or may not be on disk. It must not count, or the next update would overwrite the slot that is
+        # on disk.
         with contextlib.suppress(StoreError):
             files.write_at(path, [(place * slot_bytes, bytes(HEADER_BYTES))])
         raise

@@ -1,7 +1,7 @@
 """The mappings that one process keeps of a store: those used last, within a budget of bytes and of mappings.
 
-A mapping needs no descriptor. Whoever holds a MappedFile (a reader, a view of a body) keeps its mapping; the budget counts what is
-kept for later use.
+A mapping needs no descriptor. A reader or a view of a body that holds a MappedFile keeps its mapping; the budget counts
+only mappings that are kept for later use.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _numbers = itertools.count()
 
 
 def mapping_limit() -> int:
-    """How many mappings a store may keep: half of those that a process may have (vm.max_map_count)."""
+    """The most mappings of a store: half of those that a process may have (vm.max_map_count)."""
     data = files.read_if_there(Path("/proc/sys/vm/max_map_count"))
     return (int(data) if data else DEFAULT_MAP_COUNT) // 2
 
 
 def address_limit(wanted: int) -> int:
-    """How many bytes of address space a store may keep mapped: a quarter of a process's limit where it has one."""
+    """The most mapped bytes of a store: a quarter of the process's limit, if it has one."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return wanted if limit == resource.RLIM_INFINITY else min(wanted, limit // 4)
 
@@ -55,7 +55,7 @@ class Mappings:
 
     @property
     def count(self) -> int:
-        """How many mappings are kept."""
+        """The number of kept mappings."""
         return len(self._kept)
 
     def get(self, queue: int, base: int) -> MappedFile | None:
@@ -65,12 +65,12 @@ class Mappings:
             return None
         try:
             self._kept.move_to_end((queue, base))
-        except KeyError:  # another thread let it go meanwhile; the caller keeps it
+        except KeyError:  # another thread dropped it meanwhile; the caller keeps it
             return found[0]
         return found[0]
 
     def keep(self, queue: int, file: MappedFile, needed: Callable[[MappedFile], bool]) -> None:
-        """Keeps one more, and lets go of those used longest ago. One that is `needed` stays whatever the budget is."""
+        """Keeps one more, and drops those used longest ago. A `needed` one stays whatever the budget is."""
         with self._lock:
             self._forget(queue, file.base)
             self._kept[queue, file.base] = file, needed
@@ -101,20 +101,22 @@ class Mappings:
         return found[0]
 
     def let_pages_go(self, current: MappedFile | None, end: int) -> None:
-        """Takes the pages of all mappings out of this process's memory; of the `current` segment only those below the offset `end`, for the
-        next append must not meet a page fault."""
+        """Takes the pages of all mappings out of this process's memory. Of the `current` segment only those below the
+        offset `end`, so that the next append meets no page fault."""
         with self._lock:
             files = [file for file, _ in self._kept.values()]
         for file in files:
             file.let_pages_go(max(0, min(file.length, end - file.base)) if file is current else file.length)
 
     def drop(self, queue: int, base: int) -> MappedFile | None:
-        """Keeps one no longer, and gives it: the mapping ends when the caller lets it go. Do that under no lock."""
+        """Removes one from the kept mappings, and returns it: the mapping ends when the caller drops it. Drop it under
+        no lock."""
         with self._lock:
             return self._forget(queue, base)
 
     def make_room(self) -> bool:
-        """Lets the older half go, for the system has no room for another mapping; False when there was nothing to let go."""
+        """Drops the older half, because the system has no room for another mapping; False if there was nothing to
+        drop."""
         with self._lock:
             old = [key for key, (file, needed) in self._kept.items() if not needed(file)]
             gone = [self._forget(*key) for key in old[: (len(old) + 1) // 2]]

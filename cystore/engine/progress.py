@@ -1,4 +1,4 @@
-"""What a service reports of one turn."""
+"""The result of one turn of a service."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`done` counts what was worked off (bytes, files or records, as the service says); `more` says whether work is left."""
+    """`done` counts the finished work (bytes, files or records, depending on the service); `more` says whether work is
+    left."""
 
     done: int
     more: bool = False

@@ -58,7 +58,7 @@ _OFFSET_MAX = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class Kept:
-    """A copy in quarantine/ of log bytes [begin, end), as its name tells."""
+    """A copy in quarantine/ of log bytes [begin, end); its name contains both."""
 
     name: str
     begin: int
@@ -68,12 +68,12 @@ class Kept:
     modified_ms: int = 0
 
     def path(self, root: Path) -> Path:
-        """Where the copy is."""
+        """The path of the copy."""
         return root / QUARANTINE / self.name
 
 
 def kept_of(name: str) -> Kept:
-    """The range that the name of a copy tells. Raises StoreFormatError for a name that no copy has."""
+    """The range in the name of a copy. Raises StoreFormatError for a name that no copy has."""
     match = _NAME.fullmatch(name)
     if match is None or not int(match[1]) < int(match[2]) <= _OFFSET_MAX:
         raise StoreFormatError(
@@ -83,8 +83,8 @@ def kept_of(name: str) -> Kept:
 
 
 def kept(root: Path) -> list[Kept]:
-    """The copies in quarantine/, in the order of the log. What has another name is left out: we did not make it. A file that
-    goes away meanwhile is left out too."""
+    """The copies in quarantine/, in the order of the log. Leaves out files with other names, which we did not make, and
+    files that are removed meanwhile."""
     found = []
     for entry in files.entries(root / QUARANTINE):
         try:

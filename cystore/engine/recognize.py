@@ -1,7 +1,7 @@
-"""What tells a store, ours or RocketMQ's, from any other directory: what its files are, not only what they are called.
+"""Recognises a store, ours or RocketMQ's, by the content of its files and not only by their names.
 
-Anybody may have a folder with the name `index` or `commitlog`, or a file with the name `checkpoint`. Commands that remove files ask here
-first.
+Any directory may have a folder with the name `index` or `commitlog`, or a file with the name `checkpoint`. Commands
+that remove files ask here first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cystore.system import files
 from cystore.system.store_lock import LOCK_NAME, LOCK_TEXT
 
 MAGIC = manifest_file.MAGIC.to_bytes(8, "big")
-# What a store's directory may hold. These names alone tell nothing.
+# The names in a store's directory. The names alone prove nothing.
 NAMES = frozenset(
     {
         commit_log.DIRECTORY, checkpoint.FILE_NAME, manifest_file.FILE_NAME, LOCK_NAME, "abort", QUARANTINE,
@@ -31,15 +31,15 @@ NAMES = frozenset(
 def is_store(root: Path) -> bool:
     """Whether a directory is a store: it has a checkpoint of the right length, a manifest of ours, or a file of a commit log.
 
-    A store whose files were damaged or removed counts as long as its `lock` file has the text that both programs write there, and no
-    other name is in the directory; that is also what a kill leaves of a store that was just being made. Raises StoreIOError.
+    A store with damaged or removed files counts while its `lock` file has the text of both programs, and the directory
+    has no foreign name. A kill while a store is being made leaves that, too. Raises StoreIOError.
     """
     with files.translated(root):
         return _has_checkpoint(root) or _has_manifest(root) or _has_log(root) or _has_lock_alone(root)
 
 
 def check_is_store(root: Path) -> None:
-    """Raises StoreFormatError for a directory that is no store, or for what is no directory."""
+    """Raises StoreFormatError for anything but the directory of a store."""
     with files.translated(root):
         if not root.is_dir():
             raise StoreFormatError(
@@ -50,7 +50,7 @@ def check_is_store(root: Path) -> None:
 
 
 def _length(path: Path) -> int | None:
-    """The length of a regular file; None where there is none. Links are not followed."""
+    """The length of a regular file; None without one. Does not follow links."""
     try:
         status = path.lstat()
     except (FileNotFoundError, NotADirectoryError):

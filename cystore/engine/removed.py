@@ -1,10 +1,11 @@
 """Removed queues: topics that an operator deleted while their records still stand in the log.
 
-The manifest says of each such queue up to which queue offset it was removed. Recovery, dispatch and verify leave the records below that
-alone, so the queue does not come back out of the log. The queue goes on counting: its next message gets the next queue offset.
+The manifest lists for each such queue the queue offset up to which it was removed. Recovery, dispatch and verify ignore
+the records below, so the queue does not come back out of the log. The queue continues to count: its next message gets
+the next queue offset.
 
-Queues whose messages all expired are listed too, so their count stands in two files. Where very many are listed, those go first whose
-records are gone from the log: then config/queueOffset.json alone keeps their count.
+Queues whose messages all expired are listed too, so their count stands in two files. If very many are listed, queues
+without records in the log are dropped first: then config/queueOffset.json alone keeps their count.
 """
 
 from __future__ import annotations
@@ -64,11 +65,11 @@ class Removed:
         return f"Removed({list(self)})"
 
     def end(self, key: Key) -> int:
-        """The queue offset up to which a queue was removed, 0 where it was not."""
+        """The queue offset up to which a queue was removed; 0 if it was not."""
         return self._by_queue.get(key, (0, 0))[0]
 
     def physical_end(self, key: Key) -> int:
-        """The physical offset behind the removed records of a queue, 0 where there are none."""
+        """The physical offset behind the removed records of a queue; 0 without any."""
         return self._by_queue.get(key, (0, 0))[1]
 
     def merged(self, more: Iterable[RemovedQueue]) -> Removed:
@@ -80,7 +81,7 @@ class Removed:
         return len(self) > KEPT and sum(row.physical_end <= minimum for row in self) > KEPT
 
     def without_expired(self, minimum: int) -> Removed:
-        """Without the queues whose removed records are all below the log's minimum, but for the newest `KEPT` // 2 of them."""
+        """Drops queues whose removed records are all below the log's minimum, except the newest `KEPT` // 2 of them."""
         gone = sorted((row for row in self if row.physical_end <= minimum), key=lambda row: row.physical_end)
         dropped = set(gone[: max(len(gone) - KEPT // 2, 0)])
         return Removed(row for row in self if row not in dropped)

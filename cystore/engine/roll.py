@@ -58,7 +58,8 @@ class Roller:
         if first_ms is None:
             return False
         age_ms = clock.now_ms(self._control) - first_ms
-        # One of a wrong clock would be young for as long as that was ahead; the next segment begins with the right time.
+        # A segment of a wrong clock would stay young for as long as the clock was ahead; the next one begins with the
+        # right time.
         return age_ms >= self._policy.now().roll_interval_h * HOUR_MS or age_ms < -store_clock.jump_ms(
             self._control
         )

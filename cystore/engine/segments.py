@@ -22,7 +22,7 @@ Prepared = TypeVar("Prepared")
 
 NAME_DIGITS = 20
 POSITIONS_END = 1 << 63  # positions are long in RocketMQ
-MAKE_TRIES = 5  # somebody may remove a file before it is mapped
+MAKE_TRIES = 5  # another process may remove a file before it is mapped
 OURS = ("CYSTORE",)  # the marker file in commitlog/
 
 
@@ -31,7 +31,7 @@ class Mode(enum.Enum):
 
     WRITE = "write"
     READ = "read"  # shared, for reading only: another process writes
-    PRIVATE = "private"  # nobody is attached: recovery and dispatch run on private copies of the pages
+    PRIVATE = "private"  # no process is attached: recovery and dispatch run on private copies of the pages
 
 
 def file_name(base: int) -> str:
@@ -40,7 +40,7 @@ def file_name(base: int) -> str:
 
 
 def base_of_name(name: str) -> int | None:
-    """The position that a file's name tells, None for another kind of name, also for digits that are no position of a log."""
+    """The position in a file's name; None for other names, also for digits that cannot be a position of a log."""
     if len(name) != NAME_DIGITS or not name.isascii() or not name.isdecimal():
         return None
     base = int(name)
@@ -50,15 +50,15 @@ def base_of_name(name: str) -> int | None:
 class MappedFileQueue:
     """Files of one directory. Safe for threads of a process; several processes may create files at once.
 
-    `file_bytes` is that of the first file found; a configured length that differs is reported once and not used.
-    `mappings` keeps the mappings of all queues of files of a store within one budget; of this queue it keeps at most those of the
-    `max_mapped` files used last, and always those that are `needed`. What somebody still holds stays mapped all the same.
-    `is_sealed(end)` says that nobody writes to a file with that end any more.
-    Without `durable_names` files are made without waiting for the disk, and `sync_names` does that for all of them at once.
-    `scattered`: the files are touched here and there, so a page fault reads nothing ahead.
-    A file of another length is refused; with Mode.PRIVATE `odd_files` says what recovery would have made of it: lengthened with
-    zeros ("extend") or removed ("remove"). Where recovery removes it, its bytes follow from the log. Then a process that writes gives
-    it its length when it maps it, and for one that reads it is not there.
+    `file_bytes` is that of the first file found; a different configured length is reported once and not used.
+    `mappings` keeps the mappings of all queues of files of a store within one budget. Of this queue it keeps at most
+    those of the `max_mapped` files used last, and always those that are `needed`. A file that a view uses stays mapped
+    all the same. `is_sealed(end)` says that no process writes any more to a file with that end. Without `durable_names`
+    files are made without waiting for the disk, and `sync_names` makes the names of all of them durable at once.
+    `scattered`: accesses are scattered, so a page fault reads nothing ahead. A file of another length is refused. With
+    Mode.PRIVATE `odd_files` gives the treatment by recovery: lengthened with zeros ("extend") or removed ("remove").
+    Recovery removes a file only if the log determines its bytes. Then a process that writes restores the file's length
+    when it maps it, and for a reader the file does not exist.
     """
 
     def __init__(
@@ -175,8 +175,8 @@ class MappedFileQueue:
         return offset - offset % self.file_bytes
 
     def get(self, base: int) -> MappedFile | None:
-        """The mapped file that begins at `base`, None where there is none."""
-        if self._max_mapped is None and not self._imagined:  # the log's: what is mapped needs no lock
+        """The mapped file that begins at `base`; None without one."""
+        if self._max_mapped is None and not self._imagined:  # the log's: a mapped file needs no lock
             found = self._mappings.get(self._number, base)
             if found is not None:
                 return found
@@ -201,7 +201,7 @@ class MappedFileQueue:
         del gone
         self._mappings.keep(self._number, found, self._needed)
         with self._lock:
-            if self._forgotten != forgotten:  # somebody removed it since it was mapped
+            if self._forgotten != forgotten:  # another process removed it since it was mapped
                 self._let_go(base)
         return found
 
@@ -235,7 +235,7 @@ class MappedFileQueue:
                 mend_length(path, self.file_bytes)
 
     def _needed(self, file: MappedFile) -> bool:
-        """Whether a mapping must stay: what was written to private memory is nowhere else."""
+        """Whether a mapping must stay, because only private memory has its changes."""
         return (file.private and file.touched) or (self._is_needed is not None and self._is_needed(file))
 
     def _let_oldest_go(self) -> list[MappedFile | None]:
@@ -255,7 +255,7 @@ class MappedFileQueue:
         return self._mappings.drop(self._number, base)
 
     def create(self, base: int, allocated_bytes: int) -> MappedFile:
-        """Makes the file at `base` unless it is there (another process may be faster) and maps it."""
+        """Makes the file at `base` if it does not exist (another process may be faster) and maps it."""
         if self.mode is Mode.PRIVATE:
             with self._lock:
                 existing = self.get(base)
@@ -271,7 +271,7 @@ class MappedFileQueue:
                     self.root, self.path(base), self.file_bytes, allocated_bytes, durable=self._durable_names
                 )
             elif self._durable_names:
-                files.sync_directory(self.directory)  # whoever named it may have died before that
+                files.sync_directory(self.directory)  # the process that named it may have died before that
             created = self.get(base)
             if created is not None:
                 return created
@@ -287,8 +287,9 @@ class MappedFileQueue:
             files.sync_directory(self.root)
 
     def prepared(self, base: int, prepare: Callable[[], Prepared]) -> Prepared:
-        """What `prepare` gives, which maps the file at `base` and reserves space there. Somebody may remove the file, or replace it,
-        between these two steps: then the mapping is dropped and `prepare` runs again, which makes the file anew."""
+        """The result of `prepare`, which maps the file at `base` and reserves space there. If another process removes
+        or replaces the file between these two steps, the mapping is dropped and `prepare` runs again, which makes the
+        file anew."""
         for _ in range(MAKE_TRIES):
             try:
                 return prepare()
@@ -317,7 +318,7 @@ class MappedFileQueue:
         files.remove(self.path(base), durable=durable)
 
     def remove_below(self, position: int) -> int:
-        """Unlinks the files that end at or below a position, oldest first, but never the last; returns how many."""
+        """Unlinks the files that end at or below a position, oldest first, but never the last; returns their number."""
         old = [base for base in self.refresh()[:-1] if base + self.file_bytes <= position]
         for base in old:
             self.remove(base)
@@ -346,8 +347,8 @@ class MappedFileQueue:
         return file.in_memory or files.is_at(self.path(file.base), file)
 
     def forget(self, base: int) -> None:
-        """Drops this process's mapping of the file at `base`; it is mapped again by its name when it is asked for. Private memory that
-        was written to stays: nothing else holds what was written."""
+        """Drops this process's mapping of the file at `base`; the next use maps it again by its name. Changed private
+        memory stays, because nothing else holds the changes."""
         gone = None
         with self._lock:
             file = self._mappings.get(self._number, base)

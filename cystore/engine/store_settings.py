@@ -1,11 +1,11 @@
 """Settings that are the store's and not a process's. They stand in the manifest.
 
-What shapes the files (`SHAPE`) is entered by the first process that opens the store for writing; the lengths of files that are there
-already win. A process that gives another value is refused. One that gives none takes the store's.
+The first process that opens the store for writing enters the settings that shape the files (`SHAPE`); lengths of
+existing files win. A process that gives another value is refused. A process that gives none takes the store's.
 
-The retention policy (`RETENTION`) is entered by the process that makes the store. In a store from before there was a policy, each value is
-entered by the first process that gives it. What a process gives later, and differs, is ignored with a warning: a worker whose settings
-are older than the operator's last `cystore config` must start all the same, and must not delete what others keep.
+The process that makes the store enters the retention policy (`RETENTION`). In a store of an older version, the first
+process that gives a value enters it. A different value that a process gives later is ignored with a warning: a worker
+with outdated settings must start all the same, and must not delete what others keep.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ CHANGEABLE = (*RETENTION, DELAY_LEVELS)
 
 
 def effective(config: StoreConfig, facts: Facts | None) -> StoreConfig:
-    """`config` with the store's own settings of what shapes its files. Raises StoreConfigError for another value, and StoreFormatError
-    for a manifest whose values no store can have."""
+    """`config` with the store's own settings that shape its files. Raises StoreConfigError for another value, and
+    StoreFormatError for a manifest with impossible values."""
     if facts is None or not facts.settings:
         return config
     theirs = {name: value for name, value in facts.settings.items() if name in SHAPE}
@@ -88,7 +88,8 @@ def effective_at(config: StoreConfig, root: Path) -> StoreConfig:
 def enter_settings(
     manifest: Manifest, config: StoreConfig, *, new: bool, log_file_bytes: int = 0, queue_file_bytes: int = 0
 ) -> None:
-    """Enters what the store has no value for yet. `new`: this process makes the store. The lengths are those of files that are there."""
+    """Enters values that the store does not have yet. `new`: this process makes the store. The lengths are those of
+    existing files."""
     settings = manifest.snapshot().settings
     missing = {name: getattr(config, name) for name in SHAPE if name not in settings}
     for name, length in ((LOG_FILE, log_file_bytes), (QUEUE_FILE, queue_file_bytes)):
@@ -120,8 +121,8 @@ def _tell_of_ignored(manifest: Manifest, config: StoreConfig) -> None:
 
 
 def configure(manifest: Manifest, changes: dict[str, Any]) -> None:
-    """Changes the store's retention policy for all processes, also for those that have it open. Other delay levels hold from the next
-    time on that somebody opens the store while nobody has it open. A value of None takes the store's own away. Raises
+    """Changes the store's retention policy for all processes, also for those that have it open. Other delay levels hold
+    when the next process opens the store while no other has it open. A value of None removes the store's own. Raises
     StoreConfigError."""
     for name in changes:
         if name not in CHANGEABLE:
@@ -138,7 +139,7 @@ def configure(manifest: Manifest, changes: dict[str, Any]) -> None:
 
 
 def sources(config: StoreConfig, facts: Facts) -> dict[str, tuple[Any, str]]:
-    """Each of the store's settings with its effective value and where that comes from: "store", "process" or "default"."""
+    """Each of the store's settings with its effective value and its source: "store", "process" or "default"."""
     return {
         name: (
             facts.settings.get(name, getattr(config, name)),

@@ -1,6 +1,7 @@
-"""The folder quarantine/ does not grow for ever: copies that are too old go, and the oldest when together they take too much.
+"""Limits the folder quarantine/: removes copies that are too old, and the oldest ones when all together take too much
+space.
 
-What belongs to a damaged range that was found not long ago stays, whatever it takes: nobody had the time to repair it.
+Copies of a recently found damaged range stay, whatever space they take, because nobody had the time to repair it.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ HOUR_MS = 3_600_000
 
 
 def trim(root: Path, holes: Holes, policy: StoreConfig, now_ms: int) -> int:
-    """Removes the copies in quarantine/ that are older than quarantine_reserved_time_h, then the oldest ones while all of them together
-    take more than quarantine_bytes_max on the disk. Returns how many it removed.
+    """Removes the copies in quarantine/ that are older than quarantine_reserved_time_h, then the oldest ones while all
+    together take more than quarantine_bytes_max on the disk. Returns the number of removed copies.
 
-    `now_ms` is the time by which the store deletes (`clock.expiry_ms`). Files with other names stay. Any process may do it.
+    `now_ms` is the time by which the store deletes (`clock.expiry_ms`). Files with other names stay. Any process may do
+    it.
     """
     oldest_kept_ms = now_ms - policy.quarantine_reserved_time_h * HOUR_MS
     copies = sorted(kept(root), key=lambda copy: copy.modified_ms)
@@ -31,7 +33,7 @@ def trim(root: Path, holes: Holes, policy: StoreConfig, now_ms: int) -> int:
     for copy in copies:
         too_old = copy.modified_ms <= oldest_kept_ms
         if not too_old and taken <= policy.quarantine_bytes_max:
-            break  # those that follow are younger
+            break  # the next copies are younger
         if any(hole.found_ms > oldest_kept_ms for hole in holes.within(copy.begin, copy.end)):
             continue
         _remove(
