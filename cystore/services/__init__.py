@@ -1,1 +1,1 @@
-"""Work that goes on beside appends and reads: each service is a small class with ``run_once``; a thread or a task drives it."""
+"""Services: work beside appends and reads. Each is a small class with ``run_once``; a thread or a task calls it."""

@@ -1,15 +1,18 @@
-"""Delayed messages are carried forward: what still waits in segments that expired is appended again, so that they can go.
+"""Carrying delayed messages forward: appends waiting messages of expired segments again, so that the segments can be
+removed.
 
-A carried message waits in SCHEDULE_TOPIC_XXXX as before. Its property DELAY_DUE says when it is due, so the wait does not begin anew. Its
-property DELAY_SOURCE names the message that it replaces, as that of a delivered message does. So carrying is a delivery into another queue
-of the level: under the same lock, counted in the same way, exactly once whatever is killed (delivered.py).
+A carried message waits in SCHEDULE_TOPIC_XXXX as before. Its property DELAY_DUE is its due time, so the wait does not
+begin anew. Its property DELAY_SOURCE names the message that it replaces, like that of a delivered message. So carrying
+is a delivery into another queue of the level: under the same lock, counted in the same way, exactly once even if
+processes are killed (delivered.py).
 
-A queue of delayed messages is delivered in its order, so that must be the order of due times. A carried message is due before younger ones
-of its level. It goes to another queue of the level, a *run*: the first one whose last message is not due later. Runs have the queue ids
-`level - 1 + RUN_QUEUES * run`. There are about as many as a message is carried times: its delay divided by the log's retention.
+A queue of delayed messages is delivered in its order, so that must be the order of due times. A carried message is due
+before younger ones of its level, so it goes to another queue of the level, a *run*: the first one whose last message is
+not due later. Runs have the queue ids `level - 1 + RUN_QUEUES * run`. There are about as many runs as a message is
+carried times: its delay divided by the log's retention.
 
-RocketMQ keeps the log for no delayed message: it loses those whose segment expires. It does not look at runs: what waits there waits
-until cystore opens the store again.
+RocketMQ keeps the log for no delayed message: it loses messages in expired segments. It does not look at runs; messages
+there wait until cystore opens the store again.
 """
 
 from __future__ import annotations
@@ -43,14 +46,15 @@ from cystore.services.waiting import Head, WaitingQueues
 
 log = logging.getLogger("cystore")
 
-LOCK_WAIT_MS = 1_000  # for whoever delivers, or dispatches
+LOCK_WAIT_MS = 1_000  # for a process that delivers, or dispatches
 WAITING_MAX = 7 / 8  # of the bytes that would go; where more of them wait, carrying frees next to nothing
-SAMPLES = 4096  # entries of a queue that are looked at to tell how many bytes wait
+SAMPLES = 4096  # entries of a queue that are sampled to estimate the waiting bytes
 BLANK_SIZE_MIN = CONSTANTS["BLANK_SIZE_MIN"][0]
 
 
 class _Carry(NamedTuple):
-    """A message that waits, and its copy; None in its place for one that can never be delivered and is stepped over."""
+    """A waiting message and its copy; None in its place for a message that can never be delivered and is stepped
+    over."""
 
     slot: int
     queue_offset: int
@@ -79,13 +83,12 @@ class Carrier:
         self._dispatcher, self._progress = dispatcher, progress
         self._waiting_queues, self._config = waiting, config
         self._transfer = None if appender is None else Transfer(progress, appender)
-        self._stuck_at: int | None = (
-            None  # where a message stands that cannot be carried, and that was reported
-        )
+        self._stuck_at: int | None = None  # place of a message that cannot be carried, and that was reported
 
     def run(self, end: int, until_s: float | None = None) -> int:
-        """Carries what waits below the log position `end`, the end of a segment that expired; returns how many messages. What is left,
-        because the time is over, somebody delivers, or it is not worth it, keeps its segments. Raises what `put` raises."""
+        """Carries waiting messages below the log position `end`, the end of an expired segment; returns the number of
+        messages. Messages that are left keep their segments: the time was over, another process delivers, or it is not
+        worth it. Raises the errors of `put`."""
         control, progress, done = self._control, self._progress, 0
         if self._transfer is None or not progress.slots() or progress.first_waiting() >= end:
             return 0
@@ -124,7 +127,7 @@ class Carrier:
         return min(best, end)
 
     def _waiting_bytes(self, end: int) -> dict[int, float]:
-        """About how many bytes wait in each segment below `end`, by its base."""
+        """The approximate number of waiting bytes in each segment below `end`, by its base."""
         found: dict[int, float] = {}
         for slot in self._progress.slots().values():
             queue = self._queues.get(slot)
@@ -140,7 +143,7 @@ class Carrier:
     # ------------------------------------------------------------------------------- under the deliver lock
 
     def _carry(self, batch: list[_Carry]) -> tuple[int, RoomNeededError | None]:
-        """Appends the copies of a batch and counts them; (how many, what is missing for the rest)."""
+        """Appends the copies of a batch and counts them; returns (their number, the missing resource for the rest)."""
         assert self._transfer is not None
         copies = [one.copy for one in batch if one.copy is not None]
         if not copies:
@@ -156,14 +159,14 @@ class Carrier:
         return len(put), room
 
     def _advance(self, batch: list[_Carry], carried: int) -> None:
-        """Counts the first `carried` messages of a batch, and what is stepped over between them."""
+        """Counts the first `carried` messages of a batch, and the stepped-over ones between them."""
         assert self._transfer is not None
         self._transfer.leave(batch, carried)
         failpoint("carry.counted")
         self._progress.finish()
 
     def _batch(self, end: int) -> list[_Carry]:
-        """What waits below `end`, in the order of the log, so that the oldest segments are free first."""
+        """Waiting messages below `end`, in the order of the log, so that the oldest segments are free first."""
         heads: list[tuple[int, int, Head]] = []
         batch: list[_Carry] = []
         last_due: dict[int, int] = {}  # by queue id, of the runs that this batch goes to

@@ -1,8 +1,9 @@
-"""The service "clean": rolls the log, watches the disk, removes what expired, and lets queues and index follow.
+"""The service "clean": rolls the log, watches the disk, removes expired segments, and lets queues and index follow.
 
-Source: DefaultMessageStore.CleanCommitLogService and CleanConsumeQueueService. The log is cleaned by itself (engine/clean.py). What follows
-from it does so in turns of its own (derived/follow.py), and nobody waits for that. Delayed messages that wait are carried forward. Here is
-what must stay: what is not dispatched, delayed messages that were not carried, holds and the archive.
+Source: DefaultMessageStore.CleanCommitLogService and CleanConsumeQueueService. engine/clean.py cleans the log itself.
+Queues and index follow in turns of their own (derived/follow.py), and no call waits for that. Waiting delayed messages
+are carried forward. This module collects the needs: undispatched records, delayed messages that were not carried, holds
+and the archive.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ log = logging.getLogger("cystore")
 
 SEGMENTS_AT_ONCE = 10  # CommitLog: DELETE_FILES_BATCH_MAX
 DISPATCH_BYTES = 64 * 1024 * 1024  # of log that one turn of the service helps to dispatch
-TURN_S = 1.0  # of one turn, for deliveries that nobody counted and for queues that follow
+TURN_S = 1.0  # of one turn, for uncounted deliveries and for queues that follow
 
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """What one clean removed: numbers of files, and where the log begins now (physical offset)."""
+    """The result of one clean: numbers of removed files, and the log's new first offset."""
 
     segments: int
     queue_files: int
@@ -61,8 +62,9 @@ class Cleaned:
 class Cleaner:
     """Cleans one store. Any process may do it.
 
-    The log's minimum is published before the first file goes, so a reader that comes too late is told so (OFFSET_TOO_SMALL). A
-    kill leaves files below the minimum, which the next clean removes, or, when everybody is gone, a log that still begins there.
+    The log's minimum is published before the first file is removed, so a late reader gets OFFSET_TOO_SMALL. A kill
+    leaves files below the minimum, which the next clean removes, or, when all processes are gone, a log that still
+    begins there.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class Cleaner:
 
     @property
     def settings(self) -> StoreConfig:
-        """All settings; those of the retention policy are the store's, as they are now."""
+        """All settings; the retention policy is the store's present one."""
         return self._policy.now()
 
     def run_once(self) -> Progress:
@@ -118,7 +120,7 @@ class Cleaner:
         return Progress(done, more=segments >= SEGMENTS_AT_ONCE or (done > 0 and self._follower.behind))
 
     def _is_time(self, used: float) -> tuple[bool, bool]:
-        """(whether the disk forces a clean of what has not expired, whether it is time for a clean)."""
+        """(whether the disk forces a clean of unexpired segments, whether it is time for a clean)."""
         settings = self.settings
         forced = settings.clean_file_forcibly_enable and used >= settings.disk_space_clean_forcibly_ratio
         hours = {int(hour) for hour in settings.delete_when.split(";")}
@@ -126,8 +128,8 @@ class Cleaner:
         return forced, forced or hour_has_come or used >= settings.disk_max_used_space_ratio
 
     def is_due(self) -> bool:
-        """Whether there is something that `run_once` should not leave for minutes: the disk filled up or has space again, a segment
-        ends by time, something expired that nobody needs, or queues and index do not follow the log yet."""
+        """Whether `run_once` has work that should not wait for minutes: the disk filled up or has space again, a
+        segment ends by time, an unneeded segment expired, or queues and index do not follow the log yet."""
         if self._space.has_changed() or self._follower.behind or self._roller.is_due():
             return True
         forced, due = self._is_time(self._space.used_percent())
@@ -145,11 +147,11 @@ class Cleaner:
         self._space.check()
 
     def used_percent(self) -> float:
-        """How full the file system is that holds the store."""
+        """The used share of the file system that holds the store."""
         return self._space.used_percent()
 
     def clean(self, max_segments: int | None = None) -> Cleaned:
-        """Removes what has expired, at any hour. Raises OSError's StoreError for a file that cannot be unlinked."""
+        """Removes expired segments, at any hour. Raises OSError's StoreError for a file that cannot be unlinked."""
         if max_segments is not None:
             max_segments = whole("max_segments", max_segments, error=StoreConfigError)
         self._dispatch(self._dispatcher.run_to_end)
@@ -161,7 +163,7 @@ class Cleaner:
         return Cleaned(segments, queue_files, followed.index_files, self._control.min_physical_offset)
 
     def _remove_unused(self, until_s: float | None) -> int:
-        """Queues without messages go; returns how many files that were."""
+        """Removes queues without messages; returns the number of files."""
         removed = 0
 
         def remove() -> None:
@@ -172,12 +174,12 @@ class Cleaner:
         return removed
 
     def needs(self) -> Iterator[Need]:
-        """Who needs the log from where on."""
+        """The needs for the log, each with its position."""
         yield Need("a delayed message", self._delivered.first_waiting())
         yield from self._other_needs()
 
     def _other_needs(self) -> Iterator[Need]:
-        """Who else than delayed messages."""
+        """The needs other than delayed messages."""
         if not self._undispatched_go:
             yield Need("dispatch", self._control.dispatched)
         paused = self._manifest.snapshot().paused
@@ -190,8 +192,8 @@ class Cleaner:
             yield Need(name, hold.physical_offset, hold.max_age_ms)
 
     def _clean_log(self, max_segments: int | None, *, forced: bool, until_s: float | None = None) -> int:
-        """What waits is carried forward first. A delivered or carried copy is durable before its source goes: what waits is looked up
-        before the log is flushed, and copies that come later count for the next clean."""
+        """Carries waiting messages forward first. A delivered or carried copy must be durable before its source is
+        removed: the waiting ones are looked up before the log is flushed, and later copies count for the next clean."""
         up_to = self.log.end_of_removable(max_segments, self._other_needs(), forced=forced)
         self._attempt("carry delayed messages forward", lambda: self._carrier.run(up_to, until_s))
         waiting = self._delivered.first_waiting() if self._undispatched_go else self._delivered.first_needed()
@@ -200,7 +202,7 @@ class Cleaner:
         end = self.log.end_of_expired(forced=forced)
         self._tell_of_pause()
         if end > self._control.min_physical_offset:
-            # Before a segment goes: a queue that has no other messages goes on counting, whatever else is lost.
+            # Before a segment is removed: a queue without other messages must continue to count, whatever else is lost.
             self._save_offsets()
         segments = self.log.remove_expired(
             max_segments, lambda: [Need("a delayed message", waiting), *self._other_needs()], forced=forced
@@ -213,7 +215,7 @@ class Cleaner:
         return trim(self._root, self._commit_log.holes, self.settings, clock.expiry_ms(self._control))
 
     def _save_offsets(self) -> None:
-        """On a full disk there is room for the table already, and what is set aside for such a case where that is too little."""
+        """On a full disk there is room for the table already; the reserved space serves if that is too little."""
         try:
             self._flusher.save_queue_offsets()
         except StoreFullError:
@@ -221,7 +223,8 @@ class Cleaner:
                 self._flusher.save_queue_offsets()
 
     def _dispatch(self, work: Callable[[], object]) -> None:
-        """What is not dispatched yet stays. Where the disk is too full to dispatch it, only a clean can end that: what expired goes."""
+        """Undispatched records stay. If the disk is too full to dispatch them, only a clean can end that: then expired
+        segments are removed."""
         self._undispatched_go = False
         try:
             work()
@@ -236,7 +239,7 @@ class Cleaner:
             log.exception("%s: cannot dispatch; cleaning continues without", self._root)
 
     def _attempt(self, what: str, work: Callable[[], object]) -> bool:
-        """Cleaning does not depend on it: a full disk, of all things, must be cleaned."""
+        """Cleaning does not depend on it: a full disk must be cleaned above all."""
         try:
             work()
         except StoreError:
@@ -256,7 +259,8 @@ class Cleaner:
         self._told_paused = paused
 
     def _tell_of_archive(self, end: int) -> None:
-        """The archive's hold never yields by itself; on a disk that fills up somebody is told, once for each place it stands at."""
+        """The archive's hold never yields by itself; on a disk that fills up a warning is logged, once for each
+        position of the hold."""
         archived = self.archive.read()
         if archived is None or archived.up_to >= end:
             return

@@ -1,13 +1,14 @@
-"""How far delayed messages are delivered, and how that is found out again after a kill: from the log itself.
+"""The progress of delayed delivery, and how it is found again after a kill: from the log itself.
 
-A delivered message names its source in the property DELAY_SOURCE: "queue id:queue offset:physical offset:store timestamp" in
-SCHEDULE_TOPIC_XXXX. So does a message that was carried forward (carry.py), which waits in another queue of its level: both have left the
-queue of their source. So the log always knows more than any note of progress, and what has left behind the last note is counted before
-anything else is moved. The notes are two: in the control block, where the next process goes on after a killed one, and
-config/delayOffset.json, where the first process goes on after all of them. Both hold a log position and are never too high.
+A delivered message names its source in the property DELAY_SOURCE: "queue id:queue offset:physical offset:store
+timestamp" in SCHEDULE_TOPIC_XXXX. A message that was carried forward (carry.py), which waits in another queue of its
+level, does so too: both have left the queue of their source. So the log always knows more than any note of progress,
+and deliveries behind the last note are counted before anything else is moved. There are two notes: one in the control
+block, where the next process continues after a killed one, and config/delayOffset.json, where the first process
+continues after all of them. Both hold a log position and are never too high.
 
-RocketMQ keeps the offsets alone, saves too small ones, and its deliveries name no source: behind a RocketMQ table a delivered message
-counts for the first pending one that is the same.
+RocketMQ saves only offsets, and too small ones, and its deliveries name no source: behind a RocketMQ table a delivered
+message counts for the first pending one with the same content.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ SOURCE = "DELAY_SOURCE"
 DUE = "DELAY_DUE"  # of a message that was carried forward: when it is due, ms
 DUE_DIGITS = 17
 RUN_QUEUES = CONSTANTS["DELAY_RUN_QUEUES"][0]  # queue id = level - 1 + RUN_QUEUES * run; run 0 is RocketMQ's
-LOOK_AT_ONCE = 1024  # records between two notes of how far the log was looked through
+LOOK_AT_ONCE = 1024  # records between two notes of the search's progress
 SAVE_BYTES = 64 * 1024 * 1024  # of log behind the last saved table at most, while messages are delivered
 
 
 def source_text(message: Message) -> str:
-    """The value of DELAY_SOURCE for what is delivered of a message that waits."""
+    """The value of DELAY_SOURCE for the copy of a waiting message."""
     return f"{message.queue_id}:{message.queue_offset}:{message.physical_offset}:{message.store_timestamp_ms}"
 
 
@@ -63,7 +64,8 @@ def carried_due_ms(message: Message) -> int | None:
 
 
 def content_of(message: Message) -> Hashable:
-    """What a message that waits and what RocketMQ delivers of it, or of what it was carried from, have in common."""
+    """The common content of a waiting message and of RocketMQ's delivery of it, or of the message that it was carried
+    from."""
     notes = (SOURCE, DUE) if carried_due_ms(message) is not None else (SOURCE,)
     properties = frozenset(pair for pair in message.properties.items() if pair[0] not in notes)
     body = message.body
@@ -71,7 +73,7 @@ def content_of(message: Message) -> Hashable:
 
 
 class DeliveryProgress:
-    """Progress of one store. Whatever moves it is called under the deliver lock; looking needs none."""
+    """Progress of one store. Changes need the deliver lock; reading needs none."""
 
     def __init__(self, root: Path, control: Control, commit_log: CommitLog, queues: ConsumeQueues) -> None:
         self._root, self._control, self._commit_log, self._queues = root, control, commit_log, queues
@@ -96,18 +98,19 @@ class DeliveryProgress:
         return max(self.shared.offset(slot), self._control.queue_minimum(slot))
 
     def pending(self) -> dict[int, int]:
-        """How many messages wait in each level's queues, by level; until they are counted, delivered ones too."""
+        """The number of waiting messages in each level's queues, by level; delivered ones count too until they are
+        counted as such."""
         waiting: Counter[int] = Counter()
         for queue_id, slot in self.slots().items():
             waiting[level_of(queue_id)] += max(self._control.queue_next(slot) - self.offset(slot), 0)
         return {level: count for level, count in sorted(waiting.items()) if count}
 
     def first_needed(self) -> int:
-        """The log position before which no message waits; nothing that was not dispatched counts as looked at."""
+        """The log position before which no message waits; undispatched records do not count as examined."""
         return min(self._control.dispatched, self.first_waiting())
 
     def first_waiting(self) -> int:
-        """Where the first message stands that is dispatched and waits; the wrote position when none does."""
+        """The position of the first dispatched, waiting message; the wrote position if there is none."""
         needed = self._control.wrote
         for slot in self.slots().values():
             queue = self._queues.get(slot)
@@ -120,8 +123,8 @@ class DeliveryProgress:
     # --------------------------------------------------------------------------------- the first process in
 
     def load(self, *, writable: bool) -> None:
-        """Takes up the saved table, alone in the store. One that is lost, damaged, or ahead of a log that a power cut made shorter
-        is made up for from the log: by whoever delivers first."""
+        """Reads the saved table, while the process is alone in the store. If it is lost, damaged, or ahead of a log
+        that a power cut made shorter, the first delivery counts from the log."""
         control, shared = self._control, self.shared
         damaged: list[Path] = []
         try:
@@ -154,8 +157,8 @@ class DeliveryProgress:
     # --------------------------------------------------------------------------------- under the deliver lock
 
     def count(self, until_s: float | None = None) -> bool:
-        """Counts what was delivered behind the last note; False when the time was up before all was. Damage is reported and stepped
-        over: what was delivered there is in its topic no more."""
+        """Counts deliveries behind the last note; False if the time was up before the end. Damage is reported and
+        stepped over: messages there are not in their topics any more."""
         shared, control = self.shared, self._control
         if not shared.unfinished:
             return True
@@ -193,7 +196,7 @@ class DeliveryProgress:
         return True
 
     def _behind_damage(self, end: int) -> int:
-        """The next valid record behind the one that cannot be read."""
+        """The next valid record behind an unreadable one."""
         reader = LogReader(self._root, self._commit_log.file_bytes)
         try:
             found = Finder(reader, check_checksum=True).find(self.shared.position + 1, end)
@@ -202,7 +205,7 @@ class DeliveryProgress:
         return end if found is None else found[0]
 
     def settle(self, until_s: float | None = None) -> None:
-        """`count` for whoever does not deliver; while somebody delivers it is left to be done."""
+        """`count` for a process that does not deliver; while another one delivers the work is left."""
         if not self.shared.unfinished:
             return
         with self._control.held_if_free("deliver") as turn:
@@ -256,7 +259,7 @@ class DeliveryProgress:
             source = None
         if source is not None:
             return (slot, queue_offset) if source_text(source) == text else None
-        # The source came to harm; its queue still knows where it was.
+        # The source is damaged; its queue still knows its place.
         queue = self._queues.get(slot)
         entry = queue.entry(queue_offset) if queue_offset < queue.max_offset else None
         there = entry is not None and entry.physical_offset == physical_offset
@@ -279,7 +282,7 @@ class DeliveryProgress:
         return [slot for queue_id, slot in sorted(self.slots().items()) if level_of(queue_id) == level]
 
     def _contents(self, slot: int) -> dict[Hashable, list[int]]:
-        """Pending offsets of a queue by what their messages hold, lowest first."""
+        """Pending offsets of a queue by the content of their messages, lowest first."""
         found: dict[Hashable, list[int]] = {}
         queue = self._queues.get(slot)
         for queue_offset, entry in queue.entries(self.offset(slot), queue.max_offset):
@@ -288,12 +291,13 @@ class DeliveryProgress:
             try:
                 message = self._commit_log.read(entry.physical_offset)
             except CorruptRecordError:
-                continue  # nobody can have delivered it since; whoever comes to it says so
+                continue  # no process can have delivered it since; the process that meets it reports it
             found.setdefault(content_of(message), []).append(queue_offset)
         return found
 
     def save(self) -> None:
-        """Writes config/delayOffset.json whole or not at all; a full disk is a warning, for the log knows what was delivered."""
+        """Writes config/delayOffset.json completely or not at all; a full disk is a warning, because the log knows the
+        deliveries."""
         shared = self.shared
         if not self.slots():
             return

@@ -1,10 +1,10 @@
-"""Duties: work that is done for a whole store, by one process at a time. Who may do it, and what came of it last.
+"""Duties: work for a whole store, done by one process at a time; the right to do it, and its last result.
 
-Whoever wants to do a duty has a token: greater than that of everybody before. A lease, in Redis or in the control block, says who
-should; each step says so again while it holds the duty's lock, which only one process has, so somebody who was paused for
-longer than the lease is refused at its next step. A kill inside of a step leaves the lock to the next one, and what the step was
-about to the locks below it; a killed holder's lease ends by itself. With the last process the control block goes, and with it every
-process that could hold an old token.
+A process that wants to do a duty has a token, greater than every token before. A lease, in Redis or in the control
+block, says which process should do the duty. Each step shows the token again while it holds the duty's lock, which only
+one process has; so a process that was paused for longer than the lease is refused at its next step. A kill inside a
+step leaves the lock to the next process, and the step's own work to the locks below it; a killed holder's lease ends by
+itself. The control block ends with the last process, and so does every old token.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _TOKEN, _UNTIL, _BEGUN, _TOOK, _DONE, _OUTCOME, _RUNS, _PID = range(len(DUTY_WOR
 
 
 class Outcome(enum.IntEnum):
-    """How a run of a duty ended."""
+    """The outcome of a run of a duty."""
 
     NEVER = 0  # it has not run since the first process attached
     DONE = 1  # nothing was left to do, or the time was over
-    LOST = 2  # somebody else has the lease now
+    LOST = 2  # another process has the lease now
     BUSY = 3  # a live process is inside of a step and does not leave it
     FAILED = 4  # an error, which is in the log
 
 
 class DutyRun(NamedTuple):
-    """The last run of a duty: when it began (ms), how long it took (microseconds), how much was done (bytes, files or messages,
-    as the duty counts), how it ended, how many runs there were since the first process attached, and which process ran it."""
+    """The last run of a duty: begin (ms), duration (microseconds), amount of work (bytes, files or messages, depending
+    on the duty), outcome, number of runs since the first process attached, and the process that ran it."""
 
     begun_ms: int
     took_us: int
@@ -80,7 +80,7 @@ class Duties:
     # ------------------------------------------------------------------------------- the lease in the control block
 
     def acquire(self, duty: str, ttl_ms: int) -> int | None:
-        """A token with a lease of `ttl_ms`, or None while somebody else has one."""
+        """A token with a lease of `ttl_ms`, or None while another process has the lease."""
         with self._control.held_if_free(_lock(duty)) as turn:
             if not turn.held or self._get(duty, _UNTIL) > _now_ms():
                 return None
@@ -90,16 +90,17 @@ class Duties:
             return token
 
     def release(self, duty: str, token: int) -> None:
-        """Ends a lease before its time, unless somebody has a newer one."""
+        """Ends a lease before its time, unless another process has a newer one."""
         with self._control.held_if_free(_lock(duty)) as turn:
             if turn.held and self._get(duty, _TOKEN) == token:
                 self._set(duty, _UNTIL, 0)
 
     def step(self, duty: str, token: int, *, ttl_ms: int, wait_ms: int = 100) -> Held:
-        """A with block for one step of a duty: nobody else does one meanwhile, and nobody with an older token does one afterwards.
+        """A with block for one step of a duty: no other process does one meanwhile, and none with an older token does
+        one afterwards.
 
-        Renews the lease in the control block to `ttl_ms`. Raises FencedError when somebody with a newer token was here, and
-        StoreTimeoutError when a live process is inside of a step for longer than `wait_ms`.
+        Renews the lease in the control block to `ttl_ms`. Raises FencedError if a process with a newer token was here,
+        and StoreTimeoutError if a live process is inside a step for longer than `wait_ms`.
         """
 
         def entered() -> None:

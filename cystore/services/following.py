@@ -1,4 +1,5 @@
-"""Reads of a handle that recovered for itself. Each holds as of one state of the files: when somebody comes meanwhile it is made again."""
+"""Reads of a handle that recovered for itself. Each shows one state of the files: if another process comes meanwhile,
+it is repeated."""
 
 from __future__ import annotations
 
@@ -31,12 +32,12 @@ R = TypeVar("R")
 
 
 def has_moved(parts: Attachment) -> bool:
-    """Whether what was read of these parts may be wrong by now: a private view of files that somebody else came to."""
+    """Whether a read of these parts may be outdated: they are a private view of files, and another process came."""
     return parts.ground is not None and parts.ground.moved()
 
 
 def followed(attached: Callable[[], Attachment], read: Callable[P, R]) -> Callable[P, R]:
-    """`read`, made again on the newest parts until nobody comes meanwhile. `attached()` gives the newest parts."""
+    """`read`, repeated on the newest parts until no process comes meanwhile. `attached()` gives the newest parts."""
 
     def call(*arguments: P.args, **named: P.kwargs) -> R:
         while True:

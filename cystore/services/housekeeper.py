@@ -41,7 +41,8 @@ class Housekeeper:
         self._thread: ServiceThread | None = None
 
     def watch(self, parts: Attachment, config: StoreConfig) -> None:
-        """Looks at these from now on, if no service does. Where no thread can be started the next call of the store looks, as always."""
+        """Watches these from now on, if no service does. If no thread can be started, the next call of the store does
+        the work, as always."""
         if not is_needed(parts, config):
             return
         with self._lock:
@@ -53,7 +54,7 @@ class Housekeeper:
                     log.warning("%s: cleaned segments stay mapped until the next call: %s", parts.root, error)
 
     def unwatch(self, parts: Attachment) -> None:
-        """Ends `watch`; fine for those that were never watched."""
+        """Ends `watch`; harmless for parts that were never watched."""
         with self._lock:
             self._watched.pop(id(parts), None)
             thread = None if self._watched else self._thread
@@ -72,5 +73,5 @@ class Housekeeper:
 
 
 housekeeper = Housekeeper()
-# In a forked child there is no thread, and what it looked at is the parent's.
+# A forked child has no such thread, and the watched parts are the parent's.
 os.register_at_fork(after_in_child=housekeeper.__init__)  # type: ignore[misc]

@@ -1,8 +1,8 @@
-"""How a service thread waits: for its interval while there is something to do, and for an append when there has been nothing for a while.
+"""The waits of a service thread: its interval while there is work, and the next append when there was none for a while.
 
-A hundred attached processes that do nothing then hardly wake up, and the first append after a quiet time wakes them. While appends go on
-nobody sleeps on them: a wake-up costs the append a system call. Of the threads of one process one sleeps on the store's word, and rings
-for the others.
+So a hundred idle attached processes hardly wake up, and the first append after a quiet time wakes them. While appends
+continue no thread sleeps on them, because a wake-up costs the append a system call. One thread of each process sleeps
+on the store's word, and rings for the others.
 """
 
 from __future__ import annotations
@@ -14,24 +14,26 @@ from cystore.clock import monotonic_s
 from cystore.system import os_threads
 
 QUIET_S = 1.0  # without an append, before a thread sleeps until the next one
-SLEEP_MS = 5000  # of the thread that watches: it looks around so often, for an append whose process was killed before it woke anybody
+SLEEP_MS = (
+    5000  # of the watching thread: it also looks for appends whose process was killed before it woke anybody
+)
 RING_S = 60.0  # the longest sleep of a thread that another one rings for
 LOOK_S = 0.05  # how often a thread looks whether its work is due before the interval is over
 
 
 class Sleepers:
-    """The threads of one attachment that sleep until the next append. The first one watches the store's word. The others are rung by it:
-    whatever it was woken by, it rings for all before it does anything else."""
+    """The threads of one attachment that sleep until the next append. The first one watches the store's word, and rings
+    for the others: whatever woke it, it rings for all before it does anything else."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
         self._lock = os_threads.Lock()
-        self._watched = False  # under the lock: somebody watches, and will ring
+        self._watched = False  # under the lock: a thread watches, and will ring
         self._rings: list[Callable[[], None]] = []  # under the lock
 
     def sleep(self, seen: int, stopping: os_threads.Flag, look_around: Callable[[], None]) -> None:
-        """Until `append_seq` is not `seen` any more. It may return early. Whoever watches calls `look_around` now and then, and raises
-        what that raises."""
+        """Sleeps until `append_seq` is not `seen` any more; may return early. The watching thread calls `look_around`
+        now and then, and raises its errors."""
         bell = os_threads.Lock()
         bell.acquire()
         if self.ring(bell.release):
@@ -90,7 +92,7 @@ class QuietWait:
             self._seen, self._since_s = seen, now_s
         if now_s - self._since_s < QUIET_S:
             self._nap(interval_s)
-        elif not self._stopping.is_set():  # whoever stops the thread changes the word after that
+        elif not self._stopping.is_set():  # a thread that stops this one changes the word after that
             self._sleepers.sleep(seen, self._stopping, self._look_around)
 
     def _nap(self, interval_s: float) -> None:

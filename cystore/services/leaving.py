@@ -1,8 +1,8 @@
-"""Leaving a store: all of it or nothing, whatever signal comes in between, and without a wait for oneself.
+"""Leaving a store: completely or not at all, whatever signal interrupts it, and without waiting for oneself.
 
-Signal handlers run in the main thread. What they raise there would leave a store half closed, so the main thread has another thread leave,
-and waits for it. A wait that a handler breaks off does not stop the leaving. A handler, or a finalizer, that came in between a call of the
-same thread does not wait at all: the store is left when that call returns.
+Signal handlers run in the main thread, and an exception there could leave a store half closed. So the main thread has
+another thread leave, and waits for it. A handler's exception ends the wait and not the leaving. A handler, or a
+finalizer, that interrupts a call of the same thread does not wait at all: the store is left when that call returns.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Leaving:
         self._parts: Attachment | None = parts
         self._threads = threads
         self._done = os_threads.Flag()
-        self._claim = os_threads.Lock()  # whoever runs it has it, for good
+        self._claim = os_threads.Lock()  # the call that runs it keeps it for good
         self._error: BaseException | None = None
 
     @property
@@ -46,7 +46,7 @@ class Leaving:
         return self._done.is_set()
 
     def start(self) -> None:
-        """Has the store left, here or in a thread of its own. Another call does nothing, or what the first did not get to."""
+        """Leaves the store, here or in a thread of its own. A second call does only what the first did not reach."""
         if self._claim.locked():
             return
         if threading.current_thread() is threading.main_thread() or self.is_below():
@@ -63,14 +63,14 @@ class Leaving:
         self._run()
 
     def settle(self) -> None:
-        """Waits until the store is left; for the end of the process, when nobody can be told but the log."""
+        """Waits until the store is left; for the end of the process, when errors can only be logged."""
         try:
             self.wait()
         except Exception:
             log.exception("a store could not be closed")
 
     def wait(self) -> None:
-        """Waits until the store is left, and raises what that raised, once."""
+        """Waits until the store is left, and raises its error, once."""
         self._done.wait()
         error, self._error = self._error, None
         if error is not None:
@@ -126,7 +126,7 @@ class Leaving:
             parts.appender.detach()
             while parts.appender.active_calls:
                 os_threads.pause(0.001)  # each leaves within its own bounded wait
-        detach(parts, begun_s)  # the threads may have waited for somebody's flush: that counts
+        detach(parts, begun_s)  # includes the time that the threads waited for another process's flush
 
 
 def keeping(owner: object, function: Callable[..., Any]) -> Callable[..., Any]:

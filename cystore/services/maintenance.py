@@ -1,4 +1,4 @@
-"""What a store needs to have done now, read from shared memory: whoever does duties asks this first, and does nothing for nothing."""
+"""The present work of a store, read from shared memory: a worker asks this before it does duties."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from cystore.services.scrub import SECTION, progress_of
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:
-    """What waits. Bytes are those of the log: not dispatched, not durable, and dispatched but not in a durable index. `delayed`: a delayed
-    message is due. `due_in_ms`: how long until the next one is, None where none waits. `clean`: a clean has something to do (see
-    `Cleaner.is_due`). `scrub`: a round goes on."""
+    """The waiting work. Bytes are those of the log: not dispatched, not durable, and dispatched but not in a durable
+    index. `delayed`: a delayed message is due. `due_in_ms`: the time until the next one is due, None if none waits.
+    `clean`: a clean has work (see `Cleaner.is_due`). `scrub`: a round is not finished."""
 
     dispatch_bytes: int
     flush_bytes: int
@@ -25,7 +25,7 @@ class Maintenance:
 
 
 def maintenance_of(parts: Attachment) -> Maintenance:
-    """What an attached store needs. Raises StoreError where the disk cannot be read."""
+    """The work of an attached store. Raises StoreError if the disk cannot be read."""
     control = parts.control
     wrote, dispatched = control.wrote, control.dispatched
     due_ms = parts.scheduler.next_due_ms()

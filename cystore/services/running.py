@@ -17,8 +17,8 @@ CLEAN_INTERVAL_S = 10.0  # RocketMQ's cleanResourceInterval
 
 
 def start_service(name: str, parts: Attachment, config: StoreConfig, threads: list[ServiceThread]) -> None:
-    """Starts the threads of one service, and appends each to `threads` before it runs. Queues are flushed apart from the log, which must
-    not wait for them."""
+    """Starts the threads of one service, and appends each to `threads` before it runs. Queues have a flush of their
+    own, so that the log's does not wait for them."""
     control, flusher, derived = parts.control, parts.flusher, parts.derived_flusher
     match name:
         case "flush":

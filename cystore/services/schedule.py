@@ -1,11 +1,11 @@
-"""Delivery of delayed messages: what is due leaves SCHEDULE_TOPIC_XXXX for its own topic, once.
+"""Delivery of delayed messages: a due message leaves SCHEDULE_TOPIC_XXXX for its own topic, once.
 
-Source: ScheduleMessageService. Different here: any process may deliver, one batch at a time under the deliver lock; a delivered message
-names its source, so a kill at any point delivers nothing twice; a message whose due time lies further away than its level waits, where
-RocketMQ takes that for a clock that was set back and delivers early.
+Source: ScheduleMessageService. Three differences: any process may deliver, one batch at a time under the deliver lock.
+A delivered message names its source, so a kill at any point delivers nothing twice. A message whose due time is further
+away than its level waits, whereas RocketMQ takes that for a clock that was set back and delivers early.
 
-What a kill leaves: messages that are delivered and not counted, behind the position that the batch noted before its first append. Who
-delivers next counts them first (delivered.py).
+A kill leaves delivered, uncounted messages behind the position that the batch noted before its first append. The next
+delivery counts them first (delivered.py).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ IDLE_MS = 100  # ScheduleMessageService.DELAY_FOR_A_WHILE
 
 
 class _Due(NamedTuple):
-    """A message that is due; None in its place for one that cannot be delivered and is stepped over."""
+    """A due message; None in its place for a message that cannot be delivered and is stepped over."""
 
     slot: int
     queue_offset: int
@@ -79,12 +79,14 @@ class Scheduler:
     # ------------------------------------------------------------------------------------------- delivering
 
     def run_once(self, budget: int | None = None) -> Progress:
-        """Delivers what is due by now, at most `budget` messages; `done` counts them. While another one delivers: nothing."""
+        """Delivers messages that are due by now, at most `budget`; `done` counts them. While another process delivers:
+        nothing."""
         return self._run(budget, monotonic_s() + RUN_ONCE_S, wait=False)
 
     def deliver(self, max_messages: int | None = None, timeout_s: float | None = None) -> int:
-        """Delivers what was due when it was called; returns how many. Ends after about `timeout_s` (then some may be left; the wait
-        for another one who delivers is counted in). Raises what `put` raises."""
+        """Delivers the messages that are due at the time of the call; returns their number. Ends after about
+        `timeout_s`, which includes the wait for another delivering process; then some may be left. Raises the errors of
+        `put`."""
         if max_messages is not None:
             max_messages = whole("max_messages", max_messages, 1, error=StoreConfigError)
         until_s = None if timeout_s is None else monotonic_s() + seconds(timeout_s, least=0)
@@ -121,7 +123,7 @@ class Scheduler:
     # ------------------------------------------------------------------------------- under the deliver lock
 
     def _put(self, batch: list[_Due]) -> tuple[list[PutResult], RoomNeededError | None]:
-        """Delivers a batch, counts what of it was delivered, and says what is missing for the rest."""
+        """Delivers a batch, counts its delivered messages, and returns the missing resource for the rest."""
         messages = [one.message for one in batch if one.message is not None]
         if not messages:
             self._advance(batch, 0)
@@ -144,8 +146,8 @@ class Scheduler:
         return put, room
 
     def _put_one(self, batch: list[_Due]) -> tuple[list[PutResult], RoomNeededError | None]:
-        """For a batch with a message that cannot be put: the first of its messages. One that cannot be put even without the name of its
-        source is stepped over."""
+        """For a batch with a message that cannot be put: delivers the first of its messages. A message that cannot be
+        put even without the name of its source is stepped over."""
         for one in batch:
             for named in (True, False) if one.message is not None else ():
                 assert one.message is not None
@@ -160,19 +162,19 @@ class Scheduler:
         return [], None
 
     def _advance(self, batch: list[_Due], delivered: int) -> None:
-        """Counts the first `delivered` messages of a batch, and what is stepped over between them."""
+        """Counts the first `delivered` messages of a batch, and the stepped-over ones between them."""
         assert self._transfer is not None
         self._transfer.leave(batch, delivered)
         failpoint("deliver.counted")
         self._progress.finish()
 
     def _delivery(self, message: Message, *, named: bool = True) -> Message:
-        """What is put for a message that is due; it says where from, if it has room for that."""
+        """The copy of a due message for its topic, with the name of its source if it has room for that."""
         properties = (named_properties(message) if named else None) or properties_of(message)
         return due_message(message, *target_of(message.properties), properties)
 
     def _due(self, now_ms: int, limit: int) -> list[_Due]:
-        """What is due, in the order of due times; within a level in the order of the puts."""
+        """Due messages, in the order of due times; within a level in the order of the puts."""
         heads: list[tuple[int, bool, int, int, int, Message | None]] = []
         batch: list[_Due] = []
         size = 0
@@ -180,7 +182,7 @@ class Scheduler:
         def push(queue_id: int, slot: int, begin: int) -> None:
             head = self._head(self._queues.get(slot), begin, now_ms)
             if head is not None:
-                # Of two that are due in the same millisecond the one that was carried forward is the older one.
+                # Of two that are due in the same millisecond the carried one is the older one.
                 heapq.heappush(heads, (head[0], queue_id < RUN_QUEUES, queue_id, slot, head[1], head[2]))
 
         for queue_id, slot in self._progress.slots().items():
@@ -228,8 +230,8 @@ class Scheduler:
         return min(due, default=None)
 
     def idle_s(self) -> float:
-        """How long a thread may sleep: until the next message is due, as long as RocketMQ's at most. One that is due already is
-        somebody else's, who delivers now."""
+        """The sleep of a thread: until the next message is due, at most RocketMQ's time. An overdue message means that
+        another process delivers now."""
         due_ms = self.next_due_ms()
         left_ms = IDLE_MS if due_ms is None else due_ms - clock.now_ms(self._control)
         return min(left_ms if left_ms > 0 else BUSY_MS, IDLE_MS) / 1000

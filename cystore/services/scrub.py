@@ -1,8 +1,10 @@
-"""Scrub: the whole store is verified a slice at a time, for ever: a bit that flips on the disk is found while a backup is young.
+"""Scrub: verifies the whole store, a slice at a time, again and again, so that a flipped bit is found while a backup is
+young.
 
-How far it is stands in the manifest after each slice, so it goes on after a restart; a kill costs the slice that it interrupted. Damage of
-the log and of the index is told, not mended: that is `cystore recover` and `cystore rebuild`. An entry of a consume queue that disagrees
-with its intact record is written again from the log under the dispatch lock; killed half-way it is as wrong as before, and found again.
+After each slice the manifest keeps the position, so the scrub continues after a restart; a kill costs the interrupted
+slice. The scrub reports damage of the log and of the index, and does not mend it: `cystore recover` and `cystore
+rebuild` do. It rewrites a consume queue entry that disagrees with its intact record, from the log, under the dispatch
+lock; if it is killed half-way, the entry is as wrong as before, and found again.
 """
 
 from __future__ import annotations
@@ -46,8 +48,9 @@ _ENTRY = struct.Struct(">qiq")
 
 @dataclass(frozen=True)
 class ScrubProgress:
-    """Where the scrub is. `position`: physical offset of the next slice; `began_ms` and `ended_ms`: of the round (0: it goes on);
-    `records`, `damaged` and `mended` count those of the round; `findings` are the newest, kept over rounds; `rounds` are over."""
+    """The progress of the scrub. `position`: physical offset of the next slice. `began_ms` and `ended_ms`: of the round
+    (0: not ended). `records`, `damaged` and `mended` count this round. `findings`: the newest, kept over rounds.
+    `rounds`: the number of finished rounds."""
 
     position: int = 0
     began_ms: int = 0
@@ -61,7 +64,8 @@ class ScrubProgress:
 
 @dataclass(frozen=True)
 class Scrubbed:
-    """What one slice found: damage that stays, and how many queue entries were written again. `more`: the round goes on."""
+    """The result of one slice: damage that stays, and the number of rewritten queue entries. `more`: the round is not
+    finished."""
 
     begin: int
     end: int
@@ -72,7 +76,8 @@ class Scrubbed:
 
 
 def read_progress(root: Path) -> ScrubProgress:
-    """What the manifest of the store at `root` says; the beginning where it says nothing, for then all is verified again."""
+    """The progress in the manifest of the store at `root`; the beginning without one, so that everything is verified
+    again."""
     return progress_of((look(root).facts or Facts()).sections.get(SECTION))
 
 
@@ -98,7 +103,7 @@ def _progress(fields: Any) -> ScrubProgress:
 
 
 def parse_progress(data: bytes) -> ScrubProgress:
-    """What the bytes of scrub.json say, as earlier versions wrote it; the beginning where they cannot be read."""
+    """Reads the bytes of scrub.json, which earlier versions wrote; the beginning if they cannot be read."""
     try:
         content = json.loads(data)
         fields = content["scrub"]
@@ -134,8 +139,8 @@ class Scrubber:
     def run_once(self, max_bytes: int = SLICE_BYTES, *, pause_ms: int = 0) -> Scrubbed:
         """Verifies about `max_bytes` of log with their entries in queues and index, from where the last slice ended.
 
-        A new round begins not before `pause_ms` after the end of the last one. Raises StoreIOError where the disk cannot be read, and
-        StoreTimeoutError where somebody dispatches all the time: the slice is done again next time.
+        A new round begins at least `pause_ms` after the end of the last one. Raises StoreIOError if the disk cannot be
+        read, and StoreTimeoutError if another process dispatches all the time: the slice is repeated next time.
         """
         max_bytes = whole("max_bytes", max_bytes, error=StoreConfigError)
         pause_ms = whole("pause_ms", pause_ms, error=StoreConfigError)
@@ -154,7 +159,7 @@ class Scrubber:
         end = min(begin + max(max_bytes, 1), dispatched)
         found, check = self._verify(begin, end, dispatched)
         minimum = self._control.min_physical_offset
-        if minimum > begin:  # cleaned meanwhile: what was missing there is no damage
+        if minimum > begin:  # cleaned meanwhile: a missing segment there is no damage
             found, check = [], None
         mended, damage = self._mend(found, check)
         position = check.position if check is not None else max(begin, minimum)
@@ -211,7 +216,7 @@ class Scrubber:
         return found, check
 
     def _mend(self, found: list[Damage], check: SliceVerifier | None) -> tuple[int, list[Damage]]:
-        """Writes wrong entries again; how many, and what damage is left."""
+        """Rewrites wrong entries; returns their number, and the damage that is left."""
         wrong = check.wrong_entries if check is not None else []
         if not wrong or len(wrong) > MENDED_AT_ONCE or self._config.enable_consume_queue_ext:
             return 0, found
@@ -236,7 +241,8 @@ class Scrubber:
         return len(mended), [each for each in found if each not in gone]
 
     def _write(self, wrong: WrongEntry) -> MappedFile | None:
-        """Under the dispatch lock: writes what the record says; the file that the entry is in, None where it stays as it is."""
+        """Rewrites an entry from its record, under the dispatch lock; returns the entry's file, None if it does not
+        change."""
         queue = self._queues.find(wrong.topic, wrong.queue_id)
         if (
             queue is None

@@ -9,24 +9,26 @@ from typing import Any
 from cystore.clock import monotonic_s
 from cystore.engine.progress import Progress
 from cystore.errors import StoreClosedError, StoreError
-from cystore.system import native_log as native_log  # what its threads say goes through it
+from cystore.system import native_log as native_log  # its threads log through it
 from cystore.system import os_threads
 from cystore.system.trouble import Trouble
 
 log = logging.getLogger("cystore")
 
-ERROR_INTERVAL_S = 1.0  # where the interval is asked for
+ERROR_INTERVAL_S = 1.0  # before the first call of a variable interval
 PAUSE_MAX_S = 60.0
 LEAST_WAIT = 0.1  # of the interval, after a turn that took longer than it
 
 
 class ServiceThread:
-    """Calls `run_once` until `stop`: at once while there is more, else after a wait. The interval counts from the beginning of a turn to
-    the beginning of the next one, so a slow disk does not make it longer. An interval that is asked for each time is waited for whole.
+    """Calls `run_once` until `stop`: at once while there is more, else after a wait. The interval counts from the
+    beginning of a turn to the beginning of the next one, so a slow disk does not make it longer. A variable interval is
+    waited for completely.
 
-    An error of the store is logged as `Trouble` says, and the service goes on: space may come back. It ends by itself when the store is
-    closed or collected. Any other error is logged, and the service goes on after a pause that doubles with each in a row. `thread` and
-    `flag` are made like those of `os_threads`, the default. It is appended to `among` before it starts, for whoever stops it.
+    An error of the store is logged by the rules of `Trouble`, and the service continues: space may come back. It ends
+    by itself when the store is closed or collected. Any other error is logged, and the service continues after a pause
+    that doubles with each error in a row. `thread` and `flag` are made like those of `os_threads`, the default. It is
+    appended to `among` before it starts, so that others can stop it.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class ServiceThread:
                 pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
     def _left_s(self, begun_s: float) -> float:
-        """How long the next turn waits behind one that began at `begun_s`."""
+        """The wait before the next turn, after one that began at `begun_s`."""
         if callable(self._interval_s):
             return self._interval_s()
         return max(self._interval_s - (monotonic_s() - begun_s), LEAST_WAIT * self._interval_s)

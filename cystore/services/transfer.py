@@ -1,6 +1,6 @@
-"""Messages leave a queue of delayed messages: copies of them are appended under the deliver lock.
+"""Transfer out of a queue of delayed messages: appends copies of them under the deliver lock.
 
-Each copy names its source, so whoever comes after a kill finds in the log what has left (delivered.py).
+Each copy names its source, so after a kill the next process finds in the log which messages have left (delivered.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RoomNeededError(StoreError):
 
 
 class _Room:
-    """The append policy of a thread that holds the deliver lock: what it may not make now it asks for."""
+    """The append policy of a thread that holds the deliver lock: it asks for resources that it may not make now."""
 
     def __init__(self, policy: AppendPolicy) -> None:
         self._policy = policy
@@ -69,8 +69,8 @@ class Transfer:
     def append(
         self, messages: list[Message], *, makes_space: bool = False
     ) -> tuple[list[PutResult], RoomNeededError | None]:
-        """Appends as many as there is room for, and says what is missing for the rest. After another error than MessageIllegalError, which
-        comes before anything is written, they are left to be counted."""
+        """Appends as many as there is room for, and returns the missing resource for the rest. After any error but
+        MessageIllegalError, which comes before anything is written, the appended ones are left to be counted."""
         self._progress.begin()
         try:
             return self._appender.put_with(self._room, messages, makes_space=makes_space), None
@@ -81,8 +81,8 @@ class Transfer:
             raise
 
     def leave(self, batch: Iterable[tuple[int, int, Message | None]], put: int) -> None:
-        """Counts the first `put` messages of a batch of (slot, queue offset, message), and what is stepped over between them: None in the
-        place of a message."""
+        """Counts the first `put` messages of a batch of (slot, queue offset, message), and the stepped-over ones
+        between them: None in the place of a message."""
         for slot, queue_offset, message in batch:
             if message is not None:
                 if put == 0:
@@ -104,7 +104,7 @@ def target_of(properties: Mapping[str, str]) -> tuple[str, int]:
 
 
 def properties_of(message: Message, **notes: str) -> bytes:
-    """The properties of a message that waits, with these notes in the place of those of an earlier transfer."""
+    """The properties of a waiting message, with these notes instead of those of an earlier transfer."""
     old = (SOURCE, DUE) if carried_due_ms(message) is not None else (SOURCE,)
     begins = tuple(f"{name}\x01".encode() for name in old)
     pairs = [
@@ -116,6 +116,6 @@ def properties_of(message: Message, **notes: str) -> bytes:
 
 
 def named_properties(message: Message, **notes: str) -> bytes | None:
-    """`properties_of` with the name of the source; None where that needs more room than properties have."""
+    """`properties_of` with the name of the source; None if that needs more room than properties have."""
     found = properties_of(message, **notes, **{SOURCE: source_text(message)})
     return found if len(found) <= PROPERTIES_BYTES_MAX else None

@@ -1,4 +1,4 @@
-"""Messages that wait in SCHEDULE_TOPIC_XXXX: which one comes next in a queue, and when it is due."""
+"""Messages that wait in SCHEDULE_TOPIC_XXXX: the next one of each queue, and its due time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Head(NamedTuple):
 
 
 class WaitingQueues:
-    """Looks at the queues of one store."""
+    """Finds the next message in each queue of one store."""
 
     def __init__(self, control: Control, commit_log: CommitLog, config: StoreConfig) -> None:
         self._control, self._commit_log = control, commit_log
@@ -44,7 +44,7 @@ class WaitingQueues:
         )
 
     def read(self, queue: ConsumeQueue, head: Head, now_ms: int) -> tuple[Message | None, int]:
-        """(message, when it is due); None and 0 for one that cannot be read, which is reported."""
+        """(message, its due time); None and 0 for an unreadable message, which is reported."""
         try:
             message = self._commit_log.read(head.physical_offset)
         except (OffsetError, CorruptRecordError):
@@ -55,11 +55,12 @@ class WaitingQueues:
         return message, self._due_ms(head, message, queue.slot, now_ms)
 
     def _due_ms(self, head: Head, message: Message, slot: int, now_ms: int) -> int:
-        """When a message is due.
+        """The due time of a message.
 
-        One that was carried forward says so itself. Else the queue's entry does. An entry that no table of levels makes is damaged: then
-        the levels of now count. A message that a wrong clock stamped waits its whole delay from when this process came to it: nobody
-        knows when it was put, and never is it early. One that was carried forward waits no longer than it says.
+        A carried message contains it. Otherwise the queue's entry does. The level used is not recorded. An entry that
+        no table of levels gives is damaged: then the current levels count. A message that a wrong clock stamped waits
+        its whole delay from the time when this process met it, because the time of its put is unknown and it must never
+        be early. A carried message waits no longer than it says.
         """
         stored_ms, carried_ms = message.store_timestamp_ms, carried_due_ms(message)
         level = min(max(delay_level_of(message.properties), 1), len(self._levels_ms))
@@ -78,7 +79,7 @@ class WaitingQueues:
 
 
 def due_time(queue: ConsumeQueue, entry: QueueEntry) -> int | None:
-    """The due time in an entry, or in the extended unit that it leads to; None where that is gone."""
+    """The due time in an entry, or in its extended unit; None if that unit is gone."""
     if not ext.is_address(entry.tags_code):
         return entry.tags_code
     try:

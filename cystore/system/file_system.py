@@ -1,4 +1,4 @@
-"""What concerns a whole file system: a sync of all that is dirty in it, and names that are exchanged."""
+"""Operations on a whole file system: a sync of everything that is dirty, and the exchange of two names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def move_onto(source: Path, target: Path, *, exchange: bool) -> None:
             code = ctypes.get_errno()
             if code not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
                 raise OSError(code, os.strerror(code), str(target))
-            # This file system exchanges no names. `target` is there at every moment; a kill leaves a third name behind.
+            # This file system cannot exchange names. `target` exists at every moment; a kill leaves a third name
+            # behind.
             kept = source.with_name(source.name + KEPT)
             kept.unlink(missing_ok=True)
             os.link(target, kept)
@@ -37,20 +38,22 @@ def move_onto(source: Path, target: Path, *, exchange: bool) -> None:
 
 
 def tells_errors() -> bool:
-    """Whether syncfs reports what could not be written: Linux does so from 5.8 on."""
+    """Whether syncfs reports failed writes: Linux does so from 5.8 on."""
     major, minor = (int(part) for part in os.uname().release.split(".")[:2])
     return (major, minor) >= (5, 8)
 
 
 class FileSystem:
-    """The file system that holds a folder. Its descriptor is kept from the first sync on: errors since then are told to it."""
+    """The file system that holds a folder. It keeps a descriptor from the first sync on, because the kernel reports
+    later errors to it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._open: Descriptor | None = None
 
     def sync(self) -> bool:
-        """Makes everything in it durable, names too. False where the kernel would not tell what failed. Raises SyncFailedError."""
+        """Makes everything in it durable, names too. False if the kernel would not report a failure. Raises
+        SyncFailedError."""
         if not tells_errors():
             return False
         held = self._open

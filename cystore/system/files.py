@@ -27,9 +27,9 @@ from cystore.system.os_errors import translated as translated
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 SHARED_FILE_MODE = 0o660
-SHARED_DIRECTORY_MODE = 0o2770  # with the set-group-id bit, what is made inside belongs to the group too
+SHARED_DIRECTORY_MODE = 0o2770  # with the set-group-id bit, new files inside belong to the group too
 TMP_DIRECTORY = "tmp"
-SMALL_FILE_BYTES_MAX = 256 * 1024 * 1024  # of those that are read as a whole
+SMALL_FILE_BYTES_MAX = 256 * 1024 * 1024  # limit for files that are read as a whole
 _TEMPORARY = re.compile(r"[0-9a-f]{32}")
 
 BLOCK_BYTES = 512  # of st_blocks
@@ -40,7 +40,7 @@ _RENAME_NOREPLACE = 1
 def _open(path: Path, flags: int) -> Descriptor:
     """`open_file` with the system's own errors."""
     with inside(path) as (folder, name):
-        # Without O_NONBLOCK a FIFO that stands in the place of a file would wait for somebody at its other end.
+        # Without O_NONBLOCK the open of a FIFO in the place of a file would wait for its other end.
         flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         shared = bool(flags & os.O_CREAT) and is_shared(os.fstat(folder))
         opened = open_in(folder, name, flags, SHARED_FILE_MODE if shared else FILE_MODE)
@@ -57,7 +57,7 @@ def _open(path: Path, flags: int) -> Descriptor:
 
 
 def is_shared(folder: os.stat_result) -> bool:
-    """Whether what is made in a folder is for its group too."""
+    """Whether new files in a folder are for its group too."""
     bits = stat.S_ISGID | stat.S_IWGRP
     return folder.st_mode & bits == bits
 
@@ -73,8 +73,9 @@ def map_file(
 ) -> MappedFile:
     """`MappedFile.of` a file opened without following a link. Raises OSError; StoreError when the file has another length.
 
-    Nobody writes to a `sealed` file any more, and a private mapping is one process's own: their holes (of a sparse copy) are mapped as
-    memory. A read of a hole through an ordinary mapping takes space on some file systems, and kills the process where there is none.
+    No process writes to a `sealed` file any more, and a private mapping belongs to one process: holes of such files (of
+    a sparse copy) are mapped as memory. Reading a hole through an ordinary mapping takes space on some file systems,
+    and kills the process if there is none.
     """
     with _open(path, os.O_RDWR if writable and not private and not sealed else os.O_RDONLY) as fd:
         if (private or sealed) and os.fstat(fd).st_blocks * BLOCK_BYTES < length:
@@ -85,7 +86,7 @@ def map_file(
 
 
 def is_at(path: Path, file: MappedFile) -> bool:
-    """Whether a path still leads to a mapped file: nobody unlinked or replaced it."""
+    """Whether a path still names a mapped file: no process unlinked or replaced it."""
     with translated(path):
         try:
             with inside(path) as (folder, name):
@@ -95,7 +96,7 @@ def is_at(path: Path, file: MappedFile) -> bool:
 
 
 class Entry:
-    """One name of a folder: `name`, `path`, and what it is. A name that went away since the listing has no `status`."""
+    """One name of a folder: `name`, `path`, and its type. A name that was removed since the listing has no `status`."""
 
     def __init__(self, folder: Path, found: os.DirEntry[str], status: os.stat_result | None) -> None:
         self.name, self.status, self._folder = found.name, status, folder
@@ -116,13 +117,13 @@ class Entry:
         return self._is_folder
 
     def stat(self, *, follow_symlinks: bool = False) -> os.stat_result:
-        """What the listing found, or what a look finds now. Raises OSError."""
+        """The result of the listing, or of a look now. Raises OSError."""
         return self.status or self.path.stat(follow_symlinks=False)
 
 
 def entries(path: Path, *, sizes: bool = False) -> list[Entry]:
-    """What is in a folder, sorted by name; nothing where there is no folder. A link in it is refused. With `sizes` each entry has
-    its status, and what another process takes away meanwhile is left out."""
+    """The entries of a folder, sorted by name; empty without a folder. A link in it is refused. With `sizes` each entry
+    has its status, and files that are removed meanwhile are left out."""
     found: list[Entry] = []
     with translated(path):
         try:
@@ -158,7 +159,8 @@ def opened(path: Path, flags: int = os.O_RDONLY) -> Descriptor:
 
 
 def read_all(path: Path, *, most: int | None = None, first: int | None = None) -> bytes:
-    """The whole file, or its `first` bytes. One of more than `most` bytes is refused: somebody made it, and the memory is not there."""
+    """The whole file, or its `first` bytes. A file of more than `most` bytes is refused: it is foreign, and would not
+    fit into memory."""
     with opened(path) as fd, translated(path):
         length = os.fstat(fd).st_size
         if first is not None:
@@ -171,7 +173,7 @@ def read_all(path: Path, *, most: int | None = None, first: int | None = None) -
 
 
 def read_if_there(path: Path, *, first: int | None = None) -> bytes | None:
-    """A whole small file, or its `first` bytes; None where there is none: it may go away between a look and a read."""
+    """A whole small file, or its `first` bytes; None without one: it may be removed between a look and a read."""
     try:
         return read_all(path, most=SMALL_FILE_BYTES_MAX, first=first)
     except StoreIOError as error:
@@ -201,10 +203,10 @@ def sync_directory(path: Path) -> None:
 
 
 def sync(fd: int, path: Path | str = "", *, data_only: bool = False, named: bool = True) -> None:
-    """Makes what was written to an open file durable. Raises SyncFailedError.
+    """Makes the content of an open file durable. Raises SyncFailedError.
 
-    A file that has no name yet (`named=False`) is thrown away when its sync fails: for want of space or memory that is an error
-    of the call alone.
+    A file without a name (`named=False`) is thrown away when its sync fails, so a lack of space or memory is an error
+    of this call alone.
     """
     with translated(path):
         try:
@@ -241,7 +243,7 @@ def make_root(path: Path, group: int | None) -> None:
 
 
 def share(folder: Path, group: int) -> None:
-    """Gives a group access to a folder, and to what is made in it from now on."""
+    """Gives a group access to a folder, and to later files inside."""
     with opened(folder, os.O_RDONLY | os.O_DIRECTORY) as fd, translated(folder):
         os.fchown(fd, -1, group)
         os.fchmod(fd, SHARED_DIRECTORY_MODE)
@@ -258,8 +260,8 @@ def _is_folder(path: Path) -> bool:
 
 
 def temporary(root: Path) -> Temporary:
-    """A new name in the store's tmp folder: a strange name beside the log would stop RocketMQ's load. A with block gives its path; at its
-    end there is no file of that name any more. Raises StoreMovedError."""
+    """A new name in the store's tmp folder, because a strange name beside the log would stop RocketMQ's load. A with
+    block gives its path; at its end no file has that name any more. Raises StoreMovedError."""
     check_place(root)
     folder = root / TMP_DIRECTORY
     make_directory(folder)
@@ -269,7 +271,7 @@ def temporary(root: Path) -> Temporary:
 
 
 def _give_up(path: Path) -> None:
-    """After an error, which is what is told. On a failing disk the file may stay."""
+    """After an error; the caller raises that one. On a failing disk the file may stay."""
     with contextlib.suppress(OSError):
         _unlink(path)
 
@@ -320,7 +322,7 @@ def allocate(fd: int, begin: int, end: int, path: Path | str = "") -> None:
 
 
 class FileReplacedError(StoreIOError):
-    """A mapped file has lost its name: somebody removed the file, or put another one into its place."""
+    """A mapped file has lost its name: another process removed or replaced the file."""
 
 
 def allocate_mapped(path: Path, file: MappedFile, begin: int, end: int) -> None:
@@ -348,10 +350,10 @@ def create_sized(
 ) -> None:
     """Makes `path` with full `length`, its first `allocated_bytes` reserved, zero everywhere.
 
-    The file gets its name only when all that is durable. Unless `replace`, it never replaces another: losing that race to
-    another process is no error. A crash leaves at most a nameless file in tmp/, removed at the next load. Without `durable`
-    a power cut may take the file away again until it and its folder are synced; a name that is there has its length all the
-    same, because the file systems that we write to keep such changes in order.
+    The file gets its name only when all that is durable. Unless `replace`, it never replaces another; losing that race
+    to another process is no error. A crash leaves at most a nameless file in tmp/, which the next load removes. Without
+    `durable` a power cut may remove the file again until it and its folder are synced. A name that exists always has
+    its length, because the supported file systems keep such changes in order.
     """
     make_directory(path.parent, durable=durable)
     named = True
@@ -390,7 +392,7 @@ def _renameat2(source: Path, target: Path, flag: int) -> None:
 
 
 def rename_no_replace(source: Path, target: Path) -> None:
-    """renameat2 with RENAME_NOREPLACE: FileExistsError when `target` is there."""
+    """renameat2 with RENAME_NOREPLACE: FileExistsError if `target` exists."""
     try:
         _renameat2(source, target, _RENAME_NOREPLACE)
     except FileExistsError:
@@ -400,7 +402,7 @@ def rename_no_replace(source: Path, target: Path) -> None:
 
 
 def remove(path: Path, *, durable: bool = True) -> None:
-    """Unlinks `path`, durably unless a power cut may bring it back; one that is gone already is fine."""
+    """Unlinks `path`, durably unless a power cut may bring it back. A missing file is no error."""
     with translated(path), contextlib.suppress(FileNotFoundError):
         _unlink(path)
     if durable:
@@ -408,7 +410,7 @@ def remove(path: Path, *, durable: bool = True) -> None:
 
 
 def remove_directory(path: Path, *, durable: bool = True) -> None:
-    """Removes an empty directory, durably unless a power cut may bring it back; one that is gone already is fine."""
+    """Removes an empty directory, durably unless a power cut may bring it back. A missing one is no error."""
     with translated(path), contextlib.suppress(FileNotFoundError), inside(path) as (folder, name):
         os.rmdir(name, dir_fd=folder)
     if durable:
@@ -416,7 +418,8 @@ def remove_directory(path: Path, *, durable: bool = True) -> None:
 
 
 def remove_below(folder: Path) -> None:
-    """Removes everything in a folder durably, the deepest first; links are removed, not followed. One that is not there is fine."""
+    """Removes everything in a folder durably, the deepest first; links are removed, not followed. A missing folder is
+    no error."""
     if not _is_folder(folder):
         return
     with opened(folder, os.O_RDONLY | os.O_DIRECTORY) as fd, translated(folder), os.scandir(fd) as listed:
@@ -429,22 +432,22 @@ def remove_below(folder: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a folder with all that is in it, durably; one that is gone already is fine."""
+    """Removes a folder with everything in it, durably. A missing one is no error."""
     if _is_folder(path):
         remove_below(path)
         remove_directory(path)
 
 
 def read_back(path: Path) -> bytes:
-    """The whole file as the disk has it: the page cache lets it go first, where the file system can do that."""
+    """The whole file from the disk: the page cache drops it first, if the file system can do that."""
     with opened(path) as fd, translated(path):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     return read_all(path)
 
 
 def clear_temporaries(root: Path) -> None:
-    """Removes what a crash left in tmp/; a name that `temporary` does not make is somebody's and stays. Only for whoever is alone in
-    the store."""
+    """Removes leftovers of a crash from tmp/; a name that `temporary` does not make is foreign and stays. Only for a
+    process that is alone in the store."""
     folder = root / TMP_DIRECTORY
     if not _is_folder(folder):
         return
@@ -483,7 +486,7 @@ def pread_into(fd: int, offset: int, buffer: memoryview, path: Path | str = "") 
 
 
 def data_ranges(fd: int, begin: int, end: int, path: Path | str = "") -> list[tuple[int, int]]:
-    """The parts of [begin, end) that are not holes in the file; what lies between them reads as zero."""
+    """The parts of [begin, end) that are not holes in the file; holes read as zeros."""
     found: list[tuple[int, int]] = []
     with translated(path):
         while begin < end:
@@ -521,7 +524,7 @@ def length_of(fd: int, path: Path | str = "") -> int:
 
 
 def zero_range(path: Path, begin: int, end: int) -> None:
-    """Makes [begin, end) of a file zero, durably; what is a hole stays one."""
+    """Makes [begin, end) of a file zero, durably; holes stay holes."""
     zeros = bytes(1 << 20)
     with opened(path, os.O_RDWR) as fd:
         for data, hole in data_ranges(fd, begin, end, path):
@@ -532,9 +535,10 @@ def zero_range(path: Path, begin: int, end: int) -> None:
 
 
 def copy_ranges(root: Path, pieces: list[tuple[Path, int, int]], target: Path) -> None:
-    """Makes `target` of [begin, end) of each file in turn, whole and durable or not at all; FileExistsError when it is there.
+    """Makes `target` from [begin, end) of each file in turn, completely and durably or not at all; FileExistsError if
+    it exists.
 
-    What is a hole in a source stays one.
+    Holes of a source stay holes.
     """
     make_directory(target.parent)
     with temporary(root) as draft:
@@ -560,7 +564,7 @@ def copy_ranges(root: Path, pieces: list[tuple[Path, int, int]], target: Path) -
 
 
 def same_bytes(pieces: list[tuple[Path, int, int]], target: Path) -> bool:
-    """Whether `target` is what `copy_ranges` would make."""
+    """Whether `target` equals the result of `copy_ranges`."""
     with opened(target) as copy:
         at = 0
         for path, begin, end in pieces:
@@ -590,7 +594,7 @@ def extend(path: Path, length: int) -> None:
 
 
 def shorten(path: Path, length: int) -> None:
-    """Cuts a file that is too long to `length` bytes, durably. Nobody may have mapped what is behind."""
+    """Shortens a file that is too long to `length` bytes, durably. No process may have mapped the rest."""
     with opened(path, os.O_RDWR) as fd, translated(path):
         if os.fstat(fd).st_size > length:
             os.ftruncate(fd, length)

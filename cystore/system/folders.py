@@ -1,6 +1,7 @@
-"""Folders held open: what is beneath a store's directory is looked up in the directory that was opened, wherever its path leads now.
+"""Folders held open: names beneath a store's directory are looked up in the opened directory, whatever its path names
+now.
 
-No symbolic link is followed on the way, and no `..` leads out of the store.
+The look-up follows no symbolic link, and no `..` leaves the store.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Home:
             status = os.stat(self.path)
         except (FileNotFoundError, NotADirectoryError):
             found = "its path does not exist now"
-        except OSError:  # who may not look cannot say that it moved
+        except OSError:  # without access nobody can say that it moved
             return
         else:
             if (status.st_dev, status.st_ino) == self._identity:
@@ -87,7 +88,8 @@ def held_open(path: Path) -> Path:
 
 
 def held_again(path: Path) -> Path:
-    """The store's directory of a `held_open` path once more; each is let go by itself. Raises StoreClosedError, OSError."""
+    """The store's directory of a `held_open` path once more; each is released by itself. Raises StoreClosedError,
+    OSError."""
     folder = at(path)[0]
     return held_open(path) if folder is None else _path_in(Home(os.fspath(path), folder))
 
@@ -99,7 +101,7 @@ def _path_in(home: Home) -> Path:
 
 
 def check_place(path: Path) -> None:
-    """Raises StoreMovedError when the store's path leads elsewhere now; an ordinary path is where it is."""
+    """Raises StoreMovedError if the store's path names another directory now; an ordinary path never does."""
     if isinstance(path, HomePath):
         at(path)
         path.home.check()
@@ -112,8 +114,8 @@ def let_go(path: Path) -> None:
 
 
 def at(path: Path | str) -> tuple[Descriptor | None, str]:
-    """Where the system is to look a path up: (open directory, name beneath it), or (None, the path). Raises StoreClosedError after
-    `let_go`."""
+    """The arguments for the system's look-up of a path: (open directory, name beneath it), or (None, the path). Raises
+    StoreClosedError after `let_go`."""
     text = os.fspath(path)
     if not isinstance(path, HomePath):
         return None, text
@@ -168,7 +170,8 @@ _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # an o
 
 
 def open_file_in(folder: int, name: str) -> Descriptor:
-    """A descriptor for reading, for those who look at very many files; `name` itself is no link that is followed. Raises OSError."""
+    """A descriptor for reading, for callers that look at very many files; does not follow `name` if it is a link.
+    Raises OSError."""
     return open_in(folder, name, _FILE_FLAGS)
 
 

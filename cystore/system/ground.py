@@ -1,7 +1,8 @@
-"""How a reader that recovered a store for itself notices that somebody else came to it since.
+"""Tells a reader that recovered a store for itself when another process has come since.
 
-Nobody is attached when it begins. Whoever attaches later locks byte 0 of `lock`, and makes and removes files in the store's directory: a
-process that came and left again shows in the directory's times. A repair by a tool shows in the manifest's.
+No process is attached when it begins. A process that attaches later locks byte 0 of `lock`, and makes and removes files
+in the store's directory, so the directory's times show even one that has left again. The manifest's times show a repair
+by a tool.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from cystore.system import files, os_threads
 from cystore.system.store_lock import StoreLocks
 
 WITNESSES = ("", "manifest")  # the store's directory itself, and names in it
-TICK_S = 0.02  # the clock of file times stands still for at most so long
+TICK_S = 0.02  # the longest step of the clock of file times
 PAUSE_S = 0.001
 
 Status = tuple[int, int, int, int]
 
 
 class View(Protocol):
-    """What says when a view of files that others may change has come to its end."""
+    """Says when a view of files is outdated, because others may have changed them."""
 
     def moved(self) -> bool:
         """Whether it has. From then on the answer stays the same."""
@@ -41,7 +42,8 @@ class Ground:
         self._seen = self._look()
 
     def settled(self) -> bool:
-        """Waits until the clock of file times has moved on, so that each later change shows. False when somebody came meanwhile."""
+        """Waits until the clock of file times has moved, so that each later change shows. False if a process came
+        meanwhile."""
         newest = max((max(status[2:]) for status in self._seen if status is not None), default=0)
         until_s = clock.monotonic_s() + TICK_S
         while clock.file_time_ns() <= newest and clock.monotonic_s() < until_s:
@@ -49,7 +51,7 @@ class Ground:
         return not self.moved()
 
     def moved(self) -> bool:
-        """Whether somebody is attached now, or was since this was made."""
+        """Whether a process is attached now, or was since this was made."""
         if self._left.is_set():
             return True
         try:

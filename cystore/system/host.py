@@ -26,7 +26,7 @@ NETWORK = {
     0x01161970: "gfs2",
 }
 
-# Somebody's program answers for the file: with files of another host, or an object store, as likely as not.
+# A program of a user answers for the file, quite possibly with files of another host or an object store.
 OTHERS = {0x65735546: "fuse"}
 
 LIBC = ctypes.CDLL(None, use_errno=True)  # once: each CDLL keeps a class of its own for ever
@@ -43,7 +43,7 @@ def file_system(path: Path) -> str:
 
 
 def may_be_remote(path: Path) -> bool:
-    """Whether another host may change the files here, or be gone: what is mapped of them may then kill this process."""
+    """Whether another host may change or remove the files here: a mapping of them may then kill this process."""
     return file_system(path) in {*NETWORK.values(), *OTHERS.values()}
 
 
@@ -72,7 +72,7 @@ class Identity(TypedDict):
 
 
 def identity() -> Identity:
-    """What attached processes must have in common beside the layout: see Control.attach."""
+    """The facts that attached processes must share beside the layout: see Control.attach."""
     return {
         "boot_id": files.read_all(Path("/proc/sys/kernel/random/boot_id")).decode("ascii").strip(),
         "pid_namespace": os.stat("/proc/self/ns/pid").st_ino,
@@ -81,7 +81,7 @@ def identity() -> Identity:
 
 
 def _c_library() -> str:
-    """The layout of a mutex is the C library's own affair: name and version, as far as it tells them."""
+    """The C library's name and version, as far as it tells them, because it decides the layout of a mutex."""
     try:
         return os.confstr("CS_GNU_LIBC_VERSION") or "unknown"
     except ValueError:
@@ -89,7 +89,7 @@ def _c_library() -> str:
 
 
 def command_of(pid: int) -> str | None:
-    """The command line of a process that this one can see; None where it ended."""
+    """The command line of a process that this one can see; None if it ended."""
     try:
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -37,9 +37,8 @@ class KeyLock:
         self._lock: ByteLock | None = None
 
     def take(self, before_waiting: Callable[[], None]) -> None:
-        """Waits until nobody else has it. A signal handler's exception ends the wait. Where somebody has it `before_waiting` is called
-        first; what it raises is raised, and ends
-        this object."""
+        """Waits until no other process has it. A signal handler's exception ends the wait. If another one has it, calls
+        `before_waiting` first; an exception of that is raised, and ends this object."""
         lock = ByteLock(self._file, self._place, owned=True, waiting=before_waiting)
         _held.add(self)  # before it is taken: a child that is forked right behind that must not keep it
         lock.__enter__()
@@ -58,7 +57,7 @@ class KeyLock:
 
 
 def is_taken(path: Path, name: str) -> bool:
-    """Whether somebody has the lock of a name now."""
+    """Whether a process has the lock of a name now."""
     if not path.exists():
         return False
     with files.opened(path) as fd:

@@ -1,8 +1,8 @@
-"""What the store's native threads log in a process whose threads are greenlets.
+"""Log lines of the store's native threads, in a process whose threads are greenlets.
 
-There `logging` has the locks of gevent or eventlet. Such a lock wakes whoever waits for it in the thread that lets go of it, so a native
-thread that logged would stop the hub, or end the process. Therefore a native thread puts what it has to say into a list, and a greenlet of
-the hub logs it, within LOOK_S, with the time at which it was said.
+There `logging` has the locks of gevent or eventlet. Releasing such a lock wakes its waiter in the releasing thread, so
+a native thread that logged would stop the hub, or end the process. Therefore a native thread puts its record into a
+list, and a greenlet of the hub logs it, within LOOK_S, with its original time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _relays: list[Any] = []
 
 
 class HandsOver:
-    """Stands before a logger: it keeps what native threads say, and all else goes on to the logger."""
+    """Stands before a logger: keeps records of native threads, and passes all others on."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
@@ -85,7 +85,7 @@ def _as_tuple(exc_info: Any) -> ExcInfo | None:
 
 
 def drain() -> None:
-    """Logs what native threads said until now. Called by a greenlet, and at exit."""
+    """Logs the records that native threads have left. Called by a greenlet, and at exit."""
     while _said:
         try:
             logger, said_ms, level, fields = _said.popleft()
@@ -115,7 +115,7 @@ def _begin() -> Any:
     if os_threads.patched_by() != "gevent":
         return _loop_of_eventlet()
     gevent: Any = importlib.import_module("gevent")
-    # No reference: whoever waits for all greenlets does not wait for the timer.
+    # No reference, so that a wait for all greenlets does not wait for the timer.
     timer = gevent.get_hub().loop.timer(LOOK_S, LOOK_S, ref=False)
     timer.start(lambda: gevent.spawn(drain) if _said else None)
     return timer

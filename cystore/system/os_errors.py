@@ -28,7 +28,7 @@ _NO_RESOURCE = {
 
 @contextlib.contextmanager
 def translated(path: Path | str) -> Iterator[None]:
-    """Turns an OSError into the store's error for it, with the path.
+    """Turns an OSError into the store's error, with the path.
 
     Three classes: a failed sync (SyncFailedError, raised where a sync is made), a missing resource (StoreFullError,
     StoreResourceError), and everything else, which is a broken disk or a changed directory (StoreIOError,
@@ -57,7 +57,7 @@ def sorted_error(error: OSError, path: Path | str) -> StoreError:
 
 
 def link_refused(path: Path | str) -> StorePermissionError:
-    """The error for a symbolic link where a store has a file or a folder."""
+    """The error for a symbolic link in the place of a store's file or folder."""
     return StorePermissionError(
         "a symbolic link stands in the place of a store's file or folder; remove it, or replace it by its target",
         path=path,
@@ -70,5 +70,5 @@ def _link_in(path: Path) -> Path | None:
 
 
 def not_regular(path: Path | str) -> StoreFormatError:
-    """The error for a FIFO, socket or device where a store has a file."""
+    """The error for a FIFO, socket or device in the place of a store's file."""
     return StoreFormatError("this is not a regular file; move it away", path=path)

@@ -41,7 +41,7 @@ def patched() -> bool:
 
 
 def patched_by() -> str:
-    """ "gevent" or "eventlet", whose greenlets `threading` starts; "" where it starts threads."""
+    """ "gevent" or "eventlet", if `threading` starts their greenlets; "" if it starts threads."""
     return _thread.start_new_thread.__module__.partition(".")[0] if patched() else ""
 
 
@@ -75,7 +75,7 @@ def among_greenlets() -> bool:
 
 
 class Flag:
-    """Set once; whoever waits for it sleeps in the operating system."""
+    """Set once; waiters sleep in the operating system."""
 
     def __init__(self) -> None:
         self._set = False
@@ -105,8 +105,8 @@ class Flag:
 
 
 class Thread:
-    """A daemon thread that runs `target` once; started when made. Raises RuntimeError where it cannot begin, or not within `begin_s`: a
-    thread that had no memory to begin never says so."""
+    """A daemon thread that runs `target` once; it starts when made. Raises RuntimeError if it cannot begin, or not
+    within `begin_s`: a thread without memory to begin never reports that."""
 
     def __init__(self, target: Callable[[], None], name: str, begin_s: float = BEGIN_S) -> None:
         self.name = name
@@ -130,7 +130,7 @@ class Thread:
             raise
 
     def _taken_back(self) -> bool:
-        """Takes the work from a thread that has not begun; False when it has begun meanwhile."""
+        """Takes the work from a thread that has not begun; False if it has begun meanwhile."""
         try:
             self._targets.pop()
         except IndexError:
@@ -151,13 +151,15 @@ class Thread:
         self._begun.set()
         try:
             target = self._targets.pop()
-        except IndexError:  # whoever started this thread was told that it was not
+        except IndexError:  # the caller that started this thread has got an error
             return
         try:
             with as_native():
                 target()
         finally:
-            del target  # what it refers to may close files when it goes: that is over before anybody is told
+            del (
+                target
+            )  # its objects may close files when they are freed: that ends before anybody is notified
             self._done.set()
 
     def join(self, timeout_s: float | None = None) -> bool:
@@ -166,5 +168,5 @@ class Thread:
 
 
 def pause(seconds: float) -> None:
-    """Lets other threads run for so long; no other greenlet."""
+    """Lets other threads run for this time; no other greenlet."""
     Flag().wait(seconds)

@@ -1,4 +1,4 @@
-"""Who else could put something in a store's place: owners and modes, looked at before anything is written.
+"""Checks which other users could put something in a store's place: owners and modes, before anything is written.
 
 Trusted are root, the user that this process runs as, and the group that the setting `group` names; of the group bits also root's
 group and the user's private group (the one of the user's name with nobody else in it). Access lists count as the group bits that
@@ -33,13 +33,13 @@ def group_id(name: str) -> int | None:
 
 
 def check(root: Path, group: int | None) -> None:
-    """Both of the following, for a store that is there."""
+    """Both of the following checks, for a store that exists."""
     check_way(root, group)
     check_store(root, group)
 
 
 def check_way(root: Path, group: int | None) -> None:
-    """Refuses a store when somebody else may rename a folder above it, and so put another in its place."""
+    """Refuses a store if another user may rename a folder above it, and so put another in its place."""
     user = os.geteuid()
     for folder in reversed(root.parents):
         status = _status(folder)
@@ -61,7 +61,7 @@ def check_way(root: Path, group: int | None) -> None:
 
 
 def check_store(root: Path, group: int | None) -> None:
-    """Refuses a store that belongs to somebody else, or that somebody else may write to."""
+    """Refuses a store that belongs to another user, or that another user may write to."""
     status = root.stat()
     _check_owner(root, status, {0, os.geteuid()}, group)
     _check_mode(root, status, group)
@@ -76,7 +76,7 @@ def check_store(root: Path, group: int | None) -> None:
     owners = {0, os.geteuid(), status.st_uid}
     for entry in files.entries(root):
         found = _status(Path(entry.path))
-        if found is not None:  # else somebody who is attached removed it
+        if found is not None:  # otherwise an attached process removed it
             _check_owner(Path(entry.path), found, owners, group)
             _check_mode(Path(entry.path), found, group)
 
@@ -112,7 +112,7 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def _others(status: os.stat_result, group: int | None) -> str:
-    """Who beside the trusted may write; empty for nobody."""
+    """The untrusted users that may write; empty for none."""
     if status.st_mode & stat.S_IWOTH:
         return "every user"
     if status.st_mode & stat.S_IWGRP and status.st_gid not in (0, group) and not _is_private(status.st_gid):

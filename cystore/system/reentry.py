@@ -1,6 +1,6 @@
-"""Calls of the store inside of a call of the store: out of a signal handler, or a finalizer, of the same thread.
+"""Calls of the store inside another call of the same thread: from a signal handler, or a finalizer.
 
-A thread cannot wait for itself. What holds a lock of all processes while Python code runs is therefore done `undisturbed`.
+A thread cannot wait for itself. So Python code that runs while it holds a lock of all processes runs `undisturbed`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Answer = TypeVar("Answer")
 
 TURN_BEGIN_S = 0.25  # then the caller makes the call itself
 
-# The modules of the store itself, without what is built on it.
+# The modules of the store itself, without those that are built on it.
 INSIDE = tuple(
     f"cystore.{name}"
     for name in (
@@ -41,10 +41,12 @@ INSIDE = tuple(
 
 
 def undisturbed(call: Callable[[], Answer]) -> Answer:
-    """Makes a call in which no signal handler comes in between. Handlers run in the main thread; there, another thread makes the call.
+    """Makes a call that no signal handler can interrupt. Handlers run in the main thread; there, another thread makes
+    the call.
 
-    A handler that uses the store meanwhile waits for that thread as for any other. What it raises ends the wait, not the call. Inside of a
-    handler the call is made at once: the call below may have a lock of this process that another thread would wait for.
+    A handler that uses the store meanwhile waits for that thread as for any other. Its exception ends the wait, not the
+    call. Inside a handler the call is made at once, because the interrupted call may hold a lock of this process that
+    another thread would wait for.
     """
     if os_threads.native_id() != os.getpid() or _is_nested(sys._getframe(1)):
         return call()
@@ -70,7 +72,7 @@ def undisturbed(call: Callable[[], Answer]) -> Answer:
 
 
 def _is_nested(frame: FrameType | None) -> bool:
-    """Whether a call of the store is below the one that this frame belongs to."""
+    """Whether a call of the store is below this frame's call."""
     left = False
     while frame is not None:
         inside = frame.f_globals.get("__name__", "").startswith(INSIDE)

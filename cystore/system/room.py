@@ -1,9 +1,9 @@
-"""Small files that are written whole or not at all, and need no new space for that: a full disk does not stop them.
+"""Small files that are written completely or not at all, without new space: a full disk does not stop them.
 
-Three files take turns: NAME, the last good copy NAME.bak, and NAME.spare, whose space was reserved while there was some. New content goes
-into the spare, in place. Then two names are exchanged, twice: the spare with NAME, and what NAME was with NAME.bak. So the copy of before
-becomes the next spare. A kill in between leaves NAME whole, and an older copy. What is left of a file's room is filled with blanks, which
-JSON allows at its end.
+Three files take turns: NAME, the last good copy NAME.bak, and NAME.spare, whose space was reserved earlier. New content
+is written into the spare, in place. Then two names are exchanged, twice: the spare with NAME, and the old NAME with
+NAME.bak. So the previous copy becomes the next spare. A kill in between leaves NAME complete, and an older copy. Blanks
+fill the rest of a file's room; JSON allows them at its end.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def reserve_room(path: Path, length: int) -> None:
 
 
 def write_in_room(path: Path, data: bytes) -> None:
-    """Writes `data`, JSON text, whole or not at all; the last good copy stays beside it. Raises StoreFullError where it is longer than
-    the room that was reserved, and there is no space for more."""
+    """Writes `data`, JSON text, completely or not at all; the last good copy stays beside it. Raises StoreFullError if
+    it is longer than the reserved room, and there is no space for more."""
     spare, copy = path.with_name(path.name + SPARE), path.with_name(path.name + ".bak")
     files.make_directory(path.parent)
     with files.opened(spare, os.O_RDWR | os.O_CREAT) as fd, files.translated(spare):
@@ -52,11 +52,12 @@ def write_in_room(path: Path, data: bytes) -> None:
     try:
         reserve_room(path, room)  # for the next time, while there is space
     except StoreFullError:
-        return  # what the spare has may be enough
+        return  # the spare may be long enough
 
 
 def _grow(fd: int, length: int, better: int, path: Path) -> None:
-    """Makes the file `length` bytes long at least, all of them reserved; when it has to grow, `better` where there is space for that."""
+    """Makes the file at least `length` bytes long, all of them reserved. If it has to grow, to `better` if there is
+    space for that."""
     status = os.fstat(fd)
     if length <= status.st_size <= status.st_blocks * 512:
         return

@@ -1,9 +1,10 @@
-"""Who may have the store open: the `lock` file and the store directory.
+"""Decides which process may have the store open: the `lock` file and the store directory.
 
-Byte 0 of `lock` is shared by attached processes and taken exclusively by whoever is alone (or by RocketMQ's JVM); byte 1 is the
-gate, held while attaching or detaching. Byte 2 is shared by attached writers alone: whoever gets it exclusively, under the gate, knows
-that only readers are attached. They are open-file-description locks: RocketMQ's JVM sees them, threads and libraries
-that close other descriptors do not release them. `flock` on the directory notices a `lock` file that was deleted or replaced.
+Attached processes share byte 0 of `lock`; a process that is alone (or RocketMQ's JVM) takes it exclusively. Byte 1 is
+the gate, held while attaching or detaching. Attached writers alone share byte 2: a process that gets it exclusively,
+under the gate, knows that only readers are attached. All are open-file-description locks: RocketMQ's JVM sees them, and
+threads and libraries that close other descriptors do not release them. `flock` on the directory notices a `lock` file
+that was deleted or replaced.
 """
 
 from __future__ import annotations
@@ -34,19 +35,21 @@ _REPORT_AFTER_S = 5.0
 
 
 _held: weakref.WeakSet[StoreLocks] = weakref.WeakSet()
-_descriptors = os_threads.RLock()  # no fork between a descriptor's open or close and what `_held` says of it
+_descriptors = (
+    os_threads.RLock()
+)  # no fork between the open or close of a descriptor and its entry in `_held`
 
 
 class StoreLocks:
-    """The descriptors of one attachment. Their owner's `close` ends every lock, the kernel does when the owner is killed. A
-    forked child calls `close` too, which leaves the parent's locks alone."""
+    """The descriptors of one attachment. The owner's `close` ends every lock; the kernel does so when the owner is
+    killed. A forked child calls `close` too, which leaves the parent's locks alone."""
 
     def __init__(self, root: Path, *, read_only: bool) -> None:
         self.root = root
         self.path = root / LOCK_NAME
         self._read_only = read_only
         self._owner = os.getpid()
-        # Objects: a handler's exception that drops this one before anybody could close it gives its locks up all the same.
+        # Objects: if a handler's exception drops this one before it is closed, its locks are released all the same.
         self._directory_file, self._file = Descriptor(), Descriptor()
         flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
         try:
@@ -100,11 +103,12 @@ class StoreLocks:
         return True
 
     def gate(self) -> ByteLock:
-        """A with block that excludes everybody else who is attaching or detaching; waits for them (Ctrl-C works), and tells the log so."""
+        """A with block that excludes all others that attach or detach; waits for them (Ctrl-C works), and logs that."""
         return ByteLock(self._file, GATE_BYTE, shared=self._read_only, waiting=self._told_later)
 
     def _told_later(self) -> os_threads.Flag:
-        """Whoever waits at the gate sleeps in the kernel, where nothing can be told: a thread does it, until the result is set."""
+        """A wait at the gate sleeps in the kernel, where Python cannot log: a thread does it, until the result is
+        set."""
         text = "%s: waiting for another process that attaches or detaches, for more than %.0f s"
         through = os_threads.Flag()
 
@@ -119,17 +123,18 @@ class StoreLocks:
         return through
 
     def try_alone(self) -> bool:
-        """Takes byte 0 exclusively: True when nobody else has the store open."""
+        """Takes byte 0 exclusively: True if no other process has the store open."""
         return self._set(STORE_BYTE, fcntl.F_WRLCK)
 
     def take_alone(self) -> None:
-        """For who changes a store that nobody has open, under the gate. Raises StoreLockedError where somebody has."""
+        """For changes to a store that no process has open, under the gate. Raises StoreLockedError if one has it
+        open."""
         if not self.try_alone():
             raise StoreLockedError("the store is in use", path=self.root)
         self.claim_directory(alone=True)
 
     def share(self) -> bool:
-        """Takes byte 0 shared, or steps down to it. False when somebody holds it exclusively."""
+        """Takes byte 0 shared, or steps down to it. False if another process holds it exclusively."""
         return self._set(STORE_BYTE, fcntl.F_RDLCK)
 
     def try_sole_writer(self) -> bool:
@@ -137,18 +142,21 @@ class StoreLocks:
         return self._set(WRITERS_BYTE, fcntl.F_WRLCK)
 
     def join_writers(self) -> None:
-        """Takes byte 2 shared, or steps down to it: this process is a writer from now on. Under the gate, so nobody has it exclusively."""
+        """Takes byte 2 shared, or steps down to it: this process is a writer from now on. Called under the gate, so no
+        process has it exclusively."""
         if not self._set(WRITERS_BYTE, fcntl.F_RDLCK):
             raise StoreLockedError("another program holds the lock byte of writers", path=self.path)
 
     def holder(self) -> str:
-        """Who has the store open: "nobody", "shared" (attached processes) or "exclusive" (a JVM, or exclusive=True)."""
+        """The present users of the store: "nobody", "shared" (attached processes) or "exclusive" (a JVM, or
+        exclusive=True)."""
         request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, STORE_BYTE, 1, 0)
         kind = _FLOCK.unpack(fcntl.fcntl(self._fd, _F_OFD_GETLK, request))[0]
         return {fcntl.F_UNLCK: "nobody", fcntl.F_RDLCK: "shared", fcntl.F_WRLCK: "exclusive"}[kind]
 
     def claim_directory(self, *, alone: bool) -> None:
-        """`flock` on the directory in step with byte 0. Refused: somebody is attached through another `lock` file."""
+        """`flock` on the directory in step with byte 0. A refusal means that a process is attached through another
+        `lock` file."""
         self._flock(fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
 
     def _flock(self, kind: int) -> None:

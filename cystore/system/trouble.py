@@ -1,4 +1,4 @@
-"""What the log says of an error that comes again with every try."""
+"""Logging of an error that comes again with every try."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ EXPECTED = (StoreFullError, StoreResourceError)  # the host lacks something; no 
 
 
 class Trouble:
-    """Logs the errors of one piece of work that is tried again and again. The log may lie on the disk that is full.
+    """Logs the errors of repeated work. The log may lie on the disk that is full.
 
-    A full disk, or too little memory, is one line. The next line of that class comes a minute later at the earliest, whatever numbers are
-    in it, and also when a try went well in between. Any other error is logged with its traceback when it begins, and when its text changes.
+    A full disk, or too little memory, is one line. The next line of that class comes a minute later at the earliest,
+    even if its numbers differ, and even if a try worked in between. Any other error is logged with its traceback when
+    it begins, and when its text changes.
     """
 
     def __init__(self) -> None:
@@ -23,7 +24,7 @@ class Trouble:
         self._reported = ""
 
     def tell(self, log: logging.Logger, level: int, error: BaseException, what: str) -> bool:
-        """Logs that `what` met an error, unless it is known; whether it did."""
+        """Logs that `what` met an error, unless it is known; returns whether it did."""
         if isinstance(error, EXPECTED):
             now, kind = monotonic_s(), type(error)
             if now < self._again_at.get(kind, now):

@@ -1,4 +1,4 @@
-"""What a page fault must not meet: holes on a full disk, and sectors that cannot be read."""
+"""Ranges that a page fault must not meet: holes on a full disk, and unreadable sectors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fill_holes(path: Path, file: MappedFile, begin: int, end: int) -> None:
 
 
 def pread_readable(fd: int, offset: int, count: int) -> tuple[bytes, OSError | None]:
-    """Up to `count` bytes at `offset`; fewer at the end of the file, or in front of what the error is about."""
+    """Up to `count` bytes at `offset`; fewer at the end of the file, or before the unreadable place."""
     buffer, done = bytearray(count), 0
     while done < count:
         try:
