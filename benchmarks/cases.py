@@ -195,7 +195,7 @@ CASES = (
     _put("put-1k", 1024, 300_000, ()),
     Case(
         "put-floors",
-        "what a put with 100 B bodies cannot do without, each by itself",
+        "the indispensable parts of a put with 100 B bodies, each by itself",
         "message",
         Job("put", 1_000_000, ""),
         (

@@ -201,7 +201,8 @@ def test_help_has_an_example(run, name):
 
 def test_the_commands_of_the_documents_exist(run):
     """With the options that they are shown with."""
-    text = (ROOT / "docs" / "celery.md").read_text() + (ROOT / "README.md").read_text()
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    text = "\n".join(page.read_text() for page in pages)
     shown = [shlex.split(line, comments=True) for line in re.findall(r"^celery -A .*$", text, re.MULTILINE)]
     used = [words[4:] for words in shown if words[3] == "cystore"]
     assert {words[0] for words in used} == set(NAMES)

@@ -1,4 +1,5 @@
-"""Goal: what the documents say works. Method: run every Python block, ask every named command for its help, follow every link.
+"""Goal: the documents' snippets work. Method: run every Python block, look up every command with its options, read every settings file,
+follow every link.
 
 The blocks of a document run in order, in one process and one empty folder, as a reader would type them. A block that cannot
 run here (it needs a fleet, or is a fragment) stands behind the line `<!-- not run: REASON -->`.
@@ -6,16 +7,19 @@ run here (it needs a fleet, or is a fragment) stands behind the line `<!-- not r
 
 from __future__ import annotations
 
+import configparser
 import json
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from cystore import StoreConfig
 from tests.structure.sources import ROOT, files, name_of
 
 DOCUMENTS = files(".md")
@@ -101,32 +105,89 @@ def test_a_block_that_fails_is_seen(tmp_path):
     assert 'File "A.md", line 11' in done.stderr
 
 
+SHELL = ("sh", "bash", "console", "shell")
+GROUPS = ("topics", "quarantine")  # commands of `cystore` with commands of their own
+
+
+def _lines(path: Path) -> list[list[str]]:
+    """The words of each command in a document's shell blocks."""
+    lines = [
+        line.removeprefix("$ ")
+        for block in blocks(path.read_text())
+        if block.language in SHELL
+        for line in block.source.splitlines()
+    ]
+    return [shlex.split(line, comments=True) for line in lines]
+
+
 def _commands() -> list[tuple[str, ...]]:
-    """The commands in shell blocks: `cystore SUB`, `make TARGET`, `python -m MODULE`."""
+    """The commands in shell blocks, each with the options that it is shown with: `cystore SUB`, `make TARGET`, `python -m MODULE`."""
     found = set()
-    for path in DOCUMENTS:
-        for block in blocks(path.read_text()):
-            if block.language not in ("sh", "bash", "console", "shell"):
-                continue
-            for line in block.source.splitlines():
-                words = shlex.split(line.removeprefix("$ "), comments=True)
-                if words[:1] == ["cystore"] and len(words) > 1:
-                    found.add(("cystore", words[1]))
-                elif words[:1] == ["make"]:
-                    found |= {("make", word) for word in words[1:] if re.fullmatch(r"[a-z-]+", word)}
+    for words in (words for path in DOCUMENTS for words in _lines(path)):
+        if (
+            "cystore" in words and "celery" not in words
+        ):  # it may stand behind a pipe, or behind `runuser ... --`
+            words = words[words.index("cystore") :]
+            name = words[1 : 3 if words[1] in GROUPS and words[2].isalpha() else 2]
+            found.add(("cystore", *name, *sorted({word for word in words[2:] if word.startswith("--")})))
+        elif words[:1] == ["make"]:
+            found |= {("make", word) for word in words[1:] if re.fullmatch(r"[a-z-]+", word)}
+        elif words[:2] == ["python", "-m"]:
+            found.add(("python", words[2]))
     return sorted(found)
+
+
+def _help(*command: str) -> str:
+    main = "from cystore.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", main, *command, "--help"],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_commands_are_found_with_their_options(tmp_path):
+    page = tmp_path / "a.md"
+    page.write_text(
+        "```sh\necho a | cystore put S t --tag x  # a\npython -m a.b\n```\n```console\n$ cystore topics delete S t\n```\n"
+    )
+    assert [words[-1] for words in _lines(page)] == ["x", "a.b", "t"]
+    assert ("cystore", "put", "--key", "--tag") in _commands()
+    assert ("cystore", "topics", "delete") in _commands()
 
 
 @pytest.mark.parametrize("command", _commands(), ids=" ".join)
 def test_every_command_in_the_documents_exists(command):
-    if command[0] == "make":
-        arguments = ["make", "-n", command[1]]
-    elif command[1].startswith("-"):
-        arguments = [sys.executable, "-c", "from cystore.cli import main; main()", "--help"]
+    tool, *words = command
+    if tool == "make":
+        done = subprocess.run(
+            ["make", "-n", *words], cwd=ROOT, text=True, capture_output=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    elif tool == "python":
+        path = ROOT.joinpath(*words[0].split("."))
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists()
     else:
-        arguments = [sys.executable, "-c", "from cystore.cli import main; main()", command[1], "--help"]
-    done = subprocess.run(arguments, cwd=ROOT, text=True, capture_output=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+        text = _help(*(word for word in words if not word.startswith("--")))
+        missing = [word for word in words if word.startswith("--") and word.split("=")[0] not in text]
+        assert not missing, text
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_settings_files_of_a_document_can_be_read(document):
+    """TOML as the store reads it; a unit file as an ini file, whose keys may come twice."""
+    for block in blocks(document.read_text()):
+        if block.language == "toml":
+            StoreConfig.from_mapping(tomllib.loads(block.source)["cystore"])
+        elif block.language == "ini":
+            unit = configparser.ConfigParser(strict=False, interpolation=None)
+            unit.read_string(block.source)
+            assert unit.sections(), block.source
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)

@@ -155,7 +155,7 @@ def told(one: Child, allowed: set[str]) -> list[Any]:
 
 FAULT = Fault(
     "full-disk-clean",
-    "ext4 and tmpfs are full to the last byte; a store is cleaned, closed and opened there, and goes on when there is space",
+    "ext4 and tmpfs are full to the last byte; a store is cleaned, closed and opened there, and continues when there is space",
     1_000,
     2 * CALLS,
     run,
