@@ -32,7 +32,7 @@ def attached(root: Path, config: StoreConfig) -> Iterator[Attachment]:
 
 
 def looked_at(root: Path, config: StoreConfig, look: Callable[[Attachment], T]) -> T:
-    """What `look` says of the store, which it looks at again when another process opens it meanwhile."""
+    """The result of `look`, repeated when another process opens the store meanwhile."""
     while True:
         with attached(root, config) as parts:
             try:

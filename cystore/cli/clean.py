@@ -1,4 +1,4 @@
-"""`cystore clean`: removes what expired, now."""
+"""`cystore clean`: removes expired segments, now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command is, and the arguments that commands share."""
+"""The description of a command, and the arguments that commands share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from cystore.config import StoreConfig
 
-OK, FOUND_WRONG, FAILED = 0, 1, 2  # exit codes; 1 is damage, or nothing found where that is meant
+OK, FOUND_WRONG, FAILED = 0, 1, 2  # exit codes; 1 is damage, or an empty answer
 INT64_MAX = (1 << 63) - 1
 
 
@@ -25,7 +25,7 @@ class Command:
     examples: tuple[str, ...]
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
-    listed: bool = True  # among all commands; one that is not is named by another one's help
+    listed: bool = True  # among all commands; the others are named by their group's help
 
     def add_to(self, commands: Any) -> None:
         """Adds the command to the commands of a parser."""
@@ -85,7 +85,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def real_path(text: str) -> Path:
-    """Where a store is, with every link resolved: inside of a store none is followed."""
+    """The place of a store, with every link resolved, because inside a store no link is followed."""
     return Path(os.path.realpath(text))
 
 
@@ -129,7 +129,7 @@ def reading_config(args: argparse.Namespace) -> StoreConfig:
 
 
 def for_reading(config: StoreConfig) -> StoreConfig:
-    """The same settings for somebody who writes nothing and reads in large batches: RocketMQ's limits are for its clients."""
+    """The same settings for a reader of large batches: RocketMQ's limits are for its clients."""
     limits = {
         name: max(getattr(config, name), 1024 if "count" in name else 4 << 20)
         for name in (

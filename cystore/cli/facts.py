@@ -1,4 +1,4 @@
-"""What a look at a store's files tells, without opening the store: who has it, its segments, the space it takes."""
+"""Facts from a store's files, without opening the store: the processes that have it, its segments, its disk use."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ BLOCK_BYTES = 512  # unit of st_blocks
 
 @dataclass(frozen=True)
 class State:
-    """Who has a store, and how it was left.
+    """The state of a store.
 
-    `name`: live (other processes have it open), exclusive (one has it for itself: RocketMQ, or exclusive=True), crashed
-    (nobody has it, and the last one did not close it), closed. `writable`: this process may write into the directory.
+    `name`: live (other processes have it open), exclusive (one process has it alone: RocketMQ, or exclusive=True),
+    crashed (no process has it, and the last one did not close it), closed. `writable`: this process may write into the
+    directory.
     """
 
     name: str
@@ -56,7 +57,7 @@ class Use:
 
 
 def state(root: Path) -> State:
-    """The state of the store in a directory. Raises StoreFormatError where there is none."""
+    """The state of the store in a directory. Raises StoreFormatError if there is none."""
     check_is_store(root)
     names = files.names(root)
     holder = "nobody"
@@ -75,7 +76,8 @@ def state(root: Path) -> State:
 
 
 def files_below(folder: Path) -> Iterator[tuple[str, FileUse]]:
-    """(path inside the folder, file) of each file below a folder; links are not followed, files that vanish are left out."""
+    """(path inside the folder, file) of each file below a folder; does not follow links, leaves out files that are
+    removed meanwhile."""
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except FileNotFoundError:
@@ -102,7 +104,7 @@ def segments(root: Path) -> list[FileUse]:
 
 
 def disk_use(root: Path) -> dict[str, Use]:
-    """The files of each part of the store: folders by their name, everything at the top as "other"; "total" last."""
+    """The files of each part of the store: folders by their name, all files at the top as "other"; "total" last."""
     parts: dict[str, Use] = {}
     total = Use()
     for path, use in files_below(root):

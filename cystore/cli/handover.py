@@ -41,7 +41,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _found(args: argparse.Namespace) -> dict[str, Any]:
-    """Who is attached now."""
+    """The processes that are attached now."""
     state, head = facts.state(args.path), read_head(args.path)
     live = state.name == "live"
     return {

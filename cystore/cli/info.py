@@ -1,4 +1,4 @@
-"""`cystore info`: what a store is, holds and takes."""
+"""`cystore info`: the state, content and disk use of a store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STATES = {
 
 
 def _files(args: argparse.Namespace, state: facts.State) -> dict[str, Any]:
-    """What the files say by themselves."""
+    """Facts from the files alone."""
     free, capacity = files.free_space(args.path)
     return {
         "path": str(args.path),
@@ -48,7 +48,7 @@ def _files(args: argparse.Namespace, state: facts.State) -> dict[str, Any]:
 
 
 def positions(parts: Attachment) -> dict[str, Any]:
-    """What an attached process sees."""
+    """Facts that an attached process sees."""
     control = parts.control
     queues = []
     for slot in range(control.queue_count):
@@ -80,8 +80,8 @@ def _positions_and_state(parts: Attachment) -> dict[str, Any]:
 
 
 def _needs(parts: Attachment) -> list[dict[str, Any]]:
-    """Who keeps the cleaner from removing what expired: the owner, from which physical offset on, how many bytes of log, and the store
-    timestamp there (None where no record begins, or where it cannot be read)."""
+    """The needs that keep the cleaner from removing expired segments: owner, first physical offset, bytes of log, and
+    the store timestamp there (None if no record begins there, or if it cannot be read)."""
     wrote, found = parts.control.wrote, []
     for need in parts.cleaner.needs():
         if need.position >= wrote:
@@ -103,7 +103,8 @@ def _needs(parts: Attachment) -> list[dict[str, Any]]:
 
 
 def _delayed(parts: Attachment) -> list[dict[str, int | None]]:
-    """Levels with messages that wait. Of a store in use, those that a killed process delivered are among them until the next delivery."""
+    """Levels with waiting messages. In a store in use, messages that a killed process delivered count until the next
+    delivery."""
     if parts.recovered is not None:
         parts.delivered.settle()  # in memory that is this process's own
     levels_ms = Delivered(parts.control).levels_ms
@@ -222,7 +223,8 @@ def _show_checkpoint(checkpoint: dict[str, int]) -> None:
 
 
 def _attached(root: Path) -> dict[str, Any] | None:
-    """Who has the store open, and with which version. Needs no attachment: of another version's processes it can be told, too."""
+    """The processes that have the store open, and their version. Needs no attachment, so it works for another version,
+    too."""
     head = read_head(root)
     if head is None:
         return None

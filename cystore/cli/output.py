@@ -58,7 +58,7 @@ def message_object(message: Message) -> dict[str, Any]:
 
 
 def message_line(message: Message) -> str:
-    """Where a message is and the beginning of what it says."""
+    """The place of a message and the beginning of its body."""
     body = bytes(message.body[: 4 * BODY_CHARACTERS]).decode("utf-8", "replace")
     shown = body[:BODY_CHARACTERS] + (
         "..." if len(message.body) > len(body[:BODY_CHARACTERS].encode()) else ""

@@ -74,7 +74,7 @@ examples:
   cystore COMMAND --help
 """
 
-# The first that fits says what to do about an error.
+# The first one that fits gives the advice for an error.
 HINTS: tuple[tuple[type[StoreError], str], ...] = (
     (StoreConfigError, "settings are the fields of cystore.StoreConfig"),
     (StoreLockedError, "`cystore info PATH` shows the process that has it; end that process, or try again"),
@@ -151,21 +151,21 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 
 
 def hint(error: StoreError) -> str:
-    """What to do about an error, as the end of its line."""
+    """The advice for an error, as the end of its line."""
     if isinstance(error, StoreFormatError) and DERIVED & set(Path(str(error.path)).parts):
         return "; `cystore rebuild PATH` makes queues and index anew from the log"
     return next((f"; {remedy}" for kind, remedy in HINTS if isinstance(error, kind)), "")
 
 
 def _failed(name: str, text: str) -> int:
-    """Says what went wrong, after what was written before it."""
+    """Writes an error, after all earlier output."""
     status = leave(FAILED)
     sys.stderr.write(f"cystore {name}: error: {one_line(text)}\n")
     return status
 
 
 def leave(status: int) -> int:
-    """Writes out what can be written; what cannot must not fail again when the interpreter ends."""
+    """Flushes the output streams; a failure must not come again when the interpreter ends."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -174,8 +174,8 @@ def leave(status: int) -> int:
 
 
 class _Reports(logging.Handler):
-    """Reports of the library, a line each; an error takes the place of its traceback. Of those that differ in numbers and names
-    only the first few are written, and then how many there were."""
+    """Log records of the library, a line each; an error's text replaces its traceback. Of records that differ only in
+    numbers and names it writes the first few, and then their number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ class _Reports(logging.Handler):
         sys.stderr.write(f"cystore: {record.levelname.lower()}: {one_line(text)}\n")
 
     def summary(self) -> None:
-        """Reports how many were left out."""
+        """Reports the number of records that were left out."""
         left_out = sum(count - ALIKE for count in self._seen.values() if count > ALIKE)
         if left_out:
             write_note(f"{left_out} more similar reports")

@@ -11,9 +11,9 @@ from typing import Any, TextIO
 
 from cystore.clock import monotonic_s
 
-Report = Callable[[str, int, int], None]  # what, how much is done, of how much
+Report = Callable[[str, int, int], None]  # the work, done, in all
 
-FIRST_AFTER_S = 0.3  # what is done by then shows no bar
+FIRST_AFTER_S = 0.3  # shorter work shows no bar
 EVERY_S = 0.1
 BAR_CHARACTERS = 30
 
@@ -22,7 +22,7 @@ BAR_CHARACTERS = 30
 def progress(
     stream: TextIO | None = None, *, first_after_s: float = FIRST_AFTER_S
 ) -> Iterator[Report | None]:
-    """A function that shows progress, or None where nobody looks (`stream`, else standard error, is no terminal)."""
+    """A function that shows progress, or None if `stream` (else standard error) is not a terminal."""
     stream = stream or sys.stderr
     if not stream.isatty():
         yield None
@@ -40,7 +40,7 @@ class PlainBar:
     def __init__(self, stream: TextIO, first_after_s: float) -> None:
         self._stream = stream
         self._next_s = monotonic_s() + first_after_s
-        self._what = ""  # what was shown last
+        self._what = ""  # the work shown last
         self._drawn = 0
 
     def __call__(self, what: str, done: int, total: int) -> None:

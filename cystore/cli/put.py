@@ -42,7 +42,8 @@ def _property(text: str) -> tuple[str, str]:
 
 
 def _lines(max_bytes: int) -> Iterator[list[bytes]]:
-    """Lines of standard input as they come, without their ends. Raises MessageIllegalError for one that is too long."""
+    """Lines of standard input as they come, without their ends. Raises MessageIllegalError for a line that is too
+    long."""
     rest = b""
     while chunk := os.read(sys.stdin.fileno(), CHUNK_BYTES):
         *lines, rest = (rest + chunk).split(b"\n")

@@ -29,13 +29,14 @@ class Damage:
             write_note(f"{where} cannot be read: {error}")
 
     def summary(self) -> None:
-        """Reports how many there were, when not each was."""
+        """Reports the number of errors, if not each was reported."""
         if self.count > DAMAGE_LINES:
             write_note(f"{self.count} messages cannot be read; `cystore verify` lists all damage")
 
 
 def report_stepped_over(store: MessageStore) -> None:
-    """Reports the ranges of the log whose records are not among a store's messages: holes, and what recovery found lost behind the end."""
+    """Reports the ranges of the log whose records are missing among a store's messages: holes, and lost ranges behind
+    the end."""
     ranges = [(begin, end, "left out") for begin, end in store.stats()["holes"]]
     if store.recovery is not None and store.recovery.lost is not None:
         ranges.append((*store.recovery.lost, "lost"))
@@ -68,7 +69,8 @@ def dispatched_queues(store: MessageStore, topic: str | None, queue_ids: list[in
 
 
 def whole_queues(store: MessageStore, topic: str | None, queue_ids: list[int]) -> list[QueueView]:
-    """The same with what is not dispatched: a reader of a store that others write to can only wait for them to do it."""
+    """The same with undispatched messages: a reader of a store that others write to can only wait for their
+    dispatch."""
     dispatched, end = store.catch_up(), store.wrote_position
     views = {(view.topic, view.queue_id): view for view in dispatched_queues(store, topic, queue_ids)}
     for message in store.scan(dispatched, end) if dispatched < end else ():
@@ -86,7 +88,7 @@ def has_queue_entry(message: Message) -> bool:
 
 
 def queue_messages(store: MessageStore, view: QueueView, begin: int, damage: Damage) -> Iterator[Message]:
-    """Messages of a queue from queue offset `begin` on; one that cannot be read is reported and stepped over."""
+    """Messages of a queue from queue offset `begin` on; an unreadable one is reported and stepped over."""
     yield from _dispatched(store, view, max(begin, view.begin), damage)
     for physical_offset in view.behind:
         try:

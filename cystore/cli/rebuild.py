@@ -17,7 +17,7 @@ from cystore.system.store_lock import StoreLocks
 
 
 def _drop(root: Path) -> None:
-    """Removes what follows from the log."""
+    """Removes the derived files."""
     locks = StoreLocks(root, read_only=False)
     try:
         with locks.gate():

@@ -21,7 +21,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(args: argparse.Namespace, *, abnormal: bool) -> RecoveryPlan:
-    """What recovery would do now, while nobody opens the store."""
+    """The plan of recovery, while no process opens the store."""
     config = store_config(args)
     with progress() as report:
         if not (args.path / facts.LOCK_NAME).exists():

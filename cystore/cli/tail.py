@@ -41,7 +41,7 @@ class _Tail:
         self.found: bool | None = None  # whether there was anything at the first look
 
     def look(self, store: MessageStore) -> int:
-        """Writes what is to be shown now, and returns the position up to which that is done."""
+        """Writes the messages to show now, and returns the position up to which that is done."""
         if self.found is None:
             self.found = self.newest(store)
         else:
@@ -68,7 +68,7 @@ class _Tail:
         return bool(queues or newest)
 
     def later(self, store: MessageStore) -> None:
-        """Writes what was appended behind `position`."""
+        """Writes the messages that were appended behind `position`."""
         self._write(self._appended(store))
 
     def _appended(self, store: MessageStore) -> Iterator[Message]:

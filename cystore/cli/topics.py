@@ -1,4 +1,5 @@
-"""`cystore topics`: which topics and queues a store has, and what can be read of them; removes topics, and queues without messages."""
+"""`cystore topics`: the topics and queues of a store with their readable offsets; removes topics, and queues without
+messages."""
 
 from __future__ import annotations
 

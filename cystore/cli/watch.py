@@ -1,4 +1,4 @@
-"""Waiting until somebody has a store open, without looking again and again."""
+"""Waits until a process has a store open, without polling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EVENT_BYTES = 64 * 1024
 
 
 class DirectoryChanges:
-    """Tells when something appears in a directory. Made before the directory is looked at, it misses nothing."""
+    """Reports new names in a directory. Made before the first look at the directory, it misses nothing."""
 
     def __init__(self, directory: Path) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -56,12 +56,13 @@ def follow(
     *,
     go_on: bool,
 ) -> None:
-    """Looks at a store once, or with `go_on` again whenever the log has grown; while nobody has it open it is let go of.
+    """Looks at a store once, or with `go_on` again whenever the log has grown; closes it while no other process has it
+    open.
 
     `look` returns the position in the log up to which it has seen everything.
     """
     with ExitStack() as stack:
-        # Made before the store is looked at, so that nobody can open it unseen.
+        # Made before the first look at the store, so that no open is missed.
         changes = stack.enter_context(DirectoryChanges(path)) if go_on else None
         while True:
             with opened() as store:

@@ -1,1 +1,2 @@
-"""What follows from the log: consume queues, index, dispatch, and reading through them. May lag, be damaged or be deleted."""
+"""Files derived from the log: consume queues, index, dispatch, and reading through them. They may lag, be damaged or be
+deleted."""

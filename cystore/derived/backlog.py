@@ -1,8 +1,9 @@
-"""Keeps what is appended and not dispatched small: cleaning, readers and read-only handles pay for it.
+"""Keeps the undispatched part of the log small, because cleaning, readers and read-only handles pay for it.
 
-A service thread dispatches (`run_once`). A writer that is faster than that is slowed where it asks for room in the log: no room is made
-ahead of the bound, so the writer comes back for each small piece, and each time it helps to dispatch first (`relieve`). A put that needs no
-room pays nothing for it. Appending never depends on dispatch: behind one that stands still the writer gets its room after a short wait.
+A service thread dispatches (`run_once`). A writer that is faster is slowed down when it asks for room in the log: no
+room is made ahead of the bound, so the writer comes back for each small piece, and each time it helps to dispatch first
+(`relieve`). A put that needs no room pays nothing. Appending never depends on dispatch: if dispatch stands still, the
+writer gets its room after a short wait.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from cystore.system.trouble import Trouble
 
 log = logging.getLogger("cystore")
 
-MAX_BYTES = 16 * 1024 * 1024  # a quarter of the bound: writers go on while this is dispatched
+MAX_BYTES = 16 * 1024 * 1024  # a quarter of the bound: writers continue while this is dispatched
 MAX_AGE_S = 0.4
 TURN_BYTES = 4 * 1024 * 1024
 BOUND_BYTES = 64 * 1024 * 1024
@@ -59,8 +60,8 @@ class BacklogKeeper:
             self._dispatch(wait_ms=HELP_WAIT_MS)
 
     def _dispatch(self, wait_ms: int) -> int | None:
-        """Dispatches for one turn; how many bytes. None where it cannot go on, which is logged. A put, or the thread that
-        makes room for puts, waits for it."""
+        """Dispatches for one turn; returns the number of bytes. None if dispatch fails, which is logged. A put, or the
+        thread that makes room for puts, waits for it."""
         try:
             done = self._dispatcher.run_once(TURN_BYTES, timeout_ms=wait_ms, one_turn=True).done
         except StoreClosedError:

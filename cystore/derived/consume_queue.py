@@ -1,8 +1,8 @@
-"""Consume queues: for each message of a (topic, queue id) where its record is, how long, and its tags code (ConsumeQueue).
+"""Consume queues: the place, length and tags code of each record of a (topic, queue id) (ConsumeQueue).
 
-Entries are fixed in size and follow from the log: whoever holds the dispatch lock writes them, at `dispatched`, and publishes
-that; readers look at nothing behind it. Space is reserved in steps before it is written to, so a full disk is a StoreFullError
-here and never a signal.
+Entries are fixed in size and derived from the log. The holder of the dispatch lock writes them, at `dispatched`, and
+publishes that position; readers do not look behind it. Space is reserved in steps before it is written, so a full disk
+is a StoreFullError here and never a signal.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger("cystore")
 
 DIRECTORY = "consumequeue"
 MANY_DIRTY = 256  # queues that are synced together
-FEW_QUEUES = 64  # of so many the kernel may read whole files ahead
+FEW_QUEUES = 64  # up to this number the kernel may read whole files ahead
 ENTRY_BYTES = CONSTANTS["QUEUE_ENTRY_BYTES"][0]
 FIRST_STEP_BYTES = 4 * 1024
 LAST_STEP_BYTES = 64 * 1024
@@ -38,7 +38,8 @@ MAX_OPEN = 16384  # queues with files mapped in one process; a process may have 
 
 
 class QueueEntry(NamedTuple):
-    """Where a message is: `physical_offset` and `size_bytes` of its record; its tags code, or what stands in its place."""
+    """The place of a message: `physical_offset` and `size_bytes` of its record, and its tags code or the value instead
+    of it."""
 
     physical_offset: int
     size_bytes: int
@@ -83,7 +84,7 @@ class ConsumeQueue:
             else None
         )
         self._removals = control.queue_removals(slot)
-        # The file used last, and the count of removals at which it was looked for: another thread may put an older one here.
+        # The file used last, and the count of removals when it was found: another thread may put an older one here.
         self._last: tuple[int, MappedFile] | None = None
 
     @property
@@ -97,7 +98,7 @@ class ConsumeQueue:
         return self._control.queue_dispatched(self.slot)
 
     def file_of(self, queue_offset: int) -> MappedFile | None:
-        """The mapped file that holds an entry, None where there is no file."""
+        """The mapped file that holds an entry; None without one."""
         position = queue_offset * ENTRY_BYTES
         removals = self.notice_removal()
         last = self._last
@@ -109,8 +110,8 @@ class ConsumeQueue:
         return found
 
     def entry(self, queue_offset: int) -> QueueEntry | None:
-        """The entry of an offset; None for a hole, and where a cleaner takes the file away meanwhile. Raises OffsetError where there is
-        no entry."""
+        """The entry of an offset; None for a hole, or if a cleaner removes the file meanwhile. Raises OffsetError if
+        there is no entry."""
         inside = 0 <= queue_offset < self.max_offset
         file = self.file_of(queue_offset) if inside else None
         if file is None:
@@ -121,7 +122,7 @@ class ConsumeQueue:
         return None if found is None else QueueEntry(*found)
 
     def entries(self, begin: int, end: int) -> Iterator[tuple[int, QueueEntry | None]]:
-        """(offset, entry) from `begin` to before `end`, within what there is."""
+        """(offset, entry) from `begin` to before `end`, as far as entries exist."""
         for queue_offset in range(max(begin, self.min_offset), min(end, self.max_offset)):
             yield queue_offset, self.entry(queue_offset)
 
@@ -145,7 +146,7 @@ class ConsumeQueue:
         file = self.files.get(base)
         if file is not None and not self.files.is_there(
             file
-        ):  # another thread looked for it before it was removed
+        ):  # another thread found it before it was removed
             self.forget(position // ENTRY_BYTES)
             file = self.files.get(base)
         if file is None:
@@ -185,7 +186,8 @@ class ConsumeQueue:
         self._control.set_queue_allocated(self.slot, base + end)
 
     def remade(self, queue_offset: int) -> MappedFile:
-        """The file that has a name now and holds an entry, with space for all its entries: made again if somebody removed it."""
+        """The file that has the name now and holds an entry, with space for all its entries; made again if another
+        process removed it."""
         base = self.files.base_of(queue_offset * ENTRY_BYTES)
         return self.files.prepared(base, lambda: self._made_again(base, queue_offset))
 
@@ -272,7 +274,7 @@ class ConsumeQueue:
         return (self.files.base_of(queue_offset * ENTRY_BYTES) + self.files.file_bytes) // ENTRY_BYTES
 
     def offset_at(self, physical_offset: int) -> int:
-        """The first offset whose message is at or behind a log position; the end where there is none."""
+        """The first offset whose message is at or behind a log position; the end if there is none."""
         low, high = self.min_offset, self.max_offset
         while low < high:
             middle = (low + high) // 2
@@ -288,7 +290,8 @@ class ConsumeQueue:
         return low
 
     def remove_expired(self) -> int:
-        """Unlinks the files that lie wholly below the minimum offset, extended ones too, but never the last; returns how many."""
+        """Unlinks the files that lie completely below the minimum offset, extended ones too, but never the last;
+        returns their number."""
         minimum = self.min_offset
         removed = self.files.remove_below(minimum * ENTRY_BYTES)
         if removed and self.ext is not None:
@@ -300,11 +303,11 @@ class ConsumeQueue:
         return removed
 
     def remove_unused(self) -> int:
-        """Under the dispatch lock: removes all files and the folders of a queue that has no message; returns how many files. The next
-        entry makes them anew.
+        """Under the dispatch lock: removes all files and the folders of a queue without messages; returns the number of
+        files. The next entry makes them anew.
 
-        From the first step on every dispatcher asks for the file of the next entry by its name. A kill half-way leaves files with entries
-        below the minimum, which go the next time, or stay as those of other queues do.
+        From the first step on every dispatcher opens the file of the next entry by its name. A kill half-way leaves
+        files with entries below the minimum; the next removal takes them, or they stay like those of other queues.
         """
         control, slot = self._control, self.slot
         if self.min_offset < self.max_offset:
@@ -321,12 +324,12 @@ class ConsumeQueue:
                 failpoint("queue.file_removed")
             listed.remove_folders()
         control.set_queue_allocated(slot, kernel.NO_FILES)
-        control.count_queue_removal(slot)  # whoever mapped a file again meanwhile lets it go
+        control.count_queue_removal(slot)  # a process that mapped a file again meanwhile drops it
         self.notice_removal()
         return removed
 
     def end_of_last_record(self) -> int:
-        """Physical offset behind the newest record that has an entry, 0 where there is none."""
+        """Physical offset behind the newest record that has an entry; 0 if there is none."""
         last = self.previous_message(self.min_offset, self.max_offset)
         entry = None if last is None else self.entry(last)
         return 0 if entry is None else entry.physical_offset + entry.size_bytes
@@ -384,7 +387,7 @@ class ConsumeQueue:
 
 
 def _stepped(allocated: int, needed: int, file_bytes: int) -> int:
-    """How far to reserve a file of which `allocated` bytes are: steps of 4 KiB that double to 64 KiB."""
+    """The position up to which a file with `allocated` bytes is reserved next: steps of 4 KiB that double to 64 KiB."""
     while allocated < needed:
         allocated += min(max(allocated, FIRST_STEP_BYTES), LAST_STEP_BYTES)
     return min(allocated, file_bytes)
@@ -418,7 +421,7 @@ class ConsumeQueues:
                     self._root, topic, queue_id, slot, self._config, self._mode, self._control, self._mappings
                 )
                 opened[slot] = queue
-                # Private files hold what recovery and dispatch wrote into them, and only there.
+                # Only private files hold the changes of recovery and dispatch.
                 while len(opened) > MAX_OPEN and self._mode is not Mode.PRIVATE:
                     opened.popitem(last=False)[1].close()
             else:
@@ -439,8 +442,8 @@ class ConsumeQueues:
                 self.get(slot).flush()
 
     def _sync_together(self, slots: list[int]) -> bool:
-        """One sync of the whole file system instead of thousands of files. False where it fails, or the kernel would not tell: then each
-        file says for itself what became of it."""
+        """One sync of the whole file system instead of thousands of files. False if it fails, or if the kernel would
+        not report a failure: then each file is synced by itself and reports its own error."""
         ends = [(slot, self._control.queue_dispatched(slot)) for slot in slots]
         try:
             if self._mode is not Mode.WRITE or not self._file_system.sync():

@@ -1,8 +1,8 @@
 """Extended consume queues: a tags code, a store time and a filter bitmap for each entry of a queue (RocketMQ's ConsumeQueueExt).
 
-The queue's entry holds the address of its unit in the place of the tags code. Units are weakly reliable by design: a reader
-that cannot find one goes by the message itself. A unit is written before the entry that points to it, so what a kill leaves
-behind the last entry's unit is written over.
+The queue's entry holds the address of its unit instead of the tags code. Units are weakly reliable by design: a reader
+that cannot find one uses the message itself. A unit is written before its entry, so bytes behind the last entry's unit,
+left by a kill, are overwritten.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class ConsumeQueueExt:
         return ExtUnit(size_bytes, tags_code, store_timestamp_ms, bitmap)
 
     def next_position(self, tags_codes_backwards: Iterable[int]) -> int:
-        """Where the next unit goes: behind that of the newest entry which has one. The tags codes come newest first. Behind a
-        damaged unit, whose length nobody knows, it goes to a new file."""
+        """The place of the next unit: behind that of the newest entry with a unit. The tags codes come newest first.
+        Behind a damaged unit of unknown length it is a new file."""
         if not self.files.bases():
             return 0
         for code in tags_codes_backwards:
@@ -86,7 +86,8 @@ class ConsumeQueueExt:
     def prepare(self, position: int) -> tuple[MappedFile, int]:
         """The file that holds `position`, made if need be, and the position up to which space is reserved there.
 
-        The file is looked for by its name: somebody may have removed it, or made it anew. Raises StoreFullError.
+        The file is opened by its name, because another process may have removed it, or made it anew. Raises
+        StoreFullError.
         """
         base = self.files.base_of(position)
         upto = min(position - base + ALLOCATE_BYTES, self.files.file_bytes)
@@ -110,5 +111,5 @@ class ConsumeQueueExt:
                 file.sync()
 
     def remove_below(self, address: int) -> int:
-        """Unlinks the files before the one of a unit's address, but never the last; returns how many."""
+        """Unlinks the files before the one of a unit's address, but never the last; returns their number."""
         return self.files.remove_below(ext.position_of(address)) if ext.is_address(address) else 0

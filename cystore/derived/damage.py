@@ -1,4 +1,5 @@
-"""Damage that dispatch meets: where does the log go on behind it? Searched in small pieces, so that nobody waits for the whole search."""
+"""Damage that dispatch meets: finds the valid log behind it. The search has small steps, so that no call waits for all
+of it."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ PIECE_BYTES = 4 * 1024 * 1024  # of log searched at once; some 5 ms
 class DamageSearch:
     """Finds the end of the damage at `begin`: the next valid record that stands at its own offset, or the limit of the search.
 
-    Only bytes below the wrote position are looked at: what an append is writing now is not damage.
+    Looks only at bytes below the wrote position: a running append is not damage.
     """
 
     def __init__(self, commit_log: CommitLog, begin: int, reason: str) -> None:
@@ -54,13 +55,14 @@ class DamageSearch:
             self._at, self._needed = (
                 scanner.position + 1,
                 0,
-            )  # a record that would not end before the limit is none
+            )  # a record must end before the limit
         else:
             self._at = until
         return self.end >= 0
 
     def put_aside(self) -> None:
-        """Copies the damaged bytes to quarantine/. Needs no lock: nobody writes there. Raises StoreFullError."""
+        """Copies the damaged bytes to quarantine/. Needs no lock, because no process writes there. Raises
+        StoreFullError."""
         log = self._commit_log.files
         if log.mode is not Mode.WRITE:
             self.copy = ""

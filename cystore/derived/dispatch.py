@@ -1,12 +1,12 @@
 """Dispatch: consume queues and index follow the log (RocketMQ's ReputMessageService and CommitLogDispatchers).
 
-The process that holds the dispatch lock goes on where the last one stopped; a reader that finds the dispatch behind helps first.
-The lock is held in short turns. The kernel does the work record by record and stops where a file, space or a decision is needed;
-that is here. Nothing has to be repaired after a holder died: queue entries are written again as they were, and index entries at or
-past the dispatched position are taken back before anything is entered.
+The process that holds the dispatch lock continues where the last one stopped; a reader that finds the dispatch behind
+helps first. The lock is held in short turns. The kernel does the work record by record and stops when it needs a file,
+space or a decision; this module provides them. A dead holder leaves nothing to repair: queue entries are rewritten with
+the same content, and index entries at or past the dispatched position are taken back before new ones are entered.
 
-Damage stops nothing: the range up to the next valid record is copied aside, listed as a hole and stepped over. The queue offsets
-that it swallowed become hole entries when the next record of their queue shows them.
+Damage stops nothing: the range up to the next valid record is copied aside, listed as a hole and stepped over. Its
+queue offsets become hole entries when the next record of their queue shows them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from cystore.system.reentry import undisturbed
 
 log = logging.getLogger("cystore")
 
-TURN_S = 0.010  # so long the lock is held, about; then others may have it
+TURN_S = 0.010  # the approximate time of one turn under the lock; then others may have it
 BATCH_BYTES = 1024 * 1024  # of log between two looks at the clock; some 3 ms
 REPORT_BYTES = 64 * 1024 * 1024  # of log between two reports of progress
 MAX_MAPPED_QUEUES = 16384
@@ -45,7 +45,7 @@ RECORD_SIZE_MIN = CONSTANTS["RECORD_SIZE_MIN"][0]
 class Dispatcher:
     """Fills consume queues and index of one store, in one process beside others.
 
-    `more_queues()` makes room in the queue table; it is called where a log that was just loaded has more queues than fit.
+    `more_queues()` makes room in the queue table; it is called if a log that was just loaded has more queues than fit.
     """
 
     def __init__(
@@ -77,12 +77,13 @@ class Dispatcher:
     def run_once(
         self, budget_bytes: int | None = None, *, timeout_ms: int | None = 0, one_turn: bool = False
     ) -> Progress:
-        """Dispatches what was appended by now, at most about `budget_bytes` of log; `done` counts bytes. With `one_turn` it ends with the
-        first turn: new queues need a file each, so a few bytes of log may take long.
+        """Dispatches the records that are appended by now, at most about `budget_bytes` of log; `done` counts bytes.
+        With `one_turn` it ends with the first turn: new queues need a file each, so a few bytes of log may take long.
 
-        The lock is given back after each turn of about 10 ms. When another thread or process has it, this call waits for it up to
-        `timeout_ms` (None: for ever) and then gives up; a thread that is dispatching already (a signal handler inside of it) never
-        waits. Raises StoreFullError and StoreIOError; the dispatched position stays where the trouble is.
+        Gives the lock back after each turn of about 10 ms. If another thread or process has it, this call waits for it
+        up to `timeout_ms` (None: for ever) and then gives up. A thread that is already dispatching (a signal handler
+        interrupts it) never waits. Raises StoreFullError and StoreIOError; the dispatched position then stays before
+        the cause.
         """
         control = self._control
         wait_ms = -1 if timeout_ms is None else timeout_ms
@@ -104,8 +105,8 @@ class Dispatcher:
         return Progress(done, more=control.dispatched < control.wrote)
 
     def run_to_end(self, progress: Callable[[str, int, int], None] | None = None) -> None:
-        """Dispatches all that is appended by now, waiting for whoever else is dispatching. `progress` is told from time to time
-        how many bytes of log are done, and of how many."""
+        """Dispatches all records that are appended by now, and waits for other dispatchers. Calls `progress` from time
+        to time with the dispatched bytes of log, and all of them."""
         begin, target = self._control.dispatched, self._control.wrote
         step = None if progress is None else REPORT_BYTES
         while self._control.dispatched < target:
@@ -123,7 +124,7 @@ class Dispatcher:
                     self._kernel.forget_segment()
 
     def repair(self) -> None:
-        """Takes back what a dispatcher that died had entered of a record it did not finish. Under the dispatch lock."""
+        """Takes back the entries that a dead dispatcher made for an unfinished record. Under the dispatch lock."""
         if self._with_index:
             self._index.cut(self._control.dispatched)
 
@@ -141,7 +142,7 @@ class Dispatcher:
     # ------------------------------------------------------------------- under the dispatch lock
 
     def _begin(self) -> int:
-        """Takes up where the last dispatcher stopped, whoever it was."""
+        """Continues where the last dispatcher stopped, in whatever process."""
         control = self._control
         position = control.dispatched
         if position < control.min_physical_offset:
@@ -295,7 +296,7 @@ class Dispatcher:
         self._kernel.use_queue(slot, self._queues.get(slot).prepare(self._kernel.wanted))
 
     def _allocate_queue(self) -> None:
-        """Also asks for the file by its name again: somebody may have removed it, or made it anew."""
+        """Also opens the file by its name again, because another process may have removed it, or made it anew."""
         slot, wanted = self._kernel.slot, self._kernel.wanted
         queue = self._queues.get(slot)
         queue.forget(wanted // ENTRY_BYTES)
@@ -330,7 +331,7 @@ class Dispatcher:
         self._meet_damage(STATUS_NAMES[self._kernel.detail])
 
 
-# What each status of the kernel asks for.
+# The answers to the kernel's statuses.
 FETCH: dict[int, Callable[[Dispatcher], None]] = {
     kernel.NEED_SEGMENT: Dispatcher._use_segment,
     kernel.NEED_QUEUE: Dispatcher._add_missing_queue,

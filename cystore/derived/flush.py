@@ -1,7 +1,8 @@
-"""Flush of what follows from the log: consume queues and index, the checkpoint that speaks of them, the queues' next offsets.
+"""Flush of the derived files: consume queues and index, then the checkpoint's record of them, and the queues' next
+offsets.
 
-Source: DefaultMessageStore.FlushConsumeQueueService, StoreCheckpoint. The log is made durable first, so nothing on disk leads
-behind its end.
+Source: DefaultMessageStore.FlushConsumeQueueService, StoreCheckpoint. The log is made durable first, so nothing on disk
+points behind its end.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from cystore.system.reentry import undisturbed
 
 log = logging.getLogger("cystore")
 
-WAIT_MS = 100  # for whoever flushes queues, between two looks at what is flushed
+WAIT_MS = 100  # between two looks, while another process flushes the queues
 
 
 class DerivedFlusher:
@@ -49,8 +50,8 @@ class DerivedFlusher:
             self._upkeep.queues_flushed_ms = self._upkeep.offsets_saved_ms = _now_ms()
 
     def flush(self) -> None:
-        """Everything that is dispatched by now, and the queues' next offsets; those are left to a later flush, or to the clean that
-        needs them, when somebody makes room for so long that they cannot be saved."""
+        """Flushes everything that is dispatched by now, and the queues' next offsets. If these cannot be saved because
+        another process makes room for long, they are left to a later flush, or to the clean that needs them."""
         self.flush_dispatched()
         try:
             self.save_queue_offsets()
@@ -62,8 +63,8 @@ class DerivedFlusher:
         self._log_flusher.flush_to(self._control.wrote)
 
     def flush_dispatched(self) -> None:
-        """Syncs queues and index, then the checkpoint that speaks of them. Order: log, queues, index, checkpoint. Waits for whoever is at
-        it. Raises StoreTimeoutError after sync_flush_timeout_ms."""
+        """Syncs queues and index, then the checkpoint's record of them. Order: log, queues, index, checkpoint. Waits
+        for another process that does it. Raises StoreTimeoutError after sync_flush_timeout_ms."""
         undisturbed(self._flush_in_turn)
 
     def _flush_in_turn(self) -> None:
@@ -102,10 +103,10 @@ class DerivedFlusher:
         self._upkeep.queues_flushed_ms = _now_ms()
 
     def save_queue_offsets(self) -> None:
-        """Writes config/queueOffset.json: queues whose messages are all gone go on counting from there.
+        """Writes config/queueOffset.json: queues whose messages are all gone continue to count from there.
 
-        What it counts is durable in the log before: else a queue that a power cut takes away would begin with a gap. An older
-        table does not replace a newer one.
+        Everything that it counts is durable in the log before: otherwise a queue could begin with a gap after a power
+        cut. An older table does not replace a newer one.
         """
         undisturbed(self._save_queue_offsets)
 
@@ -128,8 +129,8 @@ class DerivedFlusher:
         return self._control.index_flushed >= self._control.dispatched
 
     def run_once(self) -> Progress:
-        """One look: flushes when the interval is over and something was dispatched since. By one process at a time; what another one
-        did lately is not done again."""
+        """One turn: flushes if the interval is over and something was dispatched since. One process does it at a time,
+        and skips recent work of another one."""
         control, config, upkeep = self._control, self._config, self._upkeep
         behind = control.dispatched - control.index_flushed
         if control.flags & SYNC_FAILED or not behind:

@@ -1,9 +1,9 @@
 """Queues and index follow the log's minimum, on their own and in small turns.
 
-Source: DefaultMessageStore.CleanConsumeQueueService. The log does not wait for it: what leads below the log's minimum is
-OFFSET_TOO_SMALL or no hit for every reader already. A queue's minimum is moved on by one atomic step. No lock that an append, a dispatch or
-an allocation needs is held. The turns are under the lock "clean", so one process does them at a time. A kill leaves a round that the next
-one begins anew.
+Source: DefaultMessageStore.CleanConsumeQueueService. The log does not wait for it: for every reader, entries that point
+below the log's minimum already are OFFSET_TOO_SMALL or no hit. One atomic step moves a queue's minimum. It holds no
+lock that an append, a dispatch or an allocation needs. The turns are under the lock "clean", so one process does them
+at a time. A kill leaves a round that the next one begins anew.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TURN_S = 0.005  # under the lock
 
 @dataclass(slots=True)
 class Followed:
-    """How many files were removed."""
+    """The number of removed files."""
 
     queue_files: int = 0
     index_files: int = 0
@@ -54,7 +54,7 @@ class Follower:
         return done
 
     def _turn(self) -> int:
-        """As many queues as there is time for; returns how many files went."""
+        """Does as many queues as there is time for; returns the number of removed files."""
         with self._control.held("clean"):
             return self._follow()
 

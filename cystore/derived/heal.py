@@ -1,4 +1,5 @@
-"""Consume queue files that were deleted or damaged while processes are attached: written again from the log, while everybody goes on."""
+"""Rewrites consume queue files that were deleted or damaged under attached processes, from the log, while all continue
+to work."""
 
 from __future__ import annotations
 
@@ -62,13 +63,15 @@ class QueueHealer:
         return True
 
     def entries(self, slot: int, queue_offset: int) -> tuple[MappedFile, int] | None:
-        """What the entries from a queue offset to the end of its file must be, and how many of them the log tells."""
+        """The right entries from a queue offset to the end of its file, and the number of those that the log
+        determines."""
         queue = self._queues.get(slot)
         end = min(queue.max_offset, queue.next_file_offset(queue_offset))
         return self._entries(queue, queue_offset, end)
 
     def _entries(self, queue: ConsumeQueue, first: int, end: int) -> tuple[MappedFile, int] | None:
-        """What the entries [first, end) must be: memory like a consume queue file, and how many of them the log tells."""
+        """The right entries [first, end): memory like a consume queue file, and the number of those that the log
+        determines."""
         control = self._control
         out = MappedFile.anonymous(first * ENTRY_BYTES, max(end - first, 1) * ENTRY_BYTES)
         minimum, dispatched = control.min_physical_offset, control.dispatched
@@ -84,8 +87,8 @@ class QueueHealer:
     def _walk(
         self, queue: ConsumeQueue, out: MappedFile, minimum: int, dispatched: int, position: int
     ) -> int:
-        """Fills `out` with entries from the records of [position, dispatched), over any damage in the log; how many. An entry that
-        leads to a damaged record stays: who asks for it is told of the damage."""
+        """Fills `out` with entries from the records of [position, dispatched), over any damage in the log; returns
+        their number. An entry of a damaged record stays, so that a `get` of it reports the damage."""
         name, known = queue.topic.encode(), self._commit_log.holes
         holes, damaged = known, Holes()
         for _ in range(DAMAGES_MAX):
@@ -126,7 +129,7 @@ class QueueHealer:
         return [before.physical_offset] if sound else [minimum]
 
     def _write(self, queue: ConsumeQueue, found: tuple[MappedFile, int], first: int) -> int:
-        """Writes the entries that differ; how many."""
+        """Writes the entries that differ; returns their number."""
         memory, count = found
         written = 0
         for begin in range(first, first + count, WRITE_ENTRIES):
@@ -168,5 +171,5 @@ def _keep_entries_of(damaged: Holes, queue: ConsumeQueue, out: MappedFile, count
 
 
 def is_queue_damage(error: CorruptRecordError) -> bool:
-    """Whether a read failed because of an entry, or of where that leads to, and not because of the record's own checksum."""
+    """Whether a read failed because of an entry, or of its target, and not because of the record's own checksum."""
     return "bad checksum" not in str(error)

@@ -1,8 +1,8 @@
 """Index files: from a topic and key to the records that hold it (RocketMQ's IndexService and IndexFile).
 
-Files follow each other by name, the local time of their creation; keys go into the newest until it is full. What the index
-holds follows from the log: entries at or past a log position are taken back (`cut`) before the log is dispatched again from
-there, so no key is entered twice.
+Files follow each other by name, the local time of their creation; keys are entered into the newest until it is full.
+The index is derived from the log: entries at or past a log position are taken back (`cut`) before the log is dispatched
+again from there, so no key is entered twice.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HEADER_BYTES = CONSTANTS["INDEX_HEADER_BYTES"][0]
 SLOT_BYTES = CONSTANTS["INDEX_SLOT_BYTES"][0]
 ENTRY_BYTES = CONSTANTS["INDEX_ENTRY_BYTES"][0]
 ALLOCATE_BYTES = 4 * 1024 * 1024
-MAX_GUESSES = 100_000  # places looked at for the last entry of a file of unknown shape
+MAX_GUESSES = 100_000  # places tried for the last entry of a file of unknown shape
 _FIELDS = {disk.name: disk.fields for disk in DISK_STRUCTS}
 _END_PHYSICAL_OFFSET = next(f for f in _FIELDS["index_header"] if f.name == "end_physical_offset")
 
@@ -73,29 +73,30 @@ def _header(data: bytes) -> IndexHeader:
 
 
 def _nothing() -> None:
-    """A reference to a mapping that is not there."""
+    """Stands for a mapping that does not exist."""
 
 
 def file_length(slots: int, capacity: int) -> int:
-    """Bytes of a file with so many slots and entries (entry 0, which is never used, included)."""
+    """Length of a file with these slots and entries (including entry 0, which is never used)."""
     return HEADER_BYTES + SLOT_BYTES * slots + ENTRY_BYTES * capacity
 
 
 class IndexFile:
     """One index file. `name` is its file name as a number; `slots` and `capacity` are its own, whatever the settings say.
 
-    A `sealed` file is not the newest, and nobody writes to it.
+    A `sealed` file is not the newest, and no process writes to it.
     """
 
     def __init__(self, owner: IndexFiles, name: int, slots: int, capacity: int, *, sealed: bool) -> None:
         self._owner, self.name, self.slots, self.capacity, self.sealed = owner, name, slots, capacity, sealed
 
     def look(self) -> MappedFile | None:
-        """The mapping, which a caller keeps as long as it works on it. A file that is not mapped is mapped; None when it was cleaned."""
+        """The mapping, which a caller keeps while it works on it. Maps the file if it is not mapped; None if it was
+        cleaned."""
         return self._owner.look(self)
 
     def peek(self) -> IndexHeader | None:
-        """The header, for which a file that is not mapped is not mapped either; None when it was cleaned."""
+        """The header, read without mapping the file; None if it was cleaned."""
         return self._owner.peek(self)
 
     @property
@@ -135,15 +136,16 @@ class IndexFile:
         return self.header.next_entry >= self.capacity
 
 
-# An index file with its slots and capacity, as the kernel takes it: a reference to its mapping, and what maps it again.
+# An index file with its slots and capacity for the kernel: a reference to its mapping, and the function that maps it
+# again.
 Shape = tuple[Callable[[], MappedFile | None], int, int, Callable[[], MappedFile | None]]
 
 
 class IndexFiles:
-    """All index files of a store. Queries run beside dispatch; what changes files belongs to the dispatch lock.
+    """All index files of a store. Queries run beside dispatch; changes of files need the dispatch lock.
 
-    `mappings` keeps the mappings within the budget that they share with log and queues. Those of files that are not flushed yet stay,
-    and those of private memory that was written to.
+    `mappings` keeps the mappings within the budget that they share with log and queues. Mappings of unflushed files
+    stay, and those of changed private memory.
     """
 
     def __init__(
@@ -180,7 +182,7 @@ class IndexFiles:
         return self._files
 
     def shapes(self) -> list[Shape]:
-        """What the kernel searches, newest file first."""
+        """The files for the kernel's search, newest first."""
         listed, (known, shapes) = self.files(), self._shapes
         if known is not listed:
             shapes = [(_nothing, file.slots, file.capacity, file.look) for file in reversed(listed)]
@@ -209,7 +211,7 @@ class IndexFiles:
         return listed
 
     def _with_newest(self, listed: list[IndexFile]) -> list[IndexFile]:
-        """Maps the last file once more where it was not the last before, and may be written to now."""
+        """Maps the last file once more if it was not the last before, because it may be written now."""
         while listed and self._mode is not Mode.PRIVATE:
             newest = listed[-1]
             if newest.sealed:
@@ -240,8 +242,8 @@ class IndexFiles:
             return found
 
     def _needed(self, file: MappedFile) -> bool:
-        """Whether a mapping must stay: private memory that was written to, and what is not flushed. The kernel reports an error of the
-        disk to a mapping that was there when it happened."""
+        """Whether a mapping must stay: changed private memory, and unflushed files. The kernel reports an error of the
+        disk only to a mapping that existed when it happened."""
         if file.private:
             return file.touched or (bool(self._files) and self._files[-1].name == file.base)
         end = int.from_bytes(
@@ -264,7 +266,7 @@ class IndexFiles:
         return self.directory / f"{name:0{NAME_DIGITS}d}"
 
     def _open(self, name: int, *, sealed: bool) -> IndexFile | None:
-        """A file that is there; None when it is gone, or has no entry and another shape than the settings give."""
+        """An existing file; None if it is gone, or has no entry and another shape than the settings give."""
         path = self._path(name)
         try:
             shape = self._shape(path, path.stat(follow_symlinks=False).st_size)
@@ -330,7 +332,7 @@ class IndexFiles:
         unreadable.fill_holes(path, mapped, entries_at, entries_at + ENTRY_BYTES * next_entry)
 
     def _shape(self, path: Path, length: int) -> tuple[int, int] | None:
-        """(slots, capacity) of a file: the settings' if its length is theirs, else what its entries tell."""
+        """(slots, capacity) of a file: the settings' if its length is theirs, else those that its entries imply."""
         if length == file_length(self._slots, self._capacity):
             return self._slots, self._capacity
         if length <= file_length(1, 1):
@@ -356,7 +358,7 @@ class IndexFiles:
     # ------------------------------------------------------------------- under the dispatch lock
 
     def newest(self) -> IndexFile | None:
-        """The file that keys go into, None when there is none with room."""
+        """The file for new keys; None if none has room."""
         listed = self.files()
         if not listed:
             return None
@@ -371,14 +373,14 @@ class IndexFiles:
         return None if newest.is_full else newest
 
     def _publish(self, newest: IndexFile | None, allocated: int) -> None:
-        """Makes the newest file, and how much of it may be written to, known to everybody."""
+        """Publishes the newest file, and the part of it that may be written."""
         self._control.index_allocated = allocated
         self._control.index_base = newest.name if newest is not None else 0
         self._seen = self._control.index_seq
 
     @staticmethod
     def _continue(file: IndexFile, before: IndexFile) -> None:
-        """A file without entries begins and ends where the one before it ends, or nowhere when that was cleaned."""
+        """A file without entries begins and ends where the one before it ends, or nowhere if that was cleaned."""
         end = before.peek() or IndexHeader(0, 0, 0, 0, 0, 1)
         file.set_bounds(
             IndexHeader(
@@ -423,7 +425,7 @@ class IndexFiles:
     def cut(self, physical_offset: int) -> None:
         """Takes back all entries at or past a log position.
 
-        Safe to repeat after a kill at any point: a file's end is the last thing mended, and tells that there is work.
+        Safe to repeat after a kill at any point: a file's end is mended last, and shows that there is work.
         """
         listed = self.files()
         while listed and listed[-1].end_physical_offset >= physical_offset:
@@ -469,8 +471,8 @@ class IndexFiles:
     # ------------------------------------------------------------------------------ clean, flush and close
 
     def remove_below(self, physical_offset: int) -> int:
-        """Unlinks the files whose entries all point below a log position, oldest first, but never the newest; returns how many. Needs
-        no lock: dispatch works on the newest ones."""
+        """Unlinks the files whose entries all point below a log position, oldest first, but never the newest; returns
+        their number. Needs no lock, because dispatch works on the newest ones."""
         old = [
             file
             for file in self.files()[:-1]
@@ -504,20 +506,21 @@ class IndexFiles:
 
 
 def _next_name(newest: int) -> int:
-    """The name of a new file: now, or the millisecond after the newest one's where that is not earlier."""
+    """The name of a new file: now, or the millisecond after the newest one's if that is not earlier."""
     name = int(clock.index_file_name(clock.now_ms()))
     if name > newest:
         return name
     text = f"{newest:0{NAME_DIGITS}d}"
     try:
         moment = datetime.strptime(text[:14], "%Y%m%d%H%M%S") + timedelta(milliseconds=int(text[14:]) + 1)
-    except ValueError:  # no date: RocketMQ would not have made it, but it sorts all the same
+    except ValueError:  # not a date: RocketMQ would not have made it, but it sorts correctly
         return newest + 1
     return int(f"{moment:%Y%m%d%H%M%S}{moment.microsecond // 1000:03d}")
 
 
 def told_shape(path: Path, length: int) -> tuple[bool, tuple[int, int] | None]:
-    """Whether a file of another shape than the settings give has entries, and the slots and capacity that these tell, if they do."""
+    """Whether a file of another shape than the settings give has entries, and the slots and capacity that these imply,
+    if they do."""
     if length <= file_length(1, 1):
         return True, None
     with files.opened(path) as fd, mmap.mmap(fd, length, access=mmap.ACCESS_READ) as data:

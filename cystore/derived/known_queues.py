@@ -1,8 +1,9 @@
-"""config/queueTable: what every consume queue held at an orderly close. The next open need not look into the files of each queue then.
+"""config/queueTable: the state of every consume queue at an orderly close, so that the next open need not read the
+files of each queue.
 
-Nothing depends on it. The last process that closes a store of many queues writes it. The next open believes it when the log ends as it
-did, and when no file or folder of a queue was changed, made or removed since: their inode numbers and times of change (ctime) tell. Else
-recovery looks at every queue. The open removes it, so a crash leaves none.
+Nothing depends on it. The last process that closes a store of many queues writes it. The next open believes it if the
+log ends as it did, and if no file or folder of a queue was changed, made or removed since, by inode numbers and times
+of change (ctime). Otherwise recovery looks at every queue. The open removes the file, so a crash leaves none.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ class KnownQueues:
 
 
 def save_known_queues(root: Path, control: Control, checkpoint: CheckpointFields) -> None:
-    """Writes the table, when everything is dispatched and durable. Whoever is alone in the store calls it. Without it the next open takes
-    longer, so trouble is only logged."""
+    """Writes the table, when everything is dispatched and durable. Called by a process that is alone in the store.
+    Without it the next open takes longer, so an error is only logged."""
     rows = _rows(control) if control.queue_count >= MANY_QUEUES else []
     try:
         data = _rendered(root, control, checkpoint, rows) if rows else None
@@ -82,7 +83,8 @@ def forget_known_queues(root: Path) -> None:
 def read_known_queues(
     root: Path, checkpoint: CheckpointFields, begin: int, queue_file_bytes: int
 ) -> KnownQueues | None:
-    """The table, if it speaks of this log, of this checkpoint, and of the queues' files as they are now. Raises StoreIOError."""
+    """The table, if it belongs to this log, to this checkpoint, and to the queues' present files. Raises
+    StoreIOError."""
     data = files.read_if_there(_path(root))
     if data is None or len(data) < _HEADER.size:
         return None
@@ -122,7 +124,7 @@ def _path(root: Path) -> Path:
 
 
 def _rows(control: Control) -> list[Row]:
-    """All queues; none where one of them is not dispatched to its end, or config/queueOffset.json lags behind."""
+    """All queues; none if one of them is not dispatched to its end, or if config/queueOffset.json lags behind."""
     if Upkeep(control).offsets_saved != control.wrote:
         return []
     queues = [control.queue(slot) for slot in range(control.queue_count)]
@@ -132,7 +134,7 @@ def _rows(control: Control) -> list[Row]:
 
 
 def _rendered(root: Path, control: Control, checkpoint: CheckpointFields, rows: list[Row]) -> bytes | None:
-    """The table's bytes; None where the files of a queue are not what the row says."""
+    """The table's bytes; None if the files of a queue differ from its row."""
     found = _marks(root, rows, control.consume_queue_file_bytes)
     if found is None or not all(found[1]):
         return None
@@ -155,7 +157,7 @@ def _checksum(data: bytes) -> int:
 
 
 def _names(data: bytes, count: int) -> tuple[list[str] | None, int]:
-    """The topics behind the header, and where the rows begin. None where they are no topics."""
+    """The topics behind the header, and the begin of the rows. None if they are not topics."""
     names, at = [], _HEADER.size
     for _ in range(count):
         length = data[at] if at < len(data) else 0
@@ -168,7 +170,7 @@ def _names(data: bytes, count: int) -> tuple[list[str] | None, int]:
 
 
 def _offsets_mark(root: Path) -> int:
-    """Changes with config/queueOffset.json; 0 where there is none."""
+    """Changes with config/queueOffset.json; 0 without it."""
     path = root / "config" / QUEUE_OFFSETS
     with files.translated(path):
         try:
@@ -182,7 +184,7 @@ def _number(status: os.stat_result) -> int:
 
 
 def _marks(root: Path, rows: list[Row], file_bytes: int) -> tuple[int, list[int]] | None:
-    """A mark of all folders of topics, and one of each queue's files. None where a folder is missing."""
+    """A mark of all folders of topics, and one of each queue's files. None if a folder is missing."""
     folders, found = 0, array("Q")
     try:
         for topic, group in groupby(rows, key=lambda row: row[0]):

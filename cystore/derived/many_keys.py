@@ -1,4 +1,4 @@
-"""Answers for many keys at once, out of one walk over what the index does not know yet."""
+"""Answers for many keys at once, from one walk over the log that the index does not cover yet."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ log = logging.getLogger("cystore")
 
 
 def distinct(keys: Iterable[str]) -> list[str]:
-    """The keys in their order, each once. One text alone is refused: its letters would be looked for."""
+    """The keys in their order, each once. A single text is refused, because its letters would become keys."""
     if isinstance(keys, (str, bytes)) or not isinstance(keys, Iterable):
         raise MessageIllegalError(f"keys must be several keys, for example a list, not {type(keys).__name__}")
     return list(dict.fromkeys(text("key", key) for key in keys))
 
 
 def add_newer(found: dict[str, QueryResult], walk: Iterable[Message], max_count: int) -> None:
-    """Puts the messages of a walk, oldest first, in front of what is known of each key. Damage ends the walk, and is named with every
-    key: the record may have held it."""
+    """Puts the messages of a walk, oldest first, before the known ones of each key. Damage ends the walk, and is
+    reported for every key, because the record may have held it."""
     newer: dict[str, list[Message]] = {}
     damaged: list[CorruptRecordError] = []
     try:

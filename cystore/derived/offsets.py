@@ -1,7 +1,7 @@
 """The offset tables in config/: small JSON files as RocketMQ's ConfigManager writes them through fastjson.
 
-fastjson leaves integer keys unquoted, which is no JSON; reading accepts both. A file is written whole or not at all, and the
-last good copy beside it (NAME.bak) is read where the file itself is damaged.
+fastjson leaves integer keys unquoted, which is not JSON; reading accepts both. A file is written completely or not at
+all; if it is damaged, the last good copy beside it (NAME.bak) is read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BARE_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|(?<=[{,])(\s*)(-?\w+)(?=\s*:)')
 
 @dataclass(frozen=True)
 class OffsetFile:
-    """An offset table and what else stands beside it at the top level."""
+    """An offset table and the other values at its top level."""
 
     table: dict[str, Any] = field(default_factory=dict)
     rest: dict[str, Any] = field(default_factory=dict)
@@ -93,9 +93,9 @@ def _value(value: Any) -> str:
 
 
 def read_offsets(root: Path, name: str) -> OffsetFile:
-    """The offset file `name` of a store, empty where there is none.
+    """The offset file `name` of a store; empty without one.
 
-    A damaged file is replaced by its last good copy; StoreFormatError when neither can be read.
+    The last good copy replaces a damaged file; StoreFormatError if neither can be read.
     """
     return _first_good(root, name, lambda found: found, OffsetFile())
 
@@ -103,7 +103,8 @@ def read_offsets(root: Path, name: str) -> OffsetFile:
 def _first_good(
     root: Path, name: str, convert: Callable[[OffsetFile], T], nothing: T, damaged: list[Path] | None = None
 ) -> T:
-    """What `convert` makes of an offset file, or of its copy where it raises ValueError; those that it did so for go to `damaged`."""
+    """The result of `convert` for an offset file, or for its copy if it raises ValueError; files with that error are
+    added to `damaged`."""
     path = root / "config" / name
     problem: Exception | None = None
     try:
@@ -121,7 +122,7 @@ def _first_good(
             raise StoreFormatError(f"no offset table can be read: {problem}", path=path) from problem
         return nothing
     finally:
-        problem = None  # it leads to this frame and so to every caller's, who could not let go of their files
+        problem = None  # drops the reference to this frame, which would keep every caller's open files alive
 
 
 def write_offsets(root: Path, name: str, table: dict[Any, Any], **rest: Any) -> None:
@@ -133,8 +134,8 @@ def write_offsets(root: Path, name: str, table: dict[Any, Any], **rest: Any) -> 
 class QueueOffsets:
     """Next and minimum queue offset of each (topic, queue id), taken when the log ended at `physical_offset`.
 
-    Every record below `physical_offset` is counted in; records above it may be too. A queue whose minimum is its next offset
-    has no message left.
+    Every record below `physical_offset` is counted; records above it may be too. A queue whose minimum is its next
+    offset has no message left.
     """
 
     next: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -153,7 +154,7 @@ class QueueOffsets:
 
 
 def read_queue_offsets(root: Path) -> QueueOffsets:
-    """config/queueOffset.json; empty where there is none. StoreFormatError where it and its copy are damaged."""
+    """config/queueOffset.json; empty without one. StoreFormatError if it and its copy are damaged."""
     return _first_good(root, QUEUE_OFFSETS, _queue_offsets, QueueOffsets())
 
 
@@ -170,8 +171,8 @@ def _queue_offsets(found: OffsetFile) -> QueueOffsets:
 
 
 def saved_position(root: Path) -> int:
-    """The log position of the table of queue offsets on disk, 0 where none can be read. Of a large table only the end is looked at: to
-    parse it would hold up every other thread."""
+    """The log position of the table of queue offsets on disk; 0 if none can be read. Reads only the end of a large
+    table, because parsing all of it would delay every other thread."""
     data = (files.read_if_there(root / "config" / QUEUE_OFFSETS) or b"").rstrip(b" \0")
     if len(data) > RESERVED_BYTES:
         told = re.search(rb'"physicalOffset":([0-9]{1,19})\b', data[-END_BYTES:])
@@ -180,7 +181,7 @@ def saved_position(root: Path) -> int:
     try:
         return read_queue_offsets(root).physical_offset
     except StoreFormatError:
-        return 0  # damaged, and so is its copy: a new one is what it needs
+        return 0  # it and its copy are damaged: write a new one
 
 
 def _checksum(offsets: QueueOffsets) -> int:
@@ -245,8 +246,8 @@ def reserve_queue_offsets(root: Path) -> None:
 
 
 def write_queue_offsets(root: Path, offsets: QueueOffsets) -> None:
-    """Saves each queue's next offset, so that a queue whose messages are all gone goes on counting. Needs no new space, unless there
-    are many more queues than last time."""
+    """Saves each queue's next offset, so that a queue whose messages are all gone continues to count. Needs no new
+    space, unless there are many more queues than last time."""
     text = render_offsets(
         _by_topic(offsets.next),
         minimumTable=_by_topic(offsets.minimum),
@@ -258,8 +259,8 @@ def write_queue_offsets(root: Path, offsets: QueueOffsets) -> None:
 
 @dataclass(frozen=True)
 class DelayOffsets:
-    """How far each delay level's queue is delivered (level: next queue offset), taken when the log ended at `physical_offset`:
-    every delivered message below that is counted in. RocketMQ says nothing of it: 0."""
+    """The progress of each delay level's queue (level: next queue offset) when the log ended at `physical_offset`:
+    every delivered message below that is counted. 0 in RocketMQ's file, which does not have it."""
 
     table: dict[int, int] = field(default_factory=dict)
     physical_offset: int = 0
@@ -273,10 +274,10 @@ class DelayOffsets:
 def read_delay_offsets(
     root: Path, check: Callable[[DelayOffsets], None], damaged: list[Path]
 ) -> DelayOffsets:
-    """config/delayOffset.json, RocketMQ's or ours, or its copy; empty where there is neither.
+    """config/delayOffset.json, RocketMQ's or ours, or its copy; empty without both.
 
-    `check` raises ValueError for one that cannot be right. Files that are damaged or not right are entered in `damaged`;
-    StoreFormatError where both are.
+    `check` raises ValueError for an impossible one. Damaged and impossible files are entered in `damaged`;
+    StoreFormatError if both are.
     """
 
     def convert(found: OffsetFile) -> DelayOffsets:
@@ -296,7 +297,7 @@ def read_delay_offsets(
 
 
 def write_delay_offsets(root: Path, offsets: DelayOffsets) -> None:
-    """Saves how far each level is delivered, as RocketMQ reads it; what it does not know it leaves out."""
+    """Saves the progress of each level in RocketMQ's format, without values that RocketMQ does not know."""
     table = dict(sorted(offsets.table.items()))
     write_offsets(
         root, DELAY_OFFSETS, table, physicalOffset=offsets.physical_offset, checksum=offsets.checksum

@@ -1,7 +1,8 @@
 """Reading messages: by queue offset, by key, by time (DefaultMessageStore.getMessage, queryMessage, getOffsetInQueueByTime).
 
-A reader that finds queues or index behind the log dispatches first, so it sees what was written before it asked. It waits
-for another dispatcher a bounded time; behind one that stands still `get` answers with what there is, and `query` reads on in the log.
+A reader that finds queues or index behind the log dispatches first, so it sees everything that was written before its
+call. It waits for another dispatcher a bounded time. If that one stands still, `get` answers with dispatched messages,
+and `query` continues in the log.
 """
 
 from __future__ import annotations
@@ -46,16 +47,16 @@ from cystore.system.trouble import Trouble
 log = logging.getLogger("cystore")
 
 FOREVER_MS = (1 << 63) - 1
-FILTERED_ENTRIES = 800  # at least so many entries are looked at in one batch (16,000 bytes in RocketMQ)
+FILTERED_ENTRIES = 800  # the least number of entries that one batch examines (16,000 bytes in RocketMQ)
 HELP_WAIT_MS = 1_000  # for another dispatcher
 SPARE_WINDOWS = 8
 DEFAULT_COUNT = 32  # messages of a query
 HEALED_TRIES = 5
-CLEANED_TRIES = 100  # a get looks again so often when a cleaner took away what it was about to read
+CLEANED_TRIES = 100  # a get tries again this often if a cleaner removes the entries that it is about to read
 INT32_MAX = (1 << 31) - 1
 TRANSACTION_MASK = CONSTANTS["SYS_FLAG_TRANSACTION_MASK"][0]
 ROLLBACK = CONSTANTS["SYS_FLAG_ROLLBACK"][0]  # has no key in the index
-REPLACED = "�"  # what bytes that are not UTF-8 are read as
+REPLACED = "�"  # bytes that are not UTF-8 become this
 
 
 def total_memory_bytes() -> int:
@@ -95,10 +96,10 @@ class Reader:
         self._found = self._missed = self._messages = self._queries = 0
 
     def help_dispatch(self) -> None:
-        """Dispatches what is appended by now, or waits a while for whoever is at it.
+        """Dispatches the records that are appended by now, or waits a while for another dispatcher.
 
-        Trouble in there (a full or failing disk, a damaged record) is no reason not to read what is dispatched: it is logged here and
-        raised to who calls for dispatch.
+        An error of dispatch (a full or failing disk, a damaged record) does not stop reads of dispatched messages: it
+        is logged here, and raised to callers of dispatch.
         """
         try:
             self._dispatcher.run_once(timeout_ms=HELP_WAIT_MS)
@@ -109,15 +110,16 @@ class Reader:
             self._trouble.over()
 
     def end_of(self, slot: int) -> int:
-        """The queue offset behind the last message of a queue that `get` finds: a read-only handle finds those that are not dispatched."""
+        """The queue offset behind the last message of a queue that `get` finds; a read-only handle also finds
+        undispatched ones."""
         control = self._control
         dispatched = control.queue_dispatched(slot)
         return max(dispatched, control.queue_next(slot)) if control.read_only else dispatched
 
     @property
     def covered(self) -> int:
-        """The log position below which `get` and `query` see everything. A read-only handle sees what is not dispatched, but for records
-        whose queue does not count them yet."""
+        """The log position below which `get` and `query` see everything. A read-only handle also sees undispatched
+        records, except records that their queue does not count yet."""
         control = self._control
         if not control.read_only:
             return control.dispatched
@@ -135,7 +137,8 @@ class Reader:
         }
 
     def forget_cleaned(self) -> None:
-        """Lets segments go that were cleaned since the last look: their disk space is free when nobody maps them any more."""
+        """Ends the mappings of segments that were cleaned since the last look: their disk space is free when no process
+        maps them."""
         minimum = self._control.min_physical_offset
         if minimum != self._forgotten_below:
             self._forgotten_below = minimum
@@ -170,9 +173,9 @@ class Reader:
     ) -> GetResult:
         """Messages of a queue from an offset on, at most `max_count` and within RocketMQ's limits of a batch.
 
-        `group`, who reads, changes nothing.
-        `tags`: "A", or "A || B"; None, "" and "*" are all. A batch ends before a message whose bytes are damaged, which is
-        a CorruptRecordError when it comes first. Source: DefaultMessageStore.getMessage.
+        `group`, RocketMQ's name of the reader, has no effect. `tags`: "A", or "A || B"; None, "" and "*" are all. A
+        batch ends before a message whose bytes are damaged; if that message comes first, the call raises
+        CorruptRecordError. Source: DefaultMessageStore.getMessage.
         """
         name = _encoded(topic) if type(topic) is str else _topic(topic)
         if not (
@@ -238,7 +241,7 @@ class Reader:
                 result = self._batch(*asked, state, dispatched) or result
             if result is not None:
                 if maximum < following:
-                    # A read-only handle reads what is not dispatched by itself.
+                    # A read-only handle reads undispatched messages by itself.
                     unseen = result.status is GetStatus.OFFSET_OVERFLOW_ONE and queue_offset < following
                     result.behind = unseen or not self._read_only
                 return result
@@ -293,10 +296,10 @@ class Reader:
         dispatched: int | None = None,
         made: tuple[MappedFile, int] | None = None,
     ) -> GetResult | None:
-        """The batch at an offset that has an entry; None where a file of the queue or of the log is gone.
+        """The batch at an offset that has an entry; None if a file of the queue or of the log is gone.
 
-        With `dispatched` the offset has no entry yet: a read-only handle makes one from the log behind that position, for itself.
-        `made` are entries from that offset on, and how many.
+        With `dispatched` the offset has no entry yet: a read-only handle makes entries from the log behind that
+        position, for itself. `made` are entries from that offset on, and their number.
         """
         slot, minimum, maximum, _, log_minimum, wrote = state
         if log_minimum != self._forgotten_below:
@@ -344,10 +347,11 @@ class Reader:
     ) -> QueryResult:
         """The newest `max_count` messages of a topic that hold a key (one of `keys`, or the unique key), newest first.
 
-        A damaged record does not hide the whole ones; the result's `damaged` names it.
+        A damaged record does not hide the intact ones; the result's `damaged` names it.
 
-        Only messages with a store timestamp from `begin_ms` to `end_ms` (default: any later one). Each message is looked at,
-        so another key with the same hash is no match, and none comes twice. Source: DefaultMessageStore.queryMessage.
+        Only messages with a store timestamp from `begin_ms` to `end_ms` (default: any later one). The key of each
+        message is compared, so another key with the same hash is no match, and no message comes twice. Source:
+        DefaultMessageStore.queryMessage.
         """
         name = _topic(topic)
         key = text("key", key)
@@ -403,7 +407,8 @@ class Reader:
     def query_many(
         self, topic: str, keys: Iterable[str], max_count: int = DEFAULT_COUNT
     ) -> dict[str, QueryResult]:
-        """`query` of many keys: one dispatch, one walk over what is not dispatched, and one call of the kernel for the rest."""
+        """`query` for many keys: one dispatch, one walk over the undispatched log, and one call of the kernel for the
+        rest."""
         name = _topic(topic)
         max_count = whole("max_count", max_count, 1, INT32_MAX)
         wanted = distinct(keys)
@@ -449,15 +454,15 @@ class Reader:
         return found[::-1]
 
     def key_reader(self, general: Callable[..., QueryResult]) -> KeyReader:
-        """What answers usual queries without a call through Python; for the others it asks `general`."""
+        """Answers usual queries without a call through Python; for the others it calls `general`."""
         self._key_reader = KeyReader(self._control, self._index.shapes, self._commit_log.window, general)
         return self._key_reader
 
     def _not_dispatched(
         self, begin: int, end: int, topic: str, begin_ms: int, end_ms: int
     ) -> Iterator[Message]:
-        """What the index does not know, because dispatch stands still (a full or failing disk, a stopped process). Raises
-        CorruptRecordError at damage."""
+        """The part of the log that the index does not cover, because dispatch stands still (a full or failing disk, a
+        stopped process). Raises CorruptRecordError at damage."""
         for message in self._commit_log.scan(begin, end):
             in_time = begin_ms <= (message.store_timestamp_ms or 0) <= end_ms
             if in_time and message.topic == topic and message.sys_flag & TRANSACTION_MASK != ROLLBACK:
@@ -493,7 +498,7 @@ def _tag_filter(expression: str) -> TagFilter:
 
 
 def _topic(topic: str) -> bytes:
-    """A topic as stored; one that cannot be is that of no message."""
+    """A topic as stored; an impossible topic matches no message."""
     return _encoded(any_text("topic", topic))
 
 
@@ -507,8 +512,8 @@ def _holds(message: Message, key: str) -> bool:
 
 
 def _outside(queue_offset: int, minimum: int, maximum: int, following: int) -> GetResult | None:
-    """The answer for an offset at which the queue has no entry. `following` is the next queue offset to be given out: what is below
-    it is acknowledged, and is there when dispatch has caught up."""
+    """The answer for an offset without an entry. `following` is the next queue offset to be given out: lower offsets
+    are acknowledged, and get their entries when dispatch has caught up."""
     following = max(maximum, following)
     if following == 0:
         return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE)

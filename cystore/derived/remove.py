@@ -1,13 +1,13 @@
 """Removal of queues: topics that an operator deletes, and queues whose messages are all gone.
 
-Source: DefaultMessageStore.deleteTopics, cleanUnusedTopic and cleanExpiredConsumerQueue. Different here: a removed queue goes on
-counting. RocketMQ forgets the count, and gives queue offsets out twice.
+Source: DefaultMessageStore.deleteTopics, cleanUnusedTopic and cleanExpiredConsumerQueue. One difference: a removed
+queue continues to count. RocketMQ forgets the count, and gives queue offsets out twice.
 
-Readers, writers and dispatchers of other processes go on meanwhile. The manifest says first what is removed. Then the queue's minimum
-moves on, so readers get OFFSET_TOO_SMALL. Then the files go, under the dispatch lock, one queue a turn. The remover raises the queue's
-`removals` in the control block before and after that. A process that sees another number there lets its mappings of the queue go:
-dispatchers compare it for each entry, under the dispatch lock, and readers before each look at a file. After a kill between two steps
-the next `settle` of any process, or recovery, does the rest.
+Readers, writers and dispatchers of other processes continue meanwhile. First the manifest records the removal. Then the
+queue's minimum moves, so readers get OFFSET_TOO_SMALL. Then the files are removed, under the dispatch lock, one queue a
+turn. The remover raises the queue's `removals` in the control block before and after that. A process that sees another
+number there ends its mappings of the queue: dispatchers compare it for each entry, under the dispatch lock, and readers
+before each look at a file. After a kill between two steps the next `settle` of any process, or recovery, does the rest.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LOCK_WAIT_MS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What was removed: how many queues, messages (places in queues), and files."""
+    """The removed queues, messages (places in queues), and files, as numbers."""
 
     queues: int = 0
     messages: int = 0
@@ -83,7 +83,8 @@ class QueueRemover:
         return Removal(len(rows), messages, removed.files)
 
     def settle(self, until_s: float | None = None) -> Removal:
-        """Does what the manifest says of removed queues, and removes the files of queues without messages, until the time is up."""
+        """Finishes the removals that the manifest records, and removes the files of queues without messages, until the
+        time is up."""
         facts = self._manifest.snapshot()
         if facts.sequence != self._settled:
             for row in facts.removed:
@@ -107,7 +108,9 @@ class QueueRemover:
     def _remove(self, slot: int) -> int:
         control, listed = self._control, self._manifest.snapshot().removed
         with (
-            control.held("clean", timeout_ms=LOCK_WAIT_MS),  # nobody looks for expired entries in these files
+            control.held(
+                "clean", timeout_ms=LOCK_WAIT_MS
+            ),  # no follower reads entries in these files meanwhile
             control.held("dispatch", timeout_ms=LOCK_WAIT_MS),
         ):
             queue = self._queues.get(slot)

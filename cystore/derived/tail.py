@@ -1,4 +1,4 @@
-"""What a read-only handle reads of the log that dispatch has not entered yet. It may not dispatch, so it walks the log itself."""
+"""Reads of a read-only handle beyond the dispatched position. It may not dispatch, so it walks the log itself."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ class TailReader:
         return out, count, reached
 
     def go_on(self, queue: Queue, file: MappedFile, count: int, reached: int, done: int) -> None:
-        """The reader is done with `done` of the entries in `file`: the next walk begins where the next of them leads to."""
+        """The reader has consumed `done` of the entries in `file`: the next walk begins at the record of the next
+        one."""
         first = file.base // ENTRY_BYTES
         entry = entry_at(file, done * ENTRY_BYTES) if done < count else (reached, 0, 0)
         if entry is not None:
@@ -80,7 +81,8 @@ class TailReader:
         """The last message of a queue before a time, and the first one that is not, from the queue offset `begin` on.
 
         `bounds`: the log's minimum, its wrote position, and the dispatched position, which was read before the queue's own end.
-        `ms_of(physical offset, size)` is a record's store timestamp. Raises OffsetError when a segment goes meanwhile.
+        `ms_of(physical offset, size)` is a record's store timestamp. Raises OffsetError if a segment is removed
+        meanwhile.
         """
         earlier: At | None = None
         while True:
