@@ -1,5 +1,5 @@
-"""Recovery: scan, plan, apply. Whoever is alone in a store runs it before the control block exists; docs/recovery.md names every
-crash state and the branch for it.
+"""Recovery: scan, plan, apply. A process that is alone in a store runs it before the control block exists;
+docs/recovery.md names every crash state and the branch for it.
 
 Source: DefaultMessageStore.load and recover, CommitLog.recoverNormally and recoverAbnormally, ConsumeQueue.recover,
 IndexService.load of RocketMQ 4.9.3; what goes beyond them is in docs/recovery.md.
@@ -52,10 +52,10 @@ def recover(
     progress: Progress | None = None,
     with_index: bool = True,
 ) -> RecoveredState:
-    """Makes the files of the store at `root` agree with each other and says where it goes on.
+    """Makes the files of the store at `root` agree with each other and returns the state for the control block.
 
-    `abnormal`: the store was not shut down cleanly. With Mode.PRIVATE no byte on disk changes: the state is that of the store
-    as it would be. Without `with_index` nothing is said of the index.
+    `abnormal`: the store was not closed cleanly. With Mode.PRIVATE no byte on disk changes: the state is that of the
+    store after recovery. Without `with_index` the state of the index is left out.
 
     Raises StoreFormatError, StoreIOError, StoreFullError, StorePermissionError; a failed recovery has destroyed
     nothing and can be run again.

@@ -1,5 +1,5 @@
-"""Recovery, third part: do what the plan says. Every step may be repeated after a crash, and destroys nothing that is not
-copied aside; a full disk or an input/output error ends it before the step that would."""
+"""Recovery, third part: carries out the plan. Every step may be repeated after a crash, and destroys only bytes that
+are copied aside; a full disk or an input/output error ends recovery before the step."""
 
 from __future__ import annotations
 
@@ -155,8 +155,8 @@ Pieces = list[tuple[int, bytes]]
 
 
 def mended(index: IndexMend) -> Pieces:
-    """(position, bytes) to be written so that the slots of an index file lead to its first `keep - 1` entries and its header
-    speaks of them; the header is the last piece."""
+    """(position, bytes) to write so that the slots of an index file point to its first `keep - 1` entries and its
+    header counts only these; the header is the last piece."""
     path, entries_at = index.path, index.entries_at
     with files.opened(path) as fd:
 
@@ -188,9 +188,9 @@ def mended(index: IndexMend) -> Pieces:
 
 
 def mend_index(index: IndexMend) -> None:
-    """Writes what `mended` says, durably.
+    """Writes the pieces of `mended`, durably.
 
-    The header comes last: until it is written a second run finds the same to do. What stands behind the kept entries is
+    The header comes last: until it is written a second run finds the same work. Bytes behind the kept entries are
     zeroed before, so that no later crash takes an old entry for a new one.
     """
     *slots, header = mended(index)
@@ -202,10 +202,11 @@ def mend_index(index: IndexMend) -> None:
 
 
 def drop_derived(root: Path) -> None:
-    """Removes what follows from the log: consume queues and index; the next recovery dispatches everything again.
+    """Removes the derived files: consume queues and index; the next recovery dispatches everything again.
 
-    Only for whoever is alone in the store. Next offsets of queues whose messages are all gone stay in config/. A crash half-way
-    leaves queues and index that lack files: recovery finds that and dispatches from the beginning, so does a second run.
+    Only for a process that is alone in the store. Next offsets of queues whose messages are all gone stay in config/. A
+    crash half-way leaves queues and index that lack files: recovery notices that and dispatches from the beginning; so
+    does a second run.
     """
     for folder in (QUEUES, EXT_QUEUES):
         for topic in _folders_named(root / folder, TOPIC):
@@ -221,7 +222,7 @@ def _folders_named(folder: Path, names: re.Pattern[str]) -> list[Path]:
 
 
 def _remove_named(folder: Path, names: re.Pattern[str]) -> None:
-    """Removes the files with names that we make; whatever else lies there is somebody's."""
+    """Removes the files with names that we make; other files are foreign."""
     for entry in files.entries(folder):
         if entry.is_file() and names.match(entry.name):
             files.remove(entry.path)

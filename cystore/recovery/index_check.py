@@ -1,6 +1,6 @@
-"""What of the index can be kept: every entry below a log position that is known synced, and nothing else.
+"""Decides which part of the index can be kept: every entry below a log position that is known synced, and nothing else.
 
-Whatever is not certain is dropped and entered again from the log, so that each key that a scan of the log finds is found.
+Uncertain entries are dropped and entered again from the log, so the index finds every key that a scan of the log finds.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from cystore.recovery.model import IndexMend, IndexScan
 
 TRANSACTION_MASK = CONSTANTS["SYS_FLAG_TRANSACTION_MASK"][0]
 ROLLBACK = CONSTANTS["SYS_FLAG_ROLLBACK"][0]
-# Records looked through for one with keys before the index is believed without it.
+# The search for a record with keys examines this many records before it believes the index.
 LOOK_FOR_KEYS_RECORDS = 2_000
 ENTRIES_AT_ONCE = 50_000
 
 
 class IndexCheck:
-    """Decides what of the index is kept. `ours`: the checkpoint's watermarks speak of this log."""
+    """Decides which entries of the index are kept. `ours`: the checkpoint's watermarks belong to this log."""
 
     def __init__(
         self,
@@ -43,9 +43,7 @@ class IndexCheck:
         self._config, self._log, self._checkpoint = config, log, checkpoint
         self._abnormal, self._ours = abnormal, ours
         self._root = root
-        self._slots: dict[
-            Path, bytes
-        ] = {}  # of the files that were looked through: what their hash slots should hold
+        self._slots: dict[Path, bytes] = {}  # of the examined files: the right content of their hash slots
 
     def run(self, end: int, dispatched: int, start: int, holes: Holes) -> IndexScan:
         """`end` of the log, and the position below which every record has its queue entry. From `start` on each kept entry is
@@ -73,7 +71,7 @@ class IndexCheck:
     def _compare(
         self, readers: list[IndexReader], kept: dict[Path, int], through: int, start: int, holes: Holes
     ) -> int:
-        """Takes out of `kept` what does not follow from the log from `start` on; gives the position that is left."""
+        """Drops entries from `kept` that disagree with the log from `start` on; returns the position that is left."""
         for at, reader in enumerate(readers):
             keep = kept[reader.path]
             if keep == 1 or reader.header.end_physical_offset < start:
@@ -97,8 +95,8 @@ class IndexCheck:
         return min(through, position)
 
     def _slots_of(self, reader: IndexReader, keep: int) -> bytes | None:
-        """What the hash slots of a file hold while it has the entries below `keep`; None when these do not lead to each other,
-        or the file does not begin when its first record was stored."""
+        """The right hash slots of a file with the entries below `keep`. None if the entries do not form chains, or if
+        the file does not begin at the time of its first record."""
         slots = bytearray(SLOT_BYTES * reader.slots)
         for first in range(1, keep, ENTRIES_AT_ONCE):
             entries = reader.read_entries(first, min(ENTRIES_AT_ONCE, keep - first))
@@ -110,8 +108,8 @@ class IndexCheck:
         return bytes(slots)
 
     def _first_other_key(self, rows: IndexStream, start: int, through: int, holes: Holes) -> tuple[int, int]:
-        """The first record of [start, through) whose keys are not the next ones in the index, `through` when there is none; and
-        the first entry that is of no record before it."""
+        """The first record of [start, through) whose keys are not the next ones in the index (`through` if there is
+        none), and the first entry that belongs to no record before it."""
         log = self._log
         scanner = scan.LogScanner(check_checksum=False, follow_queues=False)
         scanner.limit = through
@@ -126,9 +124,7 @@ class IndexCheck:
                 count = scanner.wanted - scanner.keys_at + ENTRIES_AT_ONCE
                 scanner.set_keys(rows.read(scanner.keys_at, count), scanner.keys_at)
                 continue
-            if (
-                status == scan.OTHER_KEY
-            ):  # of a record that was given up, whose checksum is not looked at here
+            if status == scan.OTHER_KEY:  # of a given-up record; its checksum is not examined here
                 hole = holes.covering(scanner.position)
                 following = None if hole is None else hole[1]
             else:
@@ -142,7 +138,7 @@ class IndexCheck:
         return through, number
 
     def _behind_hole(self, position: int, holes: Holes) -> int | None:
-        """Where the log goes on behind a hole at `position`, or at the next file when a blank stands here."""
+        """The next log position behind a hole at `position`, or at the next file if there is a blank."""
         for at in (position, self._log.base_of(position) + self._log.file_bytes):
             hole = holes.covering(at)
             if hole is not None:
@@ -152,8 +148,8 @@ class IndexCheck:
     def _mend(
         self, reader: IndexReader, keep: int, through: int, start: int, *, last: bool
     ) -> list[IndexMend]:
-        """What is to be done about a file whose entries below `keep` stay. After a crash the one written to last may have pages
-        of different ages."""
+        """The action for a file whose entries below `keep` stay. After a crash the newest file may have pages of
+        different ages."""
         head, end = reader.header, reader.physical_offset(keep - 1)
         record = self._log.record(end)
         timestamp = record["store_timestamp"] if record is not None else head.end_timestamp_ms
@@ -164,7 +160,7 @@ class IndexCheck:
         return [] if sound else [IndexMend(reader.path, reader.slots, keep, timestamp, end, checked)]
 
     def _known_through(self, readers: list[IndexReader], end: int, dispatched: int) -> int:
-        """The log position up to which every key is known to be in the index, as far as the checkpoint and headers tell."""
+        """The log position up to which the index has every key, by the checkpoint and headers."""
         begin, known = self._log.begin, dispatched
         synced = self._checkpoint.index_watermark
         if self._ours and (synced == end or (synced < end and self._is_boundary(synced))):

@@ -37,7 +37,7 @@ class IndexReader:
 
     @property
     def count(self) -> int:
-        """Number of the next entry; what a damaged header says is bounded by the file."""
+        """Number of the next entry; the file's length bounds a damaged header's value."""
         return min(max(self.header.next_entry, 1), self.capacity)
 
     def read_entries(self, first: int, count: int) -> bytes:
@@ -61,7 +61,7 @@ class IndexReader:
             return files.pread_full(fd, HEADER_BYTES, SLOT_BYTES * self.slots, self.path)
 
     def physical_offset(self, number: int) -> int:
-        """Of an entry; -1 for one that was never written."""
+        """The physical offset of an entry; -1 for an unwritten one."""
         if self._is_first_of_log(number):
             return 0
         data = self._entry(number)
@@ -102,7 +102,7 @@ class IndexReader:
 
 
 def list_index(root: Path, config: StoreConfig) -> tuple[list[IndexReader], list[Path]]:
-    """The index files of the configured shape, oldest first, and those of another."""
+    """The index files of the configured shape, oldest first, and those of another shape."""
     slots, capacity = config.max_hash_slot_num, config.max_index_num
     directory = root / DIRECTORY
     readers: list[IndexReader] = []
@@ -119,8 +119,8 @@ def list_index(root: Path, config: StoreConfig) -> tuple[list[IndexReader], list
 
 
 def list_readable_index(root: Path, config: StoreConfig) -> tuple[list[IndexReader], list[Path]]:
-    """The index files of the configured shape or of one that their entries tell, oldest first, and those that tell none. One of another
-    shape that has no entry is neither."""
+    """The index files of the configured shape or of a shape that their entries imply, oldest first, and those of
+    unknown shape. A file of another shape without entries is in neither list."""
     readers, strange = list_index(root, config)
     silent: list[Path] = []
     for path in strange:
@@ -135,7 +135,8 @@ def list_readable_index(root: Path, config: StoreConfig) -> tuple[list[IndexRead
 
 
 def knows_its_shape(path: Path) -> bool:
-    """Whether a file of another shape than the settings give tells its own, or has no entry; else it was damaged."""
+    """Whether the shape of a file with another shape than the settings' can be found, or the file has no entry;
+    otherwise it was damaged."""
     with files.opened(path) as fd:
         length = files.length_of(fd, path)
     has_entries, shape = told_shape(path, length)

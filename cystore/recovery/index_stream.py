@@ -1,4 +1,4 @@
-"""The entries of all index files as one row, read with pread: what verify compares with the keys of the log."""
+"""The entries of all index files in one sequence, read with pread, for verify's comparison with the keys of the log."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class IndexStream:
         return 0
 
     def near(self, physical_offset: int) -> int:
-        """Where the entries for records from a log position on begin, also where some entries were damaged: as few as can be then
-        lead to the wrong side."""
+        """The first entry for records from a log position on, even if some entries were damaged: as few of them as
+        possible then mislead the search."""
         at = self.below(physical_offset)
         first, last = max(at - NEAR_ENTRIES, 0), min(at + NEAR_ENTRIES, self.limit)
         best = self._best_border(first, last, physical_offset)
@@ -85,7 +85,7 @@ class IndexStream:
         return best
 
     def first_from(self, number: int, physical_offset: int) -> int:
-        """The first entry at or behind `number` that points at or past a log position, `limit` when there is none."""
+        """The first entry at or behind `number` that points at or past a log position; `limit` if there is none."""
         while number < self.limit:
             data = self.read(number)
             for at in range(0, len(data), ENTRY_BYTES):
@@ -95,7 +95,7 @@ class IndexStream:
         return self.limit
 
     def broken_chains(self) -> list[tuple[Path, int, str]]:
-        """Files in which an entry cannot be found by its key: (path, number of the entry, what is wrong)."""
+        """Files in which an entry cannot be found by its key: (path, number of the entry, reason)."""
         found = []
         for reader in self._readers:
             slots, count = bytearray(SLOT_BYTES * reader.slots), reader.count

@@ -1,4 +1,5 @@
-"""One walk over the log from a start to its end: where it ends, what is damaged, what each queue's records and entries say."""
+"""One walk over the log from a start to its end: the end, the damage, and the state of each queue by its records and
+entries."""
 
 from __future__ import annotations
 
@@ -28,10 +29,10 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True)
 class Situation:
-    """What a walk works on: files, what the checkpoint is worth, and the rule for damage.
+    """The input of a walk: files, the value of the checkpoint, and the rule for damage.
 
-    `watermark` is -1 where it has to be found by the physic timestamp, once damage is met; it is not below `counted`, up to which the
-    saved queue offsets count the log.
+    `watermark` is -1 if it has to be found by the physic timestamp, once damage is met. It is at least `counted`, the
+    log position that the saved queue offsets cover.
     """
 
     reader: LogReader
@@ -78,7 +79,7 @@ class PassResult:
 
 
 class LogPass:
-    """Walks once. What it stops at is judged here, by the rules of rules.py. Without `follow_queues` no queue is compared."""
+    """Walks once, and judges each stop by the rules of rules.py. Without `follow_queues` it compares no queue."""
 
     def __init__(self, situation: Situation, start: int, *, follow_queues: bool = True) -> None:
         self._about, self._reader = situation, situation.reader
@@ -141,7 +142,7 @@ class LogPass:
     # ----------------------------------------------------------------------------------- queues
 
     def _add_queue(self, record: Judged) -> None:
-        """Takes a queue into the table. What its entries say of the records before the start is the first expectation."""
+        """Adds a queue to the table. Its entries for records before the start give the first expected offset."""
         reader, start = self._about.queues.get(record.key), self.result.start
         # At the very start of the log there is nothing before: a queue begins with 0.
         expected, weak = 0, start > 0
@@ -169,12 +170,13 @@ class LogPass:
             # Entries that the queue's files do not hold any more cannot be compared.
             self.scanner.limit_entries(slot, min(wanted, reader.first))
             return
-        room = ENTRIES_HELD // len(self.result.slots)  # what all queues hold together is bounded
+        room = ENTRIES_HELD // len(self.result.slots)  # bounds the entries that all queues hold together
         count = FIRST_ENTRIES if self.scanner.queue_first(slot)[0] < 0 else MORE_ENTRIES
         self.scanner.set_entries(slot, reader.read_some(wanted, min(count, max(room, LEAST_ENTRIES))), wanted)
 
     def _out_of_sequence(self, record: Judged) -> str | None:
-        """A queue offset that is not the next one. None: go on; else why the log ends here."""
+        """Judges a queue offset that is not the next one. None: continue; otherwise the reason why the log ends
+        here."""
         scanner, slot = self.scanner, self.scanner.slot
         expected = scanner.queue_next(slot)
         first = scanner.queue_first(slot)[0] < 0
@@ -210,7 +212,8 @@ class LogPass:
         return self._about.keep and record.position >= self._durable_end()
 
     def _holes_stand_for(self, record: Judged, expected: int) -> bool:
-        """Whether hole entries already stand where the record's predecessors should: an earlier recovery gave them up."""
+        """Whether hole entries already stand in the places of the record's predecessors: an earlier recovery gave these
+        up."""
         reader = self._about.queues.get(record.key)
         gap = record.queue_offset - expected
         if reader is None or not 0 < gap <= rules.BELIEVED_GAP:
@@ -287,7 +290,7 @@ class LogPass:
         return True
 
     def _step_over_missing_file(self) -> bool:
-        """Behind a blank no file follows, but later ones do: what is missing is damage."""
+        """Judges a blank without a next file: if later files follow, the missing part is damage."""
         scanner, reader = self.scanner, self._reader
         position, following = scanner.position, reader.base_of(scanner.position) + reader.file_bytes
         if following >= reader.end:
@@ -321,7 +324,8 @@ class LogPass:
         return None
 
     def _durable_end(self) -> int:
-        """The watermark; where the checkpoint gives none, the end of the last record stored by its physic timestamp."""
+        """The watermark. If the checkpoint gives none, the end of the last record that was stored by its physic
+        timestamp."""
         if self._watermark < 0:
             timed = max(self.scanner.timed_end, self._timed_end_behind())
             self._watermark = max(timed, self._about.counted, self.result.start)
@@ -329,7 +333,7 @@ class LogPass:
         return self._watermark
 
     def _timed_end_behind(self) -> int:
-        """That record looked for in the rest of the log, over any damage."""
+        """Searches the rest of the log for that record, over any damage."""
         scanner = scan.LogScanner(
             check_checksum=self._about.check_checksum,
             follow_queues=False,
@@ -347,7 +351,7 @@ class LogPass:
 
 
 def matches(record: dict[str, Any], key: Key, queue_offset: int, size: int) -> bool:
-    """Whether a record's fields are those that a consume queue entry promises."""
+    """Whether a record's fields match a consume queue entry."""
     return (
         (record["topic"].decode(), record["queue_id"]) == key
         and record["queue_offset"] == queue_offset

@@ -26,10 +26,10 @@ BESIDE_BODY_MAX = (
 
 
 class LogReader:
-    """The files of one commit log. `file_bytes` is the length that most of them have; shorter ones read as if zeros followed.
+    """The files of one commit log. `file_bytes` is the length of most of them; shorter ones read as if zeros followed.
 
-    Raises StoreFormatError for a strange name, for a file that is longer than the others, for one whose name is no multiple
-    of the length.
+    Raises StoreFormatError for an invalid name, for a file that is longer than the others, and for a name that is not a
+    multiple of the length.
     """
 
     def __init__(self, root: Path, configured_bytes: int) -> None:
@@ -67,8 +67,9 @@ class LogReader:
         return found
 
     def _file_bytes(self, configured: int) -> int:
-        """The configured length if a file has it, else that of the most files, the longest of those. One that is not in whole
-        pages is nobody's setting: files that could be of the configured length were cut short."""
+        """The configured length if a file has it; otherwise the most frequent length, the longest of those. A length
+        that is not in whole pages cannot be a setting: then files that could be of the configured length were
+        shortened."""
         lengths = list(self.lengths.values())
         if not lengths or configured in lengths:
             return configured
@@ -114,7 +115,8 @@ class LogReader:
         self._file_base = -1
 
     def _open(self, base: int) -> int:
-        """The file that begins at `base`, looked up in the open folder: a log may have ten thousand. Raises OSError."""
+        """The file that begins at `base`, looked up in the open folder, because a log may have ten thousand. Raises
+        OSError."""
         if self._file is None or self._file_base != base:
             self._file, self._file_base = None, -1
             self._file = folders.open_file_in(self._opened_folder(), file_name(base))
@@ -127,8 +129,8 @@ class LogReader:
         return self._folder.fd
 
     def read_files_into(self, base: int, buffer: bytearray) -> int:
-        """Fills `buffer` with whole files that follow each other from `base` on, and gives how many bytes that are: 0 where the first one
-        has to be read by itself, which says why."""
+        """Fills `buffer` with whole consecutive files from `base` on; returns the number of bytes. 0 if the first one
+        has to be read by itself, for its error."""
         count, most = 0, len(buffer) // self.file_bytes
         while count < most and base + count * self.file_bytes in self.lengths:
             count += 1
@@ -156,7 +158,7 @@ class LogReader:
         return bytes(buffer)
 
     def record(self, offset: int) -> dict[str, Any] | None:
-        """The fields of the valid record at `offset`, None where there is none."""
+        """The fields of the valid record at `offset`; None if there is none."""
         if not self.has(self.base_of(offset)):
             return None
         room = self.base_of(offset) + self.file_bytes - offset
@@ -189,7 +191,7 @@ class LogReader:
                 return
 
     def data_ranges(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """The parts of [begin, end) of one file that may hold something, as physical offsets."""
+        """The parts of [begin, end) of one file that may have content, as physical offsets."""
         base = self.base_of(begin)
         with files.translated(self.path(base)):
             fd = self._open(base)
@@ -211,7 +213,7 @@ class LogReader:
         return DirtyRange(first, last) if first >= 0 else None
 
     def later_files(self, end: int) -> tuple[LaterFile, ...]:
-        """The files that begin at or behind `end`, but for the one that `end` is in."""
+        """The files that begin at or behind `end`, except the one that contains `end`."""
         behind = [base for base in self.bases if base >= end and base != self.base_of(end)]
         return tuple(LaterFile(base, self.nonzero(base, base + self.file_bytes) is None) for base in behind)
 
@@ -248,7 +250,7 @@ class Walk:
             self._progress(position)
 
     def run(self) -> int:
-        """Goes on until the scanner stops for something else than missing bytes; GONE where there is no file."""
+        """Continues until the scanner stops for another reason than missing bytes; GONE without a file."""
         scanner, reader, needed = self.scanner, self.reader, 0
         while True:
             position = scanner.position
@@ -275,7 +277,7 @@ class Walk:
 
 
 class Finder:
-    """Looks for valid records behind damage."""
+    """Searches for valid records behind damage."""
 
     def __init__(self, reader: LogReader, *, check_checksum: bool) -> None:
         self._reader = reader

@@ -12,9 +12,9 @@ ABORT_NAME = "abort"
 
 
 def mark_undispatched(root: Path) -> None:
-    """Marks a store as crashed with nothing dispatched: the next load goes through its whole log and enters it anew. For whoever is alone
-    in it and is about to take consume queues and index away: of a store of RocketMQ's, which keeps no list of its queues, recovery would
-    not miss one that a kill left without files."""
+    """Marks a store as crashed with nothing dispatched: the next load walks its whole log and dispatches it anew. For a
+    process that is alone in the store and is about to remove consume queues and index. A store of RocketMQ's has no
+    list of its queues, so without the mark recovery would not miss a queue that a kill left without files."""
     files.write_whole(root, root / ABORT_NAME, b"", keep_last=False)
     checkpoint = Checkpoint(root, Mode.WRITE)
     checkpoint.logics_timestamp = checkpoint.index_timestamp = checkpoint.index_watermark = 0

@@ -1,4 +1,4 @@
-"""What recovery knows, decides and reports. Data only."""
+"""The data of recovery: findings, decisions and reports. No behaviour."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ INDEX_SLOT_BYTES = CONSTANTS["INDEX_SLOT_BYTES"][0]
 
 
 class QueueState(NamedTuple):
-    """A consume queue after recovery: entries below `dispatched` are there and right, `minimum` is the lowest readable one, the
-    next message gets the offset `next`."""
+    """A consume queue after recovery: entries below `dispatched` exist and are right, `minimum` is the lowest readable
+    one, the next message gets the offset `next`."""
 
     topic: str
     queue_id: int
@@ -27,7 +27,7 @@ class QueueState(NamedTuple):
 
 @dataclass(frozen=True)
 class Damage:
-    """A range of a stored file that is not what it should be. `kind`: record, consume_queue or index.
+    """A damaged range of a stored file. `kind`: record, consume_queue or index.
 
     `begin` and `end` are physical offsets for records and for the index (of the records whose keys are wrong or missing), and
     positions in the file for consume queues.
@@ -42,7 +42,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class DirtyRange:
-    """Bytes that are not zero where nothing should stand: [begin, end) of one commit log file, physical offsets."""
+    """Bytes that are not zero where the file should be empty: [begin, end) of one commit log file, physical offsets."""
 
     begin: int
     end: int
@@ -58,11 +58,11 @@ class LaterFile:
 
 @dataclass(frozen=True, slots=True)
 class QueueScan:
-    """What was found of one consume queue.
+    """The findings about one consume queue.
 
-    `holes` are queue offsets [begin, end) whose records damage swallowed and whose entries must become hole entries; `dirty`:
-    something stands behind `dispatched`; `strays` are files that cannot belong to the queue or follow a missing one. `next` is
-    the offset of the next message: no witness knows of a higher one.
+    `holes` are queue offsets [begin, end) of damaged records; their entries must become hole entries. `dirty`: there
+    are bytes behind `dispatched`. `strays` are files that cannot belong to the queue or follow a missing one. `next` is
+    the offset of the next message: the highest that any witness knows.
     """
 
     topic: str
@@ -79,9 +79,9 @@ class QueueScan:
 
 @dataclass(frozen=True)
 class IndexMend:
-    """An index file of which the entries from number `keep` on are not to be trusted, with its slots mended accordingly.
+    """An index file whose entries from number `keep` on cannot be trusted, with its slots mended accordingly.
 
-    `checked`: the kept entries lead to each other, so its slots can be told from them alone.
+    `checked`: the kept entries form chains, so they alone determine its slots.
     """
 
     path: Path
@@ -99,7 +99,7 @@ class IndexMend:
 
 @dataclass(frozen=True)
 class IndexScan:
-    """What is to be done about the index so that it holds exactly the keys of the records below `through`."""
+    """The work on the index, after which it holds exactly the keys of the records below `through`."""
 
     through: int
     drop: tuple[Path, ...] = ()
@@ -108,10 +108,10 @@ class IndexScan:
 
 @dataclass(frozen=True)
 class LogScan:
-    """Where the log ends and why, and what lies around it.
+    """The end of the log with its reason, and the bytes around it.
 
-    `reason` says what stands at `end`; below `watermark` the log is known to be durable (`watermark_source`: checkpoint,
-    consume queues, timestamps); `lost_end` > `end` when durable records below it had to be given up.
+    `reason` describes the bytes at `end`. Below `watermark` the log is known to be durable (`watermark_source`:
+    checkpoint, consume queues, timestamps). `lost_end` > `end` if durable records below it had to be given up.
     """
 
     begin: int
@@ -196,7 +196,7 @@ class RemoveLogFile:
 
 @dataclass(frozen=True)
 class RemoveFile:
-    """Unlink a file of what is derived from the log."""
+    """Unlinks a derived file."""
 
     path: Path
 
@@ -287,7 +287,7 @@ Action = (
 
 @dataclass(frozen=True)
 class RecoveryPlan:
-    """What recovery will do, in this order; printable. `holes` are those of the log afterwards."""
+    """The steps of recovery, in this order; printable. `holes` are those of the log afterwards."""
 
     scan: ScanResult
     actions: tuple[Action, ...]
@@ -316,7 +316,7 @@ class RecoveryPlan:
 
 @dataclass(frozen=True)
 class RecoveryReport:
-    """What recovery found and did. Ranges are physical offsets."""
+    """The findings and actions of recovery. Ranges are physical offsets."""
 
     abnormal: bool
     begin: int
@@ -358,12 +358,12 @@ class RecoveryReport:
 
 @dataclass(frozen=True)
 class RecoveredState:
-    """Where the store goes on: the control block is filled from this.
+    """The state after recovery, from which the control block is filled.
 
-    Everything below `dispatched` is in the consume queues and the index; from `watermark` on the log has to be made durable
-    again. `last_record` is -1 where no record was seen. Where nothing may be written on disk, `index_drop` are the index files
-    not to be looked at, `index_pieces` is what is to be written into private mappings of the others, and `queue_holes` are
-    (topic, queue id, begin, end) of entries to be made holes there.
+    Everything below `dispatched` is in the consume queues and the index; from `watermark` on the log has to be made
+    durable again. `last_record` is -1 if the walk met no record. If nothing may be written to disk, three lists take
+    the place of changes: `index_drop` are the index files to ignore, `index_pieces` the bytes to write into private
+    mappings of the others, and `queue_holes` the (topic, queue id, begin, end) of entries to turn into holes there.
     """
 
     min_physical_offset: int
@@ -379,7 +379,7 @@ class RecoveredState:
     holes: Holes
     given_up: GivenUp
     report: RecoveryReport
-    offsets_saved: bool = False  # config/queueOffset.json says the same of all queues
+    offsets_saved: bool = False  # config/queueOffset.json already has the same offsets
     index_drop: tuple[Path, ...] = field(default=())
     index_pieces: dict[Path, list[tuple[int, bytes]]] = field(default_factory=dict)
     queue_holes: tuple[tuple[str, int, int, int], ...] = ()

@@ -33,7 +33,7 @@ BLANK_SIZE_MIN = CONSTANTS["BLANK_SIZE_MIN"][0]
 
 
 def plan(scan: ScanResult) -> RecoveryPlan:
-    """What recovery will do about what the scan found."""
+    """The steps of recovery for the findings of a scan."""
     holes = _holes(scan)
     actions: list[Action] = [ExtendLogFile(base, length) for base, length in scan.log.short]
     actions += [PutAside(hole.begin, hole.end, hole.reason) for hole in scan.log.damage]
@@ -64,7 +64,8 @@ def _only_a_blank(log: LogScan) -> bool:
 
 
 def _later_files(scan: ScanResult) -> list[Action]:
-    """All-zero files that follow the end without a gap were made ahead of need and stay; what holds something is moved."""
+    """All-zero files that follow the end without a gap were made ahead of need and stay; files with content are
+    moved."""
     log = scan.log
     actions: list[Action] = []
     following = log.end - log.end % log.file_bytes + log.file_bytes

@@ -1,4 +1,5 @@
-"""What a walk over the log says about each consume queue: how far its entries are right, and from where to dispatch again."""
+"""The result of a walk over the log for each consume queue: its right entries, and the position from which to dispatch
+again."""
 
 from __future__ import annotations
 
@@ -46,8 +47,8 @@ def known_scans(known: KnownQueues) -> tuple[QueueScan, ...]:
 
 
 def take_removed(queues: dict[Key, QueueReader], removed: Removed) -> dict[Key, tuple[Path, ...]]:
-    """Takes the queues out of `queues` that have no entry behind what was removed of them, and gives their files: a kill came before
-    they were unlinked."""
+    """Drops the queues from `queues` that have no entry behind their removal, and returns their files: a kill came
+    before the files were unlinked."""
     leftovers = {}
     for key in [key for key in queues if key in removed]:
         reader, end = queues[key], removed.end(key)
@@ -109,7 +110,8 @@ class QueueCheck:
         )
 
     def _all_given_up(self) -> GivenUp:
-        """What was listed, the gaps that the walk accepted, and the offsets that only other witnesses than the log know."""
+        """The listed offsets, the gaps that the walk accepted, and the offsets that only other witnesses than the log
+        know."""
         swallowed = (
             GivenUpRange(*key, max(begin, 0), end)
             for key, ranges in self._result.swallowed.items()
@@ -128,8 +130,8 @@ class QueueCheck:
         return merged.without_expired(firsts)
 
     def _next(self, key: Key, known: int, *, messages: bool = True) -> int:
-        """The offset of a queue's next message: the highest that any witness knows. `known` follows from records and entries,
-        `messages`: the log still has messages of the queue, so what lies between needs hole entries."""
+        """The offset of a queue's next message: the highest that any witness knows. `known` follows from records and
+        entries. `messages`: the log still has messages of the queue, so the gap needs hole entries."""
         told = max(self._saved.next.get(key, 0), self._about.given_up.end(key), self._about.removed.end(key))
         if not known < told < OFFSET_LIMIT or (messages and told - known > BELIEVED_GAP):
             return known
@@ -271,13 +273,13 @@ class QueueCheck:
         self._check_last(key, reader, end, last, saved)
         never_used = end == 0 and self._given_up_behind(reader, end) == end
         if last < 0 and (told > end or never_used):
-            # Not one message is left, or ever was there: only the count goes on.
+            # No message is left, or ever existed: only the count continues.
             at = self._next(key, 0, messages=False)
             return QueueScan(*key, at, at, at, reader.file_bytes, strays=self._all_files(reader))
         return self._scan_of(reader, end, end, whole=True)
 
     def _saved_counts(self) -> bool:
-        """Whether the saved offsets speak of records that the log still has, all of them."""
+        """Whether the log still has all records that the saved offsets count."""
         return self._saved.physical_offset <= self._result.end
 
     def _check_last(self, key: Key, reader: QueueReader, end: int, last: int, saved: int) -> None:

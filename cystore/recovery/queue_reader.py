@@ -33,7 +33,7 @@ Listed = tuple[list[tuple[int, int]], bytes | None]
 
 
 class Entry(NamedTuple):
-    """One entry: where the record is, how long, and the tags code."""
+    """One entry: place and length of the record, and the tags code."""
 
     physical_offset: int
     size: int
@@ -41,7 +41,7 @@ class Entry(NamedTuple):
 
     @property
     def written(self) -> bool:
-        """Whether it can be an entry at all; what was never written is zero."""
+        """Whether it can be an entry at all; an unwritten one is zero."""
         return self.physical_offset >= 0 and self.size > 0
 
     @property
@@ -58,8 +58,8 @@ def entry_in(data: bytes, at: int) -> Entry:
 class QueueReader:
     """The files of one (topic, queue id) that follow each other without a gap; queue offsets count entries.
 
-    A store may have tens of thousands of queues, so a reader holds little: `head` is what the first file begins with, up to its last
-    byte that is not zero, where that is all that the queue has; then nothing more is read from the disk.
+    A store may have tens of thousands of queues, so a reader holds little: `head` is the begin of the first file, up to
+    its last byte that is not zero, if the queue has nothing else; then no more is read from the disk.
     """
 
     __slots__ = ("_block", "bases", "file_bytes", "folder", "head", "queue_id", "strays", "topic")
@@ -150,7 +150,7 @@ class QueueReader:
         return low
 
     def message_before(self, number: int) -> int:
-        """The last queue offset below `number` whose entry is no hole, -1 when there is none."""
+        """The last queue offset below `number` whose entry is not a hole; -1 if there is none."""
         while number > self.first:
             begin = max(
                 self.first,
@@ -158,7 +158,7 @@ class QueueReader:
                 (number - 1) * ENTRY_BYTES // self.file_bytes * self.file_bytes // ENTRY_BYTES,
             )
             if self.read(begin, number - begin) != HOLE_BYTES * (number - begin):
-                # All of them may be hole entries all the same: one whose tags code was hit is a hole entry still.
+                # All of them may be hole entries all the same: a hole entry with a damaged tags code still is one.
                 for at in range(number - 1, begin - 1, -1):
                     if not self.entry(at).hole:
                         return at
@@ -166,8 +166,8 @@ class QueueReader:
         return -1
 
     def first_message(self, physical_offset: int, end: int) -> int:
-        """The first queue offset below `end` whose entry stands for a message at or past `physical_offset`, `end` when there
-        is none (ConsumeQueue.correctMinOffset)."""
+        """The first queue offset below `end` whose entry points at or past `physical_offset`; `end` if there is none
+        (ConsumeQueue.correctMinOffset)."""
         number = self.first
         if number >= end:
             return end
@@ -176,7 +176,7 @@ class QueueReader:
         return self.next_message(number, end)
 
     def next_message(self, number: int, end: int) -> int:
-        """The first queue offset of [number, end) whose entry is no hole, `end` when there is none."""
+        """The first queue offset of [number, end) whose entry is not a hole; `end` if there is none."""
         while number < end:
             found = self.read(number, min(MANY, end - number))
             if found != HOLE_BYTES * (len(found) // ENTRY_BYTES):
@@ -213,10 +213,11 @@ class QueueReader:
 def list_queues(
     root: Path, configured_bytes: int, warnings: list[str], *, short: Callable[[str, int], bool] | None = None
 ) -> tuple[dict[tuple[str, int], QueueReader], int]:
-    """Every consume queue on disk, and how long their files are.
+    """Every consume queue on disk, and the length of their files.
 
-    Files of another length than most, and files behind a missing one, are strays: what they held follows from the log. `short` tells
-    of which queues it is known (after a clean close) that they have their first file alone: their folders are not listed.
+    Files of another length than most, and files behind a missing one, are strays: the log determines their content.
+    `short` names the queues that are known (after a clean close) to have only their first file: their folders are not
+    listed.
     """
     found: dict[tuple[str, int], Listed] = {}
     folder = root / DIRECTORY
@@ -249,7 +250,7 @@ def list_queues(
 
 
 def open_queue(root: Path, topic: str, queue_id: int, file_bytes: int) -> QueueReader | None:
-    """One consume queue whose files have `file_bytes`; None where there is no file."""
+    """One consume queue whose files have `file_bytes`; None without a file."""
     path = root / DIRECTORY / topic
     if str(queue_id) not in _folders(path):
         return None
@@ -291,7 +292,7 @@ def _listed(parent: int, path: Path, queue: str) -> Listed:
 
 
 def _first_file(parent: int, queue: str, length: int) -> Listed | None:
-    """The first file of a queue without a look at its folder; None where it is not as it should be."""
+    """The first file of a queue without a look at its folder; None if it is not in order."""
     try:
         with folders.open_file_in(parent, f"{queue}/{FIRST_NAME}") as fd:
             status = os.fstat(fd)
@@ -304,7 +305,7 @@ def _first_file(parent: int, queue: str, length: int) -> Listed | None:
 
 
 def _head(fd: int, length: int) -> bytes | None:
-    """What a file begins with, up to its last byte that is not zero; None where more stands behind the first block."""
+    """The begin of a file, up to its last byte that is not zero; None if there is more behind the first block."""
     data = os.pread(fd, FIRST_BYTES, 0)
     if len(data) < min(FIRST_BYTES, length):
         return None
@@ -322,7 +323,7 @@ def _head(fd: int, length: int) -> bytes | None:
 
 
 def _file_bytes(lengths: Counter[int], configured: int) -> int:
-    """The length that most files have; the configured one where no file has a possible length."""
+    """The length of most files; the configured one if no file has a possible length."""
     possible = {
         length: count for length, count in lengths.items() if length > 0 and length % ENTRY_BYTES == 0
     }

@@ -1,9 +1,9 @@
-"""What lies in quarantine/: copies of damaged bytes of the log, what can be read in them, and the way back into the log.
+"""The folder quarantine/: copies of damaged bytes of the log, their readable content, and the way back into the log.
 
-A copy's name tells its range of the log. A restore writes the valid records of a copy, or of a repaired one, back into the damaged range
-that they were taken from. It needs the store for itself: nobody else may then hold the range as damaged, or have a mapping that it read.
-The order makes a kill harmless: the bytes are written while the range still counts as damaged, the store is marked so that the next
-load walks its whole log, and the range is taken off the list last.
+A copy's name contains its range of the log. A restore writes the valid records of a copy, or of a repaired one, back
+into the damaged range. It needs the store exclusively: no other process may then count the range as damaged, or have a
+mapping of it. The order makes a kill harmless: the bytes are written while the range still counts as damaged, the store
+is marked so that the next load walks its whole log, and the range is removed from the list last.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ BLANK_SIZE_MIN = CONSTANTS["BLANK_SIZE_MIN"][0]
 
 @dataclass(frozen=True)
 class Listed:
-    """A file in quarantine/ beside what the manifest says of its range. `state`: "damaged" as long as a part of the range is stepped over,
-    else "cut": recovery took the bytes away, or they were put back. `found_ms` is that of the damage, else of the file."""
+    """A file in quarantine/ with the manifest's facts of its range. `state`: "damaged" while a part of the range is
+    stepped over, else "cut": recovery truncated the bytes, or they were put back. `found_ms` is the time of the damage,
+    else of the file."""
 
     name: str
     begin: int
@@ -54,7 +55,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Restored:
-    """What a restore wrote back: (begin, end) of each run of records, how many they were, and what of the range stays damaged."""
+    """The result of a restore: (begin, end) of each run of records, their number, and the parts of the range that stay
+    damaged."""
 
     ranges: tuple[tuple[int, int], ...]
     records: int
@@ -62,8 +64,8 @@ class Restored:
 
 
 def listed(root: Path) -> list[Listed]:
-    """What lies in quarantine/, in the order of the log, and damaged ranges of which there is no copy (`name` is empty, or that of the
-    file that is missing)."""
+    """The copies in quarantine/, in the order of the log, and damaged ranges without a copy (with an empty name, or
+    that of the missing file)."""
     holes, copies = read_facts(root)[0].holes, kept(root)
     found = []
     for copy in copies:
@@ -80,7 +82,8 @@ def listed(root: Path) -> list[Listed]:
 
 
 def parts(root: Path, name: str, config: StoreConfig, source: Path | None = None) -> Iterator[Part]:
-    """What stands in the copy `name`, or in the file `source` in its place, in the order of the log. Raises StoreFormatError."""
+    """The parts of the copy `name`, or of the file `source` instead of it, in the order of the log. Raises
+    StoreFormatError."""
     copy = kept_of(name)
     path = _source(root, copy, source)
     file_bytes = LogReader(root, config.mapped_file_size_commit_log_bytes).file_bytes
@@ -102,7 +105,7 @@ def parts(root: Path, name: str, config: StoreConfig, source: Path | None = None
 
 
 def _source(root: Path, copy: Kept, source: Path | None) -> Path:
-    """The file to read. Only a regular one: nobody waits for the other end of a pipe."""
+    """The file to read. Only a regular one, because an open of a pipe would wait."""
     path = copy.path(root) if source is None else source
     if not path.is_file() or (source is None and path.is_symlink()):
         raise StoreFormatError("there is no such file", path=path)
@@ -110,7 +113,7 @@ def _source(root: Path, copy: Kept, source: Path | None) -> Path:
 
 
 def _parts(data: bytes, begin: int, end: int, file_end: int) -> Iterator[Part]:
-    """Those of one file of the log."""
+    """The parts of one file of the log."""
     scanner = scan.LogScanner(check_checksum=True, follow_queues=False)
     at = begin
     while at < end:
@@ -137,12 +140,13 @@ def _between(data: bytes, begin: int, at: int, until: int, file_end: int) -> Ite
 
 
 def restore(root: Path, name: str, config: StoreConfig, source: Path | None = None) -> Restored:
-    """Writes the valid records of the copy `name`, or of the repaired file `source` in its place, back into the damaged range of the log,
-    which is damaged no longer where they stand. The next one to open the store walks its log and mends queues and index.
+    """Writes the valid records of the copy `name`, or of the repaired file `source` instead of it, back into the
+    damaged range of the log. Their places are not damaged any more. The next open walks the log and mends queues and
+    index.
 
-    Only where nobody has the store open. Raises StoreLockedError; OffsetError where the log is not damaged at that range (any more),
-    CorruptRecordError where no valid record stands at its own place, StoreFormatError for a file that does not fit, StoreFullError,
-    StoreIOError. Before the last of the bytes is durable nothing else has changed.
+    No other process may have the store open. Raises StoreLockedError; OffsetError if the log is not damaged at that
+    range (any more), CorruptRecordError if no valid record stands at its own place, StoreFormatError for a file that
+    does not fit, StoreFullError, StoreIOError. Nothing else changes before all bytes are durable.
     """
     host.check_writable_file_system(root, allow_any=config.allow_any_file_system)
     if not config.allow_any_owner:
@@ -196,7 +200,7 @@ def _restore(root: Path, name: str, config: StoreConfig, source: Path | None) ->
 
 
 def _fits(part: Part, holes: Holes) -> bool:
-    """Whether a part is the log's, and all of it in one damaged range: what counts as whole is never written over."""
+    """Whether a part lies in the log and in one damaged range: intact bytes are never overwritten."""
     return part.kind != "bytes" and any(hole.begin <= part.begin and part.end <= hole.end for hole in holes)
 
 
@@ -211,7 +215,7 @@ def _joined(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 
 def _without(holes: Holes, ranges: list[tuple[int, int]]) -> Holes:
-    """The damaged ranges without those that were put back."""
+    """The damaged ranges without the restored ones."""
     left: list[Hole] = []
     for hole in holes:
         at = hole.begin

@@ -15,7 +15,7 @@ FILES_AFTER_CLEAN_CLOSE = 3  # CommitLog.recoverNormally
 
 
 class FirstRecord(NamedTuple):
-    """What stands at the start of a commit log file; `store_timestamp` in ms, 0 when it is no record."""
+    """The begin of a commit log file; `store_timestamp` in ms, 0 if it is not a record."""
 
     base: int
     store_timestamp: int
@@ -43,11 +43,12 @@ class LastRecord(NamedTuple):
     end: int
     checksum: int
     store_timestamp: int
-    blank_end: int  # end of the blank behind it, -1 when there is none
+    blank_end: int  # end of the blank behind it, -1 without one
 
 
 def watermark_holds(checkpoint: CheckpointFields, found: LastRecord | None) -> bool:
-    """Whether the checkpoint's watermark speaks of this log, and nobody has written to the log since who does not keep it.
+    """Whether the checkpoint's watermark belongs to this log, and no program that ignores it has written to the log
+    since.
 
     RocketMQ moves the physic timestamp on and leaves the watermark alone.
     """
@@ -73,9 +74,10 @@ def header_is_proven(magic: int) -> bool:
 def resume_is_sound(
     *, trusted: bool, store_timestamp: int, last_timestamp: int, queue_offset: int, expected: int
 ) -> bool:
-    """Whether a valid record behind damage belongs to this log, or is one that an earlier cut left behind.
+    """Whether a valid record behind damage belongs to this log, or was left behind by an earlier truncation.
 
-    Where the watermark is ours, nothing stale can be below it: cuts are zeroed. RocketMQ leaves the bytes behind its cuts; a
-    record that is older than the one before the damage, or repeats a queue offset, is taken for such a leftover.
+    If the watermark is ours, nothing stale can be below it, because truncated bytes are zeroed. RocketMQ leaves the
+    bytes behind its truncations; a record that is older than the one before the damage, or repeats a queue offset,
+    counts as such a leftover.
     """
     return trusted or (store_timestamp >= last_timestamp and queue_offset >= expected)

@@ -39,11 +39,11 @@ def scan(
     progress: Progress | None = None,
     with_index: bool = True,
 ) -> ScanResult:
-    """What is in the store's files. Without `with_index` the index is not looked at.
+    """The content of the store's files. Without `with_index` it leaves out the index.
 
-    `progress` is called with a word, what is done and what there is, in bytes of log.
+    Calls `progress` with a word, the finished and the whole work, in bytes of log.
 
-    Raises StoreFormatError for files that are none of a store, StoreIOError for what cannot be read.
+    Raises StoreFormatError for files that do not belong to a store, StoreIOError for unreadable ones.
     """
     reader = LogReader(root, config.mapped_file_size_commit_log_bytes)
     try:
@@ -53,7 +53,7 @@ def scan(
 
 
 def missing_begin(root: Path, reader: LogReader) -> tuple[int, int] | None:
-    """The range of the log whose files were removed by somebody else than the cleaner, who would have entered that."""
+    """The range of the log whose files were removed, but not by the cleaner, which would have recorded that."""
     facts = look(root).facts
     if facts is None or not reader.bases or not 0 <= facts.log_begin < reader.begin:
         return None
@@ -68,15 +68,16 @@ def missing_end(checkpoint: CheckpointFields, reader: LogReader) -> tuple[int, i
 
 
 def scan_log(root: Path, config: StoreConfig, reader: LogReader, *, abnormal: bool) -> LogScan:
-    """What `scan` says of the log, without the comparison of the index, on which it does not depend. Raises as `scan` does."""
+    """The part of `scan` about the log, which does not depend on the index. Raises as `scan` does."""
     return _Scan(root, config, reader, abnormal=abnormal, progress=None).log()
 
 
 def likely_end(root: Path, config: StoreConfig, *, abnormal: bool) -> int:
-    """Where `scan` ends the log if the log is sound; -1 where that cannot be told before a walk. No record is looked at but the last.
+    """The end that `scan` gives for a sound log; -1 if that is unknown before a walk. Examines only the last record.
 
-    It is the watermark: below it no order of times or queue offsets ends a log, and behind it nothing may stand. Files that are too short,
-    missing behind the end, or not zero there, known holes, and a walk that would begin behind the end, are for the walk to judge.
+    It is the watermark: below it no order of times or queue offsets ends a log, and behind it the log must be empty.
+    The walk has to judge files that are too short, missing behind the end, or not zero there, known holes, and a walk
+    that would begin behind the end.
     """
     reader = LogReader(root, config.mapped_file_size_commit_log_bytes)
     try:
@@ -121,7 +122,7 @@ class _Scan:
             self._warnings.append(
                 f"the log's last files are missing: it reached {missing[1]}, and its files end at {missing[0]} now"
             )
-        # The watermark's last record is gone: it proves nothing any more, but what the log lacks of it was durable.
+        # The watermark's last record is gone, so it proves nothing any more; but the log below it was durable.
         self._claimed = (
             min(self._checkpoint.watermark, reader.end)
             if self._last is None and 0 <= self._checkpoint.last_record < self._checkpoint.watermark
@@ -134,14 +135,14 @@ class _Scan:
             )
 
     def _known_queues(self) -> KnownQueues | None:
-        """The queues as an orderly close left them; None where their files have to be looked at."""
+        """The queues by the table of an orderly close; None if their files have to be examined."""
         if self._abnormal or not self._ours or self._config.enable_consume_queue_ext:
             return None
         begin, file_bytes = self._reader.begin, self._queue_file_bytes
         return self._read(lambda root: read_known_queues(root, self._checkpoint, begin, file_bytes), None)
 
     def _list_queues(self) -> None:
-        """Looks at the files of every queue."""
+        """Examines the files of every queue."""
         self._known = None
         self._saved = self._read(read_queue_offsets, QueueOffsets())
         self._queues, self._queue_file_bytes = list_queues(
@@ -150,7 +151,7 @@ class _Scan:
         self._leftovers = take_removed(self._queues, self._removed)
 
     def _short(self) -> Callable[[str, int], bool] | None:
-        """Which queues have their first file alone, by what was saved when the store was closed cleanly."""
+        """The queues that have only their first file, by the table of a clean close."""
         if self._abnormal or not self._saved.physical_offset:
             return None
         limit = self._config.mapped_file_size_consume_queue_bytes // ENTRY_BYTES
@@ -222,7 +223,8 @@ class _Scan:
         return walked, found
 
     def _walked_with(self, known: KnownQueues) -> tuple[LogPass, QueueFindings] | None:
-        """A walk over a log whose queues are known; None where the log is not as it was, so that they must be looked at."""
+        """A walk over a log whose queues are known; None if the log has changed, so that the queues must be
+        examined."""
         if self._from_the_beginning:
             return None
         walked = LogPass(self._situation(), self._start(), follow_queues=False)
@@ -305,7 +307,7 @@ class _Scan:
         )
 
     def _are_saved(self, queues: tuple[QueueScan, ...], end: int) -> bool:
-        """Whether config/queueOffset.json says of every queue what recovery found."""
+        """Whether config/queueOffset.json agrees with recovery about every queue."""
         saved = self._saved
         return saved.physical_offset == end and all(
             saved.next.get((q.topic, q.queue_id)) == q.next == q.dispatched
@@ -351,7 +353,7 @@ class _Scan:
         return -1, 0, self._checkpoint.physic_timestamp
 
     def _without_log(self) -> tuple[LogPass, QueueFindings]:
-        """No commit log file: whatever else is there speaks of a log that is gone (CommitLog.recoverNormally)."""
+        """There is no commit log file, so all other files refer to a log that is gone (CommitLog.recoverNormally)."""
         situation = dataclasses.replace(self._situation(), watermark=0)
         walked = LogPass(situation, 0)
         walked.run()
@@ -359,7 +361,7 @@ class _Scan:
 
 
 def _end_of_entries(queue: QueueReader) -> int:
-    """Physical offset behind the last record that a queue has an entry for, 0 where there is none."""
+    """Physical offset behind the last record that a queue has an entry for; 0 if there is none."""
     last = queue.message_before(queue.below(EVERYTHING))
     if last < 0:
         return 0

@@ -33,9 +33,9 @@ UNKEYED = "keys of these records are missing or wrong"
 
 @dataclass(frozen=True)
 class Bounds:
-    """What there is to verify: records of [begin, end); below `dispatched` each must have its entries.
+    """The bounds of a verification: records of [begin, end); below `dispatched` each must have its entries.
 
-    `complete`: queues and index hold nothing else. While others append, or after a crash, they may.
+    `complete`: queues and index contain nothing else. While others append, or after a crash, they may.
     """
 
     begin: int
@@ -45,8 +45,8 @@ class Bounds:
 
 
 class QueueSpan(NamedTuple):
-    """What a walk over a part of the log saw of one queue: its first record, the offset behind its last one, and the first record whose
-    entry is not in the files (-1: all are), which end at `entries_limit`."""
+    """One queue in a walk over a part of the log: its first record, the offset behind its last one, and the first
+    record without an entry in the files (-1: all have one), which end at `entries_limit`."""
 
     first_offset: int
     first_physical: int
@@ -65,9 +65,9 @@ def verify(
 ) -> Iterator[Damage]:
     """Every damaged range of the store at `root`, reported holes too.
 
-    Without `bounds` nobody may have the store open: it ends where recovery (`abnormal`: after a crash) would end it, and what
-    recovery would cut is reported; after a crash entries may be missing, but none may be wrong. Raises StoreFormatError and
-    StoreIOError.
+    Without `bounds` no process may have the store open: verification ends where recovery (`abnormal`: after a crash)
+    would end the log, and reports the part that recovery would truncate. After a crash entries may be missing, but none
+    may be wrong. Raises StoreFormatError and StoreIOError.
     """
     config = effective_at(config, root)
     reader = LogReader(root, config.mapped_file_size_commit_log_bytes)
@@ -82,7 +82,7 @@ def verify(
 
 
 def strange_index(path: Path) -> Damage:
-    """What is said of an index file that `list_readable_index` cannot read: then none is compared."""
+    """The damage of an index file of unknown shape: its entries are not compared."""
     return Damage(
         "index",
         path,
@@ -95,7 +95,7 @@ def strange_index(path: Path) -> Damage:
 def bounds_at_rest(
     root: Path, config: StoreConfig, reader: LogReader, *, abnormal: bool
 ) -> tuple[Bounds, list[Damage]]:
-    """What there is to verify of a store that nobody has open, and what recovery would cut behind it."""
+    """The bounds of a store that no process has open, and the damage behind its end that recovery would truncate."""
     log = scan_log(root, config, reader, abnormal=abnormal)
     damage = []
     missing = missing_begin(root, reader)
@@ -118,7 +118,7 @@ def bounds_at_rest(
 
 
 class Verifier:
-    """One comparison of a store's files with each other; `run` gives what is wrong."""
+    """One comparison of a store's files with each other; `run` gives the damage."""
 
     def __init__(
         self, root: Path, config: StoreConfig, reader: LogReader, bounds: Bounds, progress: Progress | None
@@ -130,7 +130,8 @@ class Verifier:
         self._queues = self._list_queues()
         self._slots: dict[Key, int] = {}
         self._readers: dict[int, QueueReader] = {}
-        # The last damaged run of entries of each queue, which may still grow; and of records whose keys are not in the index.
+        # The last damaged run of entries of each queue, which may still grow; and of records with keys that the index
+        # lacks.
         self._wrong: dict[int, Damage] = {}
         self._unkeyed: Damage | None = None
         self._broken: list[tuple[int, int]] = []  # damaged ranges of the log
@@ -193,7 +194,7 @@ class Verifier:
             self._progress("verify", position - begin, self._bounds.end - begin)
 
     def _damaged_range(self, scanner: kernel.LogScanner, finder: Finder, status: int, end: int) -> Damage:
-        """What is from here to the next valid record; the scan goes on there."""
+        """The damage from here to the next valid record; the scan continues there."""
         position = scanner.position
         reason = "no file" if status == GONE else STATUS_NAMES[scanner.reason]
         known = self._holes.covering(position)
@@ -239,7 +240,7 @@ class Verifier:
     def _gap(
         self, slot: int, reader: QueueReader | None, between: tuple[int, int], swallowed: int, place: Damage
     ) -> Iterator[Damage]:
-        """Queue offsets from the one that is next to the one that a record has: damage swallowed theirs, or the record is wrong."""
+        """The queue offsets between the expected one and the record's: their records are damaged, or this record is."""
         expected, queue_offset = between
         in_files = reader is not None and reader.first <= expected <= queue_offset <= reader.limit
         holes = in_files and reader is not None and reader.all_holes(expected, queue_offset)
@@ -252,7 +253,7 @@ class Verifier:
                     yield from self._entry(reader, slot, number, "not a hole entry for a lost record")
 
     def _stands_for_nothing(self, entry: Entry) -> bool:
-        """A hole entry, or one that leads into damage which nobody has recovered from yet."""
+        """Accepts a hole entry, or an entry into damage that no process has recovered from yet."""
         return entry.hole or (
             entry.written and any(begin <= entry.physical_offset < end for begin, end in self._broken)
         )
@@ -329,7 +330,7 @@ class Verifier:
         return Damage("consume_queue", path, position - base, end * ENTRY_BYTES - base, reason)
 
     def _without_records(self, reader: QueueReader, begin: int, end: int) -> Iterator[Damage]:
-        """Entries for records that expired are right, so are holes, and what was never written."""
+        """Entries of expired records are right; so are holes and unwritten entries."""
         while begin < end:
             data = reader.read(begin, min(ENTRIES_AT_ONCE, end - begin))
             count = len(data) // ENTRY_BYTES
@@ -364,7 +365,7 @@ class Verifier:
         )
 
     def _index_file(self, reader: IndexReader) -> Iterator[Damage]:
-        """What one file says against itself."""
+        """The damage that one file shows by itself."""
         if not reader.sound or (self._bounds.complete and not reader.whole):
             head, reason = reader.header, "the header disagrees with the entries"
             yield Damage("index", reader.path, head.begin_physical_offset, head.end_physical_offset, reason)
@@ -373,7 +374,7 @@ class Verifier:
                 yield Damage("index", path, 0, 0, f"entry {number}: {reason}")
 
     def _other_key(self, scanner: kernel.LogScanner) -> Iterator[Damage]:
-        """A record whose keys are not the next ones in the index: go on with the entries of a later record."""
+        """A record whose keys are not the next ones in the index: continue with the entries of a later record."""
         position, size = scanner.position, scanner.record()[3]
         following = self._stream.first_from(scanner.keys_at, position + 1)
         if following == self._stream.limit and not self._bounds.complete:

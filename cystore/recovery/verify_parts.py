@@ -1,9 +1,10 @@
-"""Verify as many parts at once as there are workers: what is cut, what is asked of whom, and what all answers say together.
+"""Splits a verification into parts, runs them and merges their results.
 
-Who works is for the caller to say (`Workers`). The end of a store at rest is where recovery would end it, and recovery walks a gigabyte or
-more by itself to find that place. So the workers get the end that the checkpoint or the consume queues name; they look at every record,
-and where all of them find all in order, `confirmed` can tell that recovery's walk would have come to that end. Else it is made, and if it
-comes to another end, everything is compared anew. Changes nothing; reads with pread.
+The caller provides the workers (`Workers`). The end of a store at rest is the end that recovery would find, and
+recovery walks a gigabyte or more to find it. So the workers get the end that the checkpoint or the consume queues name.
+They examine every record; if all is in order, `confirmed` can tell that recovery's walk would have found the same end.
+Otherwise that walk is made, and if it finds another end, everything is compared anew. Changes nothing; reads with
+pread.
 """
 
 from __future__ import annotations
@@ -37,14 +38,15 @@ from cystore.recovery.verify_range import (
 )
 
 QUEUES_A_TASK = 64
-# (a word for it, parts, what to do with each): the answers in the order of the parts.
+# (a word for the work, parts, function for each): the results in the order of the parts.
 Workers = Callable[[str, Sequence[Any], Callable[[Any], Any]], list[Any]]
-# How much log is a part, of so much log.
+# The size of a part of the log, by the log's size.
 RangeBytes = Callable[[int], int]
 
 
 class VerifyParts:
-    """One comparison of a store's files within `bounds`; `counts` is what it went through, `damage` what it found, not put together."""
+    """One comparison of a store's files within `bounds`; `counts` is the examined amount, `damage` the findings, not
+    merged."""
 
     def __init__(
         self, root: Path, config: StoreConfig, bounds: Bounds, range_bytes: RangeBytes, workers: Workers
@@ -76,7 +78,7 @@ class VerifyParts:
         return seen
 
     def _ends(self) -> Iterator[Damage]:
-        """What queues and index files say beside the records."""
+        """The damage of queues and index files beyond the records."""
         work: list[Any] = []
         if self._config.message_index_enable:
             readers, strange = list_readable_index(self._root, self._config)
@@ -92,7 +94,7 @@ class VerifyParts:
             yield from found
 
     def seen_queues(self) -> dict[Key, list[SeenQueue]]:
-        """What the ranges saw of each queue, in the log's order; nothing of one that has files only."""
+        """The findings of the ranges about each queue, in the log's order; none for a queue that has only files."""
         queues: dict[Key, list[SeenQueue]] = {key: [] for key in self._queues}
         for part in self.seen:
             for one in part.queues:
@@ -100,12 +102,12 @@ class VerifyParts:
         return queues
 
     def confirmed(self) -> bool:
-        """Whether recovery's walk, wherever it begins, would end the log where `bounds` do, and would cut nothing; `likely_end` named
-        that place. False where this cannot be told.
+        """Whether recovery's walk, wherever it begins, would end the log at the end of `bounds`, and would truncate
+        nothing; `likely_end` named that place. False if this is unknown.
 
-        Every byte up to there belongs to a record or a blank that is right, and none of them is above the watermark, so what can stop
-        the walk, or make it jump, is a queue offset alone. The ranges met none that is not the next one, so it can only be the first
-        one of a queue, which the walk compares with the entries of what lies before.
+        Every byte up to there belongs to a valid record or blank, and none of them is above the watermark. So only a
+        queue offset can stop the walk, or make it jump. The ranges met none that is not the next one, so it can only be
+        the first one of a queue, which the walk compares with the entries of earlier records.
         """
         seen = self.seen
         if self.damage or not seen or any(part.jumps for part in seen):
@@ -132,9 +134,10 @@ class VerifyParts:
 def verify_at_rest(
     root: Path, config: StoreConfig, range_bytes: RangeBytes, workers: Workers, *, abnormal: bool
 ) -> tuple[VerifyParts, list[Damage]]:
-    """Compares the files of a store that nobody has open: (what was gone through, all damage). `abnormal`: it was not closed cleanly.
+    """Compares the files of a store that no process has open: (the examined amounts, all damage). `abnormal`: it was
+    not closed cleanly.
 
-    The damage is what `verify` finds, put together. Raises StoreFormatError and StoreIOError.
+    The damage is that of `verify`, merged. Raises StoreFormatError and StoreIOError.
     """
     reader = LogReader(root, config.mapped_file_size_commit_log_bytes)
     try:

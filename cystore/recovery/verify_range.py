@@ -1,7 +1,9 @@
-"""Verify in parts that know nothing of each other: ranges of the log, index files, queues; all together find what `verify` finds.
+"""Verification in independent parts: ranges of the log, index files, queues; together they find the damage that
+`verify` finds.
 
-A range begins and ends where `boundary` says, so whoever asks for one place gets one answer, and neighbours meet. What a queue's
-records say of each other over a border is told from what each range saw of it (`SeenQueue`). Changes nothing; reads with pread.
+A range begins and ends where `boundary` says, so the border for one place is always the same, and neighbours meet. The
+findings of each range (`SeenQueue`) show how a queue's records follow each other across a border. Changes nothing;
+reads with pread.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from cystore.recovery.verify import UNKEYED, Bounds, QueueSpan, Verifier
 
 
 class SeenQueue(NamedTuple):
-    """One queue in one range [begin, end): what was seen of it, and how much damage lay behind its last record in there."""
+    """One queue in one range [begin, end): the findings, and the amount of damage behind its last record in the
+    range."""
 
     key: Key
     begin: int
@@ -37,9 +40,9 @@ class SeenQueue(NamedTuple):
 
 @dataclass(frozen=True)
 class SeenRange:
-    """What a range was found to hold. `position`: where the walk came to; behind `end` where that is no border of records after all,
-    for a body holds what looks like one: the range must be looked at again, together with the next. `jumps`: some queue offset in it was
-    not the next one, whether or not that is damage."""
+    """The findings of a range. `position`: the end of the walk. If it lies behind `end`, `end` is not a border of
+    records, because a body contains bytes like a record: the range must be examined again, together with the next.
+    `jumps`: some queue offset in it was not the next one, damaged or not."""
 
     begin: int
     end: int
@@ -61,7 +64,8 @@ def cut(bounds: Bounds, range_bytes: int) -> list[tuple[int, int]]:
 
 
 def boundary(reader: LogReader, holes: Holes, bounds: Bounds, position: int) -> int:
-    """Where the first valid record at or behind `position` begins, in any segment; holes that recovery reported are stepped over."""
+    """The begin of the first valid record at or behind `position`, in any segment; steps over holes that recovery
+    reported."""
     if position <= bounds.begin:
         return bounds.begin
     known = holes.covering(position)
@@ -73,7 +77,7 @@ def boundary(reader: LogReader, holes: Holes, bounds: Bounds, position: int) -> 
 def verify_range(root: Path, config: StoreConfig, bounds: Bounds, first: int, last: int) -> SeenRange:
     """Compares the records that begin between the borders at or behind `first` and `last` with queues and index.
 
-    `bounds` are those of the whole comparison. Raises StoreIOError for what cannot be read.
+    `bounds` are those of the whole comparison. Raises StoreIOError for unreadable bytes.
     """
     reader, holes = LogReader(root, config.mapped_file_size_commit_log_bytes), read_holes(root)
     try:
@@ -128,7 +132,8 @@ class _RangeVerifier(Verifier):
 
 
 def without_false_borders(seen: Iterable[SeenRange]) -> tuple[list[SeenRange], list[tuple[int, int]]]:
-    """The ranges that stand, in order, and those to be looked at anew: one that overran its end, and the next that this cut in two."""
+    """The final ranges, in order, and the ranges to examine anew: one that overran its end, and the next one that this
+    cut in two."""
     ordered, kept, again = sorted(seen, key=lambda part: (part.begin, part.end)), [], []
     while ordered:
         part = ordered.pop(0)
@@ -143,7 +148,7 @@ def without_false_borders(seen: Iterable[SeenRange]) -> tuple[list[SeenRange], l
 
 
 def verify_index_file(root: Path, config: StoreConfig, bounds: Bounds, name: str) -> list[Damage]:
-    """What one index file says against itself; the last one too what it says of records that are not there."""
+    """The damage that one index file shows by itself; for the last file also entries of missing records."""
     readers, _ = list_readable_index(root, config)
     return [
         damage
@@ -161,9 +166,10 @@ def verify_queue(
     key: Key,
     seen: Sequence[SeenQueue],
 ) -> list[Damage]:
-    """What no range can tell of a queue: whether its records follow each other from range to range, and entries without records.
+    """The damage of a queue that no range can see: gaps between records of different ranges, and entries without
+    records.
 
-    `broken` are all damaged ranges of the log, `seen` is what the ranges saw of the queue, in the log's order.
+    `broken` are all damaged ranges of the log, `seen` are the ranges' findings about the queue, in the log's order.
     """
     return list(_Ends(root, config, bounds, broken).queue(key, seen))
 
@@ -200,7 +206,7 @@ class _Ends(Verifier):
         known = bool(seen) and seen[0].span.first_offset == self._removed.end(key)
         if (
             self._bounds.begin == 0 and seen and seen[0].begin > 0 and not known
-        ):  # else the first range has told
+        ):  # otherwise the first range has reported it
             yield from self._border(reader, 0, self._swallowed(0, seen[0]), seen[0])
         following = -1
         for before, after in pairwise(seen):
@@ -227,7 +233,7 @@ class _Ends(Verifier):
 
 
 def _joined(spans: Sequence[QueueSpan]) -> QueueSpan | None:
-    """What one walk over all ranges would have seen."""
+    """The findings of one walk over all ranges."""
     if not spans:
         return None
     missing = min((span for span in spans if span.missing >= 0), key=lambda span: span.missing, default=None)
@@ -242,7 +248,7 @@ def _joined(spans: Sequence[QueueSpan]) -> QueueSpan | None:
 
 
 def joined_damage(reader: LogReader, found: Iterable[Damage]) -> list[Damage]:
-    """Without what is said twice, in order, and with what a border cut in two put together again."""
+    """Sorts damage, drops repetitions, and joins ranges that a border cut in two."""
     kept: list[Damage] = []
     for damage in sorted(set(found), key=_order):
         last = kept[-1] if kept else None

@@ -1,4 +1,5 @@
-"""Verify a slice of a live store: the records of a range of the log, and what queues and index say of them. Changes nothing."""
+"""Verifies a slice of a live store: the records of a range of the log, with their entries in queues and index. Changes
+nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from cystore.recovery.verify import Verifier
 
 
 class WrongEntry(NamedTuple):
-    """A consume queue entry that is not the one of its record, which is good."""
+    """A consume queue entry that disagrees with its intact record."""
 
     topic: str
     queue_id: int
@@ -27,11 +28,11 @@ class WrongEntry(NamedTuple):
 
 
 class SliceVerifier(Verifier):
-    """Verifies [bounds.begin, bounds.end), which begins at a record; what the queues and the index hold beside these records is not
-    looked at, so a slice costs what its records cost. The files must be there: below the log's minimum there is nothing to verify.
+    """Verifies [bounds.begin, bounds.end), which begins at a record. It ignores other entries of queues and index, so a
+    slice costs only its own records. The files must exist: below the log's minimum there is nothing to verify.
 
-    `position` is where the next slice begins when `run` is through, `records` how many were whole, `wrong_entries` what of the
-    damage is an entry that the log says better.
+    When `run` has ended, `position` is the begin of the next slice, `records` the number of intact records,
+    `wrong_entries` the damaged entries that the log can correct.
     """
 
     position = 0
@@ -45,7 +46,7 @@ class SliceVerifier(Verifier):
         return open_queue(self._root, *key, self._config.mapped_file_size_consume_queue_bytes)
 
     def run(self) -> Iterator[Damage]:
-        """What is wrong with the slice."""
+        """The damage of the slice."""
         scanner = kernel.LogScanner(compare_tags=True)
         begin, end = self._bounds.begin, self._bounds.end
         if self._config.message_index_enable:
@@ -59,7 +60,8 @@ class SliceVerifier(Verifier):
         self.position, self.records = scanner.position, scanner.record_count
 
     def _other_entry(self, scanner: kernel.LogScanner) -> Iterator[Damage]:
-        """Each by itself: they may be mended. What is dispatched has its entry, so one that is all zero is wrong too."""
+        """Each entry by itself, because it may be mended. A dispatched record has its entry, so an all-zero entry is
+        wrong too."""
         topic, queue_id, queue_offset, size, *_ = scanner.record()
         number, reader = scanner.wanted, self._readers[scanner.slot]
         position = number * ENTRY_BYTES
