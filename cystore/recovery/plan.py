@@ -1,7 +1,8 @@
-"""Recovery, second part: from what was found to what will be done. Pure.
+"""Recovery, second part: from the findings to the steps. Pure.
 
-The order is what makes a crash in the middle harmless: bytes are copied aside before their place is touched, holes are listed
-before anybody steps over them, files are changed before those behind them move. A second run finds less to do and does it.
+The order makes a crash in the middle harmless: bytes are copied aside before their place is touched, holes are listed
+before any walk steps over them, files are changed before those behind them move. A second run finds less to do and does
+it.
 """
 
 from __future__ import annotations

@@ -399,7 +399,7 @@ def test_an_incomplete_chord_is_never_swept_and_given_up_with_a_warning(led, lat
     assert "open for" not in caplog.text
     later(25 * HOUR_MS)
     assert led.sweep() == 0
-    assert "with 1 of 2 parts: its records are not held any longer" in caplog.text
+    assert "with 1 of 2 parts: its records may be cleaned now" in caplog.text
     led.part("b", 1)
     assert len(led.queued()) == 1
 

@@ -152,7 +152,7 @@ def test_the_hosted_loop_dispatches_under_one_lease_and_yields_to_a_newer_one(ap
         pass
     store.put("T", b"x")
     assert loop.run_once().done == 0
-    assert loop.run_once().done == 0, "somebody else has the lease"
+    assert loop.run_once().done == 0, "another worker has the lease"
     store.duties.release("reput", 2)
     assert loop.run_once().done > 0
     loop.release()

@@ -52,7 +52,7 @@ def test_a_worker_hands_its_store_over_between_two_tasks(tmp_path, away):
         fifo.write_text("go on")
         assert worker.process.wait(PATIENCE_S) == HANDOVER_EXIT_CODE
         left = handover(fleet)
-        assert left.returncode == 0 and "nobody is attached" in left.stdout
+        assert left.returncode == 0 and "no process is attached" in left.stdout
 
         newer.do("store = cystore.open(path)", path=str(fleet.store_path))  # makes its own layout
         newer.do("store.close()")

@@ -108,7 +108,7 @@ def test_tasks_of_other_homes_are_counted_apart(backend, run):
     put(backend, events.SENT, "elsewhere", home="6c5ab5a3-7a8c-4c8e-9d0f-3b1f6a1f8f44")
     done = run("unfinished", "--older-than", "0s", code=1)
     assert done.stdout == ""
-    assert "1 more have their results in other stores" in done.stderr
+    assert "1 more tasks have their results in other stores" in done.stderr
 
 
 def test_age_is_that_of_the_last_sign(backend, rows, run, later):

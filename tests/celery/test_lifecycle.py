@@ -143,7 +143,7 @@ def test_a_store_that_refuses_stops_no_task_and_is_reported_once(make_app, caplo
         assert log_of(app).lost == 15
         store.set_writable(True)
         send(app, 2)
-        assert "15 events are not in it" in caplog.records[-1].getMessage()
+        assert "15 events are missing" in caplog.records[-1].getMessage()
         caplog.clear()
         send(app, 3)
         assert caplog.records == []

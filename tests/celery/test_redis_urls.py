@@ -173,13 +173,13 @@ def test_sentinel(tmp_path):
         ("rediscluster://host", "Cluster is not supported"),
         ("redis://a;redis://b", "2 servers are named"),
         ("sentinel://host", "master_name"),
-        ("redis://host/one", "makes no sense"),
-        ("redis://host:port", "makes no sense"),
-        ("unix://", "makes no sense"),
-        (f"redis://:{SECRET}@host", "makes no sense"),
+        ("redis://host/one", "is not a valid URL"),
+        ("redis://host:port", "is not a valid URL"),
+        ("unix://", "is not a valid URL"),
+        (f"redis://:{SECRET}@host", "is not a valid URL"),
         (
             "redis://:hunter2#is-my@host",
-            "makes no sense",
+            "is not a valid URL",
         ),  # Python takes the password for a port, and says so
     ],
 )

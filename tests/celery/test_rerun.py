@@ -122,7 +122,7 @@ def test_a_workflow_and_a_part_of_a_chord(fleet, ask):
     (chord,) = [row for row in rows if row["kind"] == "chord"]
     assert (chord["parts"], chord["size"], chord["outcome"]) == (3, 3, "sent")
     (told,) = ask("rerun", part, "--yes")
-    assert "no part of its group" in told["notes"][0]
+    assert "not part of its old group" in told["notes"][0]
     assert fleet.app.AsyncResult(told["task_id"]).get(timeout=PATIENCE_S) == 2
     ended(fleet, told["task_id"])
     assert [row for row in ask("timeline", part) if row["kind"] == "chord"] == [chord]
@@ -319,8 +319,8 @@ def test_a_message_that_is_too_large(make_app, run):
     app = make_app(result_backend_transport_options={"max_message_size_bytes": 200_000})
     task_id = sent(app, "x" * 300_000)
     told = message_of(app.backend.store, task_id)
-    assert "a record may have 200000" in told["message_left_out"]
-    assert "a record may have 200000" in run("rerun", task_id, "--yes", code=2, app=app).stderr
+    assert "a record at most 200000" in told["message_left_out"]
+    assert "a record at most 200000" in run("rerun", task_id, "--yes", code=2, app=app).stderr
 
 
 def test_messages_are_kept_where_that_is_asked_for(make_app):

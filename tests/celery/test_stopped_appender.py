@@ -54,7 +54,7 @@ def test_the_main_process_of_a_worker_answers_while_a_stopped_process_has_the_ap
         told = [event.event for event in history.events(store, task_id=last.id)]
         return events.RECEIVED in told
 
-    wait_until(goes_on, "the log goes on")
+    wait_until(goes_on, "the log continues")
     log = worker.log.read_text()
     assert log.count("cannot log events of tasks") == 1, log
     assert log.count("the lifecycle log works again") == 1

@@ -26,7 +26,7 @@ def test_a_delayed_message_waits_and_info_says_so(command, store_path):
     assert refused.returncode == 2 and "levels 1 to 3" in refused.stderr
     command.ok("put", store_path, "orders", "--delay-level", 1, *SETTINGS, stdin=b"now")
     assert delayed(command, store_path) == [(1, 0, 1), (2, 60_000, 1), (3, 7_200_000, 2)]
-    assert "delayed messages that wait: 4" in command.ok("info", store_path, *SETTINGS)
+    assert "waiting delayed messages: 4" in command.ok("info", store_path, *SETTINGS)
     with cystore.open(store_path, **SMALL, message_delay_level=LEVELS, services="none") as store:
         assert store.deliver() == 1
         assert delayed(command, store_path) == [(2, 60_000, 1), (3, 7_200_000, 2)]

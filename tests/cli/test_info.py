@@ -90,7 +90,7 @@ def test_a_store_that_one_process_has_for_itself(command, store_path):
         assert found["state"] == "exclusive"
         assert "positions" not in found
         assert len(found["segments"]) >= 1
-        assert "in use by one process for itself" in command.ok("info", store_path)
+        assert "in exclusive use by one process" in command.ok("info", store_path)
 
 
 def test_holes_are_listed(command, store_path):

@@ -165,7 +165,7 @@ def test_reports_of_the_library_are_one_line_each(command, store_path):
     *lines, last = done.stderr.splitlines()
     assert len(lines) == 3
     assert all(line.startswith("cystore: warning: ") for line in lines)
-    assert last == "cystore: 8 more reports like these"
+    assert last == "cystore: 8 more similar reports"
 
 
 def test_the_reader_goes_away(command, store_path):

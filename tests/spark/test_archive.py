@@ -177,7 +177,7 @@ def test_what_is_in_neither_is_data_loss(spark, half):
     one = content_of(store.archived()).manifests[0].files[0]
     path = Path(store.archived().folder) / one.path
     path.rename(path.with_suffix(".away"))
-    assert "is not there" in refused(read(spark, store, includeArchive="true"))
+    assert "does not exist" in refused(read(spark, store, includeArchive="true"))
     left = read(spark, store, includeArchive="true", failOnDataLoss="false").count()
     assert left == len(messages) - one.rows
     path.with_suffix(".away").rename(path)

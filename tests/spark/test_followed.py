@@ -146,7 +146,7 @@ def test_a_move_that_did_not_happen_is_refused(tmp_path):
     shutil.rmtree(one)
     with pytest.raises(OffsetError, match="already follows it there"):
         read(both, of_both, storeMoved=moved)
-    with pytest.raises(OffsetError, match="not there any more"):
+    with pytest.raises(OffsetError, match="does not exist any more"):
         read(both, of_both)
     for wrong in ("old", '["a"]', '{"a":1}', '{"/a":"/b","/b":"/c"}'):
         with pytest.raises(StoreConfigError, match="storeMoved"):

@@ -68,7 +68,11 @@ BAD = [
     ({"path": "s", "startingOffsets": "[" * 100_000}, False, "startingOffsets must be"),
     ({"path": "s", "includeArchive": "true"}, True, "includeArchive is for batches only"),
     ({"path": "s", "sealedSegments": "yes"}, False, "sealedSegments must be true or false"),
-    ({"path": "s3://b/s"}, True, "s3://b/s is read by URL, of its sealed segments: a stream follows a store"),
+    (
+        {"path": "s3://b/s"},
+        True,
+        "s3://b/s is read by URL, from its sealed segments only: a stream follows a store",
+    ),
     ({"path": "s", "sealedSegments": "true"}, True, "a stream needs the path of a store"),
     ({"path": "s3://b/s", "includeArchive": "true"}, False, "includeArchive needs the path of a store"),
     ({"path": "s3://key:secret@b/s"}, False, "a URL must not contain credentials"),

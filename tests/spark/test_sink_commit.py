@@ -131,7 +131,9 @@ def test_a_missing_task_message_refuses_the_commit(tmp_path):
     store = tmp_path / "store"
     for made, more in ((writer(store, stream=False), ()), (writer(store, stream=True, sinkId="s"), (0,))):
         told = stage(made, [[rows(0, 10)], [rows(10, 10)]])
-        with pytest.raises(StoreError, match=r"1 of 3 tasks did not say .* \(task 1\): nothing was written"):
+        with pytest.raises(
+            StoreError, match=r"1 of 3 tasks did not report .* \(task 1\): nothing was written"
+        ):
             made.commit([told[0], None, told[1]], *more)
         assert not store.exists()
         assert len(staged(store)) == 2
@@ -345,7 +347,7 @@ def test_bad_options_of_a_write_are_named(options, stream, message):
 
 def test_overwrite_is_refused():
     for stream, hint in ((False, r'\.mode\("append"\)'), (True, r'\.outputMode\("append"\)')):
-        with pytest.raises(StoreConfigError, match=f"only appended to: write with {hint}"):
+        with pytest.raises(StoreConfigError, match=f"append-only: write with {hint}"):
             parse_write({"path": "s", "sinkId": "a"}, overwrite=True, stream=stream)
 
 
@@ -382,7 +384,7 @@ BAD_ROWS = [
     ({"topic": ["T", "SCHEDULE_TOPIC_XXXX"]}, "is reserved for delayed messages"),
     ({"partition": [0, -1]}, "column partition is -1, less than 0"),
     ({"key": ["k", "a key"]}, "column keys: 'a key' is empty or has a character .* or a space"),
-    ({"key": [b"k", b"\xff\xfe"]}, "column key is .* no UTF-8"),
+    ({"key": [b"k", b"\xff\xfe"]}, "column key is .* not UTF-8"),
     ({"keys": [["a"], ["b", None]]}, "column keys: a null"),
     ({"tags": [None, "a\x01"]}, r"column tags: 'a\\x01' is empty or has a character"),
     ({"properties": [[], [("", "x")]]}, "column properties: '' is empty"),
@@ -414,7 +416,7 @@ def test_a_store_of_other_files_than_the_options_say_is_refused_whole(tmp_path):
         store, stream=False, schema=large.schema, **{"cystore.mapped_file_size_commit_log_bytes": 1 << 20}
     )
     told = stage(made, [[large]])
-    with pytest.raises(StoreConfigError, match=r"mapped_file_size_commit_log_bytes: .* shaped by 16384"):
+    with pytest.raises(StoreConfigError, match=r"mapped_file_size_commit_log_bytes: .* was made with 16384"):
         made.commit(told)
     assert written(store) == {}
 

@@ -457,7 +457,7 @@ def test_the_folder_must_be_this_stores(tmp_path):
             with pytest.raises(cystore.StoreConfigError, match="not contain each other"):
                 archive_store(store, folder)
         archive_store(store, tmp_path / "a", all_sealed=True)
-        with pytest.raises(cystore.StoreConfigError, match="knows nothing of"):
+        with pytest.raises(cystore.StoreConfigError, match="does not know"):
             archive_store(other, tmp_path / "a", all_sealed=True)
         assert other.archived() is None
         with pytest.raises(cystore.StoreConfigError, match=r"is in .*/a: name that folder"):

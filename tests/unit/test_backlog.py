@@ -177,5 +177,5 @@ def test_dispatch_on_a_full_disk_is_told_in_one_line(tmp_path, monkeypatch, capl
         monkeypatch.undo()
     assert len(turns) == 6
     assert [record.exc_info for record in caplog.records] == [None, None]
-    assert caplog.messages[0] == "dispatch cannot go on; it is tried again: 1 bytes are free"
-    assert caplog.messages[1].endswith("reading what is dispatched: 2 bytes are free")
+    assert caplog.messages[0] == "dispatch failed and will be tried again: 1 bytes are free"
+    assert caplog.messages[1].endswith("reading only dispatched messages: 2 bytes are free")

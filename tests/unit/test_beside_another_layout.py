@@ -178,7 +178,7 @@ def test_a_block_that_makes_no_sense_is_refused(path):
     with Process() as process:
         process.do("from tests.small import open_small; store = open_small(path)", path=str(path))
         files.write_at(path / "control", [(8, b"\x11" * 8), (32, b"\x77" * 32)])
-        with pytest.raises(cystore.StoreFormatError, match="makes no sense"):
+        with pytest.raises(cystore.StoreFormatError, match="impossible values"):
             open_small(path, read_only=True)
 
 

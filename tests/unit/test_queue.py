@@ -278,7 +278,7 @@ def test_units_of_an_extended_queue(tmp_path):
     assert units.get(address) == (26, 77, 1234, b"bitmap")
     assert units.next_position([5, -(2**31), address, 9]) == 26
     assert units.next_position([5]) == 0
-    with pytest.raises(CorruptRecordError, match="no extended unit: end") as caught:
+    with pytest.raises(CorruptRecordError, match="not a valid extended unit: end") as caught:
         units.get(ext_kernel.address_of(26))
     assert caught.value.offset == 26
     assert units.get(ext_kernel.address_of(256)) is None

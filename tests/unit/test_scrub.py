@@ -106,7 +106,7 @@ def test_a_wrong_queue_entry_is_written_again_from_the_log(store, caplog):
     found = round_of(store)
     assert not damage(found)
     assert sum(each.mended for each in found) == 2
-    assert "queue offset 150 was wrong" in caplog.text
+    assert "queue offset 150 disagreed" in caplog.text
     for number in (3, 150):
         (message,) = store.get("T1", 0, number, 1, tags="abc").messages
         assert message.keys == (f"k{3 * number + 1}",)

@@ -232,7 +232,7 @@ def test_a_segment_that_was_not_copied_whole(store, copy):
     content = short.read_bytes()
     log = log_at(copy)
     short.write_bytes(content[:5000])
-    with pytest.raises(StoreFormatError, match="the segment has 5000 bytes, the others 16384") as error:
+    with pytest.raises(StoreFormatError, match="the segment has 5000 bytes, the others have 16384") as error:
         log_at(copy)
     assert error.value.path == f"file://{short}"
     with pytest.raises(StoreFormatError, match="the file ends at 5000") as error:

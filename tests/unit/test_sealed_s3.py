@@ -94,7 +94,7 @@ def test_objects_that_are_gone_or_cut(server, store, url):
     with pytest.raises(StoreFormatError, match="the file ends at 100, before 1000: copy it again") as error:
         rows_of(log)
     assert error.value.path == f"s3://{key}"
-    with pytest.raises(StoreFormatError, match="the segment has 100 bytes, the others 16384") as error:
+    with pytest.raises(StoreFormatError, match="the segment has 100 bytes, the others have 16384") as error:
         log_at(url, server)
     server.system.delete_file(key)
     with pytest.raises(OffsetError, match="removed after the read was planned") as error:
