@@ -78,7 +78,10 @@ FIELDS: dict[str, tuple[str, str]] = {
     "eager": ("true", "it ran in the process that called it"),
     "rerun_of": ("text", "SENT: the id of the task that `cystore rerun` sent again under this id"),
     "message": ("object", 'SENT: the message itself, with `cystore_lifecycle_payload = "message"`'),
-    "message_left_out": ("text", "SENT: the reason why the message is not kept, though the setting asks for it"),
+    "message_left_out": (
+        "text",
+        "SENT: the reason why the message is not kept, though the setting asks for it",
+    ),
 }
 
 FAILURES = (FAILED, TIMED_OUT, CHILD_LOST, REJECTED, UNKNOWN)  # a run that ended badly, each once

@@ -71,7 +71,7 @@ BAD = [
     (
         {"path": "s3://b/s"},
         True,
-        "s3://b/s is read by URL, from its sealed segments only: a stream follows a store",
+        "s3://b/s is read by URL, from its sealed segments only: a stream needs the path of a store",
     ),
     ({"path": "s", "sealedSegments": "true"}, True, "a stream needs the path of a store"),
     ({"path": "s3://b/s", "includeArchive": "true"}, False, "includeArchive needs the path of a store"),
