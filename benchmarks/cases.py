@@ -56,6 +56,9 @@ MEMCPY_CACHED = Contestant("C memcpy loop, 1,024 records", "memory", overrides={
 ROCKETMQ = Contestant("RocketMQ 4.9.3 (JVM)", "rocketmq")
 ROCKETMQ_BUILT = Contestant("RocketMQ, message built on the way", "rocketmq", overrides={"case": "put_built"})
 LMDB = Contestant("LMDB", "lmdb", slower=20)
+LMDB_BEST = Contestant(
+    "LMDB, WRITEMAP MAPASYNC NOSYNC", "lmdb", slower=10, overrides={"options": {"best": True}}
+)
 SQLITE = Contestant("SQLite WAL", "sqlite", slower=20)
 ROCKSDB = Contestant("RocksDB", "rocksdb", slower=5)
 REDIS = Contestant("Redis Streams", "redis", slower=100)
@@ -190,6 +193,73 @@ CELERY = (
 )
 
 
+READER = Contestant(OURS, "cystore_read")
+READS = {"queries": 100_000}
+LMDB_READ = Contestant(LMDB_BEST.label, "lmdb", overrides={"options": {**READS, "best": True}})
+READ_CASES = (
+    Case(
+        "get-new",
+        "put of 100 B, then get of that message by its queue offset",
+        "put and get",
+        Job("get_new", 300_000, ""),
+        (READER, replace(LMDB_BEST, slower=1), LMDB),
+        (Goal(LMDB_BEST.label, 1.0),),
+    ),
+    Case(
+        "get-one",
+        "get of one of 300,000 messages by its queue offset, chosen at random",
+        "get",
+        Job("get_one", 300_000, "", options=READS),
+        (
+            READER,
+            LMDB_READ,
+            Contestant("cystore, read(physical offset)", "cystore_read", overrides={"case": "read_one"}),
+            Contestant("cystore, query of a key", "cystore", overrides={"case": "query"}),
+        ),
+        (Goal(LMDB_READ.label, 1.0),),
+    ),
+    Case(
+        "get-bodies",
+        "get from one end of a queue to the other, batches of 32, 100 B bodies, the body of each looked at",
+        "message",
+        Job("get_bodies", 300_000, "", batch=32),
+        (
+            READER,
+            Contestant("RocketMQ, messages decoded", "rocketmq", overrides={"case": "get_decoded"}),
+            Contestant(LMDB_BEST.label, "lmdb", overrides={"case": "get", "options": {"best": True}}),
+        ),
+        (Goal("RocketMQ, messages decoded", 1.5), Goal(LMDB_BEST.label, 1.0)),
+    ),
+    Case(
+        "query-many",
+        "query_many of 1,000 keys of 1,000,000, chosen at random",
+        "key",
+        Job("query_many", 1_000_000, "", batch=1000, options=READS),
+        (READER, LMDB_READ),
+        (Goal(LMDB_READ.label, 1.0),),
+    ),
+    Case(
+        "find-new",
+        "put of 1,000 messages with 2 keys one by one until the last is found by queue and by key",
+        "message",
+        Job("find_new", 300_000, "", keys=2, batch=1000),
+        (READER, replace(LMDB_BEST, slower=3)),
+        (Goal(LMDB_BEST.label, 3.0),),
+    ),
+    Case(
+        "wake",
+        "put in one process until wait returns in another, median",
+        "wake-up",
+        Job("wake", 2_000, ""),
+        (
+            READER,
+            Contestant("bare futex", "futex"),
+            Contestant("Redis BLPOP", "redis"),
+        ),
+    ),
+)
+
+
 CASES = (
     _put("put-100", 100, 3_000_000, (Goal(MEMCPY.label, 0.25), Goal(ROCKETMQ.label, 3.0))),
     _put("put-1k", 1024, 300_000, ()),
@@ -295,5 +365,6 @@ CASES = (
             Contestant("cystore, from the beginning", "cystore"),
         ),
     ),
+    *READ_CASES,
     *CELERY,
 )

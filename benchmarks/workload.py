@@ -98,6 +98,16 @@ def timed_queries(job: Job, find: Callable[[Sequence[str]], None], **facts: Any)
     return timed(count, lambda: find(wanted), **facts)
 
 
+def timed_reads(job: Job, read: Callable[[Sequence[int]], None], **facts: Any) -> Measure:
+    """Times `read` for numbers of messages chosen at random, after as many others."""
+    draw = random.Random(1)
+    count = job.options["queries"]
+    numbers = [draw.randrange(job.count) for _ in range(2 * count)]
+    read(numbers[:count])
+    wanted = numbers[count:]
+    return timed(count, lambda: read(wanted), **facts)
+
+
 def timed(operations: int, work: Callable[[], Any], **facts: Any) -> Measure:
     """Runs the work once with the garbage collector off."""
     gc.collect()
@@ -109,6 +119,13 @@ def timed(operations: int, work: Callable[[], Any], **facts: Any) -> Measure:
     finally:
         gc.enable()
     return Measure(operations, taken / 1e9, facts)
+
+
+def latencies(begins: Sequence[int], ends: Sequence[int]) -> Measure:
+    """Of single turns, whose times are in ns: the median as the time of an operation, and what is beside it."""
+    taken = sorted(end - begin for begin, end in zip(begins, ends, strict=True))
+    p50, p99 = taken[len(taken) // 2], taken[len(taken) * 99 // 100]
+    return Measure(1, p50 / 1e9, {"p50_us": round(p50 / 1e3, 1), "p99_us": round(p99 / 1e3, 1)})
 
 
 def in_processes(job: Job, start: Callable[[int], Callable[[], Any]]) -> Measure:

@@ -5,6 +5,8 @@ The server is started for the measurement and always our own, because its durabi
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +16,8 @@ import redis
 from benchmarks import workload
 from benchmarks.workload import RING, TAG, TOPIC, Job, Measure
 from tools.redis_server import redis_server
+
+PAUSE_S = 0.002  # between two wake-ups: the waiter is asleep again by then
 
 
 @contextmanager
@@ -91,3 +95,34 @@ def put_processes(job: Job) -> Measure:
             return work
 
         return workload.in_processes(job, start)
+
+
+def wake(job: Job) -> Measure:
+    """BLPOP in one process, RPUSH in another."""
+    with _server(job) as url:
+        times_read, times_write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                client, seen = redis.Redis.from_url(url), []
+                for _ in range(job.count):
+                    client.blpop([TOPIC])
+                    seen.append(time.perf_counter_ns())
+                with open(times_write, "wb") as out:
+                    out.write(b"".join(b"%d\n" % at for at in seen))
+                code = 0
+            finally:
+                os._exit(code)
+        os.close(times_write)
+        client, body, sent = redis.Redis.from_url(url), workload.body(job.body_bytes), []
+        time.sleep(0.2)
+        for _ in range(job.count):
+            time.sleep(PAUSE_S)
+            sent.append(time.perf_counter_ns())
+            client.rpush(TOPIC, body)
+        with open(times_read, "rb") as answers:
+            seen = [int(line) for line in answers]
+        if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
+            raise RuntimeError("the process that waits failed")
+    return workload.latencies(sent, seen)

@@ -1,0 +1,147 @@
+"""cystore as programs use it all day: reads of what was just put, single reads, many keys at once, waiting across processes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+from benchmarks import workload
+from benchmarks.peers.cystore_peer import fill, open_store, prepare
+from benchmarks.workload import TAG, TOPIC, Job, Measure
+
+PAUSE_S = 0.002  # between two wake-ups: the waiter is asleep again by then
+
+
+def get_new(job: Job) -> Measure:
+    """Each message is put, then read by its queue offset. Its body is looked at."""
+    with open_store(job) as store:
+        prepare(store, job)
+        body, put, get = workload.body(job.body_bytes), store.put, store.get
+        turn = workload.in_turn(workload.key_ring(job.keys), job.count)
+
+        def work() -> None:
+            for keys in turn:
+                result = put(TOPIC, body, keys=keys, tags=TAG)
+                if len(get(TOPIC, 0, result.queue_offset, 1).messages[0].body) != job.body_bytes:
+                    raise RuntimeError(f"not found: {result}")
+
+        return workload.timed(job.count, work)
+
+
+def get_one(job: Job) -> Measure:
+    """One message by its queue offset, chosen at random; its body is looked at."""
+    with open_store(job) as store:
+        fill(store, job)
+        store.dispatch()
+
+        def read(numbers: Sequence[int]) -> None:
+            get = store.get
+            for number in numbers:
+                if len(get(TOPIC, 0, number, 1).messages[0].body) != job.body_bytes:
+                    raise RuntimeError(f"not found: {number}")
+
+        return workload.timed_reads(job, read)
+
+
+def read_one(job: Job) -> Measure:
+    """One message by its physical offset, chosen at random; its body is looked at."""
+    with open_store(job) as store:
+        fill(store, job)
+        offsets = [message.physical_offset or 0 for message in store.scan()]
+
+        def find(numbers: Sequence[int]) -> None:
+            read = store.read
+            for number in numbers:
+                if len(read(offsets[number]).body) != job.body_bytes:
+                    raise RuntimeError(f"not found: {number}")
+
+        return workload.timed_reads(job, find)
+
+
+def get_bodies(job: Job) -> Measure:
+    """From one end of a queue to the other, `batch` messages at a time; the body of each is looked at."""
+    with open_store(job) as store:
+        fill(store, job)
+        store.dispatch()
+
+        def work() -> None:
+            offset, get = 0, store.get
+            while offset < job.count:
+                found = get(TOPIC, 0, offset, job.batch)
+                for message in found.messages:
+                    if len(message.body) != job.body_bytes:
+                        raise RuntimeError(f"another body at {offset}")
+                offset = found.next_offset
+
+        return workload.timed(job.count, work)
+
+
+def query_many(job: Job) -> Measure:
+    with open_store(job) as store:
+        fill(store, job)
+        store.dispatch()
+
+        def find(keys: Sequence[str]) -> None:
+            for at in range(0, len(keys), job.batch):
+                wanted = keys[at : at + job.batch]
+                if not all(store.query_many(TOPIC, wanted).values()):
+                    raise RuntimeError(f"not found among {wanted}")
+
+        return workload.timed_queries(job, find)
+
+
+def find_new(job: Job) -> Measure:
+    """Puts `batch` messages one by one, then reads the last one by its queue and by its key. So all of them are dispatched on the way."""
+    with open_store(job) as store:
+        prepare(store, job)
+        body, put, get, query = workload.body(job.body_bytes), store.put, store.get, store.query
+        keys = [workload.keys_of(number, job.keys) for number in range(job.count)]
+
+        def work() -> None:
+            for start in range(0, job.count, job.batch):
+                for some in keys[start : start + job.batch]:
+                    result = put(TOPIC, body, keys=some, tags=TAG)
+                if not (get(TOPIC, 0, result.queue_offset, 1).messages and query(TOPIC, some[0])):
+                    raise RuntimeError(f"not found: {some}")
+
+        return workload.timed(job.count, work)
+
+
+def wake(job: Job) -> Measure:
+    """A process waits for the next message; another one puts it. The time is from before the put to behind the wait, p50 in seconds."""
+    with open_store(job) as keeper:
+        prepare(keeper, job, warm_up=1)
+        first = keeper.next_queue_offset(TOPIC, 0)
+        times_read, times_write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            _wait_for_all(job, first, times_write)
+        body = workload.body(job.body_bytes)
+        time.sleep(0.2)
+        sent = []
+        for _ in range(job.count):
+            time.sleep(PAUSE_S)
+            sent.append(time.perf_counter_ns())
+            keeper.put(TOPIC, body)
+        os.close(times_write)
+        with open(times_read, "rb") as answers:
+            seen = [int(line) for line in answers]
+        if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) or len(seen) != job.count:
+            raise RuntimeError("the process that waits failed")
+    return workload.latencies(sent, seen)
+
+
+def _wait_for_all(job: Job, first: int, times: int) -> None:
+    code = 1
+    try:
+        with open_store(job, services=()) as store, open(times, "wb") as out:
+            seen = []
+            for offset in range(first, first + job.count):
+                while not store.wait(TOPIC, 0, offset, 10.0):
+                    pass
+                seen.append(time.perf_counter_ns())
+            out.write(b"".join(b"%d\n" % at for at in seen))
+        code = 0
+    finally:
+        os._exit(code)
