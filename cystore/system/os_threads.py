@@ -29,10 +29,25 @@ def _pristine() -> Any:
 SLICE_S = 1.0
 BEGIN_S = 10.0
 _native = _pristine()
-Lock: Callable[[], threading.Lock] = _native.allocate_lock
-RLock: Callable[[], Any] = _native.RLock
 start: Callable[..., int] = _native.start_new_thread
 native_id: Callable[[], int] = _native.get_native_id
+
+
+def Lock() -> threading.Lock:
+    """A lock of the operating system. Raises MemoryError where there is no memory for one; Python itself raises RuntimeError."""
+    return _made(_native.allocate_lock)
+
+
+def RLock() -> Any:
+    """A lock that its own thread may take again. Raises MemoryError where there is no memory for one."""
+    return _made(_native.RLock)
+
+
+def _made(kind: Callable[[], Any]) -> Any:
+    try:
+        return kind()
+    except RuntimeError as error:
+        raise MemoryError(str(error)) from None
 
 
 def patched() -> bool:
@@ -111,7 +126,10 @@ class Thread:
     def __init__(self, target: Callable[[], None], name: str, begin_s: float = BEGIN_S) -> None:
         self.name = name
         self._targets = [target]
-        self._begun, self._done = Flag(), Flag()
+        try:
+            self._begun, self._done = Flag(), Flag()
+        except MemoryError as error:
+            raise RuntimeError(f"can't start new thread: {error}") from None
         self._ident = -1
         try:
             if patched():
