@@ -42,7 +42,7 @@ from cystore.errors import (
     StoreFullError,
     StoreLockedError,
 )
-from cystore.layout import CONSTANTS
+from cystore.layout import takes_queue_offset
 from cystore.recovery import RecoveredState, recover
 from cystore.system import files, host, os_threads
 
@@ -53,8 +53,6 @@ MANIFEST_S = (
 )
 CLEANED_S = 30.0  # an open tries again for this time if the others clean the files that it reads
 MAX_QUEUES = 1 << 20  # the most queues of a store
-TRANSACTION_MASK = CONSTANTS["SYS_FLAG_TRANSACTION_MASK"][0]
-COUNTED = (0, CONSTANTS["SYS_FLAG_COMMIT"][0])  # transaction types that have a place in a queue
 
 Status = tuple[int, int, int] | None
 
@@ -222,7 +220,7 @@ class Beside:
             assert message.physical_offset is not None and message.size_bytes is not None
             following = (message.queue_offset or 0) + 1
             after = message.physical_offset + message.size_bytes
-            if message.sys_flag & TRANSACTION_MASK in COUNTED:
+            if takes_queue_offset(message.sys_flag):
                 slot = control.find_queue(message.topic, message.queue_id)
                 if slot < 0:
                     first = following - 1

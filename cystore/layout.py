@@ -8,6 +8,7 @@ it. This file imports nothing of the package, so that runs before any build.
 from __future__ import annotations
 
 import hashlib
+import struct
 from dataclasses import dataclass
 
 LAYOUT_VERSION = 3
@@ -24,7 +25,6 @@ CONSTANTS: dict[str, tuple[int, str]] = {
     ),
     "RECORD_MAGIC_BLANK": (RECORD_MAGIC_BLANK, "end-of-file filler (CommitLog.BLANK_MAGIC_CODE)"),
     "RECORD_MAGIC_CYSTORE": (RECORD_MAGIC_CYSTORE, "record whose checksum covers all of it, 'CYS1'"),
-    "RECORD_SIZE_MIN": (91, "IPv4 hosts, no body, no topic byte, no properties"),
     "BLANK_SIZE_MIN": (8, "total size and magic"),
     "TOPIC_BYTES_MAX": (127, "the length is a signed byte"),
     "PROPERTIES_BYTES_MAX": (32767, "the length is a signed short"),
@@ -197,6 +197,110 @@ DISK_STRUCTS = (
             Field("mark", 24, 8, "changes with the queue's files", unsigned=True),
         ),
     ),
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a record behind its fixed prefix. Either `width` bytes; or, with `v6_flag`, as many as a host has; or as many as a length
+    of `length_width` bytes says, which stands before it."""
+
+    name: str
+    doc: str
+    width: int = 0
+    length_width: int = 0
+    v6_flag: str = ""
+
+
+HOST_V4_BYTES, HOST_V6_BYTES = 8, 20  # address and port, four bytes
+RECORD_PARTS = (
+    Part("born_host", "address and port of the producer", v6_flag="SYS_FLAG_BORN_HOST_V6"),
+    Part("store_timestamp", "ms", width=8),
+    Part("store_host", "address and port of the store", v6_flag="SYS_FLAG_STORE_HOST_V6"),
+    Part("reconsume_times", "", width=4),
+    Part("prepared_transaction_offset", "physical offset of the half message", width=8),
+    Part("body", "", length_width=4),
+    Part("topic", "", length_width=1),
+    Part("properties", "name 0x01 value 0x02, again and again", length_width=2),
+)
+
+
+def _widths(parts: tuple[Part, ...]) -> int:
+    """Bytes of the parts, without hosts and without what lengths speak of."""
+    return sum(part.width + part.length_width for part in parts)
+
+
+_PREFIX_BYTES = max(field.at + field.width for field in DISK_STRUCTS[0].fields)
+_BODY = [part.name for part in RECORD_PARTS].index("body")
+_BODY_AT = _PREFIX_BYTES + _widths(RECORD_PARTS[: _BODY + 1])
+_FIXED_BYTES = _PREFIX_BYTES + _widths(RECORD_PARTS)
+_CHECKSUM_FIELD = next(field for field in DISK_STRUCTS[0].fields if field.name == "checksum_field")
+CONSTANTS |= {
+    "HOST_V4_BYTES": (HOST_V4_BYTES, "of a host in a record: IPv4 address and port"),
+    "HOST_V6_BYTES": (HOST_V6_BYTES, "IPv6 address and port"),
+    "RECORD_PREFIX_BYTES": (_PREFIX_BYTES, "before the first host"),
+    "RECORD_BODY_AT": (_BODY_AT, "where the body begins, but for the hosts before it"),
+    "RECORD_TAIL_FIXED_BYTES": (_FIXED_BYTES - _BODY_AT, "behind the body: lengths of topic and properties"),
+    "RECORD_FIXED_BYTES": (_FIXED_BYTES, "but for hosts, body, topic and properties"),
+    "RECORD_HEAD_BYTES_MAX": (_BODY_AT + 2 * HOST_V6_BYTES, "up to the body, whatever the hosts"),
+    "RECORD_SIZE_MIN": (
+        _FIXED_BYTES + 2 * HOST_V4_BYTES,
+        "IPv4 hosts, no body, no topic byte, no properties",
+    ),
+    "RECORD_CHECKED_AT": (
+        _CHECKSUM_FIELD.at + _CHECKSUM_FIELD.width,
+        "the checksum covers what is before its field, and all from here on",
+    ),
+}
+
+SCHEDULE_TOPIC = (
+    "SCHEDULE_TOPIC_XXXX"  # where a message waits until it is due (TopicValidator.RMQ_SYS_SCHEDULE_TOPIC)
+)
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"  # where half messages of RocketMQ's transactions are (RMQ_SYS_TRANS_HALF_TOPIC)
+
+# Transaction bits of the sys flag (SYS_FLAG_TRANSACTION_MASK) of messages that a consume queue holds, and of those that the index does not.
+IN_QUEUE = (0, CONSTANTS["SYS_FLAG_COMMIT"][0])
+NOT_IN_INDEX = (CONSTANTS["SYS_FLAG_ROLLBACK"][0],)
+
+_CODES = {(1, False): "b", (2, False): "h", (4, False): "i", (8, False): "q", (4, True): "I", (8, True): "Q"}
+
+
+def codec(name: str) -> struct.Struct:
+    """Packs and unpacks all fields of a disk struct whose fields follow each other without gaps."""
+    fields = next(disk.fields for disk in DISK_STRUCTS if disk.name == name)
+    found = struct.Struct(">" + "".join(_CODES[field.width, field.unsigned] for field in fields))
+    assert found.size == fields[-1].at + fields[-1].width, f"{name} has gaps"
+    return found
+
+
+def field_of(struct_name: str, name: str) -> tuple[int, struct.Struct]:
+    """Where one field of a disk struct is, and what reads and writes it."""
+    (field,) = (f for disk in DISK_STRUCTS if disk.name == struct_name for f in disk.fields if f.name == name)
+    return field.at, struct.Struct(">" + _CODES[field.width, field.unsigned])
+
+
+def record_store_timestamp(head: bytes) -> int:
+    """The store timestamp of a record whose first RECORD_SIZE_MIN bytes are given."""
+    at, sys_flag = field_of("record", "sys_flag")
+    v6 = sys_flag.unpack_from(head, at)[0] & CONSTANTS["SYS_FLAG_BORN_HOST_V6"][0]
+    begin = _PREFIX_BYTES + (HOST_V6_BYTES if v6 else HOST_V4_BYTES)
+    return int.from_bytes(head[begin : begin + 8], "big", signed=True)
+
+
+def takes_queue_offset(sys_flag: int) -> bool:
+    """Whether a message has a place in its consume queue: prepared and rolled back messages have none."""
+    return sys_flag & CONSTANTS["SYS_FLAG_TRANSACTION_MASK"][0] in IN_QUEUE
+
+
+def takes_index_entry(sys_flag: int) -> bool:
+    """Whether the index holds a message's keys: those of rolled back messages it does not."""
+    return sys_flag & CONSTANTS["SYS_FLAG_TRANSACTION_MASK"][0] not in NOT_IN_INDEX
+
+
+QUEUE_ENTRY, INDEX_HEADER, INDEX_ENTRY = (
+    codec("queue_entry_disk"),
+    codec("index_header"),
+    codec("index_entry"),
 )
 
 

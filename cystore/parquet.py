@@ -25,6 +25,7 @@ from cystore.archive import ArchivedFile, range_name
 from cystore.archive_places import place_of
 from cystore.arrow import BATCH_BYTES, COLUMNS, DAMAGE_COLUMNS, FOREVER, ReadSettings, RowFilter, read_ranges
 from cystore.errors import CorruptRecordError, OffsetError, StoreError
+from cystore.layout import CONSTANTS, IN_QUEUE
 from cystore.snapshot import LogRange
 from cystore.system import files
 
@@ -38,10 +39,7 @@ IN_FILES = tuple(name for name in OF_LOG if name != "topic")
 SCHEMA = pa.schema([(name, COLUMNS[name]) for name in IN_FILES])
 REPEATED = ["tags", "properties.key_value.key"]  # worth a dictionary
 NUMBERS = ("partition", "offset", "timestamp", "physical_offset", "born_timestamp", "sys_flag")
-TRANSACTION_MASK, COMMITTED = (
-    0xC,
-    0x8,
-)  # of the sys flag: records without a queue entry are neither 0 nor committed
+TRANSACTION_MASK = CONSTANTS["SYS_FLAG_TRANSACTION_MASK"][0]
 
 
 @dataclass(frozen=True)
@@ -370,7 +368,7 @@ def _mask(table: pa.Table, topic: str, rows: RowFilter) -> pa.ChunkedArray | Non
     wants = []
     if rows.in_queue:
         kind = pc.bit_wise_and(table["sys_flag"], pa.scalar(TRANSACTION_MASK, pa.int32()))
-        wants.append(pc.is_in(kind, value_set=pa.array([0, COMMITTED], pa.int32())))
+        wants.append(pc.is_in(kind, value_set=pa.array(IN_QUEUE, pa.int32())))
     if rows.queue_ids:
         wants.append(pc.is_in(table["partition"], value_set=pa.array(rows.queue_ids, pa.int32())))
     if rows.tags:

@@ -63,6 +63,10 @@ def header_text() -> str:
     ]
     out += [f"#define DUTIES_MAX {layout.DUTIES_MAX}", f"#define WORDS_OF_DUTY {layout.WORDS_OF_DUTY}"]
     out += [f"#define KEY_WORDS {layout.KEY_WORDS}"]
+    out += [
+        f'#define SCHEDULE_TOPIC "{layout.SCHEDULE_TOPIC}"',
+        f"#define SCHEDULE_TOPIC_BYTES {len(layout.SCHEDULE_TOPIC)}",
+    ]
     out += [f"#define LOCK_{name.upper()} {i}" for i, name in enumerate(layout.MUTEX_NAMES)] + [""]
     for bits in (16, 32, 64):
         swap = f"__builtin_bswap{bits}"
@@ -94,6 +98,17 @@ def header_text() -> str:
                 f" {{ store_be{bits}(p + {where}, (uint{bits}_t)v); }}"
             )
         out.append("")
+    for name, test in (
+        ("takes_queue_offset", " || ".join(f"kind == {kind}" for kind in layout.IN_QUEUE)),
+        ("takes_index_entry", " && ".join(f"kind != {kind}" for kind in layout.NOT_IN_INDEX)),
+    ):
+        out += [
+            f"static inline int {name}(int32_t sys_flag) {{",
+            "    int32_t kind = sys_flag & SYS_FLAG_TRANSACTION_MASK;",
+            f"    return {test};",
+            "}",
+        ]
+    out.append("")
     out += _c_struct("queue_entry", layout.QUEUE_SLOT_FIELDS, layout.QUEUE_SLOT_BYTES, [])
     out.append(f'_Static_assert(sizeof(queue_entry) == {layout.QUEUE_SLOT_BYTES}, "queue_entry");')
     out += [
@@ -140,6 +155,7 @@ def pxd_text() -> str:
     ]:
         out.append(f"    const uint32_t {name}")
     out += ["    const uint64_t CONTROL_MAGIC", "    const uint64_t LAYOUT_FINGERPRINT"]
+    out += ['    const char* SCHEDULE_TOPIC_TEXT "SCHEDULE_TOPIC"', "    const int SCHEDULE_TOPIC_BYTES"]
     out += [f"    const int LOCK_{name.upper()}" for name in layout.MUTEX_NAMES]
     for bits in (16, 32, 64):
         out += [
@@ -152,6 +168,7 @@ def pxd_text() -> str:
             ctype = f"{'u' if field.unsigned else ''}int{field.width * 8}_t"
             out.append(f"    {ctype} {struct.name}_{field.name}(const uint8_t* p)")
             out.append(f"    void {struct.name}_set_{field.name}(uint8_t* p, {ctype} v)")
+    out += ["    bint takes_queue_offset(int32_t sys_flag)", "    bint takes_index_entry(int32_t sys_flag)"]
     for name, placed in (("queue_entry", layout.QUEUE_SLOT_FIELDS), ("control_block", layout.CONTROL_FIELDS)):
         out.append(f"    ctypedef struct {name}:")
         for shared, _ in placed:

@@ -41,12 +41,6 @@ cdef struct append_target:
     int64_t wanted
     wall_clock clock
 
-cdef inline bint takes_queue_offset(int32_t sys_flag) noexcept nogil:
-    """Prepared and rollback messages have no place in a consume queue."""
-    cdef uint32_t transaction = <uint32_t>sys_flag & SYS_FLAG_TRANSACTION_MASK
-    return transaction == 0 or transaction == SYS_FLAG_COMMIT
-
-
 cdef inline int latency_bucket(int64_t ms) noexcept nogil:
     if ms <= 0:
         return 0
@@ -90,7 +84,7 @@ cdef inline int append_allowed(control_block* block, append_target* target, uint
 
 cdef inline bint item_readable(const append_item* item) noexcept nogil:
     """What `record_read` asks of a record's numbers. The callers made sure of it; a record that dispatch refuses would stop all."""
-    cdef int64_t size = 75 + <int64_t>item.born_host_len + item.store_host_len + item.body_len + item.topic_len + item.properties_len
+    cdef int64_t size = RECORD_FIXED_BYTES + <int64_t>item.born_host_len + item.store_host_len + item.body_len + item.topic_len + item.properties_len
     return (item.queue_id | item.body_len | item.properties_len) >= 0 and size == item.size \
         and item.properties_len <= <int32_t>PROPERTIES_BYTES_MAX and <uint32_t>(item.topic_len - 1) < TOPIC_BYTES_MAX
 

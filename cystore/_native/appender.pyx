@@ -40,6 +40,7 @@ from cystore._native.message import encode_host
 from cystore.errors import (
     MessageIllegalError, PageCacheBusyError, StoreClosedError, StoreError, StoreFormatError,
 )
+from cystore.layout import SCHEDULE_TOPIC
 
 log = logging.getLogger("cystore")
 
@@ -50,8 +51,6 @@ cdef enum:
     SHORT_PROPERTIES = 512          # longer ones are not written on the stack
     WAIT_SLICE_MS = 250
     REPORT_EVERY_MS = 5_000
-
-SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"  # where a message waits until it is due (TopicValidator.RMQ_SYS_SCHEDULE_TOPIC)
 
 cdef PyObject* NONE = <PyObject*>None
 
@@ -66,7 +65,7 @@ cdef str _exact_topic(object topic):
 
 cdef int _refuse_waiting(object topic, append_item* item) except -1:
     """For a topic as long as that of waiting messages."""
-    if memcmp(item.topic, b"SCHEDULE_TOPIC_XXXX", SCHEDULE_TOPIC_BYTES) == 0:
+    if memcmp(item.topic, SCHEDULE_TOPIC_TEXT, SCHEDULE_TOPIC_BYTES) == 0:
         raise MessageIllegalError(f"topic: {topic} is reserved for delayed messages; put to the message's own topic with delay_level")
     return 0
 
@@ -92,11 +91,11 @@ cdef class Appender(PlainAppender):
         self.blank.born_timestamp = -1
         self.file_bytes = file_bytes
         self.max_body_bytes = max_body_bytes
-        if self.target.magic != RECORD_MAGIC_CYSTORE or self.blank.store_host_len != PLAIN_HOST_BYTES:
+        if self.target.magic != RECORD_MAGIC_CYSTORE or self.blank.store_host_len != <int32_t>HOST_V4_BYTES:
             self.plain_body_bytes = -1
         else:
             self.plain_body_bytes = min(<int64_t>max_body_bytes, LARGE_BODY_BYTES - 1,
-                                        file_bytes - PLAIN_SIZE - TAIL_BYTES - <int64_t>BLANK_SIZE_MIN)
+                                        file_bytes - <int64_t>RECORD_SIZE_MIN - TAIL_BYTES - <int64_t>BLANK_SIZE_MIN)
         self.usual.properties = self.usual.unique_key = NONE
         self.usual.busy_ms = busy_timeout_ms
         self.usual.queue_id = self.usual.flag = self.usual.delay_level = 0
@@ -195,7 +194,7 @@ cdef class Appender(PlainAppender):
 
     cdef inline int _finish(self, append_item* item) except -1:
         """The size, once all lengths are known."""
-        cdef int64_t size = 75 + item.born_host_len + item.store_host_len
+        cdef int64_t size = RECORD_FIXED_BYTES + item.born_host_len + item.store_host_len
         size += <int64_t>item.body_len + item.topic_len + item.properties_len
         if size + BLANK_SIZE_MIN > self.file_bytes or size > 0x7FFFFFFF:
             self._refuse_size(size)
@@ -213,7 +212,7 @@ cdef class Appender(PlainAppender):
     cdef int _delay(self, int32_t level, append_item* item, property_buffer* buffer) except -1:
         """Turns a message whose properties are in the buffer into one that waits for its time (CommitLog.asyncPutMessage). Prepared and
         rollback messages do not: their properties say how long the commit is to be delayed."""
-        cdef int32_t begin = buffer.length - item.properties_len, longer = max(item.topic_len - 19, 0)
+        cdef int32_t begin = buffer.length - item.properties_len, longer = max(item.topic_len - SCHEDULE_TOPIC_BYTES, 0)
         if level > self.delay_levels:
             raise MessageIllegalError(f"delay_level: {level}, this store has levels 1 to {self.delay_levels} (message_delay_level)")
         if not takes_queue_offset(item.sys_flag):

@@ -3,7 +3,7 @@
 from libc.stdint cimport INT32_MAX, int64_t, uint8_t
 from libc.string cimport memchr, memcmp
 
-from cystore._native.layout cimport DELAY_RUN_QUEUES, DELAY_SECONDS_MAX
+from cystore._native.layout cimport DELAY_RUN_QUEUES, DELAY_SECONDS_MAX, SCHEDULE_TOPIC_BYTES, SCHEDULE_TOPIC_TEXT
 from cystore._native.record cimport java_hash, property_next, property_view, record_view
 
 cdef enum:
@@ -29,9 +29,9 @@ cdef inline int64_t derive_integer(const uint8_t* text, int length) noexcept nog
     if i == length:
         return 0
     while i < length:
-        if not 48 <= text[i] <= 57:
+        if not c'0' <= text[i] <= c'9':
             return 0
-        value = value * 10 + (text[i] - 48)
+        value = value * 10 + (text[i] - c'0')
         if value > <int64_t>INT32_MAX + minus:
             return 0
         i += 1
@@ -45,9 +45,9 @@ cdef inline int64_t derive_due_time(const uint8_t* text, int length) noexcept no
     if not 0 < length <= DUE_TIME_DIGITS:
         return 0
     for i in range(length):
-        if not 48 <= text[i] <= 57:
+        if not c'0' <= text[i] <= c'9':
             return 0
-        value = value * 10 + (text[i] - 48)
+        value = value * 10 + (text[i] - c'0')
     return value
 
 
@@ -75,7 +75,7 @@ cdef inline void derive_begin(const record_view* v, const int64_t* delay_ms, int
     d.tags_code = java_hash(0, tags.value, tags.value_len) if tags.value_len else 0
     d.delayed = False
     d.due_ms = 0
-    if delay.value_len and v.topic_len == 19 and memcmp(v.topic, b"SCHEDULE_TOPIC_XXXX", 19) == 0:
+    if delay.value_len and v.topic_len == SCHEDULE_TOPIC_BYTES and memcmp(v.topic, SCHEDULE_TOPIC_TEXT, SCHEDULE_TOPIC_BYTES) == 0:
         level = derive_integer(delay.value, delay.value_len)
         d.delayed = level > 0
         if d.delayed and v.queue_id >= <int>DELAY_RUN_QUEUES:

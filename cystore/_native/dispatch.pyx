@@ -73,7 +73,7 @@ cdef int _gather(dispatch_state* d) noexcept nogil:
     cdef pending_record* r
     cdef int64_t at = d.position
     cdef int hashes = 0
-    cdef int transaction, status
+    cdef int status
     cdef const uint8_t* p
     d.pending_count = 0
     while d.pending_count < PENDING_RECORDS and hashes <= PENDING_RECORDS * 8:
@@ -99,21 +99,20 @@ cdef int _gather(dispatch_state* d) noexcept nogil:
         r.first_hash = hashes
         r.hash_count = 0
         if status == RECORD_OK:
-            transaction = v.sys_flag & <int>SYS_FLAG_TRANSACTION_MASK
             r.store_timestamp = v.store_timestamp
             r.queue_offset = v.queue_offset
             r.queue = _queue_of(d, &v)
             if r.queue != NULL:
                 r.slot = <uint32_t>(r.queue - control_slot(d.block, 0))
-            elif transaction == 0 or transaction == <int>SYS_FLAG_COMMIT:
+            elif takes_queue_offset(v.sys_flag):
                 return DISPATCH_NEED_QUEUE
-            if d.with_index and transaction != <int>SYS_FLAG_ROLLBACK:
+            if d.with_index and takes_index_entry(v.sys_flag):
                 _seed_for(d, &v, r.queue)
                 _read_properties(d, r, &v, True)
                 hashes += r.hash_count
             else:
                 _read_properties(d, r, &v, False)
-            if transaction != 0 and transaction != <int>SYS_FLAG_COMMIT:
+            if not takes_queue_offset(v.sys_flag):
                 r.queue = NULL
         else:
             r.store_timestamp = 0

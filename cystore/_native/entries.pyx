@@ -109,7 +109,7 @@ cdef int entries_run(const uint8_t* p, int64_t begin, int64_t limit, int64_t fil
     cdef const uint8_t* at
     cdef size_t length
     cdef int32_t number, seed
-    cdef int status, transaction
+    cdef int status
     while s.position < limit:
         if s.row_count == s.row_room or s.key_count + KEYS_A_RECORD > s.key_room:
             return ENTRIES_FULL
@@ -126,9 +126,8 @@ cdef int entries_run(const uint8_t* p, int64_t begin, int64_t limit, int64_t fil
         if status != RECORD_OK:
             s.reason = status
             return ENTRIES_INVALID
-        transaction = v.sys_flag & <int>SYS_FLAG_TRANSACTION_MASK
         derive_begin(&v, s.delay_ms, s.delay_levels, &found)
-        if transaction == 0 or transaction == <int>SYS_FLAG_COMMIT:
+        if takes_queue_offset(v.sys_flag):
             number = _queue_of(s, &v)
             if number < 0:
                 return ENTRIES_FULL
@@ -141,7 +140,7 @@ cdef int entries_run(const uint8_t* p, int64_t begin, int64_t limit, int64_t fil
             row.store_timestamp = v.store_timestamp
             s.row_count += 1
             s.queues[number].count += 1
-        if s.with_keys and transaction != <int>SYS_FLAG_ROLLBACK:
+        if s.with_keys and takes_index_entry(v.sys_flag):
             seed = 0
             length = 0
             while derive_next_key(&found, &key, &length):

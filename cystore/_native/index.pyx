@@ -278,7 +278,7 @@ cdef int index_query(const index_view* index, key_query* q, log_window* window) 
         if not record_check(at, &v):
             _keep_damaged(q, q.wanted, RECORD_BAD_CHECKSUM)
         elif v.topic_len == q.topic_len and memcmp(v.topic, q.topic, q.topic_len) == 0 \
-                and v.sys_flag & SYS_FLAG_TRANSACTION_MASK != SYS_FLAG_ROLLBACK \
+                and takes_index_entry(v.sys_flag) \
                 and (q.key == NULL or index_key_matches(&v, q.key, q.key_len)):
             _keep(q, q.wanted)
 

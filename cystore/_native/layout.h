@@ -10,7 +10,6 @@
 #define RECORD_MAGIC_ROCKETMQ 0xdaa320a7u /* record of RocketMQ 4.9.3 (CommitLog.MESSAGE_MAGIC_CODE) */
 #define RECORD_MAGIC_BLANK 0xcbd43194u /* end-of-file filler (CommitLog.BLANK_MAGIC_CODE) */
 #define RECORD_MAGIC_CYSTORE 0x43595331 /* record whose checksum covers all of it, 'CYS1' */
-#define RECORD_SIZE_MIN 0x5b /* IPv4 hosts, no body, no topic byte, no properties */
 #define BLANK_SIZE_MIN 0x8 /* total size and magic */
 #define TOPIC_BYTES_MAX 0x7f /* the length is a signed byte */
 #define PROPERTIES_BYTES_MAX 0x7fff /* the length is a signed short */
@@ -32,6 +31,15 @@
 #define DELAY_SECONDS_MAX 0xbbf81e00u /* of one level: a hundred years */
 #define DELAY_RUN_QUEUES 0x100 /* queue ids of SCHEDULE_TOPIC_XXXX from one queue of a level to the next; the first ones are RocketMQ's */
 #define DELAY_PROPERTY_ROOM 0x70 /* bytes that delivery may add to the properties of a delayed message */
+#define HOST_V4_BYTES 0x8 /* of a host in a record: IPv4 address and port */
+#define HOST_V6_BYTES 0x14 /* IPv6 address and port */
+#define RECORD_PREFIX_BYTES 0x30 /* before the first host */
+#define RECORD_BODY_AT 0x48 /* where the body begins, but for the hosts before it */
+#define RECORD_TAIL_FIXED_BYTES 0x3 /* behind the body: lengths of topic and properties */
+#define RECORD_FIXED_BYTES 0x4b /* but for hosts, body, topic and properties */
+#define RECORD_HEAD_BYTES_MAX 0x70 /* up to the body, whatever the hosts */
+#define RECORD_SIZE_MIN 0x5b /* IPv4 hosts, no body, no topic byte, no properties */
+#define RECORD_CHECKED_AT 0xc /* the checksum covers what is before its field, and all from here on */
 #define FLAG_SYNC_FAILED 0x1 /* an fsync failed: read-only until reopened */
 #define FLAG_NOT_WRITABLE 0x2 /* switched off by an operator */
 #define FLAG_CORRUPT 0x4 /* dispatch met a damaged record */
@@ -45,6 +53,8 @@
 #define DUTIES_MAX 8
 #define WORDS_OF_DUTY 8
 #define KEY_WORDS 64
+#define SCHEDULE_TOPIC "SCHEDULE_TOPIC_XXXX"
+#define SCHEDULE_TOPIC_BYTES 19
 #define LOCK_CLEAN 0
 #define LOCK_HOUSEKEEPING 1
 #define LOCK_DELIVER 2
@@ -275,6 +285,15 @@ static inline int64_t queue_table_row_minimum(const uint8_t *p) { return (int64_
 static inline void queue_table_row_set_minimum(uint8_t *p, int64_t v) { store_be64(p + QUEUE_TABLE_ROW_MINIMUM_AT, (uint64_t)v); }
 static inline uint64_t queue_table_row_mark(const uint8_t *p) { return (uint64_t)load_be64(p + QUEUE_TABLE_ROW_MARK_AT); }
 static inline void queue_table_row_set_mark(uint8_t *p, uint64_t v) { store_be64(p + QUEUE_TABLE_ROW_MARK_AT, (uint64_t)v); }
+
+static inline int takes_queue_offset(int32_t sys_flag) {
+    int32_t kind = sys_flag & SYS_FLAG_TRANSACTION_MASK;
+    return kind == 0 || kind == 8;
+}
+static inline int takes_index_entry(int32_t sys_flag) {
+    int32_t kind = sys_flag & SYS_FLAG_TRANSACTION_MASK;
+    return kind != 12;
+}
 
 typedef struct queue_entry {
     int64_t next; /* append: next queue offset, of what is published */

@@ -5,7 +5,6 @@ cdef extern from "layout.h" nogil:
     const uint32_t RECORD_MAGIC_ROCKETMQ
     const uint32_t RECORD_MAGIC_BLANK
     const uint32_t RECORD_MAGIC_CYSTORE
-    const uint32_t RECORD_SIZE_MIN
     const uint32_t BLANK_SIZE_MIN
     const uint32_t TOPIC_BYTES_MAX
     const uint32_t PROPERTIES_BYTES_MAX
@@ -27,6 +26,15 @@ cdef extern from "layout.h" nogil:
     const uint32_t DELAY_SECONDS_MAX
     const uint32_t DELAY_RUN_QUEUES
     const uint32_t DELAY_PROPERTY_ROOM
+    const uint32_t HOST_V4_BYTES
+    const uint32_t HOST_V6_BYTES
+    const uint32_t RECORD_PREFIX_BYTES
+    const uint32_t RECORD_BODY_AT
+    const uint32_t RECORD_TAIL_FIXED_BYTES
+    const uint32_t RECORD_FIXED_BYTES
+    const uint32_t RECORD_HEAD_BYTES_MAX
+    const uint32_t RECORD_SIZE_MIN
+    const uint32_t RECORD_CHECKED_AT
     const uint32_t FLAG_SYNC_FAILED
     const uint32_t FLAG_NOT_WRITABLE
     const uint32_t FLAG_CORRUPT
@@ -40,6 +48,8 @@ cdef extern from "layout.h" nogil:
     const uint32_t KEY_WORDS
     const uint64_t CONTROL_MAGIC
     const uint64_t LAYOUT_FINGERPRINT
+    const char* SCHEDULE_TOPIC_TEXT "SCHEDULE_TOPIC"
+    const int SCHEDULE_TOPIC_BYTES
     const int LOCK_CLEAN
     const int LOCK_HOUSEKEEPING
     const int LOCK_DELIVER
@@ -232,6 +242,8 @@ cdef extern from "layout.h" nogil:
     void queue_table_row_set_minimum(uint8_t* p, int64_t v)
     uint64_t queue_table_row_mark(const uint8_t* p)
     void queue_table_row_set_mark(uint8_t* p, uint64_t v)
+    bint takes_queue_offset(int32_t sys_flag)
+    bint takes_index_entry(int32_t sys_flag)
     ctypedef struct queue_entry:
         int64_t next
         int64_t claimed

@@ -35,11 +35,8 @@ cdef struct put_options:
 
 cdef enum:
     LARGE_BODY_BYTES = 16 * 1024    # from here on the body's checksum is computed before the lock
-    SCHEDULE_TOPIC_BYTES = 19
     TOPIC_CACHE = 64
     TAIL_BYTES = 384                # a cached_topic has 512 bytes then: its place is a shift
-    PLAIN_HOST_BYTES = 8            # an IPv4 address and a port
-    PLAIN_SIZE = 75 + 2 * PLAIN_HOST_BYTES  # a plain record without body, topic and properties
     TAG_BYTES = 64                  # room for a tag's property; a longer one takes the general way
 
 # A topic that was used lately, by the identity of its text, which is kept: so are the bytes that it points to.

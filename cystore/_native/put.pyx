@@ -122,8 +122,8 @@ cdef inline bint append_plain(PlainAppender self, PyObject* topic, PyObject* bod
     item.properties_len = properties_len
     item.tail = cached.tail
     item.born_host = item.store_host = self.blank.store_host
-    item.born_host_len = item.store_host_len = PLAIN_HOST_BYTES
-    item.size = PLAIN_SIZE + item.body_len + item.topic_len + item.properties_len
+    item.born_host_len = item.store_host_len = <int32_t>HOST_V4_BYTES
+    item.size = <int32_t>RECORD_SIZE_MIN + item.body_len + item.topic_len + item.properties_len
     item.queue_id = options.queue_id
     item.flag = options.flag
     item.entry = cached.entry

@@ -294,7 +294,7 @@ def read_batch(LogWindow window not None, int64_t minimum, int64_t wrote, Mapped
     s.topic = <const uint8_t*>PyBytes_AS_STRING(topic)
     s.topic_len = <int>len(topic)
     s.queue_id = queue_id
-    s.codes_are_hashes = topic != b"SCHEDULE_TOPIC_XXXX"
+    s.codes_are_hashes = topic != SCHEDULE_TOPIC_TEXT
     s.limits = limits.c
     s.limits.max_count = min(max_count, max(limits.c.count_in_memory, limits.c.count_in_disk))
     if tags is not None:

@@ -48,7 +48,7 @@ cdef inline int record_read(const uint8_t* p, size_t available, record_view* v) 
     before, from the same bytes, or its topic is NULL."""
     cdef const uint8_t* last_topic = v.topic
     cdef int last_topic_len = v.topic_len
-    cdef size_t at = 48
+    cdef size_t at = RECORD_PREFIX_BYTES
     cdef size_t size
     if available < BLANK_SIZE_MIN:
         return RECORD_SHORT
@@ -71,11 +71,9 @@ cdef inline int record_read(const uint8_t* p, size_t available, record_view* v) 
     v.sys_flag = record_sys_flag(p)
     v.born_timestamp = record_born_timestamp(p)
     v.born_host = p + at
-    v.born_host_len = 20 if v.sys_flag & SYS_FLAG_BORN_HOST_V6 else 8
-    v.store_host_len = 20 if v.sys_flag & SYS_FLAG_STORE_HOST_V6 else 8
-    # Fixed parts behind the hosts: store timestamp 8, reconsume times 4, prepared offset 8, body length 4, topic length 1,
-    # properties length 2.
-    if at + v.born_host_len + v.store_host_len + 27 > size:
+    v.born_host_len = HOST_V6_BYTES if v.sys_flag & SYS_FLAG_BORN_HOST_V6 else HOST_V4_BYTES
+    v.store_host_len = HOST_V6_BYTES if v.sys_flag & SYS_FLAG_STORE_HOST_V6 else HOST_V4_BYTES
+    if <size_t>RECORD_FIXED_BYTES + v.born_host_len + v.store_host_len > size:
         return RECORD_BAD_LENGTH
     at += v.born_host_len
     v.store_timestamp = <int64_t>load_be64(p + at)
@@ -86,7 +84,7 @@ cdef inline int record_read(const uint8_t* p, size_t available, record_view* v) 
     v.prepared_transaction_offset = <int64_t>load_be64(p + at + 4)
     v.body_len = <int32_t>load_be32(p + at + 12)
     at += 16
-    if v.body_len < 0 or <size_t>v.body_len + 3 > size - at:
+    if v.body_len < 0 or <size_t>v.body_len + RECORD_TAIL_FIXED_BYTES > size - at:
         return RECORD_BAD_LENGTH
     v.body = p + at
     at += <size_t>v.body_len
@@ -112,9 +110,10 @@ cdef inline uint32_t record_checksum(const uint8_t* p, const record_view* v) noe
     cdef uint64_t head
     if v.magic == RECORD_MAGIC_CYSTORE:
         if crc_copy_known and v.total_size <= CRC_READ_MOST:
-            memcpy(&head, p, 8)
-            return ~<uint32_t>crc_read(crc_step_8(0xFFFFFFFFu, head), p + 12, <size_t>v.total_size - 12)
-        return crc32c_update(crc32c_update(0, p, 8), p + 12, <size_t>v.total_size - 12)
+            memcpy(&head, p, RECORD_CHECKSUM_FIELD_AT)
+            return ~<uint32_t>crc_read(crc_step_8(0xFFFFFFFFu, head), p + RECORD_CHECKED_AT, <size_t>v.total_size - RECORD_CHECKED_AT)
+        return crc32c_update(crc32c_update(0, p, RECORD_CHECKSUM_FIELD_AT), p + RECORD_CHECKED_AT,
+                             <size_t>v.total_size - RECORD_CHECKED_AT)
     return crc32_body(v.body, <size_t>v.body_len) if v.body_len > 0 else 0
 
 

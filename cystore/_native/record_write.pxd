@@ -79,7 +79,7 @@ cdef inline uint64_t put_bytes(uint8_t* at, const uint8_t* source, size_t length
 
 cdef inline uint64_t put_host(uint8_t* at, const uint8_t* packed, int32_t length, uint64_t crc, bint summing) noexcept nogil:
     cdef uint64_t whole
-    if length != 8:  # that of IPv4, with its port
+    if length != <int32_t>HOST_V4_BYTES:
         return put_bytes(at, packed, length, crc, summing)
     memcpy(&whole, packed, 8)
     memcpy(at, &whole, 8)
@@ -88,7 +88,7 @@ cdef inline uint64_t put_host(uint8_t* at, const uint8_t* packed, int32_t length
 
 cdef inline uint64_t write_head(uint8_t* p, const append_item* item, uint32_t magic, bint summing) noexcept nogil:
     """What comes before the body, but for the checksum field. Gives the CRC register."""
-    cdef uint8_t* at = p + 48
+    cdef uint8_t* at = p + RECORD_PREFIX_BYTES
     cdef uint64_t crc = 0xFFFFFFFFu
     crc = put_be64(p + RECORD_TOTAL_SIZE_AT, <uint64_t><uint32_t>item.size << 32 | magic, crc, summing)
     crc = put_be64(p + RECORD_QUEUE_ID_AT, <uint64_t><uint32_t>item.queue_id << 32 | <uint32_t>item.flag, crc, summing)
@@ -110,7 +110,7 @@ cdef inline uint64_t write_head(uint8_t* p, const append_item* item, uint32_t ma
 cdef inline uint64_t write_tail(uint8_t* at, const append_item* item, bint summing) noexcept nogil:
     """What comes after the body, and perhaps some bytes of 0 before it. Gives the CRC register that it makes of 0."""
     cdef uint64_t crc = 0
-    cdef size_t length = 3 + item.topic_len + item.properties_len
+    cdef size_t length = RECORD_TAIL_FIXED_BYTES + item.topic_len + item.properties_len
     if item.tail != NULL:
         return crc_copy_padded(at, item.tail, length) if summing else put_bytes(at, item.tail, length, 0, summing)
     at[0] = <uint8_t>item.topic_len
@@ -124,7 +124,7 @@ cdef inline uint64_t write_tail(uint8_t* at, const append_item* item, bint summi
 
 cdef inline void write_record(uint8_t* p, const append_item* item, uint32_t magic) noexcept nogil:
     """The whole record; its checksum field last."""
-    cdef uint8_t* body = p + 72 + item.born_host_len + item.store_host_len
+    cdef uint8_t* body = p + RECORD_BODY_AT + item.born_host_len + item.store_host_len
     cdef uint8_t* tail = body + item.body_len
     cdef uint32_t checksum
     cdef uint64_t head, end, all
@@ -149,5 +149,6 @@ cdef inline void write_record(uint8_t* p, const append_item* item, uint32_t magi
         failpoint("append.bytes_written")
         checksum = item.body_checksum
         if magic == RECORD_MAGIC_CYSTORE:
-            checksum = crc32c_update(crc32c_update(0, p, 8), p + 12, item.size - 12)
+            checksum = crc32c_update(crc32c_update(0, p, RECORD_CHECKSUM_FIELD_AT), p + RECORD_CHECKED_AT,
+                                     item.size - RECORD_CHECKED_AT)
     record_set_checksum_field(p, checksum)

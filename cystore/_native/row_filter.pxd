@@ -3,7 +3,7 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memchr, memcmp
 
-from cystore._native.layout cimport SYS_FLAG_COMMIT, SYS_FLAG_TRANSACTION_MASK
+from cystore._native.layout cimport takes_queue_offset
 from cystore._native.queue_table cimport queue_hash
 from cystore._native.record cimport property_next, property_view, record_view
 
@@ -100,10 +100,9 @@ cdef inline bint _words_match(const record_filter* f, const record_view* v) noex
 
 
 cdef inline bint is_wanted(const record_filter* f, const record_view* v) noexcept nogil:
-    cdef int transaction = v.sys_flag & <int>SYS_FLAG_TRANSACTION_MASK
     cdef bint found
     cdef int i
-    if f.in_queue and transaction != 0 and transaction != <int>SYS_FLAG_COMMIT:
+    if f.in_queue and not takes_queue_offset(v.sys_flag):
         return False
     if not f.physical_begin <= v.physical_offset < f.physical_end or not f.offset_begin <= v.queue_offset < f.offset_end \
             or not f.time_begin <= v.store_timestamp < f.time_end:

@@ -21,9 +21,9 @@ from cystore._native.record cimport (
 from cystore._native.record_read cimport record_intact, record_read
 
 # Hosts of 20 bytes instead of 8, the longest topic, the longest properties: what a record can have beside its body.
-cdef int64_t BESIDE_BODY_MAX = RECORD_SIZE_MIN + 24 + TOPIC_BYTES_MAX + PROPERTIES_BYTES_MAX
+cdef int64_t BESIDE_BODY_MAX = RECORD_SIZE_MIN + 2 * (HOST_V6_BYTES - HOST_V4_BYTES) + TOPIC_BYTES_MAX + PROPERTIES_BYTES_MAX
 # From here on the body length can be read, whatever the hosts.
-cdef int64_t HEAD_BYTES = 112
+cdef int64_t HEAD_BYTES = RECORD_HEAD_BYTES_MAX
 
 
 # More entries than a consume queue can have: 20 bytes each in 63 bits.
@@ -43,9 +43,9 @@ cdef inline int _short(const uint8_t* p, int64_t available, int64_t room, scan_s
     if record_physical_offset(p) != s.position:
         s.reason = RECORD_BAD_POSITION
         return SCAN_INVALID
-    body_at = 48 + (20 if record_sys_flag(p) & SYS_FLAG_BORN_HOST_V6 else 8) + 8
-    body_at += (20 if record_sys_flag(p) & SYS_FLAG_STORE_HOST_V6 else 8) + 12
-    body = <int32_t>load_be32(p + body_at)
+    body_at = RECORD_BODY_AT + (HOST_V6_BYTES if record_sys_flag(p) & SYS_FLAG_BORN_HOST_V6 else HOST_V4_BYTES)
+    body_at += HOST_V6_BYTES if record_sys_flag(p) & SYS_FLAG_STORE_HOST_V6 else HOST_V4_BYTES
+    body = <int32_t>load_be32(p + body_at - 4)
     if body < 0 or body > size or size - body > BESIDE_BODY_MAX:
         s.reason = RECORD_BAD_LENGTH
         return SCAN_INVALID
@@ -184,7 +184,7 @@ cdef inline int _follow(scan_state* s) noexcept nogil:
 
 cdef int scan_run(const uint8_t* p, int64_t begin, int64_t end, scan_state* s) noexcept nogil:
     """Goes on from `position`; `p` holds the log's bytes [begin, end), of the file that ends at `file_end`."""
-    cdef int status, transaction
+    cdef int status
     cdef const uint8_t* at
     cdef record_view v      # of its own: what nobody asks for is not even read
     v.topic = NULL
@@ -198,12 +198,11 @@ cdef int scan_run(const uint8_t* p, int64_t begin, int64_t end, scan_state* s) n
             s.v = v
         if status != SCAN_LIMIT:
             return status
-        transaction = v.sys_flag & <int>SYS_FLAG_TRANSACTION_MASK
-        if s.follow_queues and (transaction == 0 or transaction == <int>SYS_FLAG_COMMIT):
+        if s.follow_queues and takes_queue_offset(v.sys_flag):
             status = _follow(s)
             if status != SCAN_LIMIT:
                 return status
-        if s.compare_keys and transaction != <int>SYS_FLAG_ROLLBACK and s.accepted_keys != s.position:
+        if s.compare_keys and takes_index_entry(v.sys_flag) and s.accepted_keys != s.position:
             status = _follow_keys(s)
             if status != SCAN_LIMIT:
                 # The queue has taken the record already: what it said is not to be asked again.

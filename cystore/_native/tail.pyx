@@ -68,15 +68,14 @@ cdef int _enter(log_window* window, tail_walk* t, uint8_t* entries) noexcept nog
     cdef record_view v
     cdef const uint8_t* p
     cdef derived found
-    cdef int status, transaction
+    cdef int status
     cdef int64_t place
     while t.count < t.room:
         status = _next(window, t, &v, &p)
         if status != RECORD_OK:
             return status
-        transaction = v.sys_flag & <int>SYS_FLAG_TRANSACTION_MASK
         if v.queue_id == t.queue_id and v.queue_offset >= t.first + t.count \
-                and (transaction == 0 or transaction == <int>SYS_FLAG_COMMIT) and record_check(p, &v):
+                and takes_queue_offset(v.sys_flag) and record_check(p, &v):
             place = v.queue_offset - t.first
             if place >= t.room:
                 queue_put_holes(entries + t.count * <int64_t>QUEUE_ENTRY_BYTES, t.room - t.count)
@@ -100,7 +99,7 @@ cdef int _find(log_window* window, tail_walk* t, int64_t* offsets) noexcept nogi
         if status != RECORD_OK:
             return status
         if t.begin_ms <= v.store_timestamp <= t.end_ms \
-                and v.sys_flag & <int>SYS_FLAG_TRANSACTION_MASK != <int>SYS_FLAG_ROLLBACK \
+                and takes_index_entry(v.sys_flag) \
                 and index_key_matches(&v, t.key, t.key_len) and record_check(p, &v):
             offsets[t.count] = t.at
             t.count += 1

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Iterator, Sequence
 
 import cystore
-from cystore._native.appender import SCHEDULE_TOPIC
 from cystore.cli.command import OK, Command, add_json, store_config, whole_number
 from cystore.cli.output import time_text, write_json, write_line, write_note
 from cystore.cli.progress import progress
 from cystore.engine.recognize import is_store
+from cystore.layout import SCHEDULE_TOPIC
 from cystore.system import files
 
 CHUNK_BYTES = 256 * 1024

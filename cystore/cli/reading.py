@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 
 from cystore import CorruptRecordError, Message, MessageStore
 from cystore.cli.output import write_note
-from cystore.layout import CONSTANTS
+from cystore.layout import takes_queue_offset
 
 BATCH = 1024
 DAMAGE_LINES = 20
-TRANSACTION_MASK = CONSTANTS["SYS_FLAG_TRANSACTION_MASK"][0]
-WITHOUT_QUEUE = (CONSTANTS["SYS_FLAG_PREPARED"][0], CONSTANTS["SYS_FLAG_ROLLBACK"][0])
 
 
 class Damage:
@@ -84,7 +82,7 @@ def whole_queues(store: MessageStore, topic: str | None, queue_ids: list[int]) -
 
 def has_queue_entry(message: Message) -> bool:
     """Whether the message is one of its queue: prepared and rolled back ones of a transaction are not."""
-    return message.sys_flag & TRANSACTION_MASK not in WITHOUT_QUEUE
+    return takes_queue_offset(message.sys_flag)
 
 
 def queue_messages(store: MessageStore, view: QueueView, begin: int, damage: Damage) -> Iterator[Message]:

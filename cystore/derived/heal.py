@@ -14,11 +14,10 @@ from cystore.derived.damage import DamageSearch
 from cystore.engine.commit_log import CommitLog
 from cystore.engine.holes import Hole, Holes
 from cystore.errors import CorruptRecordError, OffsetError
-from cystore.layout import CONSTANTS
+from cystore.layout import CONSTANTS, SCHEDULE_TOPIC
 
 log = logging.getLogger("cystore")
 
-SCHEDULED = "SCHEDULE_TOPIC_XXXX"  # its entries hold due times, which do not follow from the record alone
 WRITE_ENTRIES = 4096  # compared and written in one turn under the dispatch lock
 LOCK_WAIT_MS = 1_000
 HOLE_ENTRY = bytes(8) + CONSTANTS["HOLE_ENTRY_SIZE"][0].to_bytes(4, "big") + bytes(8)
@@ -39,7 +38,7 @@ class QueueHealer:
         A process that may not write gives False. Raises StoreFullError, StoreIOError.
         """
         control, queue = self._control, self._queues.get(slot)
-        if control.read_only or queue.topic == SCHEDULED or (slot, queue_offset) in self._hopeless:
+        if control.read_only or queue.topic == SCHEDULE_TOPIC or (slot, queue_offset) in self._hopeless:
             return False
         end = queue.max_offset
         behind_file = queue.next_file_offset(queue_offset)

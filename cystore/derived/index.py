@@ -25,7 +25,7 @@ from cystore.config import StoreConfig
 from cystore.engine.mappings import Mappings
 from cystore.engine.segments import Mode
 from cystore.errors import StoreError, StoreFormatError, StoreIOError, StoreResourceError
-from cystore.layout import CONSTANTS, DISK_STRUCTS
+from cystore.layout import CONSTANTS, INDEX_ENTRY, INDEX_HEADER, field_of
 from cystore.system import files, os_threads, unreadable
 from cystore.system.folders import check_place
 from cystore.system.lengths import has_length, mend_length
@@ -39,16 +39,10 @@ SLOT_BYTES = CONSTANTS["INDEX_SLOT_BYTES"][0]
 ENTRY_BYTES = CONSTANTS["INDEX_ENTRY_BYTES"][0]
 ALLOCATE_BYTES = 4 * 1024 * 1024
 MAX_GUESSES = 100_000  # places tried for the last entry of a file of unknown shape
-_FIELDS = {disk.name: disk.fields for disk in DISK_STRUCTS}
-_END_PHYSICAL_OFFSET = next(f for f in _FIELDS["index_header"] if f.name == "end_physical_offset")
+_END_AT, _END_OFFSET = field_of("index_header", "end_physical_offset")
+_USED_SLOTS_AT, _ = field_of("index_header", "used_slots")
 
-
-def _format(name: str) -> struct.Struct:
-    """The fields of a disk struct, which follow each other without gaps."""
-    return struct.Struct(">" + "".join({4: "i", 8: "q"}[field.width] for field in _FIELDS[name]))
-
-
-_HEADER, _ENTRY = _format("index_header"), _format("index_entry")
+_SLOT = struct.Struct(">i")  # number of the newest entry
 
 
 class IndexHeader(NamedTuple):
@@ -68,7 +62,7 @@ def read_header(file: MappedFile) -> IndexHeader:
 
 
 def _header(data: bytes) -> IndexHeader:
-    header = IndexHeader(*_HEADER.unpack(data))
+    header = IndexHeader(*INDEX_HEADER.unpack(data))
     return header._replace(next_entry=max(header.next_entry, 1))
 
 
@@ -117,18 +111,16 @@ class IndexFile:
     @property
     def end_physical_offset(self) -> int:
         """The header's, by itself: dispatch looks at it each time it begins."""
-        return int.from_bytes(
-            self.file.read(_END_PHYSICAL_OFFSET.at, _END_PHYSICAL_OFFSET.width), "big", signed=True
-        )
+        return _END_OFFSET.unpack(self.file.read(_END_AT, _END_OFFSET.size))[0]
 
     def set_bounds(self, header: IndexHeader) -> None:
         """Writes the first four fields; the counts belong to the kernel."""
-        self.file.write(0, struct.pack(">qqqq", *header[:4]))
+        self.file.write(0, INDEX_HEADER.pack(*header)[:_USED_SLOTS_AT])
 
     def entry(self, number: int) -> tuple[int, int, int, int]:
         """(key hash, physical offset, seconds, previous entry) of an entry."""
         at = HEADER_BYTES + SLOT_BYTES * self.slots + ENTRY_BYTES * number
-        return _ENTRY.unpack(self.file.read(at, ENTRY_BYTES))
+        return INDEX_ENTRY.unpack(self.file.read(at, ENTRY_BYTES))
 
     @property
     def is_full(self) -> bool:
@@ -246,9 +238,7 @@ class IndexFiles:
         disk only to a mapping that existed when it happened."""
         if file.private:
             return file.touched or (bool(self._files) and self._files[-1].name == file.base)
-        end = int.from_bytes(
-            file.read(_END_PHYSICAL_OFFSET.at, _END_PHYSICAL_OFFSET.width), "big", signed=True
-        )
+        end = _END_OFFSET.unpack(file.read(_END_AT, _END_OFFSET.size))[0]
         return file.writable and end >= self._control.index_flushed
 
     def hide(self, paths: Iterable[Path]) -> None:
@@ -524,7 +514,7 @@ def told_shape(path: Path, length: int) -> tuple[bool, tuple[int, int] | None]:
     if length <= file_length(1, 1):
         return True, None
     with files.opened(path) as fd, mmap.mmap(fd, length, access=mmap.ACCESS_READ) as data:
-        header = IndexHeader(*_HEADER.unpack(data[:HEADER_BYTES]))
+        header = IndexHeader(*INDEX_HEADER.unpack(data[:HEADER_BYTES]))
         if header.next_entry <= 1:
             return False, None
         return True, _shape_from_entries(data, length, header)
@@ -536,7 +526,7 @@ def _shape_from_entries(data: mmap.mmap, length: int, header: IndexHeader) -> tu
     The last entry holds the header's end offset; from its place follows the number of slots, and then its key hash must lead
     to a slot that holds an entry number, and the first entry must hold the header's begin offset.
     """
-    number, wanted = header.next_entry - 1, struct.pack(">q", header.end_physical_offset)
+    number, wanted = header.next_entry - 1, _END_OFFSET.pack(header.end_physical_offset)
     at = data.find(wanted, HEADER_BYTES)
     for _ in range(MAX_GUESSES):
         if at < 0:
@@ -544,9 +534,9 @@ def _shape_from_entries(data: mmap.mmap, length: int, header: IndexHeader) -> tu
         slots, odd = divmod(at - 4 - HEADER_BYTES - ENTRY_BYTES * number, SLOT_BYTES)
         capacity, rest = divmod(length - HEADER_BYTES - SLOT_BYTES * slots, ENTRY_BYTES)
         if not odd and not rest and slots > 0 and capacity > number:
-            key_hash = _ENTRY.unpack_from(data, at - 4)[0]
-            (chain,) = struct.unpack_from(">i", data, HEADER_BYTES + SLOT_BYTES * (key_hash % slots))
-            first = _ENTRY.unpack_from(data, HEADER_BYTES + SLOT_BYTES * slots + ENTRY_BYTES)
+            key_hash = INDEX_ENTRY.unpack_from(data, at - 4)[0]
+            (chain,) = _SLOT.unpack_from(data, HEADER_BYTES + SLOT_BYTES * (key_hash % slots))
+            first = INDEX_ENTRY.unpack_from(data, HEADER_BYTES + SLOT_BYTES * slots + ENTRY_BYTES)
             if (
                 key_hash >= 0
                 and chain == number

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import struct
 from array import array
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -25,7 +24,7 @@ from cystore.derived.offsets import QUEUE_ID_MAX, QUEUE_OFFSETS, TOPIC
 from cystore.engine.checkpoint import CheckpointFields
 from cystore.engine.given_up import OFFSET_LIMIT
 from cystore.errors import StoreError, StoreIOError
-from cystore.layout import DISK_STRUCTS
+from cystore.layout import codec, field_of
 from cystore.system import files
 
 log = logging.getLogger("cystore")
@@ -33,16 +32,8 @@ log = logging.getLogger("cystore")
 NAME = "queueTable"
 MANY_QUEUES = 1024  # with fewer ones every open looks at them all
 MAGIC = int.from_bytes(b"CYSQTAB1", "big")
-_CODES = {(4, False): "i", (8, False): "q", (4, True): "I", (8, True): "Q"}
-
-
-def _format(name: str) -> struct.Struct:
-    """The fields of a disk struct, which follow each other without gaps."""
-    fields = next(disk.fields for disk in DISK_STRUCTS if disk.name == name)
-    return struct.Struct(">" + "".join(_CODES[field.width, field.unsigned] for field in fields))
-
-
-_HEADER, _ROW, _CHECKSUM = _format("queue_table_header"), _format("queue_table_row"), struct.Struct(">I")
+_HEADER, _ROW = codec("queue_table_header"), codec("queue_table_row")
+_, _CHECKSUM = field_of("queue_table_header", "checksum")
 Row = tuple[str, int, int, int]  # topic, queue id, next offset, minimum offset
 
 

@@ -40,7 +40,7 @@ from cystore.errors import (
     StoreIOError,
     StoreResourceError,
 )
-from cystore.layout import CONSTANTS
+from cystore.layout import takes_index_entry
 from cystore.result import GetResult, GetStatus
 from cystore.system.trouble import Trouble
 
@@ -54,8 +54,6 @@ DEFAULT_COUNT = 32  # messages of a query
 HEALED_TRIES = 5
 CLEANED_TRIES = 100  # a get tries again this often if a cleaner removes the entries that it is about to read
 INT32_MAX = (1 << 31) - 1
-TRANSACTION_MASK = CONSTANTS["SYS_FLAG_TRANSACTION_MASK"][0]
-ROLLBACK = CONSTANTS["SYS_FLAG_ROLLBACK"][0]  # has no key in the index
 REPLACED = "�"  # bytes that are not UTF-8 become this
 
 
@@ -465,7 +463,7 @@ class Reader:
         stopped process). Raises CorruptRecordError at damage."""
         for message in self._commit_log.scan(begin, end):
             in_time = begin_ms <= (message.store_timestamp_ms or 0) <= end_ms
-            if in_time and message.topic == topic and message.sys_flag & TRANSACTION_MASK != ROLLBACK:
+            if in_time and message.topic == topic and takes_index_entry(message.sys_flag):
                 yield message
 
     # --------------------------------------------------------------------------------------- by time

@@ -26,11 +26,11 @@ from cystore.derived.dispatch import Dispatcher
 from cystore.engine.manifest import Manifest
 from cystore.engine.removed import RemovedQueue
 from cystore.errors import StoreConfigError
+from cystore.layout import SCHEDULE_TOPIC
 from cystore.system.reentry import undisturbed
 
 log = logging.getLogger("cystore")
 
-SCHEDULED = "SCHEDULE_TOPIC_XXXX"
 LOCK_WAIT_MS = 1_000
 
 
@@ -56,9 +56,9 @@ class QueueRemover:
     def delete_topic(self, topic: str) -> Removal:
         """Removes every queue of a topic, with all messages that are in it by now. Raises StoreConfigError for the topic of delayed
         messages."""
-        if topic == SCHEDULED:
+        if topic == SCHEDULE_TOPIC:
             raise StoreConfigError(
-                f"{SCHEDULED} contains the messages that are still delayed, and cannot be deleted"
+                f"{SCHEDULE_TOPIC} contains the messages that are still delayed, and cannot be deleted"
             )
         self._dispatcher.run_to_end()
         control, rows, messages = self._control, [], 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from bisect import bisect_left
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,13 +11,12 @@ from cystore._native.mapping import MappedFile
 from cystore._native.queue import entry_at
 from cystore._native.window import LogWindow
 from cystore.derived.consume_queue import ENTRY_BYTES
-from cystore.layout import CONSTANTS
+from cystore.layout import CONSTANTS, QUEUE_ENTRY
 
 QUEUES_REMEMBERED = 4096
 
 SEARCHED_ENTRIES = 65_536  # of a queue that are made at once to find a time among them
 HOLE_ENTRY_SIZE = CONSTANTS["HOLE_ENTRY_SIZE"][0]
-_ENTRY = struct.Struct(">qiq")
 
 Queue = tuple[bytes, int]
 
@@ -89,7 +87,7 @@ class TailReader:
             file, count, reached = self.entries(window, *bounds, queue, begin, SEARCHED_ENTRIES)
             if count == 0:
                 return earlier, None
-            rows = list(_ENTRY.iter_unpack(file.read(0, count * ENTRY_BYTES)))
+            rows = list(QUEUE_ENTRY.iter_unpack(file.read(0, count * ENTRY_BYTES)))
             numbers = [number for number, (_, size, _) in enumerate(rows) if size != HOLE_ENTRY_SIZE]
 
             def time_of(number: int, rows: list[tuple[int, int, int]] = rows) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -28,7 +27,7 @@ from cystore.errors import (
     StoreTimeoutError,
     SyncFailedError,
 )
-from cystore.layout import CONSTANTS, FLAGS, RECORD_MAGIC_BLANK
+from cystore.layout import CONSTANTS, FLAGS, RECORD_MAGIC_BLANK, field_of, record_store_timestamp
 from cystore.system import files
 from cystore.system.folders import check_place
 
@@ -42,7 +41,7 @@ PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 PAGE_LOOKS, PAGE_LOOK_MS = 5, 2  # a flush that nobody waits for looks so often whether the last page is full
 RECORD_SIZE_MIN = CONSTANTS["RECORD_SIZE_MIN"][0]
 BORN_HOST_V6 = CONSTANTS["SYS_FLAG_BORN_HOST_V6"][0]
-SYS_FLAG_AT, BORN_HOST_AT = 36, 48
+_SIZE, _CHECKSUM = field_of("record", "total_size"), field_of("record", "checksum_field")
 
 
 def refuse_writes(control: Control, error: SyncFailedError) -> None:
@@ -246,13 +245,10 @@ class Flusher:
         if segment is None:
             return None
         head = segment.read(position - segment.base, RECORD_SIZE_MIN)
-        size, _, checksum = struct.unpack_from(">iII", head)
+        size, checksum = (codec.unpack_from(head, at)[0] for at, codec in (_SIZE, _CHECKSUM))
         if not RECORD_SIZE_MIN <= size <= min(segment.end, self._control.wrote) - position:
             return None
-        (sys_flag,) = struct.unpack_from(">i", head, SYS_FLAG_AT)
-        born_host_bytes = 20 if sys_flag & BORN_HOST_V6 else 8
-        (timestamp_ms,) = struct.unpack_from(">q", head, BORN_HOST_AT + born_host_bytes)
-        return LastRecord(position + size, checksum, timestamp_ms)
+        return LastRecord(position + size, checksum, record_store_timestamp(head))
 
     def restate_watermark(self) -> None:
         """Moves the watermark back to the log's end. For recovery alone, which has reported the loss of durable records

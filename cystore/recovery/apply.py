@@ -4,7 +4,6 @@ are copied aside; a full disk or an input/output error ends recovery before the 
 from __future__ import annotations
 
 import re
-import struct
 from pathlib import Path
 
 from cystore import clock
@@ -20,6 +19,7 @@ from cystore.engine.holes import Hole, Holes
 from cystore.engine.manifest import record_given_up, record_holes
 from cystore.engine.quarantine import QUARANTINE, copy_name, pieces_of, put_aside
 from cystore.engine.segments import file_name
+from cystore.layout import INDEX_HEADER
 from cystore.recovery.model import (
     CutQueue,
     ExtendLogFile,
@@ -43,7 +43,6 @@ FILE, INDEX_FILE = re.compile(r"[0-9]{20}\Z", re.ASCII), re.compile(r"[0-9]{17}\
 QUEUE_ID = re.compile(r"[0-9]{1,10}\Z", re.ASCII)
 PIECE_ENTRIES = 200_000  # index entries read at once
 BLOCK_BYTES = 4096
-HEADER = struct.Struct(">qqqqii")
 
 
 class Apply:
@@ -182,9 +181,9 @@ def mended(index: IndexMend) -> Pieces:
         for at in range(0, len(slots), BLOCK_BYTES)
         if slots[at : at + BLOCK_BYTES] != before[at : at + BLOCK_BYTES]
     ]
-    begin_timestamp, _, begin_offset, *_ = HEADER.unpack(head)
+    begin_timestamp, _, begin_offset, *_ = INDEX_HEADER.unpack(head)
     bounds = (begin_timestamp, index.end_timestamp, begin_offset, index.end_physical_offset)
-    return [*changed, (0, HEADER.pack(*bounds, used, index.keep))]
+    return [*changed, (0, INDEX_HEADER.pack(*bounds, used, index.keep))]
 
 
 def mend_index(index: IndexMend) -> None:

@@ -14,14 +14,12 @@ from cystore.config import StoreConfig
 from cystore.derived.index import SLOT_BYTES
 from cystore.engine.checkpoint import CheckpointFields
 from cystore.engine.holes import Holes
-from cystore.layout import CONSTANTS
+from cystore.layout import takes_index_entry
 from cystore.recovery.index_reader import IndexReader, knows_its_shape, list_index
 from cystore.recovery.index_stream import IndexStream
 from cystore.recovery.log_reader import LogReader, Walk
 from cystore.recovery.model import IndexMend, IndexScan
 
-TRANSACTION_MASK = CONSTANTS["SYS_FLAG_TRANSACTION_MASK"][0]
-ROLLBACK = CONSTANTS["SYS_FLAG_ROLLBACK"][0]
 # The search for a record with keys examines this many records before it believes the index.
 LOOK_FOR_KEYS_RECORDS = 2_000
 ENTRIES_AT_ONCE = 50_000
@@ -213,7 +211,7 @@ class IndexCheck:
 
 
 def _has_keys(record: dict) -> bool:
-    if record["sys_flag"] & TRANSACTION_MASK == ROLLBACK:
+    if not takes_index_entry(record["sys_flag"]):
         return False
     properties = record["properties"]
     keys = find_property(properties, b"KEYS") or b""

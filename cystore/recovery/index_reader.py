@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,12 +16,11 @@ from cystore.derived.index import (
     file_length,
     told_shape,
 )
+from cystore.layout import INDEX_ENTRY, INDEX_HEADER
 from cystore.system import files
 
 NAME = re.compile(r"[0-9]{17}\Z", re.ASCII)
 BLOCK_ENTRIES = 200
-_HEADER = struct.Struct(">qqqqii")
-_ENTRY = struct.Struct(">iqii")
 
 
 @dataclass
@@ -65,7 +63,7 @@ class IndexReader:
         if self._is_first_of_log(number):
             return 0
         data = self._entry(number)
-        key_hash, physical_offset, seconds, previous = _ENTRY.unpack(data)
+        key_hash, physical_offset, seconds, previous = INDEX_ENTRY.unpack(data)
         written = any(data) and key_hash >= 0 and seconds >= 0 and 0 <= previous < number
         return physical_offset if written else -1
 
@@ -112,7 +110,7 @@ def list_index(root: Path, config: StoreConfig) -> tuple[list[IndexReader], list
         with files.opened(path) as fd:
             head, length = files.pread_full(fd, 0, HEADER_BYTES, path), files.length_of(fd, path)
         if length == file_length(slots, capacity):
-            readers.append(IndexReader(path, slots, capacity, IndexHeader(*_HEADER.unpack(head))))
+            readers.append(IndexReader(path, slots, capacity, IndexHeader(*INDEX_HEADER.unpack(head))))
         else:
             strange.append(path)
     return readers, strange
@@ -128,7 +126,7 @@ def list_readable_index(root: Path, config: StoreConfig) -> tuple[list[IndexRead
             head, length = files.pread_full(fd, 0, HEADER_BYTES, path), files.length_of(fd, path)
         has_entries, shape = told_shape(path, length)
         if shape is not None:
-            readers.append(IndexReader(path, *shape, IndexHeader(*_HEADER.unpack(head))))
+            readers.append(IndexReader(path, *shape, IndexHeader(*INDEX_HEADER.unpack(head))))
         elif has_entries:
             silent.append(path)
     return sorted(readers, key=lambda reader: reader.path.name), silent

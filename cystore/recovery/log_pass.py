@@ -12,13 +12,11 @@ from cystore._native.record import STATUS_NAMES
 from cystore.engine.given_up import GivenUp
 from cystore.engine.holes import Hole, Holes
 from cystore.engine.removed import Removed
-from cystore.layout import CONSTANTS
+from cystore.layout import takes_queue_offset
 from cystore.recovery import rules
 from cystore.recovery.log_reader import GONE, Finder, LogReader, Walk
 from cystore.recovery.queue_reader import QueueReader
 
-TRANSACTION_MASK = CONSTANTS["SYS_FLAG_TRANSACTION_MASK"][0]
-COMMIT = CONSTANTS["SYS_FLAG_COMMIT"][0]
 FIRST_ENTRIES, MORE_ENTRIES = 128, 4096
 LEAST_ENTRIES, ENTRIES_HELD = 16, 1 << 21
 LOOK_AHEAD_RECORDS = 100_000
@@ -235,7 +233,7 @@ class LogPass:
         for count, found in enumerate(self._reader.records(record.position + record.size)):
             if count == LOOK_AHEAD_RECORDS:
                 break
-            plain = found["sys_flag"] & TRANSACTION_MASK in (0, COMMIT)
+            plain = takes_queue_offset(found["sys_flag"])
             if plain and (found["topic"].decode(), found["queue_id"]) == record.key:
                 return int(found["queue_offset"])
         return None
@@ -310,7 +308,7 @@ class LogPass:
         while (found := self._finder.find(begin, end)) is not None:
             place, (topic, queue_id, queue_offset, _, store_timestamp, _, sys_flag) = found
             slot = self.result.slots.get((topic.decode("ascii"), queue_id))
-            if sys_flag & TRANSACTION_MASK not in (0, COMMIT):
+            if not takes_queue_offset(sys_flag):
                 slot = None
             if rules.resume_is_sound(
                 trusted=self._about.trusted,
@@ -356,5 +354,5 @@ def matches(record: dict[str, Any], key: Key, queue_offset: int, size: int) -> b
         (record["topic"].decode(), record["queue_id"]) == key
         and record["queue_offset"] == queue_offset
         and record["total_size"] == size
-        and (record["sys_flag"] & TRANSACTION_MASK) in (0, COMMIT)
+        and takes_queue_offset(record["sys_flag"])
     )

@@ -6,7 +6,6 @@ import errno
 import os
 import re
 import stat
-import struct
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,14 +14,13 @@ from typing import NamedTuple
 from cystore._native import scan
 from cystore.derived.consume_queue import DIRECTORY, ENTRY_BYTES
 from cystore.engine.segments import base_of_name, file_name
-from cystore.layout import CONSTANTS
+from cystore.layout import CONSTANTS, QUEUE_ENTRY
 from cystore.system import files, folders
 
 TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}\Z", re.ASCII)
 HOLE_SIZE = CONSTANTS["HOLE_ENTRY_SIZE"][0]
 BLOCK_BYTES = 4096 // ENTRY_BYTES * ENTRY_BYTES
-_ENTRY = struct.Struct(">qiq")
-HOLE_BYTES = _ENTRY.pack(0, HOLE_SIZE, 0)
+HOLE_BYTES = QUEUE_ENTRY.pack(0, HOLE_SIZE, 0)
 MANY = 3200  # entries read at once where many may be holes
 FIRST_BYTES = 4096
 NOT_READ = -1, b""
@@ -52,7 +50,7 @@ class Entry(NamedTuple):
 
 def entry_in(data: bytes, at: int) -> Entry:
     """The entry whose bytes begin at `at`."""
-    return Entry(*_ENTRY.unpack_from(data, at))
+    return Entry(*QUEUE_ENTRY.unpack_from(data, at))
 
 
 class QueueReader:

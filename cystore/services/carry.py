@@ -22,7 +22,7 @@ import logging
 from typing import NamedTuple
 
 from cystore import clock
-from cystore._native.appender import SCHEDULE_TOPIC, Appender
+from cystore._native.appender import Appender
 from cystore._native.control import Control
 from cystore._native.failpoint import failpoint
 from cystore._native.message import Message, due_message
@@ -32,7 +32,7 @@ from cystore.derived.consume_queue import ConsumeQueue, ConsumeQueues
 from cystore.derived.dispatch import Dispatcher
 from cystore.engine.commit_log import CommitLog
 from cystore.errors import StoreError
-from cystore.layout import CONSTANTS
+from cystore.layout import CONSTANTS, SCHEDULE_TOPIC
 from cystore.services.delivered import DUE, RUN_QUEUES, DeliveryProgress, level_of
 from cystore.services.transfer import (
     BATCH_BYTES,

@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Hashable
 from pathlib import Path
 
-from cystore._native.appender import SCHEDULE_TOPIC
 from cystore._native.control import Control
 from cystore._native.delay import Delivered
 from cystore._native.failpoint import failpoint
@@ -29,7 +28,7 @@ from cystore.derived.consume_queue import ConsumeQueues
 from cystore.derived.offsets import DelayOffsets, read_delay_offsets, write_delay_offsets
 from cystore.engine.commit_log import CommitLog
 from cystore.errors import CorruptRecordError, OffsetError, StoreFormatError, StoreFullError
-from cystore.layout import CONSTANTS
+from cystore.layout import CONSTANTS, SCHEDULE_TOPIC
 from cystore.recovery.log_reader import Finder, LogReader
 from cystore.system import files
 

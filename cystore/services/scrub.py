@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from cystore.derived.consume_queue import ENTRY_BYTES, ConsumeQueues
 from cystore.derived.dispatch import Dispatcher
 from cystore.engine.manifest import Facts, Manifest, look
 from cystore.errors import StoreConfigError, StoreError, StoreLockedError, StoreTimeoutError
+from cystore.layout import QUEUE_ENTRY, SCHEDULE_TOPIC
 from cystore.recovery.log_reader import LogReader
 from cystore.recovery.model import Damage
 from cystore.recovery.verify import Bounds
@@ -42,8 +42,6 @@ SLICE_BYTES = 8 << 20
 FINDINGS_KEPT = 50
 MENDED_AT_ONCE = 1000  # more wrong entries than that in one slice are a case for `cystore rebuild`
 LOCK_WAIT_MS = 100
-SCHEDULED = "SCHEDULE_TOPIC_XXXX"  # its entries hold a due time, which depends on settings
-_ENTRY = struct.Struct(">qiq")
 
 
 @dataclass(frozen=True)
@@ -246,7 +244,7 @@ class Scrubber:
         queue = self._queues.find(wrong.topic, wrong.queue_id)
         if (
             queue is None
-            or wrong.topic == SCHEDULED
+            or wrong.topic == SCHEDULE_TOPIC  # its entries hold a due time, which depends on settings
             or not queue.min_offset <= wrong.queue_offset < queue.max_offset
         ):
             return None
@@ -259,7 +257,7 @@ class Scrubber:
         if found is None or file is None or found["queue_offset"] != wrong.queue_offset:
             return None
         tags = kernel.find_property(found["properties"], b"TAGS") or b""
-        entry = _ENTRY.pack(wrong.physical_offset, wrong.size_bytes, kernel.hash_code(tags))
+        entry = QUEUE_ENTRY.pack(wrong.physical_offset, wrong.size_bytes, kernel.hash_code(tags))
         file.write(wrong.queue_offset * ENTRY_BYTES - file.base, entry)
         return file
 

@@ -9,18 +9,17 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NoReturn
 
-from cystore._native.appender import SCHEDULE_TOPIC, Appender
+from cystore._native.appender import Appender
 from cystore._native.mapping import MappedFile
 from cystore._native.message import Message, PutResult
 from cystore.engine.append_policy import AppendPolicy
 from cystore.errors import MessageIllegalError, StoreError
-from cystore.layout import CONSTANTS
+from cystore.layout import CONSTANTS, HALF_TOPIC, SCHEDULE_TOPIC
 from cystore.services.delivered import DUE, SOURCE, DeliveryProgress, carried_due_ms, source_text
 
 BATCH_MESSAGES = 256
 BATCH_BYTES = 1024 * 1024
 PROPERTIES_BYTES_MAX = CONSTANTS["PROPERTIES_BYTES_MAX"][0]
-HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 
 
 class RoomNeededError(StoreError):

@@ -15,11 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
-from cystore._native.appender import SCHEDULE_TOPIC
 from cystore._native.message import RESERVED_PROPERTIES, Message
 from cystore.config import StoreConfig
 from cystore.errors import MessageIllegalError, StoreConfigError
-from cystore.layout import CONSTANTS
+from cystore.layout import CONSTANTS, SCHEDULE_TOPIC
 
 SINK_PROPERTY = "SPARK_BATCH"  # "sink id:batch:number in the batch"
 SINK_PROPERTY_BYTES = len(SINK_PROPERTY) + 2 + 16 + 1 + 19 + 1 + 19

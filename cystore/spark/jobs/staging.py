@@ -28,7 +28,7 @@ from cystore.engine.given_up import GivenUp
 from cystore.engine.manifest import read_given_up, read_holes, read_removed
 from cystore.engine.segments import Mode
 from cystore.errors import CorruptRecordError, StoreError, StoreIOError
-from cystore.layout import CONSTANTS
+from cystore.layout import CONSTANTS, QUEUE_ENTRY
 from cystore.recovery.log_reader import LogReader
 from cystore.recovery.verify import Bounds
 from cystore.recovery.verify_range import boundary
@@ -38,7 +38,7 @@ from cystore.system import files, host
 UNIT_ROOM = 64  # more than a unit without a bitmap and the end mark behind it
 STAGE, NEW, OLD = "rebuild", "new", "old"
 RECORD_SIZE_MIN = CONSTANTS["RECORD_SIZE_MIN"][0]
-ENTRY, TIMESTAMP = struct.Struct(">qiq"), struct.Struct("=q")
+TIMESTAMP = struct.Struct("=q")
 INDEX = ("", -1)  # stands where a queue does
 
 QueueKey = tuple[str, int]
@@ -268,10 +268,10 @@ class _Units:
         """The run's entries with the addresses of their units in the place of tags codes."""
         changed = bytearray(run.entries)
         for number in range(skip, len(run.entries) // ENTRY_BYTES):
-            at, size, tags_code = ENTRY.unpack_from(run.entries, number * ENTRY_BYTES)
+            at, size, tags_code = QUEUE_ENTRY.unpack_from(run.entries, number * ENTRY_BYTES)
             (timestamp,) = TIMESTAMP.unpack_from(run.timestamps, number * TIMESTAMP.size)
             address = ext.address_of(self._put(tags_code, timestamp))
-            ENTRY.pack_into(changed, number * ENTRY_BYTES, at, size, address)
+            QUEUE_ENTRY.pack_into(changed, number * ENTRY_BYTES, at, size, address)
         return bytes(changed)
 
     def _put(self, tags_code: int, timestamp: int) -> int:

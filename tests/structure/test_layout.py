@@ -1,0 +1,118 @@
+"""Goal: layout.py alone knows where what stands in a file. Method: look for literals that are offsets, sizes and formats of records,
+queue entries and index entries, in every other source of the library."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from cystore import layout
+from tests.structure.sources import files, name_of
+
+DECLARES = {"cystore/layout.py", "cystore/_native/layout.h", "cystore/_native/layout.pxd"}
+OWN_FORMAT = {
+    "cystore/celery/remote/messages.py": "requests and answers between hosts, no file of a store",
+    "cystore/derived/index.py": "a hash slot is one number",
+}
+# Sizes and places of a record that mean nothing else: its prefix, where its body begins, its fixed part, its least size, its longest head.
+SIZES = sorted(
+    layout.CONSTANTS[name][0]
+    for name in (
+        "RECORD_PREFIX_BYTES",
+        "RECORD_BODY_AT",
+        "RECORD_FIXED_BYTES",
+        "RECORD_SIZE_MIN",
+        "RECORD_HEAD_BYTES_MAX",
+    )
+)
+# `p + 48`, `= 75 +`, `at = 72`, `20 if ... V6 else 8`
+PLACE = re.compile(
+    rf"(?:\b(?:p|at|head|data|record|position)\s*\+|\b(?:size|at|bytes|body)\w*\s*=|_(?:AT|BYTES)\s*=)\s*(?:{'|'.join(map(str, SIZES))})\b"
+    r"|\b20 if .*V6"
+    r"|\bp \+ 12\b"
+)
+BIG_ENDIAN = re.compile(r">[bhiqBHIQ0-9]{2,}|>[iIqQ]")
+RULES = ("SYS_FLAG_TRANSACTION_MASK", "SYS_FLAG_ROLLBACK", "SYS_FLAG_COMMIT")
+MAY_NAME_A_RULE = {"cystore/parquet.py": "the same rule over a column"}
+
+
+def _code(text: str) -> list[str]:
+    """The lines without their comments."""
+    return [line.partition("#")[0] for line in text.splitlines()]
+
+
+def _texts(source: str) -> list[tuple[int, str]]:
+    """Texts in a Python file that are no docstrings."""
+    tree = ast.parse(source)
+    said = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    return [
+        (node.lineno, node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said
+    ]
+
+
+def test_no_other_file_has_the_place_of_a_field():
+    assert PLACE.search("cdef uint8_t* at = p + 48") and PLACE.search("cdef int64_t size = 75 + hosts")
+    assert PLACE.search("width = 20 if flag & V6 else 8") and not PLACE.search("at = 7")
+    found = [
+        f"{name_of(path)}:{number}"
+        for path in files(".py", ".pyx", ".pxd", under="cystore")
+        if name_of(path) not in DECLARES
+        for number, line in enumerate(_code(path.read_text()), 1)
+        if PLACE.search(line)
+    ]
+    assert not found, f"layout.py declares it: {found}"
+
+
+def test_no_other_file_has_the_format_of_a_struct():
+    assert BIG_ENDIAN.fullmatch(">qiq") and BIG_ENDIAN.fullmatch(">i") and not BIG_ENDIAN.fullmatch("=2i")
+    found = [
+        f"{name_of(path)}:{line} {text!r}"
+        for path in files(".py", under="cystore")
+        if name_of(path) not in DECLARES | set(OWN_FORMAT)
+        for line, text in _texts(path.read_text())
+        if BIG_ENDIAN.fullmatch(text)
+    ]
+    assert not found, f"layout.codec makes it: {found}"
+
+
+def test_reserved_topics_are_named_once():
+    topics = (layout.SCHEDULE_TOPIC, layout.HALF_TOPIC)
+    found = [
+        f"{name_of(path)}:{line}"
+        for path in files(".py", under="cystore")
+        if name_of(path) not in DECLARES
+        for line, text in _texts(path.read_text())
+        if text in topics
+    ]
+    found += [
+        f"{name_of(path)}:{number}"
+        for path in files(".pyx", ".pxd", under="cystore")
+        for number, line in enumerate(_code(path.read_text()), 1)
+        if any(f'"{topic}"' in line for topic in topics)
+    ]
+    assert not found
+
+
+def test_one_rule_says_which_message_takes_a_queue_offset():
+    found = [
+        f"{name_of(path)}:{number}"
+        for path in files(".py", ".pyx", ".pxd", under="cystore")
+        if name_of(path) not in DECLARES | set(MAY_NAME_A_RULE)
+        for number, line in enumerate(_code(path.read_text()), 1)
+        if any(name in line for name in RULES)
+    ]
+    assert not found, f"layout.takes_queue_offset and layout.takes_index_entry say it: {found}"
+
+
+def test_a_record_of_every_kind_of_host_has_the_declared_size():
+    fixed = layout.CONSTANTS["RECORD_FIXED_BYTES"][0]
+    assert (fixed, layout.CONSTANTS["RECORD_SIZE_MIN"][0]) == (75, 91)  # as format.md draws it
+    assert layout.CONSTANTS["RECORD_BODY_AT"][0] + layout.CONSTANTS["RECORD_TAIL_FIXED_BYTES"][0] == fixed
+    assert [layout.takes_queue_offset(kind) for kind in (0, 4, 8, 12)] == [True, False, True, False]
+    assert [layout.takes_index_entry(kind) for kind in (0, 4, 8, 12)] == [True, True, True, False]
