@@ -46,7 +46,9 @@ if VARIANT in ("asan", "fuzz"):
 elif VARIANT == "failpoints":
     MACROS.append(("CYSTORE_FAILPOINTS", "1"))
     COMPILE.append("-O1")  # a kill does not care how fast it came; the build does
-elif VARIANT not in ("", "metadata"):
+elif VARIANT == "":
+    COMPILE.append("-g0")  # Python's own flags ask for debugging information, four fifths of what is installed
+elif VARIANT != "metadata":
     raise SystemExit(f"CYSTORE_BUILD={VARIANT!r}: choose asan, fuzz, failpoints, metadata or nothing")
 
 # Extension name: the C libraries it needs beside the C library itself.
