@@ -7,26 +7,17 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from cystore._native.delay import Delivered
 from cystore.attach import Attachment
 from cystore.cli import facts
 from cystore.cli.attached import looked_at
 from cystore.cli.command import OK, Command, add_json, store_config
 from cystore.cli.output import one_line, size_text, time_text, write_json, write_line, write_table
+from cystore.cli.positions import positions
 from cystore.engine.checkpoint import read_checkpoint
 from cystore.engine.control_head import OURS, attached_processes, read_head
 from cystore.engine.manifest import read_holes
-from cystore.errors import StoreError
 from cystore.layout import FLAGS
-from cystore.stats import store_stats
 from cystore.system import files, host
-
-STATES = {
-    "live": "in use by other processes",
-    "exclusive": "in exclusive use by one process (RocketMQ, or exclusive=True); its positions cannot be read meanwhile",
-    "crashed": "not in use; the last process did not close it, and the next open recovers it",
-    "closed": "not in use; closed cleanly",
-}
 
 
 def _files(args: argparse.Namespace, state: facts.State) -> dict[str, Any]:
@@ -47,80 +38,14 @@ def _files(args: argparse.Namespace, state: facts.State) -> dict[str, Any]:
     }
 
 
-def positions(parts: Attachment) -> dict[str, Any]:
-    """Facts that an attached process sees."""
-    control = parts.control
-    queues = []
-    for slot in range(control.queue_count):
-        topic, queue_id, next_offset, dispatched, minimum = control.queue(slot)
-        offsets = {"min_offset": minimum, "max_offset": dispatched, "next_offset": next_offset}
-        queues.append({"topic": topic, "queue_id": queue_id, **offsets})
-    index_files = [
-        {"name": f"{file.name:017d}", "slots": file.slots, "capacity": file.capacity, **header._asdict()}
-        for file in parts.index.files()
-        if (header := file.peek()) is not None
-    ]
-    report = parts.recovered.report if parts.recovered is not None else None
-    return {
-        "positions": store_stats(control),
-        "flags": [
-            name.removeprefix("FLAG_").lower() for name, (bit, _) in FLAGS.items() if control.flags & bit
-        ],
-        "queues": sorted(queues, key=lambda queue: (queue["topic"], queue["queue_id"])),
-        "delayed": _delayed(parts),
-        "needs": _needs(parts),
-        "index_files": index_files,
-        "recovery": None if report is None else str(report),
-    }
-
-
 def _positions_and_state(parts: Attachment) -> dict[str, Any]:
     found = positions(parts)
     return {**found, "state": "live"} if parts.recovered is None else found
 
 
-def _needs(parts: Attachment) -> list[dict[str, Any]]:
-    """The needs that keep the cleaner from removing expired segments: owner, first physical offset, bytes of log, and
-    the store timestamp there (None if no record begins there, or if it cannot be read)."""
-    wrote, found = parts.control.wrote, []
-    for need in parts.cleaner.needs():
-        if need.position >= wrote:
-            continue
-        try:
-            since_ms = parts.commit_log.read(need.position).store_timestamp_ms
-        except StoreError:
-            since_ms = None
-        found.append(
-            {
-                "owner": need.owner,
-                "physical_offset": need.position,
-                "bytes": wrote - need.position,
-                "since_ms": since_ms,
-                "max_age_ms": need.max_age_ms,
-            }
-        )
-    return found
-
-
-def _delayed(parts: Attachment) -> list[dict[str, int | None]]:
-    """Levels with waiting messages. In a store in use, messages that a killed process delivered count until the next
-    delivery."""
-    if parts.recovered is not None:
-        parts.delivered.settle()  # in memory that is this process's own
-    levels_ms = Delivered(parts.control).levels_ms
-    return [
-        {
-            "level": level,
-            "delay_ms": levels_ms[level - 1] if level <= len(levels_ms) else None,
-            "pending": count,
-        }
-        for level, count in parts.delivered.pending().items()
-    ]
-
-
 def _show(info: dict[str, Any]) -> None:
     access = "" if info["writable"] else "; this user may only read it"
-    write_line(f"{one_line(info['path'])}: {STATES[info['state']]}{access}")
+    write_line(f"{one_line(info['path'])}: {facts.STATES[info['state']]}{access}")
     kinds = "RocketMQ and cystore records" if info["has_cystore_records"] else "RocketMQ records only"
     write_line(f"on {info['file_system']}; may hold {kinds}")
     if info["attached"] is not None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import io
 import logging
-import os
 import signal
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from types import FrameType
 
 from cystore import __version__
@@ -19,6 +16,7 @@ from cystore.cli.clock import COMMAND as CLOCK
 from cystore.cli.command import FAILED, Command, Group
 from cystore.cli.config import COMMAND as CONFIG
 from cystore.cli.dump import COMMAND as DUMP
+from cystore.cli.exits import INTERRUPTED, PIPE_CLOSED, TERMINATED, hint, leave, whole_streams
 from cystore.cli.handover import COMMAND as HANDOVER
 from cystore.cli.info import COMMAND as INFO
 from cystore.cli.output import one_line, write_note
@@ -33,30 +31,13 @@ from cystore.cli.topics import CLEAN as TOPICS_CLEAN
 from cystore.cli.topics import COMMAND as TOPICS
 from cystore.cli.topics import DELETE as TOPICS_DELETE
 from cystore.cli.verify import COMMAND as VERIFY
-from cystore.derived.consume_queue import DIRECTORY as QUEUES
-from cystore.derived.consume_queue_ext import DIRECTORY as EXT_QUEUES
-from cystore.derived.index import DIRECTORY as INDEX
-from cystore.errors import (
-    CorruptRecordError,
-    FlushFailedError,
-    StoreConfigError,
-    StoreError,
-    StoreFormatError,
-    StoreFullError,
-    StoreIOError,
-    StoreLockedError,
-    StorePermissionError,
-    StoreResourceError,
-    StoreTimeoutError,
-)
+from cystore.errors import StoreError
 
 COMMANDS: tuple[Command | Group, ...] = (
     INFO, TOPICS, TOPICS_DELETE, TOPICS_CLEAN, DUMP, QUERY, PUT, TAIL, VERIFY, RECOVER, REBUILD, QUARANTINE, CONFIG, CLEAN, CLOCK, HANDOVER,
     SNAPSHOT,
 )  # fmt: skip
-DERIVED = {QUEUES, EXT_QUEUES, INDEX}
 ALIKE = 3  # reports that differ in numbers and names only
-INTERRUPTED, TERMINATED, PIPE_CLOSED = 128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGPIPE
 
 EPILOG = """\
 exit codes:
@@ -73,20 +54,6 @@ examples:
   cystore info /var/lib/app/store
   cystore COMMAND --help
 """
-
-# The first one that fits gives the advice for an error.
-HINTS: tuple[tuple[type[StoreError], str], ...] = (
-    (StoreConfigError, "settings are the fields of cystore.StoreConfig"),
-    (StoreLockedError, "`cystore info PATH` shows the process that has it; end that process, or try again"),
-    (StorePermissionError, "run it as the user that owns the store, or look at a copy"),
-    (StoreFormatError, "check PATH and the settings the store was made with (--set, --config)"),
-    (CorruptRecordError, "`cystore verify PATH` lists all damage"),
-    (FlushFailedError, "the disk reported an error: check it before the store is opened again"),
-    (StoreIOError, "check the disk"),
-    (StoreResourceError, "raise the limit that the message names (`ulimit -n`, memory)"),
-    (StoreFullError, "`cystore info PATH` shows the disk use"),
-    (StoreTimeoutError, "check whether a process that uses the store is stopped"),
-)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -134,42 +101,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def whole_streams() -> None:
-    """Makes the standard streams whole: those for output take any text; a closed one would be None, and the number of its
-    descriptor that of the next file that the store opens."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as the process lives
-        elif mode == "w" and isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
 def _terminated(number: int, frame: FrameType | None) -> None:
     """Ends like an error does, so that the store is closed."""
     raise SystemExit(TERMINATED)
-
-
-def hint(error: StoreError) -> str:
-    """The advice for an error, as the end of its line."""
-    if isinstance(error, StoreFormatError) and DERIVED & set(Path(str(error.path)).parts):
-        return "; `cystore rebuild PATH` makes queues and index anew from the log"
-    return next((f"; {remedy}" for kind, remedy in HINTS if isinstance(error, kind)), "")
 
 
 def _failed(name: str, text: str) -> int:
     """Writes an error, after all earlier output."""
     status = leave(FAILED)
     sys.stderr.write(f"cystore {name}: error: {one_line(text)}\n")
-    return status
-
-
-def leave(status: int) -> int:
-    """Flushes the output streams; a failure must not come again when the interpreter ends."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return status
 
 

@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import Any
 
 from cystore.cli.command import FAILED, OK, add_json
+from cystore.cli.exits import INTERRUPTED, hint, whole_streams
 from cystore.cli.output import one_line, write_json, write_line
-from cystore.cli.program import INTERRUPTED, hint, whole_streams
 from cystore.cli.progress import progress
 from cystore.errors import StoreError
 

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 import cystore
-from cystore.cli import program
+from cystore.cli import exits
 from tests.cli import stores
 from tests.cli.command import SMALL, settings
 from tests.golden.stores import REPOSITORY
@@ -146,8 +146,8 @@ def test_an_error_names_path_and_remedy(command, store_path):
     ],
 )
 def test_what_to_do_about_an_error(error, remedy):
-    assert program.hint(error).startswith(remedy)
-    assert bool(program.hint(error)) is bool(remedy)
+    assert exits.hint(error).startswith(remedy)
+    assert bool(exits.hint(error)) is bool(remedy)
 
 
 def test_a_newline_in_a_name_does_not_break_the_line(command, tmp_path):

@@ -195,13 +195,13 @@ LOOKS = (
     + """
 from contextlib import contextmanager
 from pathlib import Path
-import cystore, cystore.cli.attached, cystore.cli.info
+import cystore, cystore.cli.attached, cystore.cli.positions
 @contextmanager
 def progress():
     yield show
 cystore.cli.attached.progress = progress
 config = cystore.StoreConfig(read_only=True, **settings)
-cystore.cli.attached.looked_at(Path(path), config, cystore.cli.info.positions)["positions"]["wrote"]
+cystore.cli.attached.looked_at(Path(path), config, cystore.cli.positions.positions)["positions"]["wrote"]
 """
 )
 

@@ -27,7 +27,7 @@ from cystore.celery.commands import (
     top,
     unfinished,
 )
-from cystore.cli.program import PIPE_CLOSED, leave, whole_streams
+from cystore.cli.exits import PIPE_CLOSED, leave, whole_streams
 
 EPILOG = """\b
 Exit codes: 0 done, 1 nothing found, 2 wrong usage or an error of the store,

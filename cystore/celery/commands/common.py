@@ -23,8 +23,8 @@ from cystore.celery.history import Transition
 from cystore.celery.lives import Life, life_of
 from cystore.celery.stores import DEFAULTS, EXAMPLE, Location
 from cystore.cli.command import FAILED, FOUND_WRONG, for_reading
+from cystore.cli.exits import hint
 from cystore.cli.output import one_line, time_text, write_json, write_line, write_note
-from cystore.cli.program import hint
 from cystore.cli.progress import progress
 from cystore.clock import now_ms
 

@@ -16,8 +16,9 @@ from cystore.celery.redis_urls import RedisAwayError
 from cystore.celery.registry import StoreStatus
 from cystore.cli import facts
 from cystore.cli.attached import attached
-from cystore.cli.info import STATES, positions
+from cystore.cli.facts import STATES
 from cystore.cli.output import one_line, size_text, time_text, write_json, write_line, write_table
+from cystore.cli.positions import positions
 from cystore.services.duties import Duties
 from cystore.system import host
 
