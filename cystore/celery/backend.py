@@ -45,7 +45,7 @@ SAFE_TO_RETRY = (StoreFullError, PageCacheBusyError, StoreNotWritableError)
 
 log = logging.getLogger("cystore.celery")
 
-MANY = 10_000  # ids of one look; their records are in memory at once
+MANY = 10_000  # ids of one look; their records are in memory at the same time
 RECORD_ROOM = 64 * 1024  # for all of a record but its body, and for the end of its segment
 
 _backends: weakref.WeakSet[CystoreBackend] = weakref.WeakSet()
@@ -91,7 +91,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         self.home = homes.setting(app)
         self.elsewhere = Elsewhere(self)
         if self.location.reader:
-            reader_of(self)  # a URL that makes no sense is told now, not by the first look
+            reader_of(self)  # reports an invalid URL now, and not at the first look
         self._kept = Kept.of(conf)
         _backends.add(self)
         if self.location.path:
@@ -117,14 +117,14 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         return open_shared(self.location, self.app)
 
     def close(self) -> None:
-        """The app gives its store back. This process leaves the store when no other app and nobody else uses it. A later call opens it
-        again."""
+        """Gives the app's store back. The process closes the store when no other app or caller uses it. A later call
+        opens it again."""
         if self.location.path:
             lifecycle.release(self.app)
             release(self.location, self.app)
 
     def _refuse_to_start(self) -> None:
-        """In a worker: a store that cannot be opened is told once, not by every task."""
+        """In a worker: reports a store that cannot be opened once, and not for every task."""
         where = f"result_backend {self.as_uri()!r}"
         if self.location.settings.get("read_only"):
             raise ImproperlyConfigured(f"{where}: a worker has to store results, and read_only forbids that")
@@ -159,8 +159,8 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         return result
 
     def _largest_bytes(self) -> int:
-        """What a record may hold: the setting, and what fits into a segment. Where this host has no store, what one holds unless it is
-        told otherwise."""
+        """The most bytes of a record: the setting, and the room of a segment. Without a store on this host, the default
+        of the setting."""
         config = self.store.config if self.location.path else StoreConfig.from_mapping(DEFAULTS)
         segment_bytes = config.mapped_file_size_commit_log_bytes
         return min(config.max_message_size_bytes, max(segment_bytes - RECORD_ROOM, segment_bytes // 2))
@@ -179,7 +179,8 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         self._append(records.GROUPS, group_id, b"", tag=records.FORGET)
 
     def cleanup(self) -> None:
-        """Begins a new segment if it is time for one, and removes what expired. A worker's main process does the same by itself."""
+        """Begins a new segment if it is time for one, and removes expired ones. A worker's main process does the same
+        by itself."""
         self.store.clean_due()
         self.store.clean()
 
@@ -229,7 +230,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         self.chords.open(header_result_args[0], header_result_args[1], body)
 
     def set_chord_size(self, group_id: str, chord_size: int) -> None:
-        """How many parts the chord has."""
+        """Stores the number of the chord's parts."""
         self.chords.set_size(group_id, chord_size)
 
     def add_to_chord(self, chord_id: str, result: Any) -> None:
@@ -248,7 +249,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
     def mark_as_failure(
         self, task_id: str, exc: Any, traceback: Any = None, request: Any = None, *args: Any, **kwargs: Any
     ) -> None:
-        """A task failed, and with it what waits for it."""
+        """Stores that a task failed, and with it the tasks that wait for it."""
 
         def mark() -> None:
             with homes.at(homes.home_of(self, request)), self.chords.ending(request):
@@ -259,8 +260,9 @@ class CystoreBackend(AsyncBackendMixin, Backend):
     def mark_as_revoked(
         self, task_id: str, reason: str = "", request: Any = None, *args: Any, **kwargs: Any
     ) -> None:
-        """A task was revoked. A worker that is told so, and has not got the task's message, stores it only where this store is the
-        task's home: another worker may run it for another one. The worker that gets the message stores it at the task's home."""
+        """Stores that a task was revoked. A worker that is told to revoke a task, and has not got its message, stores
+        it only if this store is the task's home, because another worker may run it for another home. The worker that
+        gets the message stores it at the task's home."""
         if request is None and not homes.is_home_of(self, task_id):
             log.debug("task %s was revoked; the worker that gets its message stores the state", task_id)
             return
@@ -282,7 +284,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
     # ------------------------------------------------------------------------------------------ reading
 
     def latest(self, task_id: str, topic: str = records.RESULTS) -> Message | None:
-        """The record that is valid for an id; None when there is none, or it expired."""
+        """The valid record of an id; None if there is none, or if it expired."""
         store = self.store
         message = records.fold(records.records_of(store, topic, records.key_of(task_id)))
         memory.look(store, 0 if message is None else len(message.body))
@@ -325,14 +327,14 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         )
 
     def decoded(self, body: bytes | memoryview, content_type: str, content_encoding: str) -> Any:
-        """What a record's body says. Raises kombu's ContentDisallowed, as `meta_of`."""
+        """The content of a record's body. Raises kombu's ContentDisallowed, as `meta_of`."""
         payload = decompress_payload(bytes(body))
         return loads(
             payload, content_type=content_type, content_encoding=content_encoding, accept=self.accept
         )
 
     def _content_of(self, record_id: str, topic: str = records.RESULTS) -> dict[str, Any] | None:
-        """What is valid for an id, here or at its home; None when nobody has anything."""
+        """The valid meta of an id, here or at its home; None if no store has any."""
         message = self.latest(record_id, topic) if self.location.path else None
         if message is None:
             return self.elsewhere.find(record_id, topic)
@@ -346,7 +348,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         return self._meta_elsewhere(self.elsewhere.find(task_id))
 
     def _meta_elsewhere(self, content: dict[str, Any] | None) -> dict[str, Any]:
-        """What a home says of a task; nobody has anything of one that is PENDING."""
+        """A home's meta of a task; a PENDING one counts as none."""
         return content if content is not None else {"status": states.PENDING, "result": None}
 
     def task_result_exists(self, task_id: str) -> bool:
@@ -370,7 +372,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         on_interval: Callable[[], None] | None = None,
         max_iterations: int | None = None,
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(task id, meta) of each task as it gets ready; with `max_iterations` only of those that are ready now."""
+        """(task id, meta) of each task as it gets ready; with `max_iterations` only of tasks that are ready now."""
         waiting = []
         for task_id, meta in self._metas_of(list(dict.fromkeys(map(str, task_ids)))):
             if meta["status"] not in states.READY_STATES:
@@ -385,7 +387,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
             )
 
     def _metas_of(self, task_ids: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """What `get_task_meta` says of each, MANY of them with one look."""
+        """`get_task_meta` of each id, MANY of them with one look."""
         for begin in range(0, len(task_ids), MANY):
             some = task_ids[begin : begin + MANY]
             found = self.latest_of(some) if self.location.path else {}

@@ -1,4 +1,4 @@
-"""What the records of a chord say: runs, folded from the log whatever is read first and however often.
+"""The runs of a chord, folded from its records, in whatever order and however often these are read.
 
 Topic `celery_chords`; keys: the group id, and the run, an id that each application of a chord gets anew (a frozen chord that is
 applied again has the same group and task ids). Only a `PART` (the result, as Celery encoded it) and an `OPEN` (the body's
@@ -13,9 +13,9 @@ signature and the shape of the header) have a body.
 | `CLAIM` | 0       | somebody is about to send the body                             | `claim`, `lives_ms`                  |
 | `DONE`  | 0       | the body was sent, or the chord failed                         | `claim`, `outcome`                   |
 
-All have the property `run`. A run is complete when as many *distinct* parts (task id and index) are there as `SIZE` and the
-`ADDED` say; of two parts of one task a SUCCESS counts. The first claim in log order holds, until `lives_ms` after its store
-timestamp. The log is the truth; a `Table` is what one process remembers of it.
+All have the property `run`. A run is complete when there are as many *distinct* parts (task id and index) as `SIZE` and
+the `ADDED` records say; of two parts of one task a SUCCESS counts. The first claim in log order holds, until `lives_ms`
+after its store timestamp. The log is the truth; a `Table` is one process's memory of it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Claim:
 
 @dataclass(slots=True)
 class Run:
-    """What the records of one run say, in whatever order they are read and however often."""
+    """The state of one run by its records, in whatever order and however often they are read."""
 
     group_id: str
     run_id: str
@@ -77,7 +77,7 @@ class Run:
         return self.size is not None and len(self.parts) >= self.size + len(self.added)
 
     def is_claimed(self, now_ms: int) -> bool:
-        """True while somebody has the right to send the body."""
+        """True while a claim to send the body holds."""
         return self.claim is not None and now_ms < self.claim.until_ms
 
     def apply(self, message: Message) -> None:
@@ -146,8 +146,9 @@ class Table:
             return self._runs[which]
 
     def may_be_complete(self, store: MessageStore, group_id: str, run_id: str) -> bool:
-        """False where the queues have not grown enough since the last look for the run's last part to be there: nearly all parts
-        are spared a look. Who appended the last one finds enough, and so `look` shows it the whole run."""
+        """False if the queues have not grown enough since the last look to contain the run's last part, which saves
+        nearly all parts a look. The worker that appended the last part finds enough growth, so `look` shows it the
+        whole run."""
         with self._lock:
             run = self._runs.get((group_id, run_id))
             if run is None or not run_id or run.done:
@@ -181,13 +182,13 @@ class Table:
 
 
 def _kept(run: Run) -> Run:
-    """What a table keeps of a run: of one that is done nobody asks for more, and a thousand large ones would take much memory.
-    Whoever works with it at the moment has the whole one."""
+    """The part of a run that a table keeps: a finished run needs no more, and a thousand large ones would take much
+    memory. A caller that works with a run has the whole one."""
     return Run(run.group_id, run.run_id, done_at=run.done_at) if run.done else run
 
 
 def batches(store: MessageStore, queue_id: int, place: int) -> Iterator[tuple[list[Message], int, int]]:
-    """Messages of a queue from a place on, where they end, and how many are behind that."""
+    """Messages of a queue from an offset on, their end, and the number of messages behind it."""
     while True:
         got = store.get(CHORDS, queue_id, place, 32)
         if got.next_offset <= place and not got.messages:

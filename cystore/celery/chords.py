@@ -1,9 +1,10 @@
-"""Chords without a server: each step of a chord is a record (`chord_runs`), and who sees that all parts are there sends the body.
+"""Chords without a server: each step of a chord is a record (`chord_runs`), and a worker that sees all parts sends the
+body.
 
-Who finds a run complete appends a claim and reads back: the first claim in log order wins, so no lock is held while the body is
-sent. What a kill leaves: before the part, a task that runs again; after it or after the claim, a run that `sweep` ends; after the
-body was sent, a claim without `DONE`, whose body is not sent again if the store has heard of it, else it goes out twice under one
-task id, which the history shows.
+A worker that finds a run complete appends a claim and reads back: the first claim in log order wins, so no lock is held
+while the body is sent. After a kill before the part, the task runs again. After a kill behind the part or the claim,
+`sweep` ends the run. After a kill behind the sending of the body there is a claim without `DONE`: the body is not sent
+again if the store has heard of it; otherwise it is sent twice under one task id, which the history shows.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("cystore")
 
 RUN = "cystore_run"  # beside task, args and options in the signature of a body, so that it comes back with each part
-HOLD = "celery_chords"  # what keeps the segments of open chords
+HOLD = "celery_chords"  # the hold on the segments of open chords
 CLAIM_S = 30  # setting cystore_chord_claim_s: longer than sending a message may take
 EXPIRES_S = 7 * 24 * 3600  # where neither result_chord_expires nor result_expires says anything
 
@@ -100,7 +101,7 @@ _ending: ContextVar[_Ending | None] = ContextVar("cystore_ending", default=None)
 
 
 class Chords:
-    """The chords of one backend. What is written goes home: here, or through the broker (`homes`)."""
+    """The chords of one backend. Records go to the chord's home: this store, or through the broker (`homes`)."""
 
     def __init__(self, backend: CystoreBackend) -> None:
         self._backend = backend
@@ -143,7 +144,7 @@ class Chords:
         )
 
     def set_size(self, group_id: str, size: int) -> None:
-        """How many parts the run that was opened last has; durable before the last header task is sent."""
+        """Stores the number of parts of the newest run; durable before the last header task is sent."""
         home = homes.home_of(self._backend)
         self._retrying(self._put, home, [_record(SIZE, group_id, _opened.pop(group_id, ""), size=str(size))])
 
@@ -168,7 +169,7 @@ class Chords:
             _ending.reset(token)
 
     def part_with(self, task_id: str, request: Any, state: str, result: Any) -> dict[str, Any] | None:
-        """The record of the part that ends with this result; None where the result is not that of a part."""
+        """The record of the part that ends with this result; None if the result does not belong to a part."""
         ending = _ending.get()
         if ending is None or ending.stored or ending.request is not request or request.id != task_id:
             return None
@@ -213,8 +214,8 @@ class Chords:
         homes.put(self._backend, home, fields, flush=flush)
 
     def _retrying(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Does `call`, again and again where the app has `result_backend_always_retry`: what nobody else would do later. The end of
-        a run, `CLAIM` and `DONE`, is not repeated: `sweep` comes back to it."""
+        """Makes `call`, repeated if the app has `result_backend_always_retry`, because no other worker would do it
+        later. The end of a run, `CLAIM` and `DONE`, is not repeated: `sweep` does it later."""
         retrying(self._backend, call, *args, **kwargs)
 
     def hold(self) -> None:
@@ -234,7 +235,8 @@ class Chords:
                 self.settle(records.id_of(one["keys"][0]), one["properties"].get("run", ""))
 
     def settle(self, group_id: str, run_id: str, chord: Any = None) -> bool:
-        """Sends the body if the run is complete and nobody else does: True. `chord` is the body as a part's message has it."""
+        """Sends the body if the run is complete and no other worker does: True. `chord` is the body as a part's message
+        has it."""
         backend, store = self._backend, self._backend.store
         path = str(store.path)
         table = _tables.get(path) or _tables.setdefault(path, Table())
@@ -254,7 +256,7 @@ class Chords:
         self._put(own, [_record(CLAIM, group_id, run_id, claim=token, lives_ms=str(lives_ms))], flush="async")
         run = table.look(store, group_id, run_id)
         if run.done or run.claim is None or run.claim.token != token:
-            return False  # somebody was first, in the order of the log
+            return False  # another worker was first, in the order of the log
         if retaken is not None:
             log.warning("chord %s: its claim was lost; sending its body now", group_id)
         with homes.at(own):
@@ -264,7 +266,8 @@ class Chords:
         return outcome is not None
 
     def _opening(self, run: Run) -> dict[str, Any]:
-        """The body's signature and the shape of the header, as `open` stored them; nothing where that is cleaned away."""
+        """The body's signature and the shape of the header, as `open` stored them; empty if these records were
+        cleaned."""
         if run.opened_at is None:
             return {}
         try:
@@ -281,7 +284,7 @@ class Chords:
         return content
 
     def _end(self, run: Run, shape: Any, chord: Any, token: str, retaken: Claim | None) -> str | None:
-        """Sends the body, or fails it; what became of it, None when another claim took over meanwhile."""
+        """Sends the body, or fails it; returns the outcome, None if another claim took over meanwhile."""
         backend, app = self._backend, self._backend.app
         callback = maybe_signature({name: value for name, value in chord.items() if name != RUN}, app=app)
         if retaken is not None and self._is_known(callback, retaken):
@@ -319,7 +322,7 @@ class Chords:
         return "failed"
 
     def _is_known(self, callback: Any, claim: Claim) -> bool:
-        """Whether the store heard of the body since somebody else claimed to send it."""
+        """Whether the store has heard of the body since another worker claimed to send it."""
         task_id = callback.options.get("task_id")
         if not task_id:
             return False
@@ -327,7 +330,7 @@ class Chords:
         return bool(found) and found[0].physical_offset > claim.physical_offset
 
     def _values(self, run: Run, shape: Any) -> list[Any]:
-        """What the header returned, in its order. Raises ChordError for a part that failed."""
+        """The results of the header, in its order. Raises ChordError for a part that failed."""
         values: dict[str, Any] = {}
         ordered = []
         for (key, _), (offset, state) in sorted(run.parts.items(), key=_place):
@@ -345,7 +348,7 @@ class Chords:
         return ordered if shape is None else [self._shaped(one, values) for one in shape]
 
     def _shaped(self, result: Any, values: Mapping[str, Any]) -> Any:
-        """The values of a result, given as a tuple; those of a group as a list."""
+        """The values of a result in the shape of the header: a group's as a list."""
         (task_id, _), children = result
         if children is not None:
             return [self._shaped(child, values) for child in children]
@@ -358,7 +361,7 @@ class Chords:
 
 
 def _place(part: tuple[tuple[str, str], tuple[int, str]]) -> tuple[float, int]:
-    """Parts in the order of the header; what has no place in it comes last, as it was stored."""
+    """Parts in the order of the header; parts without a place in it come last, as stored."""
     (_, index), (offset, _) = part
     return (float(index) if index else float("inf"), offset)
 
@@ -407,7 +410,7 @@ class _Open:
 
 
 class Sweeper:
-    """What one process knows of the open chords of a store: it reads queue 0 once, from the hold on."""
+    """One process's knowledge of the open chords of a store: it reads queue 0 once, from the hold on."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -424,7 +427,7 @@ class Sweeper:
             return any(one.look_ms <= now_ms for one in self._open.values())
 
     def sweep(self, backend: CystoreBackend, max_chords: int) -> int:
-        """One look at what is due; how many bodies went out."""
+        """Ends due chords once; returns the number of bodies sent."""
         with self._lock:
             store = backend.store
             wrote = store.wrote_position
@@ -441,7 +444,7 @@ class Sweeper:
             return sent
 
     def _read(self, store: MessageStore, covered: int) -> int:
-        """Takes in what was opened and done since; returns up to where in the log that is known."""
+        """Reads which chords were opened and done since; returns the log position up to which that is known."""
         assert self._next is not None
         for count, (messages, place, behind) in enumerate(batches(store, 0, self._next), 1):
             self._next = place
@@ -513,10 +516,12 @@ def sweep_is_due(store: MessageStore) -> bool:
 
 
 def sweep(app: Any, store: MessageStore, *, max_chords: int = 1_000) -> int:
-    """Ends chords whose parts are all there and whose body nobody sends, at most so many; returns how many bodies went out.
+    """Ends chords whose parts are all there and whose body no worker sends, at most this number; returns the number of
+    bodies sent.
 
-    Cheap where nothing is open: what was appended to one queue since the last call is read. Moves the hold of open chords on, and
-    gives those up (with a warning) that are open for longer than `result_chord_expires`, else `result_expires`. Any number of
-    processes may do it at once: claims keep them apart. `store` is that of the app's result backend.
+    Cheap if no chord is open: it reads one queue's new records since the last call. Moves the hold of open chords, and
+    gives up (with a warning) those that are open for longer than `result_chord_expires`, else `result_expires`. Any
+    number of processes may call it at once, because claims keep them apart. `store` is that of the app's result
+    backend.
     """
     return _sweepers.setdefault(str(store.path), Sweeper()).sweep(app.backend, max_chords)

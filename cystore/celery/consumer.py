@@ -1,12 +1,13 @@
-"""How `.get()` is woken: whoever stores a state of a task wakes those who wait for its id, and they look.
+"""The wake-up of `.get()`: a process that stores a state of a task wakes the waiters for its id, and they look.
 
-A thread that waits for one id sleeps on a futex word that the id shares with few others (`MessageStore.wait_key`): appends for other
-ids do not wake it. A thread that waits for several ids, or for one whose parents may fail, sleeps until the log grows.
+A thread that waits for one id sleeps on a futex word that the id shares with few others (`MessageStore.wait_key`):
+appends for other ids do not wake it. A thread that waits for several ids, or for one whose parents may fail, sleeps
+until the log grows.
 
-One position says what was delivered. Everything below it was looked at for every id that is waited for, either record by record or, for
-an id that is new, by a query that sees all below the position. A thread waits from the position, or the id's number, *that it
-knew before it last looked whether its result is there*: an append, or another thread that read on, can come at no moment that
-would be missed. The log is read in physical order, where a record is from the moment of its commit, dispatched or not.
+One position marks the end of the delivered part. Everything below it was compared with every awaited id, either record
+by record or, for a new id, by a query that sees everything below the position. A thread waits from the position, or the
+id's number, *that it knew before its last look for the result*. So it misses no append, and no progress of another
+thread. The log is read in physical order, and contains a record from the moment of its commit, dispatched or not.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ if TYPE_CHECKING:
     from cystore.celery.backend import CystoreBackend
 
 NOWHERE = -1
-BYTES_PER_QUERY = 1024  # of log: reading so many costs about what a query by key does
+BYTES_PER_QUERY = 1024  # of log: reading this many costs about as much as a query by key
 INTERVAL_S = 1.0  # between two calls of `on_interval`, as Celery's drainer has it where nothing comes
 
 
 class _Seen(threading.local):
-    """What this thread knew when it last looked for its result: the position up to which all was delivered; how many failures were known
-    when it began to wait."""
+    """A thread's knowledge at its last look for its result: the position up to which all was delivered, and the number
+    of failures when it began to wait."""
 
     position = NOWHERE
     failures = 0
@@ -46,7 +47,7 @@ class _Seen(threading.local):
 
 
 class ResultConsumer(BaseResultConsumer):
-    """Delivers results to those who wait in this process. Safe for threads; callbacks run in the thread that read."""
+    """Delivers results to the waiters in this process. Safe for threads; callbacks run in the thread that read."""
 
     backend: CystoreBackend
     on_message: Callable[[dict[str, Any]], Any] | None
@@ -56,36 +57,38 @@ class ResultConsumer(BaseResultConsumer):
         self._reset()
 
     def _reset(self) -> None:
-        # Held while results are read *and* delivered: who has it next sees both done. Reentrant, for callbacks that wait.
+        # Held while results are read *and* delivered: the next holder sees both done. Reentrant, for callbacks that
+        # wait.
         self._reading = threading.RLock()
         self._seen = _Seen()
         self._position = NOWHERE
         # Sets in dicts, whose single operations need no lock: `cancel_for` is called by the garbage collector at any moment.
         self._awaited: dict[str, None] = {}
         self._new: dict[str, None] = {}
-        # Who wants every state of an id (the `on_message` of its `.get()`), and the place of the last one that was delivered.
+        # Listeners for every state of an id (the `on_message` of its `.get()`), and the place of the last delivered
+        # one.
         self._listeners: dict[str, Callable[[dict[str, Any]], Any]] = {}
         self._told: dict[str, int] = {}
         self._failures = 0  # how often a task was seen to fail, awaited or not
 
     def on_after_fork(self) -> None:
-        """The lock may have been held by a thread that the child does not have; nobody in the child waits yet."""
+        """After a fork: the lock's holder may be missing in the child, and nobody in the child waits yet."""
         self._reset()
 
     # ---------------------------------------------------------------------------------- what Celery calls
 
     def consume_from(self, task_id: str) -> None:
-        """From now on somebody waits for this result. What the store has of it already is read at the next look."""
+        """Begins to wait for a result. The next look reads the store's present records of it."""
         self._new[task_id] = None
         self._awaited[task_id] = None
 
     def cancel_for(self, task_id: str) -> None:
-        """Nobody waits for it any more."""
+        """Ends the wait for a result."""
         self._awaited.pop(task_id, None)
         self._new.pop(task_id, None)
 
     def on_wait_for_pending(self, result: Any, timeout: float | None = None, **kwargs: Any) -> None:
-        """Before the first wait: delivers what is there, whatever the timeout."""
+        """Before the first wait: delivers existing results, whatever the timeout."""
         seen = self._seen
         seen.failures, seen.key = self._failures, self._only_key(result)
         if seen.key is not None:
@@ -107,8 +110,9 @@ class ResultConsumer(BaseResultConsumer):
         on_message: Callable[[dict[str, Any]], Any] | None = None,
         **kwargs: Any,
     ) -> Iterator[None]:
-        """Until the result is ready; gives a turn after each look. As Celery's own, without its `sleep(0)`: that is no more than a turn
-        for other greenlets, and those have it in `drain_events`, but costs a thread some 75 µs of each `.get()`."""
+        """Waits until the result is ready; gives the caller a turn after each look. Like Celery's own, without its
+        `sleep(0)`: that only gives other greenlets a turn, which they have in `drain_events`, and costs a thread some
+        75 µs of each `.get()`."""
         listens: tuple[str, ...] = ()
         if on_message is not None:
             listens = tuple(ids_of(result))
@@ -130,7 +134,7 @@ class ResultConsumer(BaseResultConsumer):
                 self._told.pop(task_id, None)
 
     def on_state_change(self, meta: dict[str, Any], message: Any) -> None:
-        """Gives a state to those who wait for it. As Celery's own, without its `sleep(0)`."""
+        """Gives a state to the waiters for it. Like Celery's own, without its `sleep(0)`."""
         if waiting_on is None or greenlets.in_use():
             super().on_state_change(meta, message)
             return
@@ -139,7 +143,7 @@ class ResultConsumer(BaseResultConsumer):
         if meta["status"] not in states.READY_STATES:
             return
         waiting = waiting_on(self._pending_results, meta["task_id"])
-        if not waiting:  # perhaps somebody is about to
+        if not waiting:  # perhaps somebody is about to wait
             self._pending_messages.put(meta["task_id"], meta)
         for result in waiting:
             result._maybe_set_cache(meta)
@@ -175,9 +179,7 @@ class ResultConsumer(BaseResultConsumer):
     def drain_events(self, timeout: float | None = None) -> None:
         """Sleeps until the id that this thread waits for is woken (for several ids: until the log has grown) since the last look, and
         delivers. Raises TimeoutError."""
-        if (
-            not self.backend.location.path
-        ):  # Celery's own greenlet drains always; who waits here asks elsewhere
+        if not self.backend.location.path:  # Celery's own greenlet always drains; this waiter looks elsewhere
             time.sleep(INTERVAL_S if timeout is None else timeout)
             raise TimeoutError
         store, seen = self.backend.store, self._seen
@@ -185,7 +187,7 @@ class ResultConsumer(BaseResultConsumer):
             if not greenlets.off_the_hub(store.wait_log, seen.position, timeout):
                 raise TimeoutError
         elif not greenlets.off_the_hub(store.wait_key, seen.key, seen.woken, timeout):
-            # Whoever appended was killed before it woke anybody, or is another program.
+            # The appending process was killed before it woke anybody, or is another program.
             if store.wrote_position <= seen.position:
                 raise TimeoutError
         else:
@@ -195,7 +197,7 @@ class ResultConsumer(BaseResultConsumer):
     def hand_over(
         self, meta: dict[str, Any], on_message: Callable[[dict[str, Any]], Any] | None = None
     ) -> None:
-        """Gives those who wait for a task the state that another home has of it."""
+        """Gives the waiters for a task the state that another home has of it."""
         with self._reading:
             self.on_message = on_message
             try:
@@ -204,7 +206,7 @@ class ResultConsumer(BaseResultConsumer):
                 self.on_message = None
 
     def hand_over_own(self) -> None:
-        """Delivers what this store has got."""
+        """Delivers this store's results."""
         self._deliver()
 
     # ------------------------------------------------------------------------------------------- reading
@@ -214,7 +216,7 @@ class ResultConsumer(BaseResultConsumer):
             try:
                 found = [(message, self.backend.meta_of(message)) for message in self._read()]
             except BaseException:
-                self._position = NOWHERE  # all ids are looked up again next time: none can be lost
+                self._position = NOWHERE  # all ids are looked up again next time, so none can be lost
                 raise
             for message, meta in found:
                 task_id = meta["task_id"]
@@ -233,8 +235,8 @@ class ResultConsumer(BaseResultConsumer):
             self._seen.position = self._position
 
     def _read(self) -> list[Message]:
-        """Records that make awaited results ready, and all records of ids that somebody listens to, each id's in the order of the log: from
-        the position (for new ids: from the beginning) to the log's end."""
+        """Records that make awaited results ready, and all records of ids with a listener, in the order of the log for
+        each id: from the position (for new ids: from the beginning) to the log's end."""
         store = self.backend.store
         if not self._awaited:
             self._position = store.wrote_position
@@ -248,9 +250,10 @@ class ResultConsumer(BaseResultConsumer):
             for task_id in due:
                 self._new.pop(task_id, None)
             found += self._known_of(due)
-            # Where dispatch stands still the log is read from there, some of it twice: queries stop at damage without a word.
+            # If dispatch stands still the log is read from there, some of it twice, because queries stop silently at
+            # damage.
             self._position = covered if everything else min(covered, self._position)
-        self._failures += everything  # what is not read record by record may hold some
+        self._failures += everything  # records that are not read one by one may contain failures
         end = store.wrote_position
         try:
             for message in store.scan(self._position, end):
@@ -259,15 +262,15 @@ class ResultConsumer(BaseResultConsumer):
                     if self._is_awaited(message):
                         found.append(message)
         except OffsetError:
-            # Cleaning overtook a reader that was away for long: the index knows what is left.
+            # Cleaning overtook a reader that was away for long: the index knows the rest.
             self._failures += 1
             found += self._known_of(list(self._awaited))
         self._position = end
         return [m for m in found if m.tags in states.READY_STATES or self._is_listened_to(m)]
 
     def _known_of(self, task_ids: list[str]) -> list[Message]:
-        """What the store has of some ids: the record that is valid, all of them with one look; for somebody who listens all records, oldest
-        first."""
+        """The store's records of some ids, with one look for all: the valid one of each; for an id with a listener all
+        records, oldest first."""
         found: list[Message] = []
         for task_id in task_ids:
             if task_id in self._listeners:

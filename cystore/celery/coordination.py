@@ -1,4 +1,4 @@
-"""Who does a duty: leases in Redis with fencing tokens. A lease only schedules; the store's own locks protect it.
+"""The leases of duties, in Redis, with fencing tokens. A lease only schedules; the store's own locks protect it.
 
 Beside `cystore.celery.remote.lists` the only module that imports redis. Keys, all of which expire by themselves
 (`cystore.celery.registry` and `cystore.celery.remote.lists` have the other ones):
@@ -37,9 +37,9 @@ CONNECT_S, ANSWER_S = 1.0, 2.0  # a duty waits no longer for Redis
 AWAY_S, REFUSED_S = (
     5.0,
     60.0,
-)  # until the next try: of a server that is not there; of one that does not want us
+)  # until the next try: of a server that does not answer; of one that refuses us
 
-WITH_KEY = ("GET", "HGET", "HGETALL")  # what is sent with one key, beside scripts
+WITH_KEY = ("GET", "HGET", "HGETALL")  # commands with one key, beside scripts
 
 # Each is one round trip, and atomic. KEYS: lease, token.
 ACQUIRE = """
@@ -69,8 +69,8 @@ return redis.call('DEL', KEYS[1])
 class Lease:
     """The right to do one duty for one store, for `ttl_ms` since it was acquired or renewed. Made by `acquire`.
 
-    `token` is greater than that of every holder before. Who was paused for longer than the lease finds out by `renew` or
-    `progress`, and is refused by the store before its next step.
+    `token` is greater than that of every earlier holder. A holder that was paused for longer than the lease learns that
+    from `renew` or `progress`, and the store refuses its next step.
     """
 
     def __init__(self, client: redis.Redis, key: str, token: int, name: str, ttl_ms: int) -> None:
@@ -82,7 +82,7 @@ class Lease:
         return bool(self._client.eval(RENEW, 1, self._key, self._value, self.ttl_ms))
 
     def progress(self, done: int) -> bool:
-        """`renew`, and tells whoever looks how much is done."""
+        """`renew`, and publishes the progress."""
         return bool(self._client.eval(PROGRESS, 1, self._key, self._value, self.ttl_ms, done))
 
     def release(self) -> bool:
@@ -93,9 +93,9 @@ class Lease:
 def acquire(
     client: redis.Redis, store_id: str, duty: str, ttl_s: float, *, highest_token: int = 0, by: str = ""
 ) -> Lease | None:
-    """The lease, or None while somebody else has it. Raises redis.RedisError.
+    """The lease, or None while another worker has it. Raises redis.RedisError.
 
-    `highest_token` is the store's own: a Redis that lost its memory gives a higher one all the same.
+    `highest_token` is the store's own, so a Redis that lost its memory still gives a higher one.
     """
     key, name, ttl_ms = lease_key(store_id, duty), uuid.uuid4().hex, int(ttl_s * 1000)
     token = client.eval(
@@ -105,7 +105,7 @@ def acquire(
 
 
 def last_token(client: redis.Redis, store_id: str, duty: str) -> int:
-    """The last token given out for a duty: how often somebody had the lease, since Redis or the store knows of it."""
+    """The last token given out for a duty: the number of leases, since Redis or the store counts them."""
     return int(client.get(_token_key(store_id, duty)) or 0)
 
 
@@ -135,10 +135,10 @@ def lease(
 
 
 class Coordination:
-    """The Redis of an app, as this process sees it: there, or away until it is worth another try.
+    """The Redis of an app, as this process sees it: up, or down until it is time for another try.
 
-    What it is needed for goes on without it, so an error is told when it begins and when it is another one, and nobody waits for
-    a server that was not there a moment ago.
+    Duties continue without it. So an error is reported when it begins and when it changes, and no call waits for a
+    server that was down a moment ago.
     """
 
     def __init__(self, location: RedisLocation) -> None:
@@ -148,14 +148,14 @@ class Coordination:
         self._told, self._away = "", False
 
     def call(self, work: Callable[[redis.Redis], T]) -> T:
-        """What `work(client)` returns. Raises RedisAwayError."""
+        """The result of `work(client)`. Raises RedisAwayError."""
         if monotonic_s() < self._retry_at:
             raise RedisAwayError(self._told)
         try:
             result = work(self.client())
         except (redis.RedisError, OSError, ImproperlyConfigured) as error:
             self._went_away(error)
-            raise RedisAwayError(self._told) from None  # what redis-py says may hold what stands in the URL
+            raise RedisAwayError(self._told) from None  # redis-py's text may contain parts of the URL
         if self._told:
             log.log(_level(logging.WARNING), "Redis at %s is back", self.location)
             self._told, self._away = "", False
@@ -202,7 +202,7 @@ class _Prefixed:
     key_prefix = ""
 
     def execute_command(self, *words: Any, **options: Any) -> Any:
-        """One of the commands that the duties use; their scripts take keys only as KEYS."""
+        """One of the commands of the duties; their scripts take keys only as KEYS."""
         name, *rest = words
         if name == "EVAL":
             script, count, *rest = rest
@@ -239,7 +239,7 @@ def connect(location: RedisLocation, *, tries: int = 1) -> redis.Redis:
         if location.scheme == SENTINEL:
             theirs = {
                 "socket_timeout": CONNECT_S,
-                "retry": Retry(NoBackoff(), 0),  # there are others to ask
+                "retry": Retry(NoBackoff(), 0),  # the caller asks other stores meanwhile
                 **options.pop("sentinel_kwargs", {}),
             }
             login = {"username": location.username or None, "password": location.password or None}
@@ -264,12 +264,12 @@ def check_server(client: redis.Redis) -> None:
     try:
         info = client.info("server")
     except redis.exceptions.NoPermissionError:
-        return  # whoever may not ask is told by the scripts
+        return  # without the right to INFO the scripts show the version
     check_server_info(info)
 
 
 def check_server_info(info: dict[str, Any]) -> None:
-    """`check_server` for what INFO says."""
+    """`check_server` with INFO's answer."""
     if info.get("redis_mode") == "cluster":
         raise ImproperlyConfigured(
             "this Redis is a Cluster, which is not supported, because the keys of a store would lie on several nodes; name a "
@@ -285,7 +285,7 @@ _coordinations: dict[RedisLocation, Coordination] = {}
 
 
 def coordination_of(app: Any) -> Coordination | None:
-    """This process's way to the Redis that coordinates an app; None where it has none. Raises ImproperlyConfigured."""
+    """This process's access to the Redis that coordinates an app; None without one. Raises ImproperlyConfigured."""
     location = redis_location_of(app)
     if location is None:
         return None
@@ -306,7 +306,7 @@ def redis_of(app: Any) -> redis.Redis:
 
 
 def redis_url_of(url: str) -> str:
-    """A URL as redis-py spells it, from one that may be kombu's."""
+    """A URL in redis-py's spelling, from one that may be kombu's."""
     return RedisLocation.parse(url).for_redis_py()
 
 

@@ -1,9 +1,9 @@
-"""What the duties are, and how one is run: a lease, then step after step until nothing is left or the time is over.
+"""The duties, and how one is run: a lease, then step after step until nothing is left or the time is over.
 
-The lease is in Redis where the app has one that answers, else in the store's control block. Both give tokens out of one row, for
-acquiring passes the store's highest token on, and every step is refused to a token that is older than the newest one: whatever
-Redis says, two never do a duty at once (`cystore.services.duties`). A kill leaves a lease that ends by itself, and of the step what
-the store's own locks leave to their next owner.
+The lease is in Redis if the app has one that answers, else in the store's control block. Both give tokens out of one
+sequence, because acquiring passes on the store's highest token, and every step refuses a token that is older than the
+newest. So two workers never do a duty at once, whatever Redis says (`cystore.services.duties`). A kill leaves a lease
+that ends by itself, and an unfinished step, which the store's own locks repair.
 """
 
 from __future__ import annotations
@@ -30,20 +30,22 @@ from cystore.system.trouble import Trouble
 
 log = logging.getLogger("cystore.celery")
 
-LOCK_WAIT_S = 0.1  # for somebody who is inside of a step at the moment
+LOCK_WAIT_S = 0.1  # for another process that is inside a step
 STEP_BYTES = 4 << 20  # of log dispatched in one step, some 15 ms
 STEP_MESSAGES = 1_000  # delivered in one step
-EXPIRES_PERIODS = 0.8  # a tick that nobody took expires before the next one comes
-IDLE_S = 300.0  # so often a duty is done without need, where the need decides: what nobody thought of is late, and not lost
-QUIET_S = 5.0  # so often the needs are looked at while nothing is appended; a due time or an append comes in between
+EXPIRES_PERIODS = 0.8  # a tick that no worker took expires before the next one comes
+IDLE_S = 300.0  # a duty without need is done this often, in case its need was not noticed
+QUIET_S = (
+    5.0  # needs are examined this often while nothing is appended, and earlier at a due time or an append
+)
 SCRUB_ROUND_MS = 3_600_000  # a small store is not verified all the time
 
 
 @dataclass(frozen=True)
 class Duty:
-    """`step(app, store)` does a bounded piece and returns (how much it did, whether more is left). Times in s: a tick comes every
-    `period_s`, begins no step after `bound_s`, and has a lease of `lease_s`, which no step takes. `needed(store)` says whether there is
-    something to do."""
+    """`step(app, store)` does a bounded piece and returns (the amount of work, whether more is left). Times in s: a
+    tick comes every `period_s`, begins no step after `bound_s`, and has a lease of `lease_s`, which is longer than any
+    step. `needed(store)` says whether there is work."""
 
     name: str
     period_s: float
@@ -60,13 +62,13 @@ class Duty:
 
     @property
     def expires_s(self) -> float:
-        """How long a tick may wait for a worker."""
+        """The time for which a tick may wait for a worker."""
         return self.period_s * EXPIRES_PERIODS
 
 
 def _reput(app: Any, store: MessageStore) -> tuple[int, bool]:
-    """Fills consume queues and index with what was appended; counts bytes of log. Without it readers do the same before they read.
-    Source: DefaultMessageStore.ReputMessageService."""
+    """Dispatches appended records into consume queues and index; counts bytes of log. Otherwise readers do the same
+    before they read. Source: DefaultMessageStore.ReputMessageService."""
     done = store.dispatch(max_bytes=STEP_BYTES, timeout_s=LOCK_WAIT_S)
     return done, done > 0
 
@@ -83,7 +85,7 @@ def _sweep_chords(app: Any, store: MessageStore) -> tuple[int, bool]:
 
 
 def _clean(app: Any, store: MessageStore) -> tuple[int, bool]:
-    """Begins a segment by time, looks at the disk, removes what expired; counts files. Source:
+    """Begins a segment by time, checks the disk, removes expired files; counts them. Source:
     DefaultMessageStore.CleanCommitLogService and CleanConsumeQueueService."""
     progress = store.clean_due()
     return progress.done, progress.more
@@ -119,7 +121,7 @@ ALL: dict[str, Duty] = {
 }
 
 
-NEEDED = (CLEAN_EXPIRED, DELIVER_DELAYED, CHORD_SWEEP)  # what a store needs whether or not ticks are sent
+NEEDED = (CLEAN_EXPIRED, DELIVER_DELAYED, CHORD_SWEEP)  # the needs of every store, with or without ticks
 
 
 class Held(Protocol):
@@ -139,7 +141,7 @@ class LocalLease:
         self._duties, self._duty = duties, duty
 
     def renew(self) -> bool:
-        """Whether nobody has a newer one."""
+        """Whether no other worker has a newer token."""
         return self._duties.highest_token(self._duty) == self.token
 
     def progress(self, done: int) -> bool:
@@ -152,7 +154,7 @@ class LocalLease:
 
 
 def store_of(app: Any) -> MessageStore:
-    """The store of the app's result backend. Raises ImproperlyConfigured where that is none of ours."""
+    """The store of the app's result backend. Raises ImproperlyConfigured for another backend."""
     backend = app.backend
     if not isinstance(backend, CystoreBackend):
         raise ImproperlyConfigured(
@@ -162,7 +164,7 @@ def store_of(app: Any) -> MessageStore:
 
 
 def coordination_for(app: Any) -> Any:
-    """This process's `cystore.celery.coordination.Coordination` for an app, None where no Redis is configured. Raises
+    """This process's `cystore.celery.coordination.Coordination` for an app; None without a Redis. Raises
     ImproperlyConfigured."""
     if redis_location_of(app) is None:
         return None
@@ -177,7 +179,7 @@ def coordination_for(app: Any) -> Any:
 
 @contextmanager
 def lease_for(app: Any, store: MessageStore, duty: Duty, *, fleet: bool = True) -> Iterator[Held | None]:
-    """The lease of a duty for the length of a with block, None while somebody else has it; in Redis if that answers, unless `fleet`
+    """The lease of a duty for a with block, None while another worker has it; in Redis if that answers, unless `fleet`
     is False."""
     remote, asked = _redis_lease(app, store, duty) if fleet else (None, False)
     if asked:
@@ -242,15 +244,15 @@ class _Remote:
 
 
 def process_name() -> str:
-    """Who holds a lease, for people."""
+    """The holder of a lease, for people."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def run(app: Any, duty: Duty, *, fleet: bool = True) -> int | None:
-    """One tick: how much it did, None when another worker has the lease or the duty failed. Notes the run in the store. Without `fleet`
-    the lease is the control block's alone, and Redis is not asked.
+    """One tick: the amount of work; None if another worker has the lease or the duty failed. Notes the run in the
+    store. Without `fleet` the lease is only in the control block, and Redis is not asked.
 
-    Errors of the store are logged, a lasting one once; they are never raised, for the next tick tries again.
+    Errors of the store are logged, a lasting one once; they are never raised, because the next tick tries again.
     """
     store = store_of(app)
     begun, begun_ms, done = monotonic_s(), now_ms(), 0
@@ -308,8 +310,9 @@ def overdue_here(
     mine: Mapping[str, int],
     among: Iterable[Duty] = tuple(ALL.values()),
 ) -> list[str]:
-    """Duties of a store that nobody ran for so many periods, in which somebody watched (monotonic seconds). One whose last run was
-    the caller's own (`mine`: duty and number of the run) is due after a period: nobody else is at it."""
+    """Duties of a store that no worker ran for this number of periods, while this process watched (monotonic seconds).
+    A duty whose last run was the caller's own (`mine`: duty and number of the run) is due after one period, because no
+    other worker does it."""
     watched_s, found = monotonic_s() - watched_since, []
     for duty in among:
         due = 1 if mine.get(duty.name) == store.duties.last(duty.name).runs else periods
@@ -319,7 +322,8 @@ def overdue_here(
 
 
 def needed_here(store: MessageStore, periods: int = 1, idle_s: float = IDLE_S) -> list[str]:
-    """Duties of a store that have something to do, and that nobody ran for so many periods; after `idle_s` also the others."""
+    """Duties of a store that have work and that no worker ran for this number of periods; after `idle_s` also the
+    others."""
     found = []
     for duty in ALL.values():
         since_s = _since_s(store, duty)
@@ -329,8 +333,8 @@ def needed_here(store: MessageStore, periods: int = 1, idle_s: float = IDLE_S) -
 
 
 def quiet_s(store: MessageStore, least_s: float) -> float:
-    """How long nobody needs to look after a store, if nothing is appended: until a delayed message is due or the period of a duty is
-    over, at least `least_s`. Raises StoreError."""
+    """The time for which a store needs no look if nothing is appended: until a delayed message is due or the period of
+    a duty is over, at least `least_s`. Raises StoreError."""
     due_in_ms = store.maintenance.due_in_ms
     due = [QUIET_S] if due_in_ms is None else [QUIET_S, due_in_ms / 1000]
     periods = (duty.period_s - _since_s(store, duty) for duty in NEEDED if duty is not DELIVER_DELAYED)
@@ -338,7 +342,7 @@ def quiet_s(store: MessageStore, least_s: float) -> float:
 
 
 def _is_needed(store: MessageStore, duty: Duty) -> bool:
-    """Where that cannot be told the duty is done, and says why."""
+    """If the need is unknown, the duty is done, and reports the reason."""
     try:
         return duty.needed(store)
     except StoreClosedError:
@@ -348,7 +352,7 @@ def _is_needed(store: MessageStore, duty: Duty) -> bool:
 
 
 def _since_s(store: MessageStore, duty: Duty) -> float:
-    """How long ago a duty last began; a clock that was set back makes it long ago."""
+    """The time since a duty last began; after a clock was set back it counts as long ago."""
     since_ms = now_ms() - store.duties.last(duty.name).begun_ms
     return since_ms / 1000 if since_ms >= 0 else float("inf")
 
@@ -357,6 +361,6 @@ _troubles: defaultdict[tuple[object, str], Trouble] = defaultdict(Trouble)
 
 
 def _tell(store: MessageStore, duty: Duty, error: StoreError) -> None:
-    """An error that lasts is told once: the tick comes again every second."""
+    """Reports a lasting error once, because the tick comes again every second."""
     if not _troubles[store.path, duty.name].tell(log, logging.ERROR, error, f"{duty.name} failed"):
         log.debug("%s failed again: %s", duty.name, error)

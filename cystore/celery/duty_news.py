@@ -1,4 +1,4 @@
-"""What people hear of the duties that a worker's main process does: a line of its log a minute, and events for those who ask for them."""
+"""News of the duties of a worker's main process: a line of its log a minute, and events if the app asks for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TELL_S = 60.0
 
 
 class MinuteLog:
-    """Counts what was done, and says so once a minute; nothing where nothing was done."""
+    """Counts the work, and logs it once a minute; nothing if there was none."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -40,8 +40,8 @@ class MinuteLog:
 
 
 class DutyEvents:
-    """Events of Celery's for each run of a duty, as if it had been a task of the pool. The worker's own thread sends them, with what
-    connects it to the broker at that moment."""
+    """Celery events for each run of a duty, as if it were a task of the pool. The worker's own thread sends them,
+    through its present connection to the broker."""
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer

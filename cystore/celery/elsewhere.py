@@ -1,7 +1,8 @@
-"""Results that this process's store does not have: when another home is asked for them, and what becomes of its answer.
+"""Results that this process's store does not have: decides when to ask another home, and uses its answer.
 
-A client without a store asks for everything. A process with a store asks for a task whose home is known to be another one: this process
-sent it there, or the lifecycle log says so. With `?reader=` in its URL it asks for every id that its own store has not heard of.
+A client without a store asks for everything. A process with a store asks for a task whose home is known to be another
+one: this process sent it there, or the lifecycle log says so. With `?reader=` in its URL it asks for every id that its
+own store does not know.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 PARENTS_S = 10.0  # between two looks for parents that failed, which are remote looks themselves
 LOOKED_AT = 1_000  # ids of a wait, in one such look
 NOT_TOLD_S = 3.0
-# What decoding raises for bytes that are no result: they come from Redis, where others may write.
+# Decoding errors for invalid bytes: they come from Redis, where other programs may write.
 NO_RESULT = (DecodeError, ValueError, TypeError, LookupError, AttributeError, RecursionError, zlib.error)
 FIRST_LOOK_S, LAST_LOOK_S = 1.0, 30.0  # a wait for this store looks elsewhere, each time after twice as long
 
@@ -41,7 +42,7 @@ def _no_result(found: Found, error: Exception) -> homes.ResultsElsewhereError:
 
 
 def reader_of(backend: CystoreBackend) -> RedisLocation | None:
-    """The Redis through which results of other homes are read: that of the URL, else the one that coordinates the app, else none. Raises
+    """The Redis for results of other homes: that of the URL, else the one that coordinates the app, else none. Raises
     ImproperlyConfigured."""
     given = backend.location.reader
     if not given:
@@ -56,7 +57,7 @@ def reader_of(backend: CystoreBackend) -> RedisLocation | None:
 
 
 class ComesElsewhere(Exception):
-    """Somebody waits at this store for tasks whose home is another one."""
+    """Waits at this store for tasks whose home is another one."""
 
 
 class Elsewhere:
@@ -75,7 +76,7 @@ class Elsewhere:
             self._reader.after_fork()
 
     def reader(self) -> RemoteReader | None:
-        """None where no Redis is set up. Raises ImproperlyConfigured."""
+        """None without a Redis for this. Raises ImproperlyConfigured."""
         if self._reader is None:
             location = reader_of(self._backend)
             if location is None:
@@ -90,7 +91,7 @@ class Elsewhere:
         return self._reader
 
     def home_of(self, task_id: str) -> str | None:
-        """Where else the result of a task is kept; None where nobody here knows that it is elsewhere."""
+        """The other store that keeps the result of a task; None if this host knows of none."""
         return self.homes_of([task_id])[task_id]
 
     def homes_of(self, task_ids: Iterable[str]) -> dict[str, str | None]:
@@ -102,15 +103,15 @@ class Elsewhere:
         asked = [one for one, home in found.items() if home is None and now >= self._not_told.get(one, 0.0)]
         for task_id, (_, home) in homes.told_of_many(backend, asked).items() if asked else ():
             found[task_id] = home
-            if home is None:  # somebody who polls a task's state pays for this seldom
+            if home is None:  # rarely, because a program that polls a task's state pays for this
                 self._not_told[task_id] = now + NOT_TOLD_S
             else:
                 homes.remember(backend, task_id, home)
         return found
 
     def find(self, task_id: str, topic: str = records.RESULTS) -> dict[str, Any] | None:
-        """What another home has of an id that this store has nothing of: its meta, or the saved group. None where nobody has anything.
-        Raises ResultsElsewhereError where nobody can be asked, or a home does not answer."""
+        """Another home's result for an id that this store does not have: its meta, or the saved group. None if no home
+        has any. Raises ResultsElsewhereError if no home can be asked, or if a home does not answer."""
         return self.find_all([task_id], topic).get(task_id)
 
     def find_all(self, task_ids: Iterable[str], topic: str = records.RESULTS) -> dict[str, dict[str, Any]]:
@@ -145,7 +146,7 @@ class Elsewhere:
         return content
 
     def _meta(self, found: Found) -> dict[str, Any]:
-        """A task's meta. Raises ResultsElsewhereError for what is none, and kombu's ContentDisallowed."""
+        """A task's meta. Raises ResultsElsewhereError for invalid bytes, and kombu's ContentDisallowed."""
         try:
             content = self._content(found)
             if content.get("task_id") != found.id or content.get("status") != found.state:
@@ -170,7 +171,7 @@ class Elsewhere:
         return known
 
     def _heard_of(self, ids: list[str]) -> list[str]:
-        """Those of the ids that another home has heard of, and this one has not."""
+        """The ids that another home knows and this one does not."""
         strange = [
             one for one in ids if not homes.is_home_of(self._backend, one) and self.home_of(one) is None
         ]

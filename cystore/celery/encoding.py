@@ -1,7 +1,7 @@
 """A result as the bytes of a record: encoded by the app's serializer, within the store's limit, and always some state.
 
-What cannot be stored must not leave its task STARTED. A result that is refused raises kombu's EncodeError, which Celery turns
-into the task's failure; a failure that is refused itself is replaced by one that says so and fits.
+A task must not stay STARTED because its result cannot be stored. A refused result raises kombu's EncodeError, which
+Celery turns into the task's failure. A refused failure is replaced by a shorter one that says so.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def encode_meta(
     name: str | None,
     limit_bytes: int,
 ) -> bytes:
-    """The body of a record; `name` is the task's. Raises EncodeError, which names the task, for a state that is no failure."""
+    """The body of a record; `name` is the task's. Raises EncodeError, which names the task, for a state other than a
+    failure."""
     try:
         return _within(ensure_bytes(encode(meta)), limit_bytes)
     except Exception as error:
@@ -58,7 +59,7 @@ def _reason(error: Exception, task: str) -> str:
 def _replacement(
     meta: Mapping[str, Any], reason: str, prepare_exception: Callable[[BaseException], Any], limit_bytes: int
 ) -> dict[str, Any]:
-    """The failure without what may be large, told by an EncodeError that shows the beginning of the real one."""
+    """The failure without its large parts, as an EncodeError that shows the beginning of the real one."""
     text = f"{reason}; it was {reprlib.repr(meta['result'])}"
     traceback = _shortened(str(meta.get("traceback") or ""), min(TRACEBACK_CHARACTERS, limit_bytes // 8))
     return {

@@ -1,9 +1,11 @@
-"""What a worker's main process stores itself, revoked, timed out and lost tasks: its event loop waits for that only so long.
+"""Storing in a worker's main process: the states of revoked, timed out and lost tasks. The event loop waits for it a
+limited time.
 
-The loop has heartbeats to send and remote control to answer, while a put may have to wait: for a process that stands still inside the
-append lock, for a disk. So a thread of its own stores, in the order of the calls; the loop waits until it has, as everywhere
-before a message is acknowledged, but no longer than `WAIT_S`, and not again before the thread has caught up. A SIGKILL in such a
-moment, and only then, leaves a task without its last state although its message is acknowledged. A warm shutdown waits for the thread.
+The loop has heartbeats to send and remote control to answer, while a put may have to wait for a process that stands
+still inside the append lock, or for a disk. So a thread of its own stores, in the order of the calls. The loop waits
+for it, as everywhere before a message is acknowledged, but no longer than `WAIT_S`, and not again before the thread has
+caught up. A SIGKILL in such a moment, and only then, leaves a task without its last state although its message is
+acknowledged. A warm shutdown waits for the thread.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ _late: Future[None] | None = None  # the last call that the loop did not wait fo
 
 
 def store(app: Any, what: str, call: Callable[[], None]) -> None:
-    """Does `call`, and raises what it raises. In the event loop of a worker of `app` it may be done later: then an error is
-    logged, where `what` says what was not stored."""
+    """Makes `call`, and raises its error. In the event loop of a worker of `app` the call may be made later: then an
+    error is logged, and `what` names the lost state."""
     global _thread, _late
     if not _is_loop(app):
         call()
@@ -49,11 +51,11 @@ def store(app: Any, what: str, call: Callable[[], None]) -> None:
 
 
 def _is_loop(app: Any) -> bool:
-    """Whether this thread runs a worker's event loop, and no task at the moment (those of the pool `solo` run in it)."""
+    """Whether this thread runs a worker's event loop, and no task at the moment (the pool `solo` runs tasks in it)."""
     return (
         getattr(app.loader, "worker_initialized", False)
         and not in_pool()
-        and not greenlets.in_use()  # there others run meanwhile
+        and not greenlets.in_use()  # there other greenlets run meanwhile
         and threading.current_thread() is threading.main_thread()
         and get_current_task() is None
     )

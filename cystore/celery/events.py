@@ -1,8 +1,8 @@
-"""How the lifecycle log lies in the store: the one place that knows its topic, tags, keys, properties and body.
+"""The form of the lifecycle log in the store: the one place that knows its topic, tags, keys, properties and body.
 
-One message of the topic `celery_events` is one thing that happened to one task. What tells which task stands in the record
-(keys, tag, property), where it is found without reading bodies; the body is a JSON object of what there is to tell, in which a
-field that is not known is left out. Queues are those of `celery_results`: one for each task name, 0 without a name.
+One message of the topic `celery_events` is one event of one task. The record itself names the task (keys, tag,
+property), so searches need no bodies. The body is a JSON object of details; unknown fields are left out. Queues are
+those of `celery_results`: one for each task name, 0 without a name.
 
 Keys are ids only: a task's own, ``root:`` and the id of the root of its workflow (where that is another task), ``group:`` and
 the id of its group. With the prefixes a question for one task never walks the workflow that it began.
@@ -27,7 +27,7 @@ SUCCEEDED, FAILED, TIMED_OUT, CHILD_LOST = "SUCCEEDED", "FAILED", "TIMED_OUT", "
 INTERNAL_ERROR, RETRIED, IGNORED, REJECTED = "INTERNAL_ERROR", "RETRIED", "IGNORED", "REJECTED"
 REVOKED, UNKNOWN = "REVOKED", "UNKNOWN"
 
-# Event: what happened | Celery's signal | the process it fires in (prefork) | where the ids come from.
+# Event: description | Celery's signal | the process it fires in (prefork) | source of the ids.
 KINDS: dict[str, tuple[str, str, str, str]] = {
     SENT: ("a message went to the broker", "`after_task_publish`",
            "the sender: publisher, beat, child (chains, retries)", "the message's headers"),
@@ -51,7 +51,7 @@ KINDS: dict[str, tuple[str, str, str, str]] = {
     UNKNOWN: ("no worker here has a task of that name", "`task_unknown`", "main", "the message's headers"),
 }  # fmt: skip
 
-# Field of the body: its type and what it says.
+# Field of the body: its type and meaning.
 FIELDS: dict[str, tuple[str, str]] = {
     "v": ("number", "version of this layout, 1; a reader ignores fields that it does not know"),
     "parent_id": ("text", "id of the task that sent it"),
@@ -112,7 +112,7 @@ def group_key(group_id: str) -> str:
 
 
 def body_of(details: Mapping[str, Any]) -> bytes:
-    """The body of an event; what is None, False or "" is left out."""
+    """The body of an event; values None, False and "" are left out."""
     told = {"v": VERSION} | {
         name: value
         for name, value in details.items()
@@ -123,7 +123,7 @@ def body_of(details: Mapping[str, Any]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened to one task. `name` and the ids are None where they were not known; times are ms since 1970."""
+    """One event of one task. `name` and the ids are None if unknown; times are ms since 1970."""
 
     task_id: str | None
     event: str | None
@@ -163,10 +163,10 @@ class Event:
 
     @property
     def details(self) -> dict[str, Any]:
-        """The fields of the body (`FIELDS`). Empty where that is no JSON object."""
+        """The fields of the body (`FIELDS`). Empty if it is not a JSON object."""
         try:
             told = json.loads(bytes(self._message.body))
-        except (ValueError, RecursionError):  # nested without end by somebody
+        except (ValueError, RecursionError):  # crafted, with endless nesting
             return {}
         return told if isinstance(told, dict) else {}
 

@@ -1,6 +1,6 @@
-"""When a result stops being one: `result_expires` and `result_failure_expires`, honoured by whoever reads.
+"""Expiry of results: `result_expires` and `result_failure_expires`, checked by every reader.
 
-Nothing is written or removed then. Expired bytes leave with their segment, when the store cleans.
+Expiry itself writes and removes nothing. Expired bytes leave with their segment, when the store cleans.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cystore.clock import now_ms
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """How long records are valid after they were stored, in seconds; None or 0 is for ever."""
+    """The time for which records are valid after they were stored, in seconds; None or 0 is for ever."""
 
     seconds: float | None
     failure_seconds: float | None

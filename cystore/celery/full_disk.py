@@ -1,8 +1,8 @@
-"""What a worker's log says while its store takes no records because the disk is full: one line, and one more a minute.
+"""A worker's log while the disk is full and its store takes no records: one line, and one more a minute.
 
-Celery reports each state that cannot be stored with two tracebacks, one in the pool process and one in the worker's main process. The
-lifecycle log adds its own. All say the same. The worker's main process tells it once for all of them; a task that itself fails for
-that reason is reported as any failed task.
+Celery reports each failed state with two tracebacks, one in the pool process and one in the worker's main process. The
+lifecycle log adds its own. All have the same content, so the worker's main process reports it once for all. A task that
+itself fails for that reason is reported like any failed task.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOGGERS = (
 
 
 class OneLine(logging.Filter):
-    """Makes one line of the reports of a full disk, and leaves out those of the next minute."""
+    """Reduces the reports of a full disk to one line, and drops those of the next minute."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class OneLine(logging.Filter):
         if not isinstance(error, StoreFullError):
             return True
         if in_pool():
-            return False  # the main process hears of it
+            return False  # the main process reports it
         if monotonic_s() < self._again_at:
             self._left_out += 1
             return False

@@ -23,20 +23,20 @@ def in_use() -> bool:
 
 
 class Thread:
-    """What `threading` calls a thread: a greenlet, where those are threads. For what talks to a server: a socket belongs to the hub
-    that it was opened in. Started when made, like `os_threads.Thread`."""
+    """A thread by `threading`'s means: a greenlet, if those are threads. For work with a server, because a socket
+    belongs to the hub that opened it. Starts when made, like `os_threads.Thread`."""
 
     def __init__(self, target: Callable[[], None], name: str) -> None:
         self._thread = threading.Thread(target=target, name=name, daemon=True)
         self._thread.start()
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Waits until it has ended, or for so long."""
+        """Waits until it has ended, or for this time."""
         self._thread.join(timeout_s)
 
 
 def off_the_hub(function: Callable[..., Answer], *args: Any, **kwargs: Any) -> Answer:
-    """Calls `function`, and meanwhile lets other greenlets run. Raises what it raises."""
+    """Calls `function`, and lets other greenlets run meanwhile. Raises its error."""
     environment = detect_environment()
     if environment == "default":
         return function(*args, **kwargs)
@@ -44,7 +44,7 @@ def off_the_hub(function: Callable[..., Answer], *args: Any, **kwargs: Any) -> A
     outcome: list[Answer] = []
     errors: list[BaseException] = []
 
-    def call() -> None:  # both hubs print what comes out of their threads as an exception
+    def call() -> None:  # both hubs print an exception that leaves their threads
         try:
             with os_threads.as_native():
                 outcome.append(function(*args, **kwargs))

@@ -1,5 +1,5 @@
-"""What tasks did: every event and every result of a task, of a name, of a workflow, of a span of time, newest first, read as
-they are asked for.
+"""The history of tasks: events and results of a task, a name, a workflow or a span of time, newest first, read on
+demand.
 
     with cystore.open("/var/lib/app/store", read_only=True) as store:
         for entry in history.entries(store, task_id="..."):  # the whole life of a task
@@ -8,7 +8,7 @@ they are asked for.
             print(transition.task_id, transition.traceback)
 
 `events` reads the lifecycle log, `transitions` the results, `entries` both. It needs no Celery app and no process that
-dispatches. Nothing is ever unpickled here: what is not JSON shows its type and size only.
+dispatches. It unpickles nothing: a body that is not JSON shows only its type and size.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ JSON = "application/json"
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One state that one task went into. `name` is None where it was not known to who stored it; times are ms since 1970."""
+    """One state of one task. `name` is None if the storing process did not know it; times are ms since 1970."""
 
     task_id: str
     state: str | None
@@ -63,7 +63,7 @@ class Transition:
 
     @property
     def forgotten(self) -> bool:
-        """True for the tombstone of a `forget`: what is older is not valid any more."""
+        """True for the tombstone of a `forget`: older records are not valid any more."""
         return records.is_tombstone(self._message)
 
     @property
@@ -73,8 +73,8 @@ class Transition:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What Celery stored: `result`, `traceback`, `date_done`, `children`; with result_extended also `args`, `kwargs`,
-        `worker`, `retries`, `queue`. Empty where that is not JSON."""
+        """Celery's meta: `result`, `traceback`, `date_done`, `children`; with result_extended also `args`, `kwargs`,
+        `worker`, `retries`, `queue`. Empty if it is not JSON."""
         if self.forgotten or self.content_type != JSON:
             return {}
         try:
@@ -192,7 +192,7 @@ def _both(happened: Iterator[Event], stored: Iterator[Transition]) -> Iterator[E
 
 
 def entry_of(message: Message) -> Event | Transition | None:
-    """What a stored message says about a task; None for one that says nothing."""
+    """A stored message as an entry about a task; None for another message."""
     if message.topic == layout.EVENTS:
         return Event.of(message)
     return Transition.of(message) if message.topic == records.RESULTS else None
@@ -202,7 +202,7 @@ def _stored(
     store: MessageStore, topic: str, task_id: str | None, name: str | None, states: Collection[str],
     begin_ms: int, end_ms: int | None,
 ) -> Iterator[Message]:  # fmt: skip
-    """Messages of one of the two topics, by the condition that leaves the fewest to look at."""
+    """Messages of one of the two topics, by the condition that leaves the fewest to examine."""
     if task_id is not None:
         return reading.of_key(store, topic, records.key_of(task_id), begin_ms=begin_ms, end_ms=end_ms)
     queues = None if name is None else (records.queue_of(name),)

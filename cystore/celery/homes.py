@@ -1,13 +1,14 @@
 """More than one host: a task's results belong to one store, its home, whichever worker runs it.
 
-Every message names its home in the header `cystore_home`: that of the task that sends it, else the setting of that name, else the
-store of the process that sends it. A worker that has that store appends there. Any other one sends what it would append through
-the broker to `cystore.<home id>` (task `cystore.home_record`), whose workers append it; while none of them runs, it waits in the
-broker.
+Every message names its home in the header `cystore_home`: the home of the sending task, else the setting of that name,
+else the store of the sending process. A worker that has that store appends there. Another worker sends its records
+through the broker to `cystore.<home id>` (task `cystore.home_record`), and the workers of the home append them. While
+none of these runs, the message waits in the broker.
 
-Appended once: each record has an id of its own, which the store keeps as its unique key. A redelivered message finds its records
-there and leaves them. Two deliveries of one message at the same moment are kept apart by a lock that the kernel gives back when
-its holder dies. A worker that is killed at any point leaves either nothing or the records, and the message comes again.
+Each record is appended once. It has an id of its own, which the store keeps as its unique key. A redelivered message
+finds its records in the store. Two deliveries of one message at the same moment are kept apart by a lock that the
+kernel releases when its holder dies. A worker that is killed at any point leaves either nothing or the records, and the
+message comes again.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ log = logging.getLogger("cystore")
 
 HOME = "cystore_home"  # the header and the setting
 HOME_RECORD = "cystore.home_record"
-SENT_MS = "sent_ms"  # of a record that came through the broker: when, by the clock of who sent it
+SENT_MS = "sent_ms"  # of a record that came through the broker: its time by the sender's clock
 LOCKS = 256
 FOREIGN_KEPT = 100_000
 RETRY_AT_MOST_S = 60
@@ -65,12 +66,12 @@ class HomeAwayError(ResultsElsewhereError, ResultTimeoutError):
 
 
 def own_id(backend: CystoreBackend) -> str | None:
-    """The id of this process's store; None where it has none."""
+    """The id of this process's store; None without one."""
     return known_id_of(backend.store) if backend.location.path else None
 
 
 def setting(app: Any) -> str | None:
-    """The setting `cystore_home`. Raises ImproperlyConfigured for one that is no store id."""
+    """The setting `cystore_home`. Raises ImproperlyConfigured for anything but a store id."""
     value = app.conf.get(HOME)
     if not value:
         return None
@@ -83,7 +84,7 @@ def setting(app: Any) -> str | None:
 
 
 def home_of(backend: CystoreBackend, request: Any = None) -> str:
-    """The home of what `request` (or else the current task) stores or sends. Raises ImproperlyConfigured."""
+    """The home for records and messages of `request` (or else the current task). Raises ImproperlyConfigured."""
     found = _at.get() or getattr(request, HOME, None)
     if found is None:
         task = get_current_task()
@@ -108,7 +109,7 @@ def is_home_of(backend: CystoreBackend, task_id: str) -> bool:
 
 
 def told_of(backend: CystoreBackend, task_id: str) -> tuple[bool, str | None]:
-    """What the lifecycle log says of a task: whether this store has heard of it, and its home where that is another store."""
+    """The lifecycle log's knowledge of a task: whether this store knows it, and its home if that is another store."""
     found = records.records_of(backend.store, EVENTS, records.key_of(task_id), to_tombstone=False)
     return _event_home(found, task_id)
 
@@ -139,7 +140,7 @@ def remember(backend: CystoreBackend, task_id: str, home: str) -> None:
 
 @contextmanager
 def at(home: str) -> Iterator[None]:
-    """What is stored or sent inside belongs to `home`."""
+    """Everything that is stored or sent inside the block belongs to `home`."""
     token = _at.set(home)
     try:
         yield
@@ -154,7 +155,7 @@ HOW = (
 
 
 def no_store(backend: CystoreBackend) -> ResultsElsewhereError:
-    """The error for a read where there is no store and nobody to ask."""
+    """The error for a read without a store and without a home to ask."""
     home = backend.home
     return ResultsElsewhereError(
         f"this process has no store (its result_backend is {backend.as_uri()!r}), so it can send tasks but not read results: "
@@ -164,7 +165,7 @@ def no_store(backend: CystoreBackend) -> ResultsElsewhereError:
 
 
 def elsewhere(task_id: str, home: str) -> ResultsElsewhereError:
-    """The error for a task whose result never comes to this store, where nobody can be asked."""
+    """The error for a task whose result never comes to this store, if no home can be asked."""
     return ResultsElsewhereError(
         f"store {home} keeps the result of task {task_id} (by the task's header or the setting {HOME}), and "
         f"this process does not have that store: read the result on that store's host, or send it with another {HOME}. Or {HOW}"
@@ -288,7 +289,7 @@ def _append_now(
 
 
 def _wake(store: MessageStore, fields: Sequence[dict[str, Any]]) -> None:
-    """Wakes who waits for a result. Who is killed before it leaves that to the waiter's next look, a second later at most."""
+    """Wakes the waiters for a result. After a kill before that, their next look finds it, a second later at most."""
     for one in fields:
         if one["topic"] == records.RESULTS:
             for key in one["keys"]:
@@ -301,8 +302,8 @@ def _wake(store: MessageStore, fields: Sequence[dict[str, Any]]) -> None:
 def home_record(
     self: Any, home: str, send_id: str, fields: list[dict[str, Any]], flush: str | None = None
 ) -> int:
-    """Appends what a worker of another store sent here; returns how many records were new. A store that refuses them at the
-    moment gets them again later."""
+    """Appends records that a worker of another store sent here; returns the number of new ones. A store that refuses
+    them for the moment gets them again later."""
     backend = self.app.backend
     own = own_id(backend)
     if own != home:
@@ -315,7 +316,7 @@ def home_record(
         raise
     except StoreError as error:
         raise self.retry(exc=error, countdown=min(2**self.request.retries, RETRY_AT_MOST_S)) from error
-    # Whether new or not: who appended them may have been killed before it looked.
+    # New or not: the process that appended them may have been killed before its look.
     backend.chords.settle_records(fields)
     return new
 
@@ -323,7 +324,7 @@ def home_record(
 def append_once(
     backend: CystoreBackend, send_id: str, fields: Sequence[dict[str, Any]], flush: str | None
 ) -> int:
-    """Appends those of the records that the store does not have yet."""
+    """Appends the records that the store does not have yet."""
     store = backend.store
     for one in fields:
         if one["topic"] not in records.TOPICS:

@@ -1,14 +1,15 @@
-"""What a worker's main process does for its store. Every worker with a store has it; nothing has to be installed.
+"""The work of a worker's main process for its store. Every worker with a store has it; nothing has to be installed.
 
-It removes what expired, ends chords, and delivers delayed messages (`duties.NEEDED`). A lease in the store's control block picks one
-worker of the store at a time. Where the app installed the duties as tasks (`cystore.celery.tasks`), the main process does all of them, with
-leases in Redis: those that ticks ask for, and those that the store needs. It also says in Redis that it lives. It looks once a second, in
-shared memory; while nothing is appended it sleeps until something is due, `duties.QUIET_S` at most. While the store needs nothing it asks
-Redis nothing.
+It removes expired segments, ends chords, and delivers delayed messages (`duties.NEEDED`). A lease in the store's
+control block picks one worker of the store at a time. If the app installed the duties as tasks
+(`cystore.celery.tasks`), the main process does all of them, with leases in Redis: those that ticks ask for, and those
+that the store needs. It also sends heartbeats to Redis. It looks once a second, in shared memory; while nothing is
+appended it sleeps until a duty is due, at most `duties.QUIET_S`. While the store needs nothing it asks Redis nothing.
 
-A thread does it (a greenlet, where those are threads). It starts after the last fork of the boot steps, beat's included. A later fork,
-of a pool process that is replaced, waits for the end of the thread's turn. Otherwise the child would inherit the lock of an import that
-the thread was in, and wait for it for ever. A kill leaves leases and a heartbeat that run out by themselves.
+A thread does it (a greenlet, if those are threads). It starts after the last fork of the boot steps, beat's included. A
+later fork, of a pool process that is replaced, waits for the end of the thread's turn. Otherwise the child would
+inherit the lock of the thread's running import, and wait for it for ever. A kill leaves leases and a heartbeat that
+expire by themselves.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ PRUNE_S = 600.0
 JOIN_S = 10.0
 REPUT_WAIT_S = 0.25
 NOTE_S = 1.0
-ASK_AGAIN_S = 1.0  # for a lease that somebody else has
+ASK_AGAIN_S = 1.0  # for a lease that another worker has
 
 
 class ForkGuard:
-    """No fork of this process falls into a turn: the turn holds a lock that a fork takes first. A turn that takes longer than
-    `FORK_WAIT_S`, because a disk or a server does not answer, is not waited for. Python keeps what it
-    calls at a fork for good, so a module makes one of these, once."""
+    """Keeps forks of this process out of a turn: the turn holds a lock that a fork takes first. A fork does not wait
+    for a turn that takes longer than `FORK_WAIT_S`, because a disk or a server does not answer. Python never drops
+    functions registered for forks, so a module makes one of these, once."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -111,7 +112,7 @@ class DutyHost(bootsteps.StartStopStep):
             store_id = store_id_of(app.backend.store)
             if takes_ticks():
                 queues.consume_own_queue(app, store_id)
-                duties.coordination_for(app)  # says what is wrong with its settings
+                duties.coordination_for(app)  # reports wrong settings
         except (StoreError, ImproperlyConfigured) as error:
             log.error("this worker cannot do duties: %s", error)
             return
@@ -133,7 +134,7 @@ class DutyHost(bootsteps.StartStopStep):
         log.info("%s", keeper.introduction())
         if takes_ticks():
             ticks.take(parent, keeper.ask)
-        "".encode("idna")  # what a connection imports, in the thread that forks
+        "".encode("idna")  # a connection imports this, in the thread that forks
         # It asks Redis and sends the bodies of chords: with the worker's own connections, so in the worker's own hub.
         self._threads = [
             ServiceThread(
@@ -175,14 +176,14 @@ def takes_ticks() -> bool:
 
 
 def _no_ticks(record: logging.LogRecord) -> bool:
-    """Keeps what Celery says of each tick that goes well, a few lines a second, out of the worker's log."""
+    """Keeps Celery's messages about successful ticks, a few lines a second, out of the worker's log."""
     about = record.args if isinstance(record.args, Mapping) else {}
     return record.levelno > logging.INFO or not str(about.get("name", "")).startswith("cystore.")
 
 
 class Keeper:
-    """What a store needs, once a period. With `ticks` all duties: those that a tick asked for, and those that the store needs; and
-    heartbeats. Else those that no store can be without."""
+    """The needs of a store, once a period. With `ticks` all duties: those that a tick asked for, and those that the
+    store needs; and heartbeats. Otherwise only the duties that every store needs."""
 
     def __init__(
         self,
@@ -204,7 +205,7 @@ class Keeper:
         self._listens = False  # the store's next append wakes this one
 
     def introduction(self) -> str:
-        """Who cleans, and when somebody did last, for the worker's log."""
+        """The cleaning worker, and the last clean, for the worker's log."""
         last = self._store.duties.last(duties.CLEAN_EXPIRED.name)
         cleaned = (
             f"cleaned last at {time_text(last.begun_ms)} by process {last.pid}"
@@ -218,7 +219,7 @@ class Keeper:
         return f"{self._store.path}: {who}; {cleaned} since the first process opened it"
 
     def ask(self, task: str, task_id: str) -> None:
-        """A tick came. Any number of one kind count once."""
+        """A tick came. Several ticks of one kind count once."""
         self._asked[task] = task_id
         if self._listens:
             self._woken.set()
@@ -319,7 +320,7 @@ class ReputLoop:
         self._idle = threading.Event()
 
     def run_once(self) -> Progress:
-        """Dispatches what is there."""
+        """Dispatches the waiting records."""
         now = monotonic_s()
         if self._held is None:
             self._held = self._lease.enter_context(duties.lease_for(self._app, self._store, REPUT))

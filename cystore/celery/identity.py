@@ -1,4 +1,4 @@
-"""Which store this is: the uuid in ``config/storeId``, which goes where the directory goes."""
+"""The identity of a store: the uuid in ``config/storeId``, which moves with the directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _known: weakref.WeakKeyDictionary[MessageStore, str] = weakref.WeakKeyDictionary
 
 
 def store_id_of(store: MessageStore) -> str:
-    """The id that a store keeps, made by whoever asks first. Raises StoreFormatError where it is damaged."""
+    """The id of a store, made by the first process that asks. Raises StoreFormatError if it is damaged."""
     path = store.path / "config" / STORE_ID
     if not path.exists():
         with files.temporary(store.path) as draft:

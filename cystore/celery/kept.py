@@ -1,7 +1,7 @@
-"""What the lifecycle log keeps of a task's arguments and tracebacks: text, cut and redacted; never an object.
+"""The lifecycle log's text of a task's arguments and tracebacks, shortened and redacted; never an object.
 
-Celery has put the arguments' repr into the message (`argsrepr`, which a caller may give as `apply_async(argsrepr=...)`): that is
-kept where nothing is to be redacted.
+Celery has put the arguments' repr into the message (`argsrepr`, which a caller may give as
+`apply_async(argsrepr=...)`). That text is kept if nothing is to be redacted.
 
 `cystore_lifecycle_redact` is either names, of keyword arguments and of keys of dicts anywhere in the arguments, whose values are
 not kept; or a function (or the name of one, `package.module:function`), and then `redact(name, args, kwargs)` gives what may be
@@ -33,7 +33,7 @@ Redact = Callable[[str, Any, Any], tuple[Any, Any]]
 
 
 def shortened(text: str, limit: int) -> str:
-    """At most `limit` characters of a text: what is too much goes from the middle, the end says most in a traceback."""
+    """At most `limit` characters of a text. The middle is cut out, because the end matters most in a traceback."""
     if len(text) <= limit:
         return text
     if limit <= len(CUT):
@@ -78,7 +78,7 @@ class Kept:
         return lambda name, args, kwargs: (_without(args, hidden), _without(kwargs, hidden))
 
     def arguments(self, name: str, args: Any, kwargs: Any, told: Mapping[str, Any]) -> tuple[str, str]:
-        """What is kept of a task's arguments; `told` is the message's headers or the request."""
+        """The kept text of a task's arguments; `told` is the message's headers or the request."""
         limit = self.args_chars
         if limit == 0:
             return "", ""
@@ -100,7 +100,7 @@ class Kept:
             assert redact is not None
             return keep(*redact(name, args, kwargs))
         except Exception as error:  # noqa: BLE001 - it is the app's own code, and nothing unredacted may be kept
-            if name not in self._reported:  # without its text, which may hold what must not be kept
+            if name not in self._reported:  # without its text, which may contain secrets
                 self._reported.add(name)
                 log.warning(
                     "%s failed (%s): arguments of %s are not kept", REDACT_SETTING, type(error).__name__, name
@@ -108,7 +108,8 @@ class Kept:
             return HIDDEN, HIDDEN
 
     def hides(self, name: str, body: Any) -> str:
-        """Why a message must not be kept as it is: the redaction hides a part of it, or nobody can tell. Empty where it may be."""
+        """The reason why a message must not be kept unchanged: the redaction hides a part of it, or may. Empty if it
+        may be kept."""
         if not self.redact:
             return ""
         try:
@@ -130,7 +131,7 @@ class Kept:
         return f"{REDACT_SETTING} hides a part of it" if hidden else ""
 
     def unread(self, told: Mapping[str, Any]) -> tuple[str, str]:
-        """The same of a message that nobody could read: its headers alone know."""
+        """The same for a message that cannot be decoded: only its headers are known."""
         if self.args_chars == 0 or not told:
             return "", ""
         if self.redact:
@@ -148,7 +149,7 @@ class Kept:
         return "" if text in ("()", "{}", "[]") else shortened(text, self.args_chars)
 
     def traceback(self, einfo: Any) -> str:
-        """What is kept of the traceback in Celery's exception info."""
+        """The kept text of the traceback in Celery's exception info."""
         text = getattr(einfo, "traceback", None)
         return "" if not text else shortened(str(text), self.traceback_chars)
 

@@ -1,9 +1,10 @@
-"""The lifecycle log: what happens to every task, one append for each event, written by those whom Celery tells.
+"""The lifecycle log: one append for each event in the life of a task, written by the processes that get Celery's
+signals.
 
-Celery tells by signals, each in a process of its own kind (`events.KINDS`). They are connected when a process first makes its
-result backend, so that there is nothing to import. The log is a witness, it never takes part: an event that cannot be written
-is counted, the trouble is reported once, and the task goes on. After a crash what was appended is there; an event is never
-waited for to be on the disk, whatever `flush` says for results.
+Each of Celery's signals fires in one kind of process (`events.KINDS`). They are connected when a process first makes
+its result backend, so a program imports nothing. The log never takes part: an event that cannot be written is counted,
+the trouble is reported once, and the task continues. Events survive a crash of the process; no task waits until an
+event is on disk, whatever `flush` says for results.
 
 Settings of the app, beside those of `celery`:
 
@@ -45,10 +46,10 @@ from cystore.clock import monotonic_s
 log = get_logger(__name__)
 
 SETTING = "cystore_lifecycle"
-DUTIES = "cystore."  # what the names of the store's own tasks begin with: left out of the log
-PAUSE_S = 5.0  # after a store that could not be written; nobody waits for it again and again
-# How long an event waits for whoever has the append lock and appends nothing: a worker's main process has heartbeats to send, a
-# publisher perhaps an event loop. A pool process waits as long as it does for the task's result.
+DUTIES = "cystore."  # prefix of the store's own tasks, which are left out of the log
+PAUSE_S = 5.0  # after a failed write, so that tasks do not wait for the store again and again
+# The longest wait of an event for an append lock without progress: a worker's main process has heartbeats to send, and
+# a publisher perhaps an event loop. A pool process waits as long as for the task's result.
 BUSY_MS = 1_000
 EXCEPTION_CHARS = 1024
 NAMES_KEPT = 10_000
@@ -68,7 +69,7 @@ class Lifecycle:
         self._app = weakref.ref(app)
         self._store: MessageStore | None = None  # as `open_shared` gave it
         self._places: dict[str | None, tuple[int, dict[str, str]]] = {}  # task name: its queue and property
-        self._untold = 0  # of the lost ones, how many the log has not heard of
+        self._untold = 0  # lost events that were not reported yet
         self._paused_until = 0.0
         self._began: dict[str, float] = {}  # task id: when its code began in this process
         self._timed_out: str | None = None  # the last one
@@ -76,8 +77,8 @@ class Lifecycle:
     def append(
         self, event: str, task_id: str | None, name: str | None, root_id: str | None, group_id: str | None, **details: Any
     ) -> None:  # fmt: skip
-        """Writes one event, unless the store was out of order a moment ago. A `home` among the details is left out if it is this
-        store. Raises what the store raises."""
+        """Writes one event, unless the store failed a moment ago. Leaves out a `home` among the details if it is this
+        store. Raises the store's errors."""
         if self._paused_until and monotonic_s() < self._paused_until:
             self._lose()
             return
@@ -122,10 +123,10 @@ class Lifecycle:
         return place
 
     def trouble(self, error: Exception) -> None:
-        """Takes note of an event that could not be written: reported once, until the log goes on."""
+        """Counts an event that could not be written; reports once, until the log works again."""
         first = not self._untold
         self._lose()
-        if not isinstance(error, MessageIllegalError):  # of one task alone
+        if not isinstance(error, MessageIllegalError):  # this concerns one task alone
             self._paused_until = monotonic_s() + PAUSE_S
         if first:
             log.warning(
@@ -146,7 +147,7 @@ class Lifecycle:
         self._began.pop(task_id, None)
 
     def runtime(self, task_id: str) -> float | None:
-        """Seconds since it began, None where that was elsewhere."""
+        """Seconds since it began, None if it began in another process."""
         began = self._began.get(task_id)
         return None if began is None else round(monotonic_s() - began, 6)
 
@@ -160,7 +161,7 @@ class Lifecycle:
         self._store = None
 
     def forked(self) -> None:
-        """In a child: what the parent lost it has told itself, or will."""
+        """In a child: the parent reports its own lost events."""
         self._began.clear()
         self.lost = self._untold = 0
 
@@ -187,7 +188,7 @@ def release(app: Celery) -> None:
 
 
 def log_of(app: Celery) -> Lifecycle | None:
-    """The log of an app in this process, None where it has none."""
+    """The log of an app in this process; None without one."""
     return _logs.get(app)
 
 
@@ -197,7 +198,7 @@ HANDLERS: list[tuple[Any, Callable[..., None]]] = []
 
 
 def _handles(told: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A handler of a signal: called with the log of the sender's app, not at all where that has none."""
+    """A handler of a signal: called with the log of the sender's app, if it has one."""
 
     def wrap(handler: Callable[..., None]) -> Callable[..., None]:
         @wraps(handler)
@@ -234,7 +235,7 @@ def _is_duty(name: str | None) -> bool:
 def _sent(
     life: Lifecycle, sender: str, headers: Any, body: Any, exchange: Any, routing_key: str | None, **_: Any
 ) -> None:
-    # Protocol 1 has all of it in the body.
+    # Protocol 1 has everything in the body.
     told = headers if headers and "task" in headers else body
     if _is_duty(sender):
         return
@@ -290,7 +291,7 @@ class _Rejecting:
     def _tell(self, request: Any) -> None:
         ran = request._apply_result and request._apply_result()
         if ran is None or not ran.ready() or ran.successful():
-            return  # the task's own wish: the child lived, and has told it
+            return  # the task asked for it: the child lives, and has logged it
         error = ran._value.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
@@ -305,7 +306,7 @@ class _Rejecting:
 
 
 def _of(request: Any, **details: Any) -> dict[str, Any]:
-    """What a task's request tells about any event of it."""
+    """The details from a task's request, for any event of it."""
     return {
         "worker": request.hostname,
         "pid": _pid,
@@ -343,7 +344,7 @@ def _failed(
     life: Lifecycle, sender: Any, task_id: str, exception: Any, args: Any = (), kwargs: Any = None,
     einfo: Any = None, **_: Any,
 ) -> None:  # fmt: skip
-    if _is_duty(sender.name) or isinstance(exception, Reject):  # the child has told that
+    if _is_duty(sender.name) or isinstance(exception, Reject):  # the child has logged that
         return
     event, soft = events.FAILED, False
     if isinstance(exception, (SoftTimeLimitExceeded, TimeLimitExceeded)):

@@ -1,7 +1,7 @@
-"""One task's life, folded from its events and results. What the commands list, compare and draw.
+"""One task's life, folded from its events and results, for the commands.
 
-A life never takes more memory than its newest `ENTRIES_KEPT` entries. Whatever a record says is checked before it is used: a field of
-another type counts as not known.
+A life never takes more memory than its newest `ENTRIES_KEPT` entries. Each value of a record is checked before it is
+used: a field of another type counts as unknown.
 """
 
 from __future__ import annotations
@@ -26,22 +26,23 @@ ENDS = (
     events.IGNORED,
 )  # fmt: skip
 BEGINS = (events.SENT, events.RECEIVED, events.REDELIVERED, events.STARTED, events.RETRIED)
-ENTRIES_KEPT = 4096  # of one task: one that is tried again for ever has more
+ENTRIES_KEPT = 4096  # of one task; one that is retried for ever has more
 IDS_KEPT = 100_000  # ids that a pass over the log remembers
-# A publisher tells of its message after it sent it: a quick task may have ended by then. A SENT this close to an end belongs to it.
+# A publisher logs its message after sending it, so a quick task may have ended by then. A SENT this close to an end
+# belongs to it.
 LATE_SENT_MS = 60_000
 _TAKEN = (events.RECEIVED, events.REDELIVERED, events.STARTED)
 _MAY_REQUEUE = (events.REJECTED, events.CHILD_LOST)
 
 
 def text_of(told: Mapping[str, Any], field: str) -> str | None:
-    """A field that is text; None for one that is missing or something else."""
+    """A text field; None if it is missing or has another type."""
     value = told.get(field)
     return value if isinstance(value, str) else None
 
 
 def number_of(told: Mapping[str, Any], field: str) -> float | None:
-    """A field that is a number from 0 on; None for one that is missing or something else."""
+    """A field with a number from 0 on; None if it is missing or has another type."""
     value = told.get(field)
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
         return None
@@ -49,7 +50,7 @@ def number_of(told: Mapping[str, Any], field: str) -> float | None:
 
 
 def moment_ms(text: str | None) -> int | None:
-    """An ISO 8601 time in ms since 1970, None where that is none."""
+    """An ISO 8601 time in ms since 1970; None for another text."""
     try:
         moment = datetime.fromisoformat(text or "")
         return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
@@ -59,16 +60,17 @@ def moment_ms(text: str | None) -> int | None:
 
 @dataclass(slots=True)
 class Life:
-    """What is known of a task. Times are ms since 1970. `sent_ms` and what follows it are those of the last try; `outcome` and `ended_ms`
-    are None as long as it has not ended. `stage` is its newest event that is no end. `result_state` and what follows it are of the result
-    that the backend shows, by the rule of `records.fold`: a SUCCESS stays one, whatever a duplicate does later."""
+    """The known facts of a task. Times are ms since 1970. `sent_ms` and the following times belong to the last try;
+    `outcome` and `ended_ms` are None until it has ended. `stage` is its newest event other than an end. `result_state`
+    and the following fields belong to the result that the backend shows, by the rule of `records.fold`: a SUCCESS
+    stays, whatever a duplicate does later."""
 
     task_id: str
     name: str | None = None
     root_id: str | None = None
     parent_id: str | None = None
     group_id: str | None = None
-    home: str | None = None  # the store that keeps its result, where that is another one
+    home: str | None = None  # the store that keeps its result, if that is another one
     args: str | None = None
     kwargs: str | None = None
     queue: str | None = None
@@ -84,7 +86,7 @@ class Life:
     retries: int = 0
     stage: str | None = None
     stage_ms: int | None = None
-    stage_at: int = -1  # physical offset of its newest event that is no end
+    stage_at: int = -1  # physical offset of its newest event other than an end
     outcome: str | None = None
     exception: str | None = None
     result_state: str | None = None
@@ -104,7 +106,7 @@ class Life:
 
     @property
     def wait_ms(self) -> int | None:
-        """How long the last try waited from when it was sent, or due, until its code began."""
+        """The wait of the last try, from when it was sent, or due, until its code began."""
         begin = max((one for one in (self.sent_ms, self.due_ms) if one is not None), default=None)
         if begin is None or self.started_ms is None or self.sent_ms is None:
             return None
@@ -135,7 +137,7 @@ class Life:
         tries = int(number_of(told, "retries") or 0)
         is_earlier = (
             kind == events.RETRIED and tries < self.retries
-        )  # told after the next message, which may have run by then
+        )  # logged after the next message, which may have run by then
         self.retries = tries if kind == events.SENT else max(tries, self.retries)
         if kind in ENDS and not told.get("requeue"):
             self._end(kind, time_ms)
@@ -181,13 +183,13 @@ def entries_of(store: MessageStore, task_id: str) -> list[Event | Transition]:
 
 
 def life_of(store: MessageStore, task_id: str) -> Life | None:
-    """A task's life; None where the log has nothing about it."""
+    """A task's life; None if the log does not know it."""
     found = entries_of(store, task_id)
     return folded(task_id, found) if found else None
 
 
 def folded(task_id: str, entries: Iterable[Event | Transition]) -> Life:
-    """The life that some entries of one task tell, oldest first."""
+    """A life from the entries of one task, oldest first."""
     life = Life(task_id)
     for entry in entries:
         life.take(entry)
@@ -204,13 +206,13 @@ class Remembered:
         return task_id in self._ids
 
     def add(self, task_id: str, value: int = 0) -> tuple[str, int] | None:
-        """Remembers an id; returns the oldest one with its value where it had to go."""
+        """Remembers an id; returns the oldest one with its value if that had to make room."""
         self._ids[task_id] = value
         self._ids.move_to_end(task_id)
         return self._ids.popitem(last=False) if len(self._ids) > IDS_KEPT else None
 
     def pop(self, task_id: str) -> int | None:
-        """Forgets an id; its value, None where it is not known."""
+        """Forgets an id; returns its value, None if it is unknown."""
         return self._ids.pop(task_id, None)
 
     def __iter__(self) -> Iterator[str]:
@@ -221,10 +223,10 @@ class Remembered:
 
 
 def unfinished(store: MessageStore, newest_first: Iterable[Event], before_ms: int) -> Iterator[Life]:
-    """Tasks whose newest sign, and due time, is not after `before_ms`, and that have not ended: each once, newest sign first. A task
-    with a SUCCESS has ended, whatever a duplicate of its message does later.
+    """Unended tasks whose newest event, and due time, is not after `before_ms`: each once, newest first. A task with a
+    SUCCESS has ended, whatever a duplicate of its message does later.
 
-    `newest_first` are events of the kinds BEGINS and ENDS. Most tasks are settled by the events that come by; an id that is not
+    `newest_first` are events of the kinds BEGINS and ENDS. The passing events settle most tasks; an id that is not
     remembered is looked up.
     """
     settled = Remembered()

@@ -1,8 +1,8 @@
-"""What counts as the memory of a process that stores and reads results stays flat, however long the log is.
+"""Keeps the memory of a process that stores and reads results flat, however long the log is.
 
-Pages of mapped files that a process touched count as its resident size, although they belong to the page cache. `--max-memory-per-child`
-looks at the highest resident size that a pool process ever had (`ru_maxrss`), and so would replace processes for what the log has.
-So the process lets these pages go whenever they have grown by `GROWTH_BYTES`.
+Touched pages of mapped files count as a process's resident size, although they belong to the page cache.
+`--max-memory-per-child` looks at the highest resident size that a pool process ever had (`ru_maxrss`), and so would
+replace processes because of the log. So the process releases these pages whenever they have grown by `GROWTH_BYTES`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ LARGE_BYTES = 1 << 20  # a record of that size is a reason to look
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
 _calls = 0
-_before_bytes = -1  # what this process had of files when it last let go
+_before_bytes = -1  # the process's file pages at the last release
 
 
 def shared_bytes() -> int:
-    """How much of this process's resident size is pages of files, libraries included."""
+    """The part of this process's resident size that is pages of files, libraries included."""
     return int(files.read_all(Path(f"/proc/{os.getpid()}/statm")).split()[2]) * PAGE_BYTES
 
 

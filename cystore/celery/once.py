@@ -3,9 +3,9 @@
     @app.task(base=cystore.celery.Once, once={"keys": ["order_id"], "window_s": 86_400})
     def charge(order_id, amount): ...
 
-Each run holds a lock of its key from before the task's code until its result is stored. The lock belongs to the process: the kernel ends it
-when the process is killed, however that happens, and nobody has to guess how long a task may take. The record of a run's SUCCESS has the
-task's id and the key of its arguments, so there is no moment at which one of both is stored and the other is not.
+Each run holds a lock of its key from before the task's code until its result is stored. The lock belongs to the
+process: the kernel ends it when the process is killed in whatever way, so nobody has to guess how long a task may take.
+One record has a run's SUCCESS, the task's id and the key of its arguments, so they are stored together.
 
 The guard is that of one store: it holds between all workers whose home is this store (docs/celery.md, several hosts).
 """
@@ -35,7 +35,13 @@ RUNNING = "RUNNING"
 WAIT, REFUSE, JOIN = "wait", "refuse", "running"
 CHOICES = (WAIT, REFUSE, JOIN)
 OPTIONS = ("keys", "window_s", "on_duplicate")
-AWAITED = ("chain", "chord", "group_id", "link", "link_error")  # what the sender hung on this very call
+AWAITED = (
+    "chain",
+    "chord",
+    "group_id",
+    "link",
+    "link_error",
+)  # options that the sender attached to this very call
 KEY_CHARS = 40
 
 
@@ -51,7 +57,7 @@ class OnceRunningError(Exception):
 
 
 class OnceElsewhereError(Exception):
-    """This worker has not the store that guards the task."""
+    """This worker does not have the store that guards the task."""
 
 
 class OnceKeyError(TypeError):
@@ -154,8 +160,8 @@ class Once(Task):
         super().after_return(*args)
 
     def _met(self, key: str, friends: Set[str | None]) -> None:
-        """Another run has the lock. Where it is one of `friends` this one always waits. A run with the same id (a redelivery, a retry) may
-        die yet, or is just about to end. So is the run that replaced itself by this one."""
+        """Another run has the lock. If it is one of `friends`, this one always waits. A run with the same id (a
+        redelivery, a retry) may still die, or is just about to end; so is the run that replaced itself by this one."""
         if self.once.get("on_duplicate", WAIT) == REFUSE:
             running = _running(self.backend.store, key)
             if running not in friends and not self._is_stored(running):
@@ -167,7 +173,8 @@ class Once(Task):
         return found is not None and found.tags == states.SUCCESS
 
     def _again(self, found: Message, task_id: str) -> Any:
-        """The result of a task that succeeded. That of this very task is stored already, and what follows from it was sent."""
+        """The result of a task that succeeded. If it is this very task, its result is stored and its successors were
+        sent."""
         first = records.id_of(found.keys[0])
         log.info("%s[%s]: not run again, %s succeeded", self.name, task_id, first)
         if first == task_id:
@@ -179,9 +186,10 @@ class Once(Task):
     def apply_async(
         self, args: Any = None, kwargs: Any = None, task_id: str | None = None, **options: Any
     ) -> AsyncResult:
-        """Sends the task. With on_duplicate "running" a task with the same key that runs now, or has succeeded within the window, is
-        given instead; with "refuse" one that runs now is an OnceRunningError. Where this process has no store it is sent. So is a call
-        that others wait for: with a task id (also each retry, and who replaces a run), or with one of AWAITED. The worker decides then."""
+        """Sends the task. With on_duplicate "running" it returns a task with the same key that runs now, or has
+        succeeded within the window; with "refuse" a running one is an OnceRunningError. Without a store in this
+        process, the task is sent. So is a call that others wait for: with a task id (also each retry, and the
+        replacement of a run), or with one of AWAITED. The worker decides then."""
         choice = self.once.get("on_duplicate", WAIT)
         eager = self._get_app().conf.task_always_eager
         awaited = task_id is not None or any(options.get(name) for name in AWAITED)
@@ -242,7 +250,7 @@ class Once(Task):
 
 
 def _are_names(keys: Any) -> bool:
-    """Whether it is a list, tuple or set of text. An iterator is none: who checks it empties it."""
+    """Whether it is a list, tuple or set of text. Not an iterator, because the check would empty it."""
     return (
         isinstance(keys, (Sequence, Set))
         and not isinstance(keys, (str, bytes))

@@ -1,8 +1,9 @@
-"""The messages of tasks, kept as they were sent: `cystore_lifecycle_payload = "message"`. What `rerun` sends again.
+"""The messages of tasks as sent, for `rerun`: `cystore_lifecycle_payload = "message"`.
 
-A message goes with its SENT event: headers, properties, and the body as its serializer made it. Celery tells of a message when it is out,
-and does not say how it was serialized: so the function that sends it is wrapped, and the body is serialized once more for the log. A
-message is left out, with the reason, where `cystore_lifecycle_redact` would hide anything in it, and where it is too large for a record.
+The SENT event contains the message: headers, properties, and the body as its serializer made it. Celery's signal comes
+after the sending, and does not name the serializer. So the sending function is wrapped, and the body is serialized once
+more for the log. A message is left out, with the reason, if `cystore_lifecycle_redact` would hide anything in it, or if
+it is too large for a record.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def is_wanted(conf: Any) -> bool:
 
 
 def watch(app: Celery) -> None:
-    """Notes the options of each message that the app sends, for as long as it is being sent."""
+    """Notes the options of each message while the app sends it."""
     amqp = app.amqp
     if getattr(amqp.__dict__.get("send_task_message"), "noted", False):
         return
@@ -93,7 +94,7 @@ def details(
             "routing_key": routing_key or "",
             **_text_of(data),
         }
-        json.dumps(told)  # as it is, or not at all
+        json.dumps(told)  # unchanged, or not at all
     except Exception as error:  # noqa: BLE001 - a serializer may raise anything, and the message is out already
         return {LEFT_OUT: f"it cannot be kept as text: {type(error).__name__}: {str(error)[:200]}"}
     return {FIELD: told}
@@ -111,7 +112,7 @@ def _text_of(data: bytes | str) -> dict[str, Any]:
 def within(
     body: bytes, told: dict[str, Any], limit_bytes: int, encode: Callable[[dict[str, Any]], bytes]
 ) -> bytes:
-    """The body of the event; without the message where that is too large for a record."""
+    """The body of the event; without the message if that is too large for a record."""
     if FIELD not in told or len(body) <= limit_bytes - ROOM_BYTES:
         return body
     reason = f"the event would have {len(body)} bytes with it, and a record at most {limit_bytes}"
@@ -133,7 +134,7 @@ class KeptMessage:
 
     @classmethod
     def of(cls, told: object) -> KeptMessage:
-        """The message that a field of an event holds. Raises ValueError for what is none."""
+        """The message in a field of an event. Raises ValueError for anything else."""
         if not isinstance(told, dict):
             raise ValueError("there is no message")
         for field, kind in NAMES.items():

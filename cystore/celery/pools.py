@@ -1,8 +1,9 @@
-"""Pools that run tasks in the worker's own process, and what they do with an error that is not the task's own.
+"""Pools that run tasks in the worker's own process, and errors there that are not the task's own.
 
-Such an error comes from storing a state: the disk is full, or the task's message has to go back to the broker (`Reject`). A prefork pool
-tells the worker. The others do not: a thread forgets it, and its place in the pool is lost; `solo` ends the worker; a greenlet prints a
-traceback. Here they tell the worker as well, by the callback that takes results.
+Such an error comes from storing a state: the disk is full, or the task's message has to go back to the broker
+(`Reject`). A prefork pool reports it to the worker. The others do not: a thread forgets it, and its place in the pool
+is lost; `solo` ends the worker; a greenlet prints a traceback. Here they report it to the worker as well, by the
+callback for results.
 """
 
 from __future__ import annotations
@@ -40,6 +41,6 @@ def _guarded(target: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return target(*args, **kwargs)
         except Exception:  # noqa: BLE001 - the worker is told
-            return 1, ExceptionInfo(), 0.0  # failed, why, after how long: what the callback of a result takes
+            return 1, ExceptionInfo(), 0.0  # the arguments of a result's callback: failed, error, run time
 
     return call

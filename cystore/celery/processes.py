@@ -1,10 +1,10 @@
-"""Which process of a fleet this is."""
+"""The kind of this process in a fleet."""
 
 from __future__ import annotations
 
 from billiard.process import current_process
 
-MAIN = "MainProcess"  # what billiard calls every process that it has not started
+MAIN = "MainProcess"  # billiard's name of every process that it has not started
 
 
 def in_pool() -> bool:

@@ -1,7 +1,8 @@
-"""The queue of one store, `cystore.<store id>`: what only processes with that store can do waits there.
+"""The queue of one store, `cystore.<store id>`, for messages that only processes with that store can handle.
 
-Every worker that has the store consumes it, whatever its ``-Q`` says. It is added when the worker is ready (or before, by one that does
-the store's duties) and stays through reconnects; a worker whose store cannot be opened says so and goes on without it.
+Every worker that has the store consumes it, whatever its ``-Q`` says. The worker adds it when it is ready (or earlier,
+if it does the store's duties) and keeps it through reconnects. A worker whose store cannot be opened logs that and
+continues without it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from cystore.celery.stores import Location, open_shared
 
 log = logging.getLogger("cystore")
 
-SHARED = "cystore"  # what any worker with a store can do: messages that nobody misses when they are lost
+SHARED = "cystore"  # for any worker with a store: messages whose loss does no harm
 PREFIX = "cystore."
 
 
@@ -28,8 +29,8 @@ def queue_of_store(store_id: str) -> str:
 
 
 def own_queue(name: str) -> Queue:
-    """A queue on the broker's default exchange, reached by its name alone: it needs no binding that outlives it. What is in the shared one
-    needs no acknowledgement, which costs eight commands of a Redis."""
+    """A queue on the broker's default exchange, reached by its name alone: it needs no binding that outlives it.
+    Messages of the shared one need no acknowledgement, which would cost eight commands of a Redis."""
     return Queue(name, Exchange(""), routing_key=name, no_ack=name == SHARED)
 
 
@@ -54,7 +55,7 @@ def consume_own_queue(app: Any, store_id: str) -> None:
 
 
 def location_of(app: Any) -> Location | None:
-    """Where the store of an app's result backend is; None for another backend, or where this host has no store."""
+    """The place of the store of an app's result backend; None for another backend, or without a store on this host."""
     location = getattr(app.backend, "location", None)
     return location if isinstance(location, Location) and location.path else None
 

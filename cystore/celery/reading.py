@@ -1,7 +1,7 @@
-"""Messages newest first, read as they are asked for: of queues, and of a key. For `history`.
+"""Messages newest first, read on demand: of queues, and of a key. For `history`.
 
-What is not dispatched yet counts too. A store that is open for reading only cannot dispatch: of queues the end of the log is
-looked through instead, and only the places of what is wanted are remembered; a query by key does so itself.
+Undispatched messages count too. A store that is open for reading only cannot dispatch. For queues the end of the log is
+searched instead, and only the places of wanted messages are remembered; a query by key does so itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 from cystore import Message, MessageStore, QueueRange
 
-BATCH = 32  # messages of one read: so many of each queue are in memory
+BATCH = 32  # messages of one read: this many of each queue are in memory
 FILTERED_BATCH = 1024  # queue entries of one read that keeps few of them
 FIRST_PAGE, PAGE = 32, 4096  # messages of a key
 
@@ -40,8 +40,8 @@ def of_queues(
     store: MessageStore, topic: str, queue_ids: Collection[int] | None = None, *, tags: Collection[str] = (),
     begin_ms: int = 0, end_ms: int | None = None, ordered: bool = True,
 ) -> Iterator[Message]:  # fmt: skip
-    """Messages of some queues of a topic (default: of all), with one of the tags, from `begin_ms` to `end_ms`. Where nobody
-    asks for order they come queue by queue, which is quicker."""
+    """Messages of some queues of a topic (default: of all), with one of the tags, from `begin_ms` to `end_ms`. Without
+    an order they come queue by queue, which is faster."""
 
     def is_wanted(message: Message) -> bool:
         return (
@@ -77,12 +77,12 @@ def of_key(
         if len(found) < count:
             return
         before, end_ms = min(before, found[-1].physical_offset), found[-1].store_timestamp_ms
-        # Without anything fresh all of the page is of one millisecond.
+        # Without any new message the whole page is of one millisecond.
         count = min(count * 4, PAGE) if fresh else count * 4
 
 
 def _behind(store: MessageStore, dispatched: int, is_wanted: Callable[[Message], bool]) -> Iterator[Message]:
-    """What is wanted of the end of the log that nobody has dispatched, newest first."""
+    """Wanted messages at the undispatched end of the log, newest first."""
     end = store.wrote_position
     if dispatched >= end:
         return
@@ -113,7 +113,7 @@ def _of_queue(
             if message.physical_offset < dispatched:
                 yield message
         high = low
-        # Long reads where few are kept, short ones where many are: a state may be that of every task.
+        # Long reads if few are kept, short ones if many are: every task may have this state.
         if kept <= BATCH // 2:
             batch = min(batch * 2, FILTERED_BATCH)
         elif kept > BATCH:
@@ -125,7 +125,7 @@ def _between(
 ) -> list[Message]:
     """Messages with queue offsets in [low, high) and one of the tags; a single get may end earlier, at its limit of bytes."""
     found: list[Message] = []
-    # A state of the app's own may have a name that means something else in an expression.
+    # The name of an app's own state may mean something else in an expression.
     expression = " || ".join(sorted(tags)) if all(tag.isidentifier() for tag in tags) else ""
     while low < high:
         got = store.get(topic, queue_id, low, high - low, tags=expression)

@@ -1,4 +1,4 @@
-"""How results lie in the store: the one place that knows topics, queues, keys, tags and properties.
+"""The form of results in the store: the one place that knows topics, queues, keys, tags and properties.
 
 | topic            | a record is                     | key      | tag       | body                                  |
 |------------------|---------------------------------|----------|-----------|---------------------------------------|
@@ -7,9 +7,10 @@
 | both             | a tombstone: forgotten from here | the id   | `FORGET`  | empty                                 |
 | `celery_chords`  | a step of a chord               | group id, run | the step: see `chord_runs` | a part's result, the body's signature |
 
-Queue 0 of `celery_results` is for transitions of which the task's name is not known (a tombstone, a revoked task that nobody
-had begun); queue ``1 + crc32(name) % 1023`` is that of a name, so all of a name are read in order without reading the rest.
-Properties: `task` (the name), `content_type` and `content_encoding` of the body. Nothing is ever overwritten: a reader folds.
+Queue 0 of `celery_results` is for transitions without a known task name (a tombstone, a revoked task that had not
+begun); queue ``1 + crc32(name) % 1023`` belongs to a name, so all of a name are read in order without reading the rest.
+Properties: `task` (the name), `content_type` and `content_encoding` of the body. Nothing is ever overwritten: a reader
+folds.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ LATE = "late"  # property of a state that came from another host after the state
 NAMED_QUEUES = 1023
 FIRST_LOOK = 32  # records of one id; nearly all have two
 
-# Keys are stored with blanks between them, properties with two control characters; % is what escapes begin with.
+# Keys are stored with blanks between them, properties with two control characters; % begins an escape.
 _UNSAFE = frozenset(" %\x01\x02")
 _SAFE_ASCII = "".join(c for c in map(chr, range(33, 127)) if c not in _UNSAFE)
 
 
 def key_of(task_id: str | UUID) -> str:
-    """The key under which a task's (or group's) records are found: its id, percent-encoded where it has to be."""
+    """The key of a task's (or group's) records: its id, percent-encoded if necessary."""
     text = str(task_id)
     if not text:
         raise ValueError("a task id must not be empty")
@@ -59,10 +60,11 @@ def is_tombstone(message: Message) -> bool:
 
 
 def fold(records: Iterable[Message]) -> Message | None:
-    """What is valid of an id's records, given newest first; None when there is nothing since it was last forgotten.
+    """The valid record among an id's records, given newest first; None if there is none since the last forget.
 
-    The newest one, but a SUCCESS stays one: a duplicate that fails or begins again later, redelivered after its worker was
-    lost, changes nothing, and of two successes the first one holds, which somebody may have read already.
+    It is the newest one, except that a SUCCESS stays: a duplicate that is redelivered after its worker was lost, and
+    fails or begins again later, changes nothing. Of two successes the first one counts, because somebody may have read
+    it already.
     """
     newest = success = None
     for record in records:

@@ -21,9 +21,9 @@ from celery.exceptions import ImproperlyConfigured
 SOCKET, SENTINEL = ("unix", "redis+socket"), "sentinel"
 SCHEMES = ("redis", "rediss", *SOCKET, SENTINEL)
 DEFAULT_PORT = {SENTINEL: 26379}
-# How kombu names what redis-py calls required, optional and none.
+# kombu's names of redis-py's required, optional and none.
 CERT_REQS = {"CERT_REQUIRED": "required", "CERT_OPTIONAL": "optional", "CERT_NONE": "none"}
-PREFIX = "global_keyprefix"  # kombu's name for what begins every key; the duties' keys have it too
+PREFIX = "global_keyprefix"  # kombu's name for the prefix of every key; the duties' keys have it too
 # Other options of kombu's Redis transport and of Celery's Redis result backend. Duties and stores have no use for them.
 OF_TRANSPORT = {
     "sep", "ack_emulation", "unacked_key", "unacked_index_key", "unacked_mutex_key", "unacked_mutex_expire",
@@ -48,7 +48,7 @@ class RedisAwayError(Exception):
 
 @dataclass(frozen=True)
 class RedisLocation:
-    """Where a Redis is. Made by `parse`; `options` go to redis-py's client. Its text shows no password."""
+    """The address of a Redis. Made by `parse`; `options` go to redis-py's client. Its text shows no password."""
 
     scheme: str
     hosts: tuple[tuple[str, int], ...] = ()
@@ -62,7 +62,7 @@ class RedisLocation:
 
     @classmethod
     def parse(cls, url: str, options: Mapping[str, Any] | None = None) -> RedisLocation:
-        """Raises ImproperlyConfigured, which says what is wrong and which setting helps."""
+        """Raises ImproperlyConfigured, which names the problem and the setting."""
         text = str(url or "").strip()
         scheme = text.partition("://")[0].lower() if "://" in text else ""
         if "cluster" in scheme:
@@ -80,7 +80,7 @@ class RedisLocation:
         try:
             return cls._of(scheme, parts, dict(options or {}))
         except ValueError:
-            # What Python says of it may hold the password.
+            # Python's own text may contain the password.
             raise ImproperlyConfigured(
                 f"cystore_redis_url: {hidden(text)} is not a valid URL: write SCHEME://USER:PASSWORD@HOST:PORT/DATABASE, with "
                 "special characters of the password percent-encoded"
@@ -142,7 +142,7 @@ class RedisLocation:
         return f"{quote(self.username, safe='')}:{quote(self.password, safe='')}@"
 
     def for_redis_py(self) -> str:
-        """The URL that `redis.Redis.from_url` takes; not for a Sentinel, which is no URL there."""
+        """The URL for `redis.Redis.from_url`; not for a Sentinel, which has no URL there."""
         if self.scheme == "unix":
             return f"unix://{self._login}{quote(self.path)}?db={self.database}"
         return f"{self.scheme}://{self._login}{self._place}"
@@ -172,8 +172,8 @@ def hidden(text: str) -> str:
 
 
 def redis_location_of(app: Any) -> RedisLocation | None:
-    """Where an app coordinates its duties: the setting `cystore_redis_url` (with `cystore_redis_options`), else the broker where that
-    is a Redis, else nowhere (None). ``cystore_redis_url = ""`` is nowhere too. Raises ImproperlyConfigured."""
+    """The Redis that coordinates an app's duties: the setting `cystore_redis_url` (with `cystore_redis_options`), else
+    the broker if that is a Redis, else None. ``cystore_redis_url = ""`` is None too. Raises ImproperlyConfigured."""
     conf = app.conf
     options = dict(conf.get("cystore_redis_options") or {})
     url = conf.get("cystore_redis_url")

@@ -1,4 +1,4 @@
-"""Which stores there are, who serves them and how they are: workers say so every few seconds, in Redis.
+"""The registry of the fleet in Redis: stores, their workers and their state, from heartbeats every few seconds.
 
 Keys, all of which expire by themselves (`cystore.celery.coordination` has the other ones):
 
@@ -26,8 +26,8 @@ from cystore.services.duties import DUTIES, DutyRun, Outcome
 from cystore.services.scrub import read_progress
 
 HEARTBEAT_S = 10.0
-LIVE_S = 20.0  # without a heartbeat for so long a store counts as gone, and gets no ticks
-REMEMBERED_S = 24 * 3600.0  # for so long it is shown as gone
+LIVE_S = 20.0  # without a heartbeat for this time a store counts as gone, and gets no ticks
+REMEMBERED_S = 24 * 3600.0  # for this time it is shown as gone
 TICKS_LIVE_S = 3600.0
 
 STORES = "cystore:stores"
@@ -81,7 +81,7 @@ return due
 
 @dataclass(frozen=True)
 class WorkerStatus:
-    """A worker that has a store: `roles` is what it does for it; `seen_s` is how long ago it was heard of."""
+    """A worker that has a store: `roles` is its work for it; `seen_s` is the time since its last heartbeat."""
 
     name: str
     host: str
@@ -97,7 +97,7 @@ class WorkerStatus:
 
 @dataclass(frozen=True)
 class StoreStatus:
-    """A store of the fleet as it was `seen_s` ago; `facts` is what `describe` said."""
+    """A store of the fleet as it was `seen_s` ago; `facts` is the result of `describe`."""
 
     store_id: str
     seen_s: float
@@ -118,7 +118,7 @@ class StoreStatus:
         return DutyRun(**{**known, "outcome": Outcome[known["outcome"].upper()]})
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, for programs."""
+        """All fields, for programs."""
         workers = [{**vars(worker), "live": worker.live} for worker in self.workers]
         return {
             "store_id": self.store_id,
@@ -131,7 +131,8 @@ class StoreStatus:
 
 
 def describe(store: MessageStore) -> dict[str, Any]:
-    """What a heartbeat says of a store: where it is, offsets, dispatch behind, disk use, the last run of each duty, the scrub."""
+    """A heartbeat's facts of a store: its place, offsets, dispatch behind, disk use, the last run of each duty, the
+    scrub."""
     stats = store.stats()
     scrub = read_progress(store.path)
     names = (
@@ -171,10 +172,10 @@ def heartbeat(
     needs: Sequence[str] | None = None,
     prune: bool = True,
 ) -> None:
-    """Says that a worker has a store, and how the store is. One round trip. Raises redis.RedisError.
+    """Sends a heartbeat of a worker with the state of its store. One round trip. Raises redis.RedisError.
 
-    `needs` names the duties that nobody does although they have something to do; None: nobody looked, and ticks of all are welcome.
-    `prune` also makes the keys live on, and forgets what is older than they live: needed now and then.
+    `needs` names overdue duties; None: nobody looked, and ticks of all are welcome. `prune` also renews the keys, and
+    removes entries that are older than their lifetime: needed now and then.
     """
     who = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "roles": list(roles)})
     facts = describe(store) if needs is None else {**describe(store), "needs": list(needs)}
@@ -194,12 +195,13 @@ def heartbeat(
 
 
 def live_stores(client: Any) -> list[str]:
-    """Ids of the stores that somebody serves now."""
+    """Ids of the stores that a worker serves now."""
     return list(_seen_within(client, LIVE_S))
 
 
 def needs_of(client: Any, store_ids: Sequence[str]) -> dict[str, list[str] | None]:
-    """Of each store the duties that its workers found undone; None where an older worker does not say. One round trip for all."""
+    """The overdue duties of each store by its workers; None if an older worker does not report them. One round trip for
+    all."""
     pipeline = client.pipeline(transaction=False)
     for store_id in store_ids:
         pipeline.hget(seen_key(store_id), "store")
@@ -225,7 +227,7 @@ def due_ticks(
 
 
 def fleet(client: Any) -> list[StoreStatus]:
-    """Every store that was heard of within a day, those that live first, then by host and path."""
+    """Every store with a heartbeat within a day, live ones first, then by host and path."""
     found = _seen_within(client, REMEMBERED_S)
     pipeline = client.pipeline(transaction=False)
     for store_id in found:
@@ -307,7 +309,7 @@ def render(stores: Sequence[StoreStatus]) -> str:
 
 
 def seen_key(store_id: str) -> str:
-    """The key that says who serves a store."""
+    """The key of the workers of a store."""
     return f"cystore:{store_id}:seen"
 
 

@@ -1,8 +1,8 @@
-"""Tasks that are sent again, from the messages that the lifecycle log kept (`payload`).
+"""Sending tasks again, from the messages that the lifecycle log kept (`payload`).
 
-The message is what it was: serializer, arguments, callbacks, priority. What is over is left out (an ETA or an expiry in the past), and
-tries are counted anew. Under a new id the task is no part of its group and chord any more: these have counted, or still count, the first
-one. Nothing is unpickled: where the chord stands in a body that is not JSON, only the same id can be used.
+The message is unchanged: serializer, arguments, callbacks, priority. An ETA or an expiry in the past is removed, and
+tries are counted anew. Under a new id the task is not part of its old group and chord: these have counted, or still
+count, the first one. Nothing is unpickled: if a body that is not JSON contains the chord, only the same id can be used.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _OWN = {
 
 
 class RerunError(Exception):
-    """A task that cannot be sent again; says why, and what to do."""
+    """A task that cannot be sent again; the text has the reason, and what to do."""
 
 
 @dataclass(frozen=True)
 class Rerun:
-    """A message that is ready to be sent. `notes` say how it differs from the one that was kept."""
+    """A message that is ready to be sent. `notes` list the differences to the kept one."""
 
     life: Life
     task_id: str
@@ -115,7 +115,7 @@ def _without_chord(message: KeptMessage, task_id: str) -> KeptMessage:
 
 
 def send(app: Celery, rerun: Rerun) -> None:
-    """Sends the message, and enters it into the lifecycle log. Raises what the broker raises."""
+    """Sends the message, and enters it into the lifecycle log. Raises the broker's errors."""
     message, queues = rerun.message, app.amqp.queues
     queue_names = [message.routing_key] if not message.exchange else list(queues)
     declare = [

@@ -38,11 +38,11 @@ class Wanted:
         self.error = None if error is None else self._fold(error)
 
     def has_args(self, entry: Event | Transition) -> bool:
-        """Whether an entry tells arguments with the text in them."""
+        """Whether the arguments of an entry contain the text."""
         return self.args is not None and self._within(self.args, _args_of(entry))
 
     def has_error(self, entry: Event | Transition) -> bool:
-        """Whether an entry tells an error with the text in it."""
+        """Whether the error of an entry contains the text."""
         return self.error is not None and self._within(self.error, _error_of(entry))
 
     def _within(self, text: str, told: Iterable[object]) -> bool:
@@ -94,7 +94,7 @@ class Slowest:
         self._names: dict[str, tuple[float, int, str, str]] = {}
 
     def add(self, seconds: float, at: int, task_id: str, name: str | None) -> None:
-        """Takes in the time of one run."""
+        """Adds the time of one run."""
         one = (seconds, at, task_id, name or "")
         if self._by_name:
             self._names[one[3]] = max(one, self._names.get(one[3], one))

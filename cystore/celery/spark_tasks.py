@@ -23,18 +23,18 @@ from cystore.errors import StoreError
 from cystore.system.host import LIBC
 
 TASKS = {name: f"cystore.spark.{name}" for name in ("scrub", "rebuild", "archive", "report")}
-SUMMARY_CODES = (0, 1)  # what a job that came to its end leaves with
+SUMMARY_CODES = (0, 1)  # exit codes of a job that ended regularly
 SAID_CHARACTERS = 2000
 _PR_SET_PDEATHSIG = 1
 
 
 class JobFailedError(StoreError):
-    """A job that ended without a summary; the message has the end of what it wrote to standard error."""
+    """A job that ended without a summary; the message has the end of its standard error."""
 
 
 def submit(job: str, path: str, options: Sequence[str] = (), folder: str | None = None) -> dict[str, Any]:
-    """Runs a job on the store at `path` and waits for it; `options` are those of its command, `folder` is where an archive goes.
-    Raises JobFailedError."""
+    """Runs a job on the store at `path` and waits for it; `options` are those of its command, `folder` is the place of
+    an archive. Raises JobFailedError."""
     paths = [path] if folder is None else [path, folder]
     if any(not isinstance(one, str) or not one for one in paths) or any(
         not isinstance(one, str) for one in options

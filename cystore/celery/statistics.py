@@ -1,5 +1,5 @@
-"""Numbers about tasks by name, from the lifecycle log: how many ended how, and how long they took. One pass, whose memory grows
-with the number of names only.
+"""Numbers about tasks by name, from the lifecycle log: outcomes and run times. One pass, whose memory grows only with
+the number of names.
 
 Percentiles come from buckets whose bounds grow by 2 %: the value given is within 1 % of the true one.
 """
@@ -33,7 +33,7 @@ class Runtimes:
         self._buckets[math.floor(math.log(max(seconds, LEAST_S)) / GROWTH)] += 1
 
     def percentile(self, percent: float) -> float | None:
-        """The time in which so many percent are done (nearest rank), None when nothing was counted."""
+        """The time within which this percentage is done (nearest rank); None if nothing was counted."""
         rank, seen = max(1, math.ceil(self.count * percent / 100)), 0
         for bucket in sorted(self._buckets):
             seen += self._buckets[bucket]
@@ -44,7 +44,7 @@ class Runtimes:
 
 @dataclass
 class NameStats:
-    """How the runs of one task name ended. A run that the broker gives to somebody else has not ended."""
+    """The outcomes of the runs of one task name. A run that the broker redelivers has not ended."""
 
     name: str
     succeeded: int = 0
@@ -82,7 +82,7 @@ class NameStats:
 def by_name(
     store: MessageStore, *, name: str | None = None, begin_ms: int = 0, end_ms: int | None = None
 ) -> list[NameStats]:
-    """The numbers of each name that has any, from `begin_ms` to `end_ms`; those that ran most often first."""
+    """The numbers of each name with any, from `begin_ms` to `end_ms`; the most frequent first."""
     queues = None if name is None else (records.queue_of(name),)
     found = reading.of_queues(
         store, events.EVENTS, queues, tags=COUNTED, begin_ms=begin_ms, end_ms=end_ms, ordered=False
