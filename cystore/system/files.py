@@ -205,8 +205,7 @@ def sync_directory(path: Path) -> None:
 def sync(fd: int, path: Path | str = "", *, data_only: bool = False, named: bool = True) -> None:
     """Makes the content of an open file durable. Raises SyncFailedError.
 
-    A file without a name (`named=False`) is thrown away when its sync fails, so a lack of space or memory is an error
-    of this call alone.
+    A nameless file (`named=False`) is thrown away after a failed sync: a lack of space is an error of this call alone.
     """
     with translated(path):
         try:
