@@ -1,12 +1,12 @@
-"""A worker whose store is away takes no tasks: it could not store what they return.
+"""Keeps a worker from taking tasks while its store is away, because it could not store their results.
 
-A store is away when its directory was moved, deleted or replaced, or when a sync failed (the store is read-only until every process has
-closed it). The worker's event loop looks at its turns, once a second, and before each task. A loop that sleeps looks every `SLEEP_S`. When
-the store is away the worker stops consuming, and gives the tasks that it has not begun back to the broker. Then it ends
-(`cystore_store_away = "exit"`, the default), or waits until the store is back (`"wait"`). Tasks that run meanwhile end. One that is
-acknowledged late goes back to the broker too: `back_to_the_broker`.
+A store is away when its directory was moved, deleted or replaced, or when a sync failed (then the store is read-only
+until every process has closed it). The worker's event loop checks at its turns, once a second, and before each task; a
+sleeping loop checks every `SLEEP_S`. When the store is away the worker stops consuming, and gives unstarted tasks back
+to the broker. Then it ends (`cystore_store_away = "exit"`, the default), or waits until the store is back (`"wait"`).
+Running tasks end. A task that is acknowledged late goes back to the broker too: `back_to_the_broker`.
 
-A full disk is like that, too. There the worker always waits: it takes tasks again when there is space.
+A full disk has the same effect, but the worker always waits: it takes tasks again when there is space.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HANDOVER_EXIT_CODE = os.EX_TEMPFAIL
 
 
 def setting_of(app: Any) -> str:
-    """What a worker does whose store is away. Raises ImproperlyConfigured."""
+    """The reaction of a worker when its store is away. Raises ImproperlyConfigured."""
     chosen = app.conf.get(SETTING, EXIT)
     if chosen not in (EXIT, WAIT):
         raise ImproperlyConfigured(f"{SETTING} must be {EXIT!r} or {WAIT!r}, not {chosen!r}")
@@ -47,7 +47,7 @@ def setting_of(app: Any) -> str:
 
 
 def away(path: str) -> StoreError | None:
-    """Why this process's open store at a path cannot be written, None where it can."""
+    """The reason why this process's open store at a path cannot be written; None if it can."""
     store = opened_at(path)
     if store is None:
         return None
@@ -61,7 +61,8 @@ def away(path: str) -> StoreError | None:
 
 
 def full(path: str) -> StoreFullError | None:
-    """Why this process's open store at a path takes nothing until there is space, None where it does."""
+    """The reason why this process's open store at a path takes no records until there is space; None if it takes
+    them."""
     store = opened_at(path)
     try:
         if store is not None:
@@ -84,7 +85,8 @@ def handed_over(path: str) -> bool:
 
 @contextmanager
 def back_to_the_broker(app: Any, path: str, request: Any) -> Iterator[None]:
-    """Around the storing of a task's state: where the store is away, a worker's task is rejected and its message goes back."""
+    """Around the storing of a task's state: if the store is away, a worker's task is rejected and its message goes
+    back."""
     try:
         yield
     except StoreError as error:
@@ -108,7 +110,8 @@ def back_to_the_broker(app: Any, path: str, request: Any) -> Iterator[None]:
 
 
 def _no_space(app: Any, path: str, request: Any, error: StoreFullError) -> None:
-    """Raises Reject for a task whose message can go back. Says what is lost, for the log keeps one line a minute of what Celery says."""
+    """Raises Reject for a task whose message can go back. Logs which state is lost, because Celery's own log is limited
+    to one line a minute."""
     store = opened_at(path)
     if store is not None:
         with suppress(StoreError):
@@ -174,7 +177,7 @@ class StoreWatch(bootsteps.StartStopStep):
         return look
 
     def _look_at_tick(self, consumer: Any) -> None:
-        """At each turn of the loop, and so often enough to be cheap."""
+        """Called at each turn of the loop, so it must be cheap."""
         now_s = monotonic_s()
         if now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s
@@ -232,7 +235,7 @@ class StoreWatch(bootsteps.StartStopStep):
 
 
 def _stop_consuming(consumer: Any) -> None:
-    """No more tasks from the broker, and those that are not begun go back to it."""
+    """Takes no more tasks from the broker, and gives unstarted ones back."""
     consumer.task_consumer.cancel()
     # Celery 5.7 keeps tasks with an ETA in a set of their own.
     known = (*state.reserved_requests, *getattr(state, "scheduled_requests", ()))

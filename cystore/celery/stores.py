@@ -23,7 +23,7 @@ from cystore.celery.redis_urls import OF_CLIENT, OF_TRANSPORT, PREFIX, hidden
 log = logging.getLogger("cystore")
 
 SCHEME = "cystore"
-REMOTE = "remote"  # Celery takes what stands before the plus for the backend's name, and gives it the rest
+REMOTE = "remote"  # Celery uses the part before the plus as the backend's name, and passes on the rest
 READER = "reader"
 EXAMPLE = "cystore:///var/lib/app/store"
 MIB = 1 << 20
@@ -41,26 +41,27 @@ DEFAULTS: dict[str, Any] = {
     "populate_ahead_bytes": 4 * MIB,
     # A client of RocketMQ's tries again elsewhere; here a task that has done its work would fail because its host is busy.
     "os_page_cache_busy_timeout_ms": 30_000,
-    # What a result may have, encoded with its meta. Redis takes up to 512 MB, and apps that come from there have results of some.
+    # The limit of a result, encoded with its meta. Redis takes up to 512 MB, and apps that come from there may have
+    # large results.
     "max_message_size_bytes": 64 * MIB,
     "delete_when": ANY_HOUR,  # RocketMQ waits for a quiet hour; a hundred thousand results go in some 20 ms
 }
 
 
-# For a host whose disk and memory are there for this: RocketMQ's sizes, and room ahead of many writers.
+# For a host with disk and memory for this: RocketMQ's sizes, and room ahead of many writers.
 SERVER: dict[str, Any] = {
     "mapped_file_size_commit_log_bytes": 1024 * MIB,
     "mapped_file_size_consume_queue_bytes": 20 * 300_000,
     "allocate_ahead_bytes": 64 * MIB,
     "populate_ahead_bytes": 16 * MIB,
     "min_free_bytes": 2048 * MIB,
-    "create": False,  # a disk that is not mounted must not end in a second store: `celery -A APP cystore create` makes the first
+    "create": False,  # an unmounted disk must not lead to a second store: `celery -A APP cystore create` makes the first
 }
 
 
 @dataclass(frozen=True)
 class Location:
-    """Where a store is and how it is opened: a parsed ``cystore:///path?option=value``.
+    """The place of a store and its options: a parsed ``cystore:///path?option=value``.
 
     Options are fields of `cystore.StoreConfig`, and ``flush=sync`` (a result is durable on disk before its task is
     acknowledged) for ``flush_disk_type=sync``. `result_backend_transport_options` may hold the same names.
@@ -68,8 +69,8 @@ class Location:
 
     path: str
     settings: dict[str, Any] = field(default_factory=dict)
-    # How long records are kept, where results make that longer than the settings say. Two apps may differ in it: the store keeps
-    # them for the longest.
+    # The retention of records, if results need a longer one than the settings give. If two apps differ, the store uses
+    # the longest.
     file_reserved_time_h: int | None = field(default=None, compare=False)
     reader: str = field(
         default="", compare=False, repr=False
@@ -78,8 +79,8 @@ class Location:
 
     @classmethod
     def parse(cls, url: str | None, options: Mapping[str, Any] | None = None) -> Location:
-        """Raises ImproperlyConfigured, which names what is wrong in the URL or the options, and an option that has one value here
-        and another one there."""
+        """Raises ImproperlyConfigured, which names the error in the URL or the options, or an option with two different
+        values."""
         url, reader = _without_reader(url or "")
         parts = urlsplit(url)
         if parts.scheme == REMOTE:
@@ -112,9 +113,9 @@ class Location:
         return cls(os.path.realpath(unquote(parts.path)), settings, reader=reader)
 
     def keeping(self, result_expires_s: float | None) -> Location:
-        """The location for an app whose results live so long (None, or 0 as Celery has it: for ever): its records are kept for that
-        time or for `file_reserved_time_h`, whichever is longer, so cleaning never takes a result that has not expired. Where only a
-        short `result_expires` (less than a day) says anything, that is how long."""
+        """The location for an app with this lifetime of results (None, or Celery's 0: for ever). Its records are kept
+        for that time or for `file_reserved_time_h`, whichever is longer, so cleaning never removes an unexpired result.
+        If only a short `result_expires` (less than a day) is given, that is the retention."""
         if not result_expires_s:
             return dataclasses.replace(self, file_reserved_time_h=FOREVER_H)
         expires_h = min(math.ceil(result_expires_s / 3600), FOREVER_H)
@@ -124,14 +125,15 @@ class Location:
         return dataclasses.replace(self, file_reserved_time_h=max(reserved_h, expires_h))
 
     def config(self, **more: Any) -> StoreConfig:
-        """Settings for `cystore.open`, with `more`. A store that is there keeps the lengths of its files, and its retention
+        """Settings for `cystore.open`, with `more`. An existing store keeps the lengths of its files, and its retention
         (`keep_at_least`)."""
         given = {**self.settings, **more}
         suggested = dict(DEFAULTS)
         if self.file_reserved_time_h is not None:
             given.pop("file_reserved_time_h", None)
             suggested["file_reserved_time_h"] = self.file_reserved_time_h
-            # A segment goes as a whole: one that takes records for a day keeps the first of them for a day longer.
+            # A segment is removed as a whole: one that takes records for a day keeps the first of them for a day
+            # longer.
             suggested["roll_interval_h"] = max(1, min(DAY_H, self.file_reserved_time_h // 4))
         return StoreConfig.from_mapping(given, suggested=suggested)
 
@@ -216,13 +218,13 @@ _told: set[tuple[str, ...]] = set()
 _open: dict[str, tuple[Location, weakref.ref[MessageStore]]] = {}
 _refused: dict[str, tuple[Location, str]] = {}  # stores that this user may only read: how, and why
 _kept: weakref.WeakKeyDictionary[Celery, dict[str, MessageStore]] = weakref.WeakKeyDictionary()
-_kept_h: dict[str, int] = {}  # how long each of them keeps its records, at least
+_kept_h: dict[str, int] = {}  # the least retention of each
 _lock = threading.Lock()
 
 
 def open_shared(location: Location, app: Celery | None = None) -> MessageStore:
-    """This process's store at a location, opened by the first call. It stays open as long as somebody keeps it: `app` does until it is
-    collected, or until `release`. Raises StoreError where it cannot be opened."""
+    """This process's store at a location, opened by the first call. It stays open while an app keeps it: `app` does so
+    until it is collected, or until `release`. Raises StoreError if the store cannot be opened."""
     if location.path in _refused:
         raise StorePermissionError(_refused[location.path][1])
     return _open_now(location, app)
@@ -255,8 +257,8 @@ def _open_now(location: Location, app: Celery | None) -> MessageStore:
 
 
 def open_to_read(location: Location, app: Celery | None = None) -> MessageStore:
-    """`open_shared` for somebody who only reads: where this user may not write (root, of a store that is another user's), it is opened for
-    reading. What then writes gets the StorePermissionError."""
+    """`open_shared` for a reader: if this user may not write (root, for another user's store), the store is opened for
+    reading. Later writes then raise StorePermissionError."""
     if location.path not in _refused:
         try:
             return open_shared(location, app)
@@ -272,14 +274,14 @@ def open_to_read(location: Location, app: Celery | None = None) -> MessageStore:
 
 
 def opened_at(path: str) -> MessageStore | None:
-    """This process's store at a path; None where it is not open."""
+    """This process's store at a path; None if it is not open."""
     held = _open.get(path)
     store = None if held is None else held[1]()
     return None if store is None or store.closed else store
 
 
 def release(location: Location, app: Celery) -> None:
-    """The app keeps the store no longer. When nobody else does, this process leaves it. A later use opens it again."""
+    """The app stops using the store. When no other app uses it, this process closes it. A later use opens it again."""
     _kept.get(app, {}).pop(location.path, None)
 
 
@@ -294,7 +296,7 @@ def close_shared(**_signal: object) -> None:
             try:
                 store.close()
             except NotDurableError:
-                log.exception("%s: closed", path)  # the other stores are closed all the same
+                log.exception("%s: closed", path)  # the loop continues with the other stores
         _kept.clear()
         _refused.clear()
 

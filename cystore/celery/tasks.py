@@ -1,4 +1,5 @@
-"""The store's duties as Celery tasks. Each is a tick: short, bounded, safe to repeat; a lease in Redis picks who does it.
+"""The store's duties as Celery tasks. Each is a tick: short, bounded, safe to repeat; a lease in Redis picks the
+worker.
 
     cystore.celery.tasks.install(app)    # one line, in the module that makes the app
 
@@ -60,7 +61,7 @@ scrub = _task(duties.SCRUB)
 
 @shared_task(name=FAN_OUT, bind=True, base=ticks.FanOut, **OPTIONS)
 def fan_out(self: Any) -> int:
-    """Sends the ticks that are due to the stores that live; returns how many."""
+    """Sends due ticks to the live stores; returns their number."""
     return ticks.send_ticks(self.app)
 
 

@@ -1,12 +1,13 @@
-"""Ticks: messages that ask for a duty. A worker's main process does it, in the thread that serves the store, and never its pool.
+"""Ticks: messages that ask for a duty. A worker's main process does the duty, in the store's thread, and never in its
+pool.
 
-Beat sends one message a minute, `cystore.fan_out`. The worker that takes it asks the registry which stores have a duty that is needed and
-that nobody does, and sends a tick to each of those. As a rule there is none: the main process of each store's worker sees for itself what
-its store needs (`cystore.celery.host`).
+Beat sends one message a minute, `cystore.fan_out`. The worker that takes it asks the registry for stores with overdue
+duties, and sends a tick to each of those. Usually there is none: the main process of each store's worker sees its
+store's needs by itself (`cystore.celery.host`).
 
-A tick is hidden from events and from the worker's log, because Celery's part of a worker never sees it as a task: `strategy` takes the
-message, acknowledges it, and hands the name on. A message that is over its time is thrown away. Nobody has to take messages: no more are
-sent while `WAITING_MAX` wait, and a broker that knows a time to live removes them.
+A tick is hidden from events and from the worker's log, because Celery's part of a worker never sees it as a task:
+`strategy` takes the message, acknowledges it, and passes the name on. A message whose time is over is thrown away.
+Untaken messages do no harm: no more are sent while `WAITING_MAX` wait, and a broker with a time to live removes them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ log = logging.getLogger("cystore.celery")
 
 FAN_OUT, FAN_OUT_S = "cystore.fan_out", 60.0
 STRATEGY = "cystore.celery.ticks:strategy"
-# Messages in a store's queue beyond which it gets no more ticks, because nobody takes them; likewise of `fan_out`.
+# A store's queue with this many messages gets no more ticks, because no worker takes them; likewise `fan_out`.
 WAITING_MAX, FAN_OUTS_WAITING_MAX = 2 * len(ALL), 2
 SLACK_S = 0.5  # messages of beat are not punctual
 
@@ -40,7 +41,7 @@ _takers: WeakKeyDictionary[Any, Callable[[str, str], None]] = WeakKeyDictionary(
 
 
 def expires_s(period_s: float) -> float:
-    """How long a message may wait that is sent once in `period_s`; in whole seconds, as some schedulers want it."""
+    """The longest wait of a message that is sent once in `period_s`; in whole seconds, as some schedulers want it."""
     return int(period_s * duties.EXPIRES_PERIODS) or period_s * duties.EXPIRES_PERIODS
 
 
@@ -48,7 +49,7 @@ def expires_s(period_s: float) -> float:
 
 
 class FanOut(Task):
-    """The message of beat. Whatever a scheduler keeps of its options, it expires, and none is sent while others wait."""
+    """The message of beat. Whatever options a scheduler drops, it expires, and none is sent while others wait."""
 
     abstract = True
 
@@ -75,9 +76,10 @@ class FanOut(Task):
 
 
 def send_ticks(app: Any) -> int:
-    """Sends the ticks that are due to the stores that live; returns how many.
+    """Sends due ticks to the live stores; returns their number.
 
-    A store whose queue is not emptied gets none. Without a Redis that answers, the ticks go to the store of the worker that runs this.
+    A store whose queue is not emptied gets none. Without an answering Redis, the ticks go to the store of the worker
+    that runs this.
     """
     wanted = {store_id: names for store_id, names in _due(app).items() if names}
     if not wanted:
@@ -103,7 +105,7 @@ def send_ticks(app: Any) -> int:
 
 
 def _due(app: Any) -> dict[str, list[str]]:
-    """Duties that nobody does although they are needed, of each store that lives; of one with older workers all that are due."""
+    """Overdue duties of each live store; for a store with older workers all due ones."""
     coordination = duties.coordination_for(app)
     if coordination is not None:
         try:
@@ -124,7 +126,7 @@ def _due_in_fleet(client: Any) -> dict[str, list[str]]:
 
 
 def _waiting(connection: Any, queue: Any) -> int:
-    """How many messages wait in a queue; it is made if it is missing."""
+    """The number of messages in a queue; the queue is made if it is missing."""
     with connection.channel() as channel:
         return int(queue(channel).queue_declare().message_count or 0)
 
@@ -133,12 +135,13 @@ def _waiting(connection: Any, queue: Any) -> int:
 
 
 def take(consumer: Any, ask: Callable[[str, str], None]) -> None:
-    """From now on `ask(task name, task id)` is told of each tick that the worker's consumer receives."""
+    """From now on calls `ask(task name, task id)` for each tick that the worker's consumer receives."""
     _takers[consumer] = ask
 
 
 def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[..., None]:
-    """Celery's hook for what a worker does with a message of a task. A worker that serves no store treats it as any task."""
+    """Celery's hook for a worker's treatment of a task's message. A worker that serves no store treats it as any
+    task."""
     usual = default(task, app, consumer, **options)
 
     def on_tick(

@@ -1,7 +1,7 @@
-"""Which Celery versions work, and what differs between them.
+"""The supported Celery versions, and their differences.
 
-The import of `cystore.celery` raises for any other version. Every use of a name that only some versions have
-belongs here.
+The import of `cystore.celery` raises for any other version. Every use of a name that only some versions have belongs
+here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COMPRESSED = b"\x00celery-compressed\x00"
 
 
 class CeleryVersionError(StoreError, ImportError):
-    """The installed Celery is older or newer than what cystore supports."""
+    """The installed Celery is older or newer than the supported ones."""
 
     path: Any
 
@@ -39,7 +39,7 @@ def check(version: str) -> None:
 
 
 def _decompressed(payload: bytes) -> Any:
-    """What a Celery without compressed results needs to read those of a Celery that has them."""
+    """Lets a Celery without compressed results read those of a newer Celery."""
     if not payload.startswith(COMPRESSED):
         return payload
     content_type, _, body = payload[len(COMPRESSED) :].partition(b"\0")
@@ -47,7 +47,8 @@ def _decompressed(payload: bytes) -> Any:
 
 
 def retrying(backend: Any, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    """Does `call`, again and again where the app has `result_backend_always_retry`: Celery's own way since 5.7, the same before."""
+    """Makes `call`, repeated if the app has `result_backend_always_retry`: Celery's own way since 5.7, the same
+    before."""
     if hasattr(backend, "_ensure_retryable"):
         backend._ensure_retryable(call, *args, **kwargs)
         return
@@ -69,7 +70,7 @@ def retrying(backend: Any, call: Callable[..., None], *args: Any, **kwargs: Any)
 
 
 def publish(app: Any, send: Callable[..., Any], *args: Any) -> None:
-    """Does `send` with retries. Since Celery 5.7 it is told to wait between them."""
+    """Makes `send` with retries. Since Celery 5.7 it gets a wait between them."""
     if hasattr(app.amqp, "_retry_publish"):
         app.amqp._retry_publish(send, *args)
     else:

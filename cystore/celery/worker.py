@@ -1,7 +1,8 @@
-"""What a worker whose result backend is a store gets when it starts. Nothing has to be imported or installed for it.
+"""Connects a starting worker with its store, if its result backend is one. The app imports or installs nothing for
+this.
 
-This module only listens. It is imported with the package, and so with the backend and the commands: by every program of Celery's. So it
-imports little; the parts are imported when a worker with a store begins.
+This module only listens. The package imports it, and so do the backend and the commands: every program of Celery's. So
+it imports little; the parts are imported when a worker with a store begins.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A workflow as a tree: which task sent which, with groups and chords. For a person who asks what waited for what.
+"""A workflow as a tree: which task sent which, with groups and chords, for people who look for waits.
 
-Memory is bounded by the number of tasks asked for. Parents that nobody knows, and parents that lead in a circle (crafted records), make
-a task a root of its own.
+The number of wanted tasks bounds the memory. A task with an unknown parent, or with parents in a circle (crafted
+records), is a root of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CHORDS_MOST = 100
 
 @dataclass(slots=True)
 class Chord:
-    """What the log tells of a chord, summed up over the runs of its group. `parts` are the header tasks that ended."""
+    """The log's facts about a chord, summed up over the runs of its group. `parts` are the header tasks that ended."""
 
     group_id: str
     parts: int = 0
@@ -35,7 +35,7 @@ class Chord:
 
 @dataclass(slots=True)
 class Workflow:
-    """Tasks in the order of the tree, each with its depth; `more` tells that there are tasks that were not asked for."""
+    """Tasks in the order of the tree, each with its depth; `more` says that there are more tasks than wanted."""
 
     root_id: str
     tasks: list[tuple[int, Life]] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Workflow:
 
 
 def workflow_of(store: MessageStore, life: Life, limit: int) -> Workflow:
-    """The workflow that a task belongs to: the task, what is above it, and the newest others, `limit` tasks at most."""
+    """The workflow of a task: the task, its ancestors, and the newest others, at most `limit` tasks."""
     root_id = life.root_id or life.task_id
     found = {life.task_id: life}
     _add_ancestors(store, life, found, limit)
@@ -89,7 +89,7 @@ def _ordered(found: dict[str, Life], root_id: str) -> Iterator[tuple[int, Life]]
         (children.setdefault(life.parent_id, []) if has_parent else tops).append(life)
     tops.sort(key=lambda one: (one.task_id != root_id, _order(one)))
     seen: set[str] = set()
-    # What only circles lead to comes last, each circle opened somewhere.
+    # Tasks in circles come last; each circle is opened somewhere.
     for top in (*tops, *found.values()):
         waiting = [(0, top)]
         while waiting:
@@ -107,7 +107,7 @@ def _order(life: Life) -> tuple[int, str]:
 
 
 def chord_of(store: MessageStore, group_id: str) -> Chord | None:
-    """The chord of a group; None for a group that is no header of one."""
+    """The chord of a group; None for a group that is not a header."""
     chord, read = Chord(group_id), 0
     parts: set[tuple[str | None, ...]] = set()
     added: set[str] = set()

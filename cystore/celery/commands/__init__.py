@@ -1,8 +1,9 @@
 """The commands under ``celery -A APP cystore``: one small module for each. All but
 `create` and `rerun` only read, and no worker has to run.
 
-Celery loads them in each of its programs, before the app and whatever the arguments are: the one place where a worker meets cystore
-even if nothing asks for the result backend (`celery worker --quiet`). So `queues` is imported here, by name.
+Celery loads them in each of its programs, before the app and whatever the arguments are. It is the only place where a
+worker meets cystore even if nothing uses the result backend (`celery worker --quiet`). So `queues` is imported here, by
+name.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class _Quiet(click.Group):
     """Ends without a word when the reader of the output goes away (`| head`), as the program `cystore` does."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Writes out what the command wrote, while that can still end quietly."""
+        """Flushes the command's output while that can still fail quietly."""
         try:
             returned = super().invoke(ctx)
             sys.stdout.flush()
@@ -50,7 +51,7 @@ class _Quiet(click.Group):
 
 @click.group(cls=_Quiet, epilog=EPILOG)
 def cystore(**_preload: object) -> None:
-    """What the app's store knows about its tasks (result_backend = cystore:///path)."""
+    """Shows the app's store and its tasks (result_backend = cystore:///path)."""
     whole_streams()
 
 

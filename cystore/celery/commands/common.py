@@ -1,4 +1,4 @@
-"""What the commands share: the app's store, opened for reading; conditions as options; how an entry is shown."""
+"""Shared by the commands: the app's store, opened for reading; conditions as options; the display of an entry."""
 
 from __future__ import annotations
 
@@ -50,12 +50,13 @@ class CommandError(click.ClickException):
 
 
 class Moment(click.ParamType):
-    """A time, as ms since 1970: ISO 8601 (UTC where it does not say), seconds or ms since 1970, or how long ago: 90s, 15m, 2h, 7d, 2w."""
+    """A time, as ms since 1970: ISO 8601 (UTC by default), seconds or ms since 1970, or an age: 90s, 15m, 2h, 7d,
+    2w."""
 
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The time in ms; fails with what is accepted."""
+        """The time in ms; fails with a list of accepted forms."""
         if isinstance(value, int):
             return value
         ago = re.fullmatch(r"([0-9]{1,9})([smhdw])", value)
@@ -92,7 +93,7 @@ def conditions(function: Function) -> Function:
 
 
 def states_option(text: str) -> Callable[[Function], Function]:
-    """The option --state, which may be repeated. `check_states` refuses what no task can have."""
+    """The option --state, which may be repeated. `check_states` refuses impossible states."""
     return click.option("--state", "states", multiple=True, callback=_known_spelling, help=text)
 
 
@@ -102,7 +103,8 @@ def _known_spelling(ctx: click.Context, param: click.Parameter, given: tuple[str
 
 
 def check_states(store: MessageStore, given: Sequence[str]) -> None:
-    """Refuses a state that is none of the lifecycle log's or Celery's, unless the store has it: apps make states of their own."""
+    """Refuses a state that is neither the lifecycle log's nor Celery's, unless the store has it: apps make states of
+    their own."""
     for one in given:
         if one not in STATES and not any(True for _ in islice(history.entries(store, states=(one,)), 1)):
             raise CommandError(
@@ -132,7 +134,7 @@ def examples(*lines: str) -> str:
 
 
 def location_of(ctx: click.Context) -> Location:
-    """Where the app's store is."""
+    """The place of the app's store."""
     try:
         backend = ctx.obj.app.backend
     except ImproperlyConfigured as error:
@@ -152,7 +154,7 @@ def location_of(ctx: click.Context) -> Location:
 
 @contextmanager
 def told_errors() -> Iterator[None]:
-    """Turns an error of the store into one line that says what to do."""
+    """Turns an error of the store into one line with advice."""
     try:
         yield
     except StoreError as error:
@@ -160,7 +162,7 @@ def told_errors() -> Iterator[None]:
 
 
 def _hint(error: StoreError) -> str:
-    """What to do about an error. These commands have no --set: the app's settings are the store's."""
+    """The advice for an error. These commands have no --set: the app's settings are the store's."""
     return next((f"; {remedy}" for kind, remedy in HINTS if isinstance(error, kind)), "") or hint(error)
 
 
@@ -179,7 +181,7 @@ def reading(location: Location) -> Iterator[MessageStore]:
 
 
 def entry_object(entry: Event | Transition) -> dict[str, Any]:
-    """An entry for programs: what is common to all, then an event's details, or a result's."""
+    """An entry for programs: the common fields, then an event's details, or a result's."""
     common: dict[str, Any] = {
         "kind": "event" if isinstance(entry, Event) else "result",
         "time_ms": entry.time_ms,
@@ -213,7 +215,7 @@ def entry_line(entry: Event | Transition) -> str:
 
 
 def write_entry(entry: Event | Transition, *, as_json: bool, with_traceback: bool = False) -> None:
-    """One entry on one line; its traceback below it where that is asked for."""
+    """One entry on one line; its traceback below it, if wanted."""
     if as_json:
         write_json(entry_object(entry))
         return
@@ -230,7 +232,7 @@ def nothing_found(ctx: click.Context, what: str) -> NoReturn:
 
 
 def known_life(ctx: click.Context, store: MessageStore, task_id: str) -> Life:
-    """A task's life. Ends the command with a note and exit code 1 where the log has nothing about it."""
+    """A task's life. Ends the command with a note and exit code 1 if the log does not know the task."""
     life = life_of(store, task_id) if task_id else None
     if life is None:
         nothing_found(ctx, f"the store knows no task {task_id!r}")

@@ -13,7 +13,7 @@ from cystore.cli.output import one_line, write_line
 @click.command("create", epilog=common.examples("create"))
 @click.pass_context
 def command(ctx: click.Context) -> None:
-    """Make the store at the path that result_backend names; one that is there already stays as it is."""
+    """Make the store at the path that result_backend names; an existing one does not change."""
     location = common.location_of(ctx)
     with (
         common.told_errors(),

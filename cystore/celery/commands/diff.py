@@ -1,4 +1,4 @@
-"""`celery cystore diff`: what differs between two tasks."""
+"""`celery cystore diff`: the differences between two tasks."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ TIMES = ("wait_s", "runtime_s", "whole_s")
 @common.json_option
 @click.pass_context
 def command(ctx: click.Context, first: str, second: str, show_all: bool, as_json: bool) -> None:
-    """What differs between two tasks: arguments, times, worker, outcome, a line each. Exit code 1: one of them is not known.
+    """Differences between two tasks: arguments, times, worker, outcome, a line each. Exit code 1: one of them is not
+    known.
 
-    Arguments and errors are compared as far as the log keeps them (cystore_lifecycle_args_chars). Where it keeps the messages of both
-    (cystore_lifecycle_payload), their bodies are compared as well: the whole arguments.
+    Arguments and errors are compared as far as the log keeps them (cystore_lifecycle_args_chars). If it keeps the
+    messages of both (cystore_lifecycle_payload), their bodies are compared as well: the whole arguments.
     """
     with common.reading(common.location_of(ctx)) as store:
         found = [common.known_life(ctx, store, task_id) for task_id in (first, second)]
@@ -62,7 +63,7 @@ def command(ctx: click.Context, first: str, second: str, show_all: bool, as_json
 
 
 def _body(store: MessageStore, life: Life) -> str | None:
-    """The body of a task's message, as its serializer made it; None where it is not kept."""
+    """The body of a task's message, as its serializer made it; None if it is not kept."""
     try:
         return reruns.kept_message(store, life.task_id).body.decode("utf-8", "backslashreplace")
     except reruns.RerunError:
@@ -78,7 +79,7 @@ def _fields(life: Life) -> list[Any]:
 
 
 def _times(life: Life) -> dict[str, float | None]:
-    """The values of TIMES: how long the last try waited, its code ran, and both together took."""
+    """The values of TIMES: the wait of the last try, the run time of its code, and both together."""
     whole = (
         None if life.ended_ms is None or life.sent_ms is None else max(0, life.ended_ms - life.sent_ms) / 1000
     )

@@ -1,4 +1,4 @@
-"""`celery cystore failures`: what went wrong, newest first."""
+"""`celery cystore failures`: failed tasks, newest first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`celery cystore find`: tasks by what their arguments or errors say."""
+"""`celery cystore find`: tasks by the text of their arguments or errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def command(
 ) -> None:  # fmt: skip
     """Tasks with a text in their arguments or errors, each once, newest first; with both options tasks that have both.
 
-    Arguments are kept to cystore_lifecycle_args_chars, tracebacks to cystore_lifecycle_traceback_chars: what was cut is not found.
+    Arguments are kept to cystore_lifecycle_args_chars, tracebacks to cystore_lifecycle_traceback_chars; find does not
+    see the rest.
     """
     if not args_text and not error_text:
         raise click.UsageError("give --args TEXT, --error TEXT, or both", ctx=ctx)

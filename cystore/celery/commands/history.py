@@ -1,4 +1,4 @@
-"""`celery cystore history`: what happened, newest first."""
+"""`celery cystore history`: events and results, newest first."""
 
 from __future__ import annotations
 

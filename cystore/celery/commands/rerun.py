@@ -27,10 +27,10 @@ from cystore.cli.output import one_line, write_json, write_line, write_note
 @common.json_option
 @click.pass_context
 def command(ctx: click.Context, task_ids: tuple[str, ...], same_id: bool, yes: bool, as_json: bool) -> None:
-    """Send tasks again, with arguments, options and callbacks as they were.
+    """Send tasks again, with unchanged arguments, options and callbacks.
 
-    The app must keep messages (cystore_lifecycle_payload = "message") when the task is sent. Each task gets a new id, which is shown. All
-    tasks are looked at first: where one cannot be sent again, none is.
+    The app must keep messages (cystore_lifecycle_payload = "message") when the task is sent. Each task gets a new id,
+    which is shown. All tasks are checked first: if one cannot be sent again, none is.
     """
     location = common.location_of(ctx)
     with common.reading(location) as store:

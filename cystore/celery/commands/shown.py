@@ -1,4 +1,4 @@
-"""How the commands show a task's life: as a line, as JSON; and progress while they read the log for it."""
+"""The display of a task's life: as a line, as JSON; and progress while the commands read the log for it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Entry = TypeVar("Entry", bound=Placed)
 
 
 def watched(store: MessageStore, newest_first: Iterable[Entry], *, lines_follow: bool) -> Iterator[Entry]:
-    """The entries. While a person waits at a terminal, standard error says how far back in the log they are. With `lines_follow` the
-    caller writes while it reads: then a bar would stand between its lines, and there is none where they go to a terminal."""
+    """The entries. At a terminal, standard error shows how far back in the log they are. With `lines_follow` the caller
+    writes while it reads; then there is no bar if its lines go to a terminal, because it would stand between them."""
     with progress() as report:
         if report is None or (lines_follow and sys.stdout.isatty()):
             yield from newest_first
@@ -49,7 +49,7 @@ def duration_text(seconds: float) -> str:
 
 
 def life_object(life: Life) -> dict[str, Any]:
-    """A life for programs; what is not known is left out."""
+    """A life for programs, without unknown fields."""
     told = {name: value for name, value in dataclasses.asdict(life).items() if value is not None}
     del told["stage_at"]
     if life.wait_ms is not None:
@@ -69,7 +69,7 @@ def short(text: str) -> str:
 
 
 def call_text(life: Life) -> str:
-    """What is kept of the arguments, as in a call; empty where nothing is."""
+    """The kept arguments, as in a call; empty without any."""
     args, kwargs = (life.args or "").strip("()").rstrip(","), (life.kwargs or "").strip("{}")
     return f"({', '.join(filter(None, (args, kwargs)))})" if args or kwargs else ""
 

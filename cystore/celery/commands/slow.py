@@ -9,7 +9,7 @@ from cystore.celery.commands import common, shown
 from cystore.celery.lives import Life
 from cystore.cli.output import write_json, write_table
 
-MOST = 10_000  # so many are kept in memory while the log is read
+MOST = 10_000  # this many are kept in memory while the log is read
 
 
 @click.command(

@@ -1,4 +1,4 @@
-"""`celery cystore tail`: the newest entries, and those that come."""
+"""`celery cystore tail`: the newest entries, and new ones as they come."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Tail:
         self.position: int | None = None
 
     def look(self, store: MessageStore) -> int:
-        """Writes what is new: at first the newest entries."""
+        """Writes new entries: at first the newest ones."""
         end, begin = store.wrote_position, self.position
         if begin is None:
             common.check_states(store, self._states)
@@ -76,7 +76,7 @@ class _Tail:
 def command(
     ctx: click.Context, go_on: bool, lines: int, name: str | None, states: tuple[str, ...], as_json: bool
 ) -> None:
-    """The newest events and results in the order in which they happened, and with -f those that any process adds."""
+    """The newest events and results in the order in which they happened, and with -f new ones of any process."""
     location = common.location_of(ctx)
     shown = _Tail(name, states, lines, as_json)
     try:

@@ -1,4 +1,4 @@
-"""`celery cystore timeline`: a workflow as a tree, with when each task began and what it waited for."""
+"""`celery cystore timeline`: a workflow as a tree, with the begin of each task and its waits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cystore.celery.lives import Life
 from cystore.celery.workflows import Chord, Workflow
 from cystore.cli.output import write_json, write_line, write_note
 
-INDENTED = 20  # levels; a long chain goes on below each other from there
+INDENTED = 20  # levels; a long chain is not indented further
 
 
 @click.command(
@@ -30,10 +30,10 @@ INDENTED = 20  # levels; a long chain goes on below each other from there
 @common.json_option
 @click.pass_context
 def command(ctx: click.Context, task_id: str, limit: int, as_json: bool) -> None:
-    """The workflow that a task belongs to, as a tree: below each task those that it sent, then the chords of its groups.
+    """The workflow of a task, as a tree: below each task those that it sent, then the chords of its groups.
 
-    A line says when the task was sent (after the first one), how it ended, how long it waited for a worker, and how long it ran. A *
-    stands before the task that was asked for. JSON: a line for each task, with its depth, then one for each chord.
+    A line shows the time of sending (after the first one), the end, the wait for a worker, and the run time. A * stands
+    before the given task. JSON: a line for each task, with its depth, then one for each chord.
     """
     with common.reading(common.location_of(ctx)) as store:
         life = common.known_life(ctx, store, task_id)

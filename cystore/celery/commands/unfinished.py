@@ -11,12 +11,12 @@ from cystore.clock import now_ms
 
 
 class Age(click.ParamType):
-    """How long ago, in ms: 90s, 15m, 2h, 7d, 2w."""
+    """An age in ms: 90s, 15m, 2h, 7d, 2w."""
 
     name = "duration"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The length of time in ms; fails with what is accepted."""
+        """The age in ms; fails with a list of accepted forms."""
         if isinstance(value, int):
             return value
         number, unit = str(value)[:-1], str(value)[-1:]

@@ -1,1 +1,2 @@
-"""Results of a store on another host: what its workers answer, and how a client asks. `docs/remote.md` has the protocol."""
+"""Results of a store on another host: the workers' answers, and the client's questions. `docs/remote.md` has the
+protocol."""

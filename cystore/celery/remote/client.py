@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cystore.celery")
 
-ANSWER_S = 5.0  # a home that lives answers within so long
-SILENT_S = 45.0  # after so long without an answer a wait without a timeout ends too
+ANSWER_S = 5.0  # a live home answers within this time
+SILENT_S = 45.0  # after this time without an answer a wait without a timeout ends too
 AGAIN_S = 0.25  # between two tries of a Redis that is away, or of a home that is busy
-SIGNS_S = 5.0  # for so long this process believes which homes there are
-TICK_S = 1.0  # a wait gives its caller a turn about so often
+SIGNS_S = 5.0  # for this time this process believes its list of homes
+TICK_S = 1.0  # a wait gives its caller a turn about this often
 LATE_S = 0.75  # an answer that is later than this when the timeout is over did not come
-LATE_PARTS = 4  # so many requests for one part may be out; older answers are gone
-LEAST_S = 1.0  # a home may take so long to answer once, however short the timeout is
+LATE_PARTS = 4  # this many requests for one part may be open; older answers are gone
+LEAST_S = 1.0  # a home may take this long to answer once, however short the timeout is
 
 
 @dataclass
@@ -58,16 +58,16 @@ class _Asked:
 
 @dataclass
 class _Home:
-    """What this look knows of one home. `asking` are the ids that it is to be asked for next."""
+    """This look's knowledge of one home. `asking` are the ids for the next request."""
 
     asking: dict[str, None] = field(default_factory=dict)
     answered: bool = False
-    silent_since: float | None = None  # monotonic; None while it answers what it is asked
+    silent_since: float | None = None  # monotonic; None while it answers
     why: str = ""
 
 
 class RemoteReader:
-    """The way of one backend to results elsewhere. Safe for threads."""
+    """One backend's access to results elsewhere. Safe for threads."""
 
     def __init__(self, backend: CystoreBackend, location: RedisLocation) -> None:
         self.location = location
@@ -92,14 +92,15 @@ class RemoteReader:
             line.close()
             raise
         finally:
-            if line.waits_until:  # what its command takes would be the next user's
+            if line.waits_until:  # the answer to its command would reach the next user
                 line.close()
             self._lines.append(line)
 
     # ------------------------------------------------------------------------------------------ two ways to ask
 
     def look(self, ids: Iterable[str], topic: str = "results") -> dict[str, Found]:
-        """What there is now of each id, whole. An id that no home knows is left out. Raises `homes.HomeAwayError`."""
+        """The present, complete result of each id. Leaves out an id that no home knows. Raises
+        `homes.HomeAwayError`."""
         found: dict[str, Found] = {}
         for one in self._found(ids, monotonic_s() + ANSWER_S, topic=topic):
             if one is not None:
@@ -107,8 +108,8 @@ class RemoteReader:
         return found
 
     def wait(self, ids: Iterable[str], timeout_s: float | None) -> Iterator[Found | None]:
-        """Each id as it gets ready, until all are; None about once a second, for what the caller does meanwhile. Raises TimeoutError, and
-        `homes.HomeAwayError` where a home did not answer for so long (or for `SILENT_S`)."""
+        """Each id as it gets ready, until all are; None about once a second, to give the caller a turn. Raises
+        TimeoutError, and `homes.HomeAwayError` if a home did not answer for that time (or for `SILENT_S`)."""
         until = float("inf") if timeout_s is None else monotonic_s() + timeout_s
         return self._found(ids, until, waits=True)
 
@@ -140,7 +141,7 @@ class RemoteReader:
         self._signs = (0.0, [])
 
     def away(self, home: str, why: str, asked_s: float) -> homes.HomeAwayError:
-        """The error for a home that did not answer; for one that nobody knows, where there is no `home`."""
+        """The error for a home that did not answer; without `home`, for an unknown one."""
         who = f"store {home} did not answer" if home else "no store answered"
         return homes.HomeAwayError(
             f"{who} within {asked_s:.1f} s through the Redis at {self.location}{f' ({why})' if why else ''}. The workers of a store "
@@ -177,7 +178,7 @@ class _Look:
         self._left = dict.fromkeys(ids)
         self._began = monotonic_s()
         self._until = until
-        self._last = max(until, self._began + LEAST_S)  # a home has so long to answer once
+        self._last = max(until, self._began + LEAST_S)  # a home has this time to answer once
         self._homes: dict[str, _Home] = {}
         self._asked: dict[str, _Asked] = {}
         self._at: dict[str, str] = {}  # homes of ids that are certain
@@ -221,10 +222,10 @@ class _Look:
                     yield from self._take(line, answer)
             elif self._homes and not any(home.asking for home in self._homes.values()):
                 yield from self._take_begun(line)
-                return  # every home has said what it knows
+                return  # every home has answered
             elif not self._homes:
                 if self._backend.location.path and not self._waits:
-                    return  # there are no others
+                    return  # there are no other homes
                 lists.pause(AGAIN_S, self._last)
                 self._reader.forget_signs()
                 self._choose_homes(line, self._left)
@@ -265,7 +266,7 @@ class _Look:
         return self._homes.setdefault(home, _Home())
 
     def _push(self, line: lists.Line) -> None:
-        """Sends what is to be asked."""
+        """Sends the next requests."""
         if self._pause_s:
             lists.pause(self._pause_s, self._last)
             self._pause_s = 0.0
@@ -286,7 +287,8 @@ class _Look:
                     self._unanswered(request, "too many requests wait for it")
 
     def _wait_s(self, home: _Home, now: float) -> float:
-        """How long a home may wait. It answers before the time is over: a home that is away differs from a task that is not ready."""
+        """The longest wait of a home. It answers before the time is over, so that an absent home differs from an
+        unready task."""
         left_s = self._until - now
         if not self._waits or left_s <= 0:
             return 0.0
@@ -334,7 +336,7 @@ class _Look:
         return answer
 
     def _take(self, line: lists.Line, answer: Answer) -> Iterator[Found | None]:
-        """What an answer tells. Asks again for what is not ready."""
+        """Uses an answer. Asks again for unready ids."""
         asking = self._home(answer.home).asking
         for one in answer.found:
             if one.id not in self._left:
@@ -375,8 +377,9 @@ class _Look:
             homes.remember(self._backend, task_id, home)
 
     def _whole(self, line: lists.Line, home: str, found: Found) -> Generator[None, None, Found | None]:
-        """A result of which an answer had only the beginning, with its other parts. None where it went meanwhile. A part that does not
-        come is asked for again until the time is over: another worker of the home may answer."""
+        """A result whose answer had only the beginning, with its other parts. None if it was removed meanwhile. If a
+        part does not come, it is asked for again until the time is over, because another worker of the home may
+        answer."""
         parts, have = [bytes(found.body)], len(found.body)
         began = monotonic_s()
         while have < found.size_bytes:
@@ -387,7 +390,7 @@ class _Look:
             parts.append(bytes(one.body))
             have += len(one.body)
             if not self._waits and len(one.body) == min(PART_BYTES, found.size_bytes - one.begin):
-                self._until = self._last = monotonic_s() + ANSWER_S  # a look has so long for each part
+                self._until = self._last = monotonic_s() + ANSWER_S  # a look has this time for each part
         now = monotonic_s()
         if now - began >= ANSWER_S:
             # Answers to other requests came meanwhile, and may be gone: that is not their home's fault.

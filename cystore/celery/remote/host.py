@@ -1,7 +1,8 @@
-"""The step of a worker that answers for its store when other hosts ask for results.
+"""The step of a worker that answers other hosts' requests for results of its store.
 
-Its threads start after the last fork of the boot steps. A later fork, of a pool process that is replaced, waits for the end of what they
-are at, but not for their sleep: that is one system call, and holds nothing that the child would wait for.
+Its threads start after the last fork of the boot steps. A later fork, of a pool process that is replaced, waits for the
+end of their present work, but not for their sleep: that is one system call, and holds nothing that the child would wait
+for.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class ReadHost(bootsteps.StartStopStep):
         except (StoreError, ImproperlyConfigured, ImportError) as error:
             log.error("other hosts cannot read results of this worker's store: %s", error)
             return
-        "".encode("idna")  # what a connection imports, in the thread that forks
+        "".encode("idna")  # a connection imports this, in the thread that forks
         self._service = service
         for name, turn in (("reads", service.turn), ("read-waits", service.wait_turn)):
             self._threads.append(
@@ -63,7 +64,7 @@ class ReadHost(bootsteps.StartStopStep):
             )
 
     def stop(self, parent: Any) -> None:
-        """A connection to the broker ended; other hosts go on reading."""
+        """A connection to the broker ended; other hosts continue to read."""
 
     def shutdown(self, parent: Any) -> None:
         """Ends the threads. Another worker of the store answers."""

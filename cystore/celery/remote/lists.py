@@ -25,17 +25,17 @@ from cystore.celery.remote.messages import WAIT_MS_MOST, Request
 from cystore.clock import monotonic_s
 
 READERS = "cystore:readers"
-LIVE_MS = 30_000  # after its last sign a store counts as read for so long
-HOMES_MOST = 64  # that are asked for an id whose home nobody knows
+LIVE_MS = 30_000  # after its last heartbeat a store counts as readable for this time
+HOMES_MOST = 64  # the most homes that are asked for an id with an unknown home
 REQUESTS_MOST = 1_000  # that wait in a list
 LIVES_MOST_MS = WAIT_MS_MOST + 10_000
 ANSWER_LIVES_MS = 10_000
-LATE_S = 2.0  # so much later than it should Redis may end a command that waits
+LATE_S = 2.0  # Redis may end a blocking command this much late
 AWAY = (redis.RedisError, OSError)
 REFUSES = (redis.AuthenticationError, redis.exceptions.AuthorizationError, redis.exceptions.NoPermissionError)
 
 _TIME = "local t = redis.call('TIME') local now = t[1] * 1000 + math.floor(t[2] / 1000)\n"
-# KEYS: requests. ARGV: the request, ms that it lives, how many may wait. 0 where too many wait.
+# KEYS: requests. ARGV: the request, its lifetime in ms, the most waiting ones. Returns 0 if too many wait.
 PUSH = (
     _TIME
     + """
@@ -71,7 +71,7 @@ redis.call('RPUSH', KEYS[1], ARGV[1])
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return redis.call('LREM', KEYS[2], 1, ARGV[3])
 """
-# KEYS: taken, requests. ARGV: how many at most. What a reader had taken that was killed is asked again.
+# KEYS: taken, requests. ARGV: the most. Puts requests back that a killed reader had taken.
 AGAIN = """
 local moved = 0
 while moved < tonumber(ARGV[1]) and redis.call('LMOVE', KEYS[1], KEYS[2], 'RIGHT', 'LEFT') do moved = moved + 1 end
@@ -82,12 +82,12 @@ return moved
 
 
 def requests_key(home: str) -> str:
-    """The list of what a home is asked."""
+    """The list of a home's requests."""
     return f"cystore:{home}:read"
 
 
 def taken_key(home: str) -> str:
-    """The list of what is being answered."""
+    """The list of the requests that are being answered."""
     return f"cystore:{home}:taken"
 
 
@@ -109,7 +109,7 @@ class Line:
         self._prefix = getattr(self._client, "key_prefix", "")
         self._connection: Any = None
         self._checked = False
-        self.waits_until = 0.0  # monotonic; 0 where no command waits
+        self.waits_until = 0.0  # monotonic; 0 if no command waits
 
     def open(self) -> None:
         """Connects. A later `send` does not resolve names any more."""
@@ -121,7 +121,7 @@ class Line:
             self._checked = True
         if self._connection is None:
             pool = self._client.connection_pool
-            connection = pool.connection_class(**pool.connection_kwargs)  # the pool need not know of it
+            connection = pool.connection_class(**pool.connection_kwargs)  # the pool does not need to know it
             connection.connect()
             self._connection = connection
 
@@ -155,7 +155,7 @@ class Line:
         self._connection.send_command(*words, f"{max(timeout_s, 0.01):.3f}")
 
     def came(self, timeout_s: float) -> bool:
-        """Whether the command that waits has come to an end, within so long."""
+        """Whether the blocking command has ended, within this time."""
         connection = self._connection
         if connection is None:
             raise redis.ConnectionError("the connection was closed")
@@ -174,7 +174,7 @@ class Line:
         return False
 
     def taken(self) -> Any:
-        """What the command that waited returns."""
+        """The result of the blocking command."""
         connection = self._connection
         if connection is None:
             raise redis.ConnectionError("the connection was closed")
@@ -183,7 +183,7 @@ class Line:
         return found
 
     def answer_in(self, taken: Any) -> tuple[str, bytes] | None:
-        """(request id, answer) of what `take_answer` took; None where nothing came."""
+        """(request id, answer) from `take_answer`; None without an answer."""
         if not isinstance(taken, (list, tuple)) or len(taken) != 2 or not isinstance(taken[1], bytes):
             return None
         name = taken[0].decode("ascii", "replace") if isinstance(taken[0], bytes) else ""
@@ -218,11 +218,11 @@ class Line:
         self._client.eval("return redis.call('LREM', KEYS[1], 1, ARGV[1])", 1, taken_key(home), taken)
 
     def ask_again(self, home: str) -> int:
-        """Puts back what another process of this store had taken and not answered."""
+        """Puts back the requests that another process of this store had taken and not answered."""
         return int(self._client.eval(AGAIN, 2, taken_key(home), requests_key(home), 2 * REQUESTS_MOST))
 
     def waiting_answers(self, request_ids: list[str]) -> set[str]:
-        """Those of the answers that nobody has taken yet."""
+        """The answers that no client has taken yet."""
         script = "local r = {} for i, k in ipairs(KEYS) do r[i] = redis.call('EXISTS', k) end return r"
         there = self._client.eval(script, len(request_ids), *(answer_key(one) for one in request_ids))
         return {one for one, exists in zip(request_ids, there, strict=True) if exists}

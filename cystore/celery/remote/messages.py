@@ -1,8 +1,8 @@
-"""What a client and a home say to each other. Bytes in, checked values out; nothing here knows Redis or a store.
+"""The messages between a client and a home. Bytes in, checked values out; nothing here knows Redis or a store.
 
-A request is JSON. An answer is a magic number, the length of a header, the header (JSON) and after it the bytes of the results, as they
-stand in the store. Nothing is pickled. Each side checks every field, its type and its bounds, and refuses a message with a
-field that it does not know: a new field needs a new `VERSION`. `docs/remote.md` lists the fields.
+A request is JSON. An answer is a magic number, the length of a header, the header (JSON), and then the bytes of the
+results as they stand in the store. Nothing is pickled. Each side checks every field, its type and its bounds, and
+refuses a message with an unknown field: a new field needs a new `VERSION`. `docs/remote.md` lists the fields.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _HEAD = struct.Struct(">4sI")
 
 
 class ProtocolError(BackendError):
-    """A message from Redis that is not what it has to be. It names the field. Nothing of the message is used."""
+    """An invalid message from Redis. The text names the field. No part of the message is used."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A question to one home. `part` is where the rest of one result is wanted: (place of the record in the log, first byte)."""
+    """A question to one home. `part` asks for the rest of one result: (place of the record in the log, first byte)."""
 
     id: str
     home: str
@@ -54,7 +54,7 @@ class Request:
     part: tuple[int, int] | None = None
 
     def encoded(self) -> bytes:
-        """The JSON. Raises ProtocolError for what `parse` would refuse."""
+        """The JSON. Raises ProtocolError for a request that `parse` would refuse."""
         told: dict[str, Any] = {
             "v": VERSION,
             "request": self.id,
@@ -96,11 +96,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Found:
-    """What a home has of one id. `state` is None where it has no result of it.
+    """A home's answer for one id. `state` is None if it has no result.
 
-    `answered_by` is the store that said this; the client notes it, no message has it.
-    `body` is the result's bytes from `begin` on, of `size_bytes` in all; `at` is the place of its record. `elsewhere` is the home of the id
-    where that is another store. `known`: this store has heard of the id, and is its home.
+    `answered_by` is the answering store; the client notes it, no message contains it. `body` has the result's bytes
+    from `begin` on, of `size_bytes` in all; `at` is the place of its record. `elsewhere` is the id's home, if that is
+    another store. `known`: this store knows the id, and is its home.
     """
 
     id: str
@@ -118,7 +118,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a home says to one request; `refused` is why it found nothing out, in words, or empty."""
+    """A home's answer to one request; `refused` is the reason why it has no results, or empty."""
 
     request_id: str
     home: str
@@ -183,7 +183,7 @@ class Answer:
 
 
 def _found(value: Any, request: Request) -> tuple[dict[str, Any], int]:
-    """The fields of a `Found`, and how many bytes of it are in the answer."""
+    """The fields of a `Found`, and the number of its bytes in the answer."""
     told = _Fields(value, "answer: results") if isinstance(value, dict) else None
     if told is None:
         raise ProtocolError("answer: results: not an object")
@@ -212,7 +212,7 @@ def _found(value: Any, request: Request) -> tuple[dict[str, Any], int]:
 
 
 def new_request_id() -> str:
-    """One that nobody can guess: it is the name under which the answer can be taken."""
+    """An unguessable id, because it is the name under which the answer can be taken."""
     return uuid.uuid4().hex
 
 

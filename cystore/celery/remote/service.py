@@ -1,8 +1,8 @@
-"""Answers for one store. One process of a host does it at a time; a lock that the kernel ends with its holder says which.
+"""Answers for one store. One process of a host gives them at a time; the kernel ends its lock with the process.
 
-One thread takes requests from Redis and answers what can be answered at once. Another one looks after those that wait for a result. The
-process that takes over asks everything again that its predecessor had taken and not answered. Redis away: the thread gives the
-lock up and tries again every few seconds; tasks run meanwhile.
+One thread takes requests from Redis and answers those that can be answered at once. Another one handles the requests
+that wait for a result. A process that takes over repeats the requests that its predecessor had taken and not answered.
+If Redis is down, the thread gives the lock up and tries again every few seconds; tasks run meanwhile.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ SPARE_MS = 1_000  # of a request's time are left for its answer
 TAKE_S = 5.0  # an idle service asks Redis so seldom
 SIGN_S = 10.0
 AWAY_S = 2.0  # until Redis is asked again
-TOLD_S = 60.0  # crafted messages are told of so often at most
+TOLD_S = 60.0  # crafted messages are logged at most this often
 WAITING_MOST = 1_000  # ids that requests wait for
 LARGE_BYTES = 64 << 10
-UNREAD_BYTES_MOST = 128 << 20  # of large answers that nobody has taken
-LOOK_EVERY_S = 1.0  # a process that was killed after its append woke nobody
+UNREAD_BYTES_MOST = 128 << 20  # of large answers that no client has taken
+LOOK_EVERY_S = 1.0  # for a process that was killed after its append, before it woke anybody
 GATHER_S, GATHER_EACH_S, GATHER_MOST_S = (
     0.004,
     0.0001,
@@ -167,10 +167,10 @@ class ReadService:
         if lock is not None:
             lock.close()
         self._sign_at = 0.0
-        self._waiting.clear()  # whoever serves next asks again what was taken
+        self._waiting.clear()  # the next server repeats the taken requests
 
     def end(self) -> None:
-        """Wakes the threads, which end. Another worker of the store goes on."""
+        """Wakes the threads, which then end. Another worker of the store takes over."""
         self._ended = True
         self._some.set()
         self._line.close()
@@ -180,7 +180,7 @@ class ReadService:
     # --------------------------------------------------------------------------------------------- answers
 
     def _serve(self, taken: bytes) -> None:
-        """Answers a request, or lets it wait. One that makes no sense, or whose time is over, gets no answer."""
+        """Answers a request, or lets it wait. An invalid request, or one whose time is over, gets no answer."""
         stamp, _, text = taken.partition(b" ") if len(taken) <= REQUEST_BYTES_MOST else (b"", b"", b"")
         left_ms = (
             int(stamp) - (self._clock_ms + monotonic_s() * 1000)
@@ -212,7 +212,7 @@ class ReadService:
         self._answer(self._line, request, taken, found, refused)
 
     def _find(self, request: Request) -> tuple[tuple[Found, ...], str]:
-        """What there is of each id, and why nothing could be found out."""
+        """The present result of each id, and the reason why there is none."""
         try:
             if request.part is not None:
                 return (self._part(request, *request.part),), ""
@@ -232,7 +232,7 @@ class ReadService:
         return _told(task_id, message)
 
     def _part(self, request: Request, at: int, begin: int) -> Found:
-        """The rest of one result. Its place comes from outside: what is there has to be a record of that id."""
+        """The rest of one result. Its place comes from outside, so it must contain a record of that id."""
         (task_id,) = request.ids
         try:
             message = self._store.read(at)
@@ -259,7 +259,7 @@ class ReadService:
         line.answer(request.id, self.home, data, taken)
 
     def _unread_bytes(self, line: lists.Line) -> int:
-        """How much lies in Redis for clients. Which of them have taken their answers is asked only when it seems much."""
+        """The bytes in Redis that wait for clients. It asks which answers were taken only if the sum seems large."""
         now = monotonic_s()
         while self._unread and self._unread[0][0] <= now:
             self._unread.popleft()
@@ -279,7 +279,7 @@ class ReadService:
     # --------------------------------------------------------------------------------------------- waiting
 
     def wait_turn(self) -> Progress:
-        """Answers what waits as it gets ready or its time is over, and sleeps until the log grows."""
+        """Answers waiting requests when a result is ready or the time is over, and sleeps until the log grows."""
         if not self._waiting:
             self._some.wait(60.0)
         if self._ended:
@@ -299,7 +299,7 @@ class ReadService:
         if nap_s > 0 and greenlets.off_the_hub(self._store.wait_log, end, nap_s):
             lists.sleep(
                 min(GATHER_S + GATHER_EACH_S * len(self._waiting), GATHER_MOST_S)
-            )  # whoever appended wakes the id's waiters next, and others append too
+            )  # the appending process wakes the id's waiters next, and other processes append too
         return Progress(0, more=True)
 
     def _nap_s(self) -> float:
