@@ -79,6 +79,8 @@ EXTENSIONS: dict[str, list[str]] = {
     "log_files": [],
     "queue_files": [],
     "dispatch": [],
+    "get_result": [],
+    "queue_reader": [],
     "scan": [],
     "mend": [],
     "columns": [],

@@ -11,6 +11,7 @@ import atexit
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from cystore._native.get_result import GetResult
 from cystore._native.message import Message, PutResult
 from cystore.config import StoreConfig
 from cystore.errors import (
@@ -35,7 +36,7 @@ from cystore.errors import (
     StoreTimeoutError,
 )
 from cystore.layout import RELEASE
-from cystore.result import GetResult, GetStatus
+from cystore.result import GetStatus
 from cystore.stats import QueueRange
 from cystore.store import MessageStore, close_all, open  # noqa: A004 - the surface's name
 

@@ -15,9 +15,11 @@ from typing import Any
 from cystore._native.appender import Appender
 from cystore._native.descriptor import AtDrop
 from cystore._native.exact import any_text, whole
+from cystore._native.get_result import GetResult
 from cystore._native.key_reader import QueryResult
 from cystore._native.message import Message, PutResult
 from cystore._native.put import put_function
+from cystore._native.queue_reader import get_function, read_function
 from cystore.attach import Attachment, attach
 from cystore.clock import monotonic_s, wait_s
 from cystore.config import StoreConfig
@@ -32,7 +34,6 @@ from cystore.errors import (
     StoreNotWritableError,
     StoreResourceError,
 )
-from cystore.result import GetResult
 from cystore.services.following import FOLLOWED, follow, has_moved, scan
 from cystore.services.housekeeper import housekeeper
 from cystore.services.leaving import Leaving, keeping, weakly
@@ -181,6 +182,11 @@ class MessageStore(StoreUpkeep):
             self.query = keeping(self, parts.reader.key_reader(weakly(self, type(self).query)).query)  # type: ignore[method-assign]
         if parts.appender is None:
             return
+        cls = type(self)
+        if cls.get is MessageStore.get and cls.read is MessageStore.read:
+            reader = parts.reader.queue_reader(weakly(self, cls.get), weakly(self, cls.read))
+            self.get = get_function(reader, self)  # type: ignore[method-assign]
+            self.read = read_function(reader, self)  # type: ignore[method-assign]
         if type(self).put is MessageStore.put:
             self.put = put_function(parts.appender, self)  # type: ignore[method-assign]
         if type(self).put_many is MessageStore.put_many:

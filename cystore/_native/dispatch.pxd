@@ -1,7 +1,9 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
+from cystore._native.control cimport Control
 from cystore._native.index cimport index_view
 from cystore._native.layout cimport control_block, queue_entry
+from cystore._native.mapping cimport MappedFile
 from cystore._native.window cimport segment_view
 
 cdef enum DispatchStatus:
@@ -69,8 +71,23 @@ cdef struct dispatch_state:
     const uint8_t* seeded_topic     # `seed` belongs to this topic, which stands in the control block
     int seeded_topic_len
     int32_t seed
+    int64_t stopped_at              # where this process's last turn ended; elsewhere than `dispatched` when another one was at work since
+    int64_t offered                 # index_seq when `index` was handed over; -1: not yet, or it has to be handed over again
+    int64_t sound_until             # where the first hole behind the last turn began that is known
+    int64_t sound_seq               # by the manifest with this sequence number
     int pending_count
     pending_record[PENDING_RECORDS] pending
     int32_t[KEYS_MAX + PENDING_RECORDS * 8] hashes
 
 cdef int dispatch_run(dispatch_state* d) noexcept nogil
+# One turn of a reader that helps: what `DispatchKernel.take_turn` allows. Gives the dispatch lock back.
+cdef void dispatch_turn(dispatch_state* d) noexcept nogil
+
+cdef class DispatchKernel:
+    cdef dispatch_state* d
+    cdef Control control
+    cdef MappedFile segment, index_file
+    cdef int64_t* delay_ms
+    cdef dict queue_mappings, ext_mappings
+    cdef queue_files* _files(self, uint32_t slot) except NULL
+    cdef bint take_turn(self) noexcept

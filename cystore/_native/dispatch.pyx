@@ -10,7 +10,7 @@ from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memset
 
-from cystore._native.atomics cimport add_u32, load_i64, store_i64
+from cystore._native.atomics cimport *
 from cystore._native.control cimport Control
 from cystore._native.derive cimport derive_begin, derive_next_key, derived
 from cystore._native.ext cimport EXT_NO_ROOM, ext_address, ext_put
@@ -19,6 +19,7 @@ from cystore._native.index cimport (
     index_view_of,
 )
 from cystore._native.layout cimport *
+from cystore._native.locks cimport control_intact, control_lock_at, control_locked, control_repair_due
 from cystore._native.mapping cimport MappedFile
 from cystore._native.queue cimport queue_put
 from cystore._native.queue_table cimport control_find_queue, control_slot
@@ -29,6 +30,14 @@ from cystore._native.record cimport (
 
 cdef extern from "failpoints.h" nogil:
     void failpoint(const char* name)
+
+cdef extern from "free_lock.h" nogil:
+    int robust_trylock(pthread_mutex_t* mutex)
+    void robust_unlock(pthread_mutex_t* mutex)
+    bint free_lock_compare()
+
+cdef enum:
+    TURN_BYTES = 1048576    # of log in one turn of a reader that helps; some 3 ms
 
 
 cdef inline void _add_key(dispatch_state* d, pending_record* r, const uint8_t* key, size_t length) noexcept nogil:
@@ -224,7 +233,19 @@ cdef int dispatch_run(dispatch_state* d) noexcept nogil:
             return stopped_by
 
 
+cdef void dispatch_turn(dispatch_state* d) noexcept nogil:
+    """A turn that needs nothing but what is at hand. Where it needs more it ends: the next turn goes the usual way, which begins the
+    record again."""
+    cdef control_block* block = d.block
+    dispatch_run(d)
+    d.stopped_at = d.position
+    add_u32(&block.dispatch_seq, 1)
+    robust_unlock(control_lock_at(block, LOCK_DISPATCH))
+
+
 # ------------------------------------------------------------------------------------------------------ for Python
+
+free_lock_compare()  # this module takes a free lock inline from now on, where that is what the C library does
 
 DONE = DISPATCH_DONE
 NEED_SEGMENT = DISPATCH_NEED_SEGMENT
@@ -239,6 +260,20 @@ NEED_INDEX_SPACE = DISPATCH_NEED_INDEX_SPACE
 DAMAGED = DISPATCH_DAMAGED
 
 
+cdef inline bint _is_plain(dispatch_state* d, control_block* block, int64_t position) noexcept:
+    """Whether a turn at a position can begin with what is at hand. Another process may have been at work since the last one: then its
+    extended units are not known here, and what it entered of a record that it did not finish has to be taken back."""
+    if d.keys_done != 0 or not load_i64(&block.min_physical_offset) <= position < d.sound_until \
+            or d.sound_seq != load_i64(&block.manifest_seq):
+        return False
+    if d.with_ext and d.stopped_at != position:
+        return False
+    if d.with_index and (d.index.p == NULL or d.offered != load_u32(&block.index_seq)
+                         or index_header_end_physical_offset(d.index.p) >= position):
+        return False
+    return True
+
+
 @cython.final
 cdef class DispatchKernel:
     """One process's dispatcher. Everything but the constructor is called under the dispatch lock.
@@ -246,12 +281,6 @@ cdef class DispatchKernel:
     `run` says what it needs; the caller hands that over (`use_...`) and calls it again. The mappings handed over are kept
     until they are replaced.
     """
-
-    cdef dispatch_state* d
-    cdef Control control
-    cdef MappedFile segment, index_file
-    cdef int64_t* delay_ms
-    cdef dict queue_mappings, ext_mappings
 
     def __cinit__(self, Control control not None, *, delay_levels_ms=(), bint with_index=True, bint with_ext=False):
         cdef int i
@@ -268,6 +297,7 @@ cdef class DispatchKernel:
         self.d.delay_levels = <int>len(delay_levels_ms)
         self.d.with_index = with_index
         self.d.with_ext = with_ext
+        self.d.stopped_at = self.d.offered = -1
 
     def __dealloc__(self):
         if self.d != NULL:
@@ -291,6 +321,65 @@ cdef class DispatchKernel:
             status = dispatch_run(self.d)
         add_u32(&self.d.block.dispatch_seq, 1)
         return status
+
+    cdef bint take_turn(self) noexcept:
+        """Takes the dispatch lock for `dispatch_turn`, with the GIL: no close of another thread comes in between. False when another one
+        has it, and when the usual way has to come first: after a dead owner, a record that was half entered, or a change of files."""
+        cdef control_block* block = self.control.block
+        cdef dispatch_state* d = self.d
+        cdef pthread_mutex_t* mutex
+        cdef int64_t position
+        if block == NULL or self.control.read_only or not control_intact(block):
+            return False
+        mutex = control_lock_at(block, LOCK_DISPATCH)
+        if control_locked(block, LOCK_DISPATCH, robust_trylock(mutex)) != 0:
+            return False
+        position = load_i64(&block.dispatched)
+        if control_repair_due(block, LOCK_DISPATCH) or not _is_plain(d, block, position):
+            robust_unlock(mutex)
+            return False
+        d.block = block
+        d.position = position
+        d.wrote = min(load_i64(&block.wrote), d.sound_until)
+        d.end = min(d.wrote, position + TURN_BYTES)
+        return True
+
+    def turn(self):
+        """One turn of a reader that helps. True when all that was appended before it is dispatched; False asks for the usual way."""
+        cdef control_block* block = self.control.checked()
+        cdef int64_t wrote = load_i64(&block.wrote)
+        cdef dispatch_state* d = self.d
+        keep = self.control.file
+        if load_i64(&block.dispatched) >= wrote:
+            return True
+        if not self.take_turn():
+            return False
+        with nogil:
+            dispatch_turn(d)
+        return load_i64(&block.dispatched) >= wrote
+
+    @property
+    def stopped_at(self):
+        """Where this process's last turn ended, -1 before the first."""
+        return self.d.stopped_at
+
+    @stopped_at.setter
+    def stopped_at(self, int64_t position):
+        self.d.stopped_at = position
+
+    @property
+    def offered(self):
+        """index_seq when the index file was handed over, -1 when one has to be."""
+        return self.d.offered
+
+    @offered.setter
+    def offered(self, int64_t seq):
+        self.d.offered = seq
+
+    def set_sound(self, int64_t until, int64_t manifest_seq):
+        """Where the next known hole begins, by the manifest with that sequence number or a later one."""
+        self.d.sound_until = until
+        self.d.sound_seq = manifest_seq
 
     @property
     def position(self):

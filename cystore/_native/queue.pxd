@@ -1,7 +1,7 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from cystore._native.record cimport record_view
-from cystore._native.window cimport log_window
+from cystore._native.window cimport LogWindow, log_window
 
 cdef enum SelectStatus:
     SELECT_DONE = 0
@@ -52,3 +52,15 @@ cdef void queue_put(uint8_t* p, int64_t physical_offset, int32_t size, int64_t t
 cdef void queue_put_holes(uint8_t* p, int64_t count) noexcept nogil
 cdef bint queue_is_hole(const uint8_t* p) noexcept nogil
 cdef int queue_select(selection* s, log_window* window) noexcept nogil
+
+# The messages that a selection found, or the bytes of their records and where each begins; all of them are verified.
+cdef list selected_messages(selection* s, LogWindow window, int64_t wrote)
+cdef tuple selected_records(selection* s, LogWindow window)
+
+cdef class TagFilter:
+    cdef tag_filter c
+    cdef readonly tuple tags
+    cdef tuple encoded
+
+cdef class BatchLimits:
+    cdef batch_limits c

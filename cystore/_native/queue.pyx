@@ -138,10 +138,6 @@ cdef int queue_select(selection* s, log_window* window) noexcept nogil:
 cdef class TagFilter:
     """A tag expression: `A`, or `A || B`. One without any tag is a MessageIllegalError (FilterAPI)."""
 
-    cdef tag_filter c
-    cdef readonly tuple tags
-    cdef tuple encoded
-
     def __cinit__(self, str expression not None):
         cdef int i
         cdef bytes tag
@@ -175,8 +171,6 @@ cdef class TagFilter:
 @cython.final
 cdef class BatchLimits:
     """RocketMQ's limits of one batch. Sizes in bytes; `memory_bytes` behind the log's end counts as held in memory."""
-
-    cdef batch_limits c
 
     def __cinit__(self, *, int64_t memory_bytes, int64_t bytes_in_memory, int32_t count_in_memory,
                   int64_t bytes_in_disk, int32_t count_in_disk):
@@ -234,8 +228,7 @@ cdef int _select(selection* s, LogWindow window, MappedFile file) except -1:
             return 0
 
 
-cdef _messages(selection* s, LogWindow window, int64_t wrote):
-    """The messages found; all of them are verified."""
+cdef list selected_messages(selection* s, LogWindow window, int64_t wrote):
     cdef MappedFile segment
     cdef int32_t i
     cdef list out = []
@@ -261,8 +254,7 @@ cdef int64_t _copy(const selection* s, log_window* window, uint8_t* to) noexcept
     return end
 
 
-cdef _records(selection* s, LogWindow window):
-    """(the records found in one bytes object, array of where each begins); all of them are verified."""
+cdef tuple selected_records(selection* s, LogWindow window):
     cdef bytes whole = PyBytes_FromStringAndSize(NULL, s.found_bytes)
     cdef array.array begins = array.clone(_POSITIONS, s.found, False)
     cdef uint8_t* to = <uint8_t*>PyBytes_AS_STRING(whole)
@@ -307,7 +299,7 @@ def read_batch(LogWindow window not None, int64_t minimum, int64_t wrote, Mapped
     window.move(minimum, wrote)
     window.make_room()
     _select(&s, window, file)
-    found = _records(&s, window) if raw else _messages(&s, window, wrote)
+    found = selected_records(&s, window) if raw else selected_messages(&s, window, wrote)
     return found, s.at, s.gone
 
 

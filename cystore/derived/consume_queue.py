@@ -429,6 +429,10 @@ class ConsumeQueues:
                 queue.notice_removal()
             return queue
 
+    def file_of(self, slot: int, queue_offset: int) -> MappedFile | None:
+        """The mapped file of the queue in a slot that holds an entry, None where there is no file."""
+        return self.get(slot).file_of(queue_offset)
+
     def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """The queue of a topic, None when it is unknown."""
         slot = self._control.find_queue(topic, queue_id)

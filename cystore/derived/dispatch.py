@@ -64,9 +64,6 @@ class Dispatcher:
         self._given_up = given_up
         self._with_index = config.message_index_enable
         self._search: DamageSearch | None = None  # the damage that dispatch stands before
-        # Where this process's last turn ended; another one has been at work if it is not there now.
-        self._stopped_at = -1
-        self._offered = -1  # index_seq when the kernel got its index file
         self._kernel = kernel.DispatchKernel(
             control,
             delay_levels_ms=config.delay_levels_ms(),
@@ -103,6 +100,16 @@ class Dispatcher:
             if one_turn or (budget_bytes is not None and done >= budget_bytes):
                 break
         return Progress(done, more=control.dispatched < control.wrote)
+
+    def turn_at_once(self) -> bool:
+        """Dispatches what was appended by now, in one turn that the kernel makes by itself. False when it could not: then `run_once`
+        can, or tells why not."""
+        return self._kernel.turn()
+
+    @property
+    def kernel(self) -> kernel.DispatchKernel:
+        """For readers that help within a call of their own."""
+        return self._kernel
 
     def run_to_end(self, progress: Callable[[str, int, int], None] | None = None) -> None:
         """Dispatches all records that are appended by now, and waits for other dispatchers. Calls `progress` from time
@@ -149,11 +156,10 @@ class Dispatcher:
             position = self._skip_removed(control.min_physical_offset)
         if self._with_index:
             self._index.cut(position)
-        if position != self._stopped_at:
+        if position != self._kernel.stopped_at:  # another process has been at work since this one's last turn
             self._kernel.forget_ext()
-            self._offered = -1
-            self._stopped_at = -1
-        if self._with_index and self._offered != control.index_seq:
+            self._kernel.offered = self._kernel.stopped_at = -1
+        if self._with_index and self._kernel.offered != control.index_seq:
             self._offer_index()
         return position
 
@@ -176,17 +182,20 @@ class Dispatcher:
         begin = position = control.dispatched
         self._kernel.begin(position)
         while position < until and (position == begin or monotonic_s() < deadline_s):
+            manifest_seq = control.manifest_seq
             hole = damage.holes.covering(position)
             if hole is not None:
                 position = control.dispatched = min(hole[1], wrote)
                 self._kernel.begin(position)
                 continue
-            limit = min(wrote, damage.holes.next_begin(position))
+            sound_until = damage.holes.next_begin(position)
+            self._kernel.set_sound(sound_until, manifest_seq)
+            limit = min(wrote, sound_until)
             self._run_batch(min(until, limit, position + BATCH_BYTES), limit, deadline_s)
             position = control.dispatched
             if self._search is not None and not self._judge(position, wrote, deadline_s):
                 break
-        self._stopped_at = position
+        self._kernel.stopped_at = position
 
     def _run_batch(self, end: int, limit: int, deadline_s: float) -> None:
         """Lets the kernel run up to `end`, into damage (`_search`), or until the time is over."""
@@ -310,7 +319,7 @@ class Dispatcher:
     def _offer_index(self) -> None:
         """Hands the kernel the index file that keys go into now."""
         newest = self._index.newest()
-        self._offered = self._control.index_seq
+        self._kernel.offered = self._control.index_seq
         if newest is None:
             self._kernel.use_index(None, 0, 0, 0)
         else:

@@ -12,19 +12,21 @@ import logging
 import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
 from typing import Any
 
 from cystore._native import queue as queue_kernel
 from cystore._native import tail as tail_kernel
 from cystore._native.control import Control
 from cystore._native.exact import any_text, text, whole
+from cystore._native.get_result import GetResult
 from cystore._native.key_reader import KeyReader, QueryResult, find_many, find_messages
 from cystore._native.mapping import MappedFile
 from cystore._native.message import Message
 from cystore._native.queue import BatchLimits, TagFilter
+from cystore._native.queue_reader import QueueReader
 from cystore._native.window import LogWindow
 from cystore.config import StoreConfig
+from cystore.derived.asked import encoded, outside, stored_topic, wanted
 from cystore.derived.by_time import TimeSearch
 from cystore.derived.consume_queue import ENTRY_BYTES, ConsumeQueues
 from cystore.derived.dispatch import Dispatcher
@@ -41,7 +43,7 @@ from cystore.errors import (
     StoreResourceError,
 )
 from cystore.layout import takes_index_entry
-from cystore.result import GetResult, GetStatus
+from cystore.result import GetStatus
 from cystore.system.trouble import Trouble
 
 log = logging.getLogger("cystore")
@@ -89,6 +91,7 @@ class Reader:
         self._healer = QueueHealer(control, commit_log, queues)
         self._by_time = TimeSearch(control, commit_log, queues, self._tail, self._healer)
         self._key_reader: KeyReader | None = None
+        self._queue_reader: QueueReader | None = None
         self._forgotten_below = 0
         self._read_only = control.read_only
         self._found = self._missed = self._messages = self._queries = 0
@@ -99,6 +102,8 @@ class Reader:
         An error of dispatch (a full or failing disk, a damaged record) does not stop reads of dispatched messages: it
         is logged here, and raised to callers of dispatch.
         """
+        if self._dispatcher.turn_at_once():
+            return
         try:
             self._dispatcher.run_once(timeout_ms=HELP_WAIT_MS)
         except (StoreFullError, StoreResourceError, StoreIOError, CorruptRecordError) as error:
@@ -126,10 +131,11 @@ class Reader:
 
     def counters(self) -> dict[str, Any]:
         """Reads of this process: gets that found something or nothing, messages they gave, queries (StoreStatsService)."""
+        native = self._queue_reader
         return {
-            "get_found": self._found,
-            "get_missed": self._missed,
-            "get_messages": self._messages,
+            "get_found": self._found + (native.found if native else 0),
+            "get_missed": self._missed + (native.missed if native else 0),
+            "get_messages": self._messages + (native.messages if native else 0),
             "healed_entries": self._healer.healed,
             "queries": self._queries + (self._key_reader.queries if self._key_reader else 0),
         }
@@ -142,12 +148,16 @@ class Reader:
             self._forgotten_below = minimum
             self.forget_windows()
             self._commit_log.forget_cleaned()
+            if self._queue_reader is not None:
+                self._queue_reader.cleaned_below = minimum
 
     def forget_windows(self) -> None:
         """Lets the segments go that are kept at hand for the next call."""
         self._windows.clear()
         if self._key_reader is not None:
             self._key_reader.forget_windows()
+        if self._queue_reader is not None:
+            self._queue_reader.forget_files()
 
     def _window(self) -> LogWindow:
         """A window for one call; `_windows.append` gives it back."""
@@ -175,7 +185,7 @@ class Reader:
         batch ends before a message whose bytes are damaged; if that message comes first, the call raises
         CorruptRecordError. Source: DefaultMessageStore.getMessage.
         """
-        name = _encoded(topic) if type(topic) is str else _topic(topic)
+        name = encoded(topic) if type(topic) is str else stored_topic(topic)
         if not (
             type(queue_id) is type(queue_offset) is type(max_count) is int
             and 0 <= queue_id <= INT32_MAX >= max_count > 0
@@ -183,7 +193,7 @@ class Reader:
             queue_id = whole("queue_id", queue_id, 0, INT32_MAX)
             queue_offset = whole("queue_offset", queue_offset, -FOREVER_MS, FOREVER_MS)
             max_count = whole("max_count", max_count, 1, INT32_MAX)
-        wanted_tags = None if tags is None else _wanted(any_text("tags", tags))
+        wanted_tags = None if tags is None else wanted(any_text("tags", tags))
         result = self._get(name, queue_id, queue_offset, max_count, wanted_tags, raw)
         if raw and result.raw is None:
             result.raw, result.record_offsets = b"", array("q")
@@ -222,7 +232,7 @@ class Reader:
             asked = (name, queue_id, queue_offset, max_count, wanted_tags, raw)
             result = None
             if not minimum <= queue_offset < maximum:
-                result = _outside(queue_offset, minimum, maximum, following)
+                result = outside(queue_offset, minimum, maximum, following)
             if result is None:
                 try:
                     result = self._batch(*asked, state)
@@ -351,7 +361,7 @@ class Reader:
         message is compared, so another key with the same hash is no match, and no message comes twice. Source:
         DefaultMessageStore.queryMessage.
         """
-        name = _topic(topic)
+        name = stored_topic(topic)
         key = text("key", key)
         if end_ms is None:
             end_ms = FOREVER_MS
@@ -407,7 +417,7 @@ class Reader:
     ) -> dict[str, QueryResult]:
         """`query` for many keys: one dispatch, one walk over the undispatched log, and one call of the kernel for the
         rest."""
-        name = _topic(topic)
+        name = stored_topic(topic)
         max_count = whole("max_count", max_count, 1, INT32_MAX)
         wanted = distinct(keys)
         control = self._control
@@ -456,6 +466,23 @@ class Reader:
         self._key_reader = KeyReader(self._control, self._index.shapes, self._commit_log.window, general)
         return self._key_reader
 
+    def queue_reader(
+        self, general: Callable[..., GetResult], general_read: Callable[..., Message]
+    ) -> QueueReader:
+        """What answers usual gets and reads in one call of the kernel; for the others it asks `general` and `general_read`."""
+        self._queue_reader = QueueReader(
+            self._control,
+            self._dispatcher.kernel,
+            self._limits,
+            self._windows,
+            self._queues.file_of,
+            self._commit_log.window,
+            general,
+            general_read,
+        )
+        self._queue_reader.cleaned_below = self._forgotten_below
+        return self._queue_reader
+
     def _not_dispatched(
         self, begin: int, end: int, topic: str, begin_ms: int, end_ms: int
     ) -> Iterator[Message]:
@@ -475,7 +502,7 @@ class Reader:
         The whole queue is searched; RocketMQ searches one file, chosen by its modification time. Source:
         ConsumeQueue.getOffsetInQueueByTime.
         """
-        name = _topic(topic)
+        name = stored_topic(topic)
         queue_id = whole("queue_id", queue_id, 0, INT32_MAX)
         timestamp_ms = whole("timestamp_ms", timestamp_ms, -FOREVER_MS, FOREVER_MS)
         dispatched = self._control.dispatched
@@ -485,42 +512,5 @@ class Reader:
         return self._by_time.offset(name, state, dispatched, timestamp_ms)
 
 
-def _wanted(expression: str) -> TagFilter | None:
-    """None: all messages."""
-    return None if expression in ("", "*") else _tag_filter(expression)
-
-
-@lru_cache(256)
-def _tag_filter(expression: str) -> TagFilter:
-    return TagFilter(expression)
-
-
-def _topic(topic: str) -> bytes:
-    """A topic as stored; an impossible topic matches no message."""
-    return _encoded(any_text("topic", topic))
-
-
-@lru_cache(1024)
-def _encoded(topic: str) -> bytes:
-    return topic.encode("utf-8", "surrogatepass")
-
-
 def _holds(message: Message, key: str) -> bool:
     return key in message.keys or key == message.properties.get("UNIQ_KEY")
-
-
-def _outside(queue_offset: int, minimum: int, maximum: int, following: int) -> GetResult | None:
-    """The answer for an offset without an entry. `following` is the next queue offset to be given out: lower offsets
-    are acknowledged, and get their entries when dispatch has caught up."""
-    following = max(maximum, following)
-    if following == 0:
-        return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE)
-    if queue_offset < minimum:
-        return GetResult(GetStatus.OFFSET_TOO_SMALL, [], minimum, minimum, maximum)
-    if maximum <= queue_offset <= following:
-        return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, [], queue_offset, minimum, maximum)
-    if queue_offset > maximum:
-        # RocketMQ starts over where nothing was removed yet.
-        next_offset = following if minimum else 0
-        return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, [], next_offset, minimum, maximum)
-    return None

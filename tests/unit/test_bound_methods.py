@@ -1,5 +1,5 @@
-"""Goal: the kernel's own functions in front of `put` and `query` differ from the methods in speed alone. Method: the same calls of both,
-usual and odd ones, beside another process that adds index files, after close, and in a child."""
+"""Goal: the kernel's own functions in front of `put`, `get`, `read` and `query` differ from the methods in speed alone. Method: the same
+calls of both, usual and odd ones, beside another process that adds index files, after close, and in a child."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import inspect
 import pytest
 
 import cystore
-from cystore.errors import MessageIllegalError, StoreClosedError
+from cystore.errors import MessageIllegalError, OffsetError, StoreClosedError, StoreError
 from tests.child import in_child
 from tests.process import Process
 from tests.small import SETTINGS, open_small
@@ -31,7 +31,7 @@ def found(query, *arguments, **keywords):
 
 
 def test_methods_are_the_kernels_own(store):
-    for name in ("put", "put_many", "query"):
+    for name in ("put", "put_many", "query", "get", "read"):
         assert not inspect.ismethod(getattr(store, name)) or getattr(store, name).__self__ is not store
 
 
@@ -152,11 +152,124 @@ def test_arguments_that_a_put_does_not_take(store, arguments, keywords):
     assert store.stats()["wrote"] == before
 
 
+def answer(result):
+    """What a get answered, without identities."""
+    return (
+        result.status,
+        [(m.queue_offset, bytes(m.body)) for m in result.messages],
+        (result.next_offset, result.min_offset, result.max_offset, result.behind),
+        result.raw,
+        None if result.record_offsets is None else list(result.record_offsets),
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords"),
+    [
+        (("T", 0, 0), {}),
+        (("T", 0, 0, 1), {}),
+        (("T", 0, 40, 7), {}),
+        (("T", 0, 90), {"max_count": 1000}),
+        (("T", 0, 99, True + 1), {"raw": True}),
+        (("T", 0, 5, 40), {"raw": True, "group": "g"}),
+        (("T", 0, 100), {}),
+        (("T", 0, 200), {}),
+        (("T", 0, -1), {}),
+        (("T", 1, 0), {}),
+        (("none", 0, 0), {"raw": True}),
+        (("ключ", 0, 0), {}),
+        (("T", 0, 0), {"tags": "A"}),
+        (("T", 0, 0), {"tags": "B || C"}),
+        ((Text("T"), 0, 3), {}),
+        ((), {"topic": "T", "queue_id": 0, "queue_offset": 3, "max_count": 2}),
+    ],
+)
+def test_a_get_gives_what_the_method_gives(store, arguments, keywords):
+    expected = answer(store._attached().reader.get(*arguments, **keywords))
+    assert answer(store.get(*arguments, **keywords)) == expected
+
+
+def test_the_usual_gets_are_the_kernels_and_are_counted(tmp_path, monkeypatch):
+    """The kernel finds the queue's file and the log's segment once; then no Python code runs."""
+    with open_small(tmp_path) as store:
+        store.put("T", b"first", keys=("k",))
+        store.get("T", 0, 0), store.read(0)
+        before = store.stats()
+        monkeypatch.setattr("cystore.derived.reader.Reader.get", None)
+        monkeypatch.setattr("cystore.engine.commit_log.CommitLog.read", None)
+        for n in range(50):
+            put = store.put("T", b"new", keys=(f"n{n}",))
+            assert bytes(store.get("T", 0, put.queue_offset, 1).messages[0].body) == b"new"
+            assert store.read(put.physical_offset).queue_offset == put.queue_offset
+        after = store.stats()
+    assert after["get_found"] - before["get_found"] == after["get_messages"] - before["get_messages"] == 50
+    assert after["dispatch_behind_bytes"] == 0
+
+
+def test_a_get_sees_what_another_process_put(store):
+    with Process() as other:
+        other.send(
+            "import cystore; store = cystore.open(path, **settings)",
+            path=str(store.path),
+            settings={**SETTINGS, "max_index_num": 20},
+        )
+        other.answer()
+        for n in range(30):
+            other.do(f"store.put('T', b'other', keys=('o{n}',))")
+            found = store.get("T", 0, 100 + 2 * n, 1)
+            assert [bytes(m.body) for m in found.messages] == [b"other"]
+            store.put("T", b"mine", keys=(f"m{n}",))
+            assert other.do(f"bytes(store.get('T', 0, {101 + 2 * n}, 1).messages[0].body).decode()") == "mine"
+        other.do("store.close()")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords"),
+    [
+        (("T",), {}),
+        (("T", 0), {}),
+        (("T", 0, 0, 1, None), {}),
+        (("T", 0, 0, 1), {"max_count": 1}),
+        (("T", 0, 0), {"nothing": 1}),
+        (("T", 0, 0), {"topic": "T"}),
+    ],
+)
+def test_arguments_that_a_get_does_not_take(store, arguments, keywords):
+    with pytest.raises(TypeError, match="get"):
+        store.get(*arguments, **keywords)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((1, 0, 0), "topic"),
+        (("T", "0", 0), "queue_id"),
+        (("T", -1, 0), "queue_id"),
+        (("T", 1 << 31, 0), "queue_id"),
+        (("T", 0, 1.0), "queue_offset"),
+        (("T", 0, 0, 0), "max_count"),
+        (("T", 0, 0, 1 << 31), "max_count"),
+    ],
+)
+def test_what_a_get_refuses(store, arguments, words):
+    with pytest.raises(MessageIllegalError, match=words):
+        store.get(*arguments)
+
+
+@pytest.mark.parametrize("offset", [-1, 1, 1 << 40, 1 << 70, "0", None, 1.5])
+def test_what_a_read_refuses(store, offset):
+    with pytest.raises(OffsetError if not isinstance(offset, int) or offset != 1 else StoreError):
+        store.read(offset)
+
+
 def test_what_a_child_was_given_by_its_parent_works_there(store):
-    put, query = store.put, store.query
+    put, query, get, read = store.put, store.query, store.get, store.read
     assert len(query("T", "k0")) == 15
+    assert len(get("T", 0, 0).messages) == 32
 
     def work() -> None:
+        assert len(get("T", 0, 0).messages) == 32
+        assert read(0).queue_offset == 0
         put("T", b"", keys=("child",))
         assert len(query("T", "child")) == 1
         assert len(query("T", "k0")) == 15
@@ -166,8 +279,15 @@ def test_what_a_child_was_given_by_its_parent_works_there(store):
 
 
 def test_what_was_bound_before_close_is_refused(store):
-    put, query = store.put, store.query
+    put, query, get, read = store.put, store.query, store.get, store.read
     store.close()
-    for call in (lambda: put("T", b""), lambda: query("T", "k0"), lambda: query("T", "ключ")):
+    calls = (
+        lambda: put("T", b""),
+        lambda: query("T", "k0"),
+        lambda: query("T", "ключ"),
+        lambda: get("T", 0, 0),
+        lambda: read(0),
+    )
+    for call in calls:
         with pytest.raises(StoreClosedError):
             call()

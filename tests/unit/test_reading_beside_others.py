@@ -98,7 +98,33 @@ def test_get_beside_a_clean_says_that_messages_were_removed(tmp_path, monkeypatc
             return found
 
         monkeypatch.setattr(reader, "_state", and_then_clean)
+        result = reader.get("T", 0, 5, raw=raw)
+        assert result.status in (GetStatus.OFFSET_TOO_SMALL, GetStatus.MESSAGE_WAS_REMOVING)
+        assert result.next_offset > 5
+        assert store.get("T", 0, len(puts) - 1, raw=raw).status is GetStatus.FOUND
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_get_of_the_kernel_beside_a_clean_says_that_messages_were_removed(tmp_path, monkeypatch, raw):
+    """The cleaner comes when the kernel has looked at the queue and asks for its file."""
+    passed_ms = [0]
+    turn(monkeypatch, lambda: passed_ms[0])
+    with open_store(tmp_path) as store:
+        puts = [store.put("T", b"x" * 1000) for _ in range(400)]
+        store.dispatch()
+        store.flush()
+        queues = store._parts.queues
+        get = queues.get
+
+        def and_then_clean(slot: int) -> object:
+            monkeypatch.setattr(queues, "get", get)
+            passed_ms[0] += 1000 * 3600 * 1000
+            assert store.clean().segments > 0
+            return get(slot)
+
+        monkeypatch.setattr(queues, "get", and_then_clean)
         result = store.get("T", 0, 5, raw=raw)
+        assert queues.get == get
         assert result.status in (GetStatus.OFFSET_TOO_SMALL, GetStatus.MESSAGE_WAS_REMOVING)
         assert result.next_offset > 5
         assert store.get("T", 0, len(puts) - 1, raw=raw).status is GetStatus.FOUND

@@ -1,0 +1,54 @@
+"""The answer of a get. It is a C class because filling in a dataclass takes as long as reading a record."""
+
+cimport cython
+from libc.stdint cimport int64_t
+
+
+@cython.final
+cdef class GetResult:
+    """Answer of `MessageStore.get` (RocketMQ's GetMessageResult).
+
+    `next_offset` is the offset to continue at: behind the last examined entry; the minimum if the asked offset is too
+    small; the asked offset at the maximum. `behind` is True if dispatch has not entered all acknowledged messages of
+    this queue yet (it stands still, or its disk is full). An acknowledged offset without an entry gives
+    OFFSET_OVERFLOW_ONE, and `next_offset` is the asked one. Only ``get(raw=True)`` fills `raw` and `record_offsets`:
+    all records in one buffer, and the begin of each.
+    """
+
+    def __init__(self, status, messages=None, int64_t next_offset=0, int64_t min_offset=0, int64_t max_offset=0,
+                 raw=None, record_offsets=None, bint behind=False):
+        self.status = status
+        self.messages = [] if messages is None else messages
+        self.next_offset = next_offset
+        self.min_offset = min_offset
+        self.max_offset = max_offset
+        self.raw = raw
+        self.record_offsets = record_offsets
+        self.behind = behind
+
+    def __repr__(self):
+        return (f"GetResult(status={self.status!r}, messages={self.messages!r}, next_offset={self.next_offset}, "
+                f"min_offset={self.min_offset}, max_offset={self.max_offset}, raw={self.raw!r}, "
+                f"record_offsets={self.record_offsets!r}, behind={self.behind})")
+
+    def __eq__(self, other):
+        if not isinstance(other, GetResult):
+            return NotImplemented
+        return self._tuple() == (<GetResult>other)._tuple()
+
+    def __reduce__(self):
+        return GetResult, self._tuple()
+
+    def _tuple(self):
+        return (self.status, self.messages, self.next_offset, self.min_offset, self.max_offset, self.raw, self.record_offsets,
+                self.behind)
+
+
+cdef GetResult get_result(object status, object messages, int64_t next_offset, int64_t min_offset, int64_t max_offset):
+    cdef GetResult result = GetResult.__new__(GetResult)
+    result.status = status
+    result.messages = messages
+    result.next_offset = next_offset
+    result.min_offset = min_offset
+    result.max_offset = max_offset
+    return result
