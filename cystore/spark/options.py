@@ -32,7 +32,7 @@ NAMES = (
     *("startingOffsetsByTimestamp", "endingOffsetsByTimestamp", STRATEGY),
     *("failOnDataLoss", "minPartitions", "maxOffsetsPerTrigger", "maxBytesPerTrigger"),
     *("onCorruption", "checkChecksum", "includeTransactions", "includeArchive", "filterPushdown"),
-    *("sealedSegments", "storeMoved", "columns", "tags", "cores"),
+    *("sealedSegments", "storeMoved", "columns", "tags", "cores", "taskAttempts"),
 )
 # What a table made by SQL brings along: it says nothing about reading but for the place (and each option again, as option.NAME).
 OF_SQL = frozenset(
@@ -40,7 +40,9 @@ OF_SQL = frozenset(
 )
 MOVED_HINT = 'storeMoved must be like {"/old/place":"/new/place"}'
 STREAM_ONLY = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "storeMoved")
-BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "includeArchive")
+BATCH_ONLY = (
+    *("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "includeArchive", "taskAttempts"),
+)
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class ReadOptions:
     include_archive: bool = False
     filter_pushdown: bool = False
     sealed: bool = False
+    task_attempts: bool = False
     moved: Mapping[str, str] = field(default_factory=dict)  # where stores were, and where they are now
     settings: Mapping[str, Any] = field(default_factory=dict)
     storage: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold credentials
@@ -166,6 +169,7 @@ def parse(given: Mapping[str, str], *, stream: bool) -> ReadOptions:
         include_archive=_flag(options, "includeArchive", False),
         filter_pushdown=_flag(options, "filterPushdown", False),
         sealed=sealed,
+        task_attempts=_flag(options, "taskAttempts", False),
         moved=_moved(options),
         settings=settings,
         storage=storage,

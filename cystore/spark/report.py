@@ -1,6 +1,6 @@
 """What tasks did, from the lifecycle log: by task name and hour, the failures that come most often, the workflows that took longest.
 
-`hourly`, `names`, `tracebacks` and `workflows` are DataFrames over `task_runs`; given `task_events`, they make the runs by
+`hourly`, `names`, `workers`, `tracebacks` and `workflows` are DataFrames over `task_runs`; given `task_events`, they make the runs by
 themselves. `live` is the hourly table as a stream of events.
 """
 
@@ -14,39 +14,40 @@ from cystore.spark.task_runs import runs_of, seconds
 
 ACCURACY = 10_000  # of percentiles: the rank is right to 0.01 %
 PERCENTILES = (0.5, 0.95, 0.99)
-NUMBERS = (
-    "count",
-    "failed",
-    "failure_rate",
-    "retried",
-    *(f"{what}_p{round(100 * p)}" for what in ("runtime", "wait") for p in PERCENTILES),
-)
+COUNTS = ("count", "failed", "failure_rate", "retried")
 
 
 def hourly(runs: DataFrame) -> DataFrame:
     """By `name` and `hour` in which attempts ended: `count` of runs, `failed`, `failure_rate` (0 to 1), `retried`, and percentiles in
     seconds of the runtime and of the wait between a message's sending and the moment when the task's code began."""
-    return _numbers(runs, F.timestamp_seconds(F.floor(F.unix_seconds("ended") / 3600) * 3600).alias("hour"))
+    return _numbers(
+        runs, "name", F.timestamp_seconds(F.floor(F.unix_seconds("ended") / 3600) * 3600).alias("hour")
+    )
 
 
 def names(runs: DataFrame) -> DataFrame:
     """The same numbers by `name`, those that ran most often first."""
-    return _numbers(runs).orderBy(F.desc("count"), "name")
+    return _numbers(runs, "name").orderBy(F.desc("count"), "name")
 
 
-def _numbers(runs: DataFrame, *more: Column) -> DataFrame:
-    over = runs_of(runs).where("name IS NOT NULL AND outcome IS NOT NULL")
+def workers(runs: DataFrame) -> DataFrame:
+    """The same numbers by `worker`, those that ran most first."""
+    return _numbers(runs, "worker").orderBy(F.desc("count"), "worker")
+
+
+def _numbers(runs: DataFrame, by: str, *more: Column) -> DataFrame:
+    over = runs_of(runs).where(F.col(by).isNotNull() & F.col("outcome").isNotNull())
     retried = F.col("outcome") == RETRIED
     done = F.count_if(~retried)
-    found = over.groupBy("name", *more).agg(
+    found = over.groupBy(by, *more).agg(
         done.alias("count"),
         F.count_if(F.col("failed")).alias("failed"),
         F.when(done > 0, F.count_if(F.col("failed")) / done).alias("failure_rate"),
         F.count_if(retried).alias("retried"),
-        *_percentiles("runtime", F.when(~retried, F.col("runtime"))),
-        *_percentiles("wait"),
+        _percentiles("runtime", F.when(~retried, F.col("runtime"))),
+        _percentiles("wait", F.col("wait")),
     )
-    return found.select("name", *(("hour",) if more else ()), *NUMBERS)
+    return found.select(by, *(("hour",) if more else ()), *COUNTS, *_each("runtime"), *_each("wait"))
 
 
 def _run_numbers() -> list[Column]:
@@ -56,13 +57,18 @@ def _run_numbers() -> list[Column]:
         F.count_if(failed()).alias("failed"),
         F.when(done > 0, F.count_if(failed()) / done).alias("failure_rate"),
         F.count_if(F.col("event") == RETRIED).alias("retried"),
-        *_percentiles("runtime", F.when(ended(), F.col("runtime"))),
+        _percentiles("runtime", F.when(ended(), F.col("runtime"))),
     ]
 
 
-def _percentiles(name: str, of: Column | None = None) -> list[Column]:
-    of = F.col(name) if of is None else of
-    return [F.percentile_approx(of, p, ACCURACY).alias(f"{name}_p{round(100 * p)}") for p in PERCENTILES]
+def _percentiles(name: str, of: Column) -> Column:
+    """All of them as one list: each number is looked at once."""
+    return F.percentile_approx(of, list(PERCENTILES), ACCURACY).alias(f"{name}_percentiles")
+
+
+def _each(name: str) -> list[Column]:
+    lists = F.col(f"{name}_percentiles")
+    return [F.get(lists, F.lit(at)).alias(f"{name}_p{round(100 * p)}") for at, p in enumerate(PERCENTILES)]
 
 
 def tracebacks(runs: DataFrame, top: int = 20) -> DataFrame:
@@ -118,10 +124,9 @@ def live(events: DataFrame, window: str = "1 minute", watermark: str = "10 minut
         .groupBy(F.window("time", window), "name")
         .agg(*_run_numbers())
         .select(
-            F.col("window.start").alias("begin"), F.col("window.end").alias("end"), "name", *_run_columns()
+            F.col("window.start").alias("begin"),
+            F.col("window.end").alias("end"),
+            *("name", *COUNTS),
+            *_each("runtime"),
         )
     )
-
-
-def _run_columns() -> list[str]:
-    return [name for name in NUMBERS if not name.startswith("wait")]

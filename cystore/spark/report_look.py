@@ -10,7 +10,7 @@ STYLE = """
   :root { --ink: #e6e8ec; --soft: #9aa0aa; --line: #353a42; --back: #15171b; --card: #1e2126; --bad: #ff7a85; }
 }
 * { box-sizing: border-box; }
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem; color: var(--ink);
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 92rem; padding: 0 1rem; color: var(--ink);
   background: var(--back); }
 h1 { font-size: 1.5rem; overflow-wrap: anywhere; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
 .when { color: var(--soft); }
@@ -23,11 +23,17 @@ th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid var(
   white-space: nowrap; }
 th { color: var(--soft); font-weight: 600; } table.sorts th { cursor: pointer; }
 th[aria-sort="ascending"]::after { content: " \\25B2"; } th[aria-sort="descending"]::after { content: " \\25BC"; }
-th:first-child, td:first-child { text-align: left; max-width: 24rem; overflow: hidden; text-overflow: ellipsis; }
+th:first-child, td:first-child, td:has(details) { text-align: left; }
+td:has(details) { white-space: normal; overflow-wrap: anywhere; min-width: 20rem; color: var(--bad); }
+td { vertical-align: top; }
 input { font: inherit; padding: .3rem .6rem; border: 1px solid var(--line); border-radius: .4rem; background: var(--card);
   color: inherit; width: 100%; max-width: 20rem; }
-pre { overflow-x: auto; background: var(--card); padding: .6rem; font-size: 12px; }
-svg { max-width: 100%; height: auto; } summary { overflow-wrap: anywhere; cursor: pointer; }
+pre { overflow-x: auto; background: var(--card); color: var(--ink); padding: .6rem; font-size: 12px; white-space: pre-wrap; }
+svg { width: 100%; min-width: 44rem; height: auto; fill: currentColor; }
+.legend { display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; padding: 0; list-style: none; font-size: .9rem; }
+.legend li { overflow-wrap: anywhere; } .legend em { color: var(--soft); }
+.legend i { display: inline-block; width: .8rem; height: .8rem; border-radius: .2rem; margin-right: .4rem; }
+summary { overflow-wrap: anywhere; cursor: pointer; }
 .bad { color: var(--bad); } .empty { background: var(--card); border-radius: .5rem; padding: 1rem; }
 """
 
@@ -56,8 +62,8 @@ for (const table of document.querySelectorAll("table.sorts")) {
 _UNITS = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
-def duration(seconds: float | None) -> str:
-    """Three digits and a unit, from µs to days."""
+def duration(seconds: float | None, digits_max: int = 2) -> str:
+    """Three digits and a unit, from µs to days, with so many digits behind the point at most."""
     if seconds is None or math.isnan(seconds):
         return ""
     if seconds <= 0:
@@ -66,7 +72,7 @@ def duration(seconds: float | None) -> str:
     size, unit = next(((size, unit) for size, unit in _UNITS if rounded >= size), _UNITS[-1])
     shown = rounded / size
     digits = 0 if shown >= 100 else 1 if shown >= 10 else 2
-    return f"{shown:.{digits}f} {unit}"
+    return f"{shown:.{min(digits, digits_max)}f} {unit}"
 
 
 def short(name: str, most: int) -> str:

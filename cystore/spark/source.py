@@ -22,6 +22,7 @@ from cystore.spark.options import parse, parse_any
 from cystore.spark.reading import chosen_columns, read_settings
 from cystore.spark.refused import RefusedStream
 from cystore.spark.stream import StreamReader
+from cystore.spark.task_reader import AttemptReader, attempts_schema
 from cystore.spark.write_options import parse_write
 from cystore.spark.writing import BatchWriter, StreamWriter
 
@@ -41,7 +42,10 @@ class CystoreDataSource(DataSource):
         """All columns, or those of option `columns`. Bad options and missing stores are refused here, so `load` refuses them."""
         options = parse_any(self.options)
         options.check_places()
-        schema = from_arrow_schema(pa.schema(list(chosen_columns(options).items())))
+        if options.task_attempts:
+            schema = attempts_schema(options)
+        else:
+            schema = from_arrow_schema(pa.schema(list(chosen_columns(options).items())))
         if tables.is_table(self.options):
             tables.remember(self.options, schema)
         return schema
@@ -49,6 +53,8 @@ class CystoreDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Reads a batch."""
         options = parse(tables.read_options(self.options, schema), stream=False)
+        if options.task_attempts:
+            return AttemptReader(options, schema)
         return BatchReader(options, read_settings(options, schema), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:

@@ -5,9 +5,13 @@ Events without a task id belong to no run. A kill of the job leaves nothing: the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from cystore.spark.fingerprints import classes, fingerprints
 from cystore.spark.task_events import (
     RECEIVED,
     REDELIVERED,
@@ -25,10 +29,6 @@ SCHEMA = (
     "fingerprint STRING, exception STRING, traceback STRING, store STRING"
 )
 COLUMNS = tuple(column.split()[0] for column in SCHEMA.split(", "))
-_FRAME = r'File "[^"\n]*", line [0-9]+, in [^\n]*'
-# Addresses, UUIDs, long hexadecimal numbers, and every number but that of a line.
-_IDS = r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b|\b[0-9a-fA-F]{12,}\b"
-_NUMBERS = r"(?<!line |[0-9])[0-9]+"
 
 
 def task_runs(events: DataFrame) -> DataFrame:
@@ -74,21 +74,41 @@ def task_runs(events: DataFrame) -> DataFrame:
             any_of("store").alias("store"),
         )
     )
+    named = F.arrow_udf(classes, "string")("exception", "outcome")  # type: ignore[operator]
+    runs = runs.withColumn("class", F.when(F.col("failed"), named))
+    fingerprint = F.arrow_udf(fingerprints, "string")("class", "traceback")  # type: ignore[operator]
+    return _with_waits(runs.withColumn("fingerprint", F.when(F.col("failed"), fingerprint)))
+
+
+def read_runs(reader: Any, paths: str | Sequence[str], **options: str) -> DataFrame:
+    """`task_runs` of stores, the fast way: tasks compute attempts while they read, and only these reach Spark. `reader` is `spark.read`,
+    `options` are those of the source."""
+    found = reader.format("cystore").options(**{**options, "taskAttempts": "true"})
+    return joined(found.load(paths if isinstance(paths, str) else list(paths)))
+
+
+def joined(parts: DataFrame) -> DataFrame:
+    """Runs out of what parts of the log tell of them (rows of `attempts.SCHEMA`)."""
+    at_end = ("runtime", "outcome", "failed", "class", "fingerprint", "exception", "traceback")
+    greatest = ("name", "root_id", "worker", "queue", "eta", "store")
+    last = F.when(F.col("ended").isNotNull(), F.struct(*at_end))
+    runs = parts.groupBy("task_id", "retries").agg(
+        *(F.min(name).alias(name) for name in ("sent", "received", "started")),
+        F.sum("deliveries").alias("deliveries"),
+        *(F.max(name).alias(name) for name in greatest),
+        F.max_by(last, "ended").alias("end"),
+        F.max("ended").alias("ended"),
+    )
+    told = [F.col(f"end.{name}").alias(name) for name in at_end if name != "failed"]
+    failed = F.coalesce("end.failed", F.lit(False)).alias("failed")
+    return _with_waits(runs.select("*", *told, failed))
+
+
+def _with_waits(runs: DataFrame) -> DataFrame:
     since = F.greatest(F.coalesce("sent", "received"), "eta")
     known = F.col("started").isNotNull() & F.coalesce("sent", "received").isNotNull()
     wait = F.when(known, F.greatest(seconds("started") - seconds(since), F.lit(0.0)))
-    name_of = F.regexp_extract(F.coalesce("exception", "outcome"), r"^([\w.]*)", 1)
-    runs = runs.withColumn("wait", wait).withColumn("class", F.when(F.col("failed"), name_of))
-    return runs.withColumn("fingerprint", F.when(F.col("failed"), fingerprint())).select(*COLUMNS)
-
-
-def fingerprint() -> Column:
-    """Of `class` and `traceback`: the frames with numbers and ids masked, but for lines. Messages of exceptions are left out."""
-    frames = F.array_join(
-        F.regexp_extract_all(F.coalesce("traceback", F.lit("")), F.lit(_FRAME), F.lit(0)), "\n"
-    )
-    masked = F.regexp_replace(F.regexp_replace(frames, _IDS, "#"), _NUMBERS, "#")
-    return F.substring(F.sha2(F.concat_ws("\n", "class", masked), 256), 1, 16)
+    return runs.withColumn("wait", wait).select(*COLUMNS)
 
 
 def runs_of(frame: DataFrame) -> DataFrame:

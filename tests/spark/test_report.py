@@ -255,6 +255,7 @@ def test_the_report_is_parquet_and_one_page_that_needs_nothing_else(spark, make_
         "hourly",
         "names",
         "tracebacks",
+        "workers",
         "workflows",
         "report.html",
         ".cystore-report",

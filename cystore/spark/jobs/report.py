@@ -7,14 +7,15 @@ example:
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
 from cystore.errors import StoreConfigError
@@ -22,8 +23,7 @@ from cystore.spark import report
 from cystore.spark.jobs.report_folder import check_out, replaced
 from cystore.spark.jobs.running import add_master, own_session
 from cystore.spark.options import STRATEGY
-from cystore.spark.task_events import task_events
-from cystore.spark.task_runs import task_runs
+from cystore.spark.task_runs import read_runs
 
 HELP = "task analytics: Parquet tables and an HTML page"
 TOP = 20
@@ -72,16 +72,16 @@ def write_report(
     overwrite: bool = False,
     include_archive: bool = False,
 ) -> dict[str, Any]:
-    """Writes `hourly`, `names`, `tracebacks` and `workflows` as Parquet and `report.html` into the folder `out`, whole or not at all;
-    returns what it found. Times are UTC. Raises StoreConfigError for a folder that is there, unless `overwrite` and it is a report."""
+    """Writes `hourly`, `names`, `workers`, `tracebacks` and `workflows` as Parquet and `report.html` into the folder `out`, whole or not
+    at all; returns what it found. Times are UTC. Raises StoreConfigError for a folder that is there, unless `overwrite` and it is a
+    report."""
     folder = _check(out, stores, begin, end, top, overwrite=overwrite)
-    events = task_events(spark.read, stores, **_options(begin, end, include_archive))
-    if end is not None:
-        events = events.where(F.col("time") < F.lit(end))
-    runs = task_runs(events).persist(StorageLevel.MEMORY_AND_DISK)  # the log is read once
+    runs = read_runs(spark.read, stores, **_options(begin, end, include_archive))
+    runs = runs.persist(StorageLevel.MEMORY_AND_DISK)  # the log is read once
     tables = {
         "hourly": report.hourly(runs).orderBy("hour", "name"),
         "names": report.names(runs),
+        "workers": report.workers(runs),
         "tracebacks": report.tracebacks(runs, top),
         "workflows": report.workflows(runs, top),
     }
@@ -113,17 +113,24 @@ def _check(
 
 
 def _options(begin: datetime | None, end: datetime | None, include_archive: bool) -> dict[str, str]:
-    """Times bound what is read by the second half of its queue only, so `end` is checked again."""
+    """Options of the source for events in [begin, end). The store's times are whole milliseconds, so bounds are rounded up."""
     chosen = {"startingTimestamp": begin, "endingTimestamp": end}
-    options = {name: str(int(time.timestamp() * 1000)) for name, time in chosen.items() if time is not None}
+    options = {
+        name: str(math.ceil(time.timestamp() * 1000)) for name, time in chosen.items() if time is not None
+    }
     options[STRATEGY] = "latest"  # a queue of the log in which no task left a line since is no mistake
     return {**options, **({"includeArchive": "true"} if include_archive else {})}
 
 
-def _written(table: DataFrame, path: Path) -> list[dict[str, Any]]:
-    """Writes a table as Parquet and reads it back: it is computed once. The path is no URL, so any character may be in it."""
-    table.coalesce(1).write.option("compression", "zstd").parquet(f"file://{path}")
-    rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+def _written(table: DataFrame, folder: Path) -> list[dict[str, Any]]:
+    """Writes a table as Parquet. The page needs its rows here anyway."""
+    found = table.toArrow()
+    for at, column in enumerate(found.schema):
+        if pa.types.is_timestamp(column.type):
+            found = found.set_column(at, column.name, found[column.name].cast(pa.timestamp("us", tz="UTC")))
+    folder.mkdir(parents=True)
+    pq.write_table(found, folder / "part-0.parquet", compression="zstd")
+    rows: list[dict[str, Any]] = found.to_pylist()
     return rows
 
 
@@ -143,9 +150,8 @@ def _page(stores: str | Sequence[str], facts: dict[str, Any], rows: dict[str, li
     what = stores if isinstance(stores, str) else ", ".join(stores)
     names = {"tasks": "task names", "runs": "runs", "failed": "failed", "retries": "retries"}
     told = {names[name]: f"{value:,}" for name, value in facts.items()}
-    return page(
-        f"Tasks in {what}", told, rows["names"], rows["hourly"], rows["tracebacks"], rows["workflows"]
-    )
+    tables = (rows[name] for name in ("names", "hourly", "tracebacks", "workflows", "workers"))
+    return page(f"Tasks in {what}", told, *tables)
 
 
 def _time(text: str) -> datetime:
