@@ -131,7 +131,7 @@ def attempts_of(events: pa.Table) -> pa.Table:
     arrived = pc.is_in(kind, pa.array([RECEIVED, REDELIVERED]))
     nothing = pa.scalar(None, pa.int64())
     number = pa.array(np.arange(events.num_rows))
-    texts = {name: _ranked(events[name]) for name in ("name", "worker", "queue", "store")}
+    texts = {name: ranked(events[name]) for name in ("name", "worker", "queue", "store")}
     table = pa.table(
         {
             "task_id": events["task_id"],
@@ -189,7 +189,7 @@ def _whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
-def _ranked(column: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
+def ranked(column: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
     """Numbers in the order of the texts, and the distinct texts by number: the greatest of a group is found among numbers."""
     coded = _whole(column).dictionary_encode()
     order = pc.sort_indices(coded.dictionary)

@@ -14,9 +14,10 @@ import pyarrow.compute as pc
 # A line of a traceback, also of one in a group of exceptions, which stands behind bars.
 _FRAME = r'^[\s|+-]*File "(?P<file>.*)", line (?P<line>[0-9]+)(?:, in (?P<function>.*))?$'
 _NAME = r"^\W?(?P<name>[A-Za-z_][\w.]*)"  # `shop.Refused('x')`, `<HTTPError 404: 'x'>`, `<shop.Refused object at 0x7f>`
-# In this order: random names of temporary files, hexadecimal numbers, other numbers, what several of them are joined to.
+# In this order: random names of temporary files, UUIDs, hexadecimal numbers, other numbers, what several of them are joined to.
 _MASKS = (
     (r"\btmp[a-z0-9_]{8}\b", "#"),
+    (r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b", "#"),
     (r"0x[0-9a-fA-F]+", "#"),
     (r"\b[0-9a-fA-F]{12,}\b", "#"),
     (r"\b[0-9a-fA-F]*[0-9][0-9a-fA-F]*\b", "#"),

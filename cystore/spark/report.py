@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from cystore.spark.task_events import RETRIED, ended, failed
-from cystore.spark.task_runs import runs_of, seconds
+from cystore.spark.task_runs import runs_of, seconds_between
 
 ACCURACY = 10_000  # of percentiles: the rank is right to 0.01 %
 PERCENTILES = (0.5, 0.95, 0.99)
@@ -103,7 +103,7 @@ def workflows(runs: DataFrame, top: int = 20) -> DataFrame:
         .agg(
             F.max(F.when(F.col("task_id") == F.col("root_id"), F.col("name"))).alias("name"),
             begin.alias("begin"),
-            (seconds(last) - seconds(begin)).alias("seconds"),
+            seconds_between(begin, last).alias("seconds"),
             F.count_distinct("task_id").alias("tasks"),
             F.count_if(F.col("failed")).alias("failed"),
         )

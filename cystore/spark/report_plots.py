@@ -32,7 +32,7 @@ BARS_MAX = 100
 STEPS = {1: "hour", 2: "2 hours", 6: "6 hours", 24: "day", 7 * 24: "week", 28 * 24: "4 weeks"}
 # Seconds at which the axis of times has a line.
 TIMES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1, 10, 60, 600, 3_600, 86_400, 864_000)
-_SVG = {"svg.fonttype": "none", "svg.hashsalt": "cystore", "font.family": "sans-serif", "font.size": 11}
+_SVG: Any = {"svg.fonttype": "none", "svg.hashsalt": "cystore", "font.family": "sans-serif", "font.size": 11}
 
 
 @dataclass(frozen=True)

@@ -74,9 +74,9 @@ def task_runs(events: DataFrame) -> DataFrame:
             any_of("store").alias("store"),
         )
     )
-    named = F.arrow_udf(classes, "string")("exception", "outcome")  # type: ignore[operator]
+    named = F.arrow_udf(classes, "string")("exception", "outcome")  # type: ignore[call-overload]
     runs = runs.withColumn("class", F.when(F.col("failed"), named))
-    fingerprint = F.arrow_udf(fingerprints, "string")("class", "traceback")  # type: ignore[operator]
+    fingerprint = F.arrow_udf(fingerprints, "string")("class", "traceback")  # type: ignore[call-overload]
     return _with_waits(runs.withColumn("fingerprint", F.when(F.col("failed"), fingerprint)))
 
 
@@ -107,7 +107,7 @@ def joined(parts: DataFrame) -> DataFrame:
 def _with_waits(runs: DataFrame) -> DataFrame:
     since = F.greatest(F.coalesce("sent", "received"), "eta")
     known = F.col("started").isNotNull() & F.coalesce("sent", "received").isNotNull()
-    wait = F.when(known, F.greatest(seconds("started") - seconds(since), F.lit(0.0)))
+    wait = F.when(known, F.greatest(seconds_between(since, F.col("started")), F.lit(0.0)))
     return runs.withColumn("wait", wait).select(*COLUMNS)
 
 
@@ -116,6 +116,6 @@ def runs_of(frame: DataFrame) -> DataFrame:
     return frame if "outcome" in frame.columns else task_runs(frame)
 
 
-def seconds(time: Column | str) -> Column:
-    """A time as a fraction of seconds since 1970."""
-    return F.unix_micros(time) / 1e6
+def seconds_between(begin: Column, end: Column) -> Column:
+    """How long it is from one time to another, exact to the microsecond."""
+    return (F.unix_micros(end) - F.unix_micros(begin)) / 1e6

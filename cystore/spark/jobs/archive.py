@@ -18,11 +18,11 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from cystore.archiving import EXPIRING_WITHIN_H, STEP_BYTES, Mapper, Task, archive_store
-from cystore.config import StoreConfig
+from cystore.cli.command import add_settings
 from cystore.errors import CorruptRecordError, OffsetError
 from cystore.parquet import WrittenRange
 from cystore.snapshot import LogRange
-from cystore.spark.jobs.running import add_master, existing_store, outside_of, own_session
+from cystore.spark.jobs.running import add_master, existing_store, outside_of, own_session, settings_given
 from cystore.store import open as open_store
 
 HELP = "write expiring segments to Parquet, verify them, and let cleaning remove them"
@@ -101,18 +101,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write a manifest after this amount of log; a kill loses at most this (%(default)s)",
     )
     add_master(parser)
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a store setting")
+    add_settings(parser)
 
 
 def run(options: argparse.Namespace, spark: SparkSession | None = None) -> dict[str, Any]:
     """Runs the command in a session, or in one of its own. Returns the summary."""
     outside_of([existing_store(options.store)], options.folder)
-    with own_session("archive", options.master) if spark is None else nullcontext(spark) as session:
+    settings = settings_given(options)
+    own = own_session("archive", options.master, options.conf)
+    with own if spark is None else nullcontext(spark) as session:
         return archive(
             session,
             options.store,
             options.folder,
-            settings=dict(StoreConfig.parse_setting(text) for text in options.set),
+            settings=settings,
             expiring_within_h=options.expiring_within_h,
             all_sealed=options.all,
             skip_damage=options.skip_damage,

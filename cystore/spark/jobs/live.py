@@ -14,12 +14,14 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from cystore.spark.jobs.running import add_master, existing_stores, outside_of, own_session
+from cystore.cli.command import add_settings
+from cystore.spark.jobs.running import add_master, existing_stores, outside_of, own_session, source_options
 from cystore.spark.report import live
 from cystore.spark.task_events import task_events
 
 HELP = "the numbers of tasks by minute, as a stream into Parquet"
-WINDOW, WATERMARK = "1 minute", "10 minutes"
+WINDOW, WATERMARK, EVERY = "1 minute", "10 minutes", "10 seconds"
+PARTITIONS = "spark.sql.shuffle.partitions"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,21 +34,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--watermark", default=WATERMARK, help=f"how late an event may come (default: {WATERMARK})"
     )
+    parser.add_argument(
+        "--every", default=EVERY, help=f"how often files are written, at most (default: {EVERY})"
+    )
     parser.add_argument("--once", action="store_true", help="process the present events, then end")
     add_master(parser)
+    add_settings(parser)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Follows until it is interrupted, or with --once to the end of now."""
     outside_of(existing_stores(options.store), options.out)
-    with own_session("live", options.master) as spark:
+    settings = source_options(options)
+    with own_session("live", options.master, options.conf) as spark:
+        if PARTITIONS not in dict(options.conf) and not spark.sparkContext.getConf().contains(PARTITIONS):
+            # Windows are few rows; Spark's 200 partitions make 200 files of state for each batch.
+            spark.conf.set(PARTITIONS, spark.sparkContext.defaultParallelism)
         return follow(
             spark,
             options.store,
             options.out,
             window=options.window,
             watermark=options.watermark,
+            every=options.every,
             once=options.once,
+            **settings,
         )
 
 
@@ -57,19 +69,23 @@ def follow(
     *,
     window: str = WINDOW,
     watermark: str = WATERMARK,
+    every: str = EVERY,
     once: bool = False,
+    **options: str,
 ) -> dict[str, Any]:
-    """Writes windows into the folder `out` until the stream is stopped; returns how many batches it has had since its checkpoint began."""
+    """Writes windows into the folder `out` until the stream is stopped, one file for each batch, a batch `every` so often at
+    most; returns how many batches it has had since its checkpoint began. `options` are those of the source."""
     folder = outside_of(existing_stores(store), out)
-    events = task_events(spark.readStream, store, startingOffsets="earliest")
+    events = task_events(spark.readStream, store, **{"startingOffsets": "earliest", **options})
     writer = (
         live(events, window, watermark)
+        .coalesce(1)
         .writeStream.outputMode("append")
         .format("parquet")
         .option("path", f"file://{folder}")
         .option("checkpointLocation", f"file://{folder}/_checkpoint")
     )
-    query = (writer.trigger(availableNow=True) if once else writer).start()
+    query = writer.trigger(**({"availableNow": True} if once else {"processingTime": every})).start()
     try:
         query.awaitTermination()
     except KeyboardInterrupt:

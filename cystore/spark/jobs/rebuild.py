@@ -256,7 +256,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     facts.state(options.path)  # an error here costs no session
     settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     size = None if options.range_mib is None else options.range_mib << 20
-    with own_session("rebuild", options.master) as spark:
+    with own_session("rebuild", options.master, options.conf) as spark:
         return rebuild(spark, options.path, range_bytes=size, report=options.report, **settings)
 
 

@@ -9,19 +9,22 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.storagelevel import StorageLevel
 
+from cystore.cli.command import add_settings
 from cystore.errors import StoreConfigError
 from cystore.spark import report
 from cystore.spark.jobs.report_folder import check_out, replaced
-from cystore.spark.jobs.running import add_master, own_session
+from cystore.spark.jobs.report_here import is_small, tables_here
+from cystore.spark.jobs.running import add_master, own_session, source_options
 from cystore.spark.options import STRATEGY
 from cystore.spark.task_runs import read_runs
 
@@ -43,12 +46,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--include-archive", action="store_true", help="read archived events too")
     add_master(parser)
+    add_settings(parser)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Does what the command line asked for. What can be checked is checked before Spark starts."""
     _check(options.out, options.stores, options.begin, options.end, options.top, overwrite=options.overwrite)
-    with own_session("report", options.master) as spark:
+    settings = source_options(options)
+    chosen = _options(options.begin, options.end, options.include_archive)
+    here = options.master is None and not options.conf and is_small(options.stores, {**chosen, **settings})
+    with nullcontext() if here else own_session("report", options.master, options.conf) as spark:
         return write_report(
             spark,
             options.stores,
@@ -58,11 +65,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             top=options.top,
             overwrite=options.overwrite,
             include_archive=options.include_archive,
+            **settings,
         )
 
 
 def write_report(
-    spark: SparkSession,
+    spark: SparkSession | None,
     stores: str | Sequence[str],
     out: Path | str,
     *,
@@ -71,25 +79,20 @@ def write_report(
     top: int = TOP,
     overwrite: bool = False,
     include_archive: bool = False,
+    **options: str,
 ) -> dict[str, Any]:
     """Writes `hourly`, `names`, `workers`, `tracebacks` and `workflows` as Parquet and `report.html` into the folder `out`, whole or not
-    at all; returns what it found. Times are UTC. Raises StoreConfigError for a folder that is there, unless `overwrite` and it is a
-    report."""
+    at all; returns what it found. Times are UTC. `options` are others of the source.
+
+    Without a session this process does all of it. That is faster for a log of up to some GiB, and holds all attempts in memory. Raises
+    StoreConfigError for a folder that is there, unless `overwrite` and it is a report."""
     folder = _check(out, stores, begin, end, top, overwrite=overwrite)
-    runs = read_runs(spark.read, stores, **_options(begin, end, include_archive))
-    runs = runs.persist(StorageLevel.MEMORY_AND_DISK)  # the log is read once
-    tables = {
-        "hourly": report.hourly(runs).orderBy("hour", "name"),
-        "names": report.names(runs),
-        "workers": report.workers(runs),
-        "tracebacks": report.tracebacks(runs, top),
-        "workflows": report.workflows(runs, top),
-    }
+    options = {**_options(begin, end, include_archive), **options}
     with replaced(folder) as making:
-        try:
-            rows = {name: _written(table, making / name) for name, table in tables.items()}
-        finally:
-            runs.unpersist()
+        tables = (
+            tables_here(stores, options, top) if spark is None else _by_spark(spark, stores, options, top)
+        )
+        rows = {name: _written(table, making / name) for name, table in tables.items()}
         facts = _facts(rows)
         (making / "report.html").write_text(_page(stores, facts, rows), encoding="utf-8")
     return {**facts, "out": str(folder)}
@@ -122,15 +125,38 @@ def _options(begin: datetime | None, end: datetime | None, include_archive: bool
     return {**options, **({"includeArchive": "true"} if include_archive else {})}
 
 
-def _written(table: DataFrame, folder: Path) -> list[dict[str, Any]]:
-    """Writes a table as Parquet. The page needs its rows here anyway."""
-    found = table.toArrow()
-    for at, column in enumerate(found.schema):
+def _by_spark(
+    spark: SparkSession, stores: str | Sequence[str], options: dict[str, str], top: int
+) -> dict[str, pa.Table]:
+    runs = read_runs(spark.read, stores, **options)
+    runs = runs.persist(StorageLevel.MEMORY_AND_DISK)  # the log is read once
+    frames = {
+        "hourly": report.hourly(runs).orderBy("hour", "name"),
+        "names": report.names(runs),
+        "workers": report.workers(runs),
+        "tracebacks": report.tracebacks(runs, top),
+        "workflows": report.workflows(runs, top),
+    }
+    try:
+        return {name: _in_utc(frame.toArrow()) for name, frame in frames.items()}
+    finally:
+        runs.unpersist()
+
+
+def _in_utc(table: pa.Table) -> pa.Table:
+    """Spark gives times the zone of its session."""
+    for at, column in enumerate(table.schema):
         if pa.types.is_timestamp(column.type):
-            found = found.set_column(at, column.name, found[column.name].cast(pa.timestamp("us", tz="UTC")))
+            times = table[column.name].cast(pa.timestamp("us", tz="UTC"))
+            table = table.set_column(at, column.name, times)
+    return table
+
+
+def _written(table: pa.Table, folder: Path) -> list[dict[str, Any]]:
+    """Writes a table as Parquet; returns its rows."""
     folder.mkdir(parents=True)
-    pq.write_table(found, folder / "part-0.parquet", compression="zstd")
-    rows: list[dict[str, Any]] = found.to_pylist()
+    pq.write_table(table, folder / "part-0.parquet", compression="zstd")
+    rows: list[dict[str, Any]] = table.to_pylist()
     return rows
 
 

@@ -7,6 +7,7 @@ here, not Spark's report of it.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import glob
 import os
 import sys
@@ -21,11 +22,11 @@ from pyspark.sql import SparkSession
 
 from cystore import errors
 from cystore.cli import facts
-from cystore.cli.command import add_settings, real_path
+from cystore.cli.command import add_settings, real_path, store_config
 from cystore.cli.progress import Report
 from cystore.config import StoreConfig
 from cystore.snapshot import PIECE_BYTES
-from cystore.spark.options import local_path
+from cystore.spark.options import SETTING_PREFIX, local_path
 from cystore.storage import is_url
 
 LEAST_RANGE_BYTES = 4 << 20
@@ -43,8 +44,41 @@ class Failed(NamedTuple):
 
 
 def add_master(parser: argparse.ArgumentParser) -> None:
-    """Where Spark runs."""
+    """Where Spark runs, and how."""
     parser.add_argument("--master", help="Spark's master, as local[4] (default: from Spark's configuration)")
+    parser.add_argument(
+        "--conf",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        type=_configured,
+        help="a setting of Spark, as spark.driver.memory=4g; may be repeated",
+    )
+
+
+def _configured(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.startswith("spark."):
+        raise argparse.ArgumentTypeError(f"{text!r} is no setting of Spark like spark.driver.memory=4g")
+    return name.strip(), value
+
+
+def settings_given(options: argparse.Namespace) -> dict[str, Any]:
+    """The fields of StoreConfig that --set and --config change. Raises StoreConfigError."""
+    config, plain = store_config(options), StoreConfig()
+    fields = [field.name for field in dataclasses.fields(config)]
+    return {name: getattr(config, name) for name in fields if getattr(config, name) != getattr(plain, name)}
+
+
+def source_options(options: argparse.Namespace) -> dict[str, str]:
+    """The same, as options of the source."""
+    return {f"{SETTING_PREFIX}{name}": _as_text(value) for name, value in settings_given(options).items()}
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def existing_store(path: str | Path) -> Path:
@@ -97,11 +131,16 @@ def add_store_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @contextmanager
-def own_session(name: str, master: str | None) -> Iterator[SparkSession]:
-    """A session for one job. Its workers run the Python that runs this, unless PYSPARK_PYTHON says otherwise."""
+def own_session(
+    name: str, master: str | None, conf: Iterable[tuple[str, str]] = ()
+) -> Iterator[SparkSession]:
+    """A session for one job, with Spark's settings `conf`. Its workers run the Python that runs this, unless PYSPARK_PYTHON says
+    otherwise."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(f"cystore {name}")
     builder = builder.config("spark.log.level", "ERROR").config("spark.ui.showConsoleProgress", "false")
+    for setting, value in conf:
+        builder = builder.config(setting, value)
     session = (builder if master is None else builder.master(master)).getOrCreate()
     try:
         yield session
