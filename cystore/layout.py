@@ -19,10 +19,7 @@ RECORD_MAGIC_BLANK = 0xCBD43194
 RECORD_MAGIC_CYSTORE = 0x43595331
 
 CONSTANTS: dict[str, tuple[int, str]] = {
-    "RECORD_MAGIC_ROCKETMQ": (
-        RECORD_MAGIC_ROCKETMQ,
-        "record of RocketMQ 4.9.3 (CommitLog.MESSAGE_MAGIC_CODE)",
-    ),
+    "RECORD_MAGIC_ROCKETMQ": (RECORD_MAGIC_ROCKETMQ, "record of RocketMQ 4.9.3 (MESSAGE_MAGIC_CODE)"),
     "RECORD_MAGIC_BLANK": (RECORD_MAGIC_BLANK, "end-of-file filler (CommitLog.BLANK_MAGIC_CODE)"),
     "RECORD_MAGIC_CYSTORE": (RECORD_MAGIC_CYSTORE, "record whose checksum covers all of it, 'CYS1'"),
     "BLANK_SIZE_MIN": (8, "total size and magic"),
@@ -44,10 +41,7 @@ CONSTANTS: dict[str, tuple[int, str]] = {
     "CHECKPOINT_BYTES": (4096, ""),
     "DELAY_LEVELS_MAX": (64, "levels in message_delay_level; RocketMQ's default has 18"),
     "DELAY_SECONDS_MAX": (3_153_600_000, "of one level: a hundred years"),
-    "DELAY_RUN_QUEUES": (
-        256,
-        "queue ids of SCHEDULE_TOPIC_XXXX from one queue of a level to the next; the first ones are RocketMQ's",
-    ),
+    "DELAY_RUN_QUEUES": (256, "queue ids of SCHEDULE_TOPIC_XXXX between two queues of a level"),
     "DELAY_PROPERTY_ROOM": (112, "bytes that delivery may add to the properties of a delayed message"),
 }
 
@@ -223,17 +217,10 @@ RECORD_PARTS = (
     Part("topic", "", length_width=1),
     Part("properties", "name 0x01 value 0x02, again and again", length_width=2),
 )
-
-
-def _widths(parts: tuple[Part, ...]) -> int:
-    """Bytes of the parts, without hosts and without what lengths speak of."""
-    return sum(part.width + part.length_width for part in parts)
-
-
 _PREFIX_BYTES = max(field.at + field.width for field in DISK_STRUCTS[0].fields)
 _BODY = [part.name for part in RECORD_PARTS].index("body")
-_BODY_AT = _PREFIX_BYTES + _widths(RECORD_PARTS[: _BODY + 1])
-_FIXED_BYTES = _PREFIX_BYTES + _widths(RECORD_PARTS)
+_BODY_AT = _PREFIX_BYTES + sum(part.width + part.length_width for part in RECORD_PARTS[: _BODY + 1])
+_FIXED_BYTES = _BODY_AT + sum(part.width + part.length_width for part in RECORD_PARTS[_BODY + 1 :])
 _CHECKSUM_FIELD = next(field for field in DISK_STRUCTS[0].fields if field.name == "checksum_field")
 CONSTANTS |= {
     "HOST_V4_BYTES": (HOST_V4_BYTES, "of a host in a record: IPv4 address and port"),
@@ -243,20 +230,12 @@ CONSTANTS |= {
     "RECORD_TAIL_FIXED_BYTES": (_FIXED_BYTES - _BODY_AT, "behind the body: lengths of topic and properties"),
     "RECORD_FIXED_BYTES": (_FIXED_BYTES, "but for hosts, body, topic and properties"),
     "RECORD_HEAD_BYTES_MAX": (_BODY_AT + 2 * HOST_V6_BYTES, "up to the body, whatever the hosts"),
-    "RECORD_SIZE_MIN": (
-        _FIXED_BYTES + 2 * HOST_V4_BYTES,
-        "IPv4 hosts, no body, no topic byte, no properties",
-    ),
-    "RECORD_CHECKED_AT": (
-        _CHECKSUM_FIELD.at + _CHECKSUM_FIELD.width,
-        "the checksum covers what is before its field, and all from here on",
-    ),
+    "RECORD_SIZE_MIN": (_FIXED_BYTES + 2 * HOST_V4_BYTES, "IPv4 hosts, and nothing that varies in length"),
+    "RECORD_CHECKED_AT": (_CHECKSUM_FIELD.at + _CHECKSUM_FIELD.width, "behind the checksum: checked"),
 }
 
-SCHEDULE_TOPIC = (
-    "SCHEDULE_TOPIC_XXXX"  # where a message waits until it is due (TopicValidator.RMQ_SYS_SCHEDULE_TOPIC)
-)
-HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"  # where half messages of RocketMQ's transactions are (RMQ_SYS_TRANS_HALF_TOPIC)
+# Where messages wait until they are due (TopicValidator.RMQ_SYS_SCHEDULE_TOPIC), and the half messages of transactions.
+SCHEDULE_TOPIC, HALF_TOPIC = "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC"
 
 # Transaction bits of the sys flag (SYS_FLAG_TRANSACTION_MASK) of messages that a consume queue holds, and of those that the index does not.
 IN_QUEUE = (0, CONSTANTS["SYS_FLAG_COMMIT"][0])
@@ -268,9 +247,7 @@ _CODES = {(1, False): "b", (2, False): "h", (4, False): "i", (8, False): "q", (4
 def codec(name: str) -> struct.Struct:
     """Packs and unpacks all fields of a disk struct whose fields follow each other without gaps."""
     fields = next(disk.fields for disk in DISK_STRUCTS if disk.name == name)
-    found = struct.Struct(">" + "".join(_CODES[field.width, field.unsigned] for field in fields))
-    assert found.size == fields[-1].at + fields[-1].width, f"{name} has gaps"
-    return found
+    return struct.Struct(">" + "".join(_CODES[field.width, field.unsigned] for field in fields))
 
 
 def field_of(struct_name: str, name: str) -> tuple[int, struct.Struct]:

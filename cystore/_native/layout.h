@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define RECORD_MAGIC_ROCKETMQ 0xdaa320a7u /* record of RocketMQ 4.9.3 (CommitLog.MESSAGE_MAGIC_CODE) */
+#define RECORD_MAGIC_ROCKETMQ 0xdaa320a7u /* record of RocketMQ 4.9.3 (MESSAGE_MAGIC_CODE) */
 #define RECORD_MAGIC_BLANK 0xcbd43194u /* end-of-file filler (CommitLog.BLANK_MAGIC_CODE) */
 #define RECORD_MAGIC_CYSTORE 0x43595331 /* record whose checksum covers all of it, 'CYS1' */
 #define BLANK_SIZE_MIN 0x8 /* total size and magic */
@@ -29,7 +29,7 @@
 #define CHECKPOINT_BYTES 0x1000
 #define DELAY_LEVELS_MAX 0x40 /* levels in message_delay_level; RocketMQ's default has 18 */
 #define DELAY_SECONDS_MAX 0xbbf81e00u /* of one level: a hundred years */
-#define DELAY_RUN_QUEUES 0x100 /* queue ids of SCHEDULE_TOPIC_XXXX from one queue of a level to the next; the first ones are RocketMQ's */
+#define DELAY_RUN_QUEUES 0x100 /* queue ids of SCHEDULE_TOPIC_XXXX between two queues of a level */
 #define DELAY_PROPERTY_ROOM 0x70 /* bytes that delivery may add to the properties of a delayed message */
 #define HOST_V4_BYTES 0x8 /* of a host in a record: IPv4 address and port */
 #define HOST_V6_BYTES 0x14 /* IPv6 address and port */
@@ -38,8 +38,8 @@
 #define RECORD_TAIL_FIXED_BYTES 0x3 /* behind the body: lengths of topic and properties */
 #define RECORD_FIXED_BYTES 0x4b /* but for hosts, body, topic and properties */
 #define RECORD_HEAD_BYTES_MAX 0x70 /* up to the body, whatever the hosts */
-#define RECORD_SIZE_MIN 0x5b /* IPv4 hosts, no body, no topic byte, no properties */
-#define RECORD_CHECKED_AT 0xc /* the checksum covers what is before its field, and all from here on */
+#define RECORD_SIZE_MIN 0x5b /* IPv4 hosts, and nothing that varies in length */
+#define RECORD_CHECKED_AT 0xc /* behind the checksum: checked */
 #define FLAG_SYNC_FAILED 0x1 /* an fsync failed: read-only until reopened */
 #define FLAG_NOT_WRITABLE 0x2 /* switched off by an operator */
 #define FLAG_CORRUPT 0x4 /* dispatch met a damaged record */
