@@ -5,28 +5,22 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from celery import Celery, chord
-from redis import Redis
-from redis.backoff import ConstantBackoff
-from redis.retry import Retry
 
 from cystore.celery import host
 from cystore.celery.stores import ANY_HOUR, Location, close_shared
 from cystore.services.duties import Outcome
 from tests.celery import work
 from tests.celery.conftest import Fleet, fleet_in, wait_until
+from tests.celery.servers import redis_named_by_host
 from tests.turned import turn
-from tools.processes import ends_with_us
-from tools.redis_server import find_executable
 
 HOUR_MS = 3_600_000
 PATIENCE_S = 60
@@ -174,26 +168,6 @@ def starts(fleet: Fleet, folder: Path, count: int) -> None:
 
         wait_until(beats, f"beat of start {number} works")
         worker.kill()
-
-
-@contextmanager
-def redis_named_by_host() -> Iterator[str]:
-    """A Redis that is reached by a name: looking it up is what the duty thread was in when beat was forked."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    executable = find_executable()
-    if executable is None:
-        raise RuntimeError("no redis-server")
-    command = ends_with_us([executable, "--port", str(port), "--bind", "127.0.0.1", "--save", ""])
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
-        url = f"redis://localhost:{port}/0"
-        with Redis.from_url(url, retry=Retry(ConstantBackoff(0.1), 300)) as client:
-            client.ping()
-        try:
-            yield url
-        finally:
-            server.terminate()
 
 
 @pytest.fixture

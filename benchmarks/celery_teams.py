@@ -1,0 +1,161 @@
+"""`python -m benchmarks.celery_teams`: what a team gets from its result backend, as ratios to Redis of one run.
+
+Each round measures both backends in turn, with one prefork worker and the lifecycle log on: whole tasks, from the first message sent to
+the last result read; the same beside idle waiters, which are threads of other processes, each in `.get()` of an id that nobody stores; and
+a chord of many parts. The ratio is of the two halves of a round, and of the rounds the median. "Lost" is what the waiters take from the
+rate of the same backend in the same round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from celery import Celery, chord, group
+
+from benchmarks.celery_fleet import add, total
+from benchmarks.peers.celery_peer import ROOT, WAIT_S, _worker
+from benchmarks.workload import Job
+from cystore.celery.stores import close_shared
+from tools.processes import ends_with_us
+
+OURS, REDIS = "cystore", "redis"
+PROCESSES = 4  # that wait
+
+
+def _tasks(app: Celery, count: int) -> float:
+    """Seconds for a task."""
+    begun = time.perf_counter()
+    results = group(add.s(number, 1) for number in range(count)).apply_async()
+    assert sum(results.join_native(timeout=WAIT_S)) == count * (count + 1) // 2
+    return (time.perf_counter() - begun) / count
+
+
+def _chord(parts: int) -> float:
+    """Seconds for a chord."""
+    begun = time.perf_counter()
+    done = chord((add.s(number, 1) for number in range(parts)), total.s()).apply_async()
+    assert done.get(timeout=WAIT_S) == parts * (parts + 1) // 2
+    return time.perf_counter() - begun
+
+
+@contextmanager
+def _waiters(app: Celery, count: int) -> Iterator[None]:
+    """So many idle `.get()`, shared out among processes."""
+    command = [sys.executable, "-m", "benchmarks.celery_teams", "--part", "wait"]
+    words = [app.conf.broker_url, app.conf.result_backend, str(count // PROCESSES)]
+    processes = [
+        subprocess.Popen(
+            ends_with_us([*command, *words]), cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        for _ in range(PROCESSES)
+    ]
+    try:
+        for process in processes:
+            if process.stdout is None or not process.stdout.readline():
+                raise RuntimeError("a process that waits ended")
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def wait(broker: str, backend: str, count: int) -> None:
+    """Waits in so many threads, until it is killed."""
+    app = Celery(broker=broker, backend=backend, set_as_current=False)
+    app.conf.result_backend_thread_safe = backend.startswith("cystore")  # Redis's is not
+    ready = threading.Barrier(count + 1)
+
+    def get() -> None:
+        result = app.AsyncResult(str(uuid.uuid4()))
+        ready.wait()
+        result.get(timeout=3600)
+
+    for _ in range(count):
+        threading.Thread(target=get, daemon=True).start()
+    ready.wait()
+    time.sleep(1.0)  # they have begun
+    print("waiting", flush=True)
+    sys.stdin.read()
+
+
+def half(backend: str, options: argparse.Namespace) -> dict[str, float]:
+    """Seconds of each of the three, measured in a process of its own: Celery keeps its connections."""
+    given = [f"--{name}={getattr(options, name)}" for name in ("tasks", "waiters", "parts", "chords")]
+    command = [sys.executable, "-m", "benchmarks.celery_teams", "--part", backend, *given]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def measure(backend: str, options: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """Seconds of each of the three."""
+    with _worker(Job("teams", 0, str(folder), options={"backend": backend, "lifecycle": True})) as (app, _):
+        _tasks(app, 200)
+        found = {"tasks": _tasks(app, options.tasks)}
+        with _waiters(app, options.waiters):
+            found["beside"] = _tasks(app, options.tasks)
+        if options.parts:
+            _chord(50)
+            found["chord"] = statistics.median(_chord(options.parts) for _ in range(options.chords))
+        close_shared()
+        return found
+
+
+def main(arguments: list[str]) -> int:
+    if arguments[:2] == ["--part", "wait"]:
+        wait(arguments[2], arguments[3], int(arguments[4]))
+        return 0
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.celery_teams", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
+    parser.add_argument("--tasks", type=int, default=2_000, help="of one measurement (%(default)s)")
+    parser.add_argument("--waiters", type=int, default=200, help="idle ones (%(default)s)")
+    parser.add_argument("--parts", type=int, default=1_000, help="of a chord (%(default)s)")
+    parser.add_argument("--chords", type=int, default=3, help="in each half (%(default)s)")
+    parser.add_argument("--part", choices=(OURS, REDIS), help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.part:
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            print(json.dumps(measure(options.part, options, Path(folder))))
+        return 0
+    rounds: list[dict[str, dict[str, float]]] = []
+    for _ in range(options.rounds):
+        rounds.append({backend: half(backend, options) for backend in (OURS, REDIS)})
+
+    def median(what: str, backend: str) -> float:
+        return statistics.median(one[backend][what] for one in rounds)
+
+    def ratio(what: str) -> float:
+        return statistics.median(one[REDIS][what] / one[OURS][what] for one in rounds)
+
+    def lost(backend: str) -> float:
+        return 100 * (1 - statistics.median(one[backend]["tasks"] / one[backend]["beside"] for one in rounds))
+
+    print(f"{'':<34}{'cystore':>12}{'Redis':>12}{'ratio':>8}{'goal':>8}")
+    for what, title, goal in (
+        ("tasks", "tasks/s, lifecycle on", 1.25),
+        ("beside", f"tasks/s beside {options.waiters} waiters", 2.0),
+    ):
+        ours, theirs = (1 / median(what, backend) for backend in (OURS, REDIS))
+        print(f"{title:<34}{ours:>12.0f}{theirs:>12.0f}{ratio(what):>8.2f}{goal:>8.2f}")
+    print(f"{'lost to the waiters, %':<34}{lost(OURS):>12.1f}{lost(REDIS):>12.1f}{'':>8}{'5':>8}")
+    if options.parts:
+        ours, theirs = (1e3 * median("chord", backend) for backend in (OURS, REDIS))
+        title = f"chord of {options.parts}, ms"
+        print(f"{title:<34}{ours:>12.0f}{theirs:>12.0f}{ratio('chord'):>8.2f}{2:>8.2f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
