@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
 import logging
 import math
 from collections.abc import Mapping, Sequence, Set
@@ -70,8 +71,7 @@ class OnceKeyError(TypeError):
     def __str__(self) -> str:
         return (
             f"{self.name}: once cannot make a key from the argument {self.argument!r}: {self.why}. Its value must be "
-            "JSON, and the keys of "
-            "each dict in it must be of one type"
+            "JSON, and the keys of each dict in it must differ as text"
         )
 
 
@@ -228,8 +228,9 @@ class Once(Task):
         return f"once:{digest[:KEY_CHARS]}"
 
     def _told(self, name: str, value: Any) -> str:
+        # The keys of a dict are text for a worker that gets them as JSON. The sender has to make the same of it.
         try:
-            return dumps(value, sort_keys=True)
+            return json.dumps(json.loads(dumps(value), object_pairs_hook=_of_pairs), sort_keys=True)
         except (TypeError, ValueError) as error:
             raise OnceKeyError(self.name, name, str(error)) from error
 
@@ -256,6 +257,14 @@ def _are_names(keys: Any) -> bool:
         and not isinstance(keys, (str, bytes))
         and all(isinstance(name, str) for name in keys)
     )
+
+
+def _of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A dict of JSON. Raises ValueError for one key that comes twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("two keys of a dict are the same text")
+    return found
 
 
 def _is_span(seconds: Any) -> bool:

@@ -107,6 +107,15 @@ def test_what_a_duplicate_gets(tmp_path, fleet):
     assert joins.delay(1, **noted.words).id == first.id
     assert joins.delay(2, str(tmp_path / "x")).get(timeout=PATIENCE_S)[0] == "at once"
 
+    # Seen: the sender made another key of numbers as keys than the worker that got them as text, and did not find the run.
+    by_number, noted = {10: "ten", 9: {2: "two", 11: "eleven"}}, Noted(tmp_path, "n")
+    first = joins.delay(by_number, **noted.words)
+    noted.begun(1)
+    assert joins.delay(by_number, **noted.words).id == first.id
+    noted.end()
+    assert first.get(timeout=PATIENCE_S) == ["done", first.id]
+    assert joins.delay(dict(reversed(by_number.items())), **noted.words).id == first.id
+
     refuses, noted = fleet.task(work.once_refuses), Noted(tmp_path, "r")
     first = refuses.delay(1, **noted.words)
     noted.begun(1)
@@ -213,9 +222,18 @@ def test_keys_and_the_window(make_backend, monkeypatch):
         with pytest.raises(TypeError):
             task._once_key("", wrong, {})
     with pytest.raises(
-        OnceKeyError, match=r"^shop.charge: once can make no key of the argument 'b': '<' not supp"
+        OnceKeyError,
+        match=r"^shop.charge: once can make no key of the argument 'b': two keys of a dict are the",
     ):
-        task._once_key("", (1, {"x": {1: 2, "one": 3}}), {})
+        task._once_key("", (1, {"x": {1: 2, "1": 3}}), {})
+    for sent, received in (
+        ({10: "a", 9: "b", None: "c", 1.5: "d"}, {"9": "b", "10": "a", "null": "c", "1.5": "d"}),
+        ([{True: {10: 1, 9: 2}}], [{"true": {"9": 2, "10": 1}}]),
+    ):
+        assert task._once_key("", (1, sent), {}) == task._once_key("", (1, received), {}), (
+            "a worker gets JSON"
+        )
+    assert task._once_key("", (1, {1: 2}), {}) != task._once_key("", (1, {2: 1}), {})
     with pytest.raises(OnceKeyError, match="argument 'a': Object of type object is not JSON"):
         task._once_key("", (object(),), {})
     assert task._once_key("", ({"y": 1, "x": (2,)},), {}) == task._once_key("", ({"x": [2], "y": 1},), {})
