@@ -6,7 +6,8 @@ duties, and sends a tick to each of those. Usually there is none: the main proce
 store's needs by itself (`cystore.celery.host`).
 
 A tick is hidden from events and from the worker's log, because Celery's part of a worker never sees it as a task:
-`strategy` takes the message, acknowledges it, and passes the name on. A message whose time is over is thrown away.
+`strategy` takes the message, acknowledges it, and passes the name on. A duty that is part of a canvas runs as an
+ordinary task of the pool, because what follows from it must be sent. A message whose time is over is thrown away.
 Untaken messages do no harm: no more are sent while `WAITING_MAX` wait, and a broker with a time to live removes them.
 """
 
@@ -35,6 +36,7 @@ FAN_OUT, FAN_OUT_S = "cystore.fan_out", 60.0
 STRATEGY = "cystore.celery.ticks:strategy"
 # A store's queue with this many messages gets no more ticks, because no worker takes them; likewise `fan_out`.
 WAITING_MAX, FAN_OUTS_WAITING_MAX = 2 * len(ALL), 2
+FOLLOWED = ("chain", "chord", "callbacks", "errbacks")
 SLACK_S = 0.5  # messages of beat are not punctual
 
 _takers: WeakKeyDictionary[Any, Callable[[str, str], None]] = WeakKeyDictionary()  # by consumer
@@ -148,7 +150,7 @@ def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...
         message: Any, body: Any, ack: Any, reject: Any, callbacks: Any, *more: Any, **others: Any
     ) -> None:
         ask = _takers.get(consumer)
-        if ask is None:
+        if ask is None or _is_part(message, message.headers if body is None else body):
             usual(message, body, ack, reject, callbacks, *more, **others)
             return
         headers = message.headers if body is None else body
@@ -158,6 +160,19 @@ def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...
             ask(task.name, str(headers.get("id")))
 
     return on_tick
+
+
+def _is_part(message: Any, headers: Mapping[str, Any]) -> bool:
+    """Whether something follows from the message: it is part of a chain, a group or a chord, or has callbacks. Its task is to run."""
+    if headers.get("group") or headers.get("taskset"):
+        return True
+    embedded = headers  # protocol 1
+    if headers is message.headers:
+        try:
+            embedded = message.payload[2]
+        except Exception:  # noqa: BLE001 - Celery says what is wrong with it
+            return True
+    return any(embedded.get(name) for name in FOLLOWED)
 
 
 def _is_over(headers: Mapping[str, Any]) -> bool:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 import pytest
-from celery import chord, group, states
+from celery import chain, chord, group, states
 
 from cystore.celery.duties import ALL
 from cystore.celery.identity import store_id_of
@@ -102,3 +102,19 @@ def test_ticks_of_all_duties_beside_a_chord(fleet):
         lambda: all(store.duties.last(name).runs > before[name] for name in ALL), "all ticks were taken"
     )
     assert {store.duties.last(name).outcome for name in ALL} <= {Outcome.DONE, Outcome.BUSY}
+
+
+def test_duties_as_parts_of_a_canvas(fleet):
+    """Seen: the worker's main process took them as ticks, nothing that was to follow was sent, and `.get()` waited for ever."""
+    app, add = fleet.app, fleet.task(work.add)
+    duty = {name: app.signature(one.task, immutable=True) for name, one in ALL.items()}
+    in_chain = chain(duty["reput"], add.si(1, 2), duty["flush"], add.si(3, 4)).apply_async()
+    with_callback = duty["checkpoint"].clone()
+    with_callback.link(add.si(5, 6).set(task_id="behind a duty"))
+    with_callback.apply_async()
+    in_chord = chord([duty["clean_expired"], add.si(7, 8), duty["scrub"]], add.si(9, 10)).apply_async()
+    in_group = group(duty["chord_sweep"], add.si(11, 12)).apply_async()
+    assert in_chain.get(timeout=PATIENCE_S) == 7
+    assert app.AsyncResult("behind a duty").get(timeout=PATIENCE_S) == 11
+    assert in_chord.get(timeout=PATIENCE_S) == 19
+    assert in_group.results[1].get(timeout=PATIENCE_S) == 23
