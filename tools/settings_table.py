@@ -15,7 +15,7 @@ from typing import Any
 
 from cystore.celery import chords, homes, kept, lifecycle, payload, store_watch, stores
 from cystore.celery import host as duty_host
-from cystore.celery.remote import host
+from cystore.celery.remote import client, host
 from cystore.config import StoreConfig
 from cystore.engine.store_settings import CHANGEABLE, SHAPE
 
@@ -98,6 +98,8 @@ APP: tuple[tuple[str, Any, str, str], ...] = (
      "Redis for duties and for [results of other hosts](remote.md); default: the broker, if it is one; `\"\"`: none"),
     ("cystore_redis_options", {}, "", "options of redis-py's client"),
     (host.SETTING, True, "", "a worker's main process answers when [other hosts](remote.md) read results of its store"),
+    (client.SETTING, client.SILENT_S, "s",
+     "a wait without a timeout ends after so long without an answer of the [other host](remote.md); `None`: never"),
     ("cystore_host_reput", False, "", "the worker's main process dispatches at once"),
     (duty_host.EVENTS_SETTING, False, "", "Celery's events for each turn of a [duty](celery.md#duties)"),
 )  # fmt: skip

@@ -223,7 +223,7 @@ def test_keys_and_the_window(make_backend, monkeypatch):
             task._once_key("", wrong, {})
     with pytest.raises(
         OnceKeyError,
-        match=r"^shop.charge: once can make no key of the argument 'b': two keys of a dict are the",
+        match=r"^shop.charge: once cannot make a key from the argument 'b': two keys of a dict are the",
     ):
         task._once_key("", (1, {"x": {1: 2, "1": 3}}), {})
     for sent, received in (

@@ -426,7 +426,7 @@ def test_a_home_that_does_not_answer_is_named(hosts, monkeypatch):
 
 
 def test_a_wait_without_a_timeout_ends_when_nobody_answers(hosts, monkeypatch):
-    """With a home, and without any; the patience of a real wait is 45 s."""
+    """With a home, and without any; the patience of a real wait is 300 s."""
     for name, value in {"SILENT_S": 1.5, "ANSWER_S": 0.5, "WAIT_MS_MOST": 500}.items():
         monkeypatch.setattr(client_module, name, value)
     app = client_of(hosts.fleet, cystore_home=UNKNOWN_HOME)
@@ -437,6 +437,29 @@ def test_a_wait_without_a_timeout_ends_when_nobody_answers(hosts, monkeypatch):
         app = client_of(hosts.fleet, f"cystore+remote://?reader={quote(empty.broker_url, safe='')}")
         with pytest.raises(homes.HomeAwayError, match="no store sent a heartbeat"):
             AsyncResult("of nobody", app=app).get()
+
+
+def test_a_wait_goes_on_while_its_home_is_silent(hosts, monkeypatch, caplog):
+    """Seen: a `.get(timeout=600)` ended after 45 s without an answer, while the home's workers were started anew."""
+    for name, value in {"ANSWER_S": 1.5, "WAIT_MS_MOST": 200, "WARNED_S": 0.5}.items():
+        monkeypatch.setattr(client_module, name, value)
+    for silent_s, timeout in ((0.3, 60.0), (None, None)):
+        app = client_of(hosts.fleet, cystore_home=UNKNOWN_HOME, cystore_home_silent_s=silent_s)
+        homes.remember(app.backend, "silence", UNKNOWN_HOME)
+        for found in app.backend.elsewhere.reader().wait(["silence"], timeout):
+            assert found is None
+            if "the wait for results goes on" in caplog.text:
+                break
+        assert caplog.text.count(f"store {UNKNOWN_HOME} has not answered for ") == 1
+        caplog.clear()
+
+
+@pytest.mark.parametrize("silent_s", [0, -1, True, "300", [], float("nan")])
+def test_a_patience_that_makes_no_sense(silent_s):
+    app = Celery("test", broker="memory://", set_as_current=False)
+    app.conf.cystore_home_silent_s = silent_s
+    with pytest.raises(ImproperlyConfigured, match="cystore_home_silent_s must be a number of seconds"):
+        client_module.silent_s_of(app)
 
 
 def test_a_redis_that_is_away_is_named_and_its_password_is_not(hosts, tmp_path):
@@ -515,6 +538,10 @@ def test_the_serving_worker_is_killed_and_redis_is_started_again(tmp_path):
             line = lists.Line(RedisLocation.parse(reader.broker_url))
             wait_until(
                 lambda: line._client.llen(lists.taken_key(home)) == 1, "the first worker has the request"
+            )
+            wait_until(
+                lambda: any(one["cmd"] == "blpop" for one in line._client.client_list()),
+                "the client waits for its answer",
             )
             asked = line._client.info("commandstats")["cmdstat_blpop"]["calls"]
             first.kill()

@@ -7,12 +7,14 @@ when one of the ids is ready, and at the latest after `WAIT_MS_MOST`. Nothing is
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from celery import states
+from celery.exceptions import ImproperlyConfigured
 from celery.exceptions import TimeoutError as ResultTimeoutError
 
 from cystore.celery import homes
@@ -38,7 +40,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("cystore.celery")
 
 ANSWER_S = 5.0  # a live home answers within this time
-SILENT_S = 45.0  # after this time without an answer a wait without a timeout ends too
+SETTING = "cystore_home_silent_s"
+SILENT_S = 300.0  # its default: after this time without an answer a wait without a timeout ends too. A fleet restarts faster
+WARNED_S = 10.0  # after this time without an answer the log names the home
 AGAIN_S = 0.25  # between two tries of a Redis that is away, or of a home that is busy
 SIGNS_S = 5.0  # for this time this process believes its list of homes
 TICK_S = 1.0  # a wait gives its caller a turn about this often
@@ -74,6 +78,7 @@ class RemoteReader:
         self._backend = backend
         self._lines: list[lists.Line] = []
         self._signs: tuple[float, list[str]] = (0.0, [])
+        self.silent_s = silent_s_of(backend.app)
 
     def after_fork(self) -> None:
         """The connections are the parent's."""
@@ -109,7 +114,7 @@ class RemoteReader:
 
     def wait(self, ids: Iterable[str], timeout_s: float | None) -> Iterator[Found | None]:
         """Each id as it gets ready, until all are; None about once a second, to give the caller a turn. Raises
-        TimeoutError, and `homes.HomeAwayError` if a home did not answer for that time (or for `SILENT_S`)."""
+        TimeoutError, and `homes.HomeAwayError` if a home did not answer until then (without a timeout: for `silent_s`)."""
         until = float("inf") if timeout_s is None else monotonic_s() + timeout_s
         return self._found(ids, until, waits=True)
 
@@ -185,6 +190,8 @@ class _Look:
         self._begun: dict[str, tuple[str, Found]] = {}
         self._redis_since: float | None = None
         self._pause_s = 0.0
+        self._silent_s = reader.silent_s if until == float("inf") else float("inf")
+        self._warned: set[str] = set()
 
     def run(self) -> Iterator[Found | None]:
         """Raises TimeoutError, HomeAwayError."""
@@ -203,7 +210,7 @@ class _Look:
         self._asked.clear()
         self._homes.clear()
         self._reader.forget_signs()
-        over = now + AGAIN_S >= min(self._last, self._redis_since + SILENT_S)
+        over = now + AGAIN_S >= min(self._last, self._redis_since + self._silent_s)
         if over or isinstance(error, lists.REFUSES):
             raise self._reader.redis_away(self._left, error) from None
         lists.pause(AGAIN_S, self._last)
@@ -434,10 +441,11 @@ class _Look:
             lists.pause(AGAIN_S, self._last)
 
     def _check_part_time(self, home: str, found: Found, silent_since: float | None, why: str) -> None:
-        """Raises HomeAwayError, TimeoutError: when the time is over, and without a timeout when the home says nothing for `SILENT_S`."""
+        """Raises HomeAwayError, TimeoutError: when the time is over, and without a timeout when the home says nothing for `silent_s`."""
         now = monotonic_s()
         if silent_since is not None:
-            patience_over = self._last == float("inf") and now - silent_since >= SILENT_S
+            self._warn(home, now - silent_since)
+            patience_over = now - silent_since >= self._silent_s
             if patience_over or (now >= self._last and now - silent_since >= LATE_S):
                 raise self._reader.away(home, why, now - silent_since)
         if now >= self._last:
@@ -475,14 +483,36 @@ class _Look:
             since = home.silent_since
             if since is None and now >= self._until:
                 since = late.get(name, self._began if over and not home.answered else None)
-            if since is not None and (
-                (now >= self._until and home.answered) or over or now - since >= SILENT_S
-            ):
+            if since is None:
+                continue
+            if (now >= self._until and home.answered) or over or now - since >= self._silent_s:
                 raise self._reader.away(name, home.why, now - since)
+            self._warn(name, now - since)
         if now >= self._until and needed and all(home.answered for home in needed.values()):
             raise ResultTimeoutError("The operation timed out.")
-        if not needed and now - self._began >= min(SILENT_S, self._last - self._began):
-            raise self._reader.away("", "no store sent a heartbeat recently", now - self._began)
+        if not needed:
+            if now - self._began >= min(self._silent_s, self._last - self._began):
+                raise self._reader.away("", "no store sent a heartbeat recently", now - self._began)
+            self._warn("", now - self._began)
+
+    def _warn(self, home: str, silent_s: float) -> None:
+        """Logs once for each home that does not answer that the wait goes on."""
+        if self._waits and silent_s >= WARNED_S and home not in self._warned:
+            self._warned.add(home)
+            log.warning(
+                "%s has not answered for %.0f s through the Redis at %s; the wait for results goes on",
+                f"store {home}" if home else "no store", silent_s, self._reader.location,
+            )  # fmt: skip
+
+
+def silent_s_of(app: Any) -> float:
+    """The setting: how long a wait without a timeout may get no answer. Raises ImproperlyConfigured."""
+    chosen = app.conf.get(SETTING, SILENT_S)
+    if chosen is None:
+        return math.inf
+    if isinstance(chosen, bool) or not isinstance(chosen, (int, float)) or not chosen > 0:
+        raise ImproperlyConfigured(f"{SETTING} must be a number of seconds above 0, or None, not {chosen!r}")
+    return float(chosen)
 
 
 def askable(task_id: str) -> bool:
