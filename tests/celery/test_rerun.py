@@ -99,6 +99,27 @@ def test_rerun_of_a_failure_and_of_its_rerun(fleet, ask, run):
     assert ask("unfinished", "--older-than", "0s", "--task", work.fail.name, code=1) == []
 
 
+def test_a_task_that_ignores_its_result(fleet, ask):
+    """Its message is kept like any other, its end is in the log, and there is no result of it or of its rerun."""
+    assert fleet.backend  # a publisher whose first message has no result makes no backend by itself
+    first = fleet.task(work.same).apply_async((7,), ignore_result=True)
+    ended(fleet, first.id)
+    (told,) = ask("rerun", first.id, "--yes")
+    ended(fleet, told["task_id"])
+    (difference,) = ask("diff", first.id, told["task_id"])
+    assert not set(difference) & {"args", "kwargs", "name", "outcome", "queue"}
+    (again,) = ask("rerun", first.id, "--yes", "--same-id")
+    assert again["task_id"] == first.id
+    wait_until(
+        lambda: (
+            len(list(history.events(fleet.backend.store, task_id=first.id, states=(events.SUCCEEDED,)))) == 2
+        ),
+        "it ran again under its own id",
+    )
+    for task_id in (first.id, told["task_id"]):
+        assert fleet.app.AsyncResult(task_id).state == states.PENDING
+
+
 def test_a_retried_task_begins_anew(fleet, ask):
     first = fleet.task(work.third_time_lucky).delay()
     assert first.get(timeout=PATIENCE_S) == 2
