@@ -67,7 +67,7 @@ cdef inline void expect_write(const uint8_t* p, int32_t size) noexcept nogil:
 
 
 cdef inline void expect_next_records(const uint8_t* p) noexcept nogil:
-    """The CPU does not guess how far the next ones will go when they come one by one."""
+    """Prefetch: the hardware prefetcher does not follow single appends."""
     expect_write(p + AHEAD_BYTES, AHEAD_LINES * CACHE_LINE)
 
 
@@ -77,21 +77,21 @@ cdef inline int append_allowed(control_block* block, append_target* target, uint
     """Asked of a control block that is intact. `forbidding`: the flags that forbid this append."""
     if block.wrote < target.last_seen:
         return APPEND_OVERWRITTEN
-    if load_u32(&block.flags) & forbidding:
+    if load_u32(&block.flags) & forbidding:  # acquire; release in Control.set_flag
         return APPEND_REFUSED
     return APPEND_OK
 
 
 cdef inline bint item_readable(const append_item* item) noexcept nogil:
-    """What `record_read` asks of a record's numbers. The callers made sure of it; a record that dispatch refuses would stop all."""
+    """The checks of `record_read`. The callers have made them too; but a record that dispatch refuses would stop all queues."""
     cdef int64_t size = RECORD_FIXED_BYTES + <int64_t>item.born_host_len + item.store_host_len + item.body_len + item.topic_len + item.properties_len
     return (item.queue_id | item.body_len | item.properties_len) >= 0 and size == item.size \
         and item.properties_len <= <int32_t>PROPERTIES_BYTES_MAX and <uint32_t>(item.topic_len - 1) < TOPIC_BYTES_MAX
 
 
 cdef inline int64_t append_now(control_block* block, append_target* target) noexcept nogil:
-    """The store timestamp. It does not go back; but one that is further ahead of the store's clock than a clock may jump came from a wrong
-    clock, and is not waited for."""
+    """The store timestamp. It does not go back, except behind a timestamp that is further ahead than a clock may jump: a wrong
+    clock made that one, and the append does not wait for it."""
     cdef int64_t now = wall_clock_ms(&target.clock, block), ahead = block.last_store_timestamp - now
     if 0 < ahead <= block.clock_jump_ms:
         if ahead > CLAMP_REPORT_MS:
@@ -103,7 +103,7 @@ cdef inline int64_t append_now(control_block* block, append_target* target) noex
 cdef inline void begin_intent(control_block* block, int64_t wrote, int64_t end, int64_t now) noexcept nogil:
     block.intent_from = wrote
     block.intent_to = end
-    store_u32(&block.intent_active, 1)
+    store_u32(&block.intent_active, 1)  # release: publishes intent_from and intent_to; acquire in Control.intent
     failpoint("append.intent")
     block.last_store_timestamp = now
 
@@ -115,7 +115,7 @@ cdef inline void claim_place(append_item* item, int64_t at, int64_t now) noexcep
         item.born_timestamp = now
     if takes_queue_offset(item.sys_flag):
         item.queue_offset = item.entry.claimed
-        store_i64(&item.entry.claimed, item.queue_offset + 1)
+        store_i64(&item.entry.claimed, item.queue_offset + 1)  # release; read under the append lock
     else:
         item.queue_offset = 0
     failpoint("append.claimed")
@@ -125,7 +125,7 @@ cdef inline bint move_wrote(control_block* block, int64_t to) noexcept nogil:
     """Publishes the log's new end. False, and nothing moves, when that would be a step back: it would overwrite records."""
     if to <= block.wrote:
         return False
-    store_i64(&block.wrote, to)
+    store_i64(&block.wrote, to)  # release: publishes the records; acquire in Control.wrote, queue.pyx, key_reader.pyx
     return True
 
 
@@ -135,13 +135,13 @@ cdef inline bint publish_records(control_block* block, append_target* target, in
         return False
     target.last_seen = wrote
     failpoint("append.published")
-    store_i64(&block.last_record, last_record)
+    store_i64(&block.last_record, last_record)  # release; acquire in Control.last_record
     return True
 
 
 cdef inline void publish_place(append_item* item) noexcept nogil:
     if takes_queue_offset(item.sys_flag):
-        store_i64(&item.entry.next, item.queue_offset + 1)
+        store_i64(&item.entry.next, item.queue_offset + 1)  # release; acquire in queue.pyx
         failpoint("append.next_set")
 
 
@@ -172,7 +172,7 @@ cdef inline int append_one(control_block* block, append_target* target, append_i
         return APPEND_UNREADABLE
     if wrote < target.base or end + BLANK_SIZE_MIN > target.ready:
         return APPEND_NEED_SEGMENT
-    if load_i64(&block.allocated) < end + BLANK_SIZE_MIN:
+    if load_i64(&block.allocated) < end + BLANK_SIZE_MIN:  # acquire; release in Control.allocated
         return APPEND_NEED_SPACE
     p = target.address + (wrote - target.base)
     now = append_now(block, target)

@@ -1,4 +1,4 @@
-/* Atomic access to shared memory, futex waits and robust locks: the only file that knows their C spelling. */
+/* Atomic access to shared memory, futex waits and robust locks, in C only here. Loads acquire, stores release: docs/concurrency.md pairs them. */
 #ifndef CYSTORE_ATOMICS_H
 #define CYSTORE_ATOMICS_H
 
@@ -23,7 +23,7 @@ static inline uint32_t add_u32(uint32_t *p, uint32_t v) { return __atomic_fetch_
 static inline uint32_t sub_u32(uint32_t *p, uint32_t v) { return __atomic_fetch_sub(p, v, __ATOMIC_SEQ_CST); }
 static inline uint32_t or_u32(uint32_t *p, uint32_t v) { return __atomic_fetch_or(p, v, __ATOMIC_SEQ_CST); }
 static inline uint32_t and_u32(uint32_t *p, uint32_t v) { return __atomic_fetch_and(p, v, __ATOMIC_SEQ_CST); }
-/* Moves a position on, never back, whoever else moves it. */
+/* Moves a position forward, never back, even if others move it at the same time. */
 static inline void raise_i64(int64_t *p, int64_t v) {
     int64_t seen = load_i64(p);
     while (seen < v && !__atomic_compare_exchange_n(p, &seen, v, 0, __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE)) {
@@ -41,7 +41,7 @@ static inline void prefetch_for_write(const void *p) {
     __builtin_prefetch(p, 1);
 #endif
 }
-/* Dirties the byte's page and changes nothing, whoever else writes to it meanwhile. */
+/* Dirties the byte's page without a change, even if others write to it at the same time. */
 static inline void touch_byte(uint8_t *p) { (void)__atomic_fetch_or(p, 0, __ATOMIC_SEQ_CST); }
 
 /* Big-endian words on disk that other processes read while we write them (index slots and counts). */
@@ -63,7 +63,7 @@ static inline int futex_wait(const uint32_t *word, uint32_t seen, int64_t timeou
 static inline void futex_wake_all(const uint32_t *word) {
     (void)syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
-/* The same among those only who share a bit. */
+/* The same for sleepers that share a bit. */
 static inline int futex_wait_bits(const uint32_t *word, uint32_t seen, uint32_t bits, int64_t timeout_ms) {
     struct timespec until;
     if (timeout_ms >= 0) {
@@ -81,7 +81,7 @@ static inline void futex_wake_bits(const uint32_t *word, uint32_t bits) {
     (void)syscall(SYS_futex, word, FUTEX_WAKE_BITSET, INT_MAX, NULL, NULL, bits);
 }
 
-/* The word that sleepers set, read by who has just changed what they sleep for and given a lock back. The read must not come before that
+/* Reads the word that sleepers set, after a change that they wait for and after giving a lock back. The read must not come before that
  * change: giving the lock back is an exchange, which keeps the order on x86. */
 static inline uint32_t sleepers_after_unlock(const uint32_t *word) {
 #if !defined(__x86_64__)

@@ -1,7 +1,7 @@
 """Records as columns: a walk over log bytes that fills the buffers of Arrow arrays, with no Python object a row.
 
-`columns_run` takes the records that the filter wants until the columns are full, the limit is reached, or something stands there
-that is no record; the caller hands the columns over (`ColumnReader.take`) and calls again. The layouts are those of Arrow's
+`columns_run` takes the records that the filter wants until the columns are full, the limit is reached, or the bytes are not
+a record; the caller takes the columns (`ColumnReader.take`) and calls again. The layouts are those of Arrow's
 columnar format, so nothing of Arrow is needed to build this.
 """
 
@@ -280,7 +280,7 @@ cdef dict ROW_BYTES = {
 
 @cython.final
 cdef class ColumnBuffer:
-    """Memory of one column; whoever has a view of it keeps it."""
+    """Memory of one column; a view of it keeps it alive."""
 
     cdef uint8_t* data
     cdef Py_ssize_t length

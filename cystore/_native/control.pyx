@@ -63,7 +63,7 @@ cdef class Control(SharedLocks):
     def create(MappedFile file not None, *, int64_t commit_log_file_bytes, int64_t consume_queue_file_bytes,
                uint32_t max_hash_slot_num, uint32_t max_index_num, uint32_t max_queues, uint64_t pid_namespace,
                str boot_id, str c_library):
-        """Builds a new block in zeroed memory whose `first_bytes` are allocated. Only for whoever is alone in the store."""
+        """Builds a new block in zeroed memory whose `first_bytes` are allocated. Only for a process that is alone in the store."""
         cdef Control self = Control.__new__(Control)
         cdef control_block* block = <control_block*>file.address
         cdef int which
@@ -356,7 +356,7 @@ cdef class Control(SharedLocks):
 
     @property
     def intact(self):
-        """False when the block was overwritten by somebody else."""
+        """False when a foreign program overwrote the block."""
         if self.block != NULL:
             return control_intact(self.block)
         raise StoreClosedError("the store is closed")
@@ -450,7 +450,7 @@ cdef class Control(SharedLocks):
         store_i64(&self._slot(slot).allocated, value)
 
     def queue_removals(self, int64_t slot):
-        """Changes when the files of a queue are removed: whoever has them mapped must look for them by name again."""
+        """Changes when the files of a queue are removed: a process that has them mapped must open them by name again."""
         return load_u32(&self._slot(slot).removals)
 
     def count_queue_removal(self, int64_t slot):

@@ -1,6 +1,6 @@
-"""What all processes know of delayed messages: the levels of this store, and how far each level's queue is delivered.
+"""The shared state of delayed messages: the levels of this store, and the progress of each level's queue.
 
-Everything but the levels is written under the deliver lock; whoever only looks sees an offset that is never too high.
+Everything but the levels is written under the deliver lock; a reader without the lock sees an offset that is never too high.
 Source: ScheduleMessageService.offsetTable, kept by each broker alone.
 """
 
@@ -30,7 +30,7 @@ cdef class Delivered:
         self.control = control
 
     def set_levels(self, delays_ms):
-        """For whoever builds the control block: how long each level is, level 1 first."""
+        """For the process that builds the control block: the delay of each level, level 1 first."""
         cdef control_block* block = self.control.checked()
         cdef int i
         if not 0 < len(delays_ms) <= <int>DELAY_LEVELS_MAX:

@@ -87,14 +87,14 @@ cdef inline void derive_begin(const record_view* v, const int64_t* delay_ms, int
 
 
 cdef inline bint due_time_possible(int64_t due, int64_t store_timestamp) noexcept nogil:
-    """Whether some table of delay levels makes this of a store timestamp: all of them have whole seconds. Which one the message was
-    stored under nobody notes; of a due time that came to harm the difference is hardly ever whole seconds, after one flipped bit never."""
+    """Whether some table of delay levels gives this due time. The level used is not recorded, but all levels are whole seconds.
+    A damaged due time is almost never a whole number of seconds away; after one flipped bit it never is."""
     return store_timestamp <= due <= store_timestamp + 1000 * <int64_t>DELAY_SECONDS_MAX \
         and (due - store_timestamp) % 1000 == 0
 
 
 cdef inline bint derive_next_key(derived* d, const uint8_t** key, size_t* length) noexcept nogil:
-    """The unique key first, then each of the keys; an empty one is none. 0 when there are no more."""
+    """The unique key first, then each of the keys; empty ones are skipped. 0 when there are no more."""
     cdef const uint8_t* blank
     if d.unique.value_len:
         key[0] = d.unique.value

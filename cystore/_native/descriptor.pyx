@@ -1,7 +1,7 @@
-"""Things of the operating system that go with their objects: descriptors, a lock on a byte of a file, the name of a temporary file.
+"""Resources of the operating system that end with their objects: descriptors, a lock on a byte of a file, the name of a temporary file.
 
 A signal handler may raise between any two instructions of Python. Each of these objects therefore takes what it owns in one C call,
-and gives it back in C: in `close`, at the end of its with block, or when the interpreter drops it before anybody could do either.
+and releases it in C: in `close`, at the end of its with block, or when the interpreter drops it before either.
 """
 
 cimport cython

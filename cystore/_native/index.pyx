@@ -57,7 +57,7 @@ cdef bint index_view_fits(const index_view* index, size_t length) noexcept nogil
 
 cdef int32_t index_next_entry(const index_view* index) noexcept nogil:
     """Number of the next entry, at least 1 and at most the capacity, whatever the file says."""
-    cdef int32_t number = <int32_t>observe_be32(index.p + INDEX_HEADER_NEXT_ENTRY_AT)
+    cdef int32_t number = <int32_t>observe_be32(index.p + INDEX_HEADER_NEXT_ENTRY_AT)  # acquire; release in _set_counts
     if number < 1:
         return 1
     return number if <uint32_t>number <= index.capacity else <int32_t>index.capacity
@@ -128,7 +128,7 @@ cdef int index_put(index_view* index, int32_t hash, int64_t physical_offset, int
     failpoint("index.entry_written")
     _set_counts(index, <uint32_t>index_header_used_slots(index.p) + (previous == 0), number + 1)
     failpoint("index.counted")
-    publish_be32(slot, <uint32_t>number)
+    publish_be32(slot, <uint32_t>number)  # release: publishes the entry and the count; acquire: observe_be32 of the slot
     failpoint("index.linked")
     return INDEX_OK
 

@@ -76,7 +76,7 @@ cdef QueryResult _find(LogWindow window, control_block* block, list files, key_q
     q.found_count = q.damaged_count = 0
     q.room = min(max_count, 64)
     q.found = window.room(q.room)
-    wrote = load_i64(&block.wrote)
+    wrote = load_i64(&block.wrote)  # acquire; release in append.pxd: move_wrote
     window.move(load_i64(&block.min_physical_offset), wrote)
     for place in range(len(files)):
         row = <tuple>files[place]

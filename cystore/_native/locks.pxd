@@ -10,7 +10,7 @@ cdef inline pthread_mutex_t* control_lock_at(control_block* block, int which) no
 
 
 cdef inline int control_locked(control_block* block, int which, int status) noexcept nogil:
-    """Turns EOWNERDEAD into a repair that is due until somebody finished it: a killed or failed repairer passes it on.
+    """Turns EOWNERDEAD into a repair that stays due until a repairer has finished it, even if one is killed or fails.
     Called with the result of each attempt to lock."""
     if status == EOWNERDEAD:
         or_u32(&block.repair_due, 1u << which)
@@ -24,12 +24,12 @@ cdef inline bint control_repair_due(control_block* block, int which) noexcept no
 
 
 cdef inline bint control_intact(control_block* block) noexcept nogil:
-    """False when somebody else's bytes stand where the constants of the control block belong."""
+    """False when foreign bytes stand in the place of the control block's constants."""
     return block.magic == CONTROL_MAGIC and block.guard == ~CONTROL_MAGIC and block.fingerprint == LAYOUT_FINGERPRINT
 
 
 cdef inline void control_wake_sleepers(control_block* block) noexcept nogil:
-    """After an append, with the lock given back: wakes who sleeps until there is one (`SharedLocks.wait_append`)."""
+    """After an append, with the lock given back: wakes the sleepers of `SharedLocks.wait_append`."""
     if sleepers_after_unlock(&block.append_sleepers) != 0 and exchange_u32(&block.append_sleepers, 0) != 0:
         futex_wake_all(&block.append_sleepers)
 

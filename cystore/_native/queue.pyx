@@ -184,7 +184,7 @@ cdef class BatchLimits:
 def queue_state(Control control not None, bytes topic not None, int32_t queue_id):
     """(slot, minimum, dispatched, next, log minimum, wrote) of a queue, None when it is unknown.
 
-    Read in this order: entries below `dispatched` point below `wrote`.
+    Acquire loads, in this order: entries below `dispatched` (released in dispatch.pyx) point below `wrote` (append.pxd).
     """
     cdef control_block* block = control.checked()
     cdef queue_entry* entry

@@ -26,7 +26,7 @@ cdef inline queue_entry* control_find_queue(control_block* block, const uint8_t*
                                             int32_t queue_id) noexcept nogil:
     """The queue's slot, NULL when unknown. Takes no lock: a slot is filled before it is linked and never moves."""
     cdef uint32_t h = queue_hash(topic, topic_len, queue_id)
-    cdef uint32_t link = load_u32(&control_buckets(block)[h & (CONTROL_BUCKETS - 1)])
+    cdef uint32_t link = load_u32(&control_buckets(block)[h & (CONTROL_BUCKETS - 1)])  # acquire; release in _link
     cdef uint32_t steps = 0
     cdef queue_entry* entry
     while link != 0 and link <= block.max_queues and steps <= block.max_queues:

@@ -15,7 +15,7 @@ cdef void _link(control_block* block, uint32_t slot) noexcept nogil:
     cdef uint32_t* bucket = &control_buckets(block)[entry.hash & (CONTROL_BUCKETS - 1)]
     store_u32(&entry.hash_next, load_u32(bucket))
     failpoint("control.bucket_read")
-    store_u32(bucket, slot + 1)
+    store_u32(bucket, slot + 1)  # release: publishes the slot; acquire in control_find_queue
 
 
 cdef queue_entry* control_add_queue(control_block* block, const uint8_t* topic, int topic_len,
@@ -32,7 +32,7 @@ cdef queue_entry* control_add_queue(control_block* block, const uint8_t* topic, 
     entry.queue_id = queue_id
     entry.hash = queue_hash(topic, topic_len, queue_id)
     failpoint("control.queue_filled")
-    store_u32(&block.queue_count, slot + 1)
+    store_u32(&block.queue_count, slot + 1)  # release: publishes the slot; acquire in walks over all slots (queue.pyx)
     failpoint("control.queue_counted")
     _link(block, slot)
     return entry

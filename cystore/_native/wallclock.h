@@ -1,9 +1,9 @@
 /* The store's clock, in ms since the epoch: the wall clock as long as it keeps step with CLOCK_BOOTTIME, which nobody can set.
 
    All attached processes share what is believed (control block, "clock_..."). A wall clock that left CLOCK_BOOTTIME by more than
-   clock_jump_ms is not believed at once; the store's clock goes on with CLOCK_BOOTTIME meanwhile. Believed is a jump that has stood for
-   clock_jump_ms (one back: for at most CLOCK_BACK_MS) in several looks. The looks need no lock: whoever looks stores what anybody
-   else would store at this moment. */
+   clock_jump_ms is not believed at once; the store's clock continues with CLOCK_BOOTTIME meanwhile. A jump is believed when it has stood for
+   clock_jump_ms (a jump back: for at most CLOCK_BACK_MS) in several looks. The looks need no lock: each process stores the value that any
+   other would store at this moment. */
 #ifndef CYSTORE_WALLCLOCK_H
 #define CYSTORE_WALLCLOCK_H
 

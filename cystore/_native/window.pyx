@@ -1,7 +1,7 @@
 """The few commit log segments that a reader works on: kernels look records up here and ask for what is not at hand.
 
-One window serves one call at a time; whoever reads takes one for itself, so no kernel runs on a mapping that another
-thread lets go.
+One window serves one call at a time; each reading call takes its own, so no kernel runs on a mapping that another
+thread ends.
 """
 
 cimport cython

@@ -62,8 +62,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one job and prints its summary. Exit codes are those of the command `cystore`: 0 it is done, 1 it found damage, 2 it could
-    not run, which one line on standard error says, 130 it was ended by Ctrl-C."""
+    """Runs one job and prints its summary. Exit codes are those of the command `cystore`: 0 done, 1 damage found, 2 an
+    error, which one line on standard error names, 130 ended by Ctrl-C."""
     whole_streams()
     options = build_parser().parse_args(arguments)
     job = JOBS[options.job]
@@ -89,7 +89,8 @@ def _failed(job: str, text: str) -> int:
 
 
 def cause(error: BaseException) -> str:
-    """What went wrong, out of the page that Spark makes of it: the last error of the store that is named there, else the first line."""
+    """The cause of a failure, taken from Spark's long report of it: the last named error of the store, else the first
+    line."""
     text = str(error)
     ours = OURS.findall(text)
     return ours[-1] if ours else f"{type(error).__name__}: {text.strip().partition(chr(10))[0]}"

@@ -1,7 +1,7 @@
-"""Option includeArchive: what the archive holds and what the log holds behind it, as one table.
+"""Option includeArchive: the archive and the log behind it, as one table.
 
-The border between the two is fixed when a query is planned. Cleaning only removes what lies below it, so a plan is not
-disturbed by it; what is archived later is read from the log.
+The plan of a query fixes the border between the two. Cleaning only removes the log below it, so it does not disturb a
+plan; records that are archived later are read from the log.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PARTITION_BYTES = 32 * 1024 * 1024  # of Parquet, a partition's worth of log
 
 @dataclass
 class ArchivePartition(InputPartition):
-    """What one task reads of an archive: files, and what the log had lost when they were made."""
+    """The input of one task from an archive: files, and the damage of the log when they were made."""
 
     store: str
     folder: str
@@ -35,7 +35,7 @@ class ArchivePartition(InputPartition):
     rows: RowFilter
 
     def read(self, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
-        """Rows, and what the settings say about damage."""
+        """Rows, and the rows or errors for damage by the settings."""
         settings = replace(settings, rows=self.rows)
         for begin, end, why in self.damaged:
             if settings.on_corruption == "fail":
@@ -52,8 +52,8 @@ class ArchivePartition(InputPartition):
 
 
 def archive_of(store: MessageStore, snapshot: LogSnapshot, options: ReadOptions) -> ArchiveContent | None:
-    """What of a store is archived, None where that is not asked for, or nothing. The snapshot was made before, so what it lacks is
-    in the archive; raises OffsetError where it is not."""
+    """The archive mark of a store; None if the archive is not wanted, or does not exist. The snapshot was made before,
+    so the archive has the records that it lacks; raises OffsetError if not."""
     archived = store.archived() if options.include_archive else None
     if archived is None:
         return None
@@ -74,7 +74,7 @@ def border_of(content: ArchiveContent | None, snapshot: LogSnapshot) -> int:
 def archive_partitions(
     content: ArchiveContent | None, snapshot: LogSnapshot, rows: RowFilter, least: int | None
 ) -> list[ArchivePartition]:
-    """The tasks for what lies below the border."""
+    """The tasks for the part below the border."""
     if content is None:
         return []
     border = border_of(content, snapshot)

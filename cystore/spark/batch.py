@@ -18,10 +18,10 @@ from cystore.spark.reading import read_partition
 
 
 class _Push:
-    """`pushFilters` of a reader that may also be used where Spark pushes nothing.
+    """`pushFilters` of a reader that also works if Spark pushes no filters.
 
-    With spark.sql.python.filterPushdown.enabled off, Spark refuses a reader that overrides pushFilters, whether or not it could do
-    without; it looks at the `__func__` of the bound method. So this calls ours and shows the one that is overridden.
+    With spark.sql.python.filterPushdown.enabled off, Spark refuses a reader that overrides pushFilters, even one that
+    does not need it; it looks at the `__func__` of the bound method. So this calls ours and shows the original one.
     """
 
     def __init__(self, push: Callable[[list[Filter]], Iterable[Filter]]) -> None:
@@ -41,10 +41,10 @@ class BatchReader(DataSourceReader):
 
     @property
     def pushFilters(self) -> _Push:
-        """Takes what the filters say into account, if option filterPushdown says so; Spark evaluates all of them all the same.
+        """Uses the filters, if option filterPushdown is set; Spark evaluates all of them in any case.
 
-        Not by default: Spark 4.3 keeps a plan with its DataFrame, and gives the one that was made for filters to a later query
-        on the same DataFrame that pushes none. That query would miss rows.
+        Not by default: Spark 4.3 keeps a plan with its DataFrame, and reuses the plan with filters for a later query on
+        the same DataFrame that pushes none. That query would miss rows.
         """
         return _Push(self._narrow)
 
@@ -54,7 +54,7 @@ class BatchReader(DataSourceReader):
         return filters
 
     def partitions(self) -> list[InputPartition]:
-        """None where the filters can keep no row."""
+        """None if the filters can keep no row."""
         if self._rows is None:
             return []
         local = batch_partitions(self._options, self._rows, self._settings)

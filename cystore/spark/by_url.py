@@ -1,6 +1,7 @@
-"""Stores that are read by URL: from planning to the rows, without a store's host and without its folders on any executor.
+"""Stores that are read by URL: from planning to the rows, without a store's host and without its folders on any
+executor.
 
-A task reads whole segments: where records begin inside of one only the store's host knows, or a walk.
+A task reads whole segments, because only the store's host, or a walk, knows where records begin inside one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from cystore.storage import Storage, in_parallel
 
 @dataclass
 class UrlPartition(InputPartition):
-    """What one task reads: segments of one store, by URL."""
+    """The input of one task: segments of one store, by URL."""
 
     runs: tuple[LogRun, ...]
     rows: RowFilter

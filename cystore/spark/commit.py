@@ -1,8 +1,9 @@
 """The commit of a write, on the driver, which runs on the store's host: staged rows get their offsets and become durable.
 
-Without a name a job's rows are appended and flushed; a kill in between leaves some of them, and the job repeated appends all again.
-With one (`Sink`), a note goes before and behind the records: see sinks.py for what a kill leaves. A batch that has begun is finished
-from the files that it began with, whatever Spark stages when it repeats it: its rows may come in another order then.
+Without a name a job's rows are appended and flushed. A kill in between leaves some of them, and the repeated job
+appends all again. With a name (`Sink`), a note is written before and behind the records; sinks.py says which states a
+kill leaves. An unfinished batch is finished from its first files, whatever Spark stages when it repeats it: its rows
+may come in another order then.
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ class Commit:
         return next((task.query for task in self.tasks if task.query is not None), None)
 
     def run(self) -> int:
-        """Appends what is not appended yet, durably; returns how many records that were. Raises what `cystore.open` and `put_many`
-        raise, StoreConfigError for a batch that cannot be this sink's next, StoreIOError for staged files that are missing."""
+        """Appends the missing records, durably; returns their number. Raises the errors of `cystore.open` and
+        `put_many`, StoreConfigError for a batch that cannot be this sink's next, StoreIOError for missing staged
+        files."""
         with open_store(self.options.path, **self.options.settings) as store:
             self._check_sizes(store)
             sink = self.options.sink
@@ -109,7 +111,7 @@ class NamedCommit:
         return self.sinks.sink
 
     def _finish(self, note: SinkNote) -> tuple[SinkNote, int]:
-        """Appends what is missing of a batch that has begun: this one, or one before it that nobody repeated."""
+        """Appends the missing records of an unfinished batch: this one, or an earlier one that was not repeated."""
         begun = note.begun
         if begun is None:
             return note, 0
@@ -140,7 +142,7 @@ class NamedCommit:
                         f"are gone ({error}); restore them, or remove the file to append the whole batch again",
                         path=self.sinks.path,
                     ) from error
-                note = replace(note, begun=None)  # nothing of it is in the log: as if it had not begun
+                note = replace(note, begun=None)  # the log has nothing of it: as if it had not begun
                 self.sinks.write(note)
                 return note, 0
         return self._end(note, begun, there)
@@ -208,7 +210,8 @@ def staged_messages(
 
 
 def append(store: MessageStore, rows: Iterable[Message]) -> int:
-    """Appends in chunks that fit into memory and hold no lock for long; all is durable when this returns how many there were."""
+    """Appends in chunks that fit into memory and hold no lock for long; returns the number of records when all are
+    durable."""
     count = unflushed = 0
     for chunk in _chunks(rows):
         results = store.put_many(chunk, flush="async")
@@ -247,8 +250,8 @@ def all_there(told: Sequence[object]) -> tuple[TaskMessage, ...]:
 
 
 def abort(options: WriteOptions, folder: Path, told: Sequence[object]) -> None:
-    """Removes what a failed job staged, but for the files of a batch that has begun: the next commit finishes it. Under a name only
-    the job's own files: another job may be at work there, which has more right to the name."""
+    """Removes the files that a failed job staged, except those of an unfinished batch: the next commit finishes it.
+    Under a name only the job's own files, because another job with that name may be at work there."""
     if options.sink is None:
         clear_folder(folder)
         return

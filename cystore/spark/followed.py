@@ -1,8 +1,9 @@
-"""Which store a stream follows, and which rows of it: what an offset notes, and how a restarted query knows both again.
+"""The store that a stream follows, and its rows: the notes in an offset, and the checks of a restarted query.
 
-A store is known by the id in its manifest, and its log by one record that was read: the first of a segment, with its place, length, store
-timestamp and checksum. The record decides, for it is the log itself; a copied or rebuilt manifest says nothing of it. The id decides
-where that record cannot be read any more. Offsets of earlier versions have neither and learn both with their next batch.
+The id in a store's manifest identifies it. Its log is identified by one record that was read: the first of a segment,
+with its place, length, store timestamp and checksum. The record decides, because it is the log itself; a copied or
+rebuilt manifest proves nothing about the log. The id decides if that record cannot be read any more. Offsets of earlier
+versions have neither and get both with their next batch.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from cystore.snapshot import LogSnapshot
 from cystore.spark.options import ReadOptions
 
 ID, LOG, READS = "id", "log", "reads"
-At = Mapping[str, Any]  # what an offset says of one store
+At = Mapping[str, Any]  # an offset's notes about one store
 
 
 def choice_of(options: ReadOptions) -> dict[str, Any]:
@@ -33,7 +34,7 @@ def choice_of(options: ReadOptions) -> dict[str, Any]:
 
 
 def check_choice(options: ReadOptions, offset: Mapping[str, Any]) -> None:
-    """Raises OffsetError where the query that made an offset chose other rows."""
+    """Raises OffsetError if the query of an offset chose other rows."""
     before, now = offset.get(READS), choice_of(options)
     if before is not None and before != now:
         raise OffsetError(
@@ -53,20 +54,20 @@ def _shown(choice: Mapping[str, Any]) -> str:
 
 
 def noted(snapshot: LogSnapshot, position: int, before: At | None = None) -> dict[str, Any]:
-    """What the offset for a position says of a store. At an unchanged position the record that was noted stays: a new offset would
-    make an empty batch."""
+    """The notes about a store for an offset with this position. At an unchanged position the noted record stays,
+    because a new offset would make an empty batch."""
     found: dict[str, Any] = {ID: snapshot.store_id} if snapshot.store_id else {}
     if before is not None and before["position"] == position and LOG in before:
         return {**found, LOG: before[LOG]}
     base = snapshot.base_of(position)
     if base == position:
-        base -= snapshot.file_bytes  # what begins at the position is not read yet
+        base -= snapshot.file_bytes  # the record at the position is not read yet
     record = _record(snapshot, base)
     return found if record is None else {**found, LOG: record}
 
 
 def is_same(snapshot: LogSnapshot, at: At) -> bool | None:
-    """Whether a store is the one that an offset names; None where nothing tells."""
+    """Whether a store is the one that an offset names; None if that is unknown."""
     known, told = at.get(ID, ""), at.get(LOG)
     if told is not None and snapshot.minimum <= told[0] < snapshot.end:
         found = _record(snapshot, told[0])
@@ -78,7 +79,7 @@ def is_same(snapshot: LogSnapshot, at: At) -> bool | None:
 
 
 def _record(snapshot: LogSnapshot, base: int) -> list[int] | None:
-    """The first record of a segment, None where there is none, or a damaged one."""
+    """The first record of a segment; None without one, or if it is damaged."""
     if not snapshot.minimum <= base < snapshot.end:
         return None
     try:
@@ -91,7 +92,7 @@ def _record(snapshot: LogSnapshot, base: int) -> list[int] | None:
 
 
 def another(path: str, at: At, snapshot: LogSnapshot) -> OffsetError:
-    """The error for a store that is not the one that an offset names."""
+    """The error for a store other than the offset's."""
     return OffsetError(
         f"this is not the store that this query followed here (its id was {at.get(ID) or 'not known'}, this one's is "
         f"{snapshot.store_id or 'not known'}): the old store was deleted and made anew, or replaced. If it was moved, name its new "
@@ -103,7 +104,7 @@ def another(path: str, at: At, snapshot: LogSnapshot) -> OffsetError:
 
 
 def gone(path: str, found_at: str | None) -> OffsetError:
-    """The error for a store that is not among those that are read any more; `found_at`: where it is now."""
+    """The error for a store that the query does not read any more; `found_at`: its present place."""
     if found_at is not None:
         return OffsetError(
             f"a store that this query reads was moved to {found_at}: continue there with option storeMoved = "

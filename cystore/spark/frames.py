@@ -1,6 +1,6 @@
-"""Shorter ways to a DataFrame: a topic with the columns that are wanted, a count, a view for each topic.
+"""Shorter ways to a DataFrame: a topic with the wanted columns, a count, a view for each topic.
 
-Spark tells a Python data source of no column that a query needs, so these say it by option `columns`.
+Spark does not tell a Python data source which columns a query needs, so these functions set option `columns`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cystore.spark.plan import open_reading
 
 Names = str | Sequence[str]
 Place = str | os.PathLike[str]
-COUNTED = "offset"  # of all columns the cheapest
+COUNTED = "offset"  # the cheapest of all columns
 
 
 def table(
@@ -43,7 +43,7 @@ def table(
 
 
 def count(spark: SparkSession, path: Place, topic: Names = (), **options: Any) -> int:
-    """How many messages `table` with these arguments has. Decodes one number of each, and nothing else."""
+    """The number of messages of `table` with these arguments. Decodes one number of each, and nothing else."""
     return table(spark, path, topic, **{**options, "columns": COUNTED}).count()
 
 
@@ -88,7 +88,7 @@ def _listed(name: str, value: Names) -> str:
 
 
 def _cores(spark: SparkSession) -> int:
-    """How many tasks run at once, as far as Spark says."""
+    """The number of tasks that run at once, as far as Spark says."""
     try:
         return max(1, int(spark.sparkContext.defaultParallelism))
     except (PySparkAttributeError, PySparkNotImplementedError):  # Spark Connect has no context

@@ -1,6 +1,6 @@
 """Options of a read, with the names and meanings of Spark's Kafka source where it has one.
 
-All that a user can get wrong is refused here, before anything is opened, with a StoreConfigError that names the option.
+Every user error is refused here, before anything is opened, with a StoreConfigError that names the option.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ NAMES = (
     *("onCorruption", "checkChecksum", "includeTransactions", "includeArchive", "filterPushdown"),
     *("sealedSegments", "storeMoved", "columns", "tags", "cores", "taskAttempts"),
 )
-# What a table made by SQL brings along: it says nothing about reading but for the place (and each option again, as option.NAME).
+# Options that a table made by SQL adds: except the place they say nothing about reading (and each option again, as
+# option.NAME).
 OF_SQL = frozenset(
     {"location", "provider", "owner", "comment", "external", "is_managed_location", "collation"}
 )
@@ -70,7 +71,7 @@ class ReadOptions:
     keys: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()  # none: all
-    cores: int | None = None  # none: those of the driver's host
+    cores: int | None = None  # None: those of the driver's host
     starting: Bound = Bound(EARLIEST)
     ending: Bound = Bound(LATEST)
     starting_strategy: StartingStrategy = "error"
@@ -90,7 +91,7 @@ class ReadOptions:
     storage: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold credentials
 
     def check_places(self) -> None:
-        """Raises StoreFormatError for a store that is not there."""
+        """Raises StoreFormatError for a missing store."""
         self.paths()
         in_parallel(lambda place: place[0].check_folder(place[1]), self.urls())
 
@@ -112,7 +113,7 @@ class ReadOptions:
         return self.sealed or is_url(pattern)
 
     def paths(self) -> list[str]:
-        """The stores that the patterns name now, absolute, but for URLs. Raises StoreFormatError for one that is not there."""
+        """The stores that the patterns name now, absolute, except URLs. Raises StoreFormatError for a missing one."""
         found: list[str] = []
         for pattern in (pattern for pattern in self.patterns if not self._by_url(pattern)):
             matches = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]
@@ -125,7 +126,7 @@ class ReadOptions:
         return sorted(set(found))
 
     def takes(self, topic: str, queue_id: int) -> bool:
-        """Whether a queue is among those that are read."""
+        """Whether a queue is read."""
         if self.assigned:
             return (topic, queue_id) in self.assigned
         if self.topic_pattern is not None:
@@ -177,7 +178,7 @@ def parse(given: Mapping[str, str], *, stream: bool) -> ReadOptions:
 
 
 def parse_any(given: Mapping[str, str]) -> ReadOptions:
-    """For what does not know yet whether it is read as a batch or a stream. Raises StoreConfigError."""
+    """For code that does not know yet whether it reads a batch or a stream. Raises StoreConfigError."""
     names = {name.lower() for name in given}
     stream = any(name.lower() in names for name in STREAM_ONLY)
     try:
@@ -225,7 +226,7 @@ def _patterns(options: dict[str, str]) -> tuple[str, ...]:
     patterns = [] if several is None else _json("paths", several)
     if not isinstance(patterns, list) or any(not isinstance(pattern, str) for pattern in patterns):
         raise StoreConfigError(f"paths must be a JSON list of text, not {several}")
-    path = options.get("path") or options.get("location")  # what SQL makes of a table's path
+    path = options.get("path") or options.get("location")  # SQL's option for a table's path
     if path:
         patterns = [*patterns, path]
     if not patterns or not all(patterns):

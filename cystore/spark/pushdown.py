@@ -1,6 +1,6 @@
-"""Filters that Spark pushes down, as bounds on what is read.
+"""Filters that Spark pushes down, as bounds on the reading.
 
-Spark evaluates every one of them again, so all that a bound must do is take no row away that the filter would keep.
+Spark evaluates every one of them again, so a bound must only never remove a row that the filter would keep.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VALUES = {"topic": "topics", "partition": "queue_ids", "key": "keys", "tags": "t
 
 
 def narrowed(rows: RowFilter, filters: Iterable[Filter]) -> RowFilter | None:
-    """`rows` with what the filters say; None when together they can keep no row."""
+    """`rows` narrowed by the filters; None if no row can match both."""
     narrow: dict[str, Any]
     for one in filters:
         name = ".".join(getattr(one, "attribute", ()))
@@ -59,7 +59,7 @@ def narrowed(rows: RowFilter, filters: Iterable[Filter]) -> RowFilter | None:
 
 
 def _values(one: Filter, kind: type) -> tuple[Any, ...] | None:
-    """The values of which a column must be one, None where the filter does not say that."""
+    """The allowed values of a column; None if the filter does not limit it."""
     if isinstance(one, (EqualTo, EqualNullSafe)):
         found: tuple[Any, ...] = (one.value,)
     elif isinstance(one, In):

@@ -1,4 +1,4 @@
-"""What batches and streams have in common: which columns, and how a task reads its partition."""
+"""Shared by batches and streams: the columns, and the work of a task on its partition."""
 
 from __future__ import annotations
 

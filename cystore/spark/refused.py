@@ -15,7 +15,7 @@ from cystore.errors import StoreError
 
 
 class RefusedStream(DataSourceStreamReader):
-    """Raises `error` as soon as a query asks where to begin or how far to go."""
+    """Raises `error` as soon as a query asks for its begin or its end."""
 
     def __init__(self, error: StoreError) -> None:
         self._error = error
@@ -28,7 +28,7 @@ class RefusedStream(DataSourceStreamReader):
         self._refuse()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Raises the error: the query goes on from its checkpoint."""
+        """Raises the error: the query continues from its checkpoint."""
         self._refuse()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:

@@ -1,7 +1,7 @@
-"""What stands in a DataFrame's rows, as what a message is put together from.
+"""Checks a DataFrame's rows and makes the parts of messages from them.
 
-Everything that the store would refuse is refused here, in the task, with the row and the column: the commit appends many tasks' rows
-at once, and must not find out half-way that one of them cannot be stored.
+Everything that the store would refuse is refused here, in the task, with the row and the column: the commit appends
+many tasks' rows at once, and must not fail half-way because of one of them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COMPRESSED = CONSTANTS["SYS_FLAG_COMPRESSED"][0]
 # Of a record beside body, topic and properties, with IPv6 hosts, and of the blank behind it.
 RECORD_BYTES = CONSTANTS["RECORD_SIZE_MIN"][0] + 2 * 12 + CONSTANTS["BLANK_SIZE_MIN"][0]
 
-# Columns that are written, with the types that they may have. Names of Kafka's sink where it has them.
+# Writable columns, with their types. Names of Kafka's sink if it has them.
 WRITTEN: dict[str, tuple[str, ...]] = {
     "value": ("binary", "string"),
     "topic": ("string",),
@@ -39,7 +39,8 @@ WRITTEN: dict[str, tuple[str, ...]] = {
     "properties": ("map<string,string>",),
     "sys_flag": ("int",),
 }
-# Columns of a source, this one or Kafka's, that the store gives anew: so that what was read can be written as it is.
+# Columns of a source, this one or Kafka's, that the store gives anew, so that rows that were read can be written
+# unchanged.
 GIVEN_ANEW = ("offset", "timestamp", "timestampType", "physical_offset", "born_timestamp", "store")
 
 STAGED = pa.schema(
@@ -171,7 +172,7 @@ class RowEncoder:
         return column
 
     def _sys_flags(self, column: pa.Array | None, count: int) -> pa.Array:
-        """Only that a body is compressed goes along; what a transaction was is over."""
+        """Keeps only the flag for a compressed body; the transaction is over."""
         flags = self._whole("sys_flag", column, count)
         return pc.bit_wise_and(flags, pa.scalar(COMPRESSED, pa.int32()))
 
@@ -192,7 +193,7 @@ class RowEncoder:
         return {"keys": keys, "tags": tags, "unique_key": unique, "names": names, "values": values}
 
     def _check_text(self, name: str, texts: pa.Array, pattern: str, rows: pa.Array | None) -> None:
-        """Refuses what would end a key or a property in its middle, and nulls in lists."""
+        """Refuses characters that would end a key or a property early, and nulls in lists."""
         wrong = pc.match_substring_regex(texts, pattern)
         wrong = pc.fill_null(wrong, rows is not None)
         at = pc.index(wrong, True).as_py()
@@ -203,7 +204,7 @@ class RowEncoder:
             raise MessageIllegalError(f"{self._at(row)}: column {name}: {'a null' if text is None else why}")
 
     def _keys(self, given: dict[str, pa.Array], count: int) -> pa.Array:
-        """The column keys, with the column key before them where that is another one."""
+        """The column keys, with the column key before them if that is another key."""
         lists = given["keys"].cast(pa.list_(pa.string())) if "keys" in given else None
         if "key" not in given:
             empty = pa.array([[]] * count, pa.list_(pa.string()))
@@ -240,7 +241,8 @@ class RowEncoder:
     def _without_reserved(
         self, given: dict[str, pa.Array], keys: pa.Array, tags: pa.Array, names: pa.Array, values: pa.Array
     ) -> tuple[pa.Array, ...]:
-        """A DataFrame that was read has keys and tags among its properties too: they count where there is no column for them."""
+        """A DataFrame that was read has keys and tags among its properties too: they count if there is no column for
+        them."""
         found: list[tuple[Any, ...]] = []
         columns = (keys, tags, names, values)
         for row, (key, tag, name, value) in enumerate(zip(*(c.to_pylist() for c in columns), strict=True)):
@@ -281,7 +283,7 @@ class RowEncoder:
 
 
 def _bytes_of(lists: pa.Array, separator: int) -> pa.Array:
-    """How many bytes each row's texts take, with so many more for each text."""
+    """The bytes of each row's texts, with this number more for each text."""
     ends = pa.concat_arrays(
         [
             pa.array([0], pa.int64()),

@@ -1,9 +1,10 @@
-"""What a sink has appended: which of its batches are whole, and which one has begun, in config/sparkSinks/ID.json.
+"""The notes of a sink: its complete batches, and an unfinished one, in config/sparkSinks/ID.json.
 
-The log itself knows how far a batch got, because each record names its sink, its batch and its number in it (property SPARK_BATCH). The
-note says where in the log to look, and which staged files the batch consists of. It is written, whole or not at all and durably,
-before the first record of a batch is appended and after all of them are durable. So a kill leaves either no trace of a batch, or a
-note of one that has begun, which the next commit finishes from the same files: exactly what is missing.
+The log itself shows how far a batch got, because each record names its sink, its batch and its number in it (property
+SPARK_BATCH). The note says where in the log to look, and which staged files belong to the batch. It is written,
+completely or not at all and durably, before the first record of a batch is appended and after all of them are durable.
+So a kill leaves either no trace of a batch, or a note of an unfinished one. The next commit appends its missing records
+from the same files.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ LOCK_BYTE = 0
 
 @dataclass(frozen=True)
 class Begun:
-    """A batch whose records may be in the log, all behind `position`: `files` in `folder`, in this order, are what it consists of."""
+    """A batch whose records may be in the log, all behind `position`: it consists of `files` in `folder`, in this
+    order."""
 
     batch: int
     position: int
@@ -77,7 +79,7 @@ class SinkNote:
 
 @dataclass
 class SinkLog:
-    """The notes of one sink in one store, for whoever holds its lock."""
+    """The notes of one sink in one store, for the holder of its lock."""
 
     store: MessageStore
     sink: Sink
@@ -97,7 +99,7 @@ class SinkLog:
         files.write_whole(self.store.path, self.path, render(note), keep_last=False)
 
     def appended_of(self, begun: Begun) -> int:
-        """How many records of a batch the log has: they were appended in their order, and a log is a prefix."""
+        """The number of a batch's records in the log: they were appended in their order, and a log is a prefix."""
         mark = f"{self.sink.id}:{begun.batch}:"
         within = f"{SINK_PROPERTY}\x01{mark}".encode()
         count = 0
@@ -114,7 +116,7 @@ def note_path(store: Path, sink: Sink) -> Path:
 
 
 def read_note(store: Path, sink: Sink) -> SinkNote:
-    """Raises StoreFormatError for one that is damaged: it must not be taken for a sink that wrote nothing."""
+    """Raises StoreFormatError for a damaged note: it must not count as a sink that wrote nothing."""
     path = note_path(store, sink)
     if not path.exists():
         return SinkNote(str(sink))

@@ -1,7 +1,8 @@
-"""Staged rows: what a task leaves for the commit, in files that the driver and every executor can reach.
+"""Staged rows: a task's rows for the commit, in files that the driver and every executor can reach.
 
-A file has its name from the beginning and counts only when the task's message names it, with its size and its number of rows; it is
-durable before that. So a task that dies, or runs twice, leaves a file that nobody names: the next commit of the same sink removes it.
+A file has its name from the beginning, and counts only if the task's message names it, with its size and its number of
+rows; it is durable before that. So a task that dies, or runs twice, leaves a file without a name in any message: the
+next commit of the same sink removes it.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from cystore.system import files
 
 SUFFIX = ".rows"
 ANONYMOUS = "batch-"  # folders of jobs without a name
-KEEP_MS = 7 * 24 * 3600 * 1000  # a job without a name that staged nothing for so long is dead
+KEEP_MS = 7 * 24 * 3600 * 1000  # a job without a name that staged nothing for this time is dead
 
 
 @dataclass(frozen=True)
 class StagedFile:
-    """One file of the staging folder: `size_bytes` and `rows` are what it must have."""
+    """One file of the staging folder: `size_bytes` and `rows` are the expected values."""
 
     name: str
     size_bytes: int
@@ -38,7 +39,7 @@ class StagedFile:
 
 @dataclass(frozen=True)
 class TaskMessage(WriterCommitMessage):
-    """What a task tells the commit: nothing is staged where it had no rows."""
+    """A task's message to the commit; without rows it stages nothing."""
 
     task: int
     staged: StagedFile | None = None
@@ -47,7 +48,7 @@ class TaskMessage(WriterCommitMessage):
 
 
 def stage(folder: Path, batches: Iterable[pa.RecordBatch], encoder: RowEncoder) -> StagedFile | None:
-    """Writes a task's rows into a new file of the folder; None where there are none. An error leaves no file behind."""
+    """Writes a task's rows into a new file of the folder; None without rows. An error leaves no file behind."""
     batches = (batch for batch in batches if batch.num_rows)
     first = next(batches, None)
     if first is None:
@@ -84,7 +85,8 @@ def check_staged(folder: Path, wanted: Iterable[StagedFile]) -> None:
 
 
 def staged_batches(folder: Path, wanted: Iterable[StagedFile]) -> Iterator[pa.RecordBatch]:
-    """The staged rows, file after file. Raises StoreIOError, and StoreFormatError for a file that is not what was written."""
+    """The staged rows, file after file. Raises StoreIOError, and StoreFormatError for a file that differs from what was
+    written."""
     for file in wanted:
         path, rows = folder / file.name, 0
         try:
@@ -118,7 +120,7 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 def clear_folder(folder: Path) -> None:
-    """Removes a job's folder with what is staged in it; one that a late task has just written to stays."""
+    """Removes a job's folder with its staged files; a file that a late task has just written stays."""
     for entry in files.entries(folder):
         if entry.name.endswith(SUFFIX):
             files.remove(Path(entry.path), durable=False)
@@ -127,7 +129,7 @@ def clear_folder(folder: Path) -> None:
 
 
 def clear_dead(staging: Path) -> None:
-    """Removes folders of jobs without a name that have staged nothing for so long that they must be dead."""
+    """Removes folders of nameless jobs that have staged nothing for so long that they must be dead."""
     for entry in files.entries(staging):
         if not entry.name.startswith(ANONYMOUS):
             continue

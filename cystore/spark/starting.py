@@ -1,6 +1,7 @@
-"""Where a read begins that has a starting timestamp: what each partition has at or after it, and what becomes of one that has nothing.
+"""The begin of a read with a starting timestamp: each partition's first message at or after it, and the error for a
+partition without one.
 
-Only the log and its queues are read here, as far as they have to be, so a crash leaves nothing behind.
+Reads only the log and its queues, as far as necessary, so a crash leaves nothing behind.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Options of a table that SQL made, which Spark 4.3 does not give back when the table is read.
 
-Spark keeps the columns that the source named when the table was made, so the table's options lie in the metadata of its first column.
-Metadata is copied with a column: into the plans, schemas and files of every query on the table. So no secret may be among it, and a
-read or write that names a store of its own never looks at it.
+Spark keeps the columns that the source named when the table was made, so the table's options lie in the metadata of its
+first column. Spark copies metadata with a column: into the plans, schemas and files of every query on the table. So it
+must not contain a secret, and a read or write that names a store of its own never looks at it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def remember(options: Mapping[str, str], schema: StructType) -> None:
 
 
 def remembered(schema: StructType) -> dict[str, str]:
-    """The options of the table that a schema's first column came from; none where it came from no table."""
+    """The options of the table that a schema's first column came from; none if it came from no table."""
     if not schema.fields:
         return {}
     found: dict[str, str] = json.loads((schema.fields[0].metadata or {}).get(METADATA, "{}"))

@@ -1,6 +1,6 @@
-"""Options of a write: where to, into which topic, and who writes, so that nothing is appended twice.
+"""Options of a write: its place, its topic and its writer, so that nothing is appended twice.
 
-All that a user can get wrong in them is refused here, before anything is staged, with a StoreConfigError that names the option.
+Every user error is refused here, before anything is staged, with a StoreConfigError that names the option.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ NAME_MAX = 1000  # of what a sink is called
 
 @dataclass(frozen=True)
 class Sink:
-    """Who writes: a stream or an application, whose batches are numbered, so that each is appended once."""
+    """The writer: a stream or an application, with numbered batches, so that each is appended once."""
 
-    kind: str  # what of the user's named it: "sinkId", "checkpointLocation", "txnAppId"
+    kind: str  # the user's option that named it: "sinkId", "checkpointLocation", "txnAppId"
     name: str
 
     @property
@@ -52,7 +52,7 @@ class Sink:
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """Checked options. Without a `sink`, what is written may be appended again when a job is repeated."""
+    """Checked options. Without a `sink`, a repeated job may append its rows again."""
 
     path: str
     staging: str

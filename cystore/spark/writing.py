@@ -21,13 +21,13 @@ from cystore.spark.rows import RowEncoder, check_columns
 from cystore.spark.staging import ANONYMOUS, TaskMessage, stage
 from cystore.spark.write_options import WriteOptions
 
-QUERY_ID = "sql.streaming.queryId"  # where Spark tells a stream's tasks which query they are of
+QUERY_ID = "sql.streaming.queryId"  # Spark's name for the query of a stream's task
 
 
 def staged_by_task(
     folder: Path, options: WriteOptions, batches: Iterator[pa.RecordBatch]
 ) -> WriterCommitMessage:
-    """What a task does: it stages its rows."""
+    """The work of a task: it stages its rows."""
     context = TaskContext.get()
     task = 0 if context is None else context.partitionId()
     encoder = RowEncoder(options.topic, options.config, task)
