@@ -33,7 +33,7 @@ KEPT_WRITABLE_BYTES = 1024 * 1024  # ahead of the appends, looked after in each 
 FILES_AHEAD_BYTES = (
     64 * 1024 * 1024
 )  # the disk takes up to 0.3 s to make a name durable: that much is appended meanwhile
-LOOK_MS, LOOKS = 2, 500  # a put that waits for the lock looks so often whether there is room by now
+LOOK_MS, LOOKS = 2, 500  # a put that waits for the lock checks for room this often
 HEADROOM_BYTES = 64 * 1024  # beside the control block: the tables in config/, first steps of consume queues
 
 
@@ -220,7 +220,7 @@ class Allocator:
             return Progress(0)
         before = control.allocated
         if not self._go_ahead():
-            return Progress(0)  # somebody else is at it
+            return Progress(0)  # another process does it
         populated = self.populate_ahead()
         self._keep_writable()
         self.make_successors()

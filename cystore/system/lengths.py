@@ -20,7 +20,7 @@ def has_length(path: Path, length: int) -> bool:
 def mend_length(path: Path, length: int) -> None:
     """Gives a file its length and space again. A process that has it mapped may go on: each page has a place in the file then. Raises
     StoreIOError and StoreFullError."""
-    log.error("%s: a file of another length gets its %d bytes again", path, length)
+    log.error("%s: the file had another length; restoring its %d bytes", path, length)
     files.extend(path, length)
     files.shorten(path, length)
     with files.opened(path, os.O_RDWR) as fd:

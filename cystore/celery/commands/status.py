@@ -27,7 +27,7 @@ TOPICS = (records.RESULTS, records.GROUPS, records.CHORDS, events.EVENTS)
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the status: what is found out, how that is shown to people, and as JSON values (as it is, if that is one)."""
+    """A part of the status: its facts, their display for people, and JSON values (the facts themselves, if they are JSON)."""
 
     facts: Callable[[click.Context], Any]
     show: Callable[[Any], None]
@@ -114,20 +114,20 @@ def _show_store(told: dict[str, Any]) -> None:
 
 
 def process_text(pid: int) -> str:
-    """A process for people: its id, and its command where it still runs."""
+    """A process for people: its id, and its command if it still runs."""
     return one_line(f"process {pid} ({host.command_of(pid) or 'ended since'})")
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """The stores that Redis knows of; `why_not` is why it was not asked."""
+    """The stores that Redis knows; `why_not` is the reason why it was not asked."""
 
     stores: Sequence[StoreStatus] = ()
     why_not: str = ""
 
 
 def _fleet(ctx: click.Context) -> Fleet:
-    """Every store that a worker told Redis of."""
+    """Every store with a worker that sends heartbeats to Redis."""
     try:
         coordination = duties.coordination_for(ctx.obj.app)
         if coordination is None:
@@ -156,7 +156,7 @@ SECTIONS: dict[str, Section] = {
 @common.json_option
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """Where the app's store is, who has it open, what it holds and takes, how far dispatch is behind; and the fleet's stores."""
+    """The place of the app's store, its users, content, disk use and dispatch; and the fleet's stores."""
     told = {name: section.facts(ctx) for name, section in SECTIONS.items()}
     if as_json:
         write_json({name: section.as_json(told[name]) for name, section in SECTIONS.items()})
