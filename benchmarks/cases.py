@@ -1,4 +1,4 @@
-"""All cases as data: who runs what, how large, and which ratio is the goal."""
+"""All cases as data: contestants, sizes, and the goal of each ratio."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _celery(
     goals: tuple[Goal, ...],
     floors: dict[str, str] | None = None,
 ) -> Case:
-    """`peers`: label and what its count is divided by; `floors`: label and job of what has no backend."""
+    """`peers`: label and divisor of its count; `floors`: label and job of a contestant without a backend."""
     contestants = (
         Contestant(label, "celery", slower, {"options": CELERY_PEERS[label]})
         for label, slower in peers.items()

@@ -13,7 +13,7 @@ from cystore.celery.stores import DEFAULTS
 BROKER_VARIABLE, BACKEND_VARIABLE = "CYSTORE_BENCH_BROKER", "CYSTORE_BENCH_BACKEND"
 LIFECYCLE_VARIABLE, PIPE_VARIABLE = "CYSTORE_BENCH_LIFECYCLE", "CYSTORE_BENCH_PIPE"
 STORE_VARIABLE, DUTIES_VARIABLE = "CYSTORE_BENCH_STORE", "CYSTORE_BENCH_DUTIES"
-RESULT_BYTES = b"r" * 160  # about what a small result takes
+RESULT_BYTES = b"r" * 160  # the approximate size of a small result
 
 app = Celery("benchmarks")
 
@@ -56,14 +56,14 @@ def tell() -> None:
 
 @app.task(ignore_result=True)
 def append_and_tell() -> None:
-    """One bare append that is durable before the task ends: what a part of a chord needs at the least."""
+    """One bare append that is durable before the task ends: the least work for a part of a chord."""
     bare_store().put("floor", RESULT_BYTES, flush="sync")
     _tell()
 
 
 @app.task(ignore_result=True)
 def append() -> None:
-    """One bare append, which wakes whoever waits for the log: what the result of a task needs at the least."""
+    """One bare append that wakes the waiters for the log: the least work for the result of a task."""
     bare_store().put("floor", RESULT_BYTES)
 
 
@@ -74,5 +74,5 @@ def _tell() -> None:
 
 @cache
 def bare_store() -> cystore.MessageStore:
-    """A store without a backend, as a backend would open it; first asked for in a pool process, where it stays open."""
+    """A store without a backend, opened as a backend would; first used in a pool process, where it stays open."""
     return cystore.open(os.environ[STORE_VARIABLE], **DEFAULTS, allow_any_owner=True)

@@ -1,9 +1,10 @@
-"""`python -m benchmarks.celery_lifecycle`: what the lifecycle log costs a task, with the log off and on in turn.
+"""`python -m benchmarks.celery_lifecycle`: the cost of the lifecycle log for a task, with the log off and on in turn.
 
-Each round starts a worker with two pool processes on an empty store. It is told to stop consuming, the messages are sent (that is
-timed), it consumes again, and the time to the last of them is taken. Tasks do nothing but count themselves in Redis; their results
-are stored. Ratios are of the two halves of a round, and of these the median. Beside the time that passed stands the processor time
-of the sender, and of the worker with its children. The least of all rounds depends least on what else the machine does.
+Each round starts a worker with two pool processes on an empty store and stops its consuming. The messages are sent
+(this is timed), the worker consumes again, and the time to the last of them is taken. Tasks only count themselves in
+Redis; their results are stored. Ratios compare the two halves of a round; the median of them is printed. Beside the
+elapsed time stands the processor time of the sender, and of the worker with its children. The least of all rounds
+depends least on other work of the machine.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def make_app(environment: dict[str, str]) -> Celery:
 
 @shared_task(bind=True, name="bench.count")  # this module has two names
 def count(self: Task, until: int) -> int:
-    """Counts itself, and tells when it is the last one."""
+    """Counts itself, and signals when it is the last one."""
     client = _client()
     number = int(client.incr("bench-count"))
     if number == until:
@@ -68,7 +69,7 @@ def _client() -> redis.Redis:
 
 @dataclass(frozen=True)
 class Half:
-    """µs a task, for who sends it and for the worker, passed and of processor time; events in the store."""
+    """µs a task, for the sender and for the worker, elapsed and of processor time; events in the store."""
 
     send_us: float
     send_cpu_us: float

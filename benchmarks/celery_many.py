@@ -48,7 +48,7 @@ def timed(function: Callable[[], Any]) -> float:
 
 
 def pairs(app: Celery, ids: list[str]) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
-    """What is compared: (one by one, at once)."""
+    """The compared calls: (one by one, at once)."""
     backend, store = app.backend, app.backend.store
     keys = [records.key_of(task_id) for task_id in ids]
 
@@ -105,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
         app.backend.store.dispatch()
         compare(f"{given.results} results", app, ids, given.rounds)
         close_shared()
-        # Without services nobody dispatches: what is put now waits.
+        # Without services nothing is dispatched: the next puts wait.
         with cystore.open(path, services="none") as store:
             for number in range(given.behind):
                 store.put(records.RESULTS, b"{}", keys=(f"late-{number}",), tags=states.STARTED)

@@ -1,8 +1,9 @@
 """`python -m benchmarks.cleanup [--results N]`: removing expired results, beside `celery.backend_cleanup` of the SQL backend on SQLite.
 
-Both hold the same results, all of which have expired. Measured is what each backend does about it: the store unlinks the segments
-that hold them (`MessageStore.clean`), the SQL backend deletes their rows (`DatabaseBackend.cleanup`). A store goes by whole
-segments: it is filled until the N results lie in segments that are over, and more than N may go; the time is for all that go.
+Both hold the same results, all of them expired. The benchmark measures each backend's removal: the store unlinks the
+segments that hold them (`MessageStore.clean`), the SQL backend deletes their rows (`DatabaseBackend.cleanup`). A store
+removes whole segments: it is filled until the N results lie in full segments, and more than N may be removed; the time
+is for all of these.
 """
 
 from __future__ import annotations

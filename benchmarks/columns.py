@@ -1,6 +1,7 @@
 """`python -m benchmarks.columns`: reading a log as Arrow columns beside the bare scan with checksums, on one core.
 
-Prints rows and bytes a second of CPU time and of wall time, the best of some rounds: what else runs on the machine costs wall time.
+Prints rows and bytes a second of CPU time and of wall time, the best of some rounds: other work of the machine costs
+wall time.
 """
 
 from __future__ import annotations

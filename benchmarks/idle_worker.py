@@ -1,10 +1,10 @@
-"""`python -m benchmarks.idle_worker [--seconds N] [--starts N]`: what a worker with a store costs while it has nothing to do.
+"""`python -m benchmarks.idle_worker [--seconds N] [--starts N]`: the cost of an idle worker with a store.
 
-Three workers of two pool processes, on a Redis each, stand beside each other. The results of one go to Redis; one has a store; one has a
-store whose duties are installed, and beat. Each runs some tasks, so that every process has what it needs for them. Then they are left
-alone for a while. Counted over all processes of each worker: processor time, how
-often a thread was woken, and the commands of its Redis (those inside of scripts too). Then each is started some times, in turn: the time
-from the command to "ready".
+Three workers of two pool processes, on a Redis each, run beside each other. The results of one go to Redis; one has a
+store; one has a store with installed duties, and beat. Each runs some tasks, so that every process has loaded its
+parts. Then they are idle for a while. Counted over all processes of each worker: processor time, wake-ups of threads,
+and the commands of its Redis (also those inside scripts). Then each is started some times, in turn: the time from the
+command to "ready".
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 @dataclass
 class Cost:
-    """Of all processes of one worker since they started."""
+    """The counts of all processes of one worker since they started."""
 
     cpu_s: float
     wakes: int
@@ -146,7 +146,7 @@ def idle(root: Path, seconds: float, settle_s: float) -> dict[str, dict[str, flo
 
 
 def starts(root: Path, count: int) -> dict[str, float]:
-    """By kind: the median time of a start, of a store that is there already."""
+    """By kind: the median time of a start on an existing store."""
     took: dict[str, list[float]] = {kind: [] for kind in KINDS}
     with redis_server(own=True) as redis:
         for _ in range(count + 1):

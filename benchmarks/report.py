@@ -87,7 +87,7 @@ def _row(result: Result, row: Row) -> dict[str, Any]:
 
 
 def machine(folder: Path) -> dict[str, Any]:
-    """What the figures were taken on."""
+    """The machine of the figures."""
     cpu = next(
         (line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
         "",

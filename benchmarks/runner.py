@@ -78,12 +78,12 @@ def run(case: Case, *, rounds: int, quick: bool, folder: Path, progress: Callabl
                 row.error, row.ns = str(error), []
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
-                os.sync()  # what this one left to be written is not in the next one's way
+                os.sync()  # so that its unwritten bytes do not delay the next one
     return Result(case, rows)
 
 
 class MeasureError(RuntimeError):
-    """A contestant could not be measured; the text is the last line of what it said."""
+    """A contestant could not be measured; the text is its last line of output."""
 
 
 def _measure(peer: str, job: Job) -> dict[str, Any]:

@@ -13,12 +13,12 @@ from cystore.celery.tasks import install
 BROKER_VARIABLE, STORE_VARIABLE = "CYSTORE_APP_BROKER_URL", "CYSTORE_APP_STORE"
 DEFAULT_STORE = Path(__file__).resolve().parent.parent / "run" / "store"
 TASK_QUEUE = "celery_app"
-REDELIVER_AFTER_S = 5  # what a killed worker had in hand is given to another one
+REDELIVER_AFTER_S = 5  # another worker gets a killed worker's unfinished tasks after this time
 
 
 def store_url(path: str | Path) -> str:
-    """The result backend on a store of this app. Whoever owns the clone it lies in could change the app as well as the store, so
-    nothing is gained by refusing somebody else's clone."""
+    """The result backend on a store of this app. The owner of the clone could change the app as well as the store, so
+    refusing another user's clone would gain nothing."""
     return f"cystore://{quote(str(path))}?allow_any_owner=true"
 
 

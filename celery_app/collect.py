@@ -1,4 +1,4 @@
-"""Taking the results of the main job as the store pushes them, and what is done about a task that got lost on its way."""
+"""Takes the results of the main job as the store pushes them, and sends lost tasks again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from celery_app.tell import bar, say
 from cystore.celery.coordination import redis_of
 
 QUIET_S = 2.0  # without a result, before anybody asks whether messages got lost
-UNACKED = "unacked"  # where Celery notes in Redis what workers have in hand
+UNACKED = "unacked"  # Celery's notes in Redis of the messages that workers have
 
 Meta = dict[str, Any]
 
@@ -26,7 +26,7 @@ class CollectError(RuntimeError):
 
 
 class Collection:
-    """The results of one run as they arrive: `metas` holds those that did, by task id."""
+    """The results of one run as they arrive: `metas` holds them by task id."""
 
     def __init__(self, paths: dict[str, str], fleet: Fleet, timeout_s: float) -> None:
         """`paths` are the tasks that were sent: id and file."""
@@ -39,7 +39,7 @@ class Collection:
         ).iter_native(timeout=timeout_s, on_interval=self._check)
 
     def take(self, until: int) -> None:
-        """Takes results until there are so many. Raises CollectError."""
+        """Takes results until this number is reached. Raises CollectError."""
         total = len(self._paths)
         with bar("indexing", total) as report:
             try:
@@ -64,8 +64,8 @@ class Collection:
                 self._send_again()
 
     def _send_again(self) -> None:
-        """Celery takes a message out of Redis before it notes there that it has it: a worker that is killed between the two
-        takes the message along. Whoever sent it has to send it again; under the same id that is safe."""
+        """Celery takes a message out of Redis before it notes there that it has it. If a worker is killed between the
+        two, the message is lost. The sender has to send it again; under the same id that is safe."""
         lost = [task_id for task_id in self._paths if task_id not in self.metas]
         for task_id in lost:
             index_file.apply_async((self._paths[task_id],), task_id=task_id)

@@ -13,7 +13,7 @@ from tools.processes import ends_with_us
 
 ROOT = Path(__file__).resolve().parent.parent
 PROCESSES = 2
-STOP_S = 60  # Celery may wait half of that for a job that it dropped, when it is told to stop
+STOP_S = 60  # Celery may wait half of that for a job that it dropped, when it has to stop
 WORKER = ["worker", "--pool", "prefork", "--concurrency", str(PROCESSES), "--queues", TASK_QUEUE]
 QUIET = ["--without-gossip", "--without-mingle", "--loglevel", "WARNING"]
 
@@ -61,7 +61,7 @@ class Fleet:
         return {name: code for name, code in codes.items() if code is not None}
 
     def stop(self) -> None:
-        """Lets all finish what they are at, and waits for them."""
+        """Lets all finish their work, and waits for them."""
         for process in self._processes.values():
             process.terminate()
         for process in self._processes.values():

@@ -1,4 +1,4 @@
-"""The directory of a run: a fresh one each time, never somebody else's."""
+"""The directory of a run: a fresh one each time, and never a foreign one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class FolderError(RuntimeError):
 
 @dataclass(frozen=True)
 class RunFolder:
-    """What a run leaves: the store, the logs of its processes, the list of acknowledged results."""
+    """The output of a run: the store, the logs of its processes, the list of acknowledged results."""
 
     root: Path
 
@@ -41,7 +41,7 @@ class RunFolder:
 
     @classmethod
     def fresh(cls, root: Path) -> RunFolder:
-        """Removes what an earlier run left there. Raises FolderError for a directory with anything else in it."""
+        """Removes the output of an earlier run. Raises FolderError for a directory with anything else in it."""
         folder = cls(root.resolve())
         if folder.root.exists():
             if not folder.root.is_dir():

@@ -32,7 +32,7 @@ class JobError(RuntimeError):
 
 @dataclass(frozen=True)
 class Run:
-    """What the report needs to know of a run that is over. `ticks`: how often beat's dispatch task had its lease."""
+    """The facts of an ended run for the report. `ticks`: the number of turns of beat's dispatch task."""
 
     folder: RunFolder
     metas: dict[str, Meta]
@@ -44,14 +44,14 @@ class Run:
 
 
 def run_job(folder: RunFolder, count: int | None) -> Run:
-    """Runs the whole job. Raises JobError, and what starting a Redis raises."""
+    """Runs the whole job. Raises JobError, and the errors of starting a Redis."""
     everything = sources.python_files()
     failing = sources.failing(everything)
     added = [] if failing else sources.write_broken(folder.broken)
     files = sources.chosen(everything, added or failing, count)
     with redis_server() as redis, Fleet(redis.broker_url, folder.store, folder.logs) as fleet:
         app.conf.update(broker_url=redis.broker_url, result_backend=store_url(folder.store))
-        app.control.purge()  # what an earlier run left in a Redis that outlives it
+        app.control.purge()  # messages of an earlier run in a Redis that outlives it
         version = sys.version.split()[0]
         say(f"input   {len(files):,} Python files: standard library and site-packages of Python {version}")
         for path in added:
@@ -100,7 +100,7 @@ def _send(files: list[Path]) -> dict[str, str]:
 
 
 def verify_in_a_fresh_process(folder: RunFolder) -> Verdict:
-    """Reads every acknowledged result back where no memory of this run is left."""
+    """Reads every acknowledged result in a process without any memory of this run."""
     command = [sys.executable, "-m", "celery_app", "--verify", "--path", str(folder.root)]
     done = subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, check=False)
     try:

@@ -1,4 +1,4 @@
-"""What a run left, read back from the store: by id, by task name, by time, failures, and a summary."""
+"""The report of a run, read back from the store: by id, by task name, by time, failures, and a summary."""
 
 from __future__ import annotations
 

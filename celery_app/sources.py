@@ -69,7 +69,7 @@ def write_broken(folder: Path) -> list[Path]:
 
 
 def chosen(files: list[Path], keep: list[Path], count: int | None) -> list[Path]:
-    """`count` of the files, the same ones each time, with those of `keep` among them; all where `count` is None."""
+    """`count` of the files, the same ones each time, with those of `keep` among them; all files without `count`."""
     everything = [*keep, *(path for path in files if path not in set(keep))]
     if count is None or count >= len(everything):
         return everything

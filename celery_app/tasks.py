@@ -1,4 +1,4 @@
-"""The main job's task: what is in one Python source file."""
+"""The main job's task: counts the definitions in one Python source file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 
 @app.task
 def index_file(path: str) -> dict[str, int]:
-    """Parses a source file and counts what it defines. Raises SyntaxError (or ValueError) for one that is no Python."""
+    """Parses a source file and counts its definitions. Raises SyntaxError (or ValueError) for a file that is not
+    Python."""
     source = Path(path).read_bytes()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the file's own making, such as old escapes in its strings
@@ -32,7 +33,7 @@ def index_file(path: str) -> dict[str, int]:
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.AST]:
-    """Every statement, however deep: what is counted is one, and expressions are most of a tree."""
+    """Every statement, however deep: definitions are statements, and expressions are most of a tree."""
     left: list[ast.AST] = [tree]
     while left:
         node = left.pop()

@@ -1,4 +1,4 @@
-"""What a run says while it works: lines, and a bar where a person looks."""
+"""The messages of a running job: lines, and a bar at a terminal."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from contextlib import contextmanager
 
 from cystore.cli.progress import progress
 
-PLAIN_STEP = 0.2  # the share of the work that is worth a line where no person looks
+PLAIN_STEP = 0.2  # the share of the work between two lines without a terminal
 
 
 def say(text: str = "") -> None:
-    """A line for whoever started the run."""
+    """A line for the user that started the run."""
     print(text, flush=True)
 
 
 @contextmanager
 def bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A function that shows how much of `total` is done: a bar on a terminal, else a line now and then."""
+    """A function that shows the finished part of `total`: a bar at a terminal, else a line now and then."""
     told = 0.0
 
     def plain(done: int) -> None:

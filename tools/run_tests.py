@@ -134,13 +134,15 @@ def _pytest(group: Group, report: Path, env: dict[str, str], *, everything: bool
         print(f"{group.name}: not finished after {HANG_FACTOR} budgets, ended")
         _end(process)
         return 1
-    except BaseException:  # Ctrl-C or an end from outside: the group has a session of its own and would go on
+    except (
+        BaseException
+    ):  # Ctrl-C or an end from outside: the group has a session of its own and would continue
         _end(process)
         raise
 
 
 def _show_findings(group: Group) -> None:
-    """What the sanitizers wrote, without the frames of the interpreter."""
+    """The sanitizers' output, without the frames of the interpreter."""
     for path in sorted(build.SANITIZER_FINDINGS.glob("*")) if group.variant == "asan" else []:
         lines = path.read_text(errors="replace").splitlines()
         print(
@@ -160,7 +162,7 @@ def _cpu_seconds() -> float:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the group's pytest and what it started: SIGABRT first, which makes faulthandler print every stack."""
+    """Ends the group's pytest and its processes: SIGABRT first, which makes faulthandler print every stack."""
     for sign in (signal.SIGABRT, signal.SIGKILL):
         try:
             os.killpg(process.pid, sign)
@@ -189,7 +191,7 @@ def table(outcomes: list[Outcome], *, everything: bool, setup_s: int) -> str:
 
 
 def last_line(outcomes: list[Outcome]) -> str:
-    """The sum of all groups in pytest's own words, for who reads only the end."""
+    """The sum of all groups in pytest's own words, for readers of the end."""
     counts = {
         what: sum(getattr(outcome, what) for outcome in outcomes) for what in ("failed", "passed", "skipped")
     }

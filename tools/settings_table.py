@@ -1,9 +1,9 @@
-"""Writes the tables of settings in docs/production.md: names, defaults and units from the code, what they mean from here.
+"""Writes the tables of settings in docs/production.md: names, defaults and units from the code, meanings from here.
 
     python -m tools.settings_table [--check]
 
-With ``--check`` it only compares, and exits 1 when the page is stale. Raises KeyError for a setting that nobody has described here. A test
-does both, and looks for settings of the app in the code that are missing here.
+With ``--check`` it only compares, and exits 1 when the page is stale. Raises KeyError for a setting without a
+description here. A test does both, and looks for settings in the code that are missing here.
 """
 
 from __future__ import annotations

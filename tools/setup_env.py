@@ -2,8 +2,8 @@
 
     python3 tools/setup_env.py {build,lint,run,test,bench}
 
-Runs under any Python 3.11+ with the standard library alone. As root on Debian it installs missing system packages by itself;
-otherwise it names each one with the command that brings it, and stops only for what cannot be done without.
+Runs under any Python 3.11+ with the standard library alone. As root on Debian it installs missing system packages by
+itself. Otherwise it names each one with the command that installs it, and stops only for indispensable ones.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VENV = ROOT / ".venv"
 VENV_PYTHON = VENV / "bin" / "python"
 LEAST_PYTHON = (3, 11)
 
-# What each target installs of the extras in pyproject.toml; the build's own requirements always come with them.
+# Each target's extras in pyproject.toml; the build's own requirements are always installed with them.
 EXTRAS = {
     "build": (),
     "lint": ("dev", "celery", "cli", "spark", "report"),
@@ -46,12 +46,12 @@ BESIDE_CELERY = ("pytest>=8.3,<10", "hypothesis>=6.100,<7", "msgpack>=1.1,<2", "
 
 
 class SetupError(RuntimeError):
-    """Something is missing that this script may not or cannot bring; the text says what to type."""
+    """Something is missing that this script may not or cannot install; the text has the command."""
 
 
 @dataclass(frozen=True)
 class SystemPackage:
-    """Something that pip cannot bring. Without `required` its absence is told and the target goes on."""
+    """Something that pip cannot install. Without `required` its absence is reported and the target continues."""
 
     what: str
     debian: str
@@ -147,7 +147,8 @@ def system_packages(target: str) -> None:
 
 
 def _apt_install(names: list[str]) -> None:
-    """Tries the whole list; what did not come is seen by looking again, so a failure here is told, not raised."""
+    """Tries the whole list. A later look finds packages that are still missing, so a failure here is printed, not
+    raised."""
     print(f"setup: apt-get install {' '.join(names)}", flush=True)
     # RUNLEVEL=1: a Redis that is only wanted as a program must not be started as a service.
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
