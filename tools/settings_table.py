@@ -99,7 +99,7 @@ APP: tuple[tuple[str, Any, str, str], ...] = (
     ("cystore_redis_options", {}, "", "options of redis-py's client"),
     (host.SETTING, True, "", "a worker's main process answers when [other hosts](remote.md) read results of its store"),
     (client.SETTING, client.SILENT_S, "s",
-     "a wait without a timeout ends after so long without an answer of the [other host](remote.md); `None`: never"),
+     "a wait without a timeout ends after this time without an answer of the [other host](remote.md); `None`: never"),
     ("cystore_host_reput", False, "", "the worker's main process dispatches at once"),
     (duty_host.EVENTS_SETTING, False, "", "Celery's events for each turn of a [duty](celery.md#duties)"),
 )  # fmt: skip
