@@ -132,7 +132,7 @@ class _Syncs:
         return sum(max(min(last, end) - max(first, begin), 0.0) for first, last in times)
 
     def mib_s(self) -> float:
-        """What the disk did."""
+        """The disk's work."""
         took = sum(end - begin for begin, end in self._times)
         return self.bytes / took / (1 << 20) if took else 0.0
 

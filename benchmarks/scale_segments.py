@@ -55,7 +55,7 @@ def _timed(read: Callable[[], int]) -> tuple[float, float]:
 
 
 def read_log(root: Path, segment_bytes: int) -> dict[str, float]:
-    """What an open and the readings cost, and the most descriptors at their ends."""
+    """The cost of an open and of the reads, and the most descriptors at their ends."""
     wall, cpu = time.perf_counter(), time.process_time()
     store = cystore.open(root, **_settings(segment_bytes))
     found = {"open_s": time.perf_counter() - wall, "open_cpu_s": time.process_time() - cpu}

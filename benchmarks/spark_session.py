@@ -1,4 +1,4 @@
-"""What the benchmarks on Spark share: a local session, and the CPU time of all that works for it."""
+"""Shared by the benchmarks on Spark: a local session, and the CPU time of all its processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def cpu_now() -> dict[int, float]:
 
 
 def cpu_since(before: dict[int, float]) -> float:
-    """What was used since `cpu_now`, but by processes that nobody waited for and that are gone."""
+    """The CPU time since `cpu_now`, without processes that ended and that nobody waited for."""
     return sum(max(used - before.get(pid, 0.0), 0.0) for pid, used in cpu_now().items())
 
 

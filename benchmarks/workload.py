@@ -1,4 +1,4 @@
-"""What every contestant is given: one job, the same messages for all, and one way of timing."""
+"""The input of every contestant: one job, the same messages for all, and one way of timing."""
 
 from __future__ import annotations
 

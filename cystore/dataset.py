@@ -237,7 +237,7 @@ class LogDataset(pds.FileSystemDataset):
         return LogDataset(self._parts[0], read, *self._parts[2:])
 
     def get_fragments(self, filter: pc.Expression | None = None) -> Iterator[pds.Fragment]:
-        """What a scan reads, as one fragment in memory."""
+        """The rows of a scan, as one fragment in memory."""
         yield from pds.InMemoryDataset(self.to_table(filter=filter)).get_fragments()
 
     def take(self, indices: Any, **options: Any) -> pa.Table:

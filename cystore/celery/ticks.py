@@ -7,7 +7,7 @@ store's needs by itself (`cystore.celery.host`).
 
 A tick is hidden from events and from the worker's log, because Celery's part of a worker never sees it as a task:
 `strategy` takes the message, acknowledges it, and passes the name on. A duty that is part of a canvas runs as an
-ordinary task of the pool, because what follows from it must be sent. A message whose time is over is thrown away.
+ordinary task of the pool, because its successors must be sent. A message whose time is over is thrown away.
 Untaken messages do no harm: no more are sent while `WAITING_MAX` wait, and a broker with a time to live removes them.
 """
 

@@ -24,7 +24,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= WAIT_S_MAX:
-        raise argparse.ArgumentTypeError(f"{text} is no number of seconds from 0 to {WAIT_S_MAX:.0f}")
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds from 0 to {WAIT_S_MAX:.0f}")
     return seconds
 
 

@@ -1,4 +1,4 @@
-"""What a process that is attached to a store sees of it: positions, queues, index files, delays, and what the cleaner waits for."""
+"""The view of an attached process on its store: positions, queues, index files, delays, and the needs that the cleaner waits for."""
 
 from __future__ import annotations
 

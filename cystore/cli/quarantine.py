@@ -14,7 +14,7 @@ from cystore.cli.output import one_line, size_text, time_text, write_json, write
 from cystore.cli.progress import progress
 from cystore.recovery.restore import Part, listed, parts, restore
 
-SHOWN_BYTES = 64  # of bytes that are no record
+SHOWN_BYTES = 64  # of bytes outside of records
 LINE_BYTES = 16
 
 

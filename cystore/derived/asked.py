@@ -1,4 +1,4 @@
-"""What a read asks for, as the kernels take it, and the answer where a queue has no entry."""
+"""The request of a read in the kernels' form, and the answer for an offset without an entry."""
 
 from __future__ import annotations
 

@@ -469,7 +469,7 @@ class Reader:
     def queue_reader(
         self, general: Callable[..., GetResult], general_read: Callable[..., Message]
     ) -> QueueReader:
-        """What answers usual gets and reads in one call of the kernel; for the others it asks `general` and `general_read`."""
+        """Answers usual gets and reads in one call of the kernel; for the others it calls `general` and `general_read`."""
         self._queue_reader = QueueReader(
             self._control,
             self._dispatcher.kernel,

@@ -178,7 +178,7 @@ class CommitLog:
     ) -> Iterator[Message]:
         """Records in physical order from `begin` (a record's beginning; default: the minimum) to before `end` (default: the
         wrote position when the scan began). Damage that is not a reported hole raises CorruptRecordError; segments that are cleaned
-        meanwhile raise OffsetError; with `over_cleaned` the scan goes on behind them, but not where `begin` itself is gone."""
+        meanwhile raise OffsetError; with `over_cleaned` the scan continues behind them, but not where `begin` itself is gone."""
         first, last = (None if at is None else check_offset(at) for at in (begin, end))
         return self._scan(first, last, over_cleaned=over_cleaned)
 
@@ -222,7 +222,7 @@ class CommitLog:
 
 
 def tell_cleaned(commit_log: CommitLog, begin: int, end: int) -> None:
-    """Says that a scan goes on behind what was cleaned meanwhile."""
+    """Logs that a scan continues behind segments that were cleaned meanwhile."""
     log.warning("%s: cleaned while it was read: [%d, %d)", commit_log.files.directory, begin, end)
 
 

@@ -283,7 +283,7 @@ class Verifier:
         self._wrong[slot] = new
 
     def _spans(self, scanner: kernel.LogScanner) -> dict[Key, QueueSpan]:
-        """What the walk saw of each queue of which it met a record."""
+        """The findings of the walk about each queue with a record in it."""
         return {
             key: QueueSpan(
                 *scanner.queue_first(slot),

@@ -72,7 +72,7 @@ def scan(attached: Callable[[], Attachment], begin: int | None, end: int | None)
 def _followed_scan(
     attached: Callable[[], Attachment], begin: int | None, end: int | None
 ) -> Iterator[Message]:
-    """`CommitLog.scan` that goes on with the newest parts where the old ones fail. What stands below the end does not change, but for
+    """`CommitLog.scan` that continues with the newest parts if the old ones fail. The log below the end does not change, except for
     the cleaner."""
     control = attached().control
     at = control.min_physical_offset if begin is None else begin

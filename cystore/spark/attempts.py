@@ -20,7 +20,7 @@ from cystore.spark.details import details_of
 from cystore.spark.fingerprints import classes, fingerprints
 from cystore.spark.task_events import FAILURES, RECEIVED, REDELIVERED, RETRIED, ROOT, SENT, STARTED, SUCCEEDED
 
-# What is read of the log.
+# The columns that are read of the log.
 COLUMNS = ("timestamp", "tags", "keys", "properties", "value", "store")
 _TIME = pa.timestamp("us", tz="UTC")
 SCHEMA = pa.schema(
@@ -121,7 +121,7 @@ def _id(key: str) -> str | None:
 
 
 def attempts_of(events: pa.Table) -> pa.Table:
-    """One row of SCHEMA for each attempt that the events tell of."""
+    """One row of SCHEMA for each attempt in the events."""
     events = _in_order(events)
     kind, time = events["event"], events["time"]
     retries = pc.fill_null(events["retries"], 0)

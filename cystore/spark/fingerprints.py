@@ -1,4 +1,4 @@
-"""What failures have in common: a fingerprint of the exception's class and the frames of the traceback, with numbers and ids masked.
+"""Groups failures: a fingerprint of the exception's class and the frames of the traceback, with numbers and ids masked.
 
 Columns in, columns out: no row is looked at by itself. Messages of exceptions are left out, for they differ from failure to failure.
 """

@@ -33,7 +33,7 @@ EVERY_MATCH = (1 << 31) - 1
 
 @dataclass
 class LogPartition(InputPartition):
-    """What one task reads."""
+    """The input of one task."""
 
     runs: tuple[LogRun, ...]
     rows: RowFilter
@@ -57,7 +57,7 @@ def selected(options: ReadOptions, snapshot: LogSnapshot | SealedLog) -> list[tu
 
 
 def base_filter(options: ReadOptions) -> RowFilter:
-    """What the options say about rows without a look into a store."""
+    """The options' bounds on rows, without a look into a store."""
     return RowFilter(topics=options.topics, keys=options.keys, tags=options.tags, in_queue=options.in_queue)
 
 
@@ -232,7 +232,7 @@ def by_key(
                 for message in store.query(topic, key, EVERY_MATCH):
                     places[message.physical_offset] = message.size_bytes
     except CorruptRecordError:
-        return None  # the scan tells of it, or steps over it
+        return None  # the scan reports it, or steps over it
     found = [
         snapshot.part(at, at + size)
         for at, size in sorted(places.items())

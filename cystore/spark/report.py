@@ -1,4 +1,4 @@
-"""What tasks did, from the lifecycle log: by task name and hour, the failures that come most often, the workflows that took longest.
+"""Numbers of tasks from the lifecycle log: by task name and hour, the most frequent failures, the longest workflows.
 
 `hourly`, `names`, `workers`, `tracebacks` and `workflows` are DataFrames over `task_runs`; given `task_events`, they make the runs by
 themselves. `live` is the hourly table as a stream of events.

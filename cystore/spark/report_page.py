@@ -143,7 +143,7 @@ def _time(name: str) -> Callable[[Mapping[str, Any]], Cell]:
 
 
 def _failure(row: Mapping[str, Any]) -> Cell:
-    """What was raised, with the traceback to unfold."""
+    """The exception, with the traceback to unfold."""
     said = escape(short(row["exception"] or row["class"], EXCEPTION_MAX))
     told = f"task {row['task_id']}\n\n{row['traceback'] or 'no traceback'}"
     return f"<details><summary>{said}</summary><pre>{escape(told)}</pre></details>", None, ""

@@ -54,7 +54,7 @@ class Axis:
 
     @property
     def called(self) -> str:
-        """What a bar stands for."""
+        """The label of a bar."""
         return STEPS[self.step // HOUR]
 
     def bar(self, hour: datetime) -> datetime:

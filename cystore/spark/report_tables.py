@@ -22,7 +22,7 @@ Numbers = np.ndarray[Any, Any]
 
 
 def tables_of(parts: Sequence[pa.RecordBatch], top: int) -> dict[str, pa.Table]:
-    """`hourly`, `names`, `workers`, `tracebacks` and `workflows` of what parts of the log tell of attempts (`attempts.SCHEMA`)."""
+    """`hourly`, `names`, `workers`, `tracebacks` and `workflows` from the attempts in parts of the log (`attempts.SCHEMA`)."""
     runs = joined(pa.Table.from_batches(parts, schema=SCHEMA))
     return {
         "hourly": _numbers(runs, "name", hourly=True),

@@ -35,7 +35,7 @@ class CystoreDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What stands in `format(...)` and behind `USING`."""
+        """The name in `format(...)` and behind `USING`."""
         return "cystore"
 
     def schema(self) -> StructType:
@@ -58,7 +58,7 @@ class CystoreDataSource(DataSource):
         return BatchReader(options, read_settings(options, schema), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Reads micro-batches. What is wrong with the options is said when the query starts."""
+        """Reads micro-batches. Wrong options are an error when the query starts."""
         try:
             options = parse(tables.read_options(self.options, schema), stream=True)
             return StreamReader(options, read_settings(options, schema), schema)

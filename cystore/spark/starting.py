@@ -60,7 +60,7 @@ def _unmatched(
     for queue, at_ms in times_ms.items():
         try:
             last = snapshot.last_message(*queue, end)
-        except StoreError:  # the read itself tells of damage
+        except StoreError:  # the read itself reports damage
             anywhere[queue] = at_ms
             continue
         if last is None or (last.store_timestamp_ms < at_ms and last.record_format == "cystore"):

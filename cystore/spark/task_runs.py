@@ -35,7 +35,7 @@ def task_runs(events: DataFrame) -> DataFrame:
     """One row for each attempt: a `task_id` with a number of `retries`. Columns: SCHEMA.
 
     `wait` is the seconds between the sending (where the log does not have that: the arrival at a worker), or the eta where that was
-    later, and the begin. `outcome` is the event that ended the attempt, RETRIED among them, null while it goes on. `fingerprint` is the
+    later, and the begin. `outcome` is the event that ended the attempt, RETRIED among them, null until it ends. `fingerprint` is the
     same for failures of one exception class at one place of the code.
     """
     given = set(events.columns)
@@ -88,7 +88,7 @@ def read_runs(reader: Any, paths: str | Sequence[str], **options: str) -> DataFr
 
 
 def joined(parts: DataFrame) -> DataFrame:
-    """Runs out of what parts of the log tell of them (rows of `attempts.SCHEMA`)."""
+    """Runs, merged from parts of the log (rows of `attempts.SCHEMA`)."""
     at_end = ("runtime", "outcome", "failed", "class", "fingerprint", "exception", "traceback")
     greatest = ("name", "root_id", "worker", "queue", "eta", "store")
     last = F.when(F.col("ended").isNotNull(), F.struct(*at_end))

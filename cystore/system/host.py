@@ -1,4 +1,4 @@
-"""What kind of place the store lives in: filesystem, boot, PID namespace, C library."""
+"""Facts about the store's environment: file system, boot, PID namespace, C library."""
 
 from __future__ import annotations
 

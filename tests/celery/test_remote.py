@@ -448,7 +448,7 @@ def test_a_wait_goes_on_while_its_home_is_silent(hosts, monkeypatch, caplog):
         homes.remember(app.backend, "silence", UNKNOWN_HOME)
         for found in app.backend.elsewhere.reader().wait(["silence"], timeout):
             assert found is None
-            if "the wait for results goes on" in caplog.text:
+            if "the wait for results continues" in caplog.text:
                 break
         assert caplog.text.count(f"store {UNKNOWN_HOME} has not answered for ") == 1
         caplog.clear()

@@ -14,6 +14,7 @@ import pytest
 from tests.structure.sources import files, name_of
 
 LINE_MAX = 120
+CODE_MAX = 15  # lines of a pattern in all code: it finds a few that are good English
 PAGES = files(".md")
 FENCE = re.compile(r"^\s*```")
 
@@ -118,6 +119,19 @@ def test_lines_of_a_page_are_short(page):
 def test_pages_have_no_sentence_that_is_read_twice(hard):
     found = [f"{name_of(page)}:{number}" for page in PAGES for number in _hard(page.read_text(), hard)]
     assert not found, f"{hard.why}: {hard.plain!r} instead of {hard.example!r}: {found}"
+
+
+@pytest.mark.parametrize("hard", HARD, ids=lambda hard: hard.why)
+def test_docstrings_comments_and_messages_have_few_of_them(hard):
+    """A line's text begins behind the marks of a comment, a docstring or a string."""
+    pattern = re.compile(hard.pattern.replace(r"^\s*", r"^\s*(?:.*# |\"\"\"|f?\")?", 1))
+    found = [
+        f"{name_of(path)}:{number}"
+        for path in files(".py", under=("cystore", "celery_app", "tools", "benchmarks"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if pattern.search(line)
+    ]
+    assert len(found) <= CODE_MAX, f"{hard.why}: {hard.plain!r} instead of {hard.example!r}: {found}"
 
 
 @pytest.mark.parametrize("hard", HARD, ids=lambda hard: hard.why)

@@ -496,11 +496,11 @@ class _Look:
             self._warn("", now - self._began)
 
     def _warn(self, home: str, silent_s: float) -> None:
-        """Logs once for each home that does not answer that the wait goes on."""
+        """Logs once for each silent home that the wait continues."""
         if self._waits and silent_s >= WARNED_S and home not in self._warned:
             self._warned.add(home)
             log.warning(
-                "%s has not answered for %.0f s through the Redis at %s; the wait for results goes on",
+                "%s has not answered for %.0f s through the Redis at %s; the wait for results continues",
                 f"store {home}" if home else "no store", silent_s, self._reader.location,
             )  # fmt: skip
 

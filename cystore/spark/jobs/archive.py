@@ -1,4 +1,4 @@
-"""What is about to expire goes to Parquet before it may be removed.
+"""Archives expiring segments to Parquet before they may be removed.
 
 Each task writes and verifies one range of the log by itself (`cystore.parquet.write_range`), so no message passes through the JVM;
 what is done in which order, and what a kill leaves behind, is told in `cystore.archiving`.

@@ -25,7 +25,7 @@ PARTITIONS = "spark.sql.shuffle.partitions"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the job takes on the command line."""
+    """The job's arguments on the command line."""
     parser.add_argument("store", metavar="STORE", help="directory of a store, or a glob")
     parser.add_argument(
         "--out", required=True, type=Path, help="folder of the Parquet files; the checkpoint lies in it"

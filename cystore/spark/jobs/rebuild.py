@@ -216,7 +216,7 @@ def _put_together(root: Path, written: Written) -> None:
 
 
 def swap(root: Path, state: RecoveredState) -> None:
-    """Renames what is staged into place. For whoever is alone in the store.
+    """Renames what is staged into place. For a process that is alone in the store.
 
     First the store is marked as crashed with nothing dispatched: a kill from there on leaves some folders old, new or not there, and the
     next one to open the store makes all of it anew from the log. At last the checkpoint says that queues and index are on disk.

@@ -33,7 +33,7 @@ TOP = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the job takes on the command line."""
+    """The job's arguments on the command line."""
     parser.add_argument("stores", nargs="+", metavar="STORE", help="directories of stores, or globs")
     parser.add_argument("--out", required=True, type=Path, help="the folder to make; it must not exist")
     parser.add_argument("--overwrite", action="store_true", help="replace an older report")
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Does what the command line asked for. What can be checked is checked before Spark starts."""
+    """Runs the job for a command line. Makes all possible checks before Spark starts."""
     _check(options.out, options.stores, options.begin, options.end, options.top, overwrite=options.overwrite)
     settings = source_options(options)
     chosen = _options(options.begin, options.end, options.include_archive)

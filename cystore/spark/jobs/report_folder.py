@@ -16,7 +16,7 @@ MARKER = ".cystore-report"  # in every report, so that nothing else is replaced 
 
 def check_out(out: Path | str, stores: str | Sequence[str], *, overwrite: bool) -> Path:
     """The folder to make, absolute. Raises StoreConfigError for one that may not be made or replaced, StoreFormatError for a path
-    among `stores` that is no store."""
+    among `stores` that is not a store."""
     folder = outside_of(existing_stores(stores), out)
     if not folder.exists():
         return folder

@@ -1,4 +1,4 @@
-"""What jobs have in common: a session, a store's settings, and work that is done in parts on executors.
+"""Shared by the jobs: a session, a store's settings, and work in parts on executors.
 
 Parts hold paths, so every executor needs the directories that the driver has. An error of the store on an executor is the same error
 here, not Spark's report of it.
@@ -186,7 +186,7 @@ def run_parts(
 
 
 def sound(found: Iterable[Found | Failed]) -> list[Found]:
-    """What was found; raises the error that is among it."""
+    """The findings; raises the error that is among them."""
     kept = []
     for one in found:
         if isinstance(one, Failed):

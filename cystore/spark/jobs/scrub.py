@@ -44,7 +44,7 @@ ROWS_SHOWN = 1000
 
 @dataclass(frozen=True)
 class ScrubResult:
-    """What a scrub found. `summary` counts; `damage` are all damaged ranges, in order."""
+    """The findings of a scrub. `summary` counts; `damage` are all damaged ranges, in order."""
 
     summary: dict[str, Any]
     damage: tuple[Damage, ...]

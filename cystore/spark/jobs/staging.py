@@ -68,7 +68,7 @@ class Told(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """What a range has for the index: key hashes in the log's order."""
+    """A range's key hashes for the index, in the log's order."""
 
     told: Told
     keys: tuple[bytes, ...]
@@ -85,7 +85,7 @@ class Written(NamedTuple):
 
 @dataclass(frozen=True)
 class Rebuild:
-    """What executors are told. `bounds` are those of the log; the sizes in `config` are those of the store."""
+    """The input of the executors. `bounds` are those of the log; the sizes in `config` are those of the store."""
 
     root: Path
     config: StoreConfig
@@ -96,7 +96,7 @@ class Rebuild:
 
 
 def gather(rebuild: Rebuild, part: tuple[int, int]) -> Iterator[Row]:
-    """What queues and index hold of the records between two borders. An error is a row too, for the index."""
+    """The entries in queues and index for the records between two borders. An error is a row too, for the index."""
     try:
         host.check_writable_file_system(rebuild.root, allow_any=rebuild.config.allow_any_file_system)
         yield from _gather(rebuild, part)
