@@ -1,4 +1,5 @@
-"""What must hold for every store, whatever was done to it: asked of an open store, and of the files of a closed one."""
+"""Checks that must hold for every store, whatever was done to it: on an open store, and on the files of a closed
+one."""
 
 from __future__ import annotations
 

@@ -99,7 +99,8 @@ def _sample(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What the collection made lives until the end. The garbage collector need not look at it in each of its rounds."""
+    """Objects of the collection live until the end, so the garbage collector need not visit them in each of its
+    rounds."""
     gc.collect()
     gc.freeze()
 

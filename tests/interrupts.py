@@ -20,7 +20,7 @@ PLACES = ("call", "return", "c_return", "c_exception")
 
 
 class Interrupted(Exception):
-    """What a handler raises."""
+    """The exception of a handler."""
 
 
 def raise_interrupted() -> None:
@@ -67,7 +67,7 @@ def places_in(call: Callable[[], Any]) -> int:
 
 
 def descriptors() -> list[str]:
-    """What this process has open, sorted."""
+    """The open descriptors of this process, sorted."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         fd = Path("/proc/self/fd", name)

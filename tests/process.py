@@ -46,7 +46,7 @@ for line in sys.stdin:
 
 
 class Failed(Exception):
-    """What was sent raised: `kind` is the exception's class name."""
+    """The other process raised: `kind` is the exception's class name."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(f"{kind}: {text}")

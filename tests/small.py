@@ -15,7 +15,7 @@ SETTINGS: dict[str, Any] = {
     "max_index_num": 1000,
     "services": "none",
 }
-# What a record has beside body, topic and properties: fixed fields and two IPv4 hosts.
+# The size of a record beside body, topic and properties: fixed fields and two IPv4 hosts.
 RECORD_OVERHEAD = 91
 BLANK_BYTES = 8
 

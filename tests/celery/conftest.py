@@ -1,4 +1,4 @@
-"""What the Celery tests share: apps on a store of their own, and real workers."""
+"""Shared by the Celery tests: apps on a store of their own, and real workers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ WORKER = (
 
 @pytest.fixture(autouse=True)
 def _heard(caplog: pytest.LogCaptureFixture) -> None:
-    """What the library logs is captured, whatever another test's module did to its loggers."""
+    """Captures the library's log, whatever another test's module did to its loggers."""
     caplog.set_level(logging.DEBUG, "cystore")
 
 
@@ -103,7 +103,7 @@ def wait_until(condition: Callable[[], object], what: str, limit_s: float = 60.0
 
 
 def take_the_place(of: Redis, new: Redis) -> None:
-    """Who connects to a server that was killed gets the new one from now on."""
+    """A later connection to a killed server goes to the new one."""
     socket = Path(of.url.removeprefix("unix://"))
     socket.unlink(missing_ok=True)
     socket.symlink_to(new.url.removeprefix("unix://"))

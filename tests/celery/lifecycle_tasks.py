@@ -11,7 +11,7 @@ from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 
 class HandlerError(Exception):
-    """What a task's own handler raises."""
+    """An exception of a task's own handler."""
 
 
 class BrokenHandler(Task):

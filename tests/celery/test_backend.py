@@ -300,7 +300,9 @@ def test_expired_results_and_groups_are_gone_for_readers(make_backend, monkeypat
     assert backend.get_task_meta("failed", cache=False)["status"] == states.FAILURE
     now_ms[0] = begin_ms + 700_000
     assert not backend.task_result_exists("failed")
-    assert len(records.records_of(backend.store, records.RESULTS, "done")) == 1  # history goes on showing it
+    assert (
+        len(records.records_of(backend.store, records.RESULTS, "done")) == 1
+    )  # history continues showing it
 
 
 @pytest.mark.parametrize("never", [None, 0])

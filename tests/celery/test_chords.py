@@ -29,7 +29,7 @@ HOUR_MS = 3_600_000
 
 
 def steps(store: cystore.MessageStore, group_id: str) -> list[str | None]:
-    """What happened to a chord, oldest first."""
+    """The records of a chord, oldest first."""
     found = records.records_of(store, records.CHORDS, records.key_of(group_id), to_tombstone=False)
     return [message.tags for message in reversed(found)]
 
@@ -263,7 +263,7 @@ def test_a_duplicate_counts_once_and_its_success_counts(led):
 
 
 def test_part_and_result_are_one_append(led):
-    """Whoever is killed leaves both or none: Celery runs no task again whose success is stored."""
+    """Any kill leaves both or none: Celery runs no task again whose success is stored."""
     led.open()
     before = led.backend.store.wrote_position
     led.part("a", 0)
@@ -358,7 +358,7 @@ def test_a_claim_that_was_lost_is_retaken_when_its_time_is_over(led, monkeypatch
 def test_what_was_killed_before_its_claim_is_swept(led, later):
     left_complete(led)
     assert led.queued() == []
-    assert led.sweep() == 0  # it is young: whoever has the last part is about to send it
+    assert led.sweep() == 0  # it is young: the worker with the last part is about to send it
     later(10_000)
     assert led.sweep() == 1
     assert led.queued() == [["A", "B"]]

@@ -275,7 +275,7 @@ def test_a_duty_on_a_full_disk_is_told_in_one_line(app, store, caplog, monkeypat
 
 
 def test_a_damaged_record_does_not_fail_the_duty(app, store):
-    """Dispatch steps over damage, lists it and goes on."""
+    """Dispatch steps over damage, lists it and continues."""
     fill(store, 100_000)
     store.dispatch()
     segment = store._attached().commit_log.segment_for(0)

@@ -330,7 +330,7 @@ def test_a_holder_that_is_stopped_for_longer_than_its_lease_does_no_harm(scene, 
 
 @pytest.mark.slow
 def test_ticks_to_a_dead_store_do_not_pile_up(folder):
-    """Two stores on one Redis: the worker of one is killed, the other goes on."""
+    """Two stores on one Redis: the worker of one is killed, the other continues."""
     with redis_server(own=True) as redis, redis_py.Redis.from_url(redis.url) as client:
         (folder / "a").mkdir()
         (folder / "b").mkdir()

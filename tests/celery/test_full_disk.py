@@ -1,4 +1,4 @@
-"""Goal: a worker whose store's disk is full says so in a line, loses no task, and goes on when there is space. Method: real workers in
+"""Goal: a worker whose store's disk is full says so in a line, loses no task, and continues when there is space. Method: real workers in
 every pool; the store is told to keep more space free than any disk has."""
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def test_a_full_disk_is_told_in_one_line_and_no_task_is_lost(tmp_path, pool):
 
 
 def says(fifo: Path) -> bool:
-    """Ends the wait of whoever reads a FIFO."""
+    """Ends the wait of a FIFO's reader."""
     try:
         descriptor = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
     except OSError:

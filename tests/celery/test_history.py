@@ -42,7 +42,7 @@ def test_any_conditions(backend, events, task_id, name, wanted_states, span):
     stored = list(backend.store.scan(begin))
     times = [message.store_timestamp_ms for message in stored]
     low, high = sorted(min(place, len(times) - 1) for place in span) if times else (0, 0)
-    # What earlier examples left is older than this one's first record, or as old.
+    # The records of earlier examples are older than this one's first record, or as old.
     begin_ms, end_ms = (times[low], times[high]) if times else (1, 1)
     found = history.transitions(
         backend.store, task_id=task_id, name=name, states=wanted_states, begin_ms=begin_ms, end_ms=end_ms

@@ -230,7 +230,7 @@ def test_a_worker_killed_after_it_appended_appends_nothing_twice(tmp_path):
 
 
 def sent(task_id: str, state: str, sent_ms: int, body: bytes = b"{}", send_id: str = "0" * 32) -> list[dict]:
-    """What another host sends of one transition."""
+    """The message of another host for one transition."""
     return [
         {
             "topic": records.RESULTS,
@@ -303,7 +303,7 @@ def test_only_the_topics_of_results_come_through_the_broker(backend):
 
 
 def test_who_says_where_home_is(make_backend):
-    """What the task says that runs, else the setting, else the own store."""
+    """The home by the running task, else the setting, else the own store."""
     backend, other = make_backend(), make_backend(cystore_home=UNKNOWN_HOME)
     own = known_id_of(backend.store)
     assert homes.home_of(backend) == own

@@ -277,7 +277,7 @@ def test_a_workflow_is_found_by_its_root(fleet):
     assert {event.task_id for event in parts} == {child.id for child in result}
     second = result.parent.id
     assert {e.details["parent_id"] for e in parts if e.event == events.SENT} == {second}
-    # What the first task sent was sent by its process.
+    # The process of the first task sent its tasks.
     (sent,) = history.events(store, task_id=second, states=[events.SENT])
     assert str(os.getpid()) not in sent.details["origin"]
     assert {event.task_id for event in history.events(store, task_id="the-root")} == {"the-root"}

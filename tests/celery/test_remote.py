@@ -264,7 +264,7 @@ def ask(line: lists.Line, request: Request) -> Answer:
 
 
 def test_a_home_answers_what_makes_sense_and_nothing_else(hosts):
-    """What is crafted gets no answer and harms nobody; a place in the log that is made up shows nothing."""
+    """A crafted request gets no answer and harms nobody; an invented place in the log shows nothing."""
     backend, home = hosts.fleet.backend, hosts.home
     backend.store_result("mine", 1, states.SUCCESS)
     other = backend.store.put("orders", b"secret")
@@ -520,7 +520,7 @@ def waits_for(app: Celery, task_id: str, outcome: list[object]) -> threading.Thr
 
 
 def test_the_serving_worker_is_killed_and_redis_is_started_again(tmp_path):
-    """A get goes on through both, tasks run on another Redis meanwhile, and the workers do not end."""
+    """A get continues through both, tasks run on another Redis meanwhile, and the workers do not end."""
     with redis_server(own=True) as reader:
         option = f"?reader={quote(reader.broker_url, safe='')}"
         with fleet_in(tmp_path, option) as fleet:

@@ -51,7 +51,7 @@ def test_an_answer_comes_as_it_was_sent():
 
 
 def test_an_answer_holds_no_more_than_its_bound():
-    """What does not fit is asked for in parts."""
+    """A result that does not fit is asked for in parts."""
     bodies = {"a": b"x" * (PART_BYTES - 1), "b": b"y" * 10, "c": b"z"}
     found = [replace(READY, id=name, size_bytes=len(body), body=b"") for name, body in bodies.items()]
     sizes = [len(one.body) for one in filled(found, lambda one: bodies[one.id])]

@@ -227,7 +227,7 @@ def test_a_person_is_asked(make_app, run, monkeypatch):
 
 
 def happened(app, task_id, *kinds):
-    """What a worker tells of one delivery of a task's message: events, and states of its result."""
+    """A worker's records of one delivery of a task's message: events, and states of its result."""
     for kind in kinds:
         if kind in states.ALL_STATES:
             app.backend.store_result(task_id, ValueError("again") if kind == states.FAILURE else 1, kind)
@@ -264,7 +264,7 @@ def test_a_duplicate_does_not_hide_a_success(make_app, run, rows, duplicate):
 
 
 def test_a_forgotten_success_is_none(make_app, rows):
-    """What came before a `forget` is not the task's state any more, and a late state never was."""
+    """A state before a `forget` is not the task's any more, and a late state never was."""
     app = make_app()
     task_id = sent(app, 1)
     happened(app, task_id, states.SUCCESS)

@@ -42,7 +42,7 @@ def send(fleet: Fleet, count: int) -> None:
 
 
 def sync_failed(fleet: Fleet) -> None:
-    """What a failed sync leaves in the control block; the disk here is well."""
+    """The state of the control block after a failed sync; the disk here works."""
     control = fleet.backend.store._attached().control
     control.failed_errno = 5
     control.set_flag(FLAGS["FLAG_SYNC_FAILED"][0])
@@ -51,7 +51,7 @@ def sync_failed(fleet: Fleet) -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
 def test_a_worker_whose_store_was_moved_ends_and_leaves_the_tasks_to_the_broker(tmp_path, pool):
-    """Seen: it went on taking tasks ("Pool callback raised exception"), acknowledged them, and their results were lost."""
+    """Seen: it continued taking tasks ("Pool callback raised exception"), acknowledged them, and their results were lost."""
     with fleet_in(tmp_path) as fleet:
         worker = fleet.start("--concurrency=1", pool=pool)
         ready(worker)

@@ -46,7 +46,7 @@ def commands(client: redis_py.Redis) -> dict[str, int]:
 
 
 def spent(client: redis_py.Redis, before: dict[str, int]) -> dict[str, int]:
-    """What was spent since, without what a worker spends that has no duties: it waits for messages."""
+    """The work since then, without that of a worker without duties, which waits for messages."""
     now = commands(client)
     return {
         name: count - before.get(name, 0)

@@ -35,7 +35,7 @@ def holed(path, first=10, behind=13):
 
 
 def numbers(path):
-    """What the log has, and what the queues and the index lead to."""
+    """The content of the log, and the records that queues and index point to."""
     with cystore.open(path, **stores.SMALL) as store:
         in_log = sorted(int(message.properties["number"]) for message in store.scan())
         read = [

@@ -90,7 +90,7 @@ def test_a_copy_beside_writers(store_path, target):
 
 
 def test_a_copy_is_a_whole_store(store_path, target):
-    """It goes on where the store was: offsets, settings, the id; and a copy of the copy is the way back."""
+    """It continues where the store was: offsets, settings, the id; and a copy of the copy is the way back."""
     settings = {"enable_consume_queue_ext": True, "message_delay_level": "1s 1h"}
     with open_small(store_path, file_reserved_time_h=24, **settings) as store:
         fill(store, 100)
@@ -173,7 +173,7 @@ def test_a_crashed_store(store_path, target):
 
 
 def test_damage_goes_along(store_path, target, command):
-    """What nobody knew to be damaged is told with exit code 1. Other records are there; a copy of the copy knows of it."""
+    """Unknown damage gives exit code 1. Other records are in the copy; a copy of the copy knows the damage."""
     with open_small(store_path) as store:
         put = filled(store, 200)
         with open(store_path / "commitlog" / f"{0:020d}", "r+b") as file:

@@ -16,7 +16,7 @@ STEPS = 1_000_000  # until they are killed
 
 
 class Crew:
-    """Some writers. Their keys begin with their numbers, so it shows who goes on."""
+    """Some writers. Their keys begin with their numbers, so it shows who continues."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Crew:
 
 
 def check_reopened(path: Path, herd: Herd, settings: dict[str, Any] = SETTINGS) -> int:
-    """Nobody is attached any more: the next to open gets in, goes on, and finds all that was acknowledged, and so does
+    """Nobody is attached any more: the next to open gets in, continues, and finds all that was acknowledged, and so does
     the aftermath; gives how many."""
     with cystore.open(path, **settings) as store:
         store.put("shared", b"goes on", keys=("after",), flush="sync")

@@ -61,7 +61,7 @@ class Acknowledged:
 
 
 class Told:
-    """What was acknowledged by now; the pipe's writing end is `out`."""
+    """The puts that are acknowledged by now; the pipe's writing end is `out`."""
 
     def __init__(self) -> None:
         self._read, self.out = os.pipe()

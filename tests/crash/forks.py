@@ -57,7 +57,7 @@ def umount(target, detach=False):
 
 
 class _Born:
-    """What `Process` asks of a Popen, for a child of the nursery."""
+    """A Popen for `Process`, for a child of the nursery."""
 
     def __init__(self, nursery: Nursery, pid: int, line: socket.socket) -> None:
         self._nursery, self.pid, self.returncode = nursery, pid, None

@@ -128,7 +128,7 @@ class Device:
         threading.Thread(target=self._serve, args=(fd, self._lives), daemon=True).start()
 
     def _serve(self, fd: int, life: int) -> None:
-        """What was mounted in another life, and is in use still, is without power for good."""
+        """A disk that was mounted in another run, and is in use still, is without power for good."""
         buffer = memoryview(bytearray(WRITE_MAX + PAGE_BYTES))
         try:
             while True:

@@ -85,7 +85,7 @@ class Herd:
         return self._process.do(source)
 
     def knock(self, path: Path, **settings: Any) -> str:
-        """What somebody who opens the store meets: the error with its kind, or "opened"."""
+        """The result of an open of the store: the error with its kind, or "opened"."""
         return self._process.do("knock(path, settings)", path=str(path), settings=settings)
 
     def go_on(self, pid: int) -> None:

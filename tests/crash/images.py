@@ -29,7 +29,7 @@ Files = dict[str, bytes]
 
 @dataclass(frozen=True)
 class Put:
-    """What was given to a store, and the place that it told."""
+    """The messages of a store, and the place that it returned for each."""
 
     topic: str
     queue_id: int

@@ -148,7 +148,7 @@ def live_synced(out: int, path: str, seed: int, settings: dict[str, Any], steps:
             signal.pause()
 
 
-# What a forked child does to what it inherited. `descriptors` are those of its parent's locks.
+# A forked child's actions on inherited objects. `descriptors` are those of its parent's locks.
 
 
 def _close(writer: Writer, descriptors: list[int]) -> None:

@@ -71,7 +71,7 @@ class Case:
 
 @dataclass
 class Row:
-    """What became of a fault; `tally` counts what was looked at (acknowledged, cut bytes, ...)."""
+    """The result of a fault; `tally` counts the examined things (acknowledged, cut bytes, ...)."""
 
     name: str
     how: str

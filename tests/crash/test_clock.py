@@ -1,4 +1,4 @@
-"""Goal: a wall clock that jumps stamps, delivers, rolls and deletes nothing; after it is set right everything goes on (I7, I9). Method:
+"""Goal: a wall clock that jumps stamps, delivers, rolls and deletes nothing; after it is set right everything continues (I7, I9). Method:
 processes that live with a wall clock and a CLOCK_BOOTTIME which the test turns."""
 
 from __future__ import annotations

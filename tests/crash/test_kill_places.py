@@ -1,4 +1,4 @@
-"""Goal: a process may be killed at any place where what all share is half changed (I1, I2, I6): whoever lives goes on without a
+"""Goal: a process may be killed at any place where what all share is half changed (I1, I2, I6): whoever lives continues without a
 restart, and when everybody died the next open recovers; everything acknowledged is there. Method: every named place outside of
 the append section (which has its own file), one kill each, with survivors and without; then repairs that are killed themselves."""
 

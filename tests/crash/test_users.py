@@ -1,4 +1,4 @@
-"""Goal: a store that a group shares goes on when a user's process is killed inside of it: what it left belongs to the group, and another
+"""Goal: a store that a group shares continues when a user's process is killed inside of it: what it left belongs to the group, and another
 user repairs it. Method: one user's process dies at named places, another one, that may only what the group may, lives on or comes next."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Goal: a writer may be killed anywhere (I1, I2, I6): whoever lives goes on without a restart, everything acknowledged is there,
+"""Goal: a writer may be killed anywhere (I1, I2, I6): whoever lives continues without a restart, everything acknowledged is there,
 queues have neither gap nor repeat, and the same holds when everybody died and the next open recovers. Method: processes of the
 build with failpoints are killed at every named place of the append section, and plain ones at random."""
 

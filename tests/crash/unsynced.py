@@ -21,7 +21,7 @@ SECTOR_BYTES = 512
 NO_PAGE = bytes(PAGE_BYTES)
 ROOT = 1
 
-# What is left of the pages that were not synced.
+# The remains of the unsynced pages.
 HOW = ("none", "all", "any", "torn")
 
 
@@ -195,7 +195,7 @@ class Tree:
         node.changed_ns = time.time_ns()
 
     def sync(self, node: Node) -> None:
-        """What fsync promises: the file's pages and length, or the folder's names."""
+        """The promise of fsync: the file's pages and length, or the folder's names."""
         node.unsynced.clear()
         if node.last > self._kept:
             del self._journal[: node.last - self._kept]

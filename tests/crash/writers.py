@@ -50,5 +50,5 @@ def arm(process: Process, failpoint: str) -> None:
 
 
 def acknowledged(log: Path) -> list[list[str]]:
-    """What was acknowledged: topic, queue id, queue offset, key."""
+    """The acknowledged puts: topic, queue id, queue offset, key."""
     return [line.split() for line in log.read_text().splitlines()] if log.exists() else []

@@ -162,7 +162,7 @@ def repair_columns(data: bytes) -> bytes:
 
 
 def run_entries(data: bytes) -> None:
-    """What a rebuild gathers of the records of one file, as many at a time as the first byte says."""
+    """The entries that a rebuild gathers from the records of one file, as many at a time as the first byte says."""
     if len(data) < 2 or len(data) > 2048:
         return
     file = exact((data[1:] + bytes(SCAN_FILE_BYTES))[:SCAN_FILE_BYTES])
@@ -223,7 +223,7 @@ def run_index(data: bytes) -> None:
 
 
 def run_mend(data: bytes) -> None:
-    """What recovery does with slots and entries of which any sector may be old."""
+    """Recovery's treatment of slots and entries of which any sector may be old."""
     if len(data) < 8:
         return
     first, keep = struct.unpack_from(">hh", data)

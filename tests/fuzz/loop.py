@@ -95,7 +95,7 @@ class Coverage:
 
 @dataclass
 class Outcome:
-    """What a run did. `failed` is the input that went wrong, with its error."""
+    """The result of a run. `failed` is the failing input, with its error."""
 
     inputs: int = 0
     seconds: float = 0.0

@@ -312,7 +312,8 @@ atexit.register(_Open.close)  # before the folder is removed
 
 
 def run_put(data: bytes) -> None:
-    """What users give: a put refuses it, or the message comes back as it was; delayed, it comes to its topic as it was."""
+    """Arguments of users: a put refuses them, or the message comes back unchanged; a delayed one reaches its topic
+    unchanged."""
     if _Open.store is None or _Open.puts % 3000 == 0:
         _Open.close()
         shutil.rmtree(ROOT / "puts", ignore_errors=True)

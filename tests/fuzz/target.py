@@ -1,4 +1,4 @@
-"""What a fuzz target is, and what targets share: bytes with nothing behind them, and edits of something valid."""
+"""Fuzz targets, and their common parts: bytes with nothing behind them, and edits of valid ones."""
 
 from __future__ import annotations
 

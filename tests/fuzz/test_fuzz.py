@@ -44,7 +44,7 @@ def test_every_target_has_a_small_corpus_and_every_corpus_a_target():
     assert sum(path.stat().st_size for path in CORPUS.rglob("*") if path.is_file()) < 32 * 1024
 
 
-# What a kernel's name does not tell: which target calls it.
+# Kernels whose name does not contain their target's.
 REACHED_BY = {
     "checksum": "checksum",
     "control": "control",

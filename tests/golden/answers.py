@@ -1,4 +1,4 @@
-"""What a cystore store answers, in the shape of the rows that RocketMQ wrote down."""
+"""The answers of a cystore store, in the shape of the rows that RocketMQ wrote down."""
 
 import base64
 import ipaddress

@@ -23,7 +23,7 @@ def golden(request, tmp_path_factory) -> stores.Golden:
 
 @pytest.fixture(scope="module")
 def view(golden) -> oracle.View:
-    """What the oracle sees in the directory that cystore does not touch."""
+    """The oracle's view of the directory, which cystore does not touch."""
     return oracle.recover(oracle.read_directory(golden.store), "truncate")
 
 

@@ -1,4 +1,4 @@
-"""Goal: a golden store that cystore opened for writing is still RocketMQ's, to the byte, and goes on where it
+"""Goal: a golden store that cystore opened for writing is still RocketMQ's, to the byte, and continues where it
 stopped; one opened for reading is not touched. Method: the files before and after, against RocketMQ's hashes
 and the oracle."""
 
@@ -14,7 +14,7 @@ from tests.oracle import store as oracle
 
 @pytest.fixture
 def view(golden) -> oracle.View:
-    """What the oracle sees before cystore touches the directory."""
+    """The oracle's view before cystore touches the directory."""
     return oracle.recover(oracle.read_directory(golden.store), "truncate")
 
 
@@ -67,7 +67,7 @@ def files_of(directory) -> dict[str, bytes]:
 
 
 def test_opened_twice_it_is_the_same_store(golden, view):
-    """What the first open wrote is a clean store with the same answers."""
+    """The first open left a clean store with the same answers."""
     config = cystore_config(golden.spec)
     with cystore.open(golden.store, damaged_range="truncate", **config):
         pass

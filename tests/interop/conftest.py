@@ -37,7 +37,7 @@ def golden(request: pytest.FixtureRequest, fresh_stores: Path, tmp_path: Path) -
 
 @pytest.fixture(scope="session")
 def views(fresh_stores: Path) -> dict[str, oracle.View]:
-    """What the oracle sees in the fresh stores, worked out once for each."""
+    """The oracle's view of the fresh stores, computed once for each."""
     return {
         name: oracle.recover(oracle.read_directory(fresh_stores / name / "store"), "truncate")
         for name in fresh.NAMES

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "rocketmq"
 PROJECT = ROOT / "tests" / "interop" / "pom.xml"
 SOURCES = (ROOT / "tests" / "interop" / "driver", ROOT / "benchmarks" / "peers" / "rocketmq")
-# What Maven says when it cannot reach a repository: then there is no peer, but nothing is wrong with us either.
+# Maven's messages when it cannot reach a repository: then there is no peer, but nothing is wrong with us either.
 UNREACHABLE = ("Could not transfer artifact", "Unknown host", "Non-resolvable", "could not be resolved")
 BUILD_TIMEOUT_S = 600
 ANSWER_TIMEOUT_S = 120
@@ -162,7 +162,7 @@ class RocketMQ:
         return json.loads(done.stdout)
 
     def dump(self, store: Path, settings: dict, out: Path) -> list[dict]:
-        """What RocketMQ sees in a store, as rows; `store` is recovered and closed by it, so give it a copy."""
+        """RocketMQ's view of a store, as rows; it recovers and closes `store`, so give it a copy."""
         self._submit("dump", store=str(store), config=settings, out=str(out)).result(ANSWER_TIMEOUT_S)
         return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
 
@@ -212,7 +212,7 @@ class OpenStore:
     path: Path
 
     def put(self, messages: list[dict]) -> list[dict]:
-        """Puts messages in the form of a spec; what became of each."""
+        """Puts messages in the form of a spec; returns the result of each."""
         return self.rocketmq._submit("put", store=str(self.path), messages=messages).result(ANSWER_TIMEOUT_S)
 
 

@@ -69,7 +69,7 @@ class Writer:
         )
 
     def inner(self, bytes_max: int) -> dict:
-        """What a message has in a batch too."""
+        """The properties that a message has in a batch too."""
         rng, number = self.rng, next(self.numbers)
         message: dict = {"bodyB64": self.base64(self.body(rng.choice((1, bytes_max, bytes_max))))}
         if tags := rng.choice(TAGS):

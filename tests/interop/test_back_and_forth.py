@@ -75,7 +75,7 @@ def test_each_recovers_what_the_other_was_killed_over(rocketmq, writer, tmp_path
     acknowledged = killed_while_putting(path, {**spec, "messages": list(writer.many(60))}, 90)
     stored += acknowledged
 
-    # RocketMQ goes on, is halted again, and cystore has the last word.
+    # RocketMQ continues, is halted again, and cystore has the last word.
     items = [*writer.many(40), {"action": "waitDispatch"}, {"action": "stopReput"}, *writer.many(10)]
     written = rocketmq.write_and_halt({**spec, "messages": items}, path)
     items = [item for item in items if "action" not in item]
@@ -149,7 +149,7 @@ def test_what_the_jvm_holds_cystore_does_not_open(rocketmq, writer, tmp_path):
         for config in ({}, {"exclusive": True}):
             with pytest.raises(cystore.StoreLockedError, match="lock"):
                 cystore.open(path, **cystore_config(spec), **config)
-        # The refused one changed nothing: RocketMQ goes on.
+        # The refused one changed nothing: RocketMQ continues.
         there.put(list(writer.many(20)))
     with cystore.open(path, **cystore_config(spec)) as store:
         assert sum(1 for _ in store.scan()) == 40

@@ -1,4 +1,4 @@
-"""Goal: delayed messages change hands: what one of both wrote the other delivers, once, and goes on counting where the first stopped.
+"""Goal: delayed messages change hands: what one of both wrote the other delivers, once, and continues counting where the first stopped.
 Method: one directory, opened in turn by cystore and by RocketMQ 4.9.3 with its ScheduleMessageService."""
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def test_i9_cystore_delivers_what_rocketmq_wrote_and_rocketmq_knows_it(rocketmq,
             )
             assert [getattr(message, name) for name in fields] == [getattr(source, name) for name in fields]
     assert table(path) == {1: 3, 2: 0}
-    # RocketMQ goes on behind our table, and delivers nothing twice.
+    # RocketMQ continues behind our table, and delivers nothing twice.
     rocketmq.write({**SPEC, "messages": UNTIL_DUE}, path).result(ANSWER_TIMEOUT_S)
     rows = dump_of_copy(rocketmq, path, SPEC, tmp_path)
     assert delivered_in(rows) == bodies([*items[:2], items[3]])

@@ -121,7 +121,7 @@ def test_a_view_keeps_its_segment_mapped_and_nothing_else_does(tmp_path):
 
 
 def import_side_effects() -> list:
-    """What an import starts: threads, descriptors."""
+    """The threads and descriptors that an import makes."""
     import os
     import threading
 

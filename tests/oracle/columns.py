@@ -1,4 +1,4 @@
-"""What a log's records look like as rows, read one by one: the slow answer to what the column kernel fills."""
+"""A log's records as rows, read one by one: the slow answer to the column kernel's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What RocketMQ gets from the Java library: string hashes and how bytes become text."""
+"""Functions of the Java library that RocketMQ uses: string hashes, and text from bytes."""
 
 import re
 

@@ -122,7 +122,7 @@ class Record:
 
     @property
     def tags_code(self) -> int:
-        """What its consume queue entry carries: the hash of the tags, or when a delayed message is due."""
+        """The tags code of its consume queue entry: the hash of the tags, or the due time of a delayed message."""
         if self.topic == SCHEDULE_TOPIC and (level := self.delay_level) > 0:
             return self.store_timestamp_ms + DELAY_LEVELS_MS[min(level, len(DELAY_LEVELS_MS)) - 1]
         return java.string_hash(self.tags) if self.tags else 0

@@ -53,7 +53,7 @@ def truncated(log: Log, clean: bool, checkpoint: Checkpoint) -> Outcome:
 
 @dataclass
 class _Sequence:
-    """What is asked of a record above the watermark beyond being valid by itself."""
+    """The conditions on a record above the watermark, beyond being valid by itself."""
 
     log_minimum: int
     in_time_order: bool

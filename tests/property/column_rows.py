@@ -1,4 +1,4 @@
-"""What the column kernel makes of a log file, as rows that the oracle's can be compared with."""
+"""The column kernel's rows of a log file, for a comparison with the oracle's."""
 
 from __future__ import annotations
 

@@ -327,7 +327,7 @@ def guard() -> None:
 
 
 class Told(list):
-    """What each call said: its name and the error's, or nothing. An error that is none of the store's goes through."""
+    """The result of each call: its name and the error's, or nothing. A foreign error goes through."""
 
     def __call__(self, name: str, work: Callable[[], Any]) -> Any:
         try:

@@ -53,7 +53,7 @@ keys = st.text(
 
 @st.composite
 def sound_properties(draw) -> bytes:
-    """What a producer writes: tags, keys, a unique key, a delay level, some of the user's own."""
+    """A producer's message: tags, keys, a unique key, a delay level, some of the user's own properties."""
     pairs = draw(st.dictionaries(property_text, property_text, max_size=3))
     if draw(st.booleans()):
         pairs["TAGS"] = draw(property_text)

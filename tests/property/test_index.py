@@ -83,7 +83,7 @@ def test_a_chain_is_found_newest_first(entries, room):
 
 @given(entered(), st.integers(0, 2**42), st.integers(0, 2**42))
 def test_a_time_range_loses_nothing_that_is_in_it(entries, begin_ms, length):
-    """What is returned beyond it the caller drops: entries know their time by the second."""
+    """The caller drops the rest: entries know their time by the second."""
     ours, data = build(entries)
     end_ms = begin_ms + length
     for key in HASH_AT:

@@ -15,7 +15,8 @@ from tests.property import stores
 from tests.property.strategies import logs
 from tests.property.test_store import assert_answers, assert_derived_files, scratch
 
-# What a disk writes whole or not at all; each kind of file has several, and entries across their borders.
+# The units that a disk writes completely or not at all; each kind of file has several, and entries across their
+# borders.
 SECTOR_BYTES = 512
 SHAPE = stores.Shape(queue_file_bytes=1200, slots=150, capacity=300)
 FILE_BYTES = 4096

@@ -158,7 +158,7 @@ def cuts(log: Log, end: int, filler: bytes):
 def assert_every_cut(log: Log, end: int, filler: bytes, first: int = 0, step: int = 1) -> None:
     base = (end - 1) - (end - 1) % log.file_size
     items = list(log.walk(base, end))
-    # Both walk from the last record that no cut touches; the oracle goes on behind the records that this cut left whole.
+    # Both walk from the last record that no cut touches; the oracle continues behind the records that this cut left whole.
     near = max(
         (at + found.size for at, found in items if at + found.size <= max(base, end - TAIL_BYTES)),
         default=base,
@@ -199,7 +199,7 @@ def test_any_log_cut_at_every_byte_of_its_last_4_kib(written):
 @given(logs(max_records=10), st.data())
 @settings(max_examples=20)
 def test_stale_records_behind_a_cut_are_no_records_of_another_place(written, data):
-    """What stood elsewhere in the log does not count where its physical offset is not its own."""
+    """A record from elsewhere in the log does not count, because its physical offset is not its own."""
     if not written.records:
         return
     stale = data.draw(st.sampled_from(written.records)).raw

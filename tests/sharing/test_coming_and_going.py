@@ -36,7 +36,7 @@ def lives(path, settings, who, count, seed):
 
 
 def test_i1_i2_nobody_stays(in_memory, rng):
-    """Attach and detach cross all the time: whoever is first in builds what the last one out took down."""
+    """Attach and detach cross all the time: the first one in builds what the last one out took down."""
     path = in_memory / "store"
     with processes(4) as others:
         for process in others:
@@ -95,7 +95,7 @@ def turns(path, settings, who, exclusive):
 
 
 def test_i2_queues_that_all_add_at_once_are_added_once(in_memory):
-    """The table grows under everybody's hands: each queue has one slot, whoever came first."""
+    """The table grows while all use it: each queue has one slot, in whatever order they came."""
     path = in_memory / "store"
     add = "[store.put('T', b'', queue_id=q).queue_offset for q in order]"
     with open_small(path) as store, processes(3) as others:

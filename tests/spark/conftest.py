@@ -1,4 +1,4 @@
-"""What the Spark tests share: one local session, a JDK that is new enough, small stores with rows to find again."""
+"""Shared by the Spark tests: one local session, a JDK that is new enough, small stores with known rows."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def numbers(frame: Any) -> list[int]:
 
 
 def refused(frame: Any) -> str:
-    """What Spark says of an action that fails."""
+    """Spark's text for a failing action."""
     from pyspark.errors import PySparkException
 
     with pytest.raises(PySparkException) as error:
@@ -229,7 +229,7 @@ def test_no_task_is_left_with_the_rest(make_store, monkeypatch):
 
 
 def test_a_plan_is_a_snapshot_while_a_writer_goes_on(make_store):
-    """What is appended after planning, in the same segment and in new ones, is not read."""
+    """Records that are appended after planning, in the same segment and in new ones, are not read."""
     from cystore.spark.source import CystoreDataSource
 
     store = make_store(count=70)
@@ -322,7 +322,7 @@ def test_a_segment_that_is_removed_between_planning_and_reading(spark, tmp_path)
 
 
 def test_a_key_is_looked_up_in_the_index(make_store):
-    """What is read is the messages with the key, not the log."""
+    """The query reads the messages with the key, not the log."""
     from pyspark.sql.datasource import EqualTo
 
     from cystore.spark.source import CystoreDataSource

@@ -1,4 +1,5 @@
-"""Goal: a stream never goes on in not the store that the one that it followed, nor with other options that choose rows, without being told
+"""Goal: a stream never continues in another store than the one that it followed, nor with other options that choose
+rows, without being told
 so. Method: stores that are deleted and made anew, moved, copied and exchanged between two batches; offsets by the reader itself."""
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def without_manifest(path: Path) -> Path:
 
 @pytest.mark.parametrize("ours", [True, False], ids=["with a manifest", "of a broker"])
 def test_a_store_made_anew_in_the_same_place_is_not_taken_for_the_old_one(tmp_path, ours):
-    """Seen: the query went on at its old position, and the first messages of the new store were skipped without a word."""
+    """Seen: the query continued at its old position, and the first messages of the new store were skipped without a word."""
     path = written(tmp_path / "s", 20)
     if not ours:
         without_manifest(path)

@@ -41,7 +41,7 @@ def live(store: Path, out: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def windows(out: Path) -> list[dict[str, Any]]:
-    """What Spark's own log of the sink says is in it."""
+    """The content of the sink by Spark's own log of it."""
     import pyarrow.parquet as parquet
 
     found = []

@@ -1,5 +1,5 @@
 """Goal: the source works where driver, executors and writers are processes of their own, and a killed driver leaves no gap and no
-repeat behind. Method: a local cluster of two executors; SIGKILL of a driver in the middle of its batches while a writer goes on."""
+repeat behind. Method: a local cluster of two executors; SIGKILL of a driver in the middle of its batches while a writer continues."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_executors_in_processes_of_their_own(
 
 @pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_killed_driver_leaves_every_message_once(spark_folder: Path, tmp_path: Path, kills: int):
-    """Killed in the middle of batches, while a writer goes on; the last run reads to the end."""
+    """Killed in the middle of batches, while a writer continues; the last run reads to the end."""
     store, folder = str(tmp_path / "store"), tmp_path / "work"
     folder.mkdir()
     with program("write", store, "0", "100") as writer:
@@ -105,7 +105,7 @@ def test_a_killed_driver_leaves_every_message_once(spark_folder: Path, tmp_path:
 
 
 def numbers_in(out: Path) -> list[int]:
-    """What Spark's own log of the sink says is in it: files of batches that were not committed do not count."""
+    """The content of the sink by Spark's own log of it: files of uncommitted batches do not count."""
     import pyarrow.parquet as parquet
 
     committed = set()

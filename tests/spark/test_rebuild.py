@@ -58,7 +58,7 @@ def queue_bytes(path: Path) -> dict[str, bytes]:
 
 
 def answers(path: Path, settings: dict[str, Any]) -> dict[tuple[str, str], list[int]]:
-    """What each key of the log leads to."""
+    """The records that each key of the log points to."""
     with cystore.open(path, **{**settings, "read_only": True, "services": ()}) as store:
         keys = {(message.topic, key) for message in store.scan() for key in message.keys}
         return {

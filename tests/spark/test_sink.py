@@ -24,7 +24,7 @@ def append(frame: Any, store: Path, **options: Any) -> None:
 
 
 def refused(work: Any) -> str:
-    """What Spark says of a write that fails."""
+    """Spark's text for a failing write."""
     from pyspark.errors import PySparkException
 
     with pytest.raises(PySparkException) as error:
@@ -131,7 +131,7 @@ def test_a_stream_with_another_checkpoint_is_not_the_same_sink(spark, make_store
 
 @pytest.mark.slow
 def test_a_killed_driver_writes_every_message_once(spark_folder: Path, make_store, tmp_path: Path):
-    """SIGKILL of driver, JVM and workers in the middle of batches; the last run goes on to the end."""
+    """SIGKILL of driver, JVM and workers in the middle of batches; the last run continues to the end."""
     source, folder, copy = make_store(count=2000), tmp_path / "work", tmp_path / "copy"
     folder.mkdir()
     for kill_after in (1, 2, 1):

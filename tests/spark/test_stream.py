@@ -1,4 +1,4 @@
-"""Goal: a stream gives each message once, batch by batch within its limits, and goes on where its checkpoint says. Method: streams into
+"""Goal: a stream gives each message once, batch by batch within its limits, and continues where its checkpoint says. Method: streams into
 memory and Parquet, restarted, in the local session; offsets by the reader itself."""
 
 from __future__ import annotations

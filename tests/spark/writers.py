@@ -37,7 +37,7 @@ def writer(store: Path | str, *, stream: bool, schema: pa.Schema = ROW, **option
 
 
 def stage(made: Any, tasks: Iterable[Sequence[pa.RecordBatch]]) -> list[Any]:
-    """What tasks with these record batches tell the driver."""
+    """The tasks' messages to the driver for these record batches."""
     return [made.write(iter(batches)) for batches in tasks]
 
 

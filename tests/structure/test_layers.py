@@ -19,7 +19,7 @@ SOURCES = files(".py", ".pyx", ".pxd", under=(*PACKAGES, f"{FOUND_BY_NAME}.py"))
 MODULES = sorted({module_of(path) for path in SOURCES})
 IMPORTS = sorted({found for path in SOURCES for found in imports(path, MODULES)})
 OURS = [found for found in IMPORTS if found.imported.split(".")[0] in PACKAGES]
-# What `import cystore` must not bring along: the extras' packages.
+# `import cystore` must not import these: the extras' packages.
 HEAVY = ("celery", "kombu", "redis", "pyspark", "pyarrow", "rich", "hypothesis", "crc32c", "Cython")
 
 

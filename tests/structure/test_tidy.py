@@ -248,7 +248,7 @@ def test_the_library_does_not_print():
 
 
 def _public(module: ModuleType) -> list[tuple[str, object]]:
-    """What a module's `__all__` names, and the public members that its classes define themselves."""
+    """The names in a module's `__all__`, and the public members that its classes define themselves."""
     found = []
     for name in module.__all__:
         item = getattr(module, name)

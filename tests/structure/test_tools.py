@@ -156,7 +156,7 @@ def test_every_test_is_in_one_group():
 
 
 def test_a_group_ends_with_its_runner(tmp_path):
-    """Whoever ends the runner ends the tests too: nothing goes on working in the tree unseen."""
+    """Whoever ends the runner ends the tests too: nothing continues working in the tree unseen."""
     (tmp_path / "test_it.py").write_text(
         "import os, signal\n"
         "def test_a():\n"

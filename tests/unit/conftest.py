@@ -1,4 +1,4 @@
-"""What the unit tests share: a user whose permissions count."""
+"""Shared by the unit tests: a user whose permissions count."""
 
 from __future__ import annotations
 

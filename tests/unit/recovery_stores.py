@@ -128,7 +128,7 @@ def log_bytes(path: Path) -> dict[str, bytes]:
 
 
 def aside(path: Path) -> dict[str, bytes]:
-    """What is in quarantine/, but for the lists of holes and of given-up queue offsets."""
+    """The content of quarantine/, without the lists of holes and of given-up queue offsets."""
     folder = path / "quarantine"
     if not folder.is_dir():
         return {}

@@ -290,7 +290,7 @@ def test_store_that_was_killed_on_a_full_disk_opens_without_space(tmp_path):
 
 
 def test_log_does_not_grow_while_there_is_no_headroom(tmp_path, monkeypatch):
-    """Whoever takes the last space must not take what the next recovery begins with."""
+    """The put that takes the last space must not take the space of the next recovery."""
 
     def refuse(path, length):
         raise StoreFullError("no space left", path=path)

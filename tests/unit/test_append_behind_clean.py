@@ -1,4 +1,4 @@
-"""Goal: a put goes on when a cleaner takes away the segment that it is about to ask for. Method: the policy is asked for a position
+"""Goal: a put continues when a cleaner takes away the segment that it is about to ask for. Method: the policy is asked for a position
 that was cleaned meanwhile; seen as an AssertionError out of `put` beside cleaners with a retention of 0 h."""
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def log_rows(store: cystore.MessageStore, end: int | None = None) -> pa.Table:
 
 
 def archive_rows(store: cystore.MessageStore) -> pa.Table:
-    """What a reader of the manifests gets."""
+    """The view of a reader of the manifests."""
     content = content_of(store.archived())
     settings = ReadSettings(columns=OF_LOG, rows=EVERYTHING)
     listed = [one for part in content.manifests for one in part.files]

@@ -153,7 +153,7 @@ def test_arguments_that_a_put_does_not_take(store, arguments, keywords):
 
 
 def answer(result):
-    """What a get answered, without identities."""
+    """The answer of a get, without identities."""
     return (
         result.status,
         [(m.queue_offset, bytes(m.body)) for m in result.messages],

@@ -103,7 +103,7 @@ def test_i7_a_file_of_before_that_cannot_be_read_pauses_cleaning(tmp_path, name)
 
 
 def test_i7_a_manifest_that_was_lost_pauses_cleaning(tmp_path, caplog, capsys):
-    """Seen: both slots damaged, the manifest was made anew, and cleaning went on as if nobody held anything."""
+    """Seen: both slots damaged, the manifest was made anew, and cleaning continued as if nobody held anything."""
     path = tmp_path / "s"
     filled(path)
     with open_small(path) as store:

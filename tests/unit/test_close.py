@@ -79,7 +79,7 @@ def test_queues_without_space_do_not_stop_the_flush(tmp_path, monkeypatch):
 
 
 def test_queues_that_come_to_harm_do_not_stop_the_flush(tmp_path, monkeypatch):
-    """Whatever goes wrong with what follows from the log: the log is durable, and the next open heals the rest."""
+    """Whatever goes wrong with the derived files: the log is durable, and the next open heals the rest."""
     store = open_small(tmp_path / "s")
     put = put_some(store)
 

@@ -16,7 +16,7 @@ from tests.small import open_small
 
 
 def held(path: Path) -> list[str]:
-    """What this process has open or mapped below a folder."""
+    """The files that this process has open or mapped below a folder."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         fd = Path("/proc/self/fd", name)

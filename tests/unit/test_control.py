@@ -264,7 +264,7 @@ def test_topic_that_is_too_long_for_a_slot_is_refused(control):
 
 
 def test_slot_that_was_counted_but_not_linked_is_found_again(control):
-    """What a kill between the count and the link of a new queue leaves."""
+    """The state after a kill between the count and the link of a new queue."""
     control.add_queue("T", 0)
     buckets = bytes(control.file.read(layout.CONTROL_BUCKETS_AT, 4 * layout.CONTROL_BUCKETS))
     slot = control.add_queue("T", 1)

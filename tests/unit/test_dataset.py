@@ -48,7 +48,7 @@ def store(tmp_path: Any) -> Any:
 
 
 class Watched:
-    """What scans were planned and read for."""
+    """The plans and reads of scans."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rows: list[RowFilter] = []

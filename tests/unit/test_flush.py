@@ -45,7 +45,7 @@ class Watched:
 
 
 class Log:
-    """What a store did to its segments."""
+    """A store's calls on its segments."""
 
     def __init__(self, store, monkeypatch) -> None:
         self.synced: list[tuple[int, int]] = []

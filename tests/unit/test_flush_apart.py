@@ -104,7 +104,7 @@ def test_the_checkpoint_is_synced_by_one_process(tmp_path, monkeypatch):
 
 
 def test_the_age_of_a_flush_counts_from_its_beginning(tmp_path, monkeypatch):
-    """What is appended while the disk is at work is not durable: it is as old as the flush when that ends."""
+    """A record that is appended while the disk works is not durable: it is as old as the flush when that ends."""
     now_ms = [50_000]
     monkeypatch.setattr(flush, "_now_ms", lambda: now_ms[0])
     with open_small(tmp_path / "s") as store:
@@ -261,7 +261,7 @@ def test_an_idle_thread_that_dispatches_sleeps_until_the_next_append():
 
 
 def threads_asleep(store):
-    """How many threads of a store sleep until an append: whoever watches, and those it rings for."""
+    """The number of a store's threads that sleep until an append: the watching one, and those that it rings for."""
     sleepers = store._attached().sleepers
     return sleepers._watched + len(sleepers._rings)
 

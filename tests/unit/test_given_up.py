@@ -41,7 +41,7 @@ def bodies(store, topic="T", queue_id=0):
 
 
 def kill(store):
-    """What a kill leaves: nobody detaches."""
+    """The state after a kill: no process detaches."""
     store._parts.forget()
 
 

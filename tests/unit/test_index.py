@@ -35,7 +35,7 @@ def opened(root: Path, config: StoreConfig = CONFIG, mode: Mode = Mode.WRITE, co
 
 
 def put(files: IndexFiles, key: str, physical_offset: int, store_timestamp_ms: int) -> None:
-    """What dispatch does with one key of topic T."""
+    """Dispatch of one key of topic T."""
     newest = files.newest() or files.add()
     data = bytearray(newest.file)
     hash_ = kernel.key_hash(b"T", key.encode())

@@ -29,7 +29,7 @@ from tests.interrupts import (
 from tests.small import SETTINGS, open_small
 from tests.unit.test_storm import calls
 
-# What is raised in a finalizer is only told.
+# An exception in a finalizer is only logged.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.unsanitized,  # about Python code

@@ -43,7 +43,7 @@ GIVE = "turn.__exit__(None, None, None)"
 
 
 def take(name: str, timeout_ms: int = -1) -> str:
-    """What another process is sent to take a lock, and to keep it."""
+    """Another process's code that takes a lock, and keeps it."""
     return TAKE.format(name=name, timeout_ms=timeout_ms)
 
 

@@ -66,7 +66,7 @@ cystore.open(path, **SETTINGS | {"exclusive": True}).close()
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    """What lets system calls fail, built."""
+    """The library that lets system calls fail, built."""
     built = tmp_path_factory.mktemp("preloaded") / "fail_calls.so"
     subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", str(built), str(SOURCE), "-ldl"], check=True)
     return built

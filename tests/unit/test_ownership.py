@@ -223,7 +223,8 @@ def test_links_on_the_way_to_a_file_are_not_followed(tmp_path, monkeypatch, way)
 
 
 def test_a_link_to_a_store_is_resolved_once(tmp_path):
-    """What the link says later does not matter to who has the store open, nor to a child that attaches again."""
+    """A later change of the link does not matter to a process that has the store open, nor to a child that attaches
+    again."""
     (tmp_path / "link").symlink_to("real")
     store = open_small(tmp_path / "link")
     store.put("T", b"1")

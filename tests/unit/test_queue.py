@@ -40,7 +40,7 @@ def opened(
 
 
 def add(queue: ConsumeQueue, physical_offset: int, size: int, tags_code: int = 0) -> None:
-    """What the dispatch kernel does with one record."""
+    """Dispatch of one record."""
     number = queue.max_offset
     file = queue.prepare(20 * number)
     file.write(20 * number - file.base, oracle.encode_entry(oracle.Entry(physical_offset, size, tags_code)))
@@ -145,7 +145,7 @@ def test_a_queue_that_begins_inside_a_file_is_filled_up_to_its_first_entry(tmp_p
 
 
 def test_old_entries_below_a_queue_that_starts_again_stay(tmp_path):
-    """All its messages expired: the queue goes on in the same file, and what is there is not pre-blank."""
+    """All its messages expired: the queue continues in the same file, and what is there is not pre-blank."""
     queue = opened(tmp_path)
     for number in range(10):
         add(queue, 90 * number, 90)

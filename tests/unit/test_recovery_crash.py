@@ -30,7 +30,7 @@ def worst_case(path):
 
 
 def settled(path) -> dict[str, str]:
-    """What must be the same however often recovery was broken off: everything but copies made twice."""
+    """The state that must be the same however often recovery was broken off: everything but copies made twice."""
     return {
         name: digest
         for name, digest in fingerprint(path).items()

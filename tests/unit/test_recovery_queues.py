@@ -309,7 +309,7 @@ def test_the_offset_of_a_queues_damaged_last_record_is_not_used_again(tmp_path):
 
 @pytest.mark.parametrize("read_only", [True, False])
 def test_lost_offsets_at_the_end_are_stepped_over(tmp_path, read_only):
-    """The last records of a closed store rotted: reading goes on behind them, before and after they were put aside."""
+    """The last records of a closed store rotted: reading continues behind them, before and after they were put aside."""
     store = write(tmp_path / "s", make_records(30), clean=True)
     for record in store.records[-3:]:
         store.flip(record)

@@ -37,7 +37,7 @@ CUTS = (
 
 
 def in_parts(store, range_bytes: int, bounds: Bounds | None = None, *, abnormal: bool = False):
-    """What all parts find together."""
+    """The findings of all parts together."""
     root, config = store.path, store.config
     reader = LogReader(root, config.mapped_file_size_commit_log_bytes)
     found = []

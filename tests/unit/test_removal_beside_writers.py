@@ -22,7 +22,7 @@ HEALED = "store.stats()['healed_entries']"
 
 @pytest.mark.parametrize("ext", [False, True])
 def test_two_dispatchers_go_on_in_the_new_file(tmp_path, ext):
-    """Seen: the first dispatcher made the file anew, and the second one went on in the file that was gone. `get` said
+    """Seen: the first dispatcher made the file anew, and the second one continued in the file that was gone. `get` said
     MESSAGE_WAS_REMOVING, or healed the queue."""
     path = tmp_path / "s"
     given = {"path": str(path), "settings": {"services": "none"}}

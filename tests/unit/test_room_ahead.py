@@ -137,7 +137,7 @@ def test_a_process_that_dies_making_the_next_file_leaves_it_to_the_put(tmp_path)
 
 
 def test_a_put_goes_on_when_there_is_room_although_others_make_more(tmp_path):
-    """Seen: a put waited 99 ms for the lock of another process, which had made its room long before and went on to make more."""
+    """Seen: a put waited 99 ms for the lock of another process, which had made its room long before and continued to make more."""
     with open_small(tmp_path / "s", allocate_ahead_bytes=4096) as store, Process() as other:
         other.do(
             "import cystore; store = cystore.open(path, services=()); parts = store._parts",

@@ -448,7 +448,7 @@ def test_damaged_due_time_is_neither_early_nor_late(path, late):
      b"DELAY\x011\x02REAL_TOPIC\x01RMQ_SYS_TRANS_HALF_TOPIC\x02REAL_QID\x010", b""],
 )  # fmt: skip
 def test_message_that_cannot_be_delivered_is_stepped_over(path, caplog, given):
-    """What another program put there; RocketMQ would try it for ever."""
+    """A record of another program; RocketMQ would try it for ever."""
     good = b"DELAY\x011\x02REAL_TOPIC\x01T\x02REAL_QID\x015\x02"
     config = write_delayed(path, good, given, good)
     with cystore.open(path, **config) as store:

@@ -1,4 +1,4 @@
-"""Goal: a scrub looks at every byte that counts, finds what is wrong, and goes on where it was. Method: small stores whose bytes are
+"""Goal: a scrub looks at every byte that counts, finds what is wrong, and continues where it was. Method: small stores whose bytes are
 turned by hand while they are open."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SLICE = 5_000
 
 @pytest.fixture(autouse=True)
 def _heard(caplog):
-    """What the library logs is captured, whatever another test's module did to its loggers."""
+    """Captures the library's log, whatever another test's module did to its loggers."""
     caplog.set_level(logging.WARNING, "cystore")
 
 

@@ -76,7 +76,7 @@ def store(tmp_path: Path) -> Iterator[cystore.MessageStore]:
 
 @pytest.fixture
 def copy(store: cystore.MessageStore, tmp_path: Path) -> Path:
-    """Of a store that goes on being used: what a copy needs of it."""
+    """Of a store that continues being used: what a copy needs of it."""
     for name in ("commitlog", "consumequeue"):
         shutil.copytree(Path(store.path) / name, tmp_path / "copy" / name)
     copy = tmp_path / "copy"

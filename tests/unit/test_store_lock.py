@@ -72,7 +72,7 @@ def test_alone_then_shared_then_not_alone(tmp_path, store):
 
 
 def test_closing_another_descriptor_of_the_file_gives_nothing_up(tmp_path, store):
-    """What fcntl's ordinary locks do: any close of the file by the process ends them."""
+    """The behaviour of fcntl's ordinary locks: any close of the file by the process ends them."""
     store.share()
     os.close(os.open(tmp_path / "lock", os.O_RDWR))
     other = StoreLocks(tmp_path, read_only=False)

@@ -20,12 +20,12 @@ from tests.process import Process
 from tests.small import SETTINGS, open_small
 
 QUICK, LONG = 2_000, 100_000
-# What the handler raises in a finalizer is only told.
+# The handler's exception in a finalizer is only logged.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 class Interrupted(Exception):
-    """What the handler raises."""
+    """The exception of the handler."""
 
 
 def calls(store: cystore.MessageStore, rng: random.Random):

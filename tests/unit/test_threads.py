@@ -1,4 +1,4 @@
-"""Goal: a service goes on whatever its store says. Method: a thread that is over before it is assigned."""
+"""Goal: a service continues whatever its store says. Method: a thread that is over before it is assigned."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Inline:
 
 
 def test_a_service_whose_first_run_fails_goes_on(caplog):
-    """A thread may run before whoever starts it knows it."""
+    """A thread may run before its starter knows it."""
     runs = []
 
     def run_once():

@@ -1,5 +1,5 @@
 """Goal: topics can be deleted, and queues without messages go, beside readers, writers and dispatchers of other processes; a removed queue
-goes on counting (I2). Method: live processes around a removal, crashes and rebuilds behind it."""
+continues counting (I2). Method: live processes around a removal, crashes and rebuilds behind it."""
 
 from __future__ import annotations
 

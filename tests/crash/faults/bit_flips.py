@@ -113,7 +113,7 @@ def log(run: Run, case: Case, folder: Path, part: int) -> None:
 
 
 def refuse(scanner: scan.LogScanner, data: bytearray, base: int, hit: Put, following: dict[int, int]) -> None:
-    """The walk stops at the record, and goes on at the next one of the file."""
+    """The walk stops at the record, and continues at the next one of the file."""
     end = base + len(data)
     scanner.limit = hit.end
     scanner.move(hit.begin, end)

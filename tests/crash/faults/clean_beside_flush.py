@@ -23,7 +23,7 @@ STEPS = 60
 LOG_BYTES = 4096
 SETTINGS_HERE = {**SETTINGS, "mapped_file_size_commit_log_bytes": LOG_BYTES, "file_reserved_time_h": 0}
 WEIGHTED = (*PUTS, *PUTS, *ALL, *("clean", "flush", "scrub") * 4)
-# What a reader is told of a message that was cleaned.
+# The answers to a reader of a cleaned message.
 CLEANED = {"OFFSET_TOO_SMALL", "MESSAGE_WAS_REMOVING", "NO_MESSAGE_IN_QUEUE", "not by key", worker.LATER}
 
 

@@ -1,6 +1,6 @@
 """Clock: the wall clock jumps by an hour or a day, forwards and back, under live writers and between lives.
 
-The store does not believe any of it: it goes on with the time that it began with, and CLOCK_BOOTTIME. So store timestamps never go back
+The store does not believe any of it: it continues with the time that it began with, and CLOCK_BOOTTIME. So store timestamps never go back
 in the log's order, every message is found by key in its time range and by `offset_by_time`, and recovery, which looks at timestamps too,
 loses nothing. The checker's own clock does not jump: it is one more life with another time.
 """
@@ -43,7 +43,7 @@ def check_clock(herd: Herd, clock: ShiftedClock) -> None:
 
 
 def nearest(times: Sequence[int], asked: int) -> int:
-    """What `offset_by_time` promises, the plain way: queue offsets are the indexes of `times`."""
+    """The promise of `offset_by_time`, in the plain way: queue offsets are the indexes of `times`."""
     later = bisect.bisect_left(times, asked)
     if later == len(times):
         return later - 1

@@ -1,7 +1,7 @@
 """Clock beyond retention: the wall clock jumps by a year, or by a little more than files are kept for, forwards and back.
 
 It jumps under live processes, which clean and deliver all the time, and between lives. Nothing is removed by a jump alone, and nothing
-is delivered early. When the clock is right again everything goes on.
+is delivered early. When the clock is right again everything continues.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def goes_on(one: Child, clock: ShiftedClock, *, deliver: bool) -> None:
 
 
 def told(one: Child) -> list[Any]:
-    """What it acknowledged; nothing was raised, nothing is missing."""
+    """The acknowledged puts; nothing was raised, nothing is missing."""
     acknowledged, raised, missing = one.do("w.told()")
     assert not raised and not missing, (raised[:3], missing[:3])
     return acknowledged

@@ -18,7 +18,7 @@ KINDS = (LOG, "consumequeue/", "index/", "checkpoint", "config/")
 
 @dataclass(frozen=True)
 class Damage:
-    """What one file is made."""
+    """The versions of one file."""
 
     name: str
     what: str

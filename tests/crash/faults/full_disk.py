@@ -1,4 +1,4 @@
-"""Full disk: a store fills a small disk, is read meanwhile, is killed on it, recovers on it, and goes on when there is space."""
+"""Full disk: a store fills a small disk, is read meanwhile, is killed on it, recovers on it, and continues when there is space."""
 
 from __future__ import annotations
 

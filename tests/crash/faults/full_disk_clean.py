@@ -1,7 +1,7 @@
 """Full disk, cleaned: a disk is full to the last byte, and on it a store is cleaned, closed and opened.
 
 What expired goes although nothing can be written. `close` says so when something could not be made durable. When there is space
-everything goes on.
+everything continues.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SETTINGS_HERE = {
     "file_reserved_time_h": 0,
 }
 FULL = {"StoreFullError"}
-# What `close` may raise on a full disk: it says that something is not durable.
+# The errors of `close` on a full disk: they say that something is not durable.
 NOT_DURABLE = {"NotDurableError"}
 
 FILL = """
@@ -146,7 +146,7 @@ def durable(path: Path, acknowledged: Sequence[Any]) -> None:
 
 
 def told(one: Child, allowed: set[str]) -> list[Any]:
-    """What it acknowledged; it raised nothing else."""
+    """The acknowledged puts; no other error was raised."""
     acknowledged, raised, missing = one.do("w.told()")
     wrong = [each for each in raised if each[1] not in allowed]
     assert not wrong and not missing, (wrong[:3], missing[:3])

@@ -1,8 +1,8 @@
 """Kill: SIGKILL for any of eight writers, at random moments and at every named place.
 
-A case is one store. A crowd of eight is killed one by one, some at places that they are armed with, while the rest goes on; then
+A case is one store. A crowd of eight is killed one by one, some at places that they are armed with, while the rest continues; then
 single writers are killed at places whose turn it is. After each round everything is read back: by an observer who was attached
-all the time and goes on without a restart, or, where everybody died, by the next to open, who recovers.
+all the time and continues without a restart, or, where everybody died, by the next to open, who recovers.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Scene:
         check_batches(store)
 
     def crowd(self) -> None:
-        """Eight writers, half of them armed; they are killed in any order, and each time the rest goes on."""
+        """Eight writers, half of them armed; they are killed in any order, and each time the rest continues."""
         self._attend(None)
         armed = [self._fork("live", place, ENDLESS) for place in self.rng.sample(WHEN_WRITING, CROWD // 2)]
         plain = [self._fork("live", steps=ENDLESS) for _ in range(CROWD - len(armed))]

@@ -59,7 +59,7 @@ import cystore
 
 
 class Harm:
-    """What was done to the files; `ranges` are the bytes of the log that are not what they were."""
+    """The damage to the files; `ranges` are the changed bytes of the log."""
 
     def __init__(self, path: Path, rng: random.Random) -> None:
         self.path, self.rng = path, rng

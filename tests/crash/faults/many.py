@@ -152,7 +152,7 @@ def _scene(case: Case, nursery: Nursery, told: worker.Told, folder: Path, settin
 
 
 def _plant(planted: bool, told: worker.Told) -> None:
-    """What a store that lost an acknowledged message looks like."""
+    """The look of a store that lost an acknowledged message."""
     if planted:
         topic, queue_id, queue_offset, *_ = told.acknowledged[-1]
         told.acknowledged.append((topic, queue_id, queue_offset + 1000, "lost", 0, 100))

@@ -43,7 +43,7 @@ class Crash:
     durable: int = 0
 
     def units(self, size: int) -> list[Unit]:
-        """What differs. A file that only the page cache had filled was made, all zero, before it was written to."""
+        """The differing pages. A file that only the page cache had filled was made, all zero, before it was written."""
         found = []
         for name, new in self.new.items():
             old = self.old.get(name, bytes(len(new)))

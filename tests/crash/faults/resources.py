@@ -30,7 +30,7 @@ STARVED = {"descriptors": ALL, "memory": (*PUTS, *READS, *DUTIES)}
 ALLOWED = {"StoreResourceError", "StoreTimeoutError"}
 # The interpreter's own objects need memory too.
 ALLOWED_WITHOUT_MEMORY = ALLOWED | {"MemoryError"}
-# What a starved reader may be told of a message that it could not dispatch.
+# The errors that a starved reader may get for a message that it could not dispatch.
 BEHIND = {"OFFSET_OVERFLOW_ONE", "OFFSET_OVERFLOW_BADLY", "NO_MATCHED_LOGIC_QUEUE", "NO_MESSAGE_IN_QUEUE"}
 
 LIMITS = """

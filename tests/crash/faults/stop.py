@@ -1,7 +1,7 @@
 """Stop: SIGSTOP for a process that holds a lock which all share, for longer than the others wait.
 
 A holder stops itself at a place inside the lock. Who needs the lock is refused with an error that names the holder, or waits; who
-does not need it goes on; nothing is taken from the holder. Then it goes on (sometimes it is killed instead), and so does
+does not need it continues; nothing is taken from the holder. Then it continues (sometimes it is killed instead), and so does
 everybody who waited.
 """
 
@@ -98,7 +98,7 @@ class Scene:
         )
 
     def behind(self, holder: int) -> None:
-        """What the observer meets while the holder stands still."""
+        """The observer's view while the holder stands still."""
         if self.lock in LOCK_NAMES:
             owner = self.control.owner(self.lock)  # a thread of the holder's
             assert Path(f"/proc/{holder}/task/{owner}").exists()
