@@ -18,6 +18,9 @@ SLEEP_MS = (
     5000  # of the watching thread: it also looks for appends whose process was killed before it woke anybody
 )
 RING_S = 60.0  # the longest sleep of a thread that another one rings for
+LITTLE_BYTES = (
+    256 << 10
+)  # appended in an interval; the room ahead of the writers lasts for many times as much
 LOOK_S = 0.05  # how often a thread looks whether its work is due before the interval is over
 
 
@@ -70,7 +73,8 @@ class Sleepers:
 
 class QuietWait:
     """Waits for one service thread. `idle()` says that the service has nothing left to do; `stopping` ends the thread. `due()` says that
-    it cannot wait for the end of its interval. In a quiet time it sleeps among `sleepers`."""
+    it cannot wait for the end of its interval. In a quiet time it sleeps among `sleepers`. An interval in which little was
+    appended is followed by one of `slow_s`, if that is longer."""
 
     def __init__(
         self,
@@ -80,18 +84,22 @@ class QuietWait:
         idle: Callable[[], bool],
         stopping: os_threads.Flag,
         due: Callable[[], bool] | None = None,
+        slow_s: float = 0.0,
     ) -> None:
         self._control, self._idle, self._stopping, self._due = control, idle, stopping, due
         self._sleepers, self._look_around = sleepers, look_around
         self._seen, self._since_s = control.append_seq, monotonic_s()
+        self._slow_s, self._wrote = slow_s, control.wrote
 
     def __call__(self, interval_s: float) -> None:
         """Returns after the interval, or in a quiet time with the next append."""
         seen, now_s = self._control.append_seq, monotonic_s()
         if seen != self._seen or not self._idle():
             self._seen, self._since_s = seen, now_s
+        wrote = self._control.wrote
+        little, self._wrote = wrote - self._wrote < LITTLE_BYTES, wrote
         if now_s - self._since_s < QUIET_S:
-            self._nap(interval_s)
+            self._nap(max(interval_s, self._slow_s) if little else interval_s)
         elif not self._stopping.is_set():  # a thread that stops this one changes the word after that
             self._sleepers.sleep(seen, self._stopping, self._look_around)
 

@@ -13,6 +13,7 @@ from cystore.system import os_threads
 
 WAIT_SLICE_S = 0.25
 ALLOCATE_INTERVAL_S = 0.02
+ALLOCATE_SLOW_S = 0.1  # while little is appended: each turn takes the interpreter from whoever works
 CLEAN_INTERVAL_S = 10.0  # RocketMQ's cleanResourceInterval
 
 
@@ -49,6 +50,7 @@ def start_service(name: str, parts: Attachment, config: StoreConfig, threads: li
                 lambda: control.dispatched >= control.wrote,
                 ALLOCATE_INTERVAL_S,
                 threads,
+                slow_s=ALLOCATE_SLOW_S,
             )
         case "schedule":
             ServiceThread(name, parts.turn(parts.scheduler.run_once), parts.scheduler.idle_s, among=threads)
@@ -69,9 +71,10 @@ def _start_quiet(
     interval_s: float,
     threads: list[ServiceThread],
     due: Callable[[], bool] | None = None,
+    slow_s: float = 0.0,
 ) -> None:
     """Starts a service that sleeps until the next append when there is nothing to do. It comes back before the interval is over when its
     work is `due`."""
     stopping = os_threads.Flag()
-    wait = QuietWait(parts.control, parts.sleepers, parts.look_while_quiet, idle, stopping, due)
+    wait = QuietWait(parts.control, parts.sleepers, parts.look_while_quiet, idle, stopping, due, slow_s)
     ServiceThread(name, run_once, interval_s, wait, flag=lambda: stopping, among=threads)
