@@ -2,6 +2,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, final
 
 from cystore._native.control import Control
+from cystore._native.dispatch import DispatchKernel
 from cystore._native.message import Message
 from cystore._native.window import LogWindow
 from cystore.errors import CorruptRecordError
@@ -43,6 +44,7 @@ class KeyReader:
         shapes: Callable[[], list[Any]],
         new_window: Callable[[], LogWindow],
         general: Callable[..., QueryResult],
+        dispatcher: DispatchKernel | None = None,
     ) -> None: ...
     def forget_windows(self) -> None: ...
     def query(

@@ -11,6 +11,7 @@ from libc.stdint cimport INT32_MAX, INT64_MAX, int64_t, uint8_t, uint32_t
 
 from cystore._native.atomics cimport load_i64, load_u32
 from cystore._native.control cimport Control
+from cystore._native.dispatch cimport DispatchKernel
 from cystore._native.index cimport *
 from cystore._native.layout cimport *
 from cystore._native.mapping cimport MappedFile
@@ -88,17 +89,14 @@ cdef QueryResult _find(LogWindow window, control_block* block, list files, key_q
             files[place] = (ref(file), row[1], row[2], row[3])
         index = index_view_of(file, row[1], row[2])
         q.candidate_at = q.candidate_count = 0
-        with nogil:
-            may_hold = index_may_hold(&index, begin_ms, end_ms)
-        if not may_hold:
-            continue
         begun = False
         while True:
             with nogil:
-                if not begun:
+                may_hold = begun or index_may_hold(&index, begin_ms, end_ms)
+                if may_hold and not begun:
                     index_walk_begin(&index, &q.walk)
                     begun = True
-                status = index_query(&index, q, &window.c)
+                status = index_query(&index, q, &window.c) if may_hold else QUERY_DONE
             if status == QUERY_NEED_SEGMENT:
                 try:
                     window.need(q.wanted)
@@ -203,13 +201,15 @@ cdef class KeyReader:
     """
 
     cdef Control control
+    cdef DispatchKernel dispatcher
     cdef object shapes, new_window, general
     cdef list windows           # spare ones
     cdef list files             # what `shapes` gave; None: not asked yet
     cdef uint32_t seen          # index_seq before it was asked
     cdef readonly long long queries
 
-    def __init__(self, Control control not None, shapes not None, new_window not None, general not None):
+    def __init__(self, Control control not None, shapes not None, new_window not None, general not None, DispatchKernel dispatcher=None):
+        self.dispatcher = dispatcher
         self.control, self.shapes, self.new_window, self.general = control, shapes, new_window, general
         self.windows = []
 
@@ -231,7 +231,7 @@ cdef class KeyReader:
         ):
             return self.general(topic, key, max_count, begin_ms=begin_ms, end_ms=end_ms)
         block = self.control.checked()
-        if load_i64(&block.dispatched) < load_i64(&block.wrote):
+        if load_i64(&block.dispatched) < load_i64(&block.wrote) and (self.dispatcher is None or not self.dispatcher.turn()):
             return self.general(topic, key, max_count, begin_ms=begin_ms, end_ms=end_ms)
         keep_block = self.control.file
         seq = load_u32(&block.index_seq)

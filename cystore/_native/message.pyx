@@ -1,6 +1,8 @@
 """Messages and results of puts."""
 
 cimport cython
+from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.memoryview cimport PyMemoryView_FromObject
 from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t
 
 from cystore._native.exact cimport exact_text, exact_whole
@@ -63,6 +65,21 @@ cdef PutResult put_result(int64_t physical_offset, int64_t queue_offset, int32_t
     result.size_bytes = size_bytes
     result.store_timestamp_ms = store_timestamp_ms
     return result
+
+
+@cython.final
+@cython.freelist(64)
+@cython.no_gc
+cdef class _StoredBytes:
+    """Some bytes of a mapped file, or of a bytes object, which this keeps: a memoryview of them alone is made in one step. `no_gc`: what
+    it keeps refers to nothing else."""
+
+    cdef object source
+    cdef const uint8_t* start
+    cdef Py_ssize_t length
+
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, <void*>self.start, self.length, True, flags)
 
 
 def _rebuild_put_result(physical_offset, queue_offset, size_bytes, store_timestamp_ms):
@@ -129,11 +146,13 @@ cdef class Message:
 
     @property
     def body(self):
-        cdef Py_ssize_t at
+        cdef _StoredBytes part
         if self._body is None and self.source is not None:
-            whole = memoryview(self.source)
-            at = self.view.body - _address(self.source)
-            self._body = whole[at:at + self.view.body_len]
+            part = _StoredBytes.__new__(_StoredBytes)
+            part.source = self.source
+            part.start = self.view.body
+            part.length = self.view.body_len
+            self._body = PyMemoryView_FromObject(part)
         return self._body
 
     @property
@@ -222,13 +241,6 @@ cdef class Message:
             return f"<Message to {self._topic!r}/{self._queue_id}>"
         return (f"<Message {self.topic}/{self.view.queue_id} at {self.view.queue_offset}, "
                 f"{self.view.total_size} bytes at {self.view.physical_offset}>")
-
-
-cdef const uint8_t* _address(object source) except NULL:
-    if isinstance(source, MappedFile):
-        return (<MappedFile>source).address
-    cdef bytes record = source
-    return <const uint8_t*><const char*>record
 
 
 cdef object _fill(object source, const uint8_t* start, size_t limit, int64_t where, str path, bint verified):

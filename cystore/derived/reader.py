@@ -463,7 +463,9 @@ class Reader:
 
     def key_reader(self, general: Callable[..., QueryResult]) -> KeyReader:
         """Answers usual queries without a call through Python; for the others it calls `general`."""
-        self._key_reader = KeyReader(self._control, self._index.shapes, self._commit_log.window, general)
+        self._key_reader = KeyReader(
+            self._control, self._index.shapes, self._commit_log.window, general, self._dispatcher.kernel
+        )
         return self._key_reader
 
     def queue_reader(

@@ -206,6 +206,26 @@ def test_the_usual_gets_are_the_kernels_and_are_counted(tmp_path, monkeypatch):
     assert after["dispatch_behind_bytes"] == 0
 
 
+def test_a_query_of_what_was_just_put_is_the_kernels(tmp_path, monkeypatch):
+    with open_small(tmp_path) as store:
+        store.put("T", b"first", keys=("k",))
+        assert len(store.query("T", "k")) == 1
+        monkeypatch.setattr("cystore.derived.reader.Reader.query", None)
+        for n in range(50):
+            put = store.put("T", b"new", keys=(f"n{n}",))
+            assert [m.physical_offset for m in store.query("T", f"n{n}")] == [put.physical_offset]
+
+
+def test_a_body_keeps_its_bytes_and_nothing_else_of_the_file(tmp_path):
+    with open_small(tmp_path) as store:
+        put = store.put("T", b"0123456789")
+        body = store.read(put.physical_offset).body
+    assert (body.readonly, body.nbytes, body.format, body.contiguous) == (True, 10, "B", True)
+    assert bytes(body[3:5]) == b"34"  # after close
+    with pytest.raises(TypeError):
+        body[0] = 1
+
+
 def test_a_get_sees_what_another_process_put(store):
     with Process() as other:
         other.send(
