@@ -200,7 +200,7 @@ def test_diff(backend, rows, run):
     assert rows("diff", "t38", "t39", "--all")[0]["worker"] == ["w@h", "w@h"]
     lines = run("diff", "t38", "t39").stdout.splitlines()
     assert lines[2].startswith("args ") and lines[2].endswith("- (38,)") and lines[3].endswith("+ (39,)")
-    assert "nothing is known of a task 'none'" in run("diff", "t1", "none", code=1).stderr
+    assert "the store knows no task 'none'" in run("diff", "t1", "none", code=1).stderr
 
 
 def test_diff_of_huge_arguments_shows_where_they_differ(backend, run):
@@ -274,7 +274,7 @@ def test_deep_and_circular_workflows(backend, rows):
 
 def test_parent_that_the_log_has_no_more(backend, run):
     put(backend, events.SENT, "child", root="gone", parent_id="gone")
-    assert "sent by gone, which is not here" in run("timeline", "child").stdout
+    assert "sent by gone, which this store does not know" in run("timeline", "child").stdout
 
 
 # ---------------------------------------------------------------------------------------------- cleaned

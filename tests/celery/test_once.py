@@ -190,7 +190,7 @@ def test_a_run_sends_itself_again(tmp_path, fleet, task):
     ("once", "words"),
     [
         ({"key": ["a"]}, "no option 'key'"),
-        ({"keys": ["c"]}, "has 'c', which is no argument"),
+        ({"keys": ["c"]}, "has 'c', which is not an argument"),
         ({"keys": "a"}, "must be names of arguments"),
         ({"keys": 5}, "keys must be names of arguments, not 5"),
         ({"keys": b""}, "must be names of arguments"),

@@ -212,7 +212,7 @@ def test_tasks_that_cannot_be_sent_again(make_app, run, backend):
     assert 'sent without cystore_lifecycle_payload = "message"' in done.stderr
     assert "the message in the log is damaged: its headers" in done.stderr or "its properties" in done.stderr
     assert "2 of 3 tasks cannot be sent again; nothing was sent" in done.stderr
-    assert "nothing is known of a task 'none'" in run("rerun", good, "none", code=1, app=app).stderr
+    assert "the store knows no task 'none'" in run("rerun", good, "none", code=1, app=app).stderr
     assert "it may still run" in run("rerun", good, code=2, app=app).stderr
     assert backend.store.wrote_position == end
 
@@ -295,7 +295,7 @@ def test_diff_of_what_is_cut_in_the_log(make_app, run):
 def test_what_is_over_is_left_out(make_app, run, rows):
     app = make_app()
     task_id = sent(app, 1, expires="2020-01-01T00:00:00+00:00", eta=None)
-    assert "its expires is over and left out" in run("rerun", task_id, "--yes", app=app).stdout
+    assert "its expires is over and was removed" in run("rerun", task_id, "--yes", app=app).stdout
 
 
 def test_redaction_forbids_a_rerun(make_app, run):

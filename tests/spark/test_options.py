@@ -34,7 +34,7 @@ BAD = [
     ({"path": "s", "startingoffset": "latest"}, False, "no option startingoffset; there are path"),
     ({"path": "s", "startingOffsets": "newest"}, False, "startingOffsets must be earliest, latest or like"),
     ({"path": "s", "startingOffsets": "[1]"}, False, "must be earliest, latest or like"),
-    ({"path": "s", "startingOffsets": '{"T":{"a":1}}'}, False, "'a' is no partition of T"),
+    ({"path": "s", "startingOffsets": '{"T":{"a":1}}'}, False, "'a' is not a partition of T"),
     ({"path": "s", "startingOffsets": '{"T":{"0":-3}}'}, False, "T/0 must be a whole number from -2"),
     ({"path": "s", "startingOffsets": '{"T":{"0":1.5}}'}, False, "T/0 must be a whole number"),
     ({"path": "s", "startingOffsets": "latest"}, False, "cannot be latest"),
@@ -56,7 +56,7 @@ BAD = [
     (
         {"path": "s3://b/s", "startingOffsetsByTimestampStrategy": "ERROR"},
         False,
-        "startingOffsetsByTimestampStrategy can be latest only",
+        "startingOffsetsByTimestampStrategy must be latest",
     ),
     ({"path": "s", "onCorruption": "drop"}, False, "onCorruption must be one of fail, skip, column"),
     ({"path": "s", "topic": "a,,b"}, False, "topic must be one or several names"),

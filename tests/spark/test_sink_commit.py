@@ -202,7 +202,7 @@ def test_a_batch_that_cannot_be_the_next_is_refused(tmp_path):
         StoreConfigError, match="belongs to query q1, whose last batch is 1; this is query q2"
     ):
         commit(2, "q2")
-    with pytest.raises(StoreConfigError, match="batch 0 of sinkId sink comes behind batch 1"):
+    with pytest.raises(StoreConfigError, match="batch 0 of sinkId sink follows batch 1"):
         commit(0, "q1")
     commit(1, "q1")
     assert written(store)[0] == [0, 0]
@@ -305,7 +305,7 @@ def test_a_damaged_note_is_not_taken_for_a_new_sink(tmp_path):
     store = tmp_path / "store"
     stream_batch(store, 0, [[rows(0, 10)]])
     note_of(store).write_text(note_of(store).read_text().replace("0,", "1,"))
-    with pytest.raises(StoreFormatError, match="what sinkId sink has appended cannot be read"):
+    with pytest.raises(StoreFormatError, match="cannot read what sinkId sink has appended"):
         stream_batch(store, 0, [[rows(0, 10)]])
     assert len(written(store)[0]) == 5
 
@@ -438,7 +438,7 @@ BAD_COLUMNS = [
     (
         [("value", pa.string()), ("tag", pa.string())],
         {"topic": "T"},
-        "column tag cannot be written; there are value",
+        "column tag cannot be written; writable are value",
     ),
     ([("value", pa.string())], {"topic": "a b"}, "option topic: topic 'a b' must be 1 to 127"),
 ]

@@ -48,9 +48,9 @@ def test_the_summary_of_a_submitted_job_comes_back(spark_folder, damaged):
 def test_a_job_that_fails_says_why(tmp_path):
     from cystore.celery import spark_tasks
 
-    with pytest.raises(spark_tasks.JobFailedError, match=r"scrub left with 2: .*no store here"):
+    with pytest.raises(spark_tasks.JobFailedError, match=r"scrub exited with 2: .*no store here"):
         spark_tasks.scrub(str(tmp_path / "nothing"))
-    with pytest.raises(spark_tasks.JobFailedError, match="rebuild left with 2: "):
+    with pytest.raises(spark_tasks.JobFailedError, match="rebuild exited with 2: "):
         spark_tasks.rebuild(str(tmp_path), ["--no-such-option"])
 
 

@@ -84,7 +84,7 @@ def test_nobody_does_a_step_beside_one_that_stands_still(store):
     with other(store) as holder:
         holder.do(STEP, duty=DUTY, token=1)
         holder.stop()
-        with pytest.raises(StoreTimeoutError, match="inside of a step of reput"):
+        with pytest.raises(StoreTimeoutError, match="inside a step of reput"):
             step(store, 2, wait_ms=10)
         assert store.duties.acquire(DUTY, 0) is None
         assert store.duties.acquire("flush", 0) == 1, "another duty goes on"

@@ -329,7 +329,7 @@ def test_the_size_of_the_files_wins_over_the_configuration(tmp_path, both):
 @pytest.mark.parametrize(
     ("name", "content", "what"),
     [
-        ("strange", b"", "strange name"),
+        ("strange", b"", "not a valid name"),
         (f"{FILE_BYTES:020d}", bytes(FILE_BYTES + 1), "bytes, the others"),
         (f"{FILE_BYTES + 1:020d}", bytes(FILE_BYTES), "no multiple"),
     ],
