@@ -37,7 +37,7 @@ def table(
     for name, value in (("topic", topic), ("columns", columns), ("tags", tags), ("key", key)):
         if value != () and value != []:
             given[name] = _listed(name, value)
-    given.setdefault("cores", str(_cores(spark)))
+    given.setdefault("cores", str(cores_of(spark)))
     parse({**given, "path": os.fspath(path)}, stream=False)
     return spark.read.format("cystore").options(**given).load(os.fspath(path))
 
@@ -87,7 +87,7 @@ def _listed(name: str, value: Names) -> str:
     return ",".join(listed)
 
 
-def _cores(spark: SparkSession) -> int:
+def cores_of(spark: SparkSession) -> int:
     """The number of tasks that run at once, as far as Spark says."""
     try:
         return max(1, int(spark.sparkContext.defaultParallelism))

@@ -23,6 +23,7 @@ from cystore.errors import CorruptRecordError, OffsetError
 from cystore.parquet import WrittenRange
 from cystore.snapshot import LogRange
 from cystore.spark.jobs.running import add_master, existing_store, outside_of, own_session, settings_given
+from cystore.spark.jobs.spread import spread
 from cystore.store import open as open_store
 
 HELP = "write expiring segments to Parquet, verify them, and let cleaning remove them"
@@ -48,12 +49,8 @@ def on_executors(spark: SparkSession) -> Mapper:
     left to Spark, which tries again."""
 
     def run(task: Task, parts: Sequence[LogRange]) -> list[WrittenRange]:
-        if not parts:
-            return []
-        ranges = spark.sparkContext.parallelize(parts, len(parts))
-        found = ranges.map(partial(_told, task)).collect()
         written = []
-        for one in found:
+        for one in spread(spark, parts, partial(_told, task)):
             if isinstance(one, Exception):
                 raise one
             written.append(one)

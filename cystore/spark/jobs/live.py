@@ -15,13 +15,14 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from cystore.cli.command import add_settings
+from cystore.spark.frames import cores_of
 from cystore.spark.jobs.running import add_master, existing_stores, outside_of, own_session, source_options
 from cystore.spark.report import live
 from cystore.spark.task_events import task_events
 
 HELP = "the numbers of tasks by minute, as a stream into Parquet"
 WINDOW, WATERMARK, EVERY = "1 minute", "10 minutes", "10 seconds"
-PARTITIONS = "spark.sql.shuffle.partitions"
+PARTITIONS, SPARKS_OWN = "spark.sql.shuffle.partitions", "200"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,9 +48,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     outside_of(existing_stores(options.store), options.out)
     settings = source_options(options)
     with own_session("live", options.master, options.conf) as spark:
-        if PARTITIONS not in dict(options.conf) and not spark.sparkContext.getConf().contains(PARTITIONS):
-            # Windows are few rows; Spark's 200 partitions make 200 files of state for each batch.
-            spark.conf.set(PARTITIONS, spark.sparkContext.defaultParallelism)
+        if spark.conf.get(PARTITIONS) == SPARKS_OWN:
+            # Windows are few rows; so many partitions make as many files of state for each batch.
+            spark.conf.set(PARTITIONS, cores_of(spark))
         return follow(
             spark,
             options.store,

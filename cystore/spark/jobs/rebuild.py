@@ -31,13 +31,14 @@ from cystore.derived.consume_queue_ext import DIRECTORY as EXT_QUEUES
 from cystore.derived.index import DIRECTORY as INDEX_FILES
 from cystore.engine.checkpoint import Checkpoint
 from cystore.engine.segments import Mode
-from cystore.errors import CorruptRecordError
+from cystore.errors import CorruptRecordError, StoreConfigError
 from cystore.recovery import Bounds, RecoveredState, recover
 from cystore.recovery.mark import ABORT_NAME, mark_undispatched
 from cystore.recovery.verify_range import cut
 from cystore.spark.jobs import staging
 from cystore.spark.jobs.running import (
     add_store_arguments,
+    is_connect,
     own_session,
     range_bytes_for,
     settings_of,
@@ -66,6 +67,10 @@ def rebuild(
     at, all of the log is recovered and the work is begun again. Executors write to the store's directory, which must be on a local
     file system. Raises StoreLockedError, StoreFormatError, StoreConfigError, StoreIOError, StoreFullError, CorruptRecordError.
     """
+    if is_connect(spark):
+        raise StoreConfigError(
+            "rebuild cannot run through Spark Connect, which has no RDDs: use a session of the store's host, or `cystore rebuild`"
+        )
     root, config = settings_of(path, settings, exclusive=True, services=())
     facts.state(root)
     host.check_writable_file_system(root, allow_any=config.allow_any_file_system)

@@ -26,6 +26,8 @@ from cystore.cli.command import add_settings, real_path, store_config
 from cystore.cli.progress import Report
 from cystore.config import StoreConfig
 from cystore.snapshot import PIECE_BYTES
+from cystore.spark.frames import cores_of
+from cystore.spark.jobs.spread import spread
 from cystore.spark.options import SETTING_PREFIX, local_path
 from cystore.storage import is_url
 
@@ -159,7 +161,7 @@ def range_bytes_for(spark: SparkSession, log_bytes: int, wanted: int | None) -> 
         if wanted < 1:
             raise errors.StoreConfigError(f"range_bytes must be at least 1, not {wanted}")
         return wanted
-    tasks = 2 * spark.sparkContext.defaultParallelism
+    tasks = 2 * cores_of(spark)
     return max(LEAST_RANGE_BYTES, min(PIECE_BYTES, -(-log_bytes // tasks)))
 
 
@@ -180,9 +182,13 @@ def run_parts(
         except errors.StoreError as error:
             return Failed(type(error).__name__, str(error))
 
-    spread = spark.sparkContext.parallelize(parts, len(parts))
     with told(spark, what, report):
-        return sound(spread.map(guarded).collect())
+        return sound(spread(spark, parts, guarded))
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Whether the session is a client of Spark Connect, which has DataFrames and nothing below them."""
+    return ".connect." in type(spark).__module__
 
 
 def sound(found: Iterable[Found | Failed]) -> list[Found]:
@@ -197,8 +203,8 @@ def sound(found: Iterable[Found | Failed]) -> list[Found]:
 
 @contextmanager
 def told(spark: SparkSession, what: str, report: Report | None) -> Iterator[None]:
-    """Reports how many of the tasks are done that Spark runs meanwhile for this thread."""
-    if report is None:
+    """Reports how many of the tasks are done that Spark runs meanwhile for this thread. Through Spark Connect nothing is reported."""
+    if report is None or is_connect(spark):
         yield
         return
     context, group, over = spark.sparkContext, uuid.uuid4().hex, threading.Event()
