@@ -42,7 +42,7 @@ with open_small(path) as store:
     store.put_many([told("SENT", "a", "t"), told("STARTED", "a", "t"), told("FAILED", "a", "t", exception="E(1)")])
     store.flush()
 builder = SparkSession.builder.remote("local[2]")
-for name, value in spark_settings(folder).items():
+for name, value in {**spark_settings(folder), "spark.connect.grpc.binding.port": "0"}.items():
     builder = builder.config(name, value)
 spark = builder.getOrCreate()
 assert is_connect(spark)
@@ -74,7 +74,13 @@ print("all of it")
 @pytest.mark.slow
 def test_all_but_rebuild_works_through_spark_connect(tmp_path):
     pytest.importorskip("grpc", reason="pip install 'pyspark[connect]'")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
+    # With SPARK_TESTING the client asks the server for its port, so any free one will do.
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_TESTING": "1",
+    }
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path)],
         cwd=ROOT,

@@ -16,9 +16,10 @@ from cystore.celery import events as layout
 from cystore.celery import records
 from cystore.errors import StoreConfigError, StoreFormatError
 from cystore.spark import report, task_events, task_runs
-from cystore.spark.__main__ import cause, main
+from cystore.spark.__main__ import build_parser, cause, main
 from cystore.spark.jobs.report import write_report
 from cystore.spark.jobs.report_folder import check_out
+from cystore.spark.jobs.running import source_options
 from tests.spark.conftest import STORE_OPTIONS
 
 HOUR = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -349,6 +350,46 @@ def test_what_can_be_checked_is_checked_before_spark_starts(make_store, tmp_path
     out = str(tmp_path / "out")
     assert main(["report", str(store.path), "--out", out, "--master", "no such master", *arguments]) == 2
     assert why in capsys.readouterr().err
+
+
+def test_settings_of_store_and_spark_are_options_of_every_job(make_store, tmp_path, capsys):
+    """The page promised --set and --config for each job; two of five had the first, none --conf."""
+    parser = build_parser()
+    for job, more in (
+        ("scrub", []),
+        ("rebuild", []),
+        ("archive", ["f"]),
+        ("report", ["--out", "o"]),
+        ("live", ["--out", "o"]),
+    ):
+        given = ["--conf", "spark.a=b=c", "--set", "services=none", "--config", "f.toml"]
+        options = parser.parse_args([job, "store", *more, *given])
+        assert (options.conf, options.settings, options.config) == (
+            [("spark.a", "b=c")],
+            ["services=none"],
+            "f.toml",
+        )
+    with pytest.raises(SystemExit):
+        parser.parse_args(["scrub", "store", "--conf", "driver.memory=1g"])
+    assert "no setting of Spark" in capsys.readouterr().err
+
+    store = make_store()
+    store.put_many([told("SUCCEEDED", "a", "t", runtime=1.0)])
+    store.flush()
+    file = tmp_path / "store.toml"
+    file.write_text('services = "none"\nmax_index_num = 1000')
+    given = ["report", str(store.path), "--set", "max_queues=2048", "--config", str(file), "--json"]
+    options = parser.parse_args([*given, "--out", "o"])
+    assert source_options(options) == {
+        "cystore.services": "none",
+        "cystore.max_index_num": "1000",
+        "cystore.max_queues": "2048",
+    }
+    assert main([*given, "--out", str(tmp_path / "out")]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"] == 1
+    for wrong in (["--set", "nope=1"], ["--config", "/nope.toml"]):
+        assert main(["report", str(store.path), *wrong, "--out", str(tmp_path / "no")]) == 2
+        assert "nope" in capsys.readouterr().err
 
 
 def test_jobs_make_no_store(tmp_path, capsys):

@@ -1,0 +1,118 @@
+"""`python -m benchmarks.spark_questions`: how long the questions take that people ask of a store, on `local[2]`, warm.
+
+SQL tables (two columns, `count(*)`, one key) beside a table with option `columns`, beside `cystore.spark.count` and beside `cystore.scan`,
+which needs no Spark; and the report on tasks, in a session and without. Best wall time of some rounds, CPU seconds of this process and
+its children beside it. Needs a JDK 17 or newer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+
+import cystore
+from benchmarks.columns import fill
+from benchmarks.spark_session import best, session
+
+TRACEBACK = (
+    'Traceback (most recent call last):\n  File "/srv/app-{}/shop.py", line 17, in pay\nshop.Refused: {}'
+)
+
+
+def show(name: str, took: tuple[float, float]) -> None:
+    print(f"{name:<44} {took[0]:7.2f} s wall {took[1]:7.2f} s CPU", flush=True)
+
+
+def fill_events(path: Path, count: int) -> None:
+    """The lifecycle log of `count` events: four of each task, one in 50 tasks fails."""
+    from cystore.celery import events, records
+
+    def told(number: int) -> cystore.Message:
+        task, step = divmod(number, 4)
+        name, failed = f"shop.tasks.t{task % 40}", task % 50 == 0
+        details: dict[str, Any] = {
+            "worker": f"celery@host-{task % 8}",
+            "queue": "celery",
+            "args": "('x', 17)",
+        }
+        if step == 3:
+            details["runtime"] = 0.001 * (task % 997)
+        if step == 3 and failed:
+            details |= {"exception": f"shop.Refused({task})", "traceback": TRACEBACK.format(task, task)}
+        return cystore.Message(
+            topic=events.EVENTS,
+            body=events.body_of(details),
+            queue_id=records.queue_of(name),
+            keys=events.keys_of(f"{task:032x}"),
+            tags=("SENT", "RECEIVED", "STARTED", "FAILED" if failed else "SUCCEEDED")[step],
+            properties={"task": name},
+        )
+
+    with cystore.open(path, services="none") as store:
+        messages = map(told, range(count))
+        while batch := list(islice(messages, 10_000)):
+            store.put_many(batch)
+        store.flush()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark_questions", description=__doc__)
+    parser.add_argument("--count", type=int, default=2_000_000, help="messages (%(default)s)")
+    parser.add_argument("--events", type=int, default=1_000_000, help="events of tasks (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        folder = Path(name)
+        fill(folder / "store", options.count, 300)
+        fill_events(folder / "events", options.events)
+        spark = session(2, folder)
+        print(f"{options.count:,} messages, {options.events:,} events, best of {options.rounds}")
+        tables(spark, folder / "store", options.rounds)
+        reports(spark, folder, options.rounds)
+        spark.stop()
+    return 0
+
+
+def tables(spark: Any, store: Path, rounds: int) -> None:
+    import cystore.spark
+
+    spark.sql(f"CREATE TABLE whole USING cystore OPTIONS (path '{store}')")
+    spark.sql(f"CREATE TABLE narrow USING cystore OPTIONS (path '{store}', columns 'offset,timestamp')")
+    key = next(iter(cystore.to_arrow(store, columns=["key"])))["key"][0].as_py()
+    spark.sql(f"CREATE TABLE one USING cystore OPTIONS (path '{store}', key '{key}')")
+    two, count = "SELECT max(offset), max(timestamp) FROM {}", "SELECT count(*) FROM {}"
+
+    def sql(text: str) -> Callable[[], Any]:
+        return lambda: spark.sql(text).collect()
+
+    show("two columns, SQL table", best(rounds, sql(two.format("whole"))))
+    show("two columns, SQL table with columns", best(rounds, sql(two.format("narrow"))))
+    data = cystore.scan(store, columns=["offset", "timestamp"])
+    show("two columns, cystore.scan", best(rounds, lambda: pc.max(data.to_table()["offset"])))
+    show("count(*), SQL table", best(rounds, sql(count.format("whole"))))
+    show("cystore.spark.count", best(rounds, lambda: cystore.spark.count(spark, store)))
+    show("count_rows, cystore.scan", best(rounds, data.count_rows))
+    show("one key, SQL table with key", best(rounds, sql("SELECT * FROM one")))
+
+
+def reports(spark: Any, folder: Path, rounds: int) -> None:
+    from cystore.spark.jobs.report import write_report
+
+    def report(session_or_none: Any) -> None:
+        shutil.rmtree(folder / "report", ignore_errors=True)
+        write_report(session_or_none, str(folder / "events"), folder / "report")
+
+    show("report, in a session", best(rounds, lambda: report(spark)))
+    show("report, without a session", best(rounds, lambda: report(None)))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
