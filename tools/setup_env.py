@@ -32,7 +32,18 @@ EXTRAS = {
     "build": (),
     "lint": ("dev", "celery", "cli", "spark", "report"),
     "run": ("celery", "redis", "cli"),
-    "test": ("dev", "celery", "redis", "cli", "celery-tests", "spark", "report", "s3-tests", "arrow-tests", "connect-tests"),
+    "test": (
+        "dev",
+        "celery",
+        "redis",
+        "cli",
+        "celery-tests",
+        "spark",
+        "report",
+        "s3-tests",
+        "arrow-tests",
+        "connect-tests",
+    ),
     "bench": ("bench", "celery", "redis", "cli", "spark"),
 }
 
