@@ -50,7 +50,7 @@ def collect(fleet: Fleet, ids: dict[str, int], metas: dict[str, dict]) -> Iterat
 
 
 @pytest.mark.parametrize(
-    ("tasks", "kill_every"), [(600, 100), pytest.param(6_000, 250, marks=pytest.mark.slow)]
+    ("tasks", "kill_every"), [(300, 75), pytest.param(6_000, 250, marks=pytest.mark.slow)]
 )
 def test_nothing_handed_out_is_lost(fresh_fleet, rng, tasks, kill_every):
     fleet, metas = fresh_fleet, {}

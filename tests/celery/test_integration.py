@@ -10,6 +10,15 @@ from tests.celery.integration.suite import all_tests, run
 
 LIMIT_S = 200
 CANVAS = """
+test_link_error: test_link_error
+test_chain: test_simple_chain test_chain_of_group_followed_by_empty_groups test_group_chord_group_chain
+test_group: test_nested_group_group test_group_ending_a_chain_in_a_group_gets_its_own_id
+test_group: test_task_replace_with_group_preserves_group_order
+test_chord: test_group_chain test_chord_header_child_replaced_with_chain_first
+test_chord: test_chord_error_in_nested_chain_does_not_crash
+test_stamping_mechanism: test_stamps_remain_on_task_retry
+"""
+MORE_CANVAS = """
 test_link_error: test_link_error test_link_error_eager test_link_error_using_signature test_link_error_callback_retries
 test_chain: test_single_chain test_simple_chain test_chain_on_error test_chain_of_chain_with_a_single_task
 test_chain: test_chain_inside_group_receives_arguments test_replace_chain_with_empty_chain test_nested_chain_group_last
@@ -29,15 +38,18 @@ test_stamping_mechanism: test_linking_stamped_sig test_stamps_remain_on_task_ret
 """
 
 
-def canvas_tests() -> list[str]:
-    lines = (line.partition(": ") for line in CANVAS.strip().splitlines())
+def canvas_tests(chosen: str) -> list[str]:
+    lines = (line.partition(": ") for line in chosen.strip().splitlines())
     return [
         f"t/integration/test_canvas.py::{name}::{test}" for name, _, tests in lines for test in tests.split()
     ]
 
 
-def test_canvas_by_celerys_own_tests():
-    wanted = canvas_tests()
+@pytest.mark.parametrize(
+    "chosen", [CANVAS, pytest.param(MORE_CANVAS, marks=pytest.mark.slow)], ids=["some", "more"]
+)
+def test_canvas_by_celerys_own_tests(chosen):
+    wanted = canvas_tests(chosen)
     outcomes = run("cystore", wanted, shards=3, limit_s=LIMIT_S)
     assert outcomes.keys() == set(wanted)
     assert not {test: outcome.text for test, outcome in outcomes.items() if outcome.result != "passed"}

@@ -97,6 +97,7 @@ def test_a_failed_sync_stops_a_worker_too(tmp_path):
 
 
 @pytest.mark.sampled(1)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
 def test_a_worker_that_waits_goes_on_when_its_store_is_back(tmp_path, pool):
     with fleet_in(tmp_path, cystore_store_away="wait") as fleet:
