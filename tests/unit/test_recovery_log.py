@@ -331,7 +331,7 @@ def test_the_size_of_the_files_wins_over_the_configuration(tmp_path, both):
     [
         ("strange", b"", "not a valid name"),
         (f"{FILE_BYTES:020d}", bytes(FILE_BYTES + 1), "bytes, the others"),
-        (f"{FILE_BYTES + 1:020d}", bytes(FILE_BYTES), "no multiple"),
+        (f"{FILE_BYTES + 1:020d}", bytes(FILE_BYTES), "not a multiple"),
     ],
 )
 def test_what_is_no_log_file_is_refused_by_name(tmp_path, name, content, what):

@@ -99,7 +99,7 @@ def test_length_unlike_the_neighbours_is_refused(tmp_path, base, length):
 def test_name_that_is_no_multiple_of_the_length_is_refused(tmp_path, base, length):
     write(tmp_path, base, 10)
     os.truncate(tmp_path / "commitlog" / file_name(base), length)
-    with pytest.raises(StoreFormatError, match="no multiple"):
+    with pytest.raises(StoreFormatError, match="not a multiple"):
         queue(tmp_path)
 
 
