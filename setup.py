@@ -47,7 +47,8 @@ elif VARIANT == "failpoints":
     MACROS.append(("CYSTORE_FAILPOINTS", "1"))
     COMPILE.append("-O1")  # a kill does not care how fast it came; the build does
 elif VARIANT == "":
-    COMPILE.append("-g0")  # Python's own flags ask for debugging information, four fifths of what is installed
+    # Python's own flags ask for debugging information: four fifths of the installed bytes.
+    COMPILE.append("-g0")
 elif VARIANT != "metadata":
     raise SystemExit(f"CYSTORE_BUILD={VARIANT!r}: choose asan, fuzz, failpoints, metadata or nothing")
 

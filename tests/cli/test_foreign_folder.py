@@ -97,7 +97,7 @@ def test_every_command_refuses_a_foreign_folder(tmp_path, kind, capsys, monkeypa
 def test_every_open_refuses_a_foreign_folder(tmp_path, kind, how):
     make(tmp_path, FOREIGN[kind])
     before = content(tmp_path)
-    with pytest.raises(cystore.StoreFormatError, match="no store|not a store"):
+    with pytest.raises(cystore.StoreFormatError, match=r"no store|not a store"):
         open_small(tmp_path, **how)
     assert content(tmp_path) == before
 
@@ -112,7 +112,7 @@ def test_links_and_other_kinds_of_files_tell_no_store(tmp_path):
     (root / "commitlog").symlink_to(tmp_path / "s" / "commitlog")
     os.mkfifo(root / "manifest")
     for how in ({}, {"read_only": True}):
-        with pytest.raises(cystore.StoreFormatError, match="no store|not a store"):
+        with pytest.raises(cystore.StoreFormatError, match=r"no store|not a store"):
             open_small(root, **how)
     assert main(["rebuild", str(root)]) == 2
 

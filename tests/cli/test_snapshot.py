@@ -220,7 +220,7 @@ def test_targets_that_are_refused(store_path, target, tmp_path):
         take(store_path, tmp_path / "link" / "copy")
     with pytest.raises(TargetError, match="parent directory"):
         take(store_path, target / "deep")
-    with pytest.raises(StoreFormatError, match="no store|not a store"):
+    with pytest.raises(StoreFormatError, match=r"no store|not a store"):
         take(tmp_path / "none", target)
     for root in (Path("/"), Path("//"), Path("/..")):  # a folder without a name, which was a traceback
         with pytest.raises(TargetError, match="already exists"):

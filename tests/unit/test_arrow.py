@@ -284,7 +284,7 @@ def test_what_is_no_store_is_refused(tmp_path):
         cystore.to_arrow(tmp_path / "missing")
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "file").write_text("x")
-    with pytest.raises(StoreFormatError, match="no store|not a store"):
+    with pytest.raises(StoreFormatError, match=r"no store|not a store"):
         cystore.to_arrow(tmp_path / "foreign")
 
 

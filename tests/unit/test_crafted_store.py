@@ -147,7 +147,7 @@ def test_a_folder_called_index_is_no_store(tmp_path):
     """Seen: `cystore rebuild DIR` took any folder with an `index/` for a store and deleted it."""
     (tmp_path / "web" / "index").mkdir(parents=True)
     (tmp_path / "web" / "index" / "page").write_bytes(b"")
-    with pytest.raises(cystore.StoreFormatError, match="no store|not a store"):
+    with pytest.raises(cystore.StoreFormatError, match=r"no store|not a store"):
         open_small(tmp_path / "web")
 
 

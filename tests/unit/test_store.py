@@ -115,7 +115,7 @@ def test_reading_makes_no_directory(tmp_path):
     with pytest.raises(StoreFormatError, match="there is no store here"):
         open_small(tmp_path / "none", read_only=True)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(StoreFormatError, match="no store|not a store"):
+    with pytest.raises(StoreFormatError, match=r"no store|not a store"):
         open_small(tmp_path / "empty", read_only=True)
     assert os.listdir(tmp_path) == ["empty"]
     assert os.listdir(tmp_path / "empty") == []
