@@ -198,3 +198,8 @@ def test_links_between_documents_lead_somewhere(document):
         if not re.match(r"[a-z]+:|#", target) and not (document.parent / target.split("#")[0]).exists()
     ]
     assert not dead
+
+
+def test_the_map_of_the_readme_names_every_page():
+    readme = (ROOT / "README.md").read_text()
+    assert not [name_of(path) for path in files(".md", under="docs") if name_of(path) not in readme]
