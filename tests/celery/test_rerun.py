@@ -308,7 +308,7 @@ def test_redaction_forbids_a_rerun(make_app, run):
     for task_id in hidden:
         assert "message" not in message_of(store, task_id)
         assert (
-            "cystore_lifecycle_redact hides a part in it"
+            "cystore_lifecycle_redact hides a part of it"
             in run("rerun", task_id, "--yes", code=2, app=app).stderr
         )
     assert "4242" not in "".join(bytes(m.body).decode() for m in store.scan() if m.topic == events.EVENTS)
