@@ -11,7 +11,7 @@ so a cyclic one ends. Source of the format: IndexFile and IndexHeader of RocketM
 from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp
 
-from cystore._native.atomics cimport observe_be32, prefetch_for_write, publish_be32, release_fence
+from cystore._native.atomics cimport observe_be32, prefetch_for_read, prefetch_for_write, publish_be32, release_fence
 from cystore._native.layout cimport *
 from cystore._native.mapping cimport MappedFile
 from cystore._native.record cimport (
@@ -86,6 +86,18 @@ cdef void index_prefetch(const index_view* index, int32_t hash) noexcept nogil:
 cdef inline int32_t _linked(int32_t number, int32_t below) noexcept nogil:
     """An entry number found in a slot or an entry, 0 when it cannot be one."""
     return number if 0 < number < below else 0
+
+
+cdef int32_t index_prefetch_entry(const index_view* index, int32_t hash) noexcept nogil:
+    cdef int32_t newest = <int32_t>observe_be32(_slot(index, hash))
+    newest = _linked(newest, index_next_entry(index))
+    if newest != 0:
+        prefetch_for_read(_entry(index, newest))
+    return newest
+
+
+cdef int64_t index_entry_position(const index_view* index, int32_t number) noexcept nogil:
+    return index_entry_physical_offset(_entry(index, number))
 
 
 cdef inline void _set_counts(index_view* index, uint32_t used_slots, int32_t next_entry) noexcept nogil:

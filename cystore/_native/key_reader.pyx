@@ -16,7 +16,7 @@ from cystore._native.index cimport *
 from cystore._native.layout cimport *
 from cystore._native.mapping cimport MappedFile
 from cystore._native.message cimport stored_message
-from cystore._native.window cimport LogWindow
+from cystore._native.window cimport LogWindow, log_window, window_prefetch
 
 import logging
 from weakref import ref
@@ -157,6 +157,19 @@ def find_messages(LogWindow window not None, Control control not None, list file
     return _find(window, control.checked(), files, &q, key_bytes, max_count, begin_ms, end_ms)
 
 
+cdef void _fetch_ahead(const index_view* index, const log_window* window, const int32_t* hashes, int count) noexcept nogil:
+    """Brings slots, newest entries and records of several keys into the caches, so that their misses overlap."""
+    cdef int32_t[KEYS_AHEAD] numbers
+    cdef int i
+    for i in range(count):
+        index_prefetch(index, hashes[i])
+    for i in range(count):
+        numbers[i] = index_prefetch_entry(index, hashes[i])
+    for i in range(count):
+        if numbers[i] != 0:
+            window_prefetch(window, index_entry_position(index, numbers[i]))
+
+
 def find_many(LogWindow window not None, Control control not None, list files not None, bytes topic not None, list keys not None,
               int64_t max_count):
     """`find_messages` of each of many keys, in their order. The slots of the next keys are fetched from memory meanwhile."""
@@ -167,7 +180,9 @@ def find_many(LogWindow window not None, Control control not None, list files no
     cdef bytes key
     cdef tuple row
     cdef int32_t seed
-    cdef Py_ssize_t at, ahead = 0, count = PyList_GET_SIZE(keys)
+    cdef Py_ssize_t at, count = PyList_GET_SIZE(keys)
+    cdef int32_t[KEYS_AHEAD] hashes
+    cdef int group, i
     cdef list found = []
     q.topic = <const uint8_t*>PyBytes_AS_STRING(topic)
     q.topic_len = <int>min(len(topic), INT32_MAX)
@@ -178,10 +193,13 @@ def find_many(LogWindow window not None, Control control not None, list files no
         if file is not None:
             newest = index_view_of(file, row[1], row[2])
     for at in range(count):
-        while file is not None and ahead < count and ahead < at + KEYS_AHEAD:
-            key = <bytes?>keys[ahead]
-            index_prefetch(&newest, index_key_hash(seed, <const uint8_t*>PyBytes_AS_STRING(key), len(key)))
-            ahead += 1
+        if file is not None and at % KEYS_AHEAD == 0:
+            group = <int>min(KEYS_AHEAD, count - at)
+            for i in range(group):
+                key = <bytes?>keys[at + i]
+                hashes[i] = index_key_hash(seed, <const uint8_t*>PyBytes_AS_STRING(key), len(key))
+            with nogil:
+                _fetch_ahead(&newest, &window.c, hashes, group)
         key = <bytes?>keys[at]
         q.key = <const uint8_t*>PyBytes_AS_STRING(key)
         q.key_len = <int>min(len(key), INT32_MAX)

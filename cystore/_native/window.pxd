@@ -28,6 +28,9 @@ cdef struct log_window:
 
 cdef int window_record(log_window* window, int64_t offset, record_view* v, const uint8_t** at) noexcept nogil
 
+# Fetches the first lines of a record from memory, where its segment is at hand.
+cdef void window_prefetch(const log_window* window, int64_t offset) noexcept nogil
+
 cdef class LogWindow:
     cdef log_window c
     cdef list files             # the MappedFile of each segment; holding them keeps the pointers valid

@@ -58,6 +58,21 @@ cdef int window_record(log_window* window, int64_t offset, record_view* v, const
     return RECORD_BAD_POSITION if status == RECORD_OK and v.physical_offset != offset else status
 
 
+cdef void window_prefetch(const log_window* window, int64_t offset) noexcept nogil:
+    cdef const uint8_t* at
+    cdef int i
+    if not window.minimum <= offset < window.wrote:
+        return
+    for i in range(window.count):
+        if window.segments[i].base <= offset < window.segments[i].end:
+            at = window.segments[i].address + (offset - window.segments[i].base)
+            prefetch_for_read(at)
+            prefetch_for_read(at + 64)
+            prefetch_for_read(at + 128)
+            prefetch_for_read(at + 192)
+            return
+
+
 @cython.final
 cdef class LogWindow:
     """Segments of one commit log; `segment_for(physical_offset)` maps one more, `holes` are (begin, end), ascending."""
