@@ -1,0 +1,281 @@
+"""`python -m benchmarks writes`: what puts cost all day long, with default settings, beside waiters, and from several processes.
+
+Each row is a ratio beside its goal; every measurement runs in a process of its own. Take a folder on a disk. LMDB has the settings with
+which it is fastest: WRITEMAP, MAPASYNC, NOSYNC, one transaction for each message. The loop of memcpy writes records of the same length into
+a mapped file whose pages are all there; it is synced as often as the log is flushed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import mmap
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cystore
+from benchmarks import workload
+from benchmarks.peers import cystore_peer
+from benchmarks.workload import TAG, TOPIC, Job
+
+ROOT = Path(__file__).resolve().parent.parent
+BODY_BYTES = 100
+RECORD_BYTES = 230  # of such a message
+FLUSH_S = 0.5
+COPY_BYTES = 64 << 20
+WAITERS = 100
+
+
+class Row(NamedTuple):
+    """One figure: what it is of, what was measured, and what it must be."""
+
+    what: str
+    measured: str
+    goal: str
+    reached: bool
+
+
+def _put_loop(put: Callable[..., Any], count: int) -> float:
+    """ns a put."""
+    body, turn = workload.body(BODY_BYTES), workload.in_turn(workload.key_ring(1), count)
+    begun = time.perf_counter_ns()
+    for keys in turn:
+        put(TOPIC, body, keys=keys, tags=TAG)
+    return (time.perf_counter_ns() - begun) / count
+
+
+def _worst(step: Callable[[], Any], seconds: float) -> dict[str, float]:
+    """The 99.99th percentile and the slowest of many steps, in µs."""
+    clock, until, taken = time.perf_counter_ns, time.perf_counter_ns() + int(seconds * 1e9), []
+    before = clock()
+    while before < until:
+        step()
+        after = clock()
+        taken.append(after - before)
+        before = clock()
+    taken.sort()
+    return {"p9999": taken[len(taken) * 9999 // 10_000] / 1e3, "worst": taken[-1] / 1e3}
+
+
+# ------------------------------------------------------------------------------------- in processes of their own
+
+
+def sustained(folder: Path, count: int) -> float:
+    """Default settings and services."""
+    with cystore.open(folder) as store:
+        return _put_loop(store.put, count)
+
+
+def prepared(folder: Path, count: int) -> float:
+    return cystore_peer.put(Job("put", count, str(folder), body_bytes=BODY_BYTES)).ns_per_operation
+
+
+def lmdb_at_its_best(folder: Path, count: int) -> float:
+    import lmdb
+
+    env = lmdb.open(
+        str(folder), map_size=2 << 30, writemap=True, map_async=True, sync=False, metasync=False, subdir=True
+    )
+    job = Job("put", count, str(folder), body_bytes=BODY_BYTES)
+    values = workload.flat_ring(job)
+    begun = time.perf_counter_ns()
+    for number in range(count):
+        with env.begin(write=True) as transaction:
+            transaction.put(number.to_bytes(8, "big"), values[number % len(values)], append=True)
+    found = (time.perf_counter_ns() - begun) / count
+    env.close()
+    return found
+
+
+def put_latency(folder: Path, seconds: float) -> dict[str, float]:
+    with cystore.open(folder) as store:
+        body, put = workload.body(BODY_BYTES), store.put
+        return _worst(lambda: put(TOPIC, body), seconds)
+
+
+def copy_latency(folder: Path, seconds: float) -> dict[str, float]:
+    with (folder / "copies").open("w+b") as file:
+        os.posix_fallocate(file.fileno(), 0, COPY_BYTES)
+        mapped = mmap.mmap(file.fileno(), COPY_BYTES)
+        mapped[:] = bytes(COPY_BYTES)
+        source = ctypes.create_string_buffer(RECORD_BYTES)
+        begin, at, ended = ctypes.addressof(ctypes.c_char.from_buffer(mapped)), 0, threading.Event()
+
+        def step() -> None:
+            nonlocal at
+            ctypes.memmove(begin + at, source, RECORD_BYTES)
+            at = (at + RECORD_BYTES) % (COPY_BYTES - RECORD_BYTES)
+
+        def sync() -> None:
+            while not ended.wait(FLUSH_S):
+                os.fdatasync(file.fileno())
+
+        syncs = threading.Thread(target=sync)
+        syncs.start()
+        found = _worst(step, seconds)
+        ended.set()
+        syncs.join()
+        return found
+
+
+def waited_for(folder: Path, count: int, waiters: int) -> float:
+    """A put beside waiters on other topics, which are threads of another process."""
+    job = Job("put", count, str(folder), body_bytes=BODY_BYTES)
+    with cystore_peer.open_store(job, services="none") as store:
+        cystore_peer.prepare(store, job)
+        for number in range(waiters):
+            store.put(f"Other{number}", b"x")
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.writes",
+            "--part",
+            "wait",
+            str(folder / "store"),
+            str(waiters),
+        ]
+        other = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert other.stdin is not None and other.stdout is not None
+        other.stdout.readline()
+        turn = islice(workload.in_turn(workload.key_ring(1), count), count)
+        body, begun = workload.body(BODY_BYTES), time.perf_counter_ns()
+        for keys in turn:
+            store.put(TOPIC, body, keys=keys, tags=TAG)
+        taken = (time.perf_counter_ns() - begun) / count
+        other.kill()
+        other.wait()
+        return taken
+
+
+def wait(root: Path, waiters: int) -> None:
+    """Waits for messages that never come, until it is killed."""
+    store = cystore.open(root, services="none")
+    for number in range(waiters):
+        threading.Thread(target=store.wait, args=(f"Other{number}", 0, 1, 600.0), daemon=True).start()
+    time.sleep(1.0)
+    print("ready", flush=True)
+    sys.stdin.read()
+
+
+def several(folder: Path, count: int, processes: int) -> float:
+    job = Job("put_processes", count - count % processes, str(folder), processes=processes)
+    return cystore_peer.put_processes(job).ns_per_operation
+
+
+PARTS: dict[str, Callable[..., Any]] = {
+    part.__name__: part
+    for part in (sustained, prepared, lmdb_at_its_best, put_latency, copy_latency, waited_for, wait, several)
+}
+
+
+# ------------------------------------------------------------------------------------------------- the rows
+
+
+def run(part: Callable[..., Any], folder: Path, *numbers: float) -> Any:
+    """A part in a process of its own; what it gives."""
+    with tempfile.TemporaryDirectory(dir=folder) as parent:
+        given = [part.__name__, parent, *map(str, numbers)]
+        command = [sys.executable, "-m", "benchmarks.writes", "--part", *given]
+        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
+        return json.loads(done.stdout)
+
+
+def rate_rows(folder: Path, count: int, seconds: float) -> list[Row]:
+    """Puts with default settings, which go on for long, beside prepared ones."""
+    ours, best = run(sustained, folder, count), run(prepared, folder, min(count, 2_000_000))
+    peer = run(lmdb_at_its_best, folder, min(count // 20, 200_000))
+    what = f"put, default settings and services, {count * RECORD_BYTES >> 20:,} MiB"
+    return [
+        Row(
+            f"{what}: speed beside prepared segments",
+            f"{best / ours:.2f} × ({ours:.0f} ns, {best:.0f})",
+            "≥ 0.75 ×",
+            best / ours >= 0.75,
+        ),
+        Row(
+            f"{what}: beside LMDB at its best",
+            f"{peer / ours:.1f} × ({peer:.0f} ns)",
+            "≥ 8 ×",
+            peer / ours >= 8,
+        ),
+    ]
+
+
+def latency_rows(folder: Path, count: int, seconds: float) -> list[Row]:
+    """The slowest puts beside the slowest turns of a loop that only copies."""
+    ours, copied = run(put_latency, folder, seconds), run(copy_latency, folder, seconds)
+    rows = []
+    for name, key, most in (("p99.99", "p9999", 3), ("worst", "worst", 10)):
+        ratio = ours[key] / copied[key]
+        measured = f"{ratio:.1f} × ({ours[key]:.0f} µs, memcpy {copied[key]:.0f})"
+        rows.append(
+            Row(f"put, default settings: {name} beside a memcpy loop", measured, f"≤ {most} ×", ratio <= most)
+        )
+    return rows
+
+
+def waiter_rows(folder: Path, count: int, seconds: float) -> list[Row]:
+    """Puts while others wait for other topics."""
+    count = min(count, 2_000_000)
+    alone, beside = run(waited_for, folder, count, 0), run(waited_for, folder, count, WAITERS)
+    measured = f"{beside / alone:.2f} × ({beside:.0f} ns, {alone:.0f})"
+    return [Row(f"put beside {WAITERS} waiters on other topics", measured, "≤ 1.3 ×", beside <= 1.3 * alone)]
+
+
+def process_rows(folder: Path, count: int, seconds: float) -> list[Row]:
+    """Several processes that append to one store at once."""
+    count = min(count, 2_000_000)
+    alone, rows = run(several, folder, count, 1), []
+    for processes, least in ((2, 1.3), (4, 1.0), (8, 1.0)):
+        taken = run(several, folder, count, processes)
+        measured = f"{alone / taken:.2f} × ({taken:.0f} ns a put, one: {alone:.0f})"
+        rows.append(
+            Row(
+                f"put from {processes} processes beside one", measured, f"≥ {least} ×", alone >= least * taken
+            )
+        )
+    return rows
+
+
+GROUPS = {"rate": rate_rows, "latency": latency_rows, "waiters": waiter_rows, "processes": process_rows}
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks writes", description=__doc__)
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"only these of {', '.join(GROUPS)}")
+    parser.add_argument(
+        "--folder", type=Path, default=Path(tempfile.gettempdir()), help="where stores are made"
+    )
+    parser.add_argument("--mib", type=int, default=4096, help="how much the long run appends")
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long latencies are measured")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.groups) - set(GROUPS):
+        parser.error(f"no such group: {', '.join(sorted(unknown))}")
+    reached = True
+    print("| | measured | must be | |\n|---|---:|---:|---|", flush=True)
+    for name, rows in GROUPS.items():
+        if not options.groups or name in options.groups:
+            for row in rows(options.folder, (options.mib << 20) // RECORD_BYTES, options.seconds):
+                verdict = "reached" if row.reached else "**missed**"
+                print(f"| {row.what} | {row.measured} | {row.goal} | {verdict} |", flush=True)
+                reached = reached and row.reached
+    return 0 if reached else 1
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--part"]:
+        name, root, *numbers = sys.argv[2:]
+        found = PARTS[name](Path(root), *(int(n) if n.isdecimal() else float(n) for n in numbers))
+        if found is not None:
+            sys.stdout.write(json.dumps(found))
+    else:
+        sys.exit(main(sys.argv[1:]))
