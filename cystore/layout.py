@@ -315,6 +315,9 @@ QUEUE_SLOT_LINES: tuple[tuple[Shared, ...], ...] = (
         Shared("hash", "uint32_t", "append", "of topic and queue id"),
         Shared("queue_id", "int32_t", "append", "constant once published"),
         Shared("topic_bytes", "uint32_t", "append", "length of topic"),
+        Shared(
+            "sleepers", "uint32_t", "atomic", "futex word: 1 while somebody may sleep until an append to it"
+        ),
     ),
     (Shared("topic", "char", "append", "UTF-8, constant once published", 128),),
     (

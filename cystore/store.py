@@ -416,7 +416,11 @@ class MessageStore(StoreUpkeep):
             left_s = min(WAIT_SLICE_S, until - monotonic_s())
             if left_s <= 0:
                 return False
-            parts.control.wait_append(seen, max(1, int(left_s * 1000)))
+            left_ms = max(1, int(left_s * 1000))
+            if slot >= 0 and not parts.control.read_only and parts.control.queue_next(slot) <= queue_offset:
+                parts.control.wait_queue(slot, queue_offset, left_ms)  # appends to other queues let it sleep
+            else:
+                parts.control.wait_append(seen, left_ms)
 
     def next_queue_offset(self, topic: str, queue_id: int) -> int:
         """The queue offset of the next append to a queue, dispatched or not: every earlier message has a lower one. 0

@@ -21,9 +21,8 @@ from cystore._native.checksum cimport crc32_body, crc32c_update
 from cystore._native.control cimport Control
 from cystore._native.exact cimport exact_bytes, exact_text, exact_whole
 from cystore._native.layout cimport *
-from cystore._native.locks cimport (
-    control_intact, control_lock_at, control_locked, control_repair_due, control_wake_sleepers,
-)
+from cystore._native.locks cimport control_intact, control_lock_at, control_locked, control_repair_due
+from cystore._native.locks cimport control_wake_queue, control_wake_sleepers
 from cystore._native.mapping cimport MappedFile
 from cystore._native.message cimport Message, PutResult, put_result
 from cystore._native.properties cimport property_buffer, property_room, put_delay, put_properties
@@ -249,6 +248,7 @@ cdef class Appender(PlainAppender):
         cdef pthread_mutex_t* mutex
         cdef int64_t waits_since_ms = 0
         cdef int status
+        cdef Py_ssize_t i, before
         if block == NULL:  # checking the message let other threads run
             raise StoreClosedError("the store was closed meanwhile")
         mutex = control_lock_at(block, LOCK_APPEND)
@@ -267,7 +267,7 @@ cdef class Appender(PlainAppender):
                 pthread_mutex_unlock(mutex)
                 self.policy.repair(busy_ms)
                 continue
-            keep_segment = self.segment
+            keep_segment, before = self.segment, done[0]
             if may_hold_gil:
                 status = append_items(block, &self.target, items, count, done, waits_since_ms, forbidding)
                 pthread_mutex_unlock(mutex)
@@ -276,6 +276,7 @@ cdef class Appender(PlainAppender):
                     status = append_items(block, &self.target, items, count, done, waits_since_ms, forbidding)
                     pthread_mutex_unlock(mutex)
             control_wake_sleepers(block)
+            for i in range(before, done[0]): control_wake_queue(items[i].entry)
             if status == APPEND_OK:
                 return 0
             waits_since_ms = waits_since_ms or clock_coarse_ms()

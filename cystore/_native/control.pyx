@@ -5,6 +5,7 @@ The scheme (layout fingerprint, reader-friendly slots, one writer per cache line
 """
 
 cimport cython
+from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
@@ -424,6 +425,19 @@ cdef class Control(SharedLocks):
 
     def queue_next(self, int64_t slot):
         return load_i64(&self._slot(slot).next)
+
+    def wait_queue(self, int64_t slot, int64_t queue_offset, int64_t timeout_ms):
+        """Sleeps until a queue's next offset is beyond `queue_offset`, at most `timeout_ms`; it may return early. Signals are handled. Not for
+        a handle for reading only."""
+        cdef queue_entry* entry = self._slot(slot)
+        keep = self.file  # a close meanwhile must not unmap what we sleep on
+        self._writable()
+        with nogil:
+            exchange_u32(&entry.sleepers, 1)
+            full_fence()
+            if load_i64(&entry.next) <= queue_offset:
+                futex_wait(&entry.sleepers, 1, timeout_ms)
+        PyErr_CheckSignals()
 
     def queue_dispatched(self, int64_t slot):
         return load_i64(&self._slot(slot).dispatched)

@@ -8,6 +8,7 @@
 #ifndef CYSTORE_FREE_LOCK_H
 #define CYSTORE_FREE_LOCK_H
 
+#include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <stddef.h>
@@ -128,8 +129,35 @@ static inline int free_lock_give(pthread_mutex_t *mutex) { return (void)mutex, 0
 static inline int free_lock_compare(void) { return 0; }
 #endif
 
+#if defined(__x86_64__)
+#define CPU_PAUSE() __builtin_ia32_pause()
+#elif defined(__aarch64__)
+#define CPU_PAUSE() __asm__ volatile("yield" ::: "memory")
+#else
+#define CPU_PAUSE() __asm__ volatile("" ::: "memory")
+#endif
+/* Where the C library's mutex cannot be looked at, each look is an attempt. */
+static inline int lock_looks_free(const pthread_mutex_t *mutex) {
+#ifdef __GLIBC__
+    return __atomic_load_n(&mutex->__data.__lock, __ATOMIC_RELAXED) == 0;
+#else
+    return (void)mutex, 1;
+#endif
+}
+
 /* As pthread_mutex_trylock. */
 static inline int robust_trylock(pthread_mutex_t *mutex) { return free_lock_take(mutex) ? 0 : pthread_mutex_trylock(mutex); }
+/* The same; one that another thread has, who keeps it for some 40 ns, is looked at for a few microseconds. A sleep in the kernel and the
+ * wake-up would take longer, and the owner would make the wake-up's system call. The looks become rare: each takes the owner's cache line. */
+enum { LOOKS = 7 };
+static inline int robust_trylock_spinning(pthread_mutex_t *mutex) {
+    int status = robust_trylock(mutex);
+    for (int look = 0; status == EBUSY && look < LOOKS; look++) {
+        for (int pause = 1 << look; pause > 0; pause--) CPU_PAUSE();
+        if (lock_looks_free(mutex)) status = robust_trylock(mutex);
+    }
+    return status;
+}
 /* As pthread_mutex_unlock; for one that robust_trylock or the C library has locked. */
 static inline void robust_unlock(pthread_mutex_t *mutex) {
     if (!free_lock_give(mutex)) pthread_mutex_unlock(mutex);

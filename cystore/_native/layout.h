@@ -45,7 +45,7 @@
 #define FLAG_CORRUPT 0x4 /* dispatch met a damaged record */
 #define FLAG_DISK_FULL 0x8 /* the disk is fuller than the settings allow */
 #define CONTROL_MAGIC 0x435953544f524531ull
-#define LAYOUT_FINGERPRINT 0x70b74ef93c55ae7bull
+#define LAYOUT_FINGERPRINT 0x310df90162b86f2dull
 #define CONTROL_BUCKETS_AT 4096
 #define CONTROL_BUCKETS 16384
 #define CONTROL_QUEUES_AT 69632
@@ -302,7 +302,8 @@ typedef struct queue_entry {
     uint32_t hash; /* append: of topic and queue id */
     int32_t queue_id; /* append: constant once published */
     uint32_t topic_bytes; /* append: length of topic */
-    uint8_t pad_0[32];
+    uint32_t sleepers; /* atomic: futex word: 1 while somebody may sleep until an append to it */
+    uint8_t pad_0[28];
     char topic[128]; /* append: UTF-8, constant once published */
     int64_t dispatched; /* dispatch: queue offset behind the last entry in the consume queue */
     int64_t minimum; /* dispatch: lowest queue offset that can be read */
@@ -320,6 +321,7 @@ _Static_assert(offsetof(queue_entry, hash_next) == 16, "queue_entry.hash_next");
 _Static_assert(offsetof(queue_entry, hash) == 20, "queue_entry.hash");
 _Static_assert(offsetof(queue_entry, queue_id) == 24, "queue_entry.queue_id");
 _Static_assert(offsetof(queue_entry, topic_bytes) == 28, "queue_entry.topic_bytes");
+_Static_assert(offsetof(queue_entry, sleepers) == 32, "queue_entry.sleepers");
 _Static_assert(offsetof(queue_entry, topic) == 64, "queue_entry.topic");
 _Static_assert(offsetof(queue_entry, dispatched) == 192, "queue_entry.dispatched");
 _Static_assert(offsetof(queue_entry, minimum) == 200, "queue_entry.minimum");

@@ -251,6 +251,7 @@ cdef extern from "layout.h" nogil:
         uint32_t hash
         int32_t queue_id
         uint32_t topic_bytes
+        uint32_t sleepers
         char topic[128]
         int64_t dispatched
         int64_t minimum

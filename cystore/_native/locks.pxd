@@ -34,6 +34,12 @@ cdef inline void control_wake_sleepers(control_block* block) noexcept nogil:
         futex_wake_all(&block.append_sleepers)
 
 
+cdef inline void control_wake_queue(queue_entry* entry) noexcept nogil:
+    """The same for who sleeps until the next append to one queue (`Control.wait_queue`); behind `control_wake_sleepers`."""
+    if load_u32(&entry.sleepers) != 0 and exchange_u32(&entry.sleepers, 0) != 0:
+        futex_wake_all(&entry.sleepers)
+
+
 cdef class SharedLocks:
     cdef control_block* block
     cdef readonly object file       # the MappedFile (or anonymous memory) that block points into

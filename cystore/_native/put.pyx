@@ -14,7 +14,7 @@ from cystore._native.arguments cimport *
 from cystore._native.atomics cimport *
 from cystore._native.layout cimport *
 from cystore._native.locks cimport (
-    control_intact, control_lock_at, control_locked, control_repair_due, control_wake_sleepers,
+    control_intact, control_lock_at, control_locked, control_repair_due, control_wake_queue, control_wake_sleepers,
 )
 from cystore._native.message cimport PutResult, put_result
 from cystore._native.properties cimport FIRST_IN_KEY, FIRST_IN_TEXT, plain_key, put_plain
@@ -23,7 +23,7 @@ from cystore._native.record_write cimport append_item
 import sys
 
 cdef extern from "free_lock.h" nogil:
-    int robust_trylock(pthread_mutex_t* mutex)
+    int robust_trylock_spinning(pthread_mutex_t* mutex)
     void robust_unlock(pthread_mutex_t* mutex)
     bint free_lock_compare()
 
@@ -55,12 +55,14 @@ cdef inline int append_at_once(PlainAppender self, append_item* item) noexcept:
     if not control_intact(block):
         return NOTHING_APPENDED
     mutex = control_lock_at(block, LOCK_APPEND)
-    if control_locked(block, LOCK_APPEND, robust_trylock(mutex)) != 0:
+    if control_locked(block, LOCK_APPEND, robust_trylock_spinning(mutex)) != 0:
         return NOTHING_APPENDED
     if not control_repair_due(block, LOCK_APPEND):
         status = append_one(block, &self.target, item)
     robust_unlock(mutex)
     control_wake_sleepers(block)
+    if status == APPEND_OK:
+        control_wake_queue(item.entry)
     return status
 
 
