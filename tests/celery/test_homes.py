@@ -159,7 +159,7 @@ def test_a_publisher_without_a_store(hosts):
     result = AsyncResult("any", app=blind)
     for look in (lambda: result.get(timeout=PATIENCE_S), result.get, lambda: result.state, result.ready):
         with pytest.raises(
-            homes.ResultsElsewhereError, match=r"setting cystore_home .*cystore:///path.*\?reader="
+            homes.ResultsElsewhereError, match=r"setting cystore_home.*cystore:///path.*\?reader="
         ):
             look()
 

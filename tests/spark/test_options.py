@@ -31,7 +31,7 @@ BAD = [
     ({"path": ""}, False, "no path"),
     ({"paths": "a,b"}, False, "paths must be JSON"),
     ({"paths": "[1]"}, False, "JSON list of text"),
-    ({"path": "s", "startingoffset": "latest"}, False, "no option startingoffset; there are path"),
+    ({"path": "s", "startingoffset": "latest"}, False, "no option startingoffset; the options are path"),
     ({"path": "s", "startingOffsets": "newest"}, False, "startingOffsets must be earliest, latest or like"),
     ({"path": "s", "startingOffsets": "[1]"}, False, "must be earliest, latest or like"),
     ({"path": "s", "startingOffsets": '{"T":{"a":1}}'}, False, "'a' is not a partition of T"),
