@@ -61,7 +61,7 @@ def test_columns_are_chosen_with_a_schema(spark, make_store):
     assert frame.columns == ["offset", "topic"]
     counted = sorted(tuple(row) for row in frame.groupBy("topic").count().collect())
     assert counted == [("topic-0", 25), ("topic-1", 25)]
-    assert "no column nope; there are key" in refused(
+    assert "no column nope; the columns are key" in refused(
         spark.read.format("cystore").schema("nope INT").load(str(store.path))
     )
     wrong = refused(spark.read.format("cystore").schema("offset STRING").load(str(store.path)))

@@ -262,7 +262,7 @@ def test_pieces_begin_with_records_and_leave_nothing_out(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"columns": ["offset", "nope"]}, "no column nope; there are key, value"),
+        ({"columns": ["offset", "nope"]}, "no column nope; the columns are key, value"),
         ({"columns": ["offset", "offset"]}, "named twice"),
         ({"columns": ["corrupt"]}, "no column corrupt"),
         ({"on_corruption": "ignore"}, "on_corruption must be one of fail, skip, column"),
