@@ -82,11 +82,13 @@ def tracebacks(runs: DataFrame, top: int = 20) -> DataFrame:
             F.count("*").alias("count"),
             F.min("ended").alias("first"),
             F.max("ended").alias("last"),
-            F.max_by("exception", "ended").alias("exception"),
-            F.max_by("traceback", "ended").alias("traceback"),
-            F.max_by("task_id", "ended").alias("task_id"),
+            # Several may end in one millisecond: then the task id decides, so that two reports are alike.
+            *(
+                F.max_by(one, F.struct("ended", "task_id")).alias(one)
+                for one in ("exception", "traceback", "task_id")
+            ),
         )
-        .orderBy(F.desc("count"), F.desc("last"), "name")
+        .orderBy(F.desc("count"), F.desc("last"), "name", "fingerprint")
         .limit(top)
     )
 

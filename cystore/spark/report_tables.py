@@ -126,7 +126,7 @@ def _percentiles(name: str, group: Numbers, values: Numbers, size: int) -> dict[
 
 
 def _tracebacks(runs: pa.Table, top: int) -> pa.Table:
-    runs = runs.filter(runs["failed"]).sort_by("ended")
+    runs = runs.filter(runs["failed"]).sort_by([("ended", "ascending"), ("task_id", "ascending")])
     keys = ["name", "class", "fingerprint"]
     table = runs.select([*keys, "ended"]).append_column("last", pa.array(np.arange(runs.num_rows)))
     found = table.group_by(keys).aggregate([([], "count_all"), ("ended", "min"), ("last", "max")])
@@ -138,7 +138,12 @@ def _tracebacks(runs: pa.Table, top: int) -> pa.Table:
         "last": runs["ended"].take(last),
         **{name: runs[name].take(last) for name in ("exception", "traceback", "task_id")},
     }
-    order = [("count", "descending"), ("last", "descending"), ("name", "ascending")]
+    order = [
+        ("count", "descending"),
+        ("last", "descending"),
+        ("name", "ascending"),
+        ("fingerprint", "ascending"),
+    ]
     return pa.table(columns).sort_by(order).slice(0, top)
 
 
