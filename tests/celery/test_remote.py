@@ -381,7 +381,7 @@ def test_a_result_that_is_none_is_told_with_its_home(hosts, content):
             with pytest.raises(homes.ResultsElsewhereError, match=match):
                 look(AsyncResult("t", app=app))
         if isinstance(content, bytes):
-            with pytest.raises(homes.ResultsElsewhereError, match="answered for t"):
+            with pytest.raises(homes.ResultsElsewhereError, match="for t is not its result"):
                 GroupResult.restore("t", app=app)
 
 

@@ -43,7 +43,7 @@ log = logging.getLogger("cystore.celery")
 
 LOCK = "readService.lock"
 SPARE_MS = 1_000  # of a request's time are left for its answer
-TAKE_S = 5.0  # an idle service asks Redis so seldom
+TAKE_S = 10.0  # an idle service asks Redis so seldom
 SIGN_S = 10.0
 AWAY_S = 2.0  # until Redis is asked again
 TOLD_S = 60.0  # crafted messages are logged at most this often
