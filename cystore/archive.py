@@ -29,18 +29,21 @@ from cystore.system.reentry import undisturbed
 
 SECTION = "archive"  # in the manifest
 DATA, MANIFESTS = "data", "manifests"  # in the archive's folder
+PARQUET, DELTA, ICEBERG = "parquet", "delta", "iceberg"  # the latter two are tables, whose files are Parquet
+FORMATS = (PARQUET, DELTA, ICEBERG)
 _END_IT = "`cystore config PATH --end-archive` ends the hold"
 
 
 @dataclass(frozen=True, slots=True)
 class Archived:
     """Every record below the physical offset `up_to` is in the archive `archive_id` in `folder`. `manifest` is the path
-    of the newest manifest inside the folder, None before the first one."""
+    of the newest manifest inside the folder, None before the first one. `format` is one of FORMATS."""
 
     archive_id: str
     folder: str
     up_to: int
     manifest: str | None = None
+    format: str = PARQUET
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,7 @@ class Manifest:
     previous: str | None
     files: tuple[ArchivedFile, ...]
     damaged: tuple[tuple[int, int, str], ...] = ()
+    format: str = PARQUET
 
     @property
     def name(self) -> str:
@@ -131,15 +135,15 @@ class ArchiveMark:
                 path=self.path,
             ) from error
 
-    def begin(self, archive_id: str, folder: str) -> Archived:
+    def begin(self, archive_id: str, folder: str, format: str = PARQUET) -> Archived:
         """Begins the hold: from the log's minimum on, cleaning removes nothing that is not archived."""
-        return undisturbed(partial(self._begin, archive_id, folder))
+        return undisturbed(partial(self._begin, archive_id, folder, format))
 
-    def _begin(self, archive_id: str, folder: str) -> Archived:
+    def _begin(self, archive_id: str, folder: str, format: str) -> Archived:
         with self._control.held("clean"):
             if self.read() is not None:
                 raise StoreConfigError(f"this store already has an archive; {_END_IT}", path=self.path)
-            first = Archived(archive_id, folder, self._control.min_physical_offset)
+            first = Archived(archive_id, folder, self._control.min_physical_offset, format=format)
             self._enter(first)
             return first
 
@@ -199,7 +203,15 @@ def archived_of(content: object) -> Archived:
         raise ValueError(f"{content!r} does not name an archive")
     if manifest is not None and not isinstance(manifest, str):
         raise ValueError(f"{manifest!r} is not a manifest")
-    return Archived(archive_id, folder, up_to, manifest)
+    return Archived(archive_id, folder, up_to, manifest, _format_of(content))
+
+
+def _format_of(content: Mapping[str, Any]) -> str:
+    """Earlier versions wrote Parquet only and no format."""
+    name = content.get("format", PARQUET)
+    if name not in FORMATS:
+        raise ValueError(f"{name!r} is not a format of an archive")
+    return str(name)
 
 
 def plain_archived(archived: Archived) -> dict[str, Any]:
@@ -209,6 +221,7 @@ def plain_archived(archived: Archived) -> dict[str, Any]:
         "folder": archived.folder,
         "archivedUpTo": archived.up_to,
         "manifest": archived.manifest,
+        "format": archived.format,
     }
 
 
@@ -226,6 +239,7 @@ def parse_manifest(data: bytes) -> Manifest:
             content["previous"],
             listed,
             damaged,
+            _format_of(content),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a manifest: {error!r}") from None
@@ -247,6 +261,7 @@ def render_manifest(manifest: Manifest) -> bytes:
             "begin": manifest.begin,
             "end": manifest.end,
             "previous": manifest.previous,
+            "format": manifest.format,
             "rows": manifest.rows,
             "damaged": [list(part) for part in manifest.damaged],
             "files": listed,

@@ -2,9 +2,10 @@
 remove them.
 
 Each step takes a range of whole segments from the archived offset on. It writes and verifies files under tmp/ of the
-archive's folder, renames them to their places, and names them in a manifest. Only then the store's archive mark moves,
-which lets cleaning remove the segments. A kill leaves files that no manifest names: the next run removes them and makes
-them again from the log. Or it leaves a manifest that the store does not know: the next run enters it. So nothing is
+archive's folder, renames them to their places, and names them in a manifest. If the archive is a lakehouse table, the
+manifest becomes a commit of the table (`cystore.archive_table`). Only then the store's archive mark moves, which lets
+cleaning remove the segments. A kill leaves files that no manifest names: the next run removes them and makes them again
+from the log. Or it leaves a manifest that the table or the store does not know: the next run enters it. So nothing is
 missing and nothing is there twice.
 
 The caller chooses the writer: this process, or the executors of a cluster (cystore.spark.jobs.archive).
@@ -26,7 +27,9 @@ from cystore import clock
 from cystore._native.descriptor import Descriptor
 from cystore.archive import (
     DATA,
+    ICEBERG,
     MANIFESTS,
+    PARQUET,
     Archived,
     ArchivedFile,
     Manifest,
@@ -38,7 +41,9 @@ from cystore.archive import (
     render_manifest,
     with_manifest,
 )
+from cystore.archive_formats import check_format, check_place, open_table
 from cystore.archive_places import migrate, place_files, stale
+from cystore.archive_table import Table, catch_up, check_end
 from cystore.errors import CorruptRecordError, StoreConfigError, StoreFormatError, StoreLockedError
 from cystore.parquet import WrittenRange, write_range
 from cystore.snapshot import PIECE_BYTES, LogRange, LogSnapshot
@@ -71,6 +76,9 @@ class ArchiveSummary:
     log_bytes: int = 0
     parquet_bytes: int = 0
     damaged: int = 0
+    format: str = PARQUET
+    commits: int = 0
+    table: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -85,6 +93,7 @@ def archive_store(
     store: MessageStore,
     folder: str | os.PathLike[str],
     *,
+    format: str | None = None,
     mapper: Mapper = in_this_process,
     expiring_within_h: float = EXPIRING_WITHIN_H,
     all_sealed: bool = False,
@@ -97,11 +106,16 @@ def archive_store(
     """Archives the segments that expire within `expiring_within_h` (or `all_sealed` ones) to `folder`; cleaning may
     remove them then.
 
-    The first run begins the store's hold. Damage stops the step that contains it (CorruptRecordError); with
-    `skip_damage` the step leaves it out and lists it in the manifest. `restore` takes the archive's end from its newest
-    manifest if the store has lost its archive mark. Raises StoreConfigError for a folder that is not this store's,
-    StoreLockedError for a folder in which another run works, StoreFormatError if log and archive do not meet.
+    The first run begins the store's hold and decides the archive's `format`: parquet (the default), or delta or iceberg,
+    which make a table of the same files. Later runs may leave it out. Damage stops the step that contains it
+    (CorruptRecordError); with `skip_damage` the step leaves it out and lists it in the manifest. `restore` takes the
+    archive's end from its newest manifest if the store has lost its archive mark.
+
+    Raises StoreConfigError for a folder that is not this store's, a format that is unknown, not installed or not that of
+    the run before, and the table of another archive; StoreLockedError for a folder in which another run works;
+    StoreFormatError if log and archive do not meet, and for a table with other columns.
     """
+    check_format(format)
     if is_url(os.fspath(folder)):
         raise StoreConfigError(
             f"{folder} is a URL, and an archive needs a folder: mount the place and name that folder"
@@ -116,12 +130,14 @@ def archive_store(
         )
     files.make_directory(home)
     tell = report or (lambda what, done, total: None)
-    with _alone(home):
-        archived = _started(store, home, restore=restore)
+    with alone(home, "archive folder"):
+        archived, table = _started(store, home, format, restore=restore)
         _remove_stale(home, archived.up_to)
         if migrate(home):
             tell("migrated", archived.up_to, archived.up_to)
-        done = ArchiveSummary(str(store.path), str(home), archived.up_to, archived.up_to)
+        done = ArchiveSummary(
+            str(store.path), str(home), archived.up_to, archived.up_to, format=archived.format
+        )
         newest_ms = clock.now_ms() - int((store.settings.file_reserved_time_h - expiring_within_h) * HOUR_MS)
         snapshot = store.snapshot()
         wanted = list(_segments(store, snapshot, archived.up_to, None if all_sealed else newest_ms))
@@ -131,6 +147,10 @@ def archive_store(
             manifest = _step(
                 store, snapshot, archived, end, mapper, tell, skip_damage=skip_damage, piece_bytes=piece_bytes
             )
+            if table is not None:
+                table.commit(manifest)
+                done.commits += 1
+                tell("committed", end, end)
             after = with_manifest(archived, manifest)
             store.archive_mark.move(archived, after)
             archived = after
@@ -142,6 +162,7 @@ def archive_store(
             done.log_bytes += end - begin
             done.parquet_bytes += sum(one.size_bytes for one in manifest.files)
             done.damaged += len(manifest.damaged)
+        done.table = "" if table is None else table.uri
         return done
 
 
@@ -187,7 +208,10 @@ def _step(
     files.make_directory(data)
     parts = list(snapshot.pieces(begin, end, piece_bytes, at_most=True))
     tell("writing", begin, end)
-    written = mapper(partial(write_range, run=run, data=data, skip_damage=skip_damage), parts)
+    task = partial(
+        write_range, run=run, data=data, skip_damage=skip_damage, with_topic=archived.format == ICEBERG
+    )
+    written = mapper(task, parts)
     listed = _checked(parts, written, data)
     tell("verified", end, end)
     placed = place_files(home, data, listed)
@@ -201,6 +225,7 @@ def _step(
         archived.manifest,
         placed,
         tuple(damage for one in written for damage in one.damaged),
+        archived.format,
     )
     files.write_whole(home, home / manifest.name, render_manifest(manifest), keep_last=False)
     tell("named", end, end)
@@ -249,8 +274,11 @@ def _files_in(folder: Path) -> Iterator[Path]:
 # --------------------------------------------------------------------------------------------- where a run begins
 
 
-def _started(store: MessageStore, home: Path, *, restore: bool) -> Archived:
-    """The archive's mark; makes one if there is none. Nothing is removed or written before it is known to fit."""
+def _started(
+    store: MessageStore, home: Path, format: str | None, *, restore: bool
+) -> tuple[Archived, Table | None]:
+    """The archive's mark and its table; makes a mark if there is none. Nothing is removed or written before it is known
+    to fit."""
     mark = store.archive_mark
     try:
         archived = mark.read()
@@ -264,7 +292,8 @@ def _started(store: MessageStore, home: Path, *, restore: bool) -> Archived:
             raise StoreConfigError(
                 "the folder has no manifest of this store, so --restore cannot work", path=home
             )
-        archived = Archived(last.archive_id, str(home), last.end, last.name)
+        archived = Archived(last.archive_id, str(home), last.end, last.name, last.format)
+        _check_same(archived, format)
         content_of(archived)
         mark.restore(archived)
     if archived is None:
@@ -273,8 +302,10 @@ def _started(store: MessageStore, home: Path, *, restore: bool) -> Archived:
                 "the folder has an archive that this store does not know: name another folder, or continue this archive with --restore",
                 path=home,
             )
-        archived = mark.begin(uuid.uuid4().hex, str(home))
-    elif archived.folder != str(home):
+        check_place(format or PARQUET, home)
+        archived = mark.begin(uuid.uuid4().hex, str(home), format or PARQUET)
+    _check_same(archived, format)
+    if archived.folder != str(home):
         if archived.manifest is not None and (
             not (home / archived.manifest).exists()
             or read_manifest(home, archived.manifest).archive_id != archived.archive_id
@@ -292,7 +323,12 @@ def _started(store: MessageStore, home: Path, *, restore: bool) -> Archived:
             raise StoreFormatError(
                 f"the manifest ends at {last.end}, the store's archive at {archived.up_to}", path=home
             )
-    archived = _adopted(store, home, archived)
+    table = open_table(archived.format, home, archived.archive_id, str(store.path))
+    if table is not None:
+        _catch_up(table, archived)
+    archived = _adopted(store, home, archived, table)
+    if table is not None:
+        check_end(table, archived.up_to, home)
     minimum = store.stats()["min_physical_offset"]
     if minimum > archived.up_to:
         raise StoreFormatError(
@@ -301,7 +337,23 @@ def _started(store: MessageStore, home: Path, *, restore: bool) -> Archived:
             "begin another archive",
             path=home,
         )
-    return archived
+    return archived, table
+
+
+def _check_same(archived: Archived, format: str | None) -> None:
+    if format not in (None, archived.format):
+        raise StoreConfigError(
+            f"this store's archive has format {archived.format}, not {format}: leave the format out, or end the hold (`cystore config "
+            "PATH --end-archive`) and begin another archive in another folder",
+            path=archived.folder,
+        )
+
+
+def _catch_up(table: Table, archived: Archived) -> None:
+    """A table that is behind was lost, or brought back from an old copy."""
+    if (table.committed() or 0) < archived.up_to and archived.manifest is not None:
+        missing = catch_up(table, content_of(archived).manifests)
+        log.warning("%s: the table lacked %d commits, which were made again", archived.folder, missing)
 
 
 def _remove_stale(home: Path, up_to: int) -> None:
@@ -318,7 +370,7 @@ def _remove_stale(home: Path, up_to: int) -> None:
             files.remove(path)
 
 
-def _adopted(store: MessageStore, home: Path, archived: Archived) -> Archived:
+def _adopted(store: MessageStore, home: Path, archived: Archived, table: Table | None) -> Archived:
     """Continues behind manifests that fit and that the store does not know: their files were verified before they were
     written."""
     for one in manifests_from(home, archived.up_to):
@@ -328,19 +380,20 @@ def _adopted(store: MessageStore, home: Path, archived: Archived) -> Archived:
             archived.manifest,
         ):
             after = with_manifest(archived, one)
+            if table is not None:
+                table.commit(one)
             store.archive_mark.move(archived, after)
             archived = after
     return archived
 
 
-def _alone(home: Path) -> Descriptor:
-    """For a with block: one run at a time works in a folder. The kernel frees the lock of a killed run."""
+def alone(home: Path, what: str) -> Descriptor:
+    """For a with block: one run at a time works in a folder. The kernel frees the lock of a killed run. Raises
+    StoreLockedError."""
     folder = files.opened(home, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(folder.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         folder.close()
-        raise StoreLockedError(
-            "another run writes to this archive folder; wait until it ends", path=home
-        ) from None
+        raise StoreLockedError(f"another run writes to this {what}; wait until it ends", path=home) from None
     return folder

@@ -37,7 +37,8 @@ EVERYTHING = RowFilter(in_queue=False)
 OF_LOG = tuple(name for name in COLUMNS if name != "store")
 IN_FILES = tuple(name for name in OF_LOG if name != "topic")
 SCHEMA = pa.schema([(name, COLUMNS[name]) for name in IN_FILES])
-REPEATED = ["tags", "properties.key_value.key"]  # worth a dictionary
+WITH_TOPIC = ("topic", *IN_FILES)
+REPEATED = ["topic", "tags", "properties.key_value.key"]  # worth a dictionary
 NUMBERS = ("partition", "offset", "timestamp", "physical_offset", "born_timestamp", "sys_flag")
 TRANSACTION_MASK = CONSTANTS["SYS_FLAG_TRANSACTION_MASK"][0]
 
@@ -57,10 +58,16 @@ class WrittenRange:
 
 
 def write_range(
-    part: LogRange, run: Path, data: Path, *, skip_damage: bool = False, write_bytes: int = WRITE_BYTES
+    part: LogRange,
+    run: Path,
+    data: Path,
+    *,
+    skip_damage: bool = False,
+    with_topic: bool = False,
+    write_bytes: int = WRITE_BYTES,
 ) -> WrittenRange:
     """Writes the records of a range below the folder `data`, which is on the file system of `run`, and verifies the
-    files.
+    files. With `with_topic` each file has the topic as a column too.
 
     Raises CorruptRecordError for the first damage (or, with `skip_damage`, reports each and continues), and for files
     that differ from the log; OffsetError for a missing segment.
@@ -78,7 +85,7 @@ def write_range(
         if skip_damage:
             table, found = _without_damage(table)
             damaged += found
-        made = _write_table(table, run, data)
+        made = _write_table(table, run, data, WITH_TOPIC if with_topic else IN_FILES)
         rows += verify_files(piece, data, made, settings)
         written += made
     return WrittenRange(part.begin, part.end, rows, tuple(written), tuple(damaged))
@@ -105,7 +112,7 @@ def _without_damage(table: pa.Table) -> tuple[pa.Table, list[tuple[int, int, str
     return rows, [(row["physical_offset"], row["corrupt_end"], row["corrupt"]) for row in found]
 
 
-def _write_table(table: pa.Table, run: Path, data: Path) -> list[ArchivedFile]:
+def _write_table(table: pa.Table, run: Path, data: Path, columns: tuple[str, ...]) -> list[ArchivedFile]:
     if not table.num_rows:
         return []
     topics = table["topic"].combine_chunks().dictionary_encode()
@@ -118,7 +125,7 @@ def _write_table(table: pa.Table, run: Path, data: Path) -> list[ArchivedFile]:
         }
     )
     wanted = pc.sort_indices(order, sort_keys=[(name, "ascending") for name in order.column_names])
-    rows, keys = table.select(IN_FILES).take(wanted), order["file"].take(wanted)
+    rows, keys = table.select(columns).take(wanted), order["file"].take(wanted)
     found, first = [], 0
     for key, count in _runs(keys):
         topic, day = topics.dictionary[key // DAYS].as_py(), _date(key % DAYS - DAYS // 2)
@@ -155,8 +162,8 @@ def _write_file(rows: pa.Table, topic: str, day: str, run: Path, data: Path) -> 
         column_encoding=dict.fromkeys(NUMBERS, "DELTA_BINARY_PACKED"),
         write_page_checksum=True,
         sorting_columns=[
-            pq.SortingColumn(IN_FILES.index("partition")),
-            pq.SortingColumn(IN_FILES.index("offset")),
+            pq.SortingColumn(rows.column_names.index("partition")),
+            pq.SortingColumn(rows.column_names.index("offset")),
         ],
     )
     content = memoryview(sink.getvalue()).cast("B")
@@ -224,9 +231,13 @@ def _read_whole(data: Path, one: ArchivedFile) -> pa.Table:
         )
     rows = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True).read()
     topic = pa.repeat(pa.scalar(topic_of(one.path), pa.string()), rows.num_rows)
-    return (
-        rows.append_column("topic", topic).select(OF_LOG).cast(pa.schema([(n, COLUMNS[n]) for n in OF_LOG]))
-    )
+    if "topic" not in rows.column_names:
+        rows = rows.append_column("topic", topic)
+    elif not rows["topic"].equals(pa.chunked_array([topic])):
+        raise CorruptRecordError(
+            "a file has rows of another topic than its folder; nothing was released", path=path
+        )
+    return rows.select(OF_LOG).cast(pa.schema([(n, COLUMNS[n]) for n in OF_LOG]))
 
 
 def topic_of(path: str) -> str:

@@ -30,7 +30,7 @@ LEAST_PYTHON = (3, 11)
 # Each target's extras in pyproject.toml; the build's own requirements are always installed with them.
 EXTRAS = {
     "build": (),
-    "lint": ("dev", "celery", "cli", "spark", "report"),
+    "lint": ("dev", "celery", "cli", "spark", "report", "delta", "iceberg"),
     "run": ("celery", "redis", "cli"),
     "test": (
         "dev",
@@ -40,11 +40,13 @@ EXTRAS = {
         "celery-tests",
         "spark",
         "report",
+        "delta",
+        "iceberg",
         "s3-tests",
         "arrow-tests",
         "connect-tests",
     ),
-    "bench": ("bench", "celery", "redis", "cli", "spark"),
+    "bench": ("bench", "celery", "redis", "cli", "spark", "delta"),
 }
 
 # Older Celery versions that are supported. Celery 5.4 does not say that it needs the kombu of its time.

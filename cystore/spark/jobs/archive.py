@@ -17,6 +17,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from cystore.archive_formats import check_format
 from cystore.archiving import EXPIRING_WITHIN_H, STEP_BYTES, Mapper, Task, archive_store
 from cystore.cli.command import add_settings
 from cystore.errors import CorruptRecordError, OffsetError
@@ -73,6 +74,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "folder", metavar="FOLDER", help="the archive; every executor needs it under this path"
     )
     parser.add_argument(
+        "--format",
+        help="parquet, delta or iceberg: what the first run begins, and later runs go on with (default: parquet)",
+    )
+    parser.add_argument(
         "--expiring-within-h",
         type=float,
         default=EXPIRING_WITHIN_H,
@@ -104,6 +109,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, spark: SparkSession | None = None) -> dict[str, Any]:
     """Runs the command in a session, or in one of its own. Returns the summary."""
     outside_of([existing_store(options.store)], options.folder)
+    check_format(options.format)
     settings = settings_given(options)
     own = own_session("archive", options.master, options.conf)
     with own if spark is None else nullcontext(spark) as session:
@@ -112,6 +118,7 @@ def run(options: argparse.Namespace, spark: SparkSession | None = None) -> dict[
             options.store,
             options.folder,
             settings=settings,
+            format=options.format,
             expiring_within_h=options.expiring_within_h,
             all_sealed=options.all,
             skip_damage=options.skip_damage,
