@@ -1,5 +1,5 @@
 """Makes `format("cystore")` known to Spark: it looks for a `DefaultSource` in every module whose name begins with pyspark_."""
 
-from cystore.spark.source import CystoreDataSource as DefaultSource
+from cystore.spark.data_source import CystoreDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

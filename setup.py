@@ -17,6 +17,7 @@ from setuptools.command.build_clib import build_clib
 from setuptools.command.build_ext import build_ext
 
 NATIVE = Path("cystore/_native")
+ROOMS = [str(path) for path in sorted(NATIVE.iterdir()) if (path / "__init__.py").exists()]
 JOBS = len(os.sched_getaffinity(0))
 VARIANT = os.environ.get("CYSTORE_BUILD", "")
 CRC32C = Path(find_spec("crc32c").origin).parent / "ext"
@@ -54,38 +55,38 @@ elif VARIANT != "metadata":
 
 # Extension name: the C libraries it needs beside the C library itself.
 EXTENSIONS: dict[str, list[str]] = {
-    "failpoint": [],
-    "descriptor": [],
-    "checksum": ["z"],
-    "locks": [],
-    "control": [],
-    "queue_table": [],
-    "mapping": [],
-    "record": [],
-    "message": [],
-    "append": [],
-    "store_clock": [],
-    "exact": [],
-    "properties": [],
-    "appender": [],
-    "put": [],
-    "delay": [],
-    "upkeep": [],
-    "window": [],
-    "queue": [],
-    "ext": [],
-    "index": [],
-    "key_reader": [],
-    "tail": [],
-    "log_files": [],
-    "queue_files": [],
-    "dispatch": [],
-    "get_result": [],
-    "queue_reader": [],
-    "scan": [],
-    "mend": [],
-    "columns": [],
-    "entries": [],
+    "system.failpoint": [],
+    "system.descriptor": [],
+    "record.checksum": ["z"],
+    "memory.locks": [],
+    "memory.control": [],
+    "memory.queue_table": [],
+    "memory.mapping": [],
+    "record.record": [],
+    "record.message": [],
+    "append.append": [],
+    "memory.store_clock": [],
+    "record.exact": [],
+    "record.properties": [],
+    "append.appender": [],
+    "append.put": [],
+    "derived.delay": [],
+    "memory.upkeep": [],
+    "record.window": [],
+    "derived.queue": [],
+    "derived.ext": [],
+    "derived.index": [],
+    "read.key_reader": [],
+    "read.tail": [],
+    "system.log_files": [],
+    "system.queue_files": [],
+    "derived.dispatch": [],
+    "read.get_result": [],
+    "read.queue_reader": [],
+    "read.scan": [],
+    "derived.mend": [],
+    "read.columns": [],
+    "derived.entries": [],
 }
 
 # The whole set of Cython directives; files carry none of their own.
@@ -137,16 +138,16 @@ class BuildExtensions(build_ext):
 modules = [
     Extension(
         f"cystore._native.{name}",
-        [str(NATIVE / f"{name}.pyx")],
-        include_dirs=[str(NATIVE), str(CRC32C)],
+        [str(NATIVE / f"{name.replace('.', '/')}.pyx")],
+        include_dirs=[str(NATIVE), *ROOMS, str(CRC32C)],
         libraries=libraries,
         extra_compile_args=COMPILE,
         extra_link_args=LINK,
         define_macros=MACROS,
-        depends=[str(path) for path in NATIVE.glob("*.h")],
+        depends=[str(path) for path in NATIVE.rglob("*.h")],
     )
     for name, libraries in EXTENSIONS.items()
-    if VARIANT != "metadata" and (NATIVE / f"{name}.pyx").exists()
+    if VARIANT != "metadata" and (NATIVE / f"{name.replace('.', '/')}.pyx").exists()
 ]
 
 setup(

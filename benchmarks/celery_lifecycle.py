@@ -24,7 +24,7 @@ from pathlib import Path
 import redis
 from celery import Celery, Task, shared_task
 
-from cystore.celery import events
+from cystore.celery.base import events
 from cystore.celery.stores import close_shared
 from tools.processes import ends_with_us
 from tools.redis_server import redis_server

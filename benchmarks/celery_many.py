@@ -22,7 +22,7 @@ from celery import Celery, states
 from celery.result import ResultSet
 
 import cystore
-from cystore.celery import records
+from cystore.celery.base import records
 from cystore.celery.stores import close_shared
 
 

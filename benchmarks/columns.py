@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import cystore
-from cystore import arrow
-from cystore._native.scan import LogScanner
-from cystore.snapshot import LogRange
+from cystore._native.read.scan import LogScanner
+from cystore.columns import arrow
+from cystore.derived.reading.snapshot import LogRange
 from cystore.system import files
 
 TOPICS, BATCH = 3, 1000

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import cystore
-from cystore.derived.flush import DerivedFlusher
-from cystore.engine.checkpoint import Checkpoint
+from cystore.derived.dispatch.flush import DerivedFlusher
+from cystore.engine.files.checkpoint import Checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 PUTS_A_SECOND = 10

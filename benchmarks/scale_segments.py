@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import cystore
-from cystore.recovery import verify
+from cystore.verify import verify
 
 BODY_BYTES = 100
 ROUNDS = 3  # of each reading; the fastest counts

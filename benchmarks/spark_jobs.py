@@ -24,8 +24,8 @@ from typing import Any
 import cystore
 from benchmarks.columns import fill, scan
 from benchmarks.spark_session import ROOT, Took, best, session
-from cystore import arrow
 from cystore.cli.program import main as command
+from cystore.columns import arrow
 
 SCRUB_MORE_S, REBUILD_TIMES = 1.5, 6.0
 CORES = (1, 2)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import cystore
-from cystore.spark.source import CystoreDataSource
+from cystore.spark.data_source import CystoreDataSource
 
 GOAL_S = 10.0
 RECORDS = 4  # in each segment

@@ -32,7 +32,7 @@ def show(name: str, took: tuple[float, float]) -> None:
 
 def fill_events(path: Path, count: int) -> None:
     """The lifecycle log of `count` events: four of each task, one in 50 tasks fails."""
-    from cystore.celery import events, records
+    from cystore.celery.base import events, records
 
     def told(number: int) -> cystore.Message:
         task, step = divmod(number, 4)

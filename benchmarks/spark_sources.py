@@ -14,12 +14,12 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 import cystore
-from cystore import arrow
-from cystore.snapshot import LogRange
-from cystore.spark.batch import BatchReader
+from cystore.columns import arrow
+from cystore.derived.reading.snapshot import LogRange
+from cystore.spark.data_source import CystoreDataSource
 from cystore.spark.options import parse
-from cystore.spark.reading import read_settings
-from cystore.spark.source import CystoreDataSource
+from cystore.spark.source.batch import BatchReader
+from cystore.spark.source.reading import read_settings
 
 
 class _TupleReader(BatchReader):

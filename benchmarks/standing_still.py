@@ -2,7 +2,7 @@
 
 A second thread asks for the lock all the time. Each time it has it, it reads the processor time of the thread that calls the store: what
 passed since the last look is what that thread did without letting go. Processor time, and not time: other work on the machine does not
-count. Waits for the disk do not count here either; `tests/unit/test_other_threads.py` shows that the lock is not kept over them.
+count. Waits for the disk do not count here either; `tests/unit/native/test_other_threads.py` shows that the lock is not kept over them.
 """
 
 from __future__ import annotations

@@ -16,9 +16,10 @@ from celery_app.tasks import index_file
 from celery_app.tell import say
 from celery_app.verify import Verdict
 from cystore import MessageStore
-from cystore.celery import history, records
+from cystore.celery import history
+from cystore.celery.base import records
 from cystore.celery.history import Transition
-from cystore.cli.output import one_line, time_text, write_table
+from cystore.operate.output import one_line, time_text, write_table
 
 SHOWN = 4
 LIBRARIES_SHOWN = 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from cystore.cli.progress import progress
+from cystore.operate.progress import progress
 
 PLAIN_STEP = 0.2  # the share of the work between two lines without a terminal
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import cystore
 from celery_app.folder import RunFolder
-from cystore.celery import history, records
+from cystore.celery import history
+from cystore.celery.base import records
 
 
 @dataclass

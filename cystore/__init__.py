@@ -11,9 +11,10 @@ import atexit
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from cystore._native.get_result import GetResult
-from cystore._native.message import Message, PutResult
+from cystore._native.read.get_result import GetResult
+from cystore._native.record.message import Message, PutResult
 from cystore.config import StoreConfig
+from cystore.engine.inspect.stats import QueueRange
 from cystore.errors import (
     CorruptRecordError,
     FencedError,
@@ -36,18 +37,17 @@ from cystore.errors import (
     StoreTimeoutError,
 )
 from cystore.layout import RELEASE
-from cystore.result import GetStatus
-from cystore.stats import QueueRange
+from cystore.results import GetStatus
 from cystore.store import MessageStore, close_all, open  # noqa: A004 - the surface's name
 
 if TYPE_CHECKING:
-    from cystore.arrow import to_arrow as to_arrow
-    from cystore.dataset import scan as scan
+    from cystore.columns.arrow import to_arrow as to_arrow
+    from cystore.columns.dataset import scan as scan
 
 __version__ = RELEASE
 
 # Names that need pyarrow, and their modules.
-_LAZY = {"to_arrow": "cystore.arrow", "scan": "cystore.dataset"}
+_LAZY = {"to_arrow": "cystore.columns.arrow", "scan": "cystore.columns.dataset"}
 
 # Without these: `from cystore import *` works where pyarrow is not installed.
 __all__ = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 
-from cystore._native import store_clock
-from cystore._native.control import Control
+from cystore._native.memory import store_clock
+from cystore._native.memory.control import Control
 from cystore.errors import StoreConfigError
 
 FOREVER_S = 1e9

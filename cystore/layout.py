@@ -346,8 +346,8 @@ QUEUE_SLOT_LINES: tuple[tuple[Shared, ...], ...] = (
     ),
 )
 
-# The first two lines, up to `release`, keep their places in every later layout: see cystore/engine/control_head.py. So do `wrote`,
-# `dispatched` and `min_physical_offset`: cystore/engine/control_words.py.
+# The first two lines, up to `release`, keep their places in every later layout: see cystore/engine/inspect/control_head.py. So do `wrote`,
+# `dispatched` and `min_physical_offset`: cystore/engine/inspect/control_words.py.
 CONTROL_LINES: tuple[tuple[Shared, ...], ...] = (
     (
         Shared("magic", "uint64_t", "attach", "CYSTORE1; the first thing a later attacher looks at"),

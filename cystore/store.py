@@ -12,20 +12,26 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from cystore._native.appender import Appender
-from cystore._native.descriptor import AtDrop
-from cystore._native.exact import any_text, whole
-from cystore._native.get_result import GetResult
-from cystore._native.key_reader import QueryResult
-from cystore._native.message import Message, PutResult
-from cystore._native.put import put_function
-from cystore._native.queue_reader import get_function, read_function
-from cystore.attach import Attachment, attach
+from cystore._native.append.appender import Appender
+from cystore._native.append.put import put_function
+from cystore._native.read.get_result import GetResult
+from cystore._native.read.key_reader import QueryResult
+from cystore._native.read.queue_reader import get_function, read_function
+from cystore._native.record.exact import any_text, whole
+from cystore._native.record.message import Message, PutResult
+from cystore._native.system.descriptor import AtDrop
+from cystore.attachment.attach import Attachment, attach
+from cystore.attachment.following import FOLLOWED, follow, has_moved, scan
+from cystore.attachment.housekeeper import housekeeper
+from cystore.attachment.leaving import Leaving, keeping, weakly
+from cystore.attachment.running import start_service
 from cystore.clock import monotonic_s, wait_s
 from cystore.config import StoreConfig
-from cystore.derived.reader import DEFAULT_COUNT, FOREVER_MS, INT32_MAX
-from cystore.engine.commit_log import check_offset
-from cystore.engine.segments import Mode
+from cystore.derived.reading.reader import DEFAULT_COUNT, FOREVER_MS, INT32_MAX
+from cystore.derived.reading.snapshot import LogSnapshot
+from cystore.engine.files.segments import Mode
+from cystore.engine.inspect.stats import QueueRange, store_stats
+from cystore.engine.log.commit_log import check_offset
 from cystore.errors import (
     NotDurableError,
     StoreClosedError,
@@ -34,16 +40,10 @@ from cystore.errors import (
     StoreNotWritableError,
     StoreResourceError,
 )
-from cystore.services.following import FOLLOWED, follow, has_moved, scan
-from cystore.services.housekeeper import housekeeper
-from cystore.services.leaving import Leaving, keeping, weakly
-from cystore.services.running import start_service
 from cystore.services.threads import ServiceThread
-from cystore.snapshot import LogSnapshot
-from cystore.stats import QueueRange, store_stats
-from cystore.store_upkeep import StoreUpkeep
-from cystore.system import os_threads
 from cystore.system.folders import check_place
+from cystore.system.threads import os_threads
+from cystore.upkeep import StoreUpkeep
 
 log = logging.getLogger("cystore")
 

@@ -57,7 +57,7 @@ def _compile() -> None:
     LIBRARY.parent.mkdir(parents=True, exist_ok=True)
     command = [os.environ.get("CC", "cc"), "-O3", "-w", "-fPIC", "-shared", *(["-msse4.2"] if x86 else [])]
     command += [
-        f"-I{ROOT / 'cystore' / '_native'}",
+        *(f"-I{ROOT / 'cystore' / '_native' / room}" for room in ("", "memory", "record")),
         f"-I{crc32c}",
         f"-I{sysconfig.get_path('include')}",
         str(SOURCE),

@@ -14,7 +14,7 @@ from typing import Any
 import cystore
 from benchmarks import workload
 from benchmarks.workload import TAG, TOPIC, Job, Measure
-from cystore._native.scan import BLANK, LIMIT, LogScanner
+from cystore._native.read.scan import BLANK, LIMIT, LogScanner
 
 WARM_UP = 20_000
 AROUND_BODY_BYTES = 91 + 10 + 64

@@ -1,6 +1,8 @@
 """The Celery plugin: result backend, history and the store's duties as tasks. Configuration alone reaches it:
 
 result_backend = "cystore:///var/lib/app/store"
+
+May import `cystore.celery.commands` and what is below it: docs/architecture.md.
 """
 
 from typing import Any

@@ -29,14 +29,17 @@ from cystore import (
     StoreFullError,
     StoreNotWritableError,
 )
-from cystore.celery import event_loop, greenlets, homes, lifecycle, memory, records
-from cystore.celery.chords import Chords
-from cystore.celery.consumer import ResultConsumer
-from cystore.celery.elsewhere import Elsewhere, reader_of
-from cystore.celery.encoding import encode_meta
-from cystore.celery.expiry import Expiry
-from cystore.celery.kept import Kept
-from cystore.celery.store_watch import back_to_the_broker
+from cystore.celery import homes
+from cystore.celery.base import event_loop, greenlets, records
+from cystore.celery.base.store_watch import back_to_the_broker
+from cystore.celery.chords.chord_steps import Chords
+from cystore.celery.lifecycle import recorder
+from cystore.celery.lifecycle.redaction import Redaction
+from cystore.celery.results import memory
+from cystore.celery.results.consumer import ResultConsumer
+from cystore.celery.results.encoding import encode_meta
+from cystore.celery.results.expiry import Expiry
+from cystore.celery.routing.elsewhere import Elsewhere, reader_of
 from cystore.celery.stores import DEFAULTS, Location, open_shared, open_to_read, opened_at, release, shown
 from cystore.celery.versions import decompress_payload
 
@@ -92,10 +95,10 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         self.elsewhere = Elsewhere(self)
         if self.location.reader:
             reader_of(self)  # reports an invalid URL now, and not at the first look
-        self._kept = Kept.of(conf)
+        self._kept = Redaction.of(conf)
         _backends.add(self)
         if self.location.path:
-            lifecycle.install(self.app, self.location)
+            recorder.install(self.app, self.location)
 
     def __reduce__(self, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         return super().__reduce__(args, {**(kwargs or {}), "url": self.url})
@@ -120,7 +123,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         """Gives the app's store back. The process closes the store when no other app or caller uses it. A later call
         opens it again."""
         if self.location.path:
-            lifecycle.release(self.app)
+            recorder.release(self.app)
             release(self.location, self.app)
 
     def _refuse_to_start(self) -> None:

@@ -23,10 +23,10 @@ from kombu.exceptions import DecodeError
 from kombu.serialization import loads
 
 from cystore import Message, MessageStore
-from cystore.celery import events as layout
-from cystore.celery import reading, records
-from cystore.celery.events import Event
-from cystore.celery.reading import BATCH as BATCH
+from cystore.celery.base import events as layout
+from cystore.celery.base import reading, records
+from cystore.celery.base.events import Event
+from cystore.celery.base.reading import BATCH as BATCH
 from cystore.celery.versions import decompress_payload
 
 JSON = "application/json"
@@ -124,7 +124,7 @@ def events(
     end_ms: int | None = None,
 ) -> Iterator[Event]:
     """Events that meet every condition given, newest first: of a task, of a whole workflow (the root and all below it), of a
-    group, of all tasks of a name, one of `states` (`cystore.celery.events.KINDS`), from `begin_ms` to `end_ms`."""
+    group, of all tasks of a name, one of `states` (`cystore.celery.base.events.KINDS`), from `begin_ms` to `end_ms`."""
     span: dict[str, Any] = {"begin_ms": begin_ms, "end_ms": end_ms}
     if task_id is None and root_id is not None:
         found = reading.merged(

@@ -29,10 +29,10 @@ from celery.exceptions import TimeoutError as ResultTimeoutError
 from celery.utils.functional import LRUCache
 
 from cystore import Message, MessageIllegalError, MessageStore, PageCacheBusyError, StoreError, clock
-from cystore.celery import greenlets, records
-from cystore.celery.events import EVENTS, Event
-from cystore.celery.identity import known_id_of
-from cystore.celery.queues import declared
+from cystore.celery.base import greenlets, records
+from cystore.celery.base.events import EVENTS, Event
+from cystore.celery.base.identity import known_id_of
+from cystore.celery.base.queues import declared
 from cystore.system.store_lock import locked_byte
 
 if TYPE_CHECKING:

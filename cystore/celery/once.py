@@ -26,7 +26,8 @@ from celery.result import AsyncResult
 from kombu.utils.json import dumps
 
 from cystore import Message, MessageStore, clock
-from cystore.celery import greenlets, homes, records
+from cystore.celery import homes
+from cystore.celery.base import greenlets, records
 from cystore.system.key_lock import KeyLock, is_taken
 
 log = logging.getLogger("cystore.celery")

@@ -1,6 +1,6 @@
 """The registry of the fleet in Redis: stores, their workers and their state, from heartbeats every few seconds.
 
-Keys, all of which expire by themselves (`cystore.celery.coordination` has the other ones):
+Keys, all of which expire by themselves (`cystore.celery.base.leases` has the other ones):
 
 | key                        | holds                                                                    | lives                    |
 |----------------------------|--------------------------------------------------------------------------|--------------------------|
@@ -22,7 +22,7 @@ from typing import Any
 
 from cystore import MessageStore
 from cystore.clock import now_ms
-from cystore.services.duties import DUTIES, DutyRun, Outcome
+from cystore.services.duty_table import DUTIES, DutyRun, Outcome
 from cystore.services.scrub import read_progress
 
 HEARTBEAT_S = 10.0

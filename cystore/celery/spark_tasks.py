@@ -20,7 +20,7 @@ from typing import Any
 from celery import shared_task
 
 from cystore.errors import StoreError
-from cystore.system.host import LIBC
+from cystore.system.platform import LIBC
 
 TASKS = {name: f"cystore.spark.{name}" for name in ("scrub", "rebuild", "archive", "report")}
 SUMMARY_CODES = (0, 1)  # exit codes of a job that ended regularly

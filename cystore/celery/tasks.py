@@ -4,7 +4,8 @@ worker.
     cystore.celery.tasks.install(app)    # one line, in the module that makes the app
 
 Workers that know these tasks do all duties of their store, not only the three that no store can be without. They do them in their main
-process when the store needs them, take ticks (`cystore.celery.ticks`), and enter the store in the fleet's registry. Beat sends one message
+process when the store needs them, take ticks (`cystore.celery.duties.ticks`), and enter the store in the fleet's
+registry. Beat sends one message
 a minute, `cystore.fan_out`. Ticks wait in the queue ``cystore.<store id>``, which the workers of that store consume whatever their ``-Q``
 says. The store is the one of the app's result backend. Importing this module is enough for a worker to take part.
 """
@@ -15,11 +16,12 @@ from typing import Any
 
 from celery import shared_task, signals
 
-from cystore.celery import duties, queues, ticks
 from cystore.celery import spark_tasks as spark_tasks  # a worker takes those too
-from cystore.celery.duties import Duty
-from cystore.celery.ticks import FAN_OUT, FAN_OUT_S
-from cystore.celery.ticks import WAITING_MAX as WAITING_MAX
+from cystore.celery.base import queues
+from cystore.celery.duties import running, ticks
+from cystore.celery.duties.running import Duty
+from cystore.celery.duties.ticks import FAN_OUT, FAN_OUT_S
+from cystore.celery.duties.ticks import WAITING_MAX as WAITING_MAX
 
 OPTIONS: dict[str, Any] = {
     "ignore_result": True,
@@ -43,20 +45,20 @@ def install(app: Any, period_s: float = FAN_OUT_S) -> None:
 
 def _task(duty: Duty) -> Any:
     def tick(self: Any) -> int | None:
-        return duties.run(self.app, duty)
+        return running.run(self.app, duty)
 
     tick.__doc__ = duty.step.__doc__
     tick.__name__ = duty.name
     return shared_task(name=duty.task, bind=True, **OPTIONS)(tick)
 
 
-reput = _task(duties.REPUT)
-deliver_delayed = _task(duties.DELIVER_DELAYED)
-clean_expired = _task(duties.CLEAN_EXPIRED)
-flush = _task(duties.FLUSH)
-checkpoint = _task(duties.CHECKPOINT)
-chord_sweep = _task(duties.CHORD_SWEEP)
-scrub = _task(duties.SCRUB)
+reput = _task(running.REPUT)
+deliver_delayed = _task(running.DELIVER_DELAYED)
+clean_expired = _task(running.CLEAN_EXPIRED)
+flush = _task(running.FLUSH)
+checkpoint = _task(running.CHECKPOINT)
+chord_sweep = _task(running.CHORD_SWEEP)
+scrub = _task(running.SCRUB)
 
 
 @shared_task(name=FAN_OUT, bind=True, base=ticks.FanOut, **OPTIONS)

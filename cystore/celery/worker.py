@@ -21,10 +21,10 @@ def begin(sender: Any, **_signal: object) -> None:
     app = sender.app
     if not str(app.backend_cls or app.conf.result_backend or "").startswith("cystore:"):
         return
-    from cystore.celery.full_disk import tell_in_one_line
-    from cystore.celery.host import DutyHost
-    from cystore.celery.remote.host import ReadHost
-    from cystore.celery.store_watch import StoreWatch
+    from cystore.celery.base.store_watch import StoreWatch
+    from cystore.celery.duties.answering import ReadHost
+    from cystore.celery.duties.main_process import DutyHost
+    from cystore.celery.results.full_disk import tell_in_one_line
 
     if app.backend.location.path:
         tell_in_one_line()

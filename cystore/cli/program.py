@@ -11,27 +11,34 @@ from collections.abc import Sequence
 from types import FrameType
 
 from cystore import __version__
-from cystore.cli.clean import COMMAND as CLEAN
-from cystore.cli.clock import COMMAND as CLOCK
-from cystore.cli.command import FAILED, Command, Group
-from cystore.cli.config import COMMAND as CONFIG
-from cystore.cli.dump import COMMAND as DUMP
-from cystore.cli.exits import INTERRUPTED, PIPE_CLOSED, TERMINATED, hint, leave, whole_streams
-from cystore.cli.handover import COMMAND as HANDOVER
-from cystore.cli.info import COMMAND as INFO
-from cystore.cli.output import one_line, write_note
-from cystore.cli.put import COMMAND as PUT
-from cystore.cli.quarantine import COMMAND as QUARANTINE
-from cystore.cli.query import COMMAND as QUERY
-from cystore.cli.rebuild import COMMAND as REBUILD
-from cystore.cli.recover import COMMAND as RECOVER
-from cystore.cli.snapshot import COMMAND as SNAPSHOT
-from cystore.cli.tail import COMMAND as TAIL
-from cystore.cli.topics import CLEAN as TOPICS_CLEAN
-from cystore.cli.topics import COMMAND as TOPICS
-from cystore.cli.topics import DELETE as TOPICS_DELETE
-from cystore.cli.verify import COMMAND as VERIFY
+from cystore.cli.change.clean import COMMAND as CLEAN
+from cystore.cli.change.config import COMMAND as CONFIG
+from cystore.cli.change.handover import COMMAND as HANDOVER
+from cystore.cli.change.put import COMMAND as PUT
+from cystore.cli.change.quarantine import COMMAND as QUARANTINE
+from cystore.cli.change.rebuild import COMMAND as REBUILD
+from cystore.cli.change.recover import COMMAND as RECOVER
+from cystore.cli.change.snapshot import COMMAND as SNAPSHOT
+from cystore.cli.change.topics import CLEAN as TOPICS_CLEAN
+from cystore.cli.change.topics import COMMAND as TOPICS
+from cystore.cli.change.topics import DELETE as TOPICS_DELETE
+from cystore.cli.look.clock import COMMAND as CLOCK
+from cystore.cli.look.dump import COMMAND as DUMP
+from cystore.cli.look.info import COMMAND as INFO
+from cystore.cli.look.query import COMMAND as QUERY
+from cystore.cli.look.tail import COMMAND as TAIL
+from cystore.cli.look.verify import COMMAND as VERIFY
 from cystore.errors import StoreError
+from cystore.operate.command import FAILED, Command, Group
+from cystore.operate.exits import (
+    INTERRUPTED,
+    PIPE_CLOSED,
+    TERMINATED,
+    hint,
+    leave,
+    whole_streams,
+)
+from cystore.operate.output import one_line, write_note
 
 COMMANDS: tuple[Command | Group, ...] = (
     INFO, TOPICS, TOPICS_DELETE, TOPICS_CLEAN, DUMP, QUERY, PUT, TAIL, VERIFY, RECOVER, REBUILD, QUARANTINE, CONFIG, CLEAN, CLOCK, HANDOVER,

@@ -3,6 +3,8 @@ docs/recovery.md names every crash state and the branch for it.
 
 Source: DefaultMessageStore.load and recover, CommitLog.recoverNormally and recoverAbnormally, ConsumeQueue.recover,
 IndexService.load of RocketMQ 4.9.3; what goes beyond them is in docs/recovery.md.
+
+May import `cystore.recovery.walk` and what is below it: docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ from pathlib import Path
 
 from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
-from cystore.engine.holes import Holes
-from cystore.engine.segments import Mode
+from cystore.engine.files.segments import Mode
+from cystore.engine.manifest.damaged_ranges import DamagedRanges
 from cystore.recovery.apply import Apply, Pieces, drop_derived, mended
-from cystore.recovery.model import (
+from cystore.recovery.plan import plan
+from cystore.recovery.scan import Progress, scan
+from cystore.recovery.walk.model import (
     CutQueue,
     Damage,
     PutAside,
@@ -23,13 +27,9 @@ from cystore.recovery.model import (
     RecoveryPlan,
     RecoveryReport,
 )
-from cystore.recovery.plan import plan
-from cystore.recovery.rules import A_BLANK
-from cystore.recovery.scan import Progress, scan
-from cystore.recovery.verify import Bounds, verify
+from cystore.recovery.walk.rules import A_BLANK
 
 __all__ = [
-    "Bounds",
     "Damage",
     "QueueState",
     "RecoveredState",
@@ -39,7 +39,6 @@ __all__ = [
     "plan",
     "recover",
     "scan",
-    "verify",
 ]
 
 
@@ -74,7 +73,12 @@ def recover(
 
 
 def _report(
-    chosen: RecoveryPlan, holes: Holes, put_aside: tuple[str, ...], *, abnormal: bool, duration_s: float
+    chosen: RecoveryPlan,
+    holes: DamagedRanges,
+    put_aside: tuple[str, ...],
+    *,
+    abnormal: bool,
+    duration_s: float,
 ) -> RecoveryReport:
     scan_, log = chosen.scan, chosen.scan.log
     moved = [file.base + log.file_bytes for file in log.later if not file.zero]
@@ -105,7 +109,7 @@ def _report(
 
 
 def _state(
-    chosen: RecoveryPlan, holes: Holes, report: RecoveryReport, pieces: dict[Path, Pieces]
+    chosen: RecoveryPlan, holes: DamagedRanges, report: RecoveryReport, pieces: dict[Path, Pieces]
 ) -> RecoveredState:
     scan_, log = chosen.scan, chosen.scan.log
     return RecoveredState(

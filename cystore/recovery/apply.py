@@ -7,20 +7,20 @@ import re
 from pathlib import Path
 
 from cystore import clock
-from cystore._native import mend
-from cystore.derived.consume_queue import DIRECTORY as QUEUES
-from cystore.derived.consume_queue import ENTRY_BYTES
-from cystore.derived.consume_queue_ext import DIRECTORY as EXT_QUEUES
-from cystore.derived.index import DIRECTORY as INDEX
-from cystore.derived.index import ENTRY_BYTES as INDEX_ENTRY_BYTES
-from cystore.derived.index import HEADER_BYTES, SLOT_BYTES
-from cystore.engine.commit_log import DIRECTORY as LOG
-from cystore.engine.holes import Hole, Holes
-from cystore.engine.manifest import record_given_up, record_holes
-from cystore.engine.quarantine import QUARANTINE, copy_name, pieces_of, put_aside
-from cystore.engine.segments import file_name
+from cystore._native.derived import mend
+from cystore.derived.files.consume_queue import DIRECTORY as QUEUES
+from cystore.derived.files.consume_queue import ENTRY_BYTES
+from cystore.derived.files.consume_queue_ext import DIRECTORY as EXT_QUEUES
+from cystore.derived.files.index import DIRECTORY as INDEX
+from cystore.derived.files.index import ENTRY_BYTES as INDEX_ENTRY_BYTES
+from cystore.derived.files.index import HEADER_BYTES, SLOT_BYTES
+from cystore.engine.files.quarantine import QUARANTINE, copy_name, pieces_of, put_aside
+from cystore.engine.files.segments import file_name
+from cystore.engine.log.commit_log import DIRECTORY as LOG
+from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
+from cystore.engine.manifest.manifest import record_given_up, record_holes
 from cystore.layout import INDEX_HEADER
-from cystore.recovery.model import (
+from cystore.recovery.walk.model import (
     CutQueue,
     ExtendLogFile,
     FillQueueHoles,
@@ -36,7 +36,7 @@ from cystore.recovery.model import (
     WriteHoles,
     ZeroLog,
 )
-from cystore.recovery.queue_reader import HOLE_BYTES, TOPIC
+from cystore.recovery.walk.queue_reader import HOLE_BYTES, TOPIC
 from cystore.system import files
 
 FILE, INDEX_FILE = re.compile(r"[0-9]{20}\Z", re.ASCII), re.compile(r"[0-9]{17}\Z", re.ASCII)
@@ -55,7 +55,7 @@ class Apply:
         self._names: dict[tuple[int, int], str] = {}
         self.put_aside: list[str] = []
 
-    def run(self) -> Holes:
+    def run(self) -> DamagedRanges:
         """Gives the holes of the log afterwards. Raises StoreFullError, StoreIOError, StorePermissionError."""
         holes = self._plan.holes
         for action in self._plan.actions:
@@ -65,7 +65,7 @@ class Apply:
                 case PutAside(begin, end, _):
                     self._put_aside(begin, end)
                 case WriteHoles():
-                    holes = Holes(self._named(hole) for hole in holes)
+                    holes = DamagedRanges(self._named(hole) for hole in holes)
                     record_holes(self._root, holes)
                 case WriteGivenUp(given_up):
                     record_given_up(self._root, given_up)
@@ -104,10 +104,10 @@ class Apply:
 
     # -------------------------------------------------------------------------------- the log
 
-    def _named(self, hole: Hole) -> Hole:
+    def _named(self, hole: DamagedRange) -> DamagedRange:
         """A new hole with the name its copy was given, and when it was found."""
         name = self._names.get((hole.begin, hole.end))
-        return hole if name is None else Hole(hole.begin, hole.end, hole.reason, name, clock.now_ms())
+        return hole if name is None else DamagedRange(hole.begin, hole.end, hole.reason, name, clock.now_ms())
 
     def _put_aside(self, begin: int, end: int) -> None:
         pieces = pieces_of(self._root / LOG, self._log_bytes, begin, end)

@@ -8,17 +8,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from cystore._native import mend, scan
-from cystore._native.record import find_property
+from cystore._native.derived import mend
+from cystore._native.read import scan
+from cystore._native.record.record import find_property
 from cystore.config import StoreConfig
-from cystore.derived.index import SLOT_BYTES
-from cystore.engine.checkpoint import CheckpointFields
-from cystore.engine.holes import Holes
+from cystore.derived.files.index import SLOT_BYTES
+from cystore.engine.files.checkpoint import CheckpointFields
+from cystore.engine.manifest.damaged_ranges import DamagedRanges
 from cystore.layout import takes_index_entry
-from cystore.recovery.index_reader import IndexReader, knows_its_shape, list_index
-from cystore.recovery.index_stream import IndexStream
-from cystore.recovery.log_reader import LogReader, Walk
-from cystore.recovery.model import IndexMend, IndexScan
+from cystore.recovery.walk.index_reader import IndexReader, knows_its_shape, list_index
+from cystore.recovery.walk.index_stream import IndexStream
+from cystore.recovery.walk.log_reader import LogReader, Walk
+from cystore.recovery.walk.model import IndexMend, IndexScan
 
 # The search for a record with keys examines this many records before it believes the index.
 LOOK_FOR_KEYS_RECORDS = 2_000
@@ -43,7 +44,7 @@ class IndexCheck:
         self._root = root
         self._slots: dict[Path, bytes] = {}  # of the examined files: the right content of their hash slots
 
-    def run(self, end: int, dispatched: int, start: int, holes: Holes) -> IndexScan:
+    def run(self, end: int, dispatched: int, start: int, holes: DamagedRanges) -> IndexScan:
         """`end` of the log, and the position below which every record has its queue entry. From `start` on each kept entry is
         compared with its record."""
         if not self._config.message_index_enable:
@@ -67,7 +68,12 @@ class IndexCheck:
         return IndexScan(through, (*strange, *dropped), tuple(found))
 
     def _compare(
-        self, readers: list[IndexReader], kept: dict[Path, int], through: int, start: int, holes: Holes
+        self,
+        readers: list[IndexReader],
+        kept: dict[Path, int],
+        through: int,
+        start: int,
+        holes: DamagedRanges,
     ) -> int:
         """Drops entries from `kept` that disagree with the log from `start` on; returns the position that is left."""
         for at, reader in enumerate(readers):
@@ -105,7 +111,9 @@ class IndexCheck:
             return None
         return bytes(slots)
 
-    def _first_other_key(self, rows: IndexStream, start: int, through: int, holes: Holes) -> tuple[int, int]:
+    def _first_other_key(
+        self, rows: IndexStream, start: int, through: int, holes: DamagedRanges
+    ) -> tuple[int, int]:
         """The first record of [start, through) whose keys are not the next ones in the index (`through` if there is
         none), and the first entry that belongs to no record before it."""
         log = self._log
@@ -135,7 +143,7 @@ class IndexCheck:
             number += 1  # RocketMQ may enter the last record of a file twice
         return through, number
 
-    def _behind_hole(self, position: int, holes: Holes) -> int | None:
+    def _behind_hole(self, position: int, holes: DamagedRanges) -> int | None:
         """The next log position behind a hole at `position`, or at the next file if there is a blank."""
         for at in (position, self._log.base_of(position) + self._log.file_bytes):
             hole = holes.covering(at)

@@ -7,11 +7,11 @@ it.
 
 from __future__ import annotations
 
-from cystore.engine.holes import Hole, Holes
-from cystore.engine.quarantine import copy_name
+from cystore.engine.files.quarantine import copy_name
+from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
 from cystore.layout import CONSTANTS
-from cystore.recovery import rules
-from cystore.recovery.model import (
+from cystore.recovery.walk import rules
+from cystore.recovery.walk.model import (
     Action,
     CutQueue,
     ExtendLogFile,
@@ -54,8 +54,10 @@ def plan(scan: ScanResult) -> RecoveryPlan:
     return RecoveryPlan(scan, tuple(actions), holes)
 
 
-def _holes(scan: ScanResult) -> Holes:
-    new = [Hole(h.begin, h.end, h.reason, copy_name(h.begin, h.end), h.found_ms) for h in scan.log.damage]
+def _holes(scan: ScanResult) -> DamagedRanges:
+    new = [
+        DamagedRange(h.begin, h.end, h.reason, copy_name(h.begin, h.end), h.found_ms) for h in scan.log.damage
+    ]
     return scan.known_holes.merged(new)
 
 

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cystore.derived.consume_queue import ENTRY_BYTES
-from cystore.derived.known_queues import KnownQueues
-from cystore.derived.offsets import QueueOffsets
-from cystore.engine.given_up import BELIEVED_GAP, OFFSET_LIMIT, GivenUp, GivenUpRange
-from cystore.engine.removed import Removed
-from cystore.recovery.log_pass import Key, LogPass, Situation
-from cystore.recovery.model import QueueScan
-from cystore.recovery.queue_reader import QueueReader
+from cystore.derived.files.consume_queue import ENTRY_BYTES
+from cystore.derived.files.known_queues import KnownQueues
+from cystore.derived.files.offsets import QueueOffsets
+from cystore.engine.manifest.given_up import BELIEVED_GAP, OFFSET_LIMIT, GivenUp, GivenUpRange
+from cystore.engine.manifest.removed_queues import Removed
+from cystore.recovery.walk.log_pass import Key, LogPass, WalkInput
+from cystore.recovery.walk.model import QueueScan
+from cystore.recovery.walk.queue_reader import QueueReader
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class QueueCheck:
 
     def __init__(
         self,
-        situation: Situation,
+        situation: WalkInput,
         walked: LogPass,
         saved: QueueOffsets,
         leftovers: Mapping[Key, tuple[Path, ...]],

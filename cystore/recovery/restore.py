@@ -13,16 +13,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cystore._native import scan
+from cystore._native.read import scan
 from cystore.config import StoreConfig
-from cystore.engine.holes import Hole, Holes
-from cystore.engine.manifest import read_facts, record_holes
-from cystore.engine.quarantine import Kept, kept, kept_of
+from cystore.engine.files.quarantine import QuarantinedCopy, kept, kept_of
+from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
+from cystore.engine.manifest.manifest import read_facts, record_holes
 from cystore.errors import CorruptRecordError, OffsetError, StoreFormatError
 from cystore.layout import CONSTANTS, RECORD_MAGIC_BLANK
-from cystore.recovery.log_reader import LogReader
-from cystore.recovery.mark import mark_undispatched
-from cystore.system import files, host, ownership
+from cystore.recovery.walk.log_reader import LogReader
+from cystore.recovery.walk.mark import mark_undispatched
+from cystore.system import files, ownership, platform
 from cystore.system.store_lock import StoreLocks
 
 BLANK_SIZE_MIN = CONSTANTS["BLANK_SIZE_MIN"][0]
@@ -70,7 +70,7 @@ def listed(root: Path) -> list[Listed]:
     found = []
     for copy in copies:
         touched = list(holes.within(copy.begin, copy.end))
-        first = touched[0] if touched else Hole(copy.begin, copy.end, "", "", copy.modified_ms)
+        first = touched[0] if touched else DamagedRange(copy.begin, copy.end, "", "", copy.modified_ms)
         state = "damaged" if touched else "cut"
         found.append(
             Listed(copy.name, copy.begin, copy.end, copy.size_bytes, state, first.reason, first.found_ms)
@@ -104,7 +104,7 @@ def parts(root: Path, name: str, config: StoreConfig, source: Path | None = None
             begin = end
 
 
-def _source(root: Path, copy: Kept, source: Path | None) -> Path:
+def _source(root: Path, copy: QuarantinedCopy, source: Path | None) -> Path:
     """The file to read. Only a regular one, because an open of a pipe would wait."""
     path = copy.path(root) if source is None else source
     if not path.is_file() or (source is None and path.is_symlink()):
@@ -148,7 +148,7 @@ def restore(root: Path, name: str, config: StoreConfig, source: Path | None = No
     range (any more), CorruptRecordError if no valid record stands at its own place, StoreFormatError for a file that
     does not fit, StoreFullError, StoreIOError. Nothing else changes before all bytes are durable.
     """
-    host.check_writable_file_system(root, allow_any=config.allow_any_file_system)
+    platform.check_writable_file_system(root, allow_any=config.allow_any_file_system)
     if not config.allow_any_owner:
         ownership.check(root, ownership.group_id(config.group))
     locks = StoreLocks(root, read_only=False)
@@ -199,7 +199,7 @@ def _restore(root: Path, name: str, config: StoreConfig, source: Path | None) ->
     )
 
 
-def _fits(part: Part, holes: Holes) -> bool:
+def _fits(part: Part, holes: DamagedRanges) -> bool:
     """Whether a part lies in the log and in one damaged range: intact bytes are never overwritten."""
     return part.kind != "bytes" and any(hole.begin <= part.begin and part.end <= hole.end for hole in holes)
 
@@ -214,9 +214,9 @@ def _joined(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple(out)
 
 
-def _without(holes: Holes, ranges: list[tuple[int, int]]) -> Holes:
+def _without(holes: DamagedRanges, ranges: list[tuple[int, int]]) -> DamagedRanges:
     """The damaged ranges without the restored ones."""
-    left: list[Hole] = []
+    left: list[DamagedRange] = []
     for hole in holes:
         at = hole.begin
         for begin, end in _joined([one for one in ranges if hole.begin <= one[0] < hole.end]):
@@ -225,4 +225,4 @@ def _without(holes: Holes, ranges: list[tuple[int, int]]) -> Holes:
             at = end
         if at < hole.end:
             left.append(dataclasses.replace(hole, begin=at))
-    return Holes(left)
+    return DamagedRanges(left)

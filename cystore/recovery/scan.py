@@ -8,24 +8,24 @@ from pathlib import Path
 from typing import TypeVar
 
 from cystore.config import StoreConfig
-from cystore.derived.consume_queue import ENTRY_BYTES
-from cystore.derived.known_queues import KnownQueues, read_known_queues
-from cystore.derived.offsets import QueueOffsets, read_queue_offsets
-from cystore.engine.checkpoint import CheckpointFields, read_checkpoint
-from cystore.engine.commit_log import MARKER
-from cystore.engine.given_up import GivenUp
-from cystore.engine.holes import Holes
-from cystore.engine.manifest import look, read_given_up, read_holes_or_copy, read_removed
-from cystore.engine.removed import Removed
-from cystore.engine.store_settings import effective_at
+from cystore.derived.files.consume_queue import ENTRY_BYTES
+from cystore.derived.files.known_queues import KnownQueues, read_known_queues
+from cystore.derived.files.offsets import QueueOffsets, read_queue_offsets
+from cystore.engine.files.checkpoint import CheckpointFields, read_checkpoint
+from cystore.engine.log.commit_log import MARKER
+from cystore.engine.manifest.damaged_ranges import DamagedRanges
+from cystore.engine.manifest.given_up import GivenUp
+from cystore.engine.manifest.manifest import look, read_given_up, read_holes_or_copy, read_removed
+from cystore.engine.manifest.removed_queues import Removed
+from cystore.engine.manifest.store_settings import effective_at
 from cystore.errors import StoreFormatError
-from cystore.recovery import rules
 from cystore.recovery.index_check import IndexCheck
-from cystore.recovery.log_pass import EVERYTHING, LogPass, Situation
-from cystore.recovery.log_reader import LogReader
-from cystore.recovery.model import IndexScan, LogScan, QueueScan, ScanResult
 from cystore.recovery.queue_check import QueueCheck, QueueFindings, known_scans, take_removed
-from cystore.recovery.queue_reader import QueueReader, list_queues
+from cystore.recovery.walk import rules
+from cystore.recovery.walk.log_pass import EVERYTHING, LogPass, WalkInput
+from cystore.recovery.walk.log_reader import LogReader
+from cystore.recovery.walk.model import IndexScan, LogScan, QueueScan, ScanResult
+from cystore.recovery.walk.queue_reader import QueueReader, list_queues
 
 T = TypeVar("T")
 Progress = Callable[[str, int, int], None]
@@ -106,7 +106,7 @@ class _Scan:
             self._list_queues()
         self._given_up = self._read(read_given_up, GivenUp())
         # Holes below the usual start are known from their list alone.
-        self._holes, newest = self._read(read_holes_or_copy, (Holes(), False))
+        self._holes, newest = self._read(read_holes_or_copy, (DamagedRanges(), False))
         self._from_the_beginning = not newest
         if not newest and self._holes:
             self._warnings.append(
@@ -251,7 +251,7 @@ class _Scan:
         record = self._reader.record(base)
         return rules.FirstRecord(base, record["store_timestamp"] if record is not None else 0)
 
-    def _situation(self) -> Situation:
+    def _situation(self) -> WalkInput:
         config, watermark = self._config, -1
         # The queues' next offsets were saved when all that they count was durable.
         saved = self._saved.physical_offset if self._known is None else self._known.end
@@ -261,7 +261,7 @@ class _Scan:
         elif not self._abnormal:
             watermark = max((_end_of_entries(queue) for queue in self._queues.values()), default=0)
             watermark = min(max(watermark, counted), self._reader.end)
-        return Situation(
+        return WalkInput(
             reader=self._reader,
             queues=self._queues,
             known_holes=self._holes,

@@ -1,7 +1,7 @@
 """The service "clean": rolls the log, watches the disk, removes expired segments, and lets queues and index follow.
 
-Source: DefaultMessageStore.CleanCommitLogService and CleanConsumeQueueService. engine/clean.py cleans the log itself.
-Queues and index follow in turns of their own (derived/follow.py), and no call waits for that. Waiting delayed messages
+Source: DefaultMessageStore.CleanCommitLogService and CleanConsumeQueueService. engine/log/clean.py cleans the log itself.
+Queues and index follow in turns of their own (derived/dispatch/follow.py), and no call waits for that. Waiting delayed messages
 are carried forward. This module collects the needs: undispatched records, delayed messages that were not carried, holds
 and the archive.
 """
@@ -14,28 +14,28 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from cystore import clock
-from cystore._native.control import Control
-from cystore._native.exact import whole
-from cystore.archive import ArchiveMark
+from cystore._native.memory.control import Control
+from cystore._native.record.exact import whole
 from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
-from cystore.derived.dispatch import Dispatcher
-from cystore.derived.flush import DerivedFlusher
-from cystore.derived.follow import Follower
-from cystore.derived.remove import QueueRemover
-from cystore.engine.allocate import Allocator
-from cystore.engine.clean import LogCleaner, Need
-from cystore.engine.commit_log import CommitLog
-from cystore.engine.disk_space import DiskSpace
-from cystore.engine.manifest import Manifest
-from cystore.engine.progress import Progress
-from cystore.engine.roll import Roller
-from cystore.engine.store_settings import Policy
-from cystore.engine.trim import trim
+from cystore.derived.dispatch.dispatcher import Dispatcher
+from cystore.derived.dispatch.flush import DerivedFlusher
+from cystore.derived.dispatch.follow import Follower
+from cystore.derived.dispatch.remove import QueueRemover
+from cystore.engine.files.progress import Progress
+from cystore.engine.log.allocate import Allocator
+from cystore.engine.log.clean import LogCleaner, Need
+from cystore.engine.log.commit_log import CommitLog
+from cystore.engine.log.disk_space import DiskSpace
+from cystore.engine.log.roll import Roller
+from cystore.engine.manifest.manifest import Manifest
+from cystore.engine.manifest.quarantine_limits import trim
+from cystore.engine.manifest.store_settings import Policy
 from cystore.errors import StoreConfigError, StoreError, StoreFullError
-from cystore.holds import Holds
-from cystore.services.carry import Carrier
-from cystore.services.delivered import DeliveryProgress
+from cystore.services.delay.carry import Carrier
+from cystore.services.delay.delivered import DeliveryProgress
+from cystore.services.retention.archive_mark import ArchiveMark
+from cystore.services.retention.named_holds import Holds
 
 log = logging.getLogger("cystore")
 

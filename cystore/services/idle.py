@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cystore._native.control import Control
+from cystore._native.memory.control import Control
 from cystore.clock import monotonic_s
-from cystore.system import os_threads
+from cystore.system.threads import os_threads
 
 QUIET_S = 1.0  # without an append, before a thread sleeps until the next one
 SLEEP_MS = (

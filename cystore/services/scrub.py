@@ -17,23 +17,23 @@ from pathlib import Path
 from typing import Any
 
 from cystore import clock
-from cystore._native import record as kernel
-from cystore._native.checksum import crc32c
-from cystore._native.control import Control
-from cystore._native.exact import whole
-from cystore._native.failpoint import failpoint
-from cystore._native.mapping import MappedFile
+from cystore._native.memory.control import Control
+from cystore._native.memory.mapping import MappedFile
+from cystore._native.record import record as kernel
+from cystore._native.record.checksum import crc32c
+from cystore._native.record.exact import whole
+from cystore._native.system.failpoint import failpoint
 from cystore.config import StoreConfig
-from cystore.derived.consume_queue import ENTRY_BYTES, ConsumeQueues
-from cystore.derived.dispatch import Dispatcher
-from cystore.engine.manifest import Facts, Manifest, look
+from cystore.derived.dispatch.dispatcher import Dispatcher
+from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueues
+from cystore.engine.manifest.manifest import Facts, Manifest, look
 from cystore.errors import StoreConfigError, StoreError, StoreLockedError, StoreTimeoutError
 from cystore.layout import QUEUE_ENTRY, SCHEDULE_TOPIC
-from cystore.recovery.log_reader import LogReader
-from cystore.recovery.model import Damage
-from cystore.recovery.verify import Bounds
-from cystore.recovery.verify_slice import SliceVerifier, WrongEntry
+from cystore.recovery.walk.log_reader import LogReader
+from cystore.recovery.walk.model import Damage
 from cystore.system import files
+from cystore.verify.slices import SliceVerifier, WrongEntry
+from cystore.verify.verifier import Bounds
 
 log = logging.getLogger("cystore")
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from cystore.clock import monotonic_s
-from cystore.engine.progress import Progress
+from cystore.engine.files.progress import Progress
 from cystore.errors import StoreClosedError, StoreError
-from cystore.system import native_log as native_log  # its threads log through it
-from cystore.system import os_threads
-from cystore.system.trouble import Trouble
+from cystore.system.threads import native_log as native_log  # its threads log through it
+from cystore.system.threads import os_threads
+from cystore.system.threads.repeated_errors import Trouble
 
 log = logging.getLogger("cystore")
 

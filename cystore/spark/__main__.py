@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from cystore.cli.command import FAILED, OK, add_json
-from cystore.cli.exits import INTERRUPTED, hint, whole_streams
-from cystore.cli.output import one_line, write_json, write_line
-from cystore.cli.progress import progress
 from cystore.errors import StoreError
+from cystore.operate.command import FAILED, OK, add_json
+from cystore.operate.exits import INTERRUPTED, hint, whole_streams
+from cystore.operate.output import one_line, write_json, write_line
+from cystore.operate.progress import progress
 
 try:
     from cystore.spark.jobs import archive, live, rebuild, report, scrub

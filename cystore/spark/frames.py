@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from cystore.errors import StoreConfigError
 from cystore.spark.options import parse
-from cystore.spark.plan import open_reading
+from cystore.spark.source.plan import open_reading
 
 Names = str | Sequence[str]
 Place = str | os.PathLike[str]

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from cystore.arrow import FOREVER, OnCorruption
+from cystore.columns.arrow import FOREVER, OnCorruption
+from cystore.columns.object_store import ObjectStore, in_parallel, is_url
 from cystore.config import StoreConfig
 from cystore.errors import StoreConfigError, StoreFormatError
-from cystore.storage import Storage, in_parallel, is_url
 
 EARLIEST, LATEST = -2, -1  # in offsets by topic and partition, as in Kafka
 SETTING_PREFIX = "cystore."
@@ -95,14 +95,14 @@ class ReadOptions:
         self.paths()
         in_parallel(lambda place: place[0].check_folder(place[1]), self.urls())
 
-    def urls(self) -> list[tuple[Storage, str]]:
+    def urls(self) -> list[tuple[ObjectStore, str]]:
         """The stores that are read by URL, of their sealed segments. Raises StoreFormatError for a pattern that nothing matches."""
         found = {}
         for pattern in self.patterns:
             if not self._by_url(pattern):
                 continue
             url = pattern if is_url(pattern) else f"file://{os.path.abspath(pattern)}"
-            storage, url = Storage.of(url, dict(self.storage))
+            storage, url = ObjectStore.of(url, dict(self.storage))
             matches = storage.matching(url)
             if not matches:
                 raise StoreFormatError("no store matches", path=url)
@@ -208,7 +208,7 @@ def _check_urls(patterns: tuple[str, ...], sealed: bool, options: dict[str, str]
     urls = [pattern for pattern in patterns if sealed or is_url(pattern)]
     for pattern in urls:
         if is_url(pattern):
-            Storage.of(pattern, {})
+            ObjectStore.of(pattern, {})
         for wrong, why in (
             (stream, "a stream needs the path of a store; read a URL in batches"),
             (_flag(options, "includeArchive", False), "includeArchive needs the path of a store"),

@@ -1,6 +1,6 @@
 """The lifecycle log of Celery tasks (topic `celery_events`) as a DataFrame: one row for each thing that happened to a task.
 
-The layout is that of `cystore.celery.events`, which needs Celery to be imported; executors need not have it.
+The layout is that of `cystore.celery.base.events`, which needs Celery to be imported; executors need not have it.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from cystore.spark.fingerprints import classes, fingerprints
+from cystore.spark.reports.fingerprints import classes, fingerprints
 from cystore.spark.task_events import (
     RECEIVED,
     REDELIVERED,

@@ -7,7 +7,7 @@ import errno
 import os
 from pathlib import Path
 
-from cystore._native.descriptor import Descriptor
+from cystore._native.system.descriptor import Descriptor
 from cystore.errors import SyncFailedError
 from cystore.system import files
 from cystore.system.folders import inside

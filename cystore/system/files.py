@@ -15,9 +15,9 @@ import stat
 import uuid
 from pathlib import Path
 
-from cystore._native.descriptor import Descriptor, Temporary, open_in
-from cystore._native.failpoint import failpoint
-from cystore._native.mapping import MappedFile
+from cystore._native.memory.mapping import MappedFile
+from cystore._native.system.descriptor import Descriptor, Temporary, open_in
+from cystore._native.system.failpoint import failpoint
 from cystore.errors import StoreFormatError, StoreIOError, SyncFailedError
 from cystore.system.folders import check_place, inside, libc, open_folder
 from cystore.system.os_errors import link_refused as link_refused

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from cystore._native.descriptor import Descriptor, InFolder, open_beneath, open_in
+from cystore._native.system.descriptor import Descriptor, InFolder, open_beneath, open_in
 from cystore.errors import StoreClosedError, StoreMovedError
 
 _AT_FDCWD = -100

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-from cystore._native.descriptor import ByteLock, Descriptor
+from cystore._native.system.descriptor import ByteLock, Descriptor
 from cystore.system import files
 
 PLACES = 1 << 62  # bytes of a file have places up to twice that

@@ -18,9 +18,10 @@ import time
 import weakref
 from pathlib import Path
 
-from cystore._native.descriptor import ByteLock, Descriptor
+from cystore._native.system.descriptor import ByteLock, Descriptor
 from cystore.errors import StoreLockedError
-from cystore.system import files, os_threads
+from cystore.system import files
+from cystore.system.threads import os_threads
 
 log = logging.getLogger("cystore")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from cystore._native.mapping import MappedFile
+from cystore._native.memory.mapping import MappedFile
 from cystore.system import files
 
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")

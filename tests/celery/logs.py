@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cystore import Message, MessageStore
-from cystore.celery import events, records
+from cystore.celery.base import events, records
 
 
 def event_message(

@@ -17,7 +17,7 @@ from celery.result import AsyncResult, allow_join_result
 
 import cystore
 from cystore.celery import Once
-from tests.turned import turn
+from tests.support.clock import turn
 
 BROKER, BACKEND, OPEN_EARLY = "CYSTORE_TEST_BROKER", "CYSTORE_TEST_BACKEND", "CYSTORE_TEST_OPEN_EARLY"
 DIE_IN, DIED, CLAIM_S = "CYSTORE_TEST_DIE_IN", "CYSTORE_TEST_DIED", "CYSTORE_TEST_CLAIM_S"

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from cystore.cli.program import main
-from tests.small import open_small
-from tests.turned import turn
+from tests.support.clock import turn
+from tests.support.small_stores import open_small
 
 HOUR_MS = 3_600_000
 

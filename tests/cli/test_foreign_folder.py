@@ -12,7 +12,7 @@ import pytest
 
 import cystore
 from cystore.cli.program import main
-from tests.small import open_small
+from tests.support.small_stores import open_small
 
 SEGMENT = "0" * 20
 FOREIGN = {

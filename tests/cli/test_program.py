@@ -12,7 +12,7 @@ import sys
 import pytest
 
 import cystore
-from cystore.cli import exits
+from cystore.operate import exits
 from tests.cli import stores
 from tests.cli.command import SMALL, settings
 from tests.golden.stores import REPOSITORY

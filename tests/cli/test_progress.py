@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from cystore.cli.progress import PlainBar, RichBar, progress
+from cystore.operate.progress import PlainBar, RichBar, progress
 from tests.cli import stores
 from tests.cli.command import settings
 
@@ -82,7 +82,7 @@ def test_a_rich_bar():
 
 
 SLOW = """
-import sys, cystore.cli.progress as progress
+import sys, cystore.operate.progress as progress
 progress.FIRST_AFTER_S = progress.EVERY_S = 0
 progress.progress.__wrapped__.__kwdefaults__["first_after_s"] = 0
 from cystore.cli import main

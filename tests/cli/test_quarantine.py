@@ -7,7 +7,7 @@ import pytest
 
 import cystore
 from cystore.config import StoreConfig
-from cystore.engine.manifest import read_holes
+from cystore.engine.manifest.manifest import read_holes
 from cystore.recovery.restore import listed, parts, restore
 from tests.cli import stores
 from tests.cli.command import settings

@@ -13,19 +13,18 @@ from pathlib import Path
 import pytest
 
 import cystore
-from cystore import backup
-from cystore.backup import TargetError
-from cystore.cli import facts
 from cystore.config import StoreConfig
 from cystore.errors import StoreFormatError, StorePermissionError
-from tests.checks import check_chain, everything
-from tests.cleaned import check_cleaned, fill, filled
+from cystore.operate import backup, facts
+from cystore.operate.backup import TargetError
 from tests.cli.command import Command
 from tests.cli.stores import write, write_and_crash
-from tests.process import ROOT, Process
-from tests.small import LOG_BYTES, open_small
-from tests.small_disk import on_small_disk
-from tests.turned import turn
+from tests.support.checks import check_chain, everything
+from tests.support.cleaning import check_cleaned, fill, filled
+from tests.support.clock import turn
+from tests.support.process import ROOT, Process
+from tests.support.small_disk import on_small_disk
+from tests.support.small_stores import LOG_BYTES, open_small
 
 DAY_MS = 86_400_000
 
@@ -260,7 +259,7 @@ def test_an_error_leaves_nothing(store_path, target, what):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from cystore import backup
+from cystore.operate import backup
 from cystore.config import StoreConfig
 from cystore.system import files
 place, at = sys.argv[3], int(sys.argv[4])
@@ -320,7 +319,7 @@ def refused(draft):
 KILLED_IN_VERIFY = """
 import os, signal, sys
 from pathlib import Path
-from cystore import backup
+from cystore.operate import backup
 from cystore.config import StoreConfig
 def report(what, done, total):
     if what != "copying the log" and Path(sys.argv[2] + ".incomplete").exists():
@@ -344,8 +343,8 @@ def test_a_kill_during_the_verify_leaves_nothing_that_opens(store_path, target, 
 FULL = """
 import shutil, sys
 from pathlib import Path
-from cystore import backup
-from cystore.cli import facts
+from cystore.operate import backup
+from cystore.operate import facts
 from cystore.config import StoreConfig
 from cystore.errors import StoreError
 disk, path = Path(sys.argv[1]), Path(sys.argv[2])

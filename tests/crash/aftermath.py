@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import cystore
-from cystore.cli.command import FOUND_WRONG, OK
 from cystore.cli.program import build_parser
-from tests import checks
+from cystore.operate.command import FOUND_WRONG, OK
+from tests.support import checks
 
 TOPIC = "aftermath"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import cystore
-from tests.checks import check
-from tests.process import Process
+from tests.support.checks import check
+from tests.support.process import Process
 
 WAIT_S = 60.0
 
@@ -60,7 +60,7 @@ class Acknowledged:
     key: str
 
 
-class Told:
+class Acknowledgements:
     """The puts that are acknowledged by now; the pipe's writing end is `out`."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Told:
         self.puts: list[Acknowledged] = []
         self.durable = 0  # everything below was promised to be on the disk
 
-    def __enter__(self) -> Told:
+    def __enter__(self) -> Acknowledgements:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -143,7 +143,13 @@ class Told:
 
 
 def start(
-    process: Process, told: Told, path: Path, settings: dict[str, Any], *, seed: int, sync_share: float
+    process: Process,
+    told: Acknowledgements,
+    path: Path,
+    settings: dict[str, Any],
+    *,
+    seed: int,
+    sync_share: float,
 ) -> None:
     """Opens the store in the process and writes; nobody waits for an answer."""
     process.send(WRITER, path=str(path), settings=settings, out=told.out, seed=seed, sync_share=sync_share)

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from types import TracebackType
 
-from tests.process import LOOP, TIMEOUT_S, Process
+from tests.support.process import LOOP, TIMEOUT_S, Process
 
 # Runs in the nursery. A child is led over the socket it was given and dies with its parent.
 _NURSERY = """
 import ctypes, os, signal, socket, sys
-import cystore, tests.checks
+import cystore, tests.support.checks
 libc = ctypes.CDLL(None, use_errno=True)
 channel = socket.socket(fileno=channel_fd)
 def check(failed, what):

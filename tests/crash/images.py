@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import cystore
-from cystore.recovery.verify import verify
+from cystore.verify.verifier import verify
 from tests.crash.aftermath import aftermath
 from tests.crash.matrix import Case
-from tests.small import SETTINGS
+from tests.support.small_stores import SETTINGS
 
 PAGE_BYTES = 4096
 HANG_S = 600  # a case that takes so long hangs: it ends with every thread's stack

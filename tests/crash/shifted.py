@@ -9,7 +9,7 @@ import struct
 import subprocess
 from pathlib import Path
 
-from cystore.system import os_threads
+from cystore.system.threads import os_threads
 
 SAME_TIME_S = 0.002
 SOURCE = Path(__file__).with_name("shifted_clock.c")

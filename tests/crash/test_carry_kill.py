@@ -10,11 +10,11 @@ import signal
 
 import pytest
 
-from tests.checks import check_closed
 from tests.crash.places import in_sources
 from tests.crash.shifted import ShiftedClock
-from tests.process import Process
-from tests.small import LOG_BYTES, SETTINGS
+from tests.support.checks import check_closed
+from tests.support.process import Process
+from tests.support.small_stores import LOG_BYTES, SETTINGS
 
 HOUR_MS = 3_600_000
 DELAYED = {
@@ -150,15 +150,15 @@ while True:
         store.clean()
 """
     notes = path.parent / "notes"
-    crew: list[Process] = []
+    writer_group: list[Process] = []
     with contextlib.ExitStack() as stack:
         environment = turned.environment({**os.environ})
         watch = stack.enter_context(Process(environment))
         watch.do(OPEN, path=str(path), settings=DELAYED)
         for _ in range(rounds):
-            while len(crew) < 3:
+            while len(writer_group) < 3:
                 process = stack.enter_context(Process(environment))
-                crew.append(process)
+                writer_group.append(process)
                 process.do(OPEN, path=str(path), settings=DELAYED)
                 process.send(
                     "n = 0; noted = open(notes, 'a')\n" + work, notes=str(notes), seed=rng.randrange(1 << 30)
@@ -168,12 +168,12 @@ while True:
             everybody = rng.random() < 0.3
             if everybody:
                 watch.do("store.close()")
-            for process in list(crew) if everybody else [rng.choice(crew)]:
+            for process in list(writer_group) if everybody else [rng.choice(writer_group)]:
                 process.kill()
-                crew.remove(process)
+                writer_group.remove(process)
             if everybody:
                 watch.do(OPEN)
-        for process in crew:
+        for process in writer_group:
             process.kill()
         watch.do("store.configure(file_reserved_time_h=1000)")
         for _ in range(4):

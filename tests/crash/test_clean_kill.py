@@ -8,9 +8,9 @@ import signal
 import pytest
 
 import cystore
-from tests.cleaned import check_cleaned, fill
-from tests.process import Process
-from tests.small import SETTINGS
+from tests.support.cleaning import check_cleaned, fill
+from tests.support.process import Process
+from tests.support.small_stores import SETTINGS
 
 EXPIRED = {**SETTINGS, "file_reserved_time_h": 0, "max_index_num": 100}
 

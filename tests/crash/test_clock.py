@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import cystore
-from cystore.engine.checkpoint import FILE_NAME, read_checkpoint
+from cystore.engine.files.checkpoint import FILE_NAME, read_checkpoint
 from tests.crash.shifted import ShiftedClock
-from tests.process import Process
-from tests.small import SETTINGS
+from tests.support.process import Process
+from tests.support.small_stores import SETTINGS
 
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
 YEAR_MS = 365 * 24 * HOUR_MS

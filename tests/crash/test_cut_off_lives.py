@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.checks import check, check_closed
 from tests.crash.writers import acknowledged
-from tests.process import Process
-from tests.small import SETTINGS, open_small
+from tests.support.checks import check, check_closed
+from tests.support.process import Process
+from tests.support.small_stores import SETTINGS, open_small
 
 LIVES = """
 import cystore, os, random

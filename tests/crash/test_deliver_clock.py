@@ -8,8 +8,8 @@ import os
 import pytest
 
 from tests.crash.shifted import ShiftedClock
-from tests.process import Process
-from tests.small import SETTINGS
+from tests.support.process import Process
+from tests.support.small_stores import SETTINGS
 
 HOUR_MS = 3_600_000
 DELAYED = {**SETTINGS, "message_delay_level": "1s 1h"}

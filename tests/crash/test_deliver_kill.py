@@ -11,10 +11,10 @@ import time
 import pytest
 
 import cystore
-from tests.checks import check_closed, everything
 from tests.crash.places import in_sources
-from tests.process import Process
-from tests.small import SETTINGS
+from tests.support.checks import check_closed, everything
+from tests.support.process import Process
+from tests.support.small_stores import SETTINGS
 
 DELAYED = {**SETTINGS, "message_delay_level": "0s 1s", "flush_delay_offset_interval_ms": 0}
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
@@ -203,24 +203,24 @@ def test_i9_a_stopped_deliverer_is_waited_for_and_its_batch_counts(path, build_e
 @pytest.mark.parametrize("rounds", [6, pytest.param(60, marks=pytest.mark.slow)])
 def test_i9_several_deliver_at_once_and_are_killed_at_random(path, rng, rounds):
     """All of them put and deliver; in each round one dies, sometimes all."""
-    crew: list[Process] = []
+    writer_group: list[Process] = []
     with contextlib.ExitStack() as stack:
         watch = cystore.open(path, **DELAYED)
         for _ in range(rounds):
-            while len(crew) < 3:
+            while len(writer_group) < 3:
                 process = stack.enter_context(Process())
-                crew.append(process)
+                writer_group.append(process)
                 process.send(WORK, path=str(path), settings=DELAYED, seed=rng.randrange(1 << 30))
             assert watch.wait_log(watch.wrote_position + rng.randrange(1, 60_000), timeout_s=60)
             everybody = rng.random() < 0.3
             if everybody:
                 watch.close()
-            for process in list(crew) if everybody else [rng.choice(crew)]:
+            for process in list(writer_group) if everybody else [rng.choice(writer_group)]:
                 process.kill()
-                crew.remove(process)
+                writer_group.remove(process)
             if everybody:
                 watch = cystore.open(path, **DELAYED)
-        for process in crew:
+        for process in writer_group:
             process.kill()
         with watch:
             count = sum(len(found) for queue, found in everything(watch).items() if queue[0] == SCHEDULE)

@@ -12,7 +12,7 @@ import pytest
 from tests.crash import disks
 from tests.crash.disks import Disk
 from tests.crash.forks import Nursery
-from tests.process import TIMEOUT_S
+from tests.support.process import TIMEOUT_S
 
 
 def backing_files() -> list[str]:

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.oracle.record import Record
-from tests.unit import parts
-from tests.unit.test_dispatch import (
+from tests.support import parts
+from tests.unit.derived.test_dispatch import (
     CAPACITY,
     CONFIG,
     SLOTS,
@@ -40,7 +40,7 @@ CHILD = """
 import json, sys
 from pathlib import Path
 from cystore.config import StoreConfig
-from tests.unit import parts
+from tests.support import parts
 root, settings, budget = json.loads(sys.argv[1])
 root = Path(root)
 control = parts.join_control(root / "control")

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import cystore
-from cystore.engine.checkpoint import read_checkpoint
-from tests.checks import check, check_closed
+from cystore.engine.files.checkpoint import read_checkpoint
 from tests.crash.writers import acknowledged, arm, start
-from tests.process import Process
-from tests.small import SETTINGS, open_small
+from tests.support.checks import check, check_closed
+from tests.support.process import Process
+from tests.support.small_stores import SETTINGS, open_small
 
 PUT = "work(4000)"
 PUT_SYNC = "work(400, 'sync')"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.crash.places import PLACES, in_sources
 from tests.crash.writers import arm
-from tests.process import Process
+from tests.support.process import Process
 from tools import build
 
 

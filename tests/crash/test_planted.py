@@ -22,7 +22,9 @@ from tests.crash.faults import (
 )
 
 LOST = "w.acknowledged.append(('shared', 0, 10**6, 'lost', 10**12, 100))"
-READ_ONLY = "from cystore.engine.flush import SYNC_FAILED; w.store._attached().control.set_flag(SYNC_FAILED)"
+READ_ONLY = (
+    "from cystore.engine.log.flush import SYNC_FAILED; w.store._attached().control.set_flag(SYNC_FAILED)"
+)
 KEPT_LOCK = "w.kept = w.store._attached().control.held('dispatch'); w.kept.__enter__()"
 HALF_OPEN = "left = w.open(); left_too = [left]"
 EARLY = "w.store.put('late', b'', keys=('late',))"

@@ -11,8 +11,8 @@ import pytest
 
 import cystore
 from cystore.layout import LOCK_NAMES
-from tests.process import Process
-from tests.small import SETTINGS, open_small
+from tests.support.process import Process
+from tests.support.small_stores import SETTINGS, open_small
 
 STOPPED_S = 30.0
 HOLD = """

@@ -10,8 +10,16 @@ from pathlib import Path
 import pytest
 
 from tests.crash.writers import arm
-from tests.process import Process
-from tests.users import ALICE, BOB, NEEDS_ROOT, TEAM, User, common_place, needs_root
+from tests.support.process import Process
+from tests.support.users import (
+    ALICE,
+    BOB,
+    NEEDS_ROOT,
+    TEAM,
+    User,
+    common_place,
+    needs_root,
+)
 
 OPEN = "store = cystore.open(root, **settings, group=group)"
 WORK = "for n in range(300): store.put(f'T{n % 5}', b'x' * 100, keys=str(n)); store.query(f'T{n % 5}', str(n)); store.flush()"

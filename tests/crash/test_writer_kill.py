@@ -9,10 +9,10 @@ import signal
 import pytest
 
 import cystore
-from tests.checks import check, check_closed
 from tests.crash.writers import acknowledged, start
-from tests.process import Process, processes
-from tests.small import SETTINGS
+from tests.support.checks import check, check_closed
+from tests.support.process import Process, processes
+from tests.support.small_stores import SETTINGS
 
 IN_BOTH = (
     "append.intent",

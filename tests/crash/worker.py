@@ -222,7 +222,7 @@ Check = Callable[[cystore.MessageStore], object]
 def check_kept(store: cystore.MessageStore, acknowledged: Sequence[Sequence[Any]]) -> int:
     """I2 and I7: queues count without a gap from their minimum; each acknowledged message at or behind the log's minimum is served
     at its place and under its key with its own bytes, and none before it is. Gives how many are kept."""
-    from tests.checks import check_chain, everything
+    from tests.support.checks import check_chain, everything
 
     check_chain(store)
     minimum, queues = store.stats()["min_physical_offset"], everything(store)
@@ -251,7 +251,7 @@ def check_kept(store: cystore.MessageStore, acknowledged: Sequence[Sequence[Any]
     return kept
 
 
-class Told:
+class Acknowledgements:
     """What writers that may be killed at any moment acknowledged: they write lines into the pipe's end `out`. A context manager."""
 
     def __init__(self) -> None:
@@ -261,7 +261,7 @@ class Told:
         self._rest = b""
         self.acknowledged: list[tuple[str, int, int, str, int, int]] = []
 
-    def __enter__(self) -> Told:
+    def __enter__(self) -> Acknowledgements:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.process import Process
-from tests.small import SETTINGS
+from tests.support.process import Process
+from tests.support.small_stores import SETTINGS
 from tools import build
 
 # `work(n)` puts n times: one by one and in batches, to queues that all share and to new ones; `sync` tells how durable. With `how` all

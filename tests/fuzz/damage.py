@@ -24,7 +24,7 @@ from typing import Any
 import cystore
 from cystore.cli.program import main as command
 from cystore.errors import CorruptRecordError, OffsetError
-from tests.small import LOG_BYTES, SETTINGS
+from tests.support.small_stores import LOG_BYTES, SETTINGS
 
 MEMORY = Path("/dev/shm")
 TOPICS = ("A", "B", "C")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import struct
 
-from cystore._native import checksum, entries, ext, index, mend
-from cystore._native import message as message_kernel
-from cystore._native import record as record_kernel
-from cystore._native.queue import TagFilter
+from cystore._native.derived import entries, ext, index, mend
+from cystore._native.derived.queue import TagFilter
+from cystore._native.record import checksum
+from cystore._native.record import message as message_kernel
+from cystore._native.record import record as record_kernel
 from cystore.errors import CorruptRecordError, MessageIllegalError
 from tests.fuzz import records
 from tests.fuzz.target import Target, Wrong, exact, same

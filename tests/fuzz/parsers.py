@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from cystore.config import StoreConfig
-from cystore.derived.offsets import (
+from cystore.derived.files.offsets import (
     DELAY_OFFSETS,
     OFFSET_MAX,
     QUEUE_OFFSETS,
@@ -21,8 +21,8 @@ from cystore.derived.offsets import (
     write_delay_offsets,
     write_queue_offsets,
 )
-from cystore.engine.checkpoint import parse_checkpoint
-from cystore.engine.holes import Hole, Holes, parse_holes, render_holes
+from cystore.engine.files.checkpoint import parse_checkpoint
+from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges, parse_holes, render_holes
 from cystore.errors import StoreConfigError, StoreFormatError
 from tests.fuzz.target import Target, Wrong, same
 from tests.oracle import checkpoint as oracle
@@ -148,8 +148,8 @@ def _delay_offsets() -> list[bytes]:
 
 def _holes() -> list[bytes]:
     return [
-        render_holes(Holes([Hole(0, 10, "checksum", "0-10", 1), Hole(50, 61)])),
-        render_holes(Holes()),
+        render_holes(DamagedRanges([DamagedRange(0, 10, "checksum", "0-10", 1), DamagedRange(50, 61)])),
+        render_holes(DamagedRanges()),
         json.dumps({"holes": [{"begin": -1, "end": 5, "reason": None}]}).encode(),
     ]
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import cystore
 from cystore import StoreError, layout
-from cystore._native import key_reader, tail
-from cystore._native import queue as queue_kernel
-from cystore._native.control import Control
-from cystore._native.mapping import MappedFile
-from cystore._native.queue import BatchLimits, TagFilter
-from cystore._native.window import LogWindow
+from cystore._native.derived import queue as queue_kernel
+from cystore._native.derived.queue import BatchLimits, TagFilter
+from cystore._native.memory.control import Control
+from cystore._native.memory.mapping import MappedFile
+from cystore._native.read import key_reader, tail
+from cystore._native.record.window import LogWindow
 from cystore.errors import CorruptRecordError, MessageIllegalError, StoreFormatError
 from tests.fuzz import records
 from tests.fuzz.target import Target, Wrong, edit, overlay, same
@@ -27,7 +27,7 @@ from tests.oracle import index as oracle_index
 from tests.oracle.log import Log
 from tests.oracle.queue import encode_entry, entries_of
 from tests.oracle.record import NotValid, Record, parse
-from tests.unit import parts
+from tests.support import parts
 
 logging.getLogger("cystore").setLevel(logging.CRITICAL)  # reports of damage, by the thousand
 MEMORY = Path("/dev/shm")

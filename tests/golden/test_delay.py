@@ -8,9 +8,9 @@ import shutil
 import pytest
 
 import cystore
-from tests.checks import everything
 from tests.golden.cystore_config import cystore_config
 from tests.golden.stores import unpack_or_skip
+from tests.support.checks import everything
 
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 

@@ -25,10 +25,10 @@ from hypothesis import strategies as st
 
 import cystore
 from cystore.cli.program import main as command
-from cystore.engine import manifest_file
+from cystore.engine.manifest import manifest_file
 from tests.golden import stores as golden
 from tests.golden.cystore_config import cystore_config
-from tests.small import SETTINGS
+from tests.support.small_stores import SETTINGS
 
 DEADLINE_S = 85  # of sleep; below the time that a test waits for an answer
 CPU_S = 30
@@ -326,7 +326,7 @@ def guard() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-class Told(list):
+class Outcomes(list):
     """The result of each call: its name and the error's, or nothing. A foreign error goes through."""
 
     def __call__(self, name: str, work: Callable[[], Any]) -> Any:
@@ -345,7 +345,7 @@ class Told(list):
 def use(root: str, settings: dict[str, Any]) -> list[list[str]]:
     """Every public call, and the commands; what each said."""
     guard()
-    told = Told()
+    told = Outcomes()
     for how in ({"read_only": True}, {}, {"file_reserved_time_h": 0}):
         store = told(f"open {how}", lambda how=how: cystore.open(root, **{**settings, **how}))
         if store is not None:
@@ -382,7 +382,7 @@ def _command(words: list[str], settings: dict[str, Any]) -> None:
     assert "Traceback" not in out.getvalue(), out.getvalue()
 
 
-def _calls(store: cystore.MessageStore, told: Told, read_only: bool) -> None:
+def _calls(store: cystore.MessageStore, told: Outcomes, read_only: bool) -> None:
     topics = told("topics", store.topics) or {}
     queues = [(topic, queue_id) for topic, queues in topics.items() for queue_id in queues][:6]
     if not read_only:

@@ -25,7 +25,7 @@ from tests.oracle.record import (
     host_bytes,
 )
 from tests.property.strategies import INT32, INT64, keys, property_text
-from tests.small import open_small
+from tests.support.small_stores import open_small
 
 MAGICS = {"cystore": CYSTORE_MAGIC, "rocketmq": ROCKETMQ_MAGIC}
 HOSTS = ("10.0.0.1:10911", "[2001:db8::17]:65535")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cystore._native import checksum
+from cystore._native.record import checksum
 
 VALUES = st.integers(0, 0xFFFFFFFF)
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 import cystore
 from cystore import clock
-from cystore._native.message import delay_level_of
-from tests.checks import check_closed, everything
+from cystore._native.record.message import delay_level_of
 from tests.oracle.record import Record
 from tests.property.test_store import few, scratch
-from tests.small import SETTINGS
-from tests.turned import turn
+from tests.support.checks import check_closed, everything
+from tests.support.clock import turn
+from tests.support.small_stores import SETTINGS
 
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}

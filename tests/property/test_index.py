@@ -12,7 +12,7 @@ from tests.oracle import index as oracle
 from tests.oracle.java import index_hash, string_hash, text
 from tests.property.strategies import INT64, damage, property_pieces, topics
 
-kernel = pytest.importorskip("cystore._native.index", reason="the kernels are not built")
+kernel = pytest.importorskip("cystore._native.derived.index", reason="the kernels are not built")
 
 SLOTS, CAPACITY = 7, 24
 FOREVER = (0, 2**63 - 1)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.oracle.index import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES, IndexFile
 
-mend = pytest.importorskip("cystore._native.mend", reason="the kernels are not built")
+mend = pytest.importorskip("cystore._native.derived.mend", reason="the kernels are not built")
 
 SECTOR_BYTES = 512
 

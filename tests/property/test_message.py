@@ -11,7 +11,7 @@ from tests.oracle import properties
 from tests.oracle.record import Blank, NotValid, encode, parse
 from tests.property.strategies import damage, raw_properties, records, sound_properties
 
-kernel = pytest.importorskip("cystore._native.message", reason="the kernels are not built")
+kernel = pytest.importorskip("cystore._native.record.message", reason="the kernels are not built")
 
 
 def assert_same(data: bytes) -> None:

@@ -28,7 +28,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.unsanitized  # which has the same code with other instructions
 def test_checksums_and_records_without_the_instructions_of_a_cpu():
-    chosen = run("-c", "from cystore._native import checksum; print(checksum.implementation)")
+    chosen = run("-c", "from cystore._native.record import checksum; print(checksum.implementation)")
     assert chosen.stdout.strip() == "portable", chosen.stderr
     files = [str(HERE / name) for name in ("test_checksum.py", "test_appended_record.py")]
     done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", *files)

@@ -9,7 +9,7 @@ from tests.oracle import java, properties
 from tests.oracle.record import Blank, NotValid, encode, parse
 from tests.property.strategies import damage, property_pieces, raw_properties, records
 
-kernel = pytest.importorskip("cystore._native.record", reason="the kernels are not built")
+kernel = pytest.importorskip("cystore._native.record.record", reason="the kernels are not built")
 
 NUMBERS = {
     "magic": "magic",

@@ -16,7 +16,7 @@ from tests.oracle.record import Blank, NotValid, Record
 from tests.oracle.recovery import next_valid
 from tests.property.strategies import damage, logs
 
-scan = pytest.importorskip("cystore._native.scan", reason="the kernels are not built")
+scan = pytest.importorskip("cystore._native.read.scan", reason="the kernels are not built")
 
 EVERYTHING = 2**62
 TAIL_BYTES = 4096

@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 
 import cystore
-from tests.checks import check, check_closed
-from tests.process import Failed, Process, processes
-from tests.small import SETTINGS, open_small
+from tests.support.checks import check, check_closed
+from tests.support.process import Failed, Process, processes
+from tests.support.small_stores import SETTINGS, open_small
 
 # A life: attach, put a little, read some of it back, leave. Gives what was acknowledged.
 LIVES = """

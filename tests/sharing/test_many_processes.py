@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 import cystore
-from tests.checks import check, check_closed
-from tests.process import Process, processes
+from tests.support.checks import check, check_closed
+from tests.support.process import Process, processes
 
 PROCESSES, THREADS = 8, 4
 SETTINGS = {

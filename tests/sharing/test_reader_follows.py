@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 import cystore
-from cystore.result import GetStatus
-from tests.checks import check_chain, everything
-from tests.cleaned import fill
-from tests.process import Process
-from tests.small import SETTINGS, open_small
+from cystore.results import GetStatus
+from tests.support.checks import check_chain, everything
+from tests.support.cleaning import fill
+from tests.support.process import Process
+from tests.support.small_stores import SETTINGS, open_small
 
 OPEN = "import cystore; store = cystore.open(path, **settings)"
 GONE = (GetStatus.OFFSET_TOO_SMALL, GetStatus.MESSAGE_WAS_REMOVING)
@@ -113,9 +113,7 @@ def test_a_scan_that_began_alone_goes_on_beside_a_writer(tmp_path, caplog):
         first = next(scan)
         next(other)
         with writer_at(tmp_path, file_reserved_time_h=0) as writer:
-            fill_more = (
-                "from tests.cleaned import fill; fill(store, 100, 400); store.dispatch(); store.flush()"
-            )
+            fill_more = "from tests.support.cleaning import fill; fill(store, 100, 400); store.dispatch(); store.flush()"
             writer.do(fill_more)
             assert len([first, *scan]) == 400
             assert writer.do("store.clean().segments") > 3
@@ -136,7 +134,9 @@ def test_cleaned_data_is_called_removed(tmp_path, end):
         writer_at(tmp_path) as writer,
     ):
         kept = reader.get("T", 0, 0).messages[0]
-        writer.do("from tests.cleaned import fill; fill(store, 10, 400); store.dispatch(); store.flush()")
+        writer.do(
+            "from tests.support.cleaning import fill; fill(store, 10, 400); store.dispatch(); store.flush()"
+        )
         assert writer.do("store.clean().segments") > 3
         writer.do(end)
         for n in range(0, 400, 7):
@@ -152,7 +152,7 @@ def test_cleaned_data_is_called_removed(tmp_path, end):
 
 
 def test_a_handle_that_was_forked_follows_too(tmp_path):
-    from tests.child import in_child
+    from tests.support.child import in_child
 
     with alone(tmp_path, "a") as reader:
         with writer_at(tmp_path) as writer:
@@ -195,13 +195,13 @@ LOOKS = (
     + """
 from contextlib import contextmanager
 from pathlib import Path
-import cystore, cystore.cli.attached, cystore.cli.positions
+import cystore, cystore.operate.attached, cystore.operate.positions
 @contextmanager
 def progress():
     yield show
-cystore.cli.attached.progress = progress
+cystore.operate.attached.progress = progress
 config = cystore.StoreConfig(read_only=True, **settings)
-cystore.cli.attached.looked_at(Path(path), config, cystore.cli.positions.positions)["positions"]["wrote"]
+cystore.operate.attached.looked_at(Path(path), config, cystore.operate.positions.positions)["positions"]["wrote"]
 """
 )
 
@@ -211,7 +211,7 @@ cystore.cli.attached.looked_at(Path(path), config, cystore.cli.positions.positio
 def test_a_writer_opens_a_crashed_store_while_a_reader_recovers_it_for_itself(tmp_path, reads, end):
     """Seen: `cystore info` on a crashed store held the gate for as long as its private recovery took, and no writer could open it."""
     with writer_at(tmp_path) as crashed:
-        crashed.do("from tests.cleaned import fill; len(fill(store, 400))")
+        crashed.do("from tests.support.cleaning import fill; len(fill(store, 400))")
         crashed.kill()
     assert (tmp_path / "abort").exists()
     with Process() as reader:

@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 
-from tests.small import SETTINGS
 from tests.spark.conftest import start_session
 from tests.spark.programs import CLUSTER, SMALL
+from tests.support.small_stores import SETTINGS
 
 EXECUTOR, DAEMON = b"CoarseGrainedExecutorBackend", b"pyspark.daemon"
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import cystore
-from tests.small import open_small
+from tests.support.small_stores import open_small
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LEAST_JAVA = 17

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from cystore import StoreConfig
-from tests.small import SETTINGS, open_small
 from tests.spark.conftest import fill, start_session
+from tests.support.small_stores import SETTINGS, open_small
 
 CLUSTER = "local-cluster[2,1,1024]"  # two executors in processes of their own
 # Of small stores, as options of the sink.

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 import cystore
-from cystore.archive import content_of, newest_manifest
-from tests.small import LOG_BYTES, SETTINGS, open_small
+from cystore.services.retention.archive_mark import content_of, newest_manifest
 from tests.spark.conftest import ROOT, fill
 from tests.spark.test_batch import PUSH_DOWN, numbers, read, refused
 from tests.spark.test_processes import kill
+from tests.support.small_stores import LOG_BYTES, SETTINGS, open_small
 
 EXPIRED = {"file_reserved_time_h": 0}
 
@@ -241,7 +241,7 @@ def test_a_killed_driver_leaves_nothing_missing_and_nothing_twice(spark_folder, 
         assert done.returncode == 0, done.stderr
         told = json.loads(done.stdout.splitlines()[-1])
         assert told["begin"] == named.end  # also where the kill came before the store knew
-        from tests.unit.test_archiving import archive_rows, check_folder, log_rows
+        from tests.unit.columns.test_archiver import archive_rows, check_folder, log_rows
 
         assert archive_rows(store).equals(log_rows(store, told["archived_up_to"]))
         check_folder(tmp_path / "archive", store)

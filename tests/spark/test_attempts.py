@@ -12,11 +12,12 @@ pytest.importorskip("pyspark", reason="pip install 'cystore[spark]'")
 import pyarrow as pa
 
 import cystore
-from cystore.celery import events as layout
+from cystore.celery.base import events as layout
 from cystore.errors import StoreConfigError
-from cystore.spark import attempts, details, task_events
-from cystore.spark.fingerprints import classes, fingerprints
-from cystore.spark.source import CystoreDataSource
+from cystore.spark import task_events
+from cystore.spark.data_source import CystoreDataSource
+from cystore.spark.reports import attempts, details
+from cystore.spark.reports.fingerprints import classes, fingerprints
 from tests.spark.test_report import told
 
 FRAME = 'Traceback (most recent call last):\n  File "{file}", line {line}, in {function}\n    raise E(x)\n    ^^^^^\n{message}'
@@ -75,8 +76,8 @@ def test_messages_count_for_nothing_and_bars_do_not_hide_frames():
 
 def test_long_tracebacks_that_were_cut_are_one_row():
     """Where the cut falls depends on the length of the message, so which frames stand around it differs."""
-    from cystore.celery.kept import CUT, shortened
-    from cystore.spark.fingerprints import CUT as KNOWN
+    from cystore.celery.lifecycle.redaction import CUT, shortened
+    from cystore.spark.reports.fingerprints import CUT as KNOWN
 
     frames = "".join(f'  File "/srv/a.py", line {n}, in f{n}\n    call({"x" * 60})\n' for n in range(200))
     texts = [shortened(f"{frames}shop.E: order {'7' * n}", 8192) for n in range(0, 400, 7)]

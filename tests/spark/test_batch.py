@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import cystore
-from tests.small import open_small
 from tests.spark.conftest import fill
+from tests.support.small_stores import open_small
 
 PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
 
@@ -193,8 +193,8 @@ def test_many_partitions_hold_every_message_once(spark, make_store):
 def test_a_task_gets_more_log_where_only_numbers_are_wanted(make_store, monkeypatch):
     from pyspark.sql.types import StructType
 
-    from cystore.spark import plan
-    from cystore.spark.source import CystoreDataSource
+    from cystore.spark.data_source import CystoreDataSource
+    from cystore.spark.source import plan
 
     store = make_store(count=600)
     store.dispatch()
@@ -215,8 +215,8 @@ def test_a_task_gets_more_log_where_only_numbers_are_wanted(make_store, monkeypa
 
 def test_no_task_is_left_with_the_rest(make_store, monkeypatch):
     """Five segments, the last of which is not full, where two are worth a task: two tasks, not a third one for the last."""
-    from cystore.spark import plan
-    from cystore.spark.source import CystoreDataSource
+    from cystore.spark.data_source import CystoreDataSource
+    from cystore.spark.source import plan
 
     store = make_store(count=380)
     store.dispatch()
@@ -230,7 +230,7 @@ def test_no_task_is_left_with_the_rest(make_store, monkeypatch):
 
 def test_a_plan_is_a_snapshot_while_a_writer_goes_on(make_store):
     """Records that are appended after planning, in the same segment and in new ones, are not read."""
-    from cystore.spark.source import CystoreDataSource
+    from cystore.spark.data_source import CystoreDataSource
 
     store = make_store(count=70)
     source = CystoreDataSource({"path": str(store.path), "minPartitions": "3"})
@@ -299,9 +299,9 @@ def test_damage_in_the_range(spark, damaged):
 def test_a_segment_that_is_removed_between_planning_and_reading(spark, tmp_path):
     from pyspark.sql.types import StructType
 
-    from cystore.arrow import COLUMNS
+    from cystore.columns.arrow import COLUMNS
     from cystore.errors import OffsetError
-    from cystore.spark.source import CystoreDataSource
+    from cystore.spark.data_source import CystoreDataSource
 
     with open_small(tmp_path / "s") as store:
         fill(store, 300)
@@ -325,7 +325,7 @@ def test_a_key_is_looked_up_in_the_index(make_store):
     """The query reads the messages with the key, not the log."""
     from pyspark.sql.datasource import EqualTo
 
-    from cystore.spark.source import CystoreDataSource
+    from cystore.spark.data_source import CystoreDataSource
 
     store = make_store(count=300)
     store.dispatch()

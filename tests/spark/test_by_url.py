@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.small import LOG_BYTES
 from tests.spark.conftest import fill
 from tests.spark.test_batch import numbers, read, refused
 from tests.spark.test_processes import answer, program
+from tests.support.small_stores import LOG_BYTES
 
 pytest.importorskip("pyspark", reason="pip install 'cystore[spark]'")
 
@@ -119,8 +119,8 @@ def test_a_stream_is_not_read_by_url(spark, make_store):
 
 def test_urls_and_paths_in_one_load(make_store):
     """A local store whole, of the other what is sealed; in the process itself."""
-    from cystore.spark.source import CystoreDataSource
-    from tests.s3 import object_store
+    from cystore.spark.data_source import CystoreDataSource
+    from tests.support.s3 import object_store
 
     here, there = make_store("here", 100), make_store("there", 0)
     fill(there, 300, 100)
@@ -141,7 +141,7 @@ def test_urls_and_paths_in_one_load(make_store):
 @pytest.mark.slow
 def test_executors_read_an_object_store(spark_folder: Path, make_store, tmp_path: Path):
     """Two executors in processes of their own; the store's folder is gone. No plan shows a secret."""
-    from tests.s3 import SECRET, object_store
+    from tests.support.s3 import SECRET, object_store
 
     store = make_store(count=600)
     store.dispatch()

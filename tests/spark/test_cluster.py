@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 import cystore
-from tests.small import LOG_BYTES, SETTINGS, open_small
 from tests.spark.conftest import fill
 from tests.spark.test_processes import answer, program
 from tests.spark.test_rebuild import queue_bytes
 from tests.spark.test_report import told
 from tests.spark.test_sink import numbers, staged
+from tests.support.small_stores import LOG_BYTES, SETTINGS, open_small
 
 pytest.importorskip("pyspark", reason="pip install 'cystore[spark]'")
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import cystore
-from tests.small import LOG_BYTES
 from tests.spark.conftest import fill
+from tests.support.small_stores import LOG_BYTES
 
 pytest.importorskip("pyspark", reason="pip install 'cystore[spark]'")
 
@@ -17,8 +17,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import cystore.spark
 from cystore.errors import OffsetError, StoreConfigError
-from cystore.spark import plan
-from cystore.spark.source import CystoreDataSource
+from cystore.spark.data_source import CystoreDataSource
+from cystore.spark.source import plan
 from tests.spark.test_stream import stream_reader
 
 

@@ -33,7 +33,7 @@ from cystore.spark.jobs.scrub import scrub
 from cystore.spark.task_runs import read_runs
 from tests.spark.conftest import fill, spark_settings
 from tests.spark.test_report import told
-from tests.small import SETTINGS, open_small
+from tests.support.small_stores import SETTINGS, open_small
 
 folder = Path(sys.argv[1])
 path = str(folder / "store")

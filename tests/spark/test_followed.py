@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import cystore
-from tests.small import open_small
 from tests.spark.conftest import fill
+from tests.support.small_stores import open_small
 
 pytest.importorskip("pyspark", reason="pip install 'cystore[spark]'")
 

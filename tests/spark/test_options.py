@@ -21,10 +21,10 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from cystore.arrow import FOREVER, RowFilter
+from cystore.columns.arrow import FOREVER, RowFilter
 from cystore.errors import StoreConfigError, StoreFormatError
 from cystore.spark.options import EARLIEST, LATEST, Bound, parse, parse_any
-from cystore.spark.pushdown import narrowed
+from cystore.spark.source.pushdown import narrowed
 
 BAD = [
     ({}, False, "no path"),

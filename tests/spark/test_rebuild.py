@@ -13,15 +13,16 @@ from typing import Any
 import pytest
 
 import cystore
-from cystore.recovery import drop_derived, verify
+from cystore.recovery import drop_derived
+from cystore.verify import verify
 from tests.golden.conftest import unpack_golden as unpack_golden
 from tests.golden.cystore_config import cystore_config
 from tests.golden.stores import NAMES
 from tests.oracle.record import ROCKETMQ_MAGIC, SCHEDULE_TOPIC, encode
-from tests.small import SETTINGS, open_small
 from tests.spark.conftest import fill
 from tests.spark.test_processes import program
-from tests.unit.recovery_stores import make_records, write
+from tests.support.recovery_stores import make_records, write
+from tests.support.small_stores import SETTINGS, open_small
 
 pytest.importorskip("pyspark", reason="pip install 'cystore[spark]'")
 
@@ -38,7 +39,7 @@ def rebuilt(spark, path, settings: dict[str, Any], **more: Any) -> dict[str, Any
 
 def dispatched_anew(path: Path, settings: dict[str, Any]) -> Path:
     """A copy whose queues and index the store's own dispatcher made."""
-    from cystore.cli.rebuild import _drop
+    from cystore.cli.change.rebuild import _drop
 
     copy = path.parent / f"{path.name}-copy"
     shutil.copytree(path, copy)

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import cystore
-from cystore.celery import events as layout
-from cystore.celery import records
+from cystore.celery.base import events as layout
+from cystore.celery.base import records
 from cystore.errors import StoreConfigError, StoreFormatError
 from cystore.spark import report, task_events, task_runs
 from cystore.spark.__main__ import build_parser, cause, main

@@ -13,8 +13,8 @@ import pytest
 pytest.importorskip("matplotlib", reason="pip install 'cystore[report]'")
 pytest.importorskip("pyspark", reason="pip install 'cystore[spark]'")
 
-from cystore.spark.report_look import duration, short
-from cystore.spark.report_page import page
+from cystore.spark.reports.report_page import page
+from cystore.spark.reports.report_style import duration, short
 
 HOUR = datetime(2026, 3, 1, 12, tzinfo=UTC)
 ODD = ["others", "_hidden", "$x$ $", "<script>alert(1)</script>", '"quoted"', "n" * 300, "(all other tasks)"]

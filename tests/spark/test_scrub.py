@@ -1,5 +1,5 @@
 """Goal: a scrub in parallel shows the damage that `cystore verify` shows, in every state of a store. Method: stores with each kind of
-damage, cut into small ranges; what ranges do by themselves is in tests/unit/test_recovery_verify_range.py."""
+damage, cut into small ranges; what ranges do by themselves is in tests/unit/verify/test_ranges.py."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import cystore
-from cystore.recovery import verify
+from cystore.verify import verify
 from tests.oracle.record import ROCKETMQ_MAGIC, encode
-from tests.small import SETTINGS
-from tests.unit.recovery_stores import fingerprint, make_records, write
-from tests.unit.test_recovery_queues import damage_entry
+from tests.support.recovery_stores import fingerprint, make_records, write
+from tests.support.small_stores import SETTINGS
+from tests.unit.recovery.test_queues import damage_entry
 
 pytest.importorskip("pyspark", reason="pip install 'cystore[spark]'")
 

@@ -22,13 +22,13 @@ from cystore.errors import (
     StoreFormatError,
     StoreIOError,
 )
-from cystore.spark import commit, sinks
-from cystore.spark.sinks import FOLDER, RANGES_MAX, SinkNote
-from cystore.spark.staging import KEEP_MS, TaskMessage
-from cystore.spark.write_options import parse_write
-from tests.process import Process
-from tests.small import SETTINGS
+from cystore.spark.sink import commit, sinks
+from cystore.spark.sink.sinks import FOLDER, RANGES_MAX, SinkNote
+from cystore.spark.sink.staged_rows import KEEP_MS, TaskMessage
+from cystore.spark.sink.write_options import parse_write
 from tests.spark.writers import numbers, rows, stage, stream_batch, writer
+from tests.support.process import Process
+from tests.support.small_stores import SETTINGS
 
 
 def written(store: Path) -> dict[int, list[int]]:

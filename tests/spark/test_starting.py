@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 import cystore
-from tests.small import SETTINGS, open_small
 from tests.spark.conftest import fill
+from tests.support.small_stores import SETTINGS, open_small
 
 pytest.importorskip("pyspark", reason="pip install 'cystore[spark]'")
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from cystore.errors import OffsetError
-from cystore.spark.source import CystoreDataSource
+from cystore.spark.data_source import CystoreDataSource
 
 STRATEGY = "startingOffsetsByTimestampStrategy"
 LATE_MS = 10**15

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import cystore
-from tests.small import LOG_BYTES, open_small
 from tests.spark.conftest import fill
+from tests.support.small_stores import LOG_BYTES, open_small
 
 pytest.importorskip("pyspark", reason="pip install 'cystore[spark]'")
 
@@ -20,7 +20,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
 from cystore.errors import OffsetError, StoreConfigError
-from cystore.spark.source import CystoreDataSource
+from cystore.spark.data_source import CystoreDataSource
 
 NO_MATCH = {"startingOffsetsByTimestampStrategy": "latest"}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.small import SETTINGS
+from tests.support.small_stores import SETTINGS
 
 pytest.importorskip("pyspark", reason="pip install 'cystore[spark]'")
 pytest.importorskip("celery", reason="pip install 'cystore[celery]'")

@@ -11,11 +11,11 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
 import cystore
-from cystore.spark import commit
-from cystore.spark.source import CystoreDataSource
-from tests.child import in_child
-from tests.small import SETTINGS
+from cystore.spark.data_source import CystoreDataSource
+from cystore.spark.sink import commit
 from tests.spark.programs import SMALL
+from tests.support.child import in_child
+from tests.support.small_stores import SETTINGS
 
 ROW = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("value", pa.binary())])
 

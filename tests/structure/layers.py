@@ -1,64 +1,95 @@
-"""The layers, once: a module may import modules of lower layers, and modules of its own layer that do not lead back to it.
+"""The rooms, once, from the bottom up: a place may import what is below it, and modules of its own that do not lead back.
 
-A new module is entered here; `test_layers.py` fails for one that is not.
+A place is a folder or a single module; a module belongs to the longest name that fits. docs/architecture.md shows the same table;
+`test_layers.py` reads both. A new module goes into a room; a new room is entered here.
 """
 
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-# From the bottom up. A pattern with * covers a package's modules.
-LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (
-        "L0 settings, errors and the layout of bytes",
-        ("cystore.layout", "cystore.errors", "cystore.config", "cystore.result"),
-    ),
-    ("L1 kernels", ("cystore._native", "cystore._native.*")),
-    ("L2 the operating system", ("cystore.clock", "cystore.system*")),
-    ("L3 the engine: the log by itself", ("cystore.engine*",)),
-    ("L4 what follows from the log", ("cystore.derived*",)),
-    (
-        "L5 services, recovery and what composes them",
-        (
-            "cystore.services*",
-            "cystore.recovery*",
-            "cystore.holds",
-            "cystore.archive",
-            "cystore.archive_places",
-            "cystore.carry_over",
-            "cystore.stats",
-            "cystore.attach",
-            "cystore.attachment",
-            "cystore.beside",
-            "cystore.compose",
-            "cystore.detach",
-            "cystore.snapshot",
-        ),
-    ),
-    ("L6 the store", ("cystore.store", "cystore.store_upkeep", "cystore")),
-    (
-        "L7 what users plug in",
-        (
-            "cystore.cli*",
-            "cystore.celery*",
-            "cystore.spark*",
-            "cystore.arrow",
-            "cystore.dataset",
-            "cystore.expressions",
-            "cystore.archive_delta",
-            "cystore.archive_formats",
-            "cystore.archive_iceberg",
-            "cystore.archive_table",
-            "cystore.archiving",
-            "cystore.backup",
-            "cystore.parquet",
-            "cystore.sealed",
-            "cystore.storage",
-            "cystore.__main__",
-            "pyspark_cystore",
-        ),
-    ),
-    ("L8 the ready-made app", ("celery_app*",)),
+ROOM_MODULES_MAX = (
+    12  # beside the room's `__init__`; the files of one kernel (.pyx, .pxd, .pyi, .h) count once
+)
+ROOT_MODULES_MAX = 9
+
+# Place, what it is for.
+ROOMS: tuple[tuple[str, str], ...] = (
+    ("cystore.errors", "the errors that users catch"),
+    ("cystore.layout", "every stored or shared byte, as data"),
+    ("cystore.config", "the settings of a store"),
+    ("cystore.results", "what reads return"),
+    ("cystore._native", "the kernels: compiled modules, one room for each kind"),
+    ("cystore._native.system", "kernels that call the operating system: descriptors, mappings, failpoints"),
+    ("cystore._native.memory", "kernels of shared memory: control block, locks, mapped files, clock"),
+    ("cystore._native.record", "kernels of one record: bytes, checksum, properties, the message"),
+    ("cystore._native.append", "kernels that append records to the log"),
+    ("cystore._native.derived", "kernels of the derived files: queues, index, dispatch, delay"),
+    ("cystore._native.read", "kernels that read many records: scans, columns, queues, keys"),
+    ("cystore.clock", "the only caller of clocks on the Python side"),
+    ("cystore.system.threads", "threads, calls inside of calls, log lines that are repeated"),
+    ("cystore.system", "the operating system: the only callers of open, fsync, rename, flock"),
+    ("cystore.engine", "the log by itself; one room for each part"),
+    ("cystore.engine.files", "segment files, their mappings, the checkpoint, the quarantine"),
+    ("cystore.engine.manifest", "durable facts that no other file has, one module for each section"),
+    ("cystore.engine.log", "the commit log: append policy, flush, allocation, cleaning, disk space"),
+    ("cystore.engine.inspect", "a store seen from outside: is it one, which version, its numbers"),
+    ("cystore.derived", "files that can be built again from the log; one room for each part"),
+    ("cystore.derived.files", "consume queues, their extension, the index, the offset tables"),
+    ("cystore.derived.dispatch", "dispatch of the log into the files, flush, removal, online repair"),
+    ("cystore.derived.reading", "reads by queue offset, key and time; a log at one moment"),
+    ("cystore.recovery.walk", "one walk over the files with pread: for recovery, verify and scrub"),
+    ("cystore.recovery", "scan, plan, apply: makes a store's files agree before it is used"),
+    ("cystore.verify", "verifies records, queues and index against the log; changes nothing"),
+    ("cystore.services", "work beside appends and reads: each service is a small class with `run_once`"),
+    ("cystore.services.retention", "what must stay in the log: named holds, the archive's mark"),
+    ("cystore.services.delay", "delayed messages: waiting, delivery, carrying forward"),
+    ("cystore.services.clean", "the cleaning service"),
+    ("cystore.attachment", "one process's access to one store: attach, its parts, detach"),
+    ("cystore.upkeep", "what keeps a store in order, as methods of MessageStore"),
+    ("cystore.store", "MessageStore, the one object that users open"),
+    ("cystore", "the surface: what users import"),
+    ("cystore.columns", "records as columns: Arrow, Parquet, sealed segments, archive"),
+    ("cystore.operate", "shared by all commands and jobs: facts, progress, output, exit codes"),
+    ("cystore.cli.look", "commands that only look"),
+    ("cystore.cli.change", "commands that change a store"),
+    ("cystore.cli", "the console command `cystore`"),
+    ("cystore.__main__", "`python -m cystore`"),
+    ("cystore.celery.versions", "which versions of Celery work"),
+    ("cystore.celery.redis_urls", "one URL for a Redis"),
+    ("cystore.celery.stores", "one open store for each path and process"),
+    ("cystore.celery.base", "the plugin's base: records, processes, pools, leases, queues"),
+    ("cystore.celery.homes", "a task's home: the store that has its results"),
+    ("cystore.celery.routing", "results of other hosts: requests, answers, the client"),
+    ("cystore.celery.chords", "chords: each step is a record"),
+    ("cystore.celery.history", "what tasks did, newest first"),
+    ("cystore.celery.lifecycle", "the lifecycle log: written, read, searched, drawn"),
+    ("cystore.celery.once", "`base=cystore.celery.Once`"),
+    ("cystore.celery.results", "parts of the result backend: bytes, expiry, waiting, full disk"),
+    ("cystore.celery.backend", "the result backend"),
+    ("cystore.celery.registry", "which stores there are, and how they are"),
+    ("cystore.celery.duties", "the store's duties in a worker's main process, ticks, answers"),
+    ("cystore.celery.spark_tasks", "the jobs of cystore.spark as tasks"),
+    ("cystore.celery.tasks", "the duties as tasks"),
+    ("cystore.celery.worker", "what a worker gets when it starts"),
+    ("cystore.celery.commands.shared", "what the commands share"),
+    ("cystore.celery.commands.tasks", "commands about tasks, one module each"),
+    ("cystore.celery.commands", "`celery cystore`: the group, and the commands about the store"),
+    ("cystore.celery", "the Celery plugin: public modules; its parts are in rooms"),
+    ("cystore.spark.options", "options of a read"),
+    ("cystore.spark.tables", "options of a table that SQL made"),
+    ("cystore.spark.task_events", "events of tasks as a DataFrame"),
+    ("cystore.spark.reports", "the report of a fleet: attempts, tables, plots, one HTML page"),
+    ("cystore.spark.source", "reading: plan, partitions, batches, streams"),
+    ("cystore.spark.sink", "writing: tasks stage rows, the driver commits"),
+    ("cystore.spark.data_source", "the data source that Spark sees"),
+    ("cystore.spark.frames", "shorter ways to a DataFrame"),
+    ("cystore.spark.task_runs", "runs of tasks as a DataFrame"),
+    ("cystore.spark.report", "what tasks did, as tables"),
+    ("cystore.spark.jobs", "jobs over whole stores, one module each"),
+    ("cystore.spark", "the store in Apache Spark"),
+    ("pyspark_cystore", "where Spark looks for data sources"),
+    ("celery_app", "the ready-made app"),
 )
 
 # Modules that only import once their extra is there: module pattern, the package it needs.
@@ -66,26 +97,42 @@ NEEDS_EXTRA: tuple[tuple[str, str], ...] = (
     ("cystore.celery*", "celery"),
     ("celery_app*", "celery"),
     ("cystore.spark*", "pyspark"),
-    ("cystore.spark.report_page", "matplotlib"),
+    ("cystore.spark.reports.report_p*", "matplotlib"),
     ("pyspark_cystore", "pyspark"),
-    ("cystore.arrow", "pyarrow"),
-    ("cystore.dataset", "pyarrow"),
-    ("cystore.expressions", "pyarrow"),
-    ("cystore.archive_delta", "deltalake"),
-    ("cystore.archive_formats", "pyarrow"),
-    ("cystore.archive_iceberg", "pyiceberg"),
-    ("cystore.archive_table", "pyarrow"),
-    ("cystore.archiving", "pyarrow"),
-    ("cystore.parquet", "pyarrow"),
-    ("cystore.sealed", "pyarrow"),
-    ("cystore.storage", "pyarrow"),
+    ("cystore.columns*", "pyarrow"),
+    ("cystore.columns.archive_delta", "deltalake"),
+    ("cystore.columns.archive_iceberg", "pyiceberg"),
 )
+
+PICTURE_BEGIN = "<!-- generated by tests/structure/layers.py: begin -->"
+PICTURE_END = "<!-- generated by tests/structure/layers.py: end -->"
+_NUMBER = {place: number for number, (place, _) in enumerate(ROOMS)}
+
+
+def place_of(module: str) -> str | None:
+    """The place that the module belongs to; None for one that belongs nowhere. Only `cystore` itself belongs to the surface."""
+    if module == "cystore":
+        return module
+    parts = module.split(".")
+    for count in range(len(parts), 0, -1):
+        place = ".".join(parts[:count])
+        if place in _NUMBER and place != "cystore":
+            return place
+    return None
 
 
 def layer_of(module: str) -> int | None:
-    """The number of the module's layer, an exact name before a pattern; None for a module that is in no layer."""
-    for matches in (lambda pattern: pattern == module, lambda pattern: fnmatchcase(module, pattern)):
-        for number, (_, patterns) in enumerate(LAYERS):
-            if any(matches(pattern) for pattern in patterns):
-                return number
-    return None
+    """The number of the module's place, counted from the bottom."""
+    place = place_of(module)
+    return None if place is None else _NUMBER[place]
+
+
+def needed_extras(module: str) -> list[str]:
+    """Packages that the module cannot be imported without."""
+    return [extra for pattern, extra in NEEDS_EXTRA if fnmatchcase(module, pattern)]
+
+
+def picture() -> str:
+    """The table as docs/architecture.md shows it: the top first."""
+    rows = [f"{place:<28} {purpose}" for place, purpose in reversed(ROOMS)]
+    return "\n".join(["```text", *rows, "```"])

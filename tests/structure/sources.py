@@ -50,7 +50,7 @@ def name_of(path: Path) -> str:
 
 
 def module_of(path: Path) -> str:
-    """`cystore/_native/record.pxd` is `cystore._native.record`; a package's `__init__` is the package."""
+    """`cystore/_native/record/record.pxd` is `cystore._native.record.record`; a package's `__init__` is the package."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
-from fnmatch import fnmatchcase
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
@@ -106,8 +105,8 @@ ALONE = [
 @pytest.mark.sampled(24)
 @pytest.mark.parametrize("module", ALONE)
 def test_every_module_imports_alone(module):
-    for pattern, extra in layers.NEEDS_EXTRA:
-        if fnmatchcase(module, pattern) and importlib.util.find_spec(extra) is None:
+    for extra in layers.needed_extras(module):
+        if importlib.util.find_spec(extra) is None:
             pytest.skip(f"{extra} is not installed")
     done = _in_a_fresh_process(f"import {module}")
     assert done.returncode == 0, done.stderr

@@ -11,8 +11,8 @@ from tests.structure.sources import files, name_of
 
 DECLARES = {"cystore/layout.py", "cystore/_native/layout.h", "cystore/_native/layout.pxd"}
 OWN_FORMAT = {
-    "cystore/celery/remote/messages.py": "requests and answers between hosts, no file of a store",
-    "cystore/derived/index.py": "a hash slot is one number",
+    "cystore/celery/routing/messages.py": "requests and answers between hosts, no file of a store",
+    "cystore/derived/files/index.py": "a hash slot is one number",
 }
 # Sizes and places of a record that mean nothing else: its prefix, where its body begins, its fixed part, its least size, its longest head.
 SIZES = sorted(
@@ -33,7 +33,7 @@ PLACE = re.compile(
 )
 BIG_ENDIAN = re.compile(r">[bhiqBHIQ0-9]{2,}|>[iIqQ]")
 RULES = ("SYS_FLAG_TRANSACTION_MASK", "SYS_FLAG_ROLLBACK", "SYS_FLAG_COMMIT")
-MAY_NAME_A_RULE = {"cystore/parquet.py": "the same rule over a column"}
+MAY_NAME_A_RULE = {"cystore/columns/parquet.py": "the same rule over a column"}
 
 
 def _code(text: str) -> list[str]:

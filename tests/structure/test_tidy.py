@@ -40,7 +40,7 @@ SYSTEM_CALLS = {
     "cystore/system/files.py": "the only caller",
     "cystore/system/folders.py": "opens what stands in an open folder",
     "cystore/system/file_system.py": "the rest of it: whole file systems, exchanged names",
-    "cystore/system/room.py": "files that are written in place",
+    "cystore/system/small_files.py": "files that are written in place",
     "cystore/clock.py": "the only caller",
     "cystore/config.py": "reads a settings file; below files.py",
     "cystore/spark/jobs/report_folder.py": "writes the user's report, no file of a store",
@@ -107,7 +107,7 @@ BANS = (
 )
 # Stored fields of compiled classes, which cannot carry a text.
 FIELD_TYPES = (GetSetDescriptorType, MemberDescriptorType)
-CLI = ("cystore/cli/", "cystore/cli.py")
+CLI = ("cystore/cli/", "cystore/operate/")
 
 
 def _banned(ban: Ban, text: str) -> list[int]:

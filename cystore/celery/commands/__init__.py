@@ -4,6 +4,8 @@
 Celery loads them in each of its programs, before the app and whatever the arguments are. It is the only place where a
 worker meets cystore even if nothing uses the result backend (`celery worker --quiet`). So `queues` is imported here, by
 name.
+
+May import `cystore.celery.commands.tasks` and what is below it: docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -13,22 +15,20 @@ from typing import Any
 
 import click
 
-from cystore.celery import queues  # noqa: F401 - a worker consumes the queue of its store
-from cystore.celery.commands import (
-    create,
+from cystore.celery.base import queues  # noqa: F401 - a worker consumes the queue of its store
+from cystore.celery.commands import create, status, tail
+from cystore.celery.commands.tasks import (
     diff,
     failures,
     find,
     history,
     rerun,
     slow,
-    status,
-    tail,
     timeline,
     top,
     unfinished,
 )
-from cystore.cli.exits import PIPE_CLOSED, leave, whole_streams
+from cystore.operate.exits import PIPE_CLOSED, leave, whole_streams
 
 EPILOG = """\b
 Exit codes: 0 done, 1 nothing found, 2 wrong usage or an error of the store,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 import cystore
-from cystore.celery.commands import common
-from cystore.celery.identity import store_id_of
-from cystore.cli.output import one_line, write_line
+from cystore.celery.base.identity import store_id_of
+from cystore.celery.commands.shared import common
+from cystore.operate.output import one_line, write_line
 
 
 @click.command("create", epilog=common.examples("create"))

@@ -10,17 +10,27 @@ from typing import Any
 import click
 from celery.exceptions import ImproperlyConfigured
 
-from cystore.celery import duties, events, lifecycle, records, registry
-from cystore.celery.commands import common
+from cystore.celery import registry
+from cystore.celery.base import events, records
+from cystore.celery.commands.shared import common
+from cystore.celery.duties import running
+from cystore.celery.lifecycle import recorder
 from cystore.celery.redis_urls import RedisAwayError
 from cystore.celery.registry import StoreStatus
-from cystore.cli import facts
-from cystore.cli.attached import attached
-from cystore.cli.facts import STATES
-from cystore.cli.output import one_line, size_text, time_text, write_json, write_line, write_table
-from cystore.cli.positions import positions
-from cystore.services.duties import Duties
-from cystore.system import host
+from cystore.operate import facts
+from cystore.operate.attached import attached
+from cystore.operate.facts import STATES
+from cystore.operate.output import (
+    one_line,
+    size_text,
+    time_text,
+    write_json,
+    write_line,
+    write_table,
+)
+from cystore.operate.positions import positions
+from cystore.services.duty_table import Duties
+from cystore.system import platform
 
 TOPICS = (records.RESULTS, records.GROUPS, records.CHORDS, events.EVENTS)
 
@@ -46,14 +56,14 @@ def _store_facts(ctx: click.Context) -> dict[str, Any]:
         "state": state.name,
         "writable": state.writable,
         "disk": asdict(use),
-        "lifecycle": bool(ctx.obj.app.conf.get(lifecycle.SETTING, True)),
+        "lifecycle": bool(ctx.obj.app.conf.get(recorder.SETTING, True)),
     }
     if state.name == "exclusive":
         return told
     with common.told_errors(), attached(path, common.settings_of(location)) as parts:
         at = positions(parts)
         noted = Duties(parts.control)
-        runs = {name: noted.last(name) for name in duties.ALL}
+        runs = {name: noted.last(name) for name in running.ALL}
     names = (
         "wrote",
         "flushed",
@@ -97,7 +107,7 @@ def _show_store(told: dict[str, Any]) -> None:
         ("topic", "queues", "messages"),
         [(topic, counts["queues"], counts["messages"]) for topic, counts in told["topics"].items()],
     )
-    cleaned = told["duties"][duties.CLEAN_EXPIRED.name]
+    cleaned = told["duties"][running.CLEAN_EXPIRED.name]
     if not cleaned["runs"]:
         write_line("not cleaned since the first process opened the store")
     else:
@@ -115,7 +125,7 @@ def _show_store(told: dict[str, Any]) -> None:
 
 def process_text(pid: int) -> str:
     """A process for people: its id, and its command if it still runs."""
-    return one_line(f"process {pid} ({host.command_of(pid) or 'ended since'})")
+    return one_line(f"process {pid} ({platform.command_of(pid) or 'ended since'})")
 
 
 @dataclass(frozen=True)
@@ -129,7 +139,7 @@ class Fleet:
 def _fleet(ctx: click.Context) -> Fleet:
     """Every store with a worker that sends heartbeats to Redis."""
     try:
-        coordination = duties.coordination_for(ctx.obj.app)
+        coordination = running.coordination_for(ctx.obj.app)
         if coordination is None:
             return Fleet(why_not="no Redis is configured (cystore_redis_url)")
         return Fleet(coordination.call(registry.fleet))

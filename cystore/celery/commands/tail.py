@@ -12,11 +12,11 @@ import click
 
 from cystore import MessageStore
 from cystore.celery import history
-from cystore.celery.commands import common
-from cystore.celery.events import Event
+from cystore.celery.base.events import Event
+from cystore.celery.commands.shared import common
 from cystore.celery.history import Transition
-from cystore.cli.output import write_note
-from cystore.cli.watch import follow as follow_store
+from cystore.operate.output import write_note
+from cystore.operate.watch import follow as follow_store
 
 
 class _Tail:

@@ -1,7 +1,7 @@
 """Archives expiring segments to Parquet before they may be removed.
 
-Each task writes and verifies one range of the log by itself (`cystore.parquet.write_range`), so no message passes through the JVM;
-what is done in which order, and what a kill leaves behind, is told in `cystore.archiving`.
+Each task writes and verifies one range of the log by itself (`cystore.columns.parquet.write_range`), so no message passes through the JVM;
+what is done in which order, and what a kill leaves behind, is told in `cystore.columns.archiver`.
 
 example:
   python -m cystore.spark archive /var/lib/app/store /mnt/archive/app
@@ -17,12 +17,18 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from cystore.archive_formats import check_format
-from cystore.archiving import EXPIRING_WITHIN_H, STEP_BYTES, Mapper, Task, archive_store
-from cystore.cli.command import add_settings
+from cystore.columns.archive_formats import check_format
+from cystore.columns.archiver import (
+    EXPIRING_WITHIN_H,
+    STEP_BYTES,
+    Mapper,
+    Task,
+    archive_store,
+)
+from cystore.columns.parquet import WrittenRange
+from cystore.derived.reading.snapshot import LogRange
 from cystore.errors import CorruptRecordError, OffsetError
-from cystore.parquet import WrittenRange
-from cystore.snapshot import LogRange
+from cystore.operate.command import add_settings
 from cystore.spark.jobs.running import add_master, existing_store, outside_of, own_session, settings_given
 from cystore.spark.jobs.spread import spread
 from cystore.store import open as open_store
@@ -39,7 +45,8 @@ def archive(
     **options: Any,
 ) -> dict[str, Any]:
     """Archives the store in directory `store`, on whose host this runs, with the executors of a session; `settings` are fields of
-    StoreConfig, `options` those of `cystore.archiving.archive_store`, which says what is raised; StoreFormatError where there is no store.
+    StoreConfig, `options` those of `cystore.columns.archiver.archive_store`, which says what is raised;
+    StoreFormatError where there is no store.
     Returns the summary."""
     with open_store(existing_store(store), **{"services": "none", **(settings or {})}) as opened:
         return archive_store(opened, folder, mapper=on_executors(spark), **options).as_dict()

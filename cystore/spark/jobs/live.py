@@ -14,7 +14,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from cystore.cli.command import add_settings
+from cystore.operate.command import add_settings
 from cystore.spark.frames import cores_of
 from cystore.spark.jobs.running import add_master, existing_stores, outside_of, own_session, source_options
 from cystore.spark.report import live

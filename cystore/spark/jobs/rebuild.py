@@ -22,20 +22,20 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 import cystore
-from cystore.cli import facts
-from cystore.cli.command import FOUND_WRONG, OK, store_config
-from cystore.cli.progress import Report
 from cystore.config import StoreConfig
-from cystore.derived.consume_queue import DIRECTORY as QUEUES
-from cystore.derived.consume_queue_ext import DIRECTORY as EXT_QUEUES
-from cystore.derived.index import DIRECTORY as INDEX_FILES
-from cystore.engine.checkpoint import Checkpoint
-from cystore.engine.segments import Mode
+from cystore.derived.files.consume_queue import DIRECTORY as QUEUES
+from cystore.derived.files.consume_queue_ext import DIRECTORY as EXT_QUEUES
+from cystore.derived.files.index import DIRECTORY as INDEX_FILES
+from cystore.engine.files.checkpoint import Checkpoint
+from cystore.engine.files.segments import Mode
 from cystore.errors import CorruptRecordError, StoreConfigError
-from cystore.recovery import Bounds, RecoveredState, recover
-from cystore.recovery.mark import ABORT_NAME, mark_undispatched
-from cystore.recovery.verify_range import cut
-from cystore.spark.jobs import staging
+from cystore.operate import facts
+from cystore.operate.command import FOUND_WRONG, OK, store_config
+from cystore.operate.progress import Report
+from cystore.recovery import RecoveredState, recover
+from cystore.recovery.walk.mark import ABORT_NAME, mark_undispatched
+from cystore.spark.jobs import rebuild_parts
+from cystore.spark.jobs.rebuild_parts import NEW, OLD, STAGE, Rebuild, Row, Written
 from cystore.spark.jobs.running import (
     add_store_arguments,
     is_connect,
@@ -45,9 +45,10 @@ from cystore.spark.jobs.running import (
     sound,
     told,
 )
-from cystore.spark.jobs.staging import NEW, OLD, STAGE, Rebuild, Row, Written
-from cystore.system import files, host, ownership
+from cystore.system import files, ownership, platform
 from cystore.system.store_lock import StoreLocks
+from cystore.verify import Bounds
+from cystore.verify.ranges import cut
 
 HELP = "consume queues and index anew from the log"
 DERIVED = (QUEUES, EXT_QUEUES, INDEX_FILES)
@@ -73,7 +74,7 @@ def rebuild(
         )
     root, config = settings_of(path, settings, exclusive=True, services=())
     facts.state(root)
-    host.check_writable_file_system(root, allow_any=config.allow_any_file_system)
+    platform.check_writable_file_system(root, allow_any=config.allow_any_file_system)
     if not config.allow_any_owner:
         ownership.check(root, ownership.group_id(config.group))
     with _alone(root):
@@ -94,8 +95,8 @@ def rebuild(
         "path": str(root),
         "log_bytes": state.wrote - state.min_physical_offset,
         "queues": len(written) - 1,
-        "entries": sum(one.entries for one in written if one.key != staging.INDEX),
-        "keys": sum(one.entries for one in written if one.key == staging.INDEX),
+        "entries": sum(one.entries for one in written if one.key != rebuild_parts.INDEX),
+        "keys": sum(one.entries for one in written if one.key == rebuild_parts.INDEX),
         "dispatched_again_bytes": at["dispatched"] - found.dispatch_from,
         "new_holes": len(holes) + len(found.new_holes),
         "lost": state.report.lost is not None,
@@ -163,11 +164,11 @@ def _written(
 
     def write(rows: Iterable[Row]) -> Iterator[Any]:
         attempt = f"attempt-{TaskContext.get().taskAttemptId()}"  # type: ignore[union-attr]
-        return staging.write_all(rebuild, attempt, rows)
+        return rebuild_parts.write_all(rebuild, attempt, rows)
 
-    rows = spark.sparkContext.parallelize(parts, len(parts)).flatMap(partial(staging.gather, rebuild))
+    rows = spark.sparkContext.parallelize(parts, len(parts)).flatMap(partial(rebuild_parts.gather, rebuild))
     placed = rows.repartitionAndSortWithinPartitions(
-        tasks, partitionFunc=partial(staging.partition_of, partitions=tasks)
+        tasks, partitionFunc=partial(rebuild_parts.partition_of, partitions=tasks)
     )
     with told(spark, "rebuild", report):
         return placed.mapPartitions(write).collect()
@@ -202,7 +203,7 @@ def _check(root: Path, bounds: Bounds, written: list[Written]) -> None:
             raise CorruptRecordError("the log changed while it was read", path=root, offset=at)
         at = told_.end
     wanted = sum(told_.entries for told_ in gathered)
-    found = sum(one.entries for one in written if one.key != staging.INDEX)
+    found = sum(one.entries for one in written if one.key != rebuild_parts.INDEX)
     if wanted != found or (gathered and at != bounds.end):
         raise CorruptRecordError(f"{found} of {wanted} entries were staged", path=root, offset=at)
 
@@ -211,7 +212,7 @@ def _put_together(root: Path, written: Written) -> None:
     """Moves what one task wrote to the others'."""
     topic, queue_id = written.key
     names = (f"{QUEUES}/{topic}/{queue_id}", f"{EXT_QUEUES}/{topic}/{queue_id}")
-    for name in (INDEX_FILES,) if written.key == staging.INDEX else names:
+    for name in (INDEX_FILES,) if written.key == rebuild_parts.INDEX else names:
         source = Path(written.folder, name)
         if source.is_dir():
             files.move(source, root / STAGE / NEW / name)

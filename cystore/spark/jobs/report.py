@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from pyspark.storagelevel import StorageLevel
 
-from cystore.cli.command import add_settings
 from cystore.errors import StoreConfigError
+from cystore.operate.command import add_settings
 from cystore.spark import report
 from cystore.spark.jobs.report_folder import check_out, replaced
 from cystore.spark.jobs.report_here import is_small, tables_here
@@ -171,7 +171,7 @@ def _facts(rows: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
 
 
 def _page(stores: str | Sequence[str], facts: dict[str, Any], rows: dict[str, list[dict[str, Any]]]) -> str:
-    from cystore.spark.report_page import page  # matplotlib takes a second to import
+    from cystore.spark.reports.report_page import page  # matplotlib takes a second to import
 
     what = stores if isinstance(stores, str) else ", ".join(stores)
     names = {"tasks": "task names", "runs": "runs", "failed": "failed", "retries": "retries"}

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 
 from cystore.spark.options import parse
-from cystore.spark.plan import LogPartition
-from cystore.spark.report_tables import tables_of
-from cystore.spark.task_reader import AttemptReader, attempts_schema
+from cystore.spark.reports.report_tables import tables_of
+from cystore.spark.source.plan import LogPartition
+from cystore.spark.source.task_reader import AttemptReader, attempts_schema
 
 SMALL_BYTES = 2 << 30  # of log; about 5 million events, whose attempts take about 500 MB
 

@@ -21,15 +21,15 @@ from typing import Any, NamedTuple, TypeVar
 from pyspark.sql import SparkSession
 
 from cystore import errors
-from cystore.cli import facts
-from cystore.cli.command import add_settings, real_path, store_config
-from cystore.cli.progress import Report
+from cystore.columns.object_store import is_url
 from cystore.config import StoreConfig
-from cystore.snapshot import PIECE_BYTES
+from cystore.derived.reading.snapshot import PIECE_BYTES
+from cystore.operate import facts
+from cystore.operate.command import add_settings, real_path, store_config
+from cystore.operate.progress import Report
 from cystore.spark.frames import cores_of
 from cystore.spark.jobs.spread import spread
 from cystore.spark.options import SETTING_PREFIX, local_path
-from cystore.storage import is_url
 
 LEAST_RANGE_BYTES = 4 << 20
 LOOK_EVERY_S = 0.2

@@ -19,16 +19,14 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from cystore.cli import facts
-from cystore.cli.attached import attached
-from cystore.cli.command import FOUND_WRONG, OK, store_config
-from cystore.cli.progress import Report
 from cystore.config import StoreConfig
 from cystore.errors import StoreLockedError
-from cystore.recovery import Bounds, Damage
-from cystore.recovery.log_reader import LogReader
-from cystore.recovery.verify_parts import RangeBytes, VerifyParts, Workers, verify_at_rest
-from cystore.recovery.verify_range import joined_damage
+from cystore.operate import facts
+from cystore.operate.attached import attached
+from cystore.operate.command import FOUND_WRONG, OK, store_config
+from cystore.operate.progress import Report
+from cystore.recovery import Damage
+from cystore.recovery.walk.log_reader import LogReader
 from cystore.spark.jobs.running import (
     add_store_arguments,
     own_session,
@@ -36,6 +34,9 @@ from cystore.spark.jobs.running import (
     run_parts,
     settings_of,
 )
+from cystore.verify import Bounds
+from cystore.verify.parallel import RangeBytes, VerifyParts, Workers, verify_at_rest
+from cystore.verify.ranges import joined_damage
 
 HELP = "every checksum, and queues and index against the log"
 COLUMNS = "file STRING, begin LONG, end LONG, kind STRING, detail STRING"

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import cystore
-from cystore._native import index as index_kernel
-from cystore._native import scan
-from cystore.engine.checkpoint import parse_checkpoint
+from cystore._native.derived import index as index_kernel
+from cystore._native.read import scan
+from cystore.engine.files.checkpoint import parse_checkpoint
 from cystore.errors import CorruptRecordError, OffsetError
 from tests.crash import images
 from tests.crash.images import Patches, Put, Whole

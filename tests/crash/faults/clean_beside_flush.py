@@ -10,13 +10,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import cystore
-from tests.checks import check_closed
 from tests.crash import worker
 from tests.crash.aftermath import aftermath
 from tests.crash.forks import Nursery
 from tests.crash.matrix import Case, Fault, Run
 from tests.crash.worker import ALL, DUTIES, PUTS, check_kept
-from tests.small import SETTINGS
+from tests.support.checks import check_closed
+from tests.support.small_stores import SETTINGS
 
 PROCESSES = 4
 STEPS = 60

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import cystore
-from tests.checks import check, check_closed, everything
 from tests.crash.aftermath import after_check
-from tests.crash.herd import Herd, environment, no_compiler
-from tests.crash.lives import BATCH
+from tests.crash.fork_server import ForkServer, environment, no_compiler
+from tests.crash.forked_writers import BATCH
 from tests.crash.matrix import Fault, Run
 from tests.crash.shifted import ShiftedClock
-from tests.small import SETTINGS
+from tests.support.checks import check, check_closed, everything
+from tests.support.small_stores import SETTINGS
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 JUMPS_MS = (HOUR_MS, -HOUR_MS, DAY_MS, -DAY_MS)
@@ -34,11 +34,11 @@ SOME = 150  # messages, and times, that a check asks for
 SMALL = SETTINGS | {"max_index_num": 60}  # index files are named by the clock: there must be several
 
 
-def check_clock(herd: Herd, clock: ShiftedClock) -> None:
-    """The herd has the clock that jumps, else this row would prove nothing."""
+def check_clock(fork_server: ForkServer, clock: ShiftedClock) -> None:
+    """The fork server has the clock that jumps, else this row would prove nothing."""
     for offset_ms in (DAY_MS, -DAY_MS, 0):
         clock.offset_ms = offset_ms
-        off_ms = herd.ask("__import__('time').time_ns() // 1000000") - time.time_ns() // 1_000_000
+        off_ms = fork_server.ask("__import__('time').time_ns() // 1000000") - time.time_ns() // 1_000_000
         assert abs(off_ms - offset_ms) < 60_000, (off_ms, offset_ms)
 
 
@@ -74,8 +74,8 @@ def check_times(store: cystore.MessageStore, rng: random.Random) -> None:
 class Scene:
     """One store under a clock that jumps."""
 
-    def __init__(self, herd: Herd, clock: ShiftedClock, rng: random.Random, path: Path) -> None:
-        self.herd, self.clock, self.rng, self.path = herd, clock, rng, path
+    def __init__(self, fork_server: ForkServer, clock: ShiftedClock, rng: random.Random, path: Path) -> None:
+        self.fork_server, self.clock, self.rng, self.path = fork_server, clock, rng, path
         self._born = 0
         self._writers: list[int] = []
         self._began_off_ms = clock.offset_ms
@@ -85,28 +85,30 @@ class Scene:
             self._born += 1
             settings: dict[str, Any] = {**SMALL, "services": self.rng.choice(["none", "all"])}
             self._writers.append(
-                self.herd.fork("live", path=str(self.path), seed=self._born, settings=settings, steps=STEPS)
+                self.fork_server.fork(
+                    "live", path=str(self.path), seed=self._born, settings=settings, steps=STEPS
+                )
             )
 
     def end(self, count: int = WRITERS) -> None:
         """So many writers are killed."""
         self.rng.shuffle(self._writers)
         gone, self._writers = self._writers[:count], self._writers[count:]
-        self.herd.kill(*gone)
-        self.herd.reap(*gone)
+        self.fork_server.kill(*gone)
+        self.fork_server.reap(*gone)
 
     def jump(self) -> None:
         """A jump under live writers, or in between, when some or all of them are new."""
         self._fill()
-        self.herd.news(self.rng.randrange(5, 30))
+        self.fork_server.news(self.rng.randrange(5, 30))
         self.end(self.rng.choice([0, 0, 1, WRITERS]))
         self.clock.offset_ms += self.rng.choice(JUMPS_MS)
         jumped_s = time.monotonic()
         self._fill()
         # A put that was on its way has the time before the jump, and so may those of the same millisecond.
         while time.monotonic() < jumped_s + SAME_TIME_S:
-            self.herd.news(1)
-        self.herd.news(WRITERS * BATCH + self.rng.randrange(1, 20))
+            self.fork_server.news(1)
+        self.fork_server.news(WRITERS * BATCH + self.rng.randrange(1, 20))
 
     def now_ms(self) -> int:
         """The time that the store began with, and what has passed since."""
@@ -116,25 +118,25 @@ class Scene:
 def run(run: Run) -> None:
     for_all = run.folder("clock")
     clock = ShiftedClock(for_all)
-    with Herd(clock.environment(environment("failpoints"))) as herd:
-        check_clock(herd, clock)
+    with ForkServer(clock.environment(environment("failpoints"))) as fork_server:
+        check_clock(fork_server, clock)
         for case in run.cases(worth=JUMPS_A_CASE):
             with run.case(case), case.in_memory() as folder:
-                herd.begin()
+                fork_server.begin()
                 clock.offset_ms = case.rng.choice(JUMPS_MS)
-                scene = Scene(herd, clock, case.rng, folder / "store")
+                scene = Scene(fork_server, clock, case.rng, folder / "store")
                 for _ in range(JUMPS_A_CASE):
                     scene.jump()
                 scene.end()
                 with cystore.open(folder / "store", **SMALL) as store:
-                    check(store, herd.acknowledged)
+                    check(store, fork_server.acknowledged)
                     store.put("shared", b"at the checker's time", keys=("last",), flush="sync")
                     check_times(store, case.rng)
                     ahead_ms = list(store.scan())[-1].store_timestamp_ms - scene.now_ms()
                     assert abs(ahead_ms) < BELIEVED_MS, f"a clock that jumped was believed: {ahead_ms} ms"
                 check_closed(folder / "store", SMALL)
-                after_check(folder / "store", SMALL, herd.acknowledged)
-                run.tally(acknowledged=len(herd.acknowledged), stores=1)
+                after_check(folder / "store", SMALL, fork_server.acknowledged)
+                run.tally(acknowledged=len(fork_server.acknowledged), stores=1)
 
 
 FAULT = Fault(

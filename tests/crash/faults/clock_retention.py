@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import cystore
-from tests.checks import check_closed
 from tests.crash import worker
 from tests.crash.aftermath import aftermath
+from tests.crash.fork_server import no_compiler
 from tests.crash.forks import Child, Nursery
-from tests.crash.herd import no_compiler
 from tests.crash.matrix import Case, Fault, Run
 from tests.crash.shifted import ShiftedClock
 from tests.crash.worker import PUTS, check_kept
-from tests.small import SETTINGS
+from tests.support.checks import check_closed
+from tests.support.small_stores import SETTINGS
 
 HOUR_MS = 3_600_000
 RETENTION_H = 72

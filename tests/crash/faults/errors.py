@@ -13,13 +13,13 @@ from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 import cystore
-from cystore.derived.offsets import read_queue_offsets
-from cystore.engine.checkpoint import FILE_BYTES
-from tests.checks import check, check_closed
+from cystore.derived.files.offsets import read_queue_offsets
+from cystore.engine.files.checkpoint import FILE_BYTES
 from tests.crash.aftermath import after_check
 from tests.crash.forks import Child, Nursery
 from tests.crash.matrix import Case, Fault, Run
-from tests.small import SETTINGS
+from tests.support.checks import check, check_closed
+from tests.support.small_stores import SETTINGS
 
 SOURCE = Path(__file__).resolve().parents[1] / "fail_calls.c"
 # How many of each a process makes in STEPS; measured once, so that a case depends on its own number alone.
@@ -86,7 +86,7 @@ def refused():
     attempt(put_many)
     return [kind for kind, *_ in raised]
 def poisoned():
-    from cystore.engine.flush import SYNC_FAILED
+    from cystore.engine.log.flush import SYNC_FAILED
     return bool(store._parts.control.flags & SYNC_FAILED)
 """
 

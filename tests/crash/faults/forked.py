@@ -6,33 +6,35 @@ attached, and whoever would have to be alone in the store is refused, until the 
 
 from __future__ import annotations
 
-from tests.crash.crew import Crew, check_reopened
-from tests.crash.herd import Herd, environment
-from tests.crash.lives import CHILDREN
+from tests.crash.fork_server import ForkServer, environment
+from tests.crash.forked_writers import CHILDREN
 from tests.crash.matrix import Fault, Run
+from tests.crash.writer_group import WriterGroup, check_reopened
 
 WRITERS = 2
 CHILDREN_A_CASE = 4
 
 
 def run(run: Run) -> None:
-    with Herd(environment()) as herd:
+    with ForkServer(environment()) as fork_server:
         for case in run.cases():
             with run.case(case), case.in_memory() as folder:
-                herd.begin()
+                fork_server.begin()
                 path = folder / "store"
                 does = case.rng.sample(sorted(CHILDREN), CHILDREN_A_CASE)
-                crew = Crew(herd, path, case.rng, WRITERS, life="live_with_children", does=does)
-                crew.goes_on()
-                met = herd.knock(path, exclusive=True)
+                writer_group = WriterGroup(
+                    fork_server, path, case.rng, WRITERS, life="live_with_children", does=does
+                )
+                writer_group.goes_on()
+                met = fork_server.knock(path, exclusive=True)
                 assert met.startswith("StoreLockedError"), (does, met)
-                crew.lose_one()
-                met = herd.knock(path, exclusive=True)
+                writer_group.lose_one()
+                met = fork_server.knock(path, exclusive=True)
                 assert met.startswith("StoreLockedError"), (does, met)
-                crew.goes_on()
-                crew.end()
+                writer_group.goes_on()
+                writer_group.end()
                 run.tally(
-                    acknowledged=check_reopened(path, herd),
+                    acknowledged=check_reopened(path, fork_server),
                     children=WRITERS * CHILDREN_A_CASE,
                 )
 

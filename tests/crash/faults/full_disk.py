@@ -12,13 +12,13 @@ from tempfile import mkdtemp
 from typing import Any
 
 import cystore
-from tests.checks import check, check_closed
 from tests.crash import disks
 from tests.crash.aftermath import after_check
 from tests.crash.disks import Disk
 from tests.crash.forks import Child, Nursery
 from tests.crash.matrix import Case, Fault, Run
-from tests.small import SETTINGS
+from tests.support.checks import check, check_closed
+from tests.support.small_stores import SETTINGS
 
 WRITERS = 3
 KINDS = ("ext4", "tmpfs")
@@ -38,7 +38,7 @@ SETTINGS_HERE = {
 # `fill` writes until the store is full for the third time, `put` once; both give what was acknowledged. The reader reads on.
 WRITER = """
 import cystore, logging, random, threading
-from tests.checks import everything
+from tests.support.checks import everything
 logging.disable()  # full disks are what this is about
 store = cystore.open(path, **settings)
 rng = random.Random(seed)

@@ -16,8 +16,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 import cystore
-from cystore.engine.checkpoint import read_checkpoint
-from tests.checks import check_closed
+from cystore.engine.files.checkpoint import read_checkpoint
 from tests.crash import worker
 from tests.crash.aftermath import aftermath
 from tests.crash.disks import Disk
@@ -25,7 +24,8 @@ from tests.crash.faults.full_disk import BALLAST, KINDS, SIZE_BYTES, obstacle, u
 from tests.crash.forks import Child, Nursery
 from tests.crash.matrix import Case, Fault, Run
 from tests.crash.worker import PUTS, check_kept
-from tests.small import SETTINGS
+from tests.support.checks import check_closed
+from tests.support.small_stores import SETTINGS
 
 WRITERS = 2
 CALLS = 4  # of a case on the full disk: two that clean, one that closes, one that opens

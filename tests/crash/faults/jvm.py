@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 
 import cystore
-from tests.checks import check
 from tests.crash.aftermath import after_check
-from tests.crash.crew import Crew, check_reopened
-from tests.crash.herd import Herd, environment
+from tests.crash.fork_server import ForkServer, environment
 from tests.crash.matrix import Case, Fault, Run
+from tests.crash.writer_group import WriterGroup, check_reopened
 from tests.golden.cystore_config import cystore_config
 from tests.interop import specs
 from tests.interop.rocketmq import Refused, RocketMQ, Unavailable, build
+from tests.support.checks import check
 
 WRITERS = 2
 PUTS = 400
@@ -46,29 +46,29 @@ def obstacle() -> str:
 def run(run: Run) -> None:
     peer = RocketMQ(build())
     try:
-        with Herd(environment()) as herd:
+        with ForkServer(environment()) as fork_server:
             for case in run.cases():
                 with run.case(case), case.in_memory() as folder:
-                    herd.begin()
+                    fork_server.begin()
                     if case.number % 2:
-                        _jvm_first(run, case, herd, peer, folder / "store")
+                        _jvm_first(run, case, fork_server, peer, folder / "store")
                     else:
-                        _jvm_late(run, case, herd, peer, folder / "store")
+                        _jvm_late(run, case, fork_server, peer, folder / "store")
     finally:
         peer.close()
 
 
-def _jvm_late(run: Run, case: Case, herd: Herd, peer: RocketMQ, path: Path) -> None:
+def _jvm_late(run: Run, case: Case, fork_server: ForkServer, peer: RocketMQ, path: Path) -> None:
     """Its start is refused; nothing that was durable is lost, whatever its load removed: surely the segment ahead, when nobody
     writes meanwhile."""
-    crew = Crew(herd, path, case.rng, WRITERS, life="live_synced", settings=SETTINGS)
-    crew.goes_on()
+    writer_group = WriterGroup(fork_server, path, case.rng, WRITERS, life="live_synced", settings=SETTINGS)
+    writer_group.goes_on()
     still = case.rng.random() < 0.5
     with _closing(cystore.open(path, **SETTINGS)) as store:
         if still:
             parts = store._attached()
             parts.allocator.make_room(parts.control.allocated + 1)
-            herd.stop(*crew.members)
+            fork_server.stop(*writer_group.members)
         for _ in range(case.rng.randrange(1, 4)):
             with (
                 pytest.raises(Refused, match=r"start refused: .*Lock failed"),
@@ -76,11 +76,11 @@ def _jvm_late(run: Run, case: Case, herd: Herd, peer: RocketMQ, path: Path) -> N
             ):
                 pass
         if still:
-            for pid in crew.members:
-                herd.go_on(pid)
-        refused = not _takes_puts(store, herd)
-    assert crew.end() == [-signal.SIGKILL] * WRITERS
-    run.tally(acknowledged=check_reopened(path, herd, SETTINGS), jvm_late=1, took_no_more_puts=refused)
+            for pid in writer_group.members:
+                fork_server.go_on(pid)
+        refused = not _takes_puts(store, fork_server)
+    assert writer_group.end() == [-signal.SIGKILL] * WRITERS
+    run.tally(acknowledged=check_reopened(path, fork_server, SETTINGS), jvm_late=1, took_no_more_puts=refused)
 
 
 @contextlib.contextmanager
@@ -97,7 +97,7 @@ def _closing(store: cystore.MessageStore) -> Iterator[cystore.MessageStore]:
                 raise
 
 
-def _takes_puts(store: cystore.MessageStore, herd: Herd) -> bool:
+def _takes_puts(store: cystore.MessageStore, fork_server: ForkServer) -> bool:
     """Durable puts through more than a segment; False when one is refused."""
     for n in range(PUTS):
         key = f"observer.{n}"
@@ -105,26 +105,26 @@ def _takes_puts(store: cystore.MessageStore, herd: Herd) -> bool:
             put = store.put("shared", bytes(100), keys=(key,), flush="sync")
         except (cystore.FlushFailedError, cystore.StoreNotWritableError, cystore.StoreFormatError):
             return False
-        herd.acknowledged.append(["shared", "0", str(put.queue_offset), key])
+        fork_server.acknowledged.append(["shared", "0", str(put.queue_offset), key])
     return True
 
 
-def _jvm_first(run: Run, case: Case, herd: Herd, peer: RocketMQ, path: Path) -> None:
+def _jvm_first(run: Run, case: Case, fork_server: ForkServer, peer: RocketMQ, path: Path) -> None:
     """We are refused and change nothing; when it has closed the store, everything is there."""
     messages = specs.Writer(case.rng)
     with peer.opened(path, specs.SMALL) as there:
         count = len(there.put(list(messages.many(case.rng.randrange(1, 40)))))
         for settings in ({}, {"exclusive": True}, {"read_only": True}):
-            assert herd.knock(path, **SETTINGS | settings).startswith("StoreLockedError")
+            assert fork_server.knock(path, **SETTINGS | settings).startswith("StoreLockedError")
         count += len(there.put(list(messages.many(20))))
     with cystore.open(path, **SETTINGS) as store:
         assert sum(1 for _ in store.scan()) == count
-    crew = Crew(herd, path, case.rng, WRITERS, settings=SETTINGS)
-    crew.goes_on()
-    crew.end()
+    writer_group = WriterGroup(fork_server, path, case.rng, WRITERS, settings=SETTINGS)
+    writer_group.goes_on()
+    writer_group.end()
     with cystore.open(path, **SETTINGS) as store:
-        run.tally(acknowledged=check(store, herd.acknowledged), jvm_first=1)
-    after_check(path, SETTINGS, herd.acknowledged)
+        run.tally(acknowledged=check(store, fork_server.acknowledged), jvm_first=1)
+    after_check(path, SETTINGS, fork_server.acknowledged)
 
 
 FAULT = Fault(

@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import cystore
-from tests.checks import check, check_closed
 from tests.crash.aftermath import after_check
-from tests.crash.herd import Herd, environment, no_compiler
-from tests.crash.lives import BATCH
+from tests.crash.fork_server import ForkServer, environment, no_compiler
+from tests.crash.forked_writers import BATCH
 from tests.crash.matrix import Fault, Run
 from tests.crash.places import PLACES, WHEN_WRITING
-from tests.small import BLANK_BYTES, LOG_BYTES, SETTINGS, open_small
+from tests.support.checks import check, check_closed
+from tests.support.small_stores import BLANK_BYTES, LOG_BYTES, SETTINGS, open_small
 
 CROWD = 8
 PLACES_A_CASE = 4
@@ -43,10 +43,10 @@ def check_batches(store: cystore.MessageStore) -> None:
 
 
 class Scene:
-    """One store, the herd that writes to it, and perhaps an observer who stays."""
+    """One store, the fork server that writes to it, and perhaps an observer who stays."""
 
-    def __init__(self, herd: Herd, rng: random.Random, path: Path) -> None:
-        self.herd, self.rng, self.path = herd, rng, path
+    def __init__(self, fork_server: ForkServer, rng: random.Random, path: Path) -> None:
+        self.fork_server, self.rng, self.path = fork_server, rng, path
         self.kills = 0
         self._born = 0
         self._observer: cystore.MessageStore | None = None
@@ -58,8 +58,8 @@ class Scene:
             self._leave()
             check_closed(self.path, SETTINGS)
             with open_small(self.path, read_only=True) as store:
-                check(store, self.herd.acknowledged)
-            after_check(self.path, SETTINGS, self.herd.acknowledged)
+                check(store, self.fork_server.acknowledged)
+            after_check(self.path, SETTINGS, self.fork_server.acknowledged)
         finally:
             if self._observer is not None:
                 self._observer.close()
@@ -86,7 +86,7 @@ class Scene:
         self._born += 1
         failpoint = f"{place}:{self.rng.randrange(PLACES[place].passes) + 1}" if place else ""
         services = self.rng.choice(["none", "none", "all"])
-        return self.herd.fork(
+        return self.fork_server.fork(
             life,
             failpoint,
             path=str(self.path),
@@ -103,7 +103,7 @@ class Scene:
         assert {bytes(m.body) for m in store.query("shared", "after")} == {b"goes on"}
         store.flush()
         assert store.stats()["flushed"] == store.stats()["wrote"]
-        check(store, self.herd.acknowledged)
+        check(store, self.fork_server.acknowledged)
         check_batches(store)
 
     def crowd(self) -> None:
@@ -114,9 +114,9 @@ class Scene:
         others = armed + plain[:-1]
         self.rng.shuffle(others)
         for pid in (*others, plain[-1]):
-            self.herd.news(self.rng.randrange(40))
-            self.herd.kill(pid)
-        assert self.herd.reap(*armed, *plain) == [-signal.SIGKILL] * CROWD
+            self.fork_server.news(self.rng.randrange(40))
+            self.fork_server.kill(pid)
+        assert self.fork_server.reap(*armed, *plain) == [-signal.SIGKILL] * CROWD
         self.kills += CROWD
         self._check()
 
@@ -132,25 +132,25 @@ class Scene:
         self._check()
 
     def _killed_at(self, name: str) -> None:
-        (code,) = self.herd.reap(self._fork(PLACES[name].life, name))
+        (code,) = self.fork_server.reap(self._fork(PLACES[name].life, name))
         assert code == -signal.SIGKILL, f"{name} was not reached, the writer ended with {code}"
         self.kills += 1
 
 
 def run(run: Run) -> None:
     names = sorted(PLACES)
-    with Herd(environment("failpoints")) as herd:
+    with ForkServer(environment("failpoints")) as fork_server:
         for case in run.cases():
             turn = case.number * PLACES_A_CASE
             with run.case(case), case.in_memory() as folder:
-                herd.begin()
-                scene = Scene(herd, case.rng, folder / "store")
+                fork_server.begin()
+                scene = Scene(fork_server, case.rng, folder / "store")
                 with scene.played():
                     for name in (names[(turn + n) % len(names)] for n in range(PLACES_A_CASE)):
                         scene.at(name)
                     scene.crowd()
                 case.faults = scene.kills
-                run.tally(acknowledged=len(herd.acknowledged), at_named_places=scene.kills - CROWD)
+                run.tally(acknowledged=len(fork_server.acknowledged), at_named_places=scene.kills - CROWD)
 
 
 FAULT = Fault(

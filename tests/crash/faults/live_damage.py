@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import cystore
-from cystore.system.room import SPARE
+from cystore.system.small_files import SPARE
 from tests.crash import worker
 from tests.crash.aftermath import aftermath
 from tests.crash.forks import Child, Nursery
 from tests.crash.images import read_queue
 from tests.crash.matrix import Case, Fault, Run
 from tests.crash.worker import PUTS, right
-from tests.small import LOG_BYTES, SETTINGS
+from tests.support.small_stores import LOG_BYTES, SETTINGS
 
 WRITERS = 3
 HARMS_A_CASE = 3

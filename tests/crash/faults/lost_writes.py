@@ -16,15 +16,15 @@ from typing import Any
 
 import cystore
 from cystore.system import files
-from tests.checks import check_closed
 from tests.crash.aftermath import aftermath
-from tests.crash.disk_writers import WAIT_S, Told, start
+from tests.crash.disk_writers import WAIT_S, Acknowledgements, start
 from tests.crash.forgetful import ForgetfulDisk, Power, obstacle
+from tests.crash.fork_server import no_compiler
 from tests.crash.forks import Nursery
-from tests.crash.herd import no_compiler
 from tests.crash.matrix import Case, Fault, Run
 from tests.crash.shifted import ShiftedClock
-from tests.small import SETTINGS
+from tests.support.checks import check_closed
+from tests.support.small_stores import SETTINGS
 
 WRITERS = 3
 LIVES = 3  # of one store; each loses its power up to three times
@@ -33,7 +33,7 @@ SETTINGS_HERE = {**SETTINGS, "allow_any_file_system": True}
 
 def run(run: Run, *, ignores_sync: bool = False) -> None:
     clock = ShiftedClock(run.folder("clock"))
-    with Told() as told, Power() as power, ExitStack() as machine:
+    with Acknowledgements() as told, Power() as power, ExitStack() as machine:
         disk: ForgetfulDisk | None = None
         for case in run.cases():
             done = False
@@ -59,7 +59,7 @@ class Store:
         case: Case,
         nursery: Nursery,
         disk: ForgetfulDisk,
-        told: Told,
+        told: Acknowledgements,
         clock: ShiftedClock,
         run: Run,
     ) -> None:

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import cystore
-from tests.checks import check_closed
 from tests.crash import worker
 from tests.crash.aftermath import aftermath
 from tests.crash.forks import Child, Nursery
 from tests.crash.matrix import Case, Fault, Run
 from tests.crash.worker import check_kept
-from tests.small import SETTINGS
+from tests.support.checks import check_closed
+from tests.support.small_stores import SETTINGS
 
 WRITERS = 2
 QUEUES = 4096  # of the first step of queue slots and of bookkeeping; a case has more
@@ -70,7 +70,12 @@ class Scene:
     """One store, and the writers that live on it until they are killed."""
 
     def __init__(
-        self, nursery: Nursery, told: worker.Told, path: Path, settings: dict[str, Any], rng: random.Random
+        self,
+        nursery: Nursery,
+        told: worker.Acknowledgements,
+        path: Path,
+        settings: dict[str, Any],
+        rng: random.Random,
     ) -> None:
         self.nursery, self.told, self.path, self.settings, self.rng = nursery, told, path, settings, rng
         self.kills = 0
@@ -120,7 +125,7 @@ class Scene:
 
 
 def run_queues(run: Run, *, planted: bool = False) -> None:
-    with worker.Told() as told, Nursery(keep=(told.out,)) as nursery:
+    with worker.Acknowledgements() as told, Nursery(keep=(told.out,)) as nursery:
         for case in run.cases(worth=WRITERS):
             with run.case(case), case.in_memory() as folder:
                 scene = _scene(case, nursery, told, folder, QUEUE_SETTINGS)
@@ -135,7 +140,7 @@ def run_queues(run: Run, *, planted: bool = False) -> None:
 
 
 def run_segments(run: Run, *, planted: bool = False) -> None:
-    with worker.Told() as told, Nursery(keep=(told.out,)) as nursery:
+    with worker.Acknowledgements() as told, Nursery(keep=(told.out,)) as nursery:
         for case in run.cases(worth=WRITERS):
             with run.case(case), case.in_memory() as folder:
                 scene = _scene(case, nursery, told, folder, SEGMENT_SETTINGS)
@@ -146,12 +151,14 @@ def run_segments(run: Run, *, planted: bool = False) -> None:
                 scene.ends(run)
 
 
-def _scene(case: Case, nursery: Nursery, told: worker.Told, folder: Path, settings: dict[str, Any]) -> Scene:
+def _scene(
+    case: Case, nursery: Nursery, told: worker.Acknowledgements, folder: Path, settings: dict[str, Any]
+) -> Scene:
     told.forget()
     return Scene(nursery, told, folder / "store", settings, case.rng)
 
 
-def _plant(planted: bool, told: worker.Told) -> None:
+def _plant(planted: bool, told: worker.Acknowledgements) -> None:
     """The look of a store that lost an acknowledged message."""
     if planted:
         topic, queue_id, queue_offset, *_ = told.acknowledged[-1]

@@ -10,10 +10,10 @@ import os
 import shutil
 import subprocess
 
-from tests.crash.crew import Crew, check_reopened
-from tests.crash.herd import Herd, environment
+from tests.crash.fork_server import ForkServer, environment
 from tests.crash.matrix import Fault, Run
-from tests.small import SETTINGS
+from tests.crash.writer_group import WriterGroup, check_reopened
+from tests.support.small_stores import SETTINGS
 
 WRITERS = 2
 # As a user's root where we are not root; its first process dies with it.
@@ -30,7 +30,7 @@ def obstacle() -> str:
 
 
 def run(run: Run) -> None:
-    with Herd(environment()) as here, Herd(environment(), through=UNSHARE) as there:
+    with ForkServer(environment()) as here, ForkServer(environment(), through=UNSHARE) as there:
         assert here.ask(NAMESPACE) != there.ask(NAMESPACE)
         for case in run.cases():
             first, late = (here, there) if case.number % 2 else (there, here)
@@ -38,17 +38,17 @@ def run(run: Run) -> None:
                 here.begin()
                 there.begin()
                 path = folder / "store"
-                crew = Crew(first, path, case.rng, WRITERS)
-                crew.goes_on()
+                writer_group = WriterGroup(first, path, case.rng, WRITERS)
+                writer_group.goes_on()
                 met = late.knock(path)
                 assert met.startswith(REFUSED) and "--pid=host" in met, met
                 assert late.knock(path, read_only=True) == "opened"
                 assert late.knock(path, exclusive=True).startswith("StoreLockedError")
-                crew.goes_on()
-                crew.lose_one()
+                writer_group.goes_on()
+                writer_group.lose_one()
                 assert late.knock(path).startswith(REFUSED)
-                crew.goes_on()
-                crew.end()
+                writer_group.goes_on()
+                writer_group.end()
                 if late is there:
                     assert (
                         late.knock(path, **SETTINGS) == "opened"

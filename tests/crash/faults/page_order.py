@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import cystore
-from cystore.recovery.verify import verify
+from cystore.verify.verifier import verify
 from tests.crash import images
 from tests.crash.aftermath import aftermath
 from tests.crash.images import PAGE_BYTES, Files, Patches, Put

@@ -9,14 +9,14 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 import cystore
-from tests.checks import check_closed
 from tests.crash import disks
 from tests.crash.aftermath import aftermath
-from tests.crash.disk_writers import Told, start
+from tests.crash.disk_writers import Acknowledgements, start
 from tests.crash.disks import Disk
 from tests.crash.forks import Nursery
 from tests.crash.matrix import Case, Fault, Run
-from tests.small import SETTINGS
+from tests.support.checks import check_closed
+from tests.support.small_stores import SETTINGS
 
 WRITERS = 3
 CUTS = 4  # of one store
@@ -26,7 +26,7 @@ HOW = (disks.NOTHING_FLUSHED, disks.NOTHING_FLUSHED, disks.LOG_FLUSHED, disks.LO
 
 
 def run(kind: str, run: Run) -> None:
-    with Told() as told, ExitStack() as machine:
+    with Acknowledgements() as told, ExitStack() as machine:
         disk: Disk | None = None
         for case in run.cases(worth=CUTS):
             done = False
@@ -43,7 +43,7 @@ def run(kind: str, run: Run) -> None:
                 disk = None
 
 
-def lives(case: Case, nursery: Nursery, disk: Disk, told: Told, run: Run) -> None:
+def lives(case: Case, nursery: Nursery, disk: Disk, told: Acknowledgements, run: Run) -> None:
     """A store that loses its power again and again, while it is written to or while it recovers."""
     rng, folder = case.rng, case.folder / "disk"
     told.forget()

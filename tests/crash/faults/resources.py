@@ -12,13 +12,13 @@ from functools import partial
 from pathlib import Path
 
 import cystore
-from tests.checks import check_closed
 from tests.crash import worker
 from tests.crash.aftermath import aftermath
 from tests.crash.forks import Nursery
 from tests.crash.matrix import Case, Fault, Run
 from tests.crash.worker import ALL, DUTIES, PUTS, READS, check_kept
-from tests.small import SETTINGS
+from tests.support.checks import check_closed
+from tests.support.small_stores import SETTINGS
 
 OTHERS = 1
 ROUNDS = 6  # of a case: each lowers the limit once

@@ -13,13 +13,13 @@ from pathlib import Path
 import cystore
 from cystore.errors import StoreLockedError
 from cystore.layout import LOCK_NAMES
-from tests.checks import check_closed
 from tests.crash import worker
 from tests.crash.aftermath import aftermath
 from tests.crash.forks import Child, Nursery
 from tests.crash.matrix import Case, Fault, Run
 from tests.crash.worker import ALL, DUTIES, PUTS, READS, check_kept
-from tests.small import SETTINGS
+from tests.support.checks import check_closed
+from tests.support.small_stores import SETTINGS
 
 OTHERS = 2
 INTERRUPTS = 100  # of a case

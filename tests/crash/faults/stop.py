@@ -14,12 +14,12 @@ from typing import Any
 
 import cystore
 from cystore.layout import LOCK_NAMES
-from tests.checks import check, check_closed
 from tests.crash.aftermath import after_check
-from tests.crash.herd import Herd, environment, no_compiler
+from tests.crash.fork_server import ForkServer, environment, no_compiler
 from tests.crash.matrix import Fault, Run
 from tests.crash.places import PLACES
-from tests.small import SETTINGS
+from tests.support.checks import check, check_closed
+from tests.support.small_stores import SETTINGS
 
 STEPS = 400  # the way to any of the places
 PATIENT = {"os_page_cache_busy_timeout_ms": 60_000, "sync_flush_timeout_ms": 60_000}
@@ -65,8 +65,8 @@ assert set(INSIDE) == {*LOCK_NAMES, GATE}
 class Scene:
     """A store, an observer who has little patience, a holder who stops, and a writer who has patience."""
 
-    def __init__(self, herd: Herd, rng: random.Random, path: Path, lock: str) -> None:
-        self.herd, self.rng, self.path, self.lock = herd, rng, path, lock
+    def __init__(self, fork_server: ForkServer, rng: random.Random, path: Path, lock: str) -> None:
+        self.fork_server, self.rng, self.path, self.lock = fork_server, rng, path, lock
         self.patience_ms = rng.randrange(10, 60)
         # Little patience for the lock of this case only: a live holder of another one may have to wait for a processor.
         impatient = {
@@ -76,7 +76,7 @@ class Scene:
         self.store = cystore.open(path, **SETTINGS | PATIENT | impatient.get(lock, {}))
         self.control = self.store._attached().control
         first = self.store.put("shared", b"first", keys=("first",), flush="async")
-        self.herd.acknowledged.append(["shared", "0", str(first.queue_offset), "first"])
+        self.fork_server.acknowledged.append(["shared", "0", str(first.queue_offset), "first"])
         self.store.dispatch()
 
     def holder(self) -> int:
@@ -84,16 +84,16 @@ class Scene:
         names: dict[str, Any] = {"path": str(self.path), "seed": 1, "settings": SETTINGS | PATIENT}
         places = INSIDE[self.lock]
         if self.lock != GATE and (not places or self.rng.random() < 0.2):
-            pid = self.herd.fork("hold", steps=STEPS, lock=self.lock, **names)
+            pid = self.fork_server.fork("hold", steps=STEPS, lock=self.lock, **names)
         else:
             place = self.rng.choice(places)
             passes = self.rng.randrange(PLACES[place].passes) + 1
-            pid = self.herd.fork(PLACES[place].life, f"{place}:{passes}:stop", steps=STEPS, **names)
-        assert self.herd.wait_stopped(pid), f"the holder of the {self.lock} lock ended"
+            pid = self.fork_server.fork(PLACES[place].life, f"{place}:{passes}:stop", steps=STEPS, **names)
+        assert self.fork_server.wait_stopped(pid), f"the holder of the {self.lock} lock ended"
         return pid
 
     def waiter(self) -> int:
-        return self.herd.fork(
+        return self.fork_server.fork(
             "live", path=str(self.path), seed=2, settings=SETTINGS | PATIENT, steps=self.rng.randrange(5, 60)
         )
 
@@ -123,8 +123,10 @@ class Scene:
         if self.lock in LOCK_NAMES:
             assert self.control.owner(self.lock) == owner, "the lock was taken from its owner"
         if self.lock in ("append", GATE):
-            self.herd.news()
-            assert not any(key.startswith("2.") for *_, key in self.herd.acknowledged), "the waiter got in"
+            self.fork_server.news()
+            assert not any(key.startswith("2.") for *_, key in self.fork_server.acknowledged), (
+                "the waiter got in"
+            )
 
     def _append_is_busy(self, owner: int) -> None:
         before = self.store.wrote_position
@@ -150,7 +152,7 @@ class Scene:
         return bool(self.control.allocated - self.control.wrote > 1000)
 
     def _acknowledge(self, put: cystore.PutResult, key: str) -> None:
-        self.herd.acknowledged.append(["shared", "0", str(put.queue_offset), key])
+        self.fork_server.acknowledged.append(["shared", "0", str(put.queue_offset), key])
 
     @staticmethod
     def _refused(kind: type[cystore.StoreError], call: Any) -> cystore.StoreError:
@@ -163,26 +165,26 @@ class Scene:
 
 def run(run: Run) -> None:
     locks = list(INSIDE)
-    with Herd(environment("failpoints")) as herd:
+    with ForkServer(environment("failpoints")) as fork_server:
         for case in run.cases():
             lock = locks[case.number % len(locks)]
             with run.case(case), case.in_memory() as folder:
-                herd.begin()
-                scene = Scene(herd, case.rng, folder / "store", lock)
+                fork_server.begin()
+                scene = Scene(fork_server, case.rng, folder / "store", lock)
                 with scene.store as store:
                     holder = scene.holder()
                     waiter = scene.waiter()
                     scene.behind(holder)
                     killed = case.rng.random() < 0.2
                     if killed:
-                        herd.kill(holder)
-                    herd.go_on(holder)
-                    codes = herd.reap(holder, waiter)
+                        fork_server.kill(holder)
+                    fork_server.go_on(holder)
+                    codes = fork_server.reap(holder, waiter)
                     assert codes == [-signal.SIGKILL if killed else 0, 0], (lock, codes)
-                    check(store, herd.acknowledged)
+                    check(store, fork_server.acknowledged)
                 check_closed(folder / "store", SETTINGS)
-                after_check(folder / "store", SETTINGS, herd.acknowledged)
-                run.tally(acknowledged=len(herd.acknowledged), **{lock: 1}, killed_instead=killed)
+                after_check(folder / "store", SETTINGS, fork_server.acknowledged)
+                run.tally(acknowledged=len(fork_server.acknowledged), **{lock: 1}, killed_instead=killed)
 
 
 FAULT = Fault(

@@ -14,10 +14,10 @@ import pytest
 
 import cystore
 from cystore.layout import CONTROL_BYTES, CONTROL_LOCKS_AT, LOCK_NAMES
-from tests.crash.crew import Crew, check_reopened
-from tests.crash.herd import Herd, environment
+from tests.crash.fork_server import ForkServer, environment
 from tests.crash.matrix import Fault, Run
-from tests.small import open_small
+from tests.crash.writer_group import WriterGroup, check_reopened
+from tests.support.small_stores import open_small
 
 WRITERS = 3
 TRIES = 1000
@@ -40,7 +40,11 @@ def overwrite(path: Path, rng: random.Random, length: int = 100) -> None:
 
 
 def overwrite_control(
-    path: Path, rng: random.Random, herd: Herd, crew: Crew, store: cystore.MessageStore
+    path: Path,
+    rng: random.Random,
+    fork_server: ForkServer,
+    writer_group: WriterGroup,
+    store: cystore.MessageStore,
 ) -> None:
     """What all share but the locks, while everybody works; or the locks too, while nobody is inside of one or waits: what the C
     library does to a process over a broken mutex is not ours."""
@@ -49,69 +53,71 @@ def overwrite_control(
         return
     control = store._attached().control
     for _ in range(TRIES):
-        herd.stop(*crew.members)
+        fork_server.stop(*writer_group.members)
         nobody = not any(control.owner(name) for name in LOCK_NAMES)
         if nobody:
             overwrite(path, rng, CONTROL_BYTES)
-        for pid in crew.members:
-            herd.go_on(pid)
+        for pid in writer_group.members:
+            fork_server.go_on(pid)
         if nobody:
             return
-        herd.news(1)
+        fork_server.news(1)
     raise TimeoutError(f"somebody was inside a lock {TRIES} times")
 
 
 def run_lock(run: Run) -> None:
-    with Herd(environment()) as herd:
-        herd.ask("setattr(__import__('sys').modules['cystore.system.store_lock'], '_DIRECTORY_WAIT_S', 0.0)")
+    with ForkServer(environment()) as fork_server:
+        fork_server.ask(
+            "setattr(__import__('sys').modules['cystore.system.store_lock'], '_DIRECTORY_WAIT_S', 0.0)"
+        )
         for case in run.cases():
             harm = (delete, replace, overwrite)[case.number % 3]
             with run.case(case), case.in_memory() as folder:
-                herd.begin()
+                fork_server.begin()
                 path = folder / "store"
-                crew = Crew(herd, path, case.rng, WRITERS)
-                crew.goes_on()
+                writer_group = WriterGroup(fork_server, path, case.rng, WRITERS)
+                writer_group.goes_on()
                 harm(path / "lock", case.rng)
                 for settings in ({}, {"exclusive": True}, {}):
-                    met = herd.knock(path, **settings)
+                    met = fork_server.knock(path, **settings)
                     if harm is overwrite and not settings:
                         assert met == "opened", met  # what is in the file matters to nobody
                     else:
                         assert met.startswith("StoreLockedError"), met
-                crew.goes_on()
-                crew.lose_one()
-                crew.goes_on()
-                crew.end()
-                run.tally(acknowledged=check_reopened(path, herd), **{harm.__name__: 1})
+                writer_group.goes_on()
+                writer_group.lose_one()
+                writer_group.goes_on()
+                writer_group.end()
+                run.tally(acknowledged=check_reopened(path, fork_server), **{harm.__name__: 1})
 
 
 def run_control(run: Run) -> None:
-    with Herd(environment()) as herd:
+    with ForkServer(environment()) as fork_server:
         for case in run.cases():
             harm = (delete, replace, overwrite)[case.number % 3]
             with run.case(case), case.in_memory() as folder:
-                herd.begin()
+                fork_server.begin()
                 path = folder / "store"
                 life = "live_until_overwritten" if harm is overwrite else "live"
                 with open_small(path) as observer:
-                    crew = Crew(herd, path, case.rng, WRITERS, life=life)
-                    crew.goes_on()
+                    writer_group = WriterGroup(fork_server, path, case.rng, WRITERS, life=life)
+                    writer_group.goes_on()
                     if harm is overwrite:
-                        overwrite_control(path / "control", case.rng, herd, crew, observer)
+                        overwrite_control(path / "control", case.rng, fork_server, writer_group, observer)
                     else:
                         harm(path / "control", case.rng)
-                    met = herd.knock(path)
+                    met = fork_server.knock(path)
                     assert met.startswith(("StoreLockedError", "StoreFormatError")) and "control" in met, met
                     if harm is overwrite:
-                        assert crew.ended() == [0] * WRITERS
+                        assert writer_group.ended() == [0] * WRITERS
                         _refused(observer)
                     else:
-                        crew.goes_on()
-                        crew.lose_one()
-                        crew.goes_on()
+                        writer_group.goes_on()
+                        writer_group.lose_one()
+                        writer_group.goes_on()
                         observer.put("shared", b"goes on", flush="sync")
-                        crew.end()
-                run.tally(acknowledged=check_reopened(path, herd), **{harm.__name__: 1})
+                        writer_group.end()
+                run.tally(acknowledged=check_reopened(path, fork_server), **{harm.__name__: 1})
 
 
 def _refused(store: cystore.MessageStore) -> None:

@@ -1,8 +1,0 @@
-from typing import Final
-
-from cystore._native.control import Control
-from cystore._native.mapping import MappedFile
-
-LATENCY_BOUNDS_MS: Final[tuple[int, ...]]
-
-def end_segment(control: Control, file: MappedFile) -> bool: ...

@@ -1,0 +1,197 @@
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+from cystore._native.memory.atomics cimport (load_i64, load_u32, prefetch_for_write, release_fence, store_i64, store_u32)
+from cystore._native.layout cimport *
+from cystore._native.record.record_write cimport append_item, failpoint, write_record
+
+cdef enum:
+    CLAMP_REPORT_MS = 60_000
+    CACHE_LINE = 64
+    EXPECTED_BYTES = 4096
+    AHEAD_BYTES = 1024          # from a record to where one of the next will be
+    AHEAD_LINES = 4
+    FORBID_WRITING = FLAG_SYNC_FAILED | FLAG_NOT_WRITABLE | FLAG_DISK_FULL
+    FILE_BYTES_MAX = 0x7FFFFFFF  # of a segment; the length of a blank is 32 bits, and a length of a file is an int in RocketMQ
+
+cdef enum AppendStatus:
+    APPEND_OK = 0
+    APPEND_NEED_SEGMENT = 1    # the segment at `needed` is not mapped here, or not faulted in up to `wanted`
+    APPEND_NEED_SPACE = 2      # the log must be allocated up to `needed`
+    APPEND_NEED_QUEUES = 3     # no allocated queue slot is left
+    APPEND_REFUSED = 4         # a flag of the store forbids writing
+    APPEND_OVERWRITTEN = 5     # the control block is not what we left
+    APPEND_UNREADABLE = 6      # readers would refuse the record
+
+cdef extern from "wallclock.h" nogil:
+    ctypedef struct wall_clock:
+        int64_t ms
+    int64_t wall_clock_ms(wall_clock* clock, control_block* block)
+    int64_t wall_clock_took_ms(wall_clock* clock)
+
+# Where this process writes: the mapped segment, and what it saw last. Touched under the append lock only.
+cdef struct append_target:
+    control_block* block
+    uint8_t* address
+    int64_t base
+    int64_t length
+    int64_t ready               # log position, at most base + length: from here on the next pages are asked for
+    uint32_t magic
+    int64_t last_seen
+    int64_t needed
+    int64_t wanted
+    wall_clock clock
+
+cdef inline int latency_bucket(int64_t ms) noexcept nogil:
+    if ms <= 0:
+        return 0
+    if ms < 10:
+        return 1
+    if ms < 50:
+        return 2
+    if ms < 100:
+        return 3
+    if ms < 200:
+        return 4
+    if ms < 500:
+        return 5
+    if ms < 5000:
+        return 6 + <int>(ms // 1000)
+    return 11 if ms < 10000 else 12
+
+
+cdef inline void expect_write(const uint8_t* p, int32_t size) noexcept nogil:
+    cdef int32_t at = 0
+    while at < size and at < EXPECTED_BYTES:
+        prefetch_for_write(p + at)
+        at += CACHE_LINE
+
+
+cdef inline void expect_next_records(const uint8_t* p) noexcept nogil:
+    """Prefetch: the hardware prefetcher does not follow single appends."""
+    expect_write(p + AHEAD_BYTES, AHEAD_LINES * CACHE_LINE)
+
+
+# The steps of an append, in their order, under the append lock. What a kill between two of them leaves: docs/concurrency.md.
+
+cdef inline int append_allowed(control_block* block, append_target* target, uint32_t forbidding) noexcept nogil:
+    """Asked of a control block that is intact. `forbidding`: the flags that forbid this append."""
+    if block.wrote < target.last_seen:
+        return APPEND_OVERWRITTEN
+    if load_u32(&block.flags) & forbidding:  # acquire; release in Control.set_flag
+        return APPEND_REFUSED
+    return APPEND_OK
+
+
+cdef inline bint item_readable(const append_item* item) noexcept nogil:
+    """The checks of `record_read`. The callers have made them too; but a record that dispatch refuses would stop all queues."""
+    cdef int64_t size = RECORD_FIXED_BYTES + <int64_t>item.born_host_len + item.store_host_len + item.body_len + item.topic_len + item.properties_len
+    return (item.queue_id | item.body_len | item.properties_len) >= 0 and size == item.size \
+        and item.properties_len <= <int32_t>PROPERTIES_BYTES_MAX and <uint32_t>(item.topic_len - 1) < TOPIC_BYTES_MAX
+
+
+cdef inline int64_t append_now(control_block* block, append_target* target) noexcept nogil:
+    """The store timestamp. It does not go back, except behind a timestamp that is further ahead than a clock may jump: a wrong
+    clock made that one, and the append does not wait for it."""
+    cdef int64_t now = wall_clock_ms(&target.clock, block), ahead = block.last_store_timestamp - now
+    if 0 < ahead <= block.clock_jump_ms:
+        if ahead > CLAMP_REPORT_MS:
+            block.clock_clamps += 1
+        now = block.last_store_timestamp
+    return now
+
+
+cdef inline void begin_intent(control_block* block, int64_t wrote, int64_t end, int64_t now) noexcept nogil:
+    block.intent_from = wrote
+    block.intent_to = end
+    store_u32(&block.intent_active, 1)  # release: publishes intent_from and intent_to; acquire in Control.intent
+    failpoint("append.intent")
+    block.last_store_timestamp = now
+
+
+cdef inline void claim_place(append_item* item, int64_t at, int64_t now) noexcept nogil:
+    item.physical_offset = at
+    item.store_timestamp = now
+    if item.born_timestamp == -1:
+        item.born_timestamp = now
+    if takes_queue_offset(item.sys_flag):
+        item.queue_offset = item.entry.claimed
+        store_i64(&item.entry.claimed, item.queue_offset + 1)  # release; read under the append lock
+    else:
+        item.queue_offset = 0
+    failpoint("append.claimed")
+
+
+cdef inline bint move_wrote(control_block* block, int64_t to) noexcept nogil:
+    """Publishes the log's new end. False, and nothing moves, when that would be a step back: it would overwrite records."""
+    if to <= block.wrote:
+        return False
+    store_i64(&block.wrote, to)  # release: publishes the records; acquire in Control.wrote, queue.pyx, key_reader.pyx
+    return True
+
+
+cdef inline bint publish_records(control_block* block, append_target* target, int64_t wrote, int64_t last_record) noexcept nogil:
+    failpoint("append.before_publish")
+    if not move_wrote(block, wrote):
+        return False
+    target.last_seen = wrote
+    failpoint("append.published")
+    store_i64(&block.last_record, last_record)  # release; acquire in Control.last_record
+    return True
+
+
+cdef inline void publish_place(append_item* item) noexcept nogil:
+    if takes_queue_offset(item.sys_flag):
+        store_i64(&item.entry.next, item.queue_offset + 1)  # release; acquire in queue.pyx
+        failpoint("append.next_set")
+
+
+cdef inline void end_intent(control_block* block, uint64_t count, uint64_t size) noexcept nogil:
+    store_u32(&block.intent_active, 0)
+    failpoint("append.intent_cleared")
+    block.append_seq += 1
+    block.put_count += count
+    block.put_bytes += size
+
+
+cdef inline void count_latency(control_block* block, int64_t took_ms, uint64_t count) noexcept nogil:
+    block.put_latency[latency_bucket(took_ms)] += count
+    if took_ms > block.put_time_max_ms:
+        block.put_time_max_ms = took_ms
+
+
+cdef inline int append_one(control_block* block, append_target* target, append_item* item) noexcept nogil:
+    """Appends one item whose queue is known to a log of our record format, where there is room for it; otherwise that is for
+    `append_items`. The caller has just found the control block intact."""
+    cdef int64_t wrote = block.wrote, end = wrote + item.size, now
+    cdef int status = append_allowed(block, target, FORBID_WRITING)
+    cdef uint8_t* p
+    failpoint("append.one_begun")
+    if status != APPEND_OK:
+        return status
+    if not item_readable(item):
+        return APPEND_UNREADABLE
+    if wrote < target.base or end + BLANK_SIZE_MIN > target.ready:
+        return APPEND_NEED_SEGMENT
+    if load_i64(&block.allocated) < end + BLANK_SIZE_MIN:  # acquire; release in Control.allocated
+        return APPEND_NEED_SPACE
+    p = target.address + (wrote - target.base)
+    now = append_now(block, target)
+    begin_intent(block, wrote, end, now)
+    claim_place(item, wrote, now)
+    expect_next_records(p)
+    write_record(p, item, RECORD_MAGIC_CYSTORE)  # a constant
+    release_fence()
+    if not publish_records(block, target, end, wrote):
+        return APPEND_OVERWRITTEN
+    publish_place(item)
+    end_intent(block, 1, item.size)
+    count_latency(block, wall_clock_took_ms(&target.clock), 1)
+    return APPEND_OK
+
+
+# Appends items[done:count]; every run of them that fits a segment is published as one.
+#
+# `block` is the caller's: another thread's `detach` takes the target's away at any time. `waits_since_ms` (coarse clock) is
+# when the caller began to wait for the lock or for room, 0 when it did not. `forbidding`: the flags that forbid this append.
+cdef int append_items(control_block* block, append_target* target, append_item* items, Py_ssize_t count, Py_ssize_t* done,
+                      int64_t waits_since_ms, uint32_t forbidding) noexcept nogil

@@ -1,0 +1,52 @@
+from collections.abc import Iterable, Mapping
+from typing import Any, final
+
+from cystore._native.append.put import PlainAppender
+from cystore._native.memory.control import Control
+from cystore._native.record.message import Message, PutResult
+
+SCHEDULE_TOPIC: str
+
+@final
+class Appender(PlainAppender):
+    def __init__(
+        self,
+        control: Control,
+        policy: Any,
+        *,
+        record_format: str,
+        store_host: str,
+        file_bytes: int,
+        max_body_bytes: int,
+        busy_timeout_ms: int,
+        sync_by_default: bool,
+        delay_levels: int,
+    ) -> None: ...
+    @property
+    def active_calls(self) -> int: ...
+    @property
+    def called_by_this_thread(self) -> bool: ...
+    def detach(self) -> None: ...
+    def release(self) -> None: ...
+    def forget_segment(self) -> None: ...
+    @property
+    def segment_end(self) -> int: ...
+    def put(
+        self,
+        topic: str,
+        body: Any,
+        *,
+        queue_id: int = 0,
+        keys: str | Iterable[str] | None = (),
+        tags: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        flag: int = 0,
+        flush: str | None = None,
+        unique_key: str | None = None,
+        delay_level: int = 0,
+        busy_timeout_ms: int | None = None,
+    ) -> PutResult: ...
+    def put_many(self, messages: Iterable[Message], *, flush: str | None = None) -> list[PutResult]: ...
+    def put_with(
+        self, policy: Any, messages: Iterable[Message], *, makes_space: bool = False
+    ) -> list[PutResult]: ...

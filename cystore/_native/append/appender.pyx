@@ -1,0 +1,600 @@
+"""`put` and `put_many`: from Python objects to the append kernel and back.
+
+The checks are PutMessageStatus's of RocketMQ (CommitLog, DefaultMessageStore.checkMessage); all come before the lock.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_XDECREF, Py_XINCREF
+from cpython.pythread cimport PyThread_get_thread_ident
+from cpython.unicode cimport PyUnicode_CheckExact
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uintptr_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcmp, memcpy, memset
+
+from cystore._native.append.append cimport *
+from cystore._native.append.arguments cimport *
+from cystore._native.memory.atomics cimport *
+from cystore._native.record.checksum cimport crc32_body, crc32c_update
+from cystore._native.memory.control cimport Control
+from cystore._native.record.exact cimport exact_bytes, exact_text, exact_whole
+from cystore._native.layout cimport *
+from cystore._native.memory.locks cimport (control_intact, control_lock_at, control_locked, control_repair_due)
+from cystore._native.memory.locks cimport control_wake_queue, control_wake_sleepers
+from cystore._native.memory.mapping cimport MappedFile
+from cystore._native.record.message cimport Message, PutResult, put_result
+from cystore._native.record.properties cimport (property_buffer, property_room, put_delay, put_properties)
+from cystore._native.append.put cimport *
+from cystore._native.memory.queue_table cimport control_find_queue
+from cystore._native.record.record_read cimport topic_valid
+from cystore._native.record.record_write cimport append_item
+from cystore._native.append.steps cimport BATCH_STEP, in_steps, let_go, let_others_run
+
+import logging
+import sys
+
+from cystore._native.record.message import encode_host
+from cystore.errors import (
+    MessageIllegalError, PageCacheBusyError, StoreClosedError, StoreError, StoreFormatError,
+)
+from cystore.layout import SCHEDULE_TOPIC
+
+log = logging.getLogger("cystore")
+
+cdef extern from "Python.h":
+    const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size)
+
+cdef enum:
+    SHORT_PROPERTIES = 512          # longer ones are not written on the stack
+    WAIT_SLICE_MS = 250
+    REPORT_EVERY_MS = 5_000
+
+cdef PyObject* NONE = <PyObject*>None
+
+
+cdef str _exact_topic(object topic):
+    """The topic as a str. A subclass's object is never kept: it may run code when it goes. Its text is interned, so that the same text is
+    the same object next time too."""
+    if PyUnicode_CheckExact(topic):
+        return exact_text("topic", topic, MessageIllegalError)
+    return <str>sys.intern(exact_text("topic", topic, MessageIllegalError))
+
+
+cdef int _refuse_waiting(object topic, append_item* item) except -1:
+    """For a topic as long as that of waiting messages."""
+    if memcmp(item.topic, SCHEDULE_TOPIC_TEXT, SCHEDULE_TOPIC_BYTES) == 0:
+        raise MessageIllegalError(f"topic: {topic} is reserved for delayed messages; put to the message's own topic with delay_level")
+    return 0
+
+
+@cython.final
+cdef class Appender(PlainAppender):
+    """`put` and `put_many` of one attached store. Safe for threads; the lock it takes is shared by all processes.
+
+    `policy` (AppendPolicy) mends what the kernel reports, or raises. When this object was detached, its revive() gives the Appender of a
+    new attachment (after a fork) or raises StoreClosedError.
+    """
+
+    def __init__(self, Control control not None, policy, *, str record_format, str store_host, int64_t file_bytes,
+                 int32_t max_body_bytes, int64_t busy_timeout_ms, bint sync_by_default, int32_t delay_levels):
+        self.control = control
+        self.target.block = control.checked()
+        self.target.magic = RECORD_MAGIC_ROCKETMQ if record_format == "rocketmq" else RECORD_MAGIC_CYSTORE
+        self.policy = policy
+        self.store_host = encode_host(store_host, "store_host")
+        memset(&self.blank, 0, sizeof(append_item))
+        set_store_host(&self.blank, self.store_host)
+        set_born_host(&self.blank, self.blank.store_host, self.blank.store_host_len)
+        self.blank.born_timestamp = -1
+        self.file_bytes = file_bytes
+        self.max_body_bytes = max_body_bytes
+        if self.target.magic != RECORD_MAGIC_CYSTORE or self.blank.store_host_len != <int32_t>HOST_V4_BYTES:
+            self.plain_body_bytes = -1
+        else:
+            self.plain_body_bytes = min(<int64_t>max_body_bytes, LARGE_BODY_BYTES - 1,
+                                        file_bytes - <int64_t>RECORD_SIZE_MIN - TAIL_BYTES - <int64_t>BLANK_SIZE_MIN)
+        self.usual.properties = self.usual.unique_key = NONE
+        self.usual.busy_ms = busy_timeout_ms
+        self.usual.queue_id = self.usual.flag = self.usual.delay_level = 0
+        self.usual.sync = sync_by_default
+        self.usual.special = False
+        self.delay_levels = delay_levels
+        self.callers = []
+
+    def __dealloc__(self):
+        self._forget_topics()
+
+    cdef void _forget_topics(self) noexcept:
+        cdef int i
+        for i in range(TOPIC_CACHE):
+            Py_XDECREF(self.topics[i].topic)
+            Py_XDECREF(self.topics[i].tag)
+            self.topics[i].topic = self.topics[i].plain = self.topics[i].tag = NULL
+
+    @property
+    def active_calls(self):
+        """Calls that are inside this object now."""
+        return self.active
+
+    @property
+    def called_by_this_thread(self):
+        """Whether a call that is inside this object is this thread's: then this is a signal handler, or a finalizer."""
+        return PyThread_get_thread_ident() in self.callers
+
+    cdef int _enter(self) except -1:
+        self.callers.append(PyThread_get_thread_ident())
+        self.active += 1
+        return 0
+
+    cdef int _leave(self) except -1:
+        self.active -= 1
+        self.callers.remove(PyThread_get_thread_ident())
+        return 0
+
+    def detach(self):
+        """Refuses further puts. The caller waits for `active_calls` to become 0 before it lets go of the control block."""
+        self.target.block = NULL
+
+    def release(self):
+        """Lets go of mappings; after `detach`, with no active call."""
+        self._forget_topics()
+        self.segment = None
+        self.target.address = NULL
+        self.target.length = self.target.ready = 0
+        self.control = None
+
+    cdef inline int _topic(self, object topic, int32_t queue_id, append_item* item) except -1:
+        """Checks the topic and finds its queue; the text stays valid as long as the topic object."""
+        cdef cached_topic* cached = topic_place(self, <PyObject*>topic, queue_id)
+        if self.target.block == NULL or cached.topic != <PyObject*>topic or cached.queue_id != queue_id or cached.entry == NULL:
+            self._find_topic(topic, queue_id, cached)
+        item.topic = cached.text
+        item.topic_len = cached.length
+        item.queue_id = queue_id
+        item.entry = cached.entry
+        return 0
+
+    cdef int _find_topic(self, object topic, int32_t queue_id, cached_topic* cached) except -1:
+        """Remembers a topic, and its queue when there is one."""
+        cdef Py_ssize_t length = 0
+        cdef const char* text
+        if self.target.block == NULL:
+            raise StoreClosedError("the store was closed meanwhile")
+        if cached.topic != <PyObject*>topic or cached.queue_id != queue_id:
+            text = PyUnicode_AsUTF8AndSize(topic, &length)  # known to be valid: `_exact_topic`
+            if not topic_valid(<const uint8_t*>text, length):
+                raise MessageIllegalError(
+                    f"topic: {topic!r} must be 1 to {TOPIC_BYTES_MAX} characters of letters, digits, % | _ and -")
+            Py_XINCREF(<PyObject*>topic)
+            Py_XDECREF(cached.topic)
+            cached.topic = <PyObject*>topic
+            cached.text = <const uint8_t*>text
+            cached.length = <int32_t>length
+            cached.queue_id = queue_id
+            cached.tail[0] = <uint8_t>length
+            memcpy(&cached.tail[1], text, length)
+        cached.entry = control_find_queue(self.target.block, cached.text, cached.length, queue_id)
+        cached.plain = NULL if cached.entry == NULL or cached.length == SCHEDULE_TOPIC_BYTES else <PyObject*>topic
+        return 0
+
+    cdef inline int _body(self, object body, append_item* item) except -1:
+        """Checks the size of a body of bytes, which the caller keeps."""
+        if PyBytes_GET_SIZE(body) > self.max_body_bytes:
+            self._refuse_body(body)
+        item.body = <const uint8_t*>PyBytes_AS_STRING(body)
+        item.body_len = <int32_t>PyBytes_GET_SIZE(body)
+        return 0
+
+    cdef int _refuse_body(self, object body) except -1:
+        raise MessageIllegalError(
+            f"body: {PyBytes_GET_SIZE(body)} bytes, at most max_message_size_bytes = {self.max_body_bytes}")
+
+    cdef inline int _finish(self, append_item* item) except -1:
+        """The size, once all lengths are known."""
+        cdef int64_t size = RECORD_FIXED_BYTES + item.born_host_len + item.store_host_len
+        size += <int64_t>item.body_len + item.topic_len + item.properties_len
+        if size + BLANK_SIZE_MIN > self.file_bytes or size > 0x7FFFFFFF:
+            self._refuse_size(size)
+        item.size = <int32_t>size
+        return 0
+
+    cdef int _refuse_size(self, int64_t size) except -1:
+        raise MessageIllegalError(f"body: the record has {size} bytes, a whole commit log file {self.file_bytes}")
+
+    cdef inline int _own_topic(self, object topic, int32_t queue_id, append_item* item) except -1:
+        """`_topic` for one that is the user's to choose."""
+        self._topic(topic, queue_id, item)
+        return 0 if item.topic_len != SCHEDULE_TOPIC_BYTES else _refuse_waiting(topic, item)
+
+    cdef int _delay(self, int32_t level, append_item* item, property_buffer* buffer) except -1:
+        """Turns a message whose properties are in the buffer into one that waits for its time (CommitLog.asyncPutMessage). Prepared and
+        rollback messages do not: their properties say how long the commit is to be delayed."""
+        cdef int32_t begin = buffer.length - item.properties_len, longer = max(item.topic_len - SCHEDULE_TOPIC_BYTES, 0)
+        if level > self.delay_levels:
+            raise MessageIllegalError(f"delay_level: {level}, this store has levels 1 to {self.delay_levels} (message_delay_level)")
+        if not takes_queue_offset(item.sys_flag):
+            item.properties_len = put_delay(buffer, begin, level, NULL, 0, 0)
+            return 0
+        item.properties_len = put_delay(buffer, begin, level, item.topic, item.topic_len, item.queue_id)
+        self._topic(SCHEDULE_TOPIC, level - 1, item)
+        self._finish(item)
+        if item.size + longer + <int64_t>DELAY_PROPERTY_ROOM + BLANK_SIZE_MIN > self.file_bytes:
+            raise MessageIllegalError(
+                f"body: delivered, the record has up to {item.size + longer + <int64_t>DELAY_PROPERTY_ROOM} bytes, a whole commit "
+                f"log file {self.file_bytes}")
+        return 0
+
+    cdef int _body_checksums(self, append_item* items, Py_ssize_t count) except -1:
+        """Checksums of bodies that are not worth holding the lock for."""
+        cdef Py_ssize_t i
+        cdef append_item* item
+        cdef bint rocketmq = self.target.magic == RECORD_MAGIC_ROCKETMQ
+        with nogil:
+            for i in range(count):
+                item = &items[i]
+                if rocketmq:
+                    item.body_checksum = crc32_body(item.body, item.body_len)
+                elif item.body_len >= LARGE_BODY_BYTES:
+                    item.body_checksum = crc32c_update(0, item.body, item.body_len)
+                    item.has_body_checksum = True
+        return 0
+
+    cdef int _append(self, append_item* items, Py_ssize_t count, Py_ssize_t* done, bint may_hold_gil, int64_t busy_ms,
+                     object policy, uint32_t forbidding) except -1:
+        """Takes the lock and appends; asks the policy for what is missing, outside of the lock, and goes on."""
+        cdef control_block* block = self.target.block
+        cdef pthread_mutex_t* mutex
+        cdef int64_t waits_since_ms = 0
+        cdef int status
+        cdef Py_ssize_t i, before
+        if block == NULL:  # checking the message let other threads run
+            raise StoreClosedError("the store was closed meanwhile")
+        mutex = control_lock_at(block, LOCK_APPEND)
+        keep_block = self.control.file
+        while True:
+            if not control_intact(block):
+                self.policy.overwritten()  # its mutexes too, perhaps: the C library ends a process over one
+            status = control_locked(block, LOCK_APPEND, pthread_mutex_trylock(mutex))
+            if status != 0:
+                waits_since_ms = waits_since_ms or clock_coarse_ms()
+                self._wait_for_lock(block, mutex, status, busy_ms)
+            if self.target.block == NULL:
+                pthread_mutex_unlock(mutex)
+                raise StoreClosedError("the store was closed meanwhile")
+            if control_repair_due(block, LOCK_APPEND) and control_intact(block):
+                pthread_mutex_unlock(mutex)
+                self.policy.repair(busy_ms)
+                continue
+            keep_segment, before = self.segment, done[0]
+            if may_hold_gil:
+                status = append_items(block, &self.target, items, count, done, waits_since_ms, forbidding)
+                pthread_mutex_unlock(mutex)
+            else:
+                with nogil:
+                    status = append_items(block, &self.target, items, count, done, waits_since_ms, forbidding)
+                    pthread_mutex_unlock(mutex)
+            control_wake_sleepers(block)
+            for i in range(before, done[0]): control_wake_queue(items[i].entry)
+            if status == APPEND_OK:
+                return 0
+            waits_since_ms = waits_since_ms or clock_coarse_ms()
+            self._mend(status, busy_ms, policy)
+
+    cdef int _wait_for_lock(self, control_block* block, pthread_mutex_t* mutex, int status, int64_t busy_ms) except -1:
+        """Another thread or process holds the append lock: waits for it as long as appends go on, and for one that does not
+        at most `busy_ms`."""
+        cdef int64_t waited = 0, piece
+        cdef uint32_t seen = load_u32(&block.append_seq)
+        while status == EBUSY or status == ETIMEDOUT:
+            if load_u32(&block.append_seq) != seen:
+                seen = load_u32(&block.append_seq)
+                waited = 0
+            if waited >= busy_ms:
+                raise PageCacheBusyError(
+                    f"thread {robust_owner(mutex)} has held the append lock for {waited} ms; nothing was appended")
+            piece = min(<int64_t>WAIT_SLICE_MS, busy_ms - waited)
+            with nogil:
+                status = control_locked(block, LOCK_APPEND, robust_lock(mutex, piece))
+            waited += piece
+            if status == ETIMEDOUT and waited % REPORT_EVERY_MS == 0:
+                log.warning("%s: waiting for the append lock for %d s; thread %d holds it", self.control.file.path,
+                            waited // 1000, robust_owner(mutex))
+            try:
+                PyErr_CheckSignals()
+                if not control_intact(block):
+                    self.policy.overwritten()
+            except BaseException:
+                if status == 0:
+                    pthread_mutex_unlock(mutex)
+                raise
+        if status == EDEADLK:
+            raise PageCacheBusyError("an interrupted call of this thread holds the append lock; nothing was appended")
+        if status != 0:
+            if not control_intact(block):
+                self.policy.overwritten()
+            raise StoreError(f"the append lock is unusable (error {status})")
+        return 0
+
+    cdef int _mend(self, int status, int64_t busy_ms, object policy) except -1:
+        cdef MappedFile file = self.segment
+        if status == APPEND_NEED_SEGMENT:
+            if file is None or not file.base <= self.target.needed < file.base + file.length:
+                file = policy.segment_at(self.target.needed)
+            self._use(file, policy.faulted_in(self.target.needed, self.target.wanted), busy_ms)
+        elif status == APPEND_NEED_SPACE:
+            policy.make_room(self.target.needed)
+        elif status == APPEND_NEED_QUEUES:
+            policy.more_queues()
+        elif status == APPEND_REFUSED:
+            policy.refused()
+        elif status == APPEND_UNREADABLE:
+            raise StoreError("the record would not be readable; nothing was written")
+        else:
+            policy.overwritten()
+        return 0
+
+    cdef int _use(self, MappedFile file, int64_t ready, int64_t busy_ms) except -1:
+        """Makes a segment the one to write to, up to `ready`. Another thread may be appending: under the lock."""
+        cdef control_block* block = self.target.block
+        cdef pthread_mutex_t* mutex
+        cdef int status
+        if not file.writable:
+            if block != NULL and file.base + file.length <= load_i64(&block.flushed): return 0  # filled meanwhile: look again
+            raise StoreError("the segment is mapped for reading only", path=file.path)
+        if file.length > <int64_t>FILE_BYTES_MAX:
+            raise StoreFormatError(f"a segment of {file.length} bytes is not written to, at most {<int64_t>FILE_BYTES_MAX}",
+                                   path=file.path, offset=file.base)
+        if block == NULL:
+            raise StoreClosedError("the store was closed meanwhile")
+        if not control_intact(block):
+            self.policy.overwritten()
+        mutex = control_lock_at(block, LOCK_APPEND)
+        status = control_locked(block, LOCK_APPEND, pthread_mutex_trylock(mutex))
+        if status != 0:
+            self._wait_for_lock(block, mutex, status, busy_ms)
+        self.segment = file
+        self.target.address, self.target.base, self.target.length = file.address, file.base, file.length
+        self.target.ready = min(ready, file.base + <int64_t>file.length)
+        pthread_mutex_unlock(mutex)
+        return 0
+
+    def forget_segment(self):
+        """Makes the next put ask its policy for the segment again. Does nothing while somebody appends; call it again then."""
+        cdef control_block* block = self.target.block
+        cdef pthread_mutex_t* mutex
+        if block == NULL or not control_intact(block):
+            return
+        mutex = control_lock_at(block, LOCK_APPEND)
+        if control_locked(block, LOCK_APPEND, pthread_mutex_trylock(mutex)) == 0:
+            segment, self.segment = self.segment, None
+            self.target.address = NULL
+            self.target.length = self.target.ready = 0
+            pthread_mutex_unlock(mutex)
+            del segment  # the mapping ends behind the lock
+
+    @property
+    def segment_end(self):
+        """Log position behind the segment that is written to; beyond every log where there is none at hand."""
+        return self.target.base + <int64_t>self.target.length if self.target.address != NULL else INT64_MAX
+
+    cdef int _wants_sync(self, object flush) except -1:
+        if flush is None:
+            return self.usual.sync
+        wanted = exact_text("flush", flush, MessageIllegalError)
+        if wanted == "sync":
+            return True
+        if wanted == "async":
+            return False
+        raise MessageIllegalError(f"flush: must be 'sync', 'async' or None, not {wanted!r}")
+
+    def put(self, topic, body, *, queue_id=0, keys=(), tags=None, properties=None, flag=0, flush=None, unique_key=None,
+            delay_level=0, busy_timeout_ms=None):
+        """Appends one message; see MessageStore.put."""
+        cdef PyObject** values = [
+            <PyObject*>queue_id, <PyObject*>keys, <PyObject*>tags, <PyObject*>properties, <PyObject*>flag, <PyObject*>flush,
+            <PyObject*>unique_key, <PyObject*>delay_level, <PyObject*>busy_timeout_ms]
+        cdef put_options options
+        self.read_options(values, &options)
+        return self.put_any(topic, body, values[PUT_KEYS], values[PUT_TAGS], &options)
+
+    cdef int read_options(self, PyObject** values, put_options* options) except -1:
+        """`values` are those of all keyword arguments, in the order of PUT_QUEUE_ID and so on."""
+        options[0] = self.usual
+        options.properties = values[PUT_PROPERTIES]
+        options.unique_key = values[PUT_UNIQUE_KEY]
+        options.sync = self._wants_sync(<object>values[PUT_FLUSH])
+        options.queue_id = _int32("queue_id", <object>values[PUT_QUEUE_ID], 0)
+        options.delay_level = _int32("delay_level", <object>values[PUT_DELAY_LEVEL], 0)
+        options.flag = _int32("flag", <object>values[PUT_FLAG], -0x80000000)
+        if values[PUT_BUSY_TIMEOUT_MS] != NONE:
+            options.busy_ms = _int32("busy_timeout_ms", <object>values[PUT_BUSY_TIMEOUT_MS], 0)
+        options.special |= options.properties != NONE or options.unique_key != NONE or options.delay_level != 0
+        return 0
+
+    cdef PutResult put_any(self, object topic, object body, PyObject* keys, PyObject* tags, const put_options* options):
+        cdef append_item item
+        cdef property_buffer buffer
+        cdef uint8_t[SHORT_PROPERTIES] room
+        cdef Py_ssize_t done = 0
+        cdef PutResult result
+        if self.target.block == NULL:
+            return (<Appender?>self.policy.revive()).put_any(topic, body, keys, tags, options)
+        memcpy(&item, &self.blank, sizeof(append_item))
+        buffer.start = room
+        buffer.length = 0
+        buffer.capacity = SHORT_PROPERTIES
+        buffer.on_heap = False
+        self._enter()
+        try:
+            topic = _exact_topic(topic)  # kept until the end: what runs meanwhile may take its place in the cache
+            self._own_topic(topic, options.queue_id, &item)
+            item.flag = options.flag
+            body = exact_bytes(body)
+            self._body(body, &item)
+            item.properties_len = put_properties(&buffer, keys, tags, options.properties, options.unique_key)
+            if options.delay_level:
+                self._delay(options.delay_level, &item, &buffer)
+            item.properties = buffer.start
+            self._finish(&item)
+            if item.body_len >= LARGE_BODY_BYTES or self.target.magic == RECORD_MAGIC_ROCKETMQ:
+                self._body_checksums(&item, 1)
+            self._append(&item, 1, &done, item.body_len < LARGE_BODY_BYTES, options.busy_ms, self.policy, FORBID_WRITING)
+            result = put_result(item.physical_offset, item.queue_offset, item.size, item.store_timestamp)
+            if options.sync:
+                self.sync_result(result)
+            return result
+        finally:
+            self._leave()
+            if buffer.on_heap:
+                free(buffer.start)
+
+    cdef int sync_result(self, PutResult result) except -1:
+        self._enter()
+        try:
+            self.policy.sync(result.physical_offset + result.size_bytes)
+        except StoreError as error:
+            error.results = [result]
+            raise
+        finally:
+            self._leave()
+        return 0
+
+    def put_many(self, messages, *, flush=None):
+        """Appends messages in order; see MessageStore.put_many."""
+        if self.target.block == NULL:
+            return self.policy.revive().put_many(messages, flush=flush)
+        return self._put_batch(messages, self._wants_sync(flush), self.policy, FORBID_WRITING)
+
+    def put_with(self, policy, messages, *, bint makes_space=False):
+        """`put_many` without a flush, for a caller that holds a lock: what is missing is asked of another policy. What that raises ends
+        the call; `results` of a StoreError hold what was appended before. With `makes_space` a disk that is fuller than the settings
+        allow does not forbid it."""
+        cdef uint32_t forbidding = FORBID_WRITING
+        if makes_space:
+            forbidding &= ~<uint32_t>FLAG_DISK_FULL
+        return self._put_batch(messages, False, policy, forbidding)
+
+    cdef list _put_batch(self, messages, bint sync, object policy, uint32_t forbidding):
+        cdef list batch
+        cdef append_item* items = NULL
+        cdef append_item* item
+        cdef property_buffer buffer
+        cdef Py_ssize_t count, i, room, done = 0, work = 0
+        cdef Message message
+        cdef bytes host
+        cdef list keep = []
+        cdef object last_topic = None
+        try:
+            batch = in_steps(messages)
+        except (TypeError, ValueError):  # a buffer that was released is a ValueError
+            raise MessageIllegalError(f"messages: must be a list of Message, not {type(messages).__name__}") from None
+        count = len(batch)
+        if count == 0:
+            return []
+        memset(&buffer, 0, sizeof(property_buffer))
+        self._enter()
+        try:
+            items = <append_item*>calloc(count, sizeof(append_item))
+            if items == NULL:
+                raise MemoryError()
+            for i in range(count):
+                item = &items[i]
+                entry = batch[i]
+                if type(entry) is not Message:
+                    raise MessageIllegalError(f"messages[{i}]: must be a Message, not {type(entry).__name__}")
+                message = <Message>entry
+                item.flag = message._flag
+                item.sys_flag = <int32_t>(<uint32_t>message._sys_flag
+                                          & ~(SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6))
+                item.reconsume_times = message._reconsume_times
+                item.prepared_transaction_offset = message._prepared_transaction_offset
+                set_store_host(item, self.store_host if message._store_host is None else <bytes>message._store_host)
+                if message.stored_properties is not None:
+                    self._topic(message._topic, message._queue_id, item)
+                    item.born_timestamp = message._born_timestamp_ms
+                    item.body = <const uint8_t*>PyBytes_AS_STRING(message._body)
+                    item.body_len = <int32_t>PyBytes_GET_SIZE(message._body)
+                    self._copy_properties(&buffer, item, <const uint8_t*>PyBytes_AS_STRING(message.stored_properties),
+                                          PyBytes_GET_SIZE(message.stored_properties))
+                    host = <bytes>message._born_host
+                    set_born_host(item, <const uint8_t*>PyBytes_AS_STRING(host), <int32_t>PyBytes_GET_SIZE(host))
+                elif message.source is None:
+                    if message._topic is not last_topic:  # which is a str, as long as this batch keeps it
+                        last_topic = _exact_topic(message._topic)
+                        keep.append(last_topic)
+                    self._own_topic(last_topic, message._queue_id, item)
+                    item.born_timestamp = message._born_timestamp_ms
+                    body = message._body
+                    if not PyBytes_CheckExact(body):
+                        body = exact_bytes(body)
+                        keep.append(body)
+                        work += PyBytes_GET_SIZE(body) >> 10
+                    self._body(body, item)
+                    item.properties_len = put_properties(&buffer, <PyObject*>message._keys, <PyObject*>message._tags,
+                                                          <PyObject*>message._properties, <PyObject*>message._unique_key)
+                    host = self.store_host if message._born_host is None else <bytes>message._born_host
+                    set_born_host(item, <const uint8_t*>PyBytes_AS_STRING(host), <int32_t>PyBytes_GET_SIZE(host))
+                    if message._delay_level:
+                        self._delay(message._delay_level, item, &buffer)
+                else:
+                    self._topic(message.topic, message._queue_id, item)
+                    item.born_timestamp = message.view.born_timestamp
+                    item.body = message.view.body
+                    item.body_len = message.view.body_len
+                    self._copy_properties(&buffer, item, message.view.properties, message.view.properties_len)
+                    set_born_host(item, message.view.born_host, message.view.born_host_len)
+                self._finish(item)
+                work += 1 + (item.properties_len >> 10)
+                if work >= BATCH_STEP:
+                    work = 0
+                    let_others_run()
+            # The buffer moves while it grows: the pointers into it are set when it is complete.
+            with nogil:
+                room = 0
+                for i in range(count):
+                    items[i].properties = buffer.start + room
+                    room += items[i].properties_len
+            self._body_checksums(items, count)
+            try:
+                self._append(items, count, &done, False, self.usual.busy_ms, policy, forbidding)
+                if sync:
+                    self.policy.sync(items[count - 1].physical_offset + items[count - 1].size)
+            except StoreError as error:
+                if done:
+                    error.results = self._results(items, done)
+                raise
+            return self._results(items, count)
+        finally:
+            self._leave()
+            with nogil:
+                free(items)
+                if buffer.on_heap:
+                    free(buffer.start)
+            let_go(batch)
+            let_go(keep)
+
+    cdef int _copy_properties(self, property_buffer* buffer, append_item* item, const uint8_t* start,
+                              Py_ssize_t length) except -1:
+        if length > <Py_ssize_t>PROPERTIES_BYTES_MAX:
+            raise MessageIllegalError(f"properties: {length} bytes, at most {PROPERTIES_BYTES_MAX}")
+        property_room(buffer, length)
+        if length:
+            memcpy(buffer.start + buffer.length, start, length)
+        buffer.length += <int32_t>length
+        item.properties_len = <int32_t>length
+        return 0
+
+    cdef list _results(self, append_item* items, Py_ssize_t count):
+        cdef Py_ssize_t i
+        cdef list results = []
+        for i in range(count):
+            results.append(put_result(items[i].physical_offset, items[i].queue_offset, items[i].size, items[i].store_timestamp))
+            if i & (<Py_ssize_t>BATCH_STEP - 1) == <Py_ssize_t>BATCH_STEP - 1:
+                let_others_run()
+        return results
+
+
+cdef inline int32_t _int32(str field, object value, int64_t low) except? -1:
+    return <int32_t>exact_whole(field, value, low, 0x7FFFFFFF, MessageIllegalError)

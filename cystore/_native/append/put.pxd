@@ -1,0 +1,98 @@
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.object cimport PyObject
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+
+from cystore._native.append.append cimport append_target
+from cystore._native.memory.control cimport Control
+from cystore._native.layout cimport SYS_FLAG_BORN_HOST_V6, SYS_FLAG_STORE_HOST_V6, queue_entry
+from cystore._native.memory.mapping cimport MappedFile
+from cystore._native.record.message cimport PutResult
+from cystore._native.record.record_write cimport append_item
+
+# The keyword arguments of `put`, in their order.
+cdef enum:
+    PUT_QUEUE_ID
+    PUT_KEYS
+    PUT_TAGS
+    PUT_PROPERTIES
+    PUT_FLAG
+    PUT_FLUSH
+    PUT_UNIQUE_KEY
+    PUT_DELAY_LEVEL
+    PUT_BUSY_TIMEOUT_MS
+    PUT_KEYWORDS
+
+# The other keyword arguments of a put; what they point to is the caller's.
+cdef struct put_options:
+    PyObject* properties
+    PyObject* unique_key
+    int64_t busy_ms
+    int32_t queue_id
+    int32_t flag
+    int32_t delay_level
+    bint sync
+    bint special            # not for the plain way
+
+cdef enum:
+    LARGE_BODY_BYTES = 16 * 1024    # from here on the body's checksum is computed before the lock
+    TOPIC_CACHE = 64
+    TAIL_BYTES = 384                # a cached_topic has 512 bytes then: its place is a shift
+    TAG_BYTES = 64                  # room for a tag's property; a longer one takes the general way
+
+# A topic that was used lately, by the identity of its text, which is kept: so are the bytes that it points to.
+cdef struct cached_topic:
+    PyObject* topic
+    const uint8_t* text
+    int32_t length
+    int32_t queue_id
+    queue_entry* entry              # NULL: not known yet
+    PyObject* plain                 # the topic, when nothing more needs to be asked of it; NULL otherwise
+    uint64_t before_tail            # 0
+    uint8_t[TAIL_BYTES] tail        # what follows the body of a record of this topic, with room for short properties
+    PyObject* tag                   # the one that was used last, which is kept
+    int32_t tag_length
+    uint8_t[TAG_BYTES] tag_property  # it, as it follows a key
+
+
+# What an appender has; Appender is one.
+cdef class PlainAppender:
+    cdef append_target target
+    cdef Control control
+    cdef MappedFile segment
+    cdef readonly object policy
+    cdef bytes store_host
+    cdef append_item blank          # what items of `put` begin with: our host, nothing else
+    cdef int64_t plain_body_bytes   # the longest that goes the plain way; less than 0: none does
+    cdef int64_t file_bytes
+    cdef int32_t max_body_bytes
+    cdef readonly PutResult last_result  # of the plain way; given again when nobody has kept it
+    cdef put_options usual          # what a put without any of these arguments has
+    cdef int32_t delay_levels
+    cdef Py_ssize_t active
+    cdef list callers            # thread ids of the active calls
+    cdef cached_topic topics[TOPIC_CACHE]
+    # Checks the keyword arguments; `values` are those of all of them, in the order of PUT_QUEUE_ID and so on.
+    cdef int read_options(self, PyObject** values, put_options* options) except -1
+    # Appends one message of any kind, and waits for what is in the way.
+    cdef PutResult put_any(self, object topic, object body, PyObject* keys, PyObject* tags, const put_options* options)
+    # Returns when the message is durable.
+    cdef int sync_result(self, PutResult result) except -1
+
+
+cdef inline cached_topic* topic_place(PlainAppender self, PyObject* topic, int32_t queue_id) noexcept:
+    """Where the topic is when it was used lately."""
+    return &self.topics[(<uintptr_t>topic >> 5 ^ <uint32_t>queue_id) & (TOPIC_CACHE - 1)]
+
+
+cdef inline void set_born_host(append_item* item, const uint8_t* packed, int32_t length) noexcept:
+    item.born_host = packed
+    item.born_host_len = length
+    if length != 8:
+        item.sys_flag |= <int32_t>SYS_FLAG_BORN_HOST_V6
+
+
+cdef inline void set_store_host(append_item* item, bytes packed) noexcept:
+    item.store_host = <const uint8_t*>PyBytes_AS_STRING(packed)
+    item.store_host_len = <int32_t>PyBytes_GET_SIZE(packed)
+    if item.store_host_len != 8:
+        item.sys_flag |= <int32_t>SYS_FLAG_STORE_HOST_V6

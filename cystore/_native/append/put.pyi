@@ -1,0 +1,14 @@
+from collections.abc import Callable
+from typing import Any
+
+from cystore._native.record.message import PutResult
+
+class PlainAppender:
+    @property
+    def policy(self) -> Any: ...
+    @property
+    def last_result(self) -> PutResult | None: ...
+
+takes_locks_inline: bool
+
+def put_function(appender: PlainAppender, owner: object = None) -> Callable[..., PutResult]: ...

@@ -1,0 +1,202 @@
+"""`put` as programs call it: nearly every message takes the plain way, which asks for nothing twice; all others, and those that meet
+something in the way, are Appender's to append. What a kill leaves is the same (append.pxd).
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_REFCNT, Py_XDECREF, Py_XINCREF
+from cpython.unicode cimport PyUnicode_CheckExact
+from libc.stdint cimport int32_t, uint8_t, uint16_t
+from libc.string cimport memcpy
+
+from cystore._native.append.append cimport APPEND_OK, append_one, append_target
+from cystore._native.append.arguments cimport *
+from cystore._native.memory.atomics cimport *
+from cystore._native.layout cimport *
+from cystore._native.memory.locks cimport (control_intact, control_lock_at, control_locked, control_repair_due,
+control_wake_queue, control_wake_sleepers)
+from cystore._native.record.message cimport PutResult, put_result
+from cystore._native.record.properties cimport FIRST_IN_KEY, FIRST_IN_TEXT, plain_key, put_plain
+from cystore._native.record.record_write cimport append_item
+
+import sys
+
+cdef extern from "free_lock.h" nogil:
+    int robust_trylock_spinning(pthread_mutex_t* mutex)
+    void robust_unlock(pthread_mutex_t* mutex)
+    bint free_lock_compare()
+
+cdef enum:
+    PUT_POSITIONAL = 2
+    PUT_PLAIN = 1 << PUT_KEYS | 1 << PUT_TAGS  # the keywords that nearly every call has
+    LAST_RESULT_UNUSED = 2  # references: the appender's, and the one by which we look
+    NOTHING_APPENDED = -1
+
+
+cdef class PlainAppender:
+    """Appends plain messages; what is for all others is Appender's."""
+
+    cdef int read_options(self, PyObject** values, put_options* options) except -1:
+        raise TypeError("only an Appender appends")
+
+    cdef PutResult put_any(self, object topic, object body, PyObject* keys, PyObject* tags, const put_options* options):
+        raise TypeError("only an Appender appends")
+
+    cdef int sync_result(self, PutResult result) except -1:
+        raise TypeError("only an Appender appends")
+
+
+cdef inline int append_at_once(PlainAppender self, append_item* item) noexcept:
+    """Appends one message if the lock is free and there is room. The GIL keeps the segment mapped."""
+    cdef control_block* block = self.target.block
+    cdef pthread_mutex_t* mutex
+    cdef int status = NOTHING_APPENDED
+    if not control_intact(block):
+        return NOTHING_APPENDED
+    mutex = control_lock_at(block, LOCK_APPEND)
+    if control_locked(block, LOCK_APPEND, robust_trylock_spinning(mutex)) != 0:
+        return NOTHING_APPENDED
+    if not control_repair_due(block, LOCK_APPEND):
+        status = append_one(block, &self.target, item)
+    robust_unlock(mutex)
+    control_wake_sleepers(block)
+    if status == APPEND_OK:
+        control_wake_queue(item.entry)
+    return status
+
+
+cdef bint learn_tag(cached_topic* cached, PyObject* tag) noexcept:
+    """Keeps a tag as the property that it makes. False when it is no short text in ASCII, or more than that to Python."""
+    cdef uint8_t* end
+    if not PyUnicode_CheckExact(<object>tag):
+        return False
+    Py_XDECREF(cached.tag)
+    cached.tag = NULL
+    cached.tag_property[0] = 2
+    end = put_plain(&cached.tag_property[1], &cached.tag_property[TAG_BYTES], b"TAGS\x01\0\0\0", tag, FIRST_IN_TEXT)
+    if end == NULL:
+        return False
+    cached.tag_length = <int32_t>(end - cached.tag_property)
+    Py_XINCREF(tag)
+    cached.tag = tag
+    return True
+
+
+cdef inline int32_t plain_properties(cached_topic* cached, PyObject* keys, PyObject* tag) noexcept:
+    """Writes them into the topic's tail and gives their length, or -1 when they are not plain: then they are the general way's."""
+    cdef uint8_t* begin = cached.tail + cached.length + 3
+    cdef uint8_t* at = begin
+    cdef const uint8_t* source
+    cdef int32_t length
+    keys = plain_key(keys)
+    if keys != <PyObject*>None:
+        at = put_plain(at, &cached.tail[TAIL_BYTES - TAG_BYTES], b"KEYS\x01\0\0", keys, FIRST_IN_KEY)
+        if at == NULL:
+            return -1
+    if tag != <PyObject*>None:
+        if cached.tag != tag and not learn_tag(cached, tag):
+            return -1
+        source, length = cached.tag_property, cached.tag_length
+        if at == begin:  # nothing to be separated from
+            source, length = source + 1, length - 1
+        memcpy(at, source, TAG_BYTES - 1)  # a constant length: moves
+        at += length
+    return <int32_t>(at - begin)
+
+
+cdef inline bint append_plain(PlainAppender self, PyObject* topic, PyObject* body, PyObject* keys, PyObject* tags,
+                              const put_options* options, append_item* item) noexcept:
+    """Appends the message (`item` is then what became of it) if it is a plain one and nothing is in the way. No Python code runs
+    meanwhile, so no other thread does: what this uses of `self` is ours."""
+    cdef cached_topic* cached = topic_place(self, topic, options.queue_id)
+    cdef int32_t properties_len
+    if self.target.block == NULL or cached.plain != topic or cached.queue_id != options.queue_id or options.special \
+            or not PyBytes_CheckExact(<object>body) or PyBytes_GET_SIZE(<object>body) > self.plain_body_bytes:
+        return False
+    properties_len = plain_properties(cached, keys, tags)
+    if properties_len < 0:
+        return False
+    store_be16(cached.tail + cached.length + 1, <uint16_t>properties_len)
+    item.body = <const uint8_t*>PyBytes_AS_STRING(<object>body)
+    item.body_len = <int32_t>PyBytes_GET_SIZE(<object>body)
+    item.topic_len = cached.length
+    item.properties_len = properties_len
+    item.tail = cached.tail
+    item.born_host = item.store_host = self.blank.store_host
+    item.born_host_len = item.store_host_len = <int32_t>HOST_V4_BYTES
+    item.size = <int32_t>RECORD_SIZE_MIN + item.body_len + item.topic_len + item.properties_len
+    item.queue_id = options.queue_id
+    item.flag = options.flag
+    item.entry = cached.entry
+    # Constants wherever the item is used.
+    item.topic = item.properties = NULL
+    item.sys_flag = item.reconsume_times = 0
+    item.born_timestamp = -1
+    item.prepared_transaction_offset = 0
+    item.body_checksum = 0
+    item.has_body_checksum = False
+    return append_at_once(self, item) == APPEND_OK
+
+
+cdef inline PutResult result_of(PlainAppender self, const append_item* item):
+    """Where it is. The result that was given last is given again when nobody has kept it."""
+    cdef PutResult result = self.last_result
+    if Py_REFCNT(result) == LAST_RESULT_UNUSED:
+        result.physical_offset = item.physical_offset
+        result.queue_offset = item.queue_offset
+        result.size_bytes = item.size
+        result.store_timestamp_ms = item.store_timestamp
+    else:
+        result = self.last_result = put_result(item.physical_offset, item.queue_offset, item.size, item.store_timestamp)
+    return result
+
+
+cdef tuple _keywords = tuple([sys.intern(name) for name in (
+    "queue_id", "keys", "tags", "properties", "flag", "flush", "unique_key", "delay_level",
+    "busy_timeout_ms")])
+cdef PyObject* _known = <PyObject*>_keywords  # without a reference for each call
+cdef tuple _defaults = (0, (), None, None, 0, None, None, 0, None)
+
+
+cdef known_callers _callers
+
+
+cdef object _put(object appender, PyObject** given, Py_ssize_t positional, PyObject* names):
+    cdef PyObject* values[PUT_KEYWORDS]
+    cdef put_options own
+    cdef append_item item
+    cdef put_options* options = &(<PlainAppender>appender).usual
+    cdef PutResult result
+    cdef int named = KEYWORDS_UNKNOWN
+    values[PUT_KEYS] = values[PUT_TAGS] = <PyObject*>None
+    if positional == PUT_POSITIONAL:
+        named = place_keywords(given + positional, names, _known, &_callers, values)
+    if named & ~PUT_PLAIN:
+        if named == KEYWORDS_UNKNOWN:
+            return call_as_usual(appender.put, given, positional, names)
+        place_defaults(_defaults, named, values)
+        options = &own
+        (<PlainAppender>appender).read_options(values, options)
+    if not append_plain(<PlainAppender>appender, given[0], given[1], values[PUT_KEYS], values[PUT_TAGS], options, &item):
+        return (<PlainAppender>appender).put_any(<object>given[0], <object>given[1], values[PUT_KEYS], values[PUT_TAGS], options)
+    result = result_of(<PlainAppender>appender, &item)
+    if options.sync:
+        (<PlainAppender>appender).sync_result(result)
+    return result
+
+
+# Whether a free lock is taken and given back inline here (free_lock.h).
+takes_locks_inline = free_lock_compare()
+
+cdef PyMethodDef _definition
+_definition.ml_name = "put"
+_definition.ml_meth = <PyCFunction><void*>_put
+_definition.ml_flags = METH_FASTCALL | METH_KEYWORDS
+_definition.ml_doc = (
+    "put($self, topic, body, *, queue_id=0, keys=(), tags=None, properties=None, flag=0, flush=None, unique_key=None, "
+    "delay_level=0, busy_timeout_ms=None)\n--\n\nAppends one message; see MessageStore.put.")
+
+
+def put_function(PlainAppender appender not None, owner=None):
+    """What `appender.put` does, as a function for programs to call: it is faster. It keeps `owner`."""
+    return PyCFunction_NewEx(&_definition, appender, owner)

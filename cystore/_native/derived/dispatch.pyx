@@ -1,0 +1,497 @@
+"""Dispatch: from the records of the log to consume queues and index (RocketMQ's ReputMessageService), by one process at a time.
+
+Order for each record: the queue's entry, the queue's `dispatched`, the index entries, the log's `dispatched` (release). A kill
+in between repeats the record: its queue entry is there or is written again with the same bytes, and its index entries are
+taken back first (`index_trim` from the log's `dispatched` on, by whoever goes on).
+"""
+
+cimport cython
+from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memset
+
+from cystore._native.memory.atomics cimport *
+from cystore._native.memory.control cimport Control
+from cystore._native.record.derive cimport derive_begin, derive_next_key, derived
+from cystore._native.derived.ext cimport EXT_NO_ROOM, ext_address, ext_put
+from cystore._native.derived.index cimport (INDEX_FULL, index_entry_end, index_key_hash, index_next_entry,
+index_prefetch, index_put, index_topic_seed, index_view_of)
+from cystore._native.layout cimport *
+from cystore._native.memory.locks cimport (control_intact, control_lock_at, control_locked, control_repair_due)
+from cystore._native.memory.mapping cimport MappedFile
+from cystore._native.derived.queue cimport queue_put
+from cystore._native.memory.queue_table cimport control_find_queue, control_slot
+from cystore._native.record.record cimport (RECORD_BAD_CHECKSUM, RECORD_BAD_LENGTH, RECORD_BAD_POSITION,
+RECORD_BLANK, RECORD_OK, record_check, record_parse, record_view)
+
+cdef extern from "failpoints.h" nogil:
+    void failpoint(const char* name)
+
+cdef extern from "free_lock.h" nogil:
+    int robust_trylock(pthread_mutex_t* mutex)
+    void robust_unlock(pthread_mutex_t* mutex)
+    bint free_lock_compare()
+
+cdef enum:
+    TURN_BYTES = 1048576    # of log in one turn of a reader that helps; some 3 ms
+
+
+cdef inline void _add_key(dispatch_state* d, pending_record* r, const uint8_t* key, size_t length) noexcept nogil:
+    cdef int32_t hash = index_key_hash(d.seed, key, length)
+    d.hashes[r.first_hash + r.hash_count] = hash
+    r.hash_count += 1
+    if d.index.p != NULL:
+        index_prefetch(&d.index, hash)
+
+
+cdef inline void _read_properties(dispatch_state* d, pending_record* r, const record_view* v,
+                                  bint with_keys) noexcept nogil:
+    """Tags code and key hashes."""
+    cdef derived found
+    cdef const uint8_t* key
+    cdef size_t length
+    derive_begin(v, d.delay_ms, d.delay_levels, &found)
+    r.tags_code = found.tags_code
+    while with_keys and derive_next_key(&found, &key, &length):
+        _add_key(d, r, key, length)
+
+
+cdef inline queue_entry* _queue_of(dispatch_state* d, const record_view* v) noexcept nogil:
+    return control_find_queue(d.block, v.topic, v.topic_len, v.queue_id)
+
+
+cdef inline void _seed_for(dispatch_state* d, const record_view* v, queue_entry* queue) noexcept nogil:
+    """The topic's part of the key hashes, kept while records of one topic follow each other."""
+    if d.seeded_topic_len == v.topic_len and memcmp(d.seeded_topic, v.topic, v.topic_len) == 0:
+        return
+    d.seed = index_topic_seed(v.topic, v.topic_len)
+    # The record's own bytes may be unmapped before the next one is looked at; a queue's slot stays.
+    d.seeded_topic = <const uint8_t*>&queue.topic[0] if queue != NULL else NULL
+    d.seeded_topic_len = v.topic_len if queue != NULL else 0
+
+
+cdef int _gather(dispatch_state* d) noexcept nogil:
+    """Parses and verifies records from `position` on into `pending`. What stops it is the caller's once it stands at the front.
+
+    Nothing of a record is believed before its checksum: a wrong queue offset would make holes of intact records behind it."""
+    cdef record_view v
+    cdef pending_record* r
+    cdef int64_t at = d.position
+    cdef int hashes = 0
+    cdef int status
+    cdef const uint8_t* p
+    d.pending_count = 0
+    while d.pending_count < PENDING_RECORDS and hashes <= PENDING_RECORDS * 8:
+        if at >= d.end:
+            return DISPATCH_DONE
+        if not d.segment.base <= at < d.segment.end:
+            return DISPATCH_NEED_SEGMENT
+        p = d.segment.address + (at - d.segment.base)
+        status = record_parse(p, <size_t>(min(d.segment.end, d.wrote) - at), &v)
+        if status == RECORD_OK and v.physical_offset != at:
+            status = RECORD_BAD_POSITION
+        elif status == RECORD_OK and not record_check(p, &v):
+            status = RECORD_BAD_CHECKSUM
+        elif status == RECORD_BLANK and (v.total_size != d.segment.end - at or d.segment.end > d.wrote):
+            status = RECORD_BAD_LENGTH
+        if status != RECORD_OK and status != RECORD_BLANK:
+            d.detail = status
+            return DISPATCH_DAMAGED
+        r = &d.pending[d.pending_count]
+        r.position = at
+        r.end = at + v.total_size
+        r.queue = NULL
+        r.first_hash = hashes
+        r.hash_count = 0
+        if status == RECORD_OK:
+            r.store_timestamp = v.store_timestamp
+            r.queue_offset = v.queue_offset
+            r.queue = _queue_of(d, &v)
+            if r.queue != NULL:
+                r.slot = <uint32_t>(r.queue - control_slot(d.block, 0))
+            elif takes_queue_offset(v.sys_flag):
+                return DISPATCH_NEED_QUEUE
+            if d.with_index and takes_index_entry(v.sys_flag):
+                _seed_for(d, &v, r.queue)
+                _read_properties(d, r, &v, True)
+                hashes += r.hash_count
+            else:
+                _read_properties(d, r, &v, False)
+            if not takes_queue_offset(v.sys_flag):
+                r.queue = NULL
+        else:
+            r.store_timestamp = 0
+        d.pending_count += 1
+        at = r.end
+    return DISPATCH_DONE
+
+
+cdef int _put_ext(dispatch_state* d, queue_files* files, pending_record* r) noexcept nogil:
+    """Writes the unit and puts its address in the place of the tags code."""
+    cdef int size = 0
+    cdef int64_t at = files.ext_next
+    if files.ext_address == NULL or not files.ext_base <= at < files.ext_end:
+        return DISPATCH_NEED_EXT_FILE
+    # The unit, or the mark that ends the file, needs no more than this.
+    if min(at + 64, files.ext_end) > files.ext_allocated:
+        return DISPATCH_NEED_EXT_SPACE
+    if ext_put(files.ext_address + (at - files.ext_base), <size_t>(files.ext_end - at), r.tags_code,
+               r.store_timestamp, NULL, 0, &size) == EXT_NO_ROOM:
+        files.ext_next = files.ext_end
+        return DISPATCH_NEED_EXT_FILE
+    files.ext_next = at + size
+    r.tags_code = ext_address(at)
+    return DISPATCH_DONE
+
+
+cdef int _put_queue(dispatch_state* d, pending_record* r) noexcept nogil:
+    cdef queue_entry* queue = r.queue
+    cdef queue_files* files
+    cdef int64_t dispatched = load_i64(&queue.dispatched)
+    cdef int64_t at
+    cdef int status
+    if r.queue_offset < dispatched:
+        return DISPATCH_DONE
+    d.slot = r.slot
+    if r.queue_offset > dispatched:
+        d.wanted = r.queue_offset
+        return DISPATCH_NEED_GAP
+    at = r.queue_offset * <int64_t>QUEUE_ENTRY_BYTES
+    d.wanted = at
+    if r.slot >= d.queue_count:
+        return DISPATCH_NEED_QUEUE_FILE
+    files = &d.queues[r.slot]
+    if files.address == NULL or files.removals != queue.removals or not files.base <= at < files.end:
+        return DISPATCH_NEED_QUEUE_FILE
+    if at + <int64_t>QUEUE_ENTRY_BYTES > queue.allocated:
+        return DISPATCH_NEED_QUEUE_SPACE
+    if d.with_ext:
+        status = _put_ext(d, files, r)
+        if status != DISPATCH_DONE:
+            return status
+    queue_put(files.address + (at - files.base), r.position, <int32_t>(r.end - r.position), r.tags_code)
+    failpoint("dispatch.queue_entry")
+    files.used = d.round
+    queue.last_physical_end = r.end
+    queue.last_store_timestamp = r.store_timestamp
+    store_i64(&queue.dispatched, r.queue_offset + 1)  # release: publishes the queue entry; acquire in queue.pyx
+    failpoint("dispatch.queue")
+    return DISPATCH_DONE
+
+
+cdef int _put_index(dispatch_state* d, pending_record* r) noexcept nogil:
+    cdef int64_t end
+    while d.keys_done < r.hash_count:
+        if d.index.p == NULL:
+            return DISPATCH_NEED_INDEX_FILE
+        end = index_entry_end(&d.index, index_next_entry(&d.index))
+        if <uint32_t>index_next_entry(&d.index) < d.index.capacity and end > d.index_allocated:
+            d.wanted = end
+            return DISPATCH_NEED_INDEX_SPACE
+        if index_put(&d.index, d.hashes[r.first_hash + d.keys_done], r.position, r.store_timestamp) == INDEX_FULL:
+            return DISPATCH_NEED_INDEX_FILE
+        d.keys_done += 1
+    return DISPATCH_DONE
+
+
+cdef int _enter(dispatch_state* d, pending_record* r) noexcept nogil:
+    """Makes all entries of one record and moves on behind it."""
+    cdef int status
+    if r.queue != NULL:
+        status = _put_queue(d, r)
+        if status != DISPATCH_DONE:
+            return status
+    status = _put_index(d, r)
+    if status != DISPATCH_DONE:
+        return status
+    if r.store_timestamp:
+        d.block.dispatched_timestamp = r.store_timestamp
+        d.block.dispatch_count += 1
+    failpoint("dispatch.index")
+    d.keys_done = 0
+    d.position = r.end
+    store_i64(&d.block.dispatched, r.end)  # release: publishes all entries; acquire in Control.dispatched, key_reader.pyx
+    failpoint("dispatch.record")
+    return DISPATCH_DONE
+
+
+cdef int dispatch_run(dispatch_state* d) noexcept nogil:
+    """Goes on from `position` until `end` is reached or something has to be fetched first; then it may be called again."""
+    cdef int i, status, stopped_by
+    d.round += 1
+    while True:
+        stopped_by = _gather(d)
+        for i in range(d.pending_count):
+            status = _enter(d, &d.pending[i])
+            if status != DISPATCH_DONE:
+                return status
+        if d.pending_count == 0 or d.position >= d.end:
+            return stopped_by
+
+
+cdef void dispatch_turn(dispatch_state* d) noexcept nogil:
+    """A turn that needs nothing but what is at hand. Where it needs more it ends: the next turn goes the usual way, which begins the
+    record again."""
+    cdef control_block* block = d.block
+    dispatch_run(d)
+    d.stopped_at = d.position
+    add_u32(&block.dispatch_seq, 1)
+    robust_unlock(control_lock_at(block, LOCK_DISPATCH))
+
+
+# ------------------------------------------------------------------------------------------------------ for Python
+
+free_lock_compare()  # this module takes a free lock inline from now on, where that is what the C library does
+
+DONE = DISPATCH_DONE
+NEED_SEGMENT = DISPATCH_NEED_SEGMENT
+NEED_QUEUE = DISPATCH_NEED_QUEUE
+NEED_GAP = DISPATCH_NEED_GAP
+NEED_QUEUE_FILE = DISPATCH_NEED_QUEUE_FILE
+NEED_QUEUE_SPACE = DISPATCH_NEED_QUEUE_SPACE
+NEED_EXT_FILE = DISPATCH_NEED_EXT_FILE
+NEED_EXT_SPACE = DISPATCH_NEED_EXT_SPACE
+NEED_INDEX_FILE = DISPATCH_NEED_INDEX_FILE
+NEED_INDEX_SPACE = DISPATCH_NEED_INDEX_SPACE
+DAMAGED = DISPATCH_DAMAGED
+
+
+cdef inline bint _is_plain(dispatch_state* d, control_block* block, int64_t position) noexcept:
+    """Whether a turn at a position can begin with what is at hand. Another process may have been at work since the last one: then its
+    extended units are not known here, and what it entered of a record that it did not finish has to be taken back."""
+    if d.keys_done != 0 or not load_i64(&block.min_physical_offset) <= position < d.sound_until \
+            or d.sound_seq != load_i64(&block.manifest_seq):
+        return False
+    if d.with_ext and d.stopped_at != position:
+        return False
+    if d.with_index and (d.index.p == NULL or d.offered != load_u32(&block.index_seq)
+                         or index_header_end_physical_offset(d.index.p) >= position):
+        return False
+    return True
+
+
+@cython.final
+cdef class DispatchKernel:
+    """One process's dispatcher. Everything but the constructor is called under the dispatch lock.
+
+    `run` says what it needs; the caller hands that over (`use_...`) and calls it again. The mappings handed over are kept
+    until they are replaced.
+    """
+
+    def __cinit__(self, Control control not None, *, delay_levels_ms=(), bint with_index=True, bint with_ext=False):
+        cdef int i
+        self.control = control
+        self.queue_mappings = {}
+        self.ext_mappings = {}
+        self.d = <dispatch_state*>PyMem_Calloc(1, sizeof(dispatch_state))
+        self.delay_ms = <int64_t*>PyMem_Malloc(max(len(delay_levels_ms), 1) * sizeof(int64_t))
+        if self.d == NULL or self.delay_ms == NULL:
+            raise MemoryError
+        for i, delay in enumerate(delay_levels_ms):
+            self.delay_ms[i] = delay
+        self.d.delay_ms = self.delay_ms
+        self.d.delay_levels = <int>len(delay_levels_ms)
+        self.d.with_index = with_index
+        self.d.with_ext = with_ext
+        self.d.stopped_at = self.d.offered = -1
+
+    def __dealloc__(self):
+        if self.d != NULL:
+            PyMem_Free(self.d.queues)
+        PyMem_Free(self.d)
+        PyMem_Free(self.delay_ms)
+
+    def begin(self, int64_t position):
+        """Starts at a record of which nothing is entered yet."""
+        self.d.position = position
+        self.d.keys_done = 0
+
+    def run(self, int64_t end, int64_t wrote):
+        """Dispatches records that begin below `end`; gives DONE, what it NEEDs, or DAMAGED."""
+        cdef int status
+        self.d.block = self.control.checked()
+        keep = self.control.file
+        self.d.end = end
+        self.d.wrote = wrote
+        with nogil:
+            status = dispatch_run(self.d)
+        add_u32(&self.d.block.dispatch_seq, 1)
+        return status
+
+    cdef bint take_turn(self) noexcept:
+        """Takes the dispatch lock for `dispatch_turn`, with the GIL: no close of another thread comes in between. False when another one
+        has it, and when the usual way has to come first: after a dead owner, a record that was half entered, or a change of files."""
+        cdef control_block* block = self.control.block
+        cdef dispatch_state* d = self.d
+        cdef pthread_mutex_t* mutex
+        cdef int64_t position
+        if block == NULL or self.control.read_only or not control_intact(block):
+            return False
+        mutex = control_lock_at(block, LOCK_DISPATCH)
+        if control_locked(block, LOCK_DISPATCH, robust_trylock(mutex)) != 0:
+            return False
+        position = load_i64(&block.dispatched)
+        if control_repair_due(block, LOCK_DISPATCH) or not _is_plain(d, block, position):
+            robust_unlock(mutex)
+            return False
+        d.block = block
+        d.position = position
+        d.wrote = min(load_i64(&block.wrote), d.sound_until)
+        d.end = min(d.wrote, position + TURN_BYTES)
+        return True
+
+    def turn(self):
+        """One turn of a reader that helps. True when all that was appended before it is dispatched; False asks for the usual way."""
+        cdef control_block* block = self.control.checked()
+        cdef int64_t wrote = load_i64(&block.wrote)
+        cdef dispatch_state* d = self.d
+        keep = self.control.file
+        if load_i64(&block.dispatched) >= wrote:
+            return True
+        if not self.take_turn():
+            return False
+        with nogil:
+            dispatch_turn(d)
+        return load_i64(&block.dispatched) >= wrote
+
+    @property
+    def stopped_at(self):
+        """Where this process's last turn ended, -1 before the first."""
+        return self.d.stopped_at
+
+    @stopped_at.setter
+    def stopped_at(self, int64_t position):
+        self.d.stopped_at = position
+
+    @property
+    def offered(self):
+        """index_seq when the index file was handed over, -1 when one has to be."""
+        return self.d.offered
+
+    @offered.setter
+    def offered(self, int64_t seq):
+        self.d.offered = seq
+
+    def set_sound(self, int64_t until, int64_t manifest_seq):
+        """Where the next known hole begins, by the manifest with that sequence number or a later one."""
+        self.d.sound_until = until
+        self.d.sound_seq = manifest_seq
+
+    @property
+    def position(self):
+        """Log position of the next record."""
+        return self.d.position
+
+    @property
+    def slot(self):
+        """Queue that the status is about."""
+        return self.d.slot
+
+    @property
+    def wanted(self):
+        """Queue offset (NEED_GAP), or position in the queue or index file that the status is about."""
+        return self.d.wanted
+
+    @property
+    def detail(self):
+        """RecordStatus of a damaged record."""
+        return self.d.detail
+
+    def use_segment(self, MappedFile file not None):
+        self.segment = file
+        self.d.segment.base = file.base
+        self.d.segment.end = file.base + file.length
+        self.d.segment.address = file.address
+
+    def forget_segment(self):
+        """Lets the segment go; the next `run` asks for one."""
+        self.segment = None
+        self.d.segment.base = self.d.segment.end = 0
+        self.d.segment.address = NULL
+
+    @property
+    def segment_end(self):
+        """Log position behind the segment at hand, 0 when there is none."""
+        return self.d.segment.end
+
+    def use_index(self, MappedFile file, uint32_t slots, uint32_t capacity, int64_t allocated):
+        """The index file that keys are entered into; None when the newest one is full."""
+        if file is not None and not file.writable:
+            raise ValueError(f"{file!r} is mapped for reading only")
+        self.index_file = file
+        if file is None:
+            self.d.index.p = NULL
+        else:
+            self.d.index = index_view_of(file, slots, capacity)
+        self.d.index_allocated = min(allocated, file.length) if file is not None else 0
+
+    cdef queue_files* _files(self, uint32_t slot) except NULL:
+        cdef queue_files* grown
+        cdef uint32_t count
+        if slot >= self.d.queue_count:
+            count = max(slot + 1, 2 * self.d.queue_count, 64)
+            grown = <queue_files*>PyMem_Realloc(self.d.queues, count * sizeof(queue_files))
+            if grown == NULL:
+                raise MemoryError
+            memset(grown + self.d.queue_count, 0, (count - self.d.queue_count) * sizeof(queue_files))
+            self.d.queues = grown
+            self.d.queue_count = count
+        return &self.d.queues[slot]
+
+    def use_queue(self, uint32_t slot, MappedFile file not None):
+        """The consume queue file that the next entries of a queue go into. It is used until the queue's files are removed."""
+        cdef queue_files* files = self._files(slot)
+        cdef uint32_t removals = self.control._slot(slot).removals
+        if not file.writable:
+            raise ValueError(f"{file!r} is mapped for reading only")
+        if files.removals != removals:  # the extended files were removed, too
+            files.ext_address = NULL
+            self.ext_mappings.pop(slot, None)
+        files.removals = removals
+        self.queue_mappings[slot] = file
+        files.address = file.address
+        files.base = file.base
+        files.end = file.base + file.length
+        files.used = self.d.round
+
+    def use_ext(self, uint32_t slot, MappedFile file not None, int64_t next_position, int64_t allocated):
+        """The extended file that the next unit of a queue goes into, at `next_position`; space is there up to `allocated`."""
+        cdef queue_files* files = self._files(slot)
+        if not file.writable:
+            raise ValueError(f"{file!r} is mapped for reading only")
+        self.ext_mappings[slot] = file
+        files.ext_address = file.address
+        files.ext_base = file.base
+        files.ext_end = file.base + file.length
+        files.ext_next = next_position
+        files.ext_allocated = min(allocated, files.ext_end)
+
+    def ext_next(self, uint32_t slot):
+        """Where the next unit of a queue goes; -1 when no file of it is at hand."""
+        cdef queue_files* files = self._files(slot)
+        return files.ext_next if files.ext_address != NULL else -1
+
+    def forget_ext(self):
+        """Lets all extended files go: another process may have written units since."""
+        for slot in self.ext_mappings:
+            self._files(slot).ext_address = NULL
+        self.ext_mappings.clear()
+
+    def forget_queue(self, uint32_t slot):
+        """Lets the files of a queue go."""
+        cdef queue_files* files = self._files(slot)
+        files.address = files.ext_address = NULL
+        self.queue_mappings.pop(slot, None)
+        self.ext_mappings.pop(slot, None)
+
+    @property
+    def queue_count(self):
+        """How many queues have a file at hand."""
+        return len(self.queue_mappings)
+
+    def least_used(self, int count):
+        """Slots of the queues at hand whose last entry is longest ago."""
+        return sorted(self.queue_mappings, key=self._used)[:count]
+
+    def _used(self, uint32_t slot):
+        return self._files(slot).used

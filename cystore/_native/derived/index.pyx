@@ -1,0 +1,364 @@
+"""Index files in memory: entering keys, walking the chain of a key, taking entries back.
+
+Publication order of an entry: the file's end (so that a repair knows where to look), the entry's bytes, the count, the slot.
+A process killed between two of them leaves an entry that is not counted, or counted and in no chain; never a chain that
+leads to bytes nobody wrote. `index_trim` takes back what is at or behind a log position, which makes dispatch repeatable.
+
+Nothing read from a file is trusted: entry numbers are checked against the count, and a chain only ever goes to lower numbers,
+so a cyclic one ends. Source of the format: IndexFile and IndexHeader of RocketMQ 4.9.3.
+"""
+
+from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memchr, memcmp
+
+from cystore._native.memory.atomics cimport (observe_be32, prefetch_for_read, prefetch_for_write, publish_be32, release_fence)
+from cystore._native.layout cimport *
+from cystore._native.memory.mapping cimport MappedFile
+from cystore._native.record.record cimport (RECORD_BAD_CHECKSUM, RECORD_OK, java_hash, property_find, record_check, record_view)
+from cystore._native.record.window cimport (WINDOW_BEYOND, WINDOW_GONE, WINDOW_NEED_SEGMENT, log_window, window_record)
+
+cdef extern from "failpoints.h" nogil:
+    void failpoint(const char* name)
+
+# RocketMQ's clock may step back between two records; entries this much out of order are still found by a time range.
+cdef int64_t CLOCK_STEP_MS = 600_000
+# Times from callers are kept within this, times from files are not used beyond it: sums of two stay numbers.
+cdef int64_t TIME_MAX_MS = 1 << 61
+
+
+cdef int64_t index_time(int64_t ms) noexcept nogil:
+    return max(-TIME_MAX_MS, min(ms, TIME_MAX_MS))
+
+
+cdef inline uint8_t* _slot(const index_view* index, int32_t hash) noexcept nogil:
+    return index.p + INDEX_HEADER_BYTES + <size_t>INDEX_SLOT_BYTES * (<uint32_t>hash % index.slots)
+
+
+cdef inline uint8_t* _entry(const index_view* index, int32_t number) noexcept nogil:
+    return (
+        index.p + INDEX_HEADER_BYTES + <size_t>INDEX_SLOT_BYTES * index.slots
+        + <size_t>INDEX_ENTRY_BYTES * <uint32_t>number
+    )
+
+
+cdef bint index_view_fits(const index_view* index, size_t length) noexcept nogil:
+    """Whether a file of `length` bytes holds that many slots and entries, so that no number below them leads outside."""
+    return (
+        0 < index.slots <= <uint32_t>INT32_MAX
+        and 1 < index.capacity <= <uint32_t>INT32_MAX
+        and INDEX_HEADER_BYTES + <size_t>INDEX_SLOT_BYTES * index.slots
+        + <size_t>INDEX_ENTRY_BYTES * index.capacity == length
+    )
+
+
+cdef int32_t index_next_entry(const index_view* index) noexcept nogil:
+    """Number of the next entry, at least 1 and at most the capacity, whatever the file says."""
+    cdef int32_t number = <int32_t>observe_be32(index.p + INDEX_HEADER_NEXT_ENTRY_AT)  # acquire; release in _set_counts
+    if number < 1:
+        return 1
+    return number if <uint32_t>number <= index.capacity else <int32_t>index.capacity
+
+
+cdef int64_t index_entry_end(const index_view* index, int32_t number) noexcept nogil:
+    """Position in the file behind entry `number`."""
+    return _entry(index, number) + INDEX_ENTRY_BYTES - index.p
+
+
+cdef int32_t index_topic_seed(const uint8_t* topic, size_t length) noexcept nogil:
+    return java_hash(java_hash(0, topic, length), <const uint8_t*>b"#", 1)
+
+
+cdef int32_t index_key_hash(int32_t seed, const uint8_t* key, size_t length) noexcept nogil:
+    cdef int32_t hash = java_hash(seed, key, length)
+    if hash == INT32_MIN:
+        return 0
+    return -hash if hash < 0 else hash
+
+
+cdef void index_prefetch(const index_view* index, int32_t hash) noexcept nogil:
+    prefetch_for_write(_slot(index, hash))
+
+
+cdef inline int32_t _linked(int32_t number, int32_t below) noexcept nogil:
+    """An entry number found in a slot or an entry, 0 when it cannot be one."""
+    return number if 0 < number < below else 0
+
+
+cdef int32_t index_prefetch_entry(const index_view* index, int32_t hash) noexcept nogil:
+    cdef int32_t newest = <int32_t>observe_be32(_slot(index, hash))
+    newest = _linked(newest, index_next_entry(index))
+    if newest != 0:
+        prefetch_for_read(_entry(index, newest))
+    return newest
+
+
+cdef int64_t index_entry_position(const index_view* index, int32_t number) noexcept nogil:
+    return index_entry_physical_offset(_entry(index, number))
+
+
+cdef inline void _set_counts(index_view* index, uint32_t used_slots, int32_t next_entry) noexcept nogil:
+    """Both counts in one store: a kill leaves them of one mind."""
+    release_fence()
+    store_be64(index.p + INDEX_HEADER_USED_SLOTS_AT, (<uint64_t>used_slots << 32) | <uint32_t>next_entry)
+
+
+cdef int32_t index_seconds(int64_t begin, int64_t store_timestamp) noexcept nogil:
+    cdef int64_t seconds
+    if begin <= 0 or store_timestamp <= begin:
+        return 0
+    seconds = (store_timestamp - begin) // 1000
+    return <int32_t>seconds if seconds < INT32_MAX else INT32_MAX
+
+
+cdef int index_put(index_view* index, int32_t hash, int64_t physical_offset, int64_t store_timestamp) noexcept nogil:
+    """Enters a key; INDEX_FULL when there is no room. The entry's bytes must be allocated."""
+    cdef int32_t number = index_next_entry(index)
+    cdef uint8_t* slot
+    cdef uint8_t* entry
+    cdef int32_t previous
+    if <uint32_t>number >= index.capacity:
+        return INDEX_FULL
+    slot = _slot(index, hash)
+    entry = _entry(index, number)
+    previous = _linked(<int32_t>load_be32(slot), number)
+    index_header_set_end_physical_offset(index.p, physical_offset)
+    index_header_set_end_timestamp(index.p, store_timestamp)
+    failpoint("index.end_moved")
+    release_fence()
+    index_entry_set_key_hash(entry, hash)
+    index_entry_set_physical_offset(entry, physical_offset)
+    # The first entry's seconds count from the end of the file before, which the begin still holds.
+    index_entry_set_seconds(entry, index_seconds(index_header_begin_timestamp(index.p), store_timestamp))
+    index_entry_set_previous(entry, previous)
+    if number == 1:
+        index_header_set_begin_physical_offset(index.p, physical_offset)
+        index_header_set_begin_timestamp(index.p, store_timestamp)
+    failpoint("index.entry_written")
+    _set_counts(index, <uint32_t>index_header_used_slots(index.p) + (previous == 0), number + 1)
+    failpoint("index.counted")
+    publish_be32(slot, <uint32_t>number)  # release: publishes the entry and the count; acquire: observe_be32 of the slot
+    failpoint("index.linked")
+    return INDEX_OK
+
+
+cdef int32_t index_trim(index_view* index, int64_t physical_offset) noexcept nogil:
+    """Takes back the newest entries that point at or past `physical_offset`; returns how many are left.
+
+    A kill half-way leaves fewer of them: slots are put back before the count, and a slot that no longer names its entry is
+    left alone. The header's end is the caller's to mend.
+    """
+    cdef int32_t number = index_next_entry(index) - 1
+    cdef uint8_t* slot
+    cdef uint8_t* entry
+    cdef int32_t previous
+    while number > 0:
+        entry = _entry(index, number)
+        if index_entry_physical_offset(entry) < physical_offset:
+            break
+        previous = _linked(index_entry_previous(entry), number)
+        slot = _slot(index, index_entry_key_hash(entry))
+        if <int32_t>load_be32(slot) == number:
+            publish_be32(slot, <uint32_t>previous)
+        failpoint("index.unlinked")
+        _set_counts(index, <uint32_t>index_header_used_slots(index.p) - (previous == 0), number)
+        number -= 1
+    return number
+
+
+cdef bint index_may_hold(const index_view* index, int64_t begin_ms, int64_t end_ms) noexcept nogil:
+    """Whether the file may have entries from a range of store timestamps. One that ends before it begins has timestamps of a wrong clock."""
+    if index_header_end_timestamp(index.p) < index_header_begin_timestamp(index.p):
+        return True
+    return index_header_end_timestamp(index.p) >= begin_ms - CLOCK_STEP_MS \
+        and index_header_begin_timestamp(index.p) <= end_ms + CLOCK_STEP_MS
+
+
+cdef void index_walk_begin(const index_view* index, index_walk* walk) noexcept nogil:
+    """Sets `walk.entry` to the newest entry of the chain of `walk.hash`."""
+    cdef int32_t newest = <int32_t>observe_be32(_slot(index, walk.hash))
+    # The slot was read first: what it names is below a count that is read now.
+    walk.entry = _linked(newest, index_next_entry(index))
+
+
+cdef int index_walk_next(const index_view* index, index_walk* walk, int64_t* offsets, int room) noexcept nogil:
+    """The next entries of the hash whose time may lie in the range, newest first; how many were put into `offsets`.
+
+    An entry knows its time by the second only, and the first one of a file, and one at or before the file's begin, not even
+    that: what is dropped here cannot be in the range, what is kept may not be.
+    """
+    cdef int found = 0
+    cdef int64_t begin = index_header_begin_timestamp(index.p)
+    cdef int64_t earliest
+    cdef const uint8_t* entry
+    cdef int32_t seconds, number
+    while walk.entry != 0 and found < room:
+        number = walk.entry
+        entry = _entry(index, number)
+        seconds = index_entry_seconds(entry)
+        walk.entry = _linked(index_entry_previous(entry), number)
+        if number > 1 and 0 < seconds < INT32_MAX and 0 < begin < TIME_MAX_MS:
+            earliest = begin + <int64_t>seconds * 1000
+            if earliest + 999 < walk.begin_ms - CLOCK_STEP_MS:
+                walk.entry = 0
+                break
+            if earliest > walk.end_ms or earliest + 999 < walk.begin_ms:
+                continue
+        if index_entry_key_hash(entry) == walk.hash:
+            offsets[found] = index_entry_physical_offset(entry)
+            found += 1
+    return found
+
+
+cdef bint index_key_matches(const record_view* v, const uint8_t* key, int key_len) noexcept nogil:
+    """Whether a record holds the key: as its unique key, or as one of its keys, which single spaces separate."""
+    cdef const uint8_t* value
+    cdef const uint8_t* end
+    cdef const uint8_t* space
+    cdef int value_len
+    if property_find(v.properties, v.properties_len, "UNIQ_KEY", 8, &value, &value_len):
+        if value_len == key_len and memcmp(value, key, key_len) == 0:
+            return True
+    if property_find(v.properties, v.properties_len, "KEYS", 4, &value, &value_len):
+        end = value + value_len
+        while value < end:
+            space = <const uint8_t*>memchr(value, 32, end - value)
+            if space == NULL:
+                space = end
+            if space - value == key_len and memcmp(value, key, key_len) == 0:
+                return True
+            value = space + 1
+    return False
+
+
+cdef inline void _keep(key_query* q, int64_t offset) noexcept nogil:
+    """Enters a physical offset in its place, once. Chains are in order but where RocketMQ entered a record again."""
+    cdef int64_t place = q.found_count
+    cdef int64_t i
+    while place > 0 and q.found[place - 1] < offset:
+        place -= 1
+    if place > 0 and q.found[place - 1] == offset:
+        return
+    for i in range(q.found_count, place, -1):
+        q.found[i] = q.found[i - 1]
+    q.found[place] = offset
+    q.found_count += 1
+
+
+cdef inline void _keep_damaged(key_query* q, int64_t offset, int status) noexcept nogil:
+    cdef int i
+    for i in range(q.damaged_count):
+        if q.damaged[i] == offset:
+            return
+    if q.damaged_count < QUERY_DAMAGED_MAX:
+        q.damaged[q.damaged_count] = offset
+        q.damaged_status[q.damaged_count] = status
+        q.damaged_count += 1
+
+
+cdef int index_query(const index_view* index, key_query* q, log_window* window) noexcept nogil:
+    """Goes on down the chain of `q.walk` and keeps the whole records that hold the key, and where none stands that is whole.
+
+    An entry that leads to a hole or to a part of the log that is gone is passed over, and one of another key with the same hash.
+    A record without the key is verified too: its key may be what came to harm."""
+    cdef record_view v
+    cdef const uint8_t* at
+    cdef int status
+    while True:
+        if q.candidate_at == q.candidate_count:
+            q.candidate_at = 0
+            q.candidate_count = index_walk_next(index, &q.walk, q.candidates, QUERY_CANDIDATES)
+            if q.candidate_count == 0:
+                return QUERY_DONE
+        if q.found_count == q.room:
+            return QUERY_FULL
+        q.wanted = q.candidates[q.candidate_at]
+        status = window_record(window, q.wanted, &v, &at)
+        if status == WINDOW_NEED_SEGMENT:
+            return QUERY_NEED_SEGMENT
+        q.candidate_at += 1
+        if status == WINDOW_GONE or status == WINDOW_BEYOND:
+            continue
+        if status != RECORD_OK:
+            _keep_damaged(q, q.wanted, status)
+            continue
+        if not q.walk.begin_ms <= v.store_timestamp <= q.walk.end_ms:
+            continue
+        if not record_check(at, &v):
+            _keep_damaged(q, q.wanted, RECORD_BAD_CHECKSUM)
+        elif v.topic_len == q.topic_len and memcmp(v.topic, q.topic, q.topic_len) == 0 \
+                and takes_index_entry(v.sys_flag) \
+                and (q.key == NULL or index_key_matches(&v, q.key, q.key_len)):
+            _keep(q, q.wanted)
+
+
+# ------------------------------------------------------------------------------------------------------ for Python
+
+
+cdef index_view index_view_of(MappedFile file, uint32_t slots, uint32_t capacity) except *:
+    cdef index_view index
+    index.p = file.address
+    index.slots = slots
+    index.capacity = capacity
+    if not index_view_fits(&index, file.length):
+        raise ValueError(f"{file!r} is no index file of {slots} slots and {capacity} entries")
+    return index
+
+
+def trim_file(MappedFile file not None, uint32_t slots, uint32_t capacity, int64_t physical_offset):
+    """Takes back the newest entries at or past `physical_offset`; how many are left."""
+    cdef index_view index = index_view_of(file, slots, capacity)
+    cdef int32_t left
+    if not file.writable:
+        raise ValueError(f"{file!r} is mapped for reading only")
+    with nogil:
+        left = index_trim(&index, physical_offset)
+    return left
+
+
+cdef index_view _view_of(const uint8_t[::1] data, uint32_t slots, uint32_t capacity) except *:
+    cdef index_view index
+    index.p = <uint8_t*>&data[0] if data.shape[0] else NULL
+    index.slots = slots
+    index.capacity = capacity
+    if not index_view_fits(&index, data.shape[0]):
+        raise ValueError(f"{data.shape[0]} bytes are no index file of {slots} slots and {capacity} entries")
+    return index
+
+
+def key_hash(const uint8_t[::1] topic, const uint8_t[::1] key):
+    """What the index holds for a key of a topic."""
+    cdef int32_t seed = index_topic_seed(&topic[0] if topic.shape[0] else NULL, topic.shape[0])
+    return index_key_hash(seed, &key[0] if key.shape[0] else NULL, key.shape[0])
+
+
+def put(uint8_t[::1] data, uint32_t slots, uint32_t capacity, int32_t hash, int64_t physical_offset,
+        int64_t store_timestamp):
+    """Enters a key hash into a whole index file; False when it is full."""
+    cdef index_view index = _view_of(data, slots, capacity)
+    if hash < 0:
+        raise ValueError(f"key hash {hash} is below 0")
+    return index_put(&index, hash, physical_offset, store_timestamp) == INDEX_OK
+
+
+def trim(uint8_t[::1] data, uint32_t slots, uint32_t capacity, int64_t physical_offset):
+    """Takes back the newest entries at or past `physical_offset`; how many are left."""
+    cdef index_view index = _view_of(data, slots, capacity)
+    return index_trim(&index, physical_offset)
+
+
+def lookup(const uint8_t[::1] data, uint32_t slots, uint32_t capacity, int32_t hash, int64_t begin_ms, int64_t end_ms,
+           int room=16):
+    """Physical offsets of the entries with that hash, newest first, fetched `room` at a time."""
+    cdef index_view index = _view_of(data, slots, capacity)
+    cdef index_walk walk
+    cdef int64_t[64] offsets
+    cdef int i, count
+    if hash < 0 or not 0 < room <= 64:
+        raise ValueError(f"key hash {hash}, room for {room} offsets")
+    walk.hash, walk.begin_ms, walk.end_ms = hash, index_time(begin_ms), index_time(end_ms)
+    found = []
+    index_walk_begin(&index, &walk)
+    while walk.entry != 0:
+        count = index_walk_next(&index, &walk, offsets, room)
+        found.extend([offsets[i] for i in range(count)])
+    return found

@@ -1,0 +1,66 @@
+from libc.stdint cimport int32_t, int64_t, uint8_t
+
+from cystore._native.record.record cimport record_view
+from cystore._native.record.window cimport LogWindow, log_window
+
+cdef enum SelectStatus:
+    SELECT_DONE = 0
+    SELECT_NEED_SEGMENT = 1     # the record at `wanted` is in a segment that is not at hand
+    SELECT_DAMAGED = 2          # entry and record do not fit together: `status` says how
+
+cdef enum:
+    SELECT_BAD_ENTRY = 32       # `status`: the entry itself cannot be one
+    SELECT_OTHER_RECORD = 33    # the entry leads to a record of another size, queue or queue offset
+
+# Tags that a reader asks for.
+cdef struct tag_filter:
+    int count
+    int32_t* codes
+    const uint8_t** tags
+    int* lengths
+
+# RocketMQ's limits of one batch; `memory_bytes` behind the log's end counts as held in memory.
+cdef struct batch_limits:
+    int32_t max_count
+    int64_t memory_bytes
+    int64_t bytes_in_memory
+    int32_t count_in_memory
+    int64_t bytes_in_disk
+    int32_t count_in_disk
+
+# A pass over consecutive entries of one queue, which can be broken off and gone on with.
+cdef struct selection:
+    const uint8_t* entries
+    int64_t first               # queue offset of the first of them
+    int64_t count
+    const uint8_t* topic
+    int topic_len
+    int32_t queue_id
+    bint codes_are_hashes       # not in the queues of delayed messages: theirs are due times
+    batch_limits limits
+    tag_filter filter
+    int64_t at                  # how many entries are done with
+    int32_t found
+    int64_t found_bytes
+    int64_t gone                # hole entries, and messages below the log's minimum
+    int64_t wanted
+    int status
+    int64_t* offsets            # of each message found its physical offset, and which of the entries it is;
+    int64_t* numbers            # room for limits.max_count
+
+cdef void queue_put(uint8_t* p, int64_t physical_offset, int32_t size, int64_t tags_code) noexcept nogil
+cdef void queue_put_holes(uint8_t* p, int64_t count) noexcept nogil
+cdef bint queue_is_hole(const uint8_t* p) noexcept nogil
+cdef int queue_select(selection* s, log_window* window) noexcept nogil
+
+# The messages that a selection found, or the bytes of their records and where each begins; all of them are verified.
+cdef list selected_messages(selection* s, LogWindow window, int64_t wrote)
+cdef tuple selected_records(selection* s, LogWindow window)
+
+cdef class TagFilter:
+    cdef tag_filter c
+    cdef readonly tuple tags
+    cdef tuple encoded
+
+cdef class BatchLimits:
+    cdef batch_limits c

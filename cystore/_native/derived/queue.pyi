@@ -1,0 +1,57 @@
+from typing import Any, final
+
+from _typeshed import WriteableBuffer
+
+from cystore._native.memory.control import Control
+from cystore._native.memory.mapping import MappedFile
+from cystore._native.record.window import LogWindow
+
+@final
+class TagFilter:
+    @property
+    def tags(self) -> tuple[str, ...]: ...
+    def __new__(cls, expression: str) -> TagFilter: ...
+
+@final
+class BatchLimits:
+    def __new__(
+        cls,
+        *,
+        memory_bytes: int,
+        bytes_in_memory: int,
+        count_in_memory: int,
+        bytes_in_disk: int,
+        count_in_disk: int,
+    ) -> BatchLimits: ...
+
+def queue_state(
+    control: Control, topic: bytes, queue_id: int
+) -> tuple[int, int, int, int, int, int] | None: ...
+
+# The first item is a list of Message; with `raw` the records' bytes and an array of where each begins.
+def read_batch(
+    window: LogWindow,
+    minimum: int,
+    wrote: int,
+    file: MappedFile,
+    first: int,
+    count: int,
+    topic: bytes,
+    queue_id: int,
+    limits: BatchLimits,
+    max_count: int,
+    tags: TagFilter | None = None,
+    raw: bool = False,
+) -> tuple[Any, int, int]: ...
+def put_entry(
+    data: WriteableBuffer, position: int, physical_offset: int, size: int, tags_code: int
+) -> None: ...
+def entry_at(file: MappedFile, position: int) -> tuple[int, int, int] | None: ...
+def put_holes(file: MappedFile, position: int, count: int) -> None: ...
+def step_over_holes(file: MappedFile, begin: int, end: int, backwards: bool = False) -> int: ...
+def queues_to_flush(control: Control) -> list[int]: ...
+
+NO_FILES: int
+
+def queues_unused(control: Control) -> list[int]: ...
+def queues_behind(control: Control) -> list[int]: ...

@@ -1,0 +1,388 @@
+"""Consume queue entries: writing them, and choosing the messages of a batch (ConsumeQueue, DefaultMessageStore.getMessage)."""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.string cimport memcmp, memcpy
+
+from cpython cimport array
+
+import array
+
+from cystore._native.memory.atomics cimport load_i64, load_u32
+from cystore._native.memory.control cimport Control
+from cystore._native.derived.ext cimport ext_is_address
+from cystore._native.layout cimport *
+from cystore._native.memory.mapping cimport MappedFile
+from cystore._native.record.message cimport stored_message
+from cystore._native.memory.queue_table cimport control_find_queue, control_slot
+from cystore._native.record.record cimport (RECORD_BAD_CHECKSUM, java_hash, property_find, record_check, record_view)
+from cystore._native.record.record import STATUS_NAMES as _STATUS_NAMES
+from cystore._native.record.window cimport (WINDOW_GONE, WINDOW_NEED_SEGMENT, WINDOW_SEGMENTS, LogWindow, log_window, window_record)
+from cystore.errors import CorruptRecordError, MessageIllegalError
+
+cdef array.array _POSITIONS = array.array("q")
+
+
+cdef void queue_put(uint8_t* p, int64_t physical_offset, int32_t size, int64_t tags_code) noexcept nogil:
+    queue_entry_disk_set_physical_offset(p, physical_offset)
+    queue_entry_disk_set_size(p, size)
+    queue_entry_disk_set_tags_code(p, tags_code)
+
+
+cdef void queue_put_holes(uint8_t* p, int64_t count) noexcept nogil:
+    """Entries that stand for queue offsets without a message."""
+    cdef int64_t i
+    for i in range(count):
+        queue_put(p + i * <int64_t>QUEUE_ENTRY_BYTES, 0, <int32_t>HOLE_ENTRY_SIZE, 0)
+
+
+cdef bint queue_is_hole(const uint8_t* p) noexcept nogil:
+    return queue_entry_disk_size(p) == <int32_t>HOLE_ENTRY_SIZE
+
+
+cdef inline bint _batch_full(const selection* s, int32_t size, bint in_disk) noexcept nogil:
+    """The first message always fits, whatever its size."""
+    if s.found == 0:
+        return False
+    if s.found >= s.limits.max_count:
+        return True
+    if in_disk:
+        return s.found_bytes + size > s.limits.bytes_in_disk or s.found >= s.limits.count_in_disk
+    return s.found_bytes + size > s.limits.bytes_in_memory or s.found >= s.limits.count_in_memory
+
+
+cdef inline bint _code_wanted(const tag_filter* filter, int64_t tags_code) noexcept nogil:
+    cdef int i
+    for i in range(filter.count):
+        if filter.codes[i] == <int32_t>tags_code:
+            return True
+    return False
+
+
+cdef inline bint _tag_wanted(const tag_filter* filter, const record_view* v) noexcept nogil:
+    """By the text: two tags may share a hash."""
+    cdef const uint8_t* value
+    cdef int value_len, i
+    if not property_find(v.properties, v.properties_len, "TAGS", 4, &value, &value_len):
+        return False
+    for i in range(filter.count):
+        if filter.lengths[i] == value_len and memcmp(filter.tags[i], value, value_len) == 0:
+            return True
+    return False
+
+
+cdef int queue_select(selection* s, log_window* window) noexcept nogil:
+    """Goes on from `s.at` until the batch is full, the entries end, or something stands in the way."""
+    cdef const uint8_t* entry
+    cdef const uint8_t* at
+    cdef record_view v
+    cdef int64_t physical_offset, tags_code
+    cdef int32_t size
+    while s.at < s.count:
+        entry = s.entries + s.at * <int64_t>QUEUE_ENTRY_BYTES
+        physical_offset = queue_entry_disk_physical_offset(entry)
+        size = queue_entry_disk_size(entry)
+        tags_code = queue_entry_disk_tags_code(entry)
+        if size <= 0 or physical_offset < 0:  # zeros: nobody wrote this entry
+            s.status = SELECT_BAD_ENTRY
+            return SELECT_DAMAGED
+        if size == <int32_t>HOLE_ENTRY_SIZE or physical_offset < window.minimum:
+            s.gone += 1
+            s.at += 1
+            continue
+        if size > window.wrote - physical_offset:
+            s.status = SELECT_BAD_ENTRY
+            return SELECT_DAMAGED
+        if _batch_full(s, size, window.wrote - physical_offset > s.limits.memory_bytes):
+            return SELECT_DONE
+        if s.filter.count and s.codes_are_hashes and not ext_is_address(tags_code) \
+                and not _code_wanted(&s.filter, tags_code):
+            s.at += 1
+            continue
+        s.wanted = physical_offset
+        s.status = window_record(window, physical_offset, &v, &at)
+        if s.status == WINDOW_NEED_SEGMENT:
+            return SELECT_NEED_SEGMENT
+        if s.status == WINDOW_GONE:
+            s.gone += 1
+            s.at += 1
+            continue
+        if s.status != 0:
+            return SELECT_DAMAGED
+        if v.total_size != size or v.queue_id != s.queue_id or v.queue_offset != s.first + s.at \
+                or v.topic_len != s.topic_len or memcmp(v.topic, s.topic, s.topic_len) != 0:
+            s.status = SELECT_OTHER_RECORD
+            return SELECT_DAMAGED
+        if s.filter.count and not _tag_wanted(&s.filter, &v):
+            s.at += 1
+            continue
+        if not record_check(at, &v):
+            s.status = RECORD_BAD_CHECKSUM
+            return SELECT_DAMAGED
+        s.offsets[s.found] = physical_offset
+        s.numbers[s.found] = s.at
+        s.found += 1
+        s.found_bytes += size
+        s.at += 1
+    return SELECT_DONE
+
+
+# ------------------------------------------------------------------------------------------------------ for Python
+
+
+@cython.final
+cdef class TagFilter:
+    """A tag expression: `A`, or `A || B`. One without any tag is a MessageIllegalError (FilterAPI)."""
+
+    def __cinit__(self, str expression not None):
+        cdef int i
+        cdef bytes tag
+        # Java's trim takes off every character up to the blank.
+        blanks = "".join(map(chr, range(33)))
+        self.tags = tuple(dict.fromkeys(t for t in (part.strip(blanks) for part in expression.split("||")) if t))
+        if not self.tags:
+            raise MessageIllegalError(f"tags: there is no tag in {expression!r}")
+        try:
+            self.encoded = tuple([text.encode() for text in self.tags])
+        except UnicodeEncodeError as error:
+            raise MessageIllegalError(f"tags: {expression!r} cannot be encoded: {error.reason}") from error
+        self.c.codes = <int32_t*>PyMem_Malloc(len(self.encoded) * sizeof(int32_t))
+        self.c.tags = <const uint8_t**>PyMem_Malloc(len(self.encoded) * sizeof(uint8_t*))
+        self.c.lengths = <int*>PyMem_Malloc(len(self.encoded) * sizeof(int))
+        if self.c.codes == NULL or self.c.tags == NULL or self.c.lengths == NULL:
+            raise MemoryError
+        self.c.count = <int>len(self.encoded)
+        for i in range(self.c.count):
+            tag = self.encoded[i]
+            self.c.tags[i] = <const uint8_t*>PyBytes_AS_STRING(tag)
+            self.c.lengths[i] = <int>len(tag)
+            self.c.codes[i] = java_hash(0, self.c.tags[i], len(tag))
+
+    def __dealloc__(self):
+        PyMem_Free(self.c.codes)
+        PyMem_Free(self.c.tags)
+        PyMem_Free(self.c.lengths)
+
+
+@cython.final
+cdef class BatchLimits:
+    """RocketMQ's limits of one batch. Sizes in bytes; `memory_bytes` behind the log's end counts as held in memory."""
+
+    def __cinit__(self, *, int64_t memory_bytes, int64_t bytes_in_memory, int32_t count_in_memory,
+                  int64_t bytes_in_disk, int32_t count_in_disk):
+        self.c.memory_bytes = memory_bytes
+        self.c.bytes_in_memory = bytes_in_memory
+        self.c.count_in_memory = count_in_memory
+        self.c.bytes_in_disk = bytes_in_disk
+        self.c.count_in_disk = count_in_disk
+
+
+def queue_state(Control control not None, bytes topic not None, int32_t queue_id):
+    """(slot, minimum, dispatched, next, log minimum, wrote) of a queue, None when it is unknown.
+
+    Acquire loads, in this order: entries below `dispatched` (released in dispatch.pyx) point below `wrote` (append.pxd).
+    """
+    cdef control_block* block = control.checked()
+    cdef queue_entry* entry
+    cdef int64_t minimum, dispatched, next
+    if len(topic) > <Py_ssize_t>TOPIC_BYTES_MAX:
+        return None
+    entry = control_find_queue(block, <const uint8_t*>PyBytes_AS_STRING(topic), <int>len(topic), queue_id)
+    if entry == NULL:
+        return None
+    next = load_i64(&entry.next)
+    minimum = load_i64(&entry.minimum)
+    dispatched = load_i64(&entry.dispatched)
+    return (entry - control_slot(block, 0), minimum, dispatched, next, load_i64(&block.min_physical_offset),
+            load_i64(&block.wrote))
+
+
+cdef _damage(const selection* s, LogWindow window, MappedFile file):
+    """The error for what `queue_select` stopped at."""
+    cdef MappedFile segment = window.file_of(s.wanted)
+    number = s.first + s.at
+    if s.status == SELECT_BAD_ENTRY or s.status == SELECT_OTHER_RECORD or segment is None:
+        reason = "points to another record" if s.status == SELECT_OTHER_RECORD else "points outside the log"
+        return CorruptRecordError(f"the consume queue entry of queue offset {number} {reason}", path=file.path,
+                                  offset=number * QUEUE_ENTRY_BYTES)
+    return CorruptRecordError(f"the record of queue offset {number} is not valid: {_STATUS_NAMES[s.status]}",
+                              path=segment.path, offset=s.wanted)
+
+
+cdef int _select(selection* s, LogWindow window, MappedFile file) except -1:
+    """Runs the selection to its end; segments are brought in as it goes. A batch that found something ends where one more
+    segment would drive another out."""
+    cdef int status
+    while True:
+        with nogil:
+            status = queue_select(s, &window.c)
+        if status == SELECT_NEED_SEGMENT and not (s.found and window.c.count == WINDOW_SEGMENTS):
+            window.need(s.wanted)
+        elif status == SELECT_DAMAGED and s.found == 0:
+            raise _damage(s, window, file)
+        else:
+            return 0
+
+
+cdef list selected_messages(selection* s, LogWindow window, int64_t wrote):
+    cdef MappedFile segment
+    cdef int32_t i
+    cdef list out = []
+    for i in range(s.found):
+        segment = window.file_of(s.offsets[i])
+        out.append(stored_message(segment, s.offsets[i] - segment.base,
+                                  min(segment.base + segment.length, wrote) - s.offsets[i], True))
+    return out
+
+
+cdef int64_t _copy(const selection* s, log_window* window, uint8_t* to) noexcept nogil:
+    """Copies the records found, one behind the other, and notes in `numbers` where each begins; gives their bytes."""
+    cdef record_view v
+    cdef const uint8_t* at
+    cdef int64_t end = 0
+    cdef int32_t i
+    for i in range(s.found):
+        if window_record(window, s.offsets[i], &v, &at) != 0 or v.total_size > s.found_bytes - end:
+            return -1
+        memcpy(to + end, at, v.total_size)
+        s.numbers[i] = end
+        end += v.total_size
+    return end
+
+
+cdef tuple selected_records(selection* s, LogWindow window):
+    cdef bytes whole = PyBytes_FromStringAndSize(NULL, s.found_bytes)
+    cdef array.array begins = array.clone(_POSITIONS, s.found, False)
+    cdef uint8_t* to = <uint8_t*>PyBytes_AS_STRING(whole)
+    cdef int64_t end
+    with nogil:
+        end = _copy(s, &window.c, to)
+    if end != s.found_bytes:
+        raise CorruptRecordError("a record changed while it was read", offset=s.offsets[0])
+    if s.found:  # an empty array has no memory
+        memcpy(begins.data.as_longlongs, s.numbers, s.found * sizeof(int64_t))
+    return whole, begins
+
+
+def read_batch(LogWindow window not None, int64_t minimum, int64_t wrote, MappedFile file not None, int64_t first,
+               int64_t count, bytes topic not None, int32_t queue_id, BatchLimits limits not None, int32_t max_count,
+               TagFilter tags=None, bint raw=False):
+    """Messages of the `count` entries of a consume queue file that begin with queue offset `first`.
+
+    Gives (messages, entries done with, how many of them stood for no message); with `raw` (bytes of the records, array of
+    where each begins) instead of messages. A damaged message is a CorruptRecordError when it would be the first of the batch.
+    """
+    cdef selection s
+    cdef int64_t begin = first * QUEUE_ENTRY_BYTES - file.base
+    if first < 0 or count < 0 or max_count < 1 or begin < 0 or begin + count * QUEUE_ENTRY_BYTES > file.length:
+        raise ValueError(f"{count} entries from {first} are not in {file!r}, or no room for messages: {max_count}")
+    s.entries = file.address + begin
+    s.first = first
+    s.count = count
+    s.topic = <const uint8_t*>PyBytes_AS_STRING(topic)
+    s.topic_len = <int>len(topic)
+    s.queue_id = queue_id
+    s.codes_are_hashes = topic != SCHEDULE_TOPIC_TEXT
+    s.limits = limits.c
+    s.limits.max_count = min(max_count, max(limits.c.count_in_memory, limits.c.count_in_disk))
+    if tags is not None:
+        s.filter = tags.c
+    else:
+        s.filter.count = 0
+    s.at = s.found = s.found_bytes = s.gone = s.wanted = 0
+    s.offsets = window.room(2 * s.limits.max_count)
+    s.numbers = s.offsets + s.limits.max_count
+    window.move(minimum, wrote)
+    window.make_room()
+    _select(&s, window, file)
+    found = selected_records(&s, window) if raw else selected_messages(&s, window, wrote)
+    return found, s.at, s.gone
+
+
+def put_entry(uint8_t[::1] data, Py_ssize_t position, int64_t physical_offset, int32_t size, int64_t tags_code):
+    """Writes an entry into a buffer; for tools and tests."""
+    if not 0 <= position <= data.shape[0] - <Py_ssize_t>QUEUE_ENTRY_BYTES:
+        raise ValueError(f"no room for an entry at {position} of {data.shape[0]} bytes")
+    queue_put(&data[position], physical_offset, size, tags_code)
+
+
+def entry_at(MappedFile file not None, Py_ssize_t position):
+    """(physical offset, size, tags code) of the entry at a position in the file; None for a hole entry."""
+    cdef const uint8_t* p
+    cdef bint is_hole
+    if not 0 <= position <= file.length - <Py_ssize_t>QUEUE_ENTRY_BYTES:
+        raise ValueError(f"no entry at {position} of {file.length} bytes")
+    p = file.address + position
+    with nogil:  # the page may have to come from the disk
+        is_hole = queue_is_hole(p)
+    if is_hole:
+        return None
+    return queue_entry_disk_physical_offset(p), queue_entry_disk_size(p), queue_entry_disk_tags_code(p)
+
+
+def put_holes(MappedFile file not None, Py_ssize_t position, Py_ssize_t count):
+    """Fills entries that stand for queue offsets without a message."""
+    if not file.writable or position < 0 or count < 0 \
+            or position + count * <Py_ssize_t>QUEUE_ENTRY_BYTES > file.length:
+        raise ValueError(f"cannot write {count} entries at {position} of {file!r}")
+    with nogil:
+        queue_put_holes(file.address + position, count)
+
+
+def step_over_holes(MappedFile file not None, Py_ssize_t begin, Py_ssize_t end, bint backwards=False):
+    """Position of the first entry in [begin, end) of the file that stands for a message (the last one: `backwards`), or -1."""
+    cdef Py_ssize_t step = -<Py_ssize_t>QUEUE_ENTRY_BYTES if backwards else <Py_ssize_t>QUEUE_ENTRY_BYTES
+    cdef Py_ssize_t at = end + step if backwards else begin
+    if not 0 <= begin <= end <= file.length or begin % step or end % step:
+        raise ValueError(f"{begin} to {end} are no entries of {file.length} bytes")
+    with nogil:
+        while begin <= at < end and queue_is_hole(file.address + at):
+            at += step
+    return at if begin <= at < end else -1
+
+
+def queues_to_flush(Control control not None):
+    """Slots of the queues with entries that are not known to be durable."""
+    cdef control_block* block = control.checked()
+    cdef queue_entry* entry
+    cdef uint32_t slot
+    slots = []
+    for slot in range(min(load_u32(&block.queue_count), block.max_queues)):
+        entry = control_slot(block, slot)
+        if load_i64(&entry.flushed) < load_i64(&entry.dispatched):
+            slots.append(slot)
+    return slots
+
+
+cdef enum:
+    REMOVED = -2    # `allocated` of a queue whose files were all removed
+
+NO_FILES = REMOVED
+
+
+def queues_unused(Control control not None):
+    """Slots of the queues without a message that can be read, whose files are not removed yet: `allocated` is NO_FILES then."""
+    cdef control_block* block = control.checked()
+    cdef queue_entry* entry
+    cdef uint32_t slot
+    slots = []
+    for slot in range(min(load_u32(&block.queue_count), block.max_queues)):
+        entry = control_slot(block, slot)
+        if load_i64(&entry.minimum) >= load_i64(&entry.dispatched) and load_i64(&entry.allocated) != REMOVED:
+            slots.append(slot)
+    return slots
+
+
+def queues_behind(Control control not None):
+    """Slots of the queues that gave out queue offsets which have no entry yet."""
+    cdef control_block* block = control.checked()
+    cdef queue_entry* entry
+    cdef uint32_t slot
+    slots = []
+    for slot in range(min(load_u32(&block.queue_count), block.max_queues)):
+        entry = control_slot(block, slot)
+        if load_i64(&entry.dispatched) < load_i64(&entry.next):
+            slots.append(slot)
+    return slots

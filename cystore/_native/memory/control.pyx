@@ -1,0 +1,518 @@
+"""The control block: the memory that all processes attached to one store share.
+
+Everything in it can be recomputed from the store's files; the first attacher builds it and trusts nothing it finds.
+The scheme (layout fingerprint, reader-friendly slots, one writer per cache line) follows LMDB's lock file.
+"""
+
+cimport cython
+from cpython.exc cimport PyErr_CheckSignals
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
+
+import os
+
+from cystore._native.memory.atomics cimport *
+from cystore._native.layout cimport *
+from cystore._native.memory.locks cimport SharedLocks, control_intact, control_lock_at
+from cystore._native.memory.mapping cimport MappedFile
+from cystore._native.memory.queue_table cimport (control_add_queue, control_find_queue, control_relink_newest, control_slot)
+from cystore.errors import StoreClosedError, StoreFormatError, StoreFullError
+from cystore.layout import LAYOUT_VERSION, MUTEX_NAMES, RELEASE
+
+cdef extern from "failpoints.h" nogil:
+    void failpoint(const char* name)
+
+cdef extern from "wallclock.h" nogil:
+    void store_clock_first(control_block* block)
+
+cdef uint32_t SLOTS_PER_STEP = 256
+
+# What only writers must have in common, and what to do about it.
+cdef dict HINTS = {
+    "PID namespace": ". Writers must share one, because the kernel knows the owner of a lock by its thread id: start this process with "
+                     "`--pid=host` or `--pid=container:NAME` (in a pod: shareProcessNamespace). Reading (read_only=True) works from here",
+    "C library": ". Writers must share one, because a lock is its own affair: use the same image. Reading (read_only=True) works from here",
+}
+
+
+cdef str _text(const char* constant):
+    """A text constant of the block, whatever stands there."""
+    return constant[:40].split(b"\0")[0].decode("ascii", "backslashreplace")
+
+
+@cython.no_gc_clear  # as what it inherits from
+cdef class Control(SharedLocks):
+    """A handle on the control block of one store. Positions are physical offsets in bytes, times are ms."""
+
+    cdef int _forward(self, str name, int64_t* position, int64_t value) except -1:
+        """Publishes a position of the log, none of which ever goes back."""
+        if value < load_i64(position):
+            raise StoreFormatError(f"{name} stands at {load_i64(position)} and cannot go back to {value}", path=self.file.path)
+        store_i64(position, value)
+
+    @staticmethod
+    def size_bytes(uint32_t max_queues):
+        """Length of the address range for so many queues."""
+        return CONTROL_QUEUES_AT + sizeof(queue_entry) * max_queues
+
+    @staticmethod
+    def first_bytes(uint32_t max_queues):
+        """How much of it must be allocated before `create`."""
+        return CONTROL_QUEUES_AT + sizeof(queue_entry) * min(SLOTS_PER_STEP, max_queues)
+
+    @staticmethod
+    def create(MappedFile file not None, *, int64_t commit_log_file_bytes, int64_t consume_queue_file_bytes,
+               uint32_t max_hash_slot_num, uint32_t max_index_num, uint32_t max_queues, uint64_t pid_namespace,
+               str boot_id, str c_library):
+        """Builds a new block in zeroed memory whose `first_bytes` are allocated. Only for a process that is alone in the store."""
+        cdef Control self = Control.__new__(Control)
+        cdef control_block* block = <control_block*>file.address
+        cdef int which
+        cdef bytes text
+        if file.length < <Py_ssize_t>Control.size_bytes(max_queues):
+            raise StoreFormatError("the control block is too short", path=file.path)
+        self.file, self.block = file, block
+        block.fingerprint = LAYOUT_FINGERPRINT
+        block.page_bytes = os.sysconf("SC_PAGESIZE")
+        block.mutex_bytes = sizeof(pthread_mutex_t)
+        block.pid_namespace = pid_namespace
+        block.commit_log_file_bytes = commit_log_file_bytes
+        block.consume_queue_file_bytes = consume_queue_file_bytes
+        block.max_hash_slot_num = max_hash_slot_num
+        block.max_index_num = max_index_num
+        block.max_queues = max_queues
+        block.bucket_count = CONTROL_BUCKETS
+        block.queue_capacity = min(SLOTS_PER_STEP, max_queues)
+        text = boot_id.encode()[:39]
+        memcpy(&block.boot_id[0], <const char*>text, len(text))
+        text = c_library.encode()[:39]
+        memcpy(&block.c_library[0], <const char*>text, len(text))
+        block.generation = int.from_bytes(os.urandom(8), "big")
+        block.layout_version = LAYOUT_VERSION
+        text = RELEASE.encode()[:31]
+        memcpy(&block.release[0], <const char*>text, len(text))
+        for which in range(len(MUTEX_NAMES)):
+            status = robust_init(control_lock_at(block, which))
+            if status:
+                raise OSError(status, os.strerror(status), file.path)
+        store_clock_first(block)
+        block.guard = ~CONTROL_MAGIC
+        full_fence()
+        block.magic = CONTROL_MAGIC
+        return self
+
+    @staticmethod
+    def attach(MappedFile file not None, *, uint64_t pid_namespace, str boot_id, str c_library, bint sole_writer=False):
+        """A handle on a block that another live process built. A block of another kind is refused, never guessed around.
+
+        PID namespace and C library matter to the owners of locks alone: memory that is mapped for reading may come from others, and
+        a `sole_writer` (only readers are attached beside it, and no writer can come meanwhile) puts its own in their place.
+        """
+        cdef Control self = Control.__new__(Control)
+        cdef control_block* block = <control_block*>file.address
+        if file.length < <Py_ssize_t>CONTROL_QUEUES_AT or not control_intact(block):
+            raise StoreFormatError("the control block has another layout: another version of cystore is attached",
+                                   path=file.path)
+        for name, mine, theirs in (
+            ("page size", os.sysconf("SC_PAGESIZE"), block.page_bytes),
+            ("size of a mutex", sizeof(pthread_mutex_t), block.mutex_bytes),
+            ("PID namespace", pid_namespace, block.pid_namespace),
+            ("boot id", boot_id[:39], _text(&block.boot_id[0])),
+            ("C library", c_library[:39], _text(&block.c_library[0])),
+        ):
+            if mine != theirs and ((file.writable and not sole_writer) or name not in HINTS):
+                raise StoreFormatError(f"attached processes differ in {name}: theirs {theirs}, ours {mine}{HINTS.get(name, '')}",
+                                       path=file.path)
+        if file.length < <Py_ssize_t>Control.size_bytes(block.max_queues):
+            raise StoreFormatError("the control block is shorter than it says", path=file.path)
+        self.file, self.block = file, block
+        self.read_only = not file.writable
+        if sole_writer and (block.pid_namespace != pid_namespace or _text(&block.c_library[0]) != c_library[:39]):
+            self._take_over(pid_namespace, c_library)
+        return self
+
+    cdef int _take_over(self, uint64_t pid_namespace, str c_library) except -1:
+        """Makes the block one of this namespace and C library. All writers of before are gone. What they left in the mutexes means nothing here:
+        each lock is made anew, and whoever takes it next repairs first. Until all is done the block has no namespace: after a kill on the
+        way the next writer does all of it again."""
+        cdef control_block* block = self.block
+        cdef bytes library = c_library.encode()[:39]
+        cdef int which
+        store_u64(&block.pid_namespace, 0)
+        or_u32(&block.repair_due, (1u << len(MUTEX_NAMES)) - 1)
+        full_fence()
+        for which in range(len(MUTEX_NAMES)):
+            status = robust_init(control_lock_at(block, which))
+            if status:
+                raise OSError(status, os.strerror(status), self.file.path)
+        memset(&block.c_library[0], 0, sizeof(block.c_library))
+        memcpy(&block.c_library[0], <const char*>library, len(library))
+        full_fence()
+        store_u64(&block.pid_namespace, pid_namespace)
+        return 0
+
+    def follow(self):
+        """From now on the block stands for one of another layout that this process cannot attach to: nobody appends or dispatches through it."""
+        self.checked()
+        self.read_only = True
+
+    def key_changed(self, uint32_t key):
+        """In a block of this process's own: a record with the key was found."""
+        cdef uint32_t* word = &self.checked().key_seq[key % KEY_WORDS]
+        add_u32(word, 1)
+        futex_wake_all(word)
+
+    def detach(self):
+        """Forgets the memory; every later call raises StoreClosedError."""
+        self.block = NULL
+        self.repairs.clear()
+
+    def release(self):
+        """Lets the mapping go, after `detach`; in a forked child only, whose threads hold no locks."""
+        self.file = None
+
+    # ---------------------------------------------------------------------------------------- positions
+
+    @property
+    def closed(self): return self.block == NULL
+
+    @property
+    def wrote(self):
+        return load_i64(&self.checked().wrote)
+
+    @wrote.setter
+    def wrote(self, int64_t value):
+        self._forward("the wrote position", &self.checked().wrote, value)
+
+    @property
+    def flushed(self):
+        return load_i64(&self.checked().flushed)
+
+    @flushed.setter
+    def flushed(self, int64_t value):
+        self._forward("the flushed position", &self.checked().flushed, value)
+
+    def advance_flushed(self, int64_t value):
+        """Moves the flushed position forward, never back. Under the flush lock."""
+        cdef control_block* block = self.checked()
+        if value > load_i64(&block.flushed):
+            store_i64(&block.flushed, value)
+
+    @property
+    def dispatched(self):
+        return load_i64(&self.checked().dispatched)
+
+    @dispatched.setter
+    def dispatched(self, int64_t value):
+        store_i64(&self.checked().dispatched, value)
+        self.block.dispatch_seq += 1
+
+    @property
+    def allocated(self):
+        return load_i64(&self.checked().allocated)
+
+    @allocated.setter
+    def allocated(self, int64_t value):
+        self._forward("the allocated position", &self.checked().allocated, value)
+        add_u32(&self.block.segment_seq, 1)
+        futex_wake_all(&self.block.segment_seq)
+
+    @property
+    def min_physical_offset(self):
+        return load_i64(&self.checked().min_physical_offset)
+
+    @min_physical_offset.setter
+    def min_physical_offset(self, int64_t value):
+        self._forward("the log's minimum", &self.checked().min_physical_offset, value)
+
+    @property
+    def ready_base(self):
+        return load_i64(&self.checked().ready_base)
+
+    @ready_base.setter
+    def ready_base(self, int64_t value):
+        store_i64(&self.checked().ready_base, value)
+
+    @property
+    def last_store_timestamp_ms(self):
+        return load_i64(&self.checked().last_store_timestamp)
+
+    @last_store_timestamp_ms.setter
+    def last_store_timestamp_ms(self, int64_t value):
+        store_i64(&self.checked().last_store_timestamp, value)
+
+    @property
+    def last_record(self):
+        """Physical offset of the last record, -1 when there is none. Its end is never past the wrote position."""
+        return load_i64(&self.checked().last_record)
+
+    @last_record.setter
+    def last_record(self, int64_t value):
+        store_i64(&self.checked().last_record, value)
+
+    @property
+    def dispatched_timestamp_ms(self):
+        return load_i64(&self.checked().dispatched_timestamp)
+
+    @dispatched_timestamp_ms.setter
+    def dispatched_timestamp_ms(self, int64_t value):
+        store_i64(&self.checked().dispatched_timestamp, value)
+
+    @property
+    def queues_flushed_timestamp_ms(self):
+        return load_i64(&self.checked().queues_flushed_timestamp)
+
+    @queues_flushed_timestamp_ms.setter
+    def queues_flushed_timestamp_ms(self, int64_t value):
+        store_i64(&self.checked().queues_flushed_timestamp, value)
+
+    @property
+    def index_flushed(self):
+        return load_i64(&self.checked().index_flushed)
+
+    @index_flushed.setter
+    def index_flushed(self, int64_t value):
+        store_i64(&self.checked().index_flushed, value)
+
+    @property
+    def index_base(self):
+        return load_i64(&self.checked().index_base)
+
+    @index_base.setter
+    def index_base(self, int64_t value):
+        store_i64(&self.checked().index_base, value)
+        add_u32(&self.block.index_seq, 1)
+
+    @property
+    def index_allocated(self):
+        return load_i64(&self.checked().index_allocated)
+
+    @index_allocated.setter
+    def index_allocated(self, int64_t value):
+        store_i64(&self.checked().index_allocated, value)
+
+    @property
+    def index_seq(self): return load_u32(&self.checked().index_seq)
+
+    @property
+    def append_seq(self): return load_u32(&self.checked().append_seq)
+
+    @property
+    def segment_seq(self): return load_u32(&self.checked().segment_seq)
+
+    @property
+    def put_count(self):
+        """Messages appended since the first attach."""
+        return load_u64(&self.checked().put_count)
+
+    @property
+    def flags(self):
+        return load_u32(&self.checked().flags)
+
+    def set_flag(self, uint32_t flag):
+        """Sets a FLAG_*; seen by the next put of every process."""
+        or_u32(&self.checked().flags, flag)
+
+    def clear_flag(self, uint32_t flag):
+        and_u32(&self.checked().flags, ~flag)
+
+    @property
+    def failed_errno(self):
+        return self.checked().failed_errno
+
+    @failed_errno.setter
+    def failed_errno(self, int32_t value):
+        self.checked().failed_errno = value
+
+    @property
+    def manifest_seq(self):
+        return load_i64(&self.checked().manifest_seq)
+
+    @manifest_seq.setter
+    def manifest_seq(self, int64_t value):
+        store_i64(&self.checked().manifest_seq, value)
+
+    @property
+    def commit_log_file_bytes(self): return self.checked().commit_log_file_bytes
+
+    @property
+    def consume_queue_file_bytes(self): return self.checked().consume_queue_file_bytes
+
+    @property
+    def max_hash_slot_num(self): return self.checked().max_hash_slot_num
+
+    @property
+    def max_index_num(self): return self.checked().max_index_num
+
+    @property
+    def max_queues(self): return self.checked().max_queues
+
+    @property
+    def generation(self): return self.checked().generation
+
+    @property
+    def handover(self):
+        """Whether attached processes are asked to leave, for those of another version (`cystore handover`)."""
+        return load_u32(&self.checked().handover) != 0
+
+    @property
+    def intact(self):
+        """False when a foreign program overwrote the block."""
+        if self.block != NULL:
+            return control_intact(self.block)
+        raise StoreClosedError("the store is closed")
+
+    @property
+    def intent(self):
+        """(from, to) of the append that is being written, or None."""
+        cdef control_block* block = self.checked()
+        if load_u32(&block.intent_active) == 0:
+            return None
+        return block.intent_from, block.intent_to
+
+    def clear_intent(self):
+        store_u32(&self.checked().intent_active, 0)
+
+    def duty_word(self, uint32_t duty, uint32_t word):
+        """A number about a duty, by the places of both in layout.DUTIES and DUTY_WORDS."""
+        return load_i64(&self.checked().duties[duty % DUTIES_MAX * WORDS_OF_DUTY + word % WORDS_OF_DUTY])
+
+    def set_duty_word(self, uint32_t duty, uint32_t word, int64_t value):
+        store_i64(&self._writable().duties[duty % DUTIES_MAX * WORDS_OF_DUTY + word % WORDS_OF_DUTY], value)
+
+    def counters(self):
+        """Put and dispatch counters since the first attach, and puts by latency (StoreStatsService's buckets)."""
+        cdef control_block* block = self.checked()
+        return {
+            "put_count": block.put_count,
+            "put_bytes": block.put_bytes,
+            "clock_clamps": block.clock_clamps,
+            "dispatch_count": block.dispatch_count,
+            "put_time_max_ms": block.put_time_max_ms,
+            "put_latency": [block.put_latency[i] for i in range(LATENCY_BUCKETS)],
+        }
+
+    # ------------------------------------------------------------------------------------------- queues
+
+    @property
+    def queue_count(self):
+        return load_u32(&self.checked().queue_count)
+
+    @property
+    def queue_capacity(self):
+        return load_u32(&self.checked().queue_capacity)
+
+    def find_queue(self, str topic not None, int32_t queue_id):
+        """Slot of a queue, -1 when there is none."""
+        cdef bytes name = topic.encode("utf-8", "surrogatepass")
+        cdef queue_entry* entry
+        if len(name) > <Py_ssize_t>TOPIC_BYTES_MAX:
+            return -1
+        entry = control_find_queue(self.checked(), <const uint8_t*><const char*>name, <int>len(name), queue_id)
+        return -1 if entry == NULL else entry - control_slot(self.block, 0)
+
+    cdef queue_entry* _slot(self, int64_t slot) except NULL:
+        cdef control_block* block = self.checked()
+        if not 0 <= slot < min(load_u32(&block.queue_count), block.max_queues):
+            raise IndexError(f"no queue slot {slot}")
+        return control_slot(block, <uint32_t>slot)
+
+    def queue(self, int64_t slot):
+        """(topic, queue id, next, dispatched, minimum) of a slot."""
+        cdef queue_entry* entry = self._slot(slot)
+        topic = (<const char*>&entry.topic[0])[:min(entry.topic_bytes, TOPIC_BYTES_MAX)].decode("utf-8", "replace")
+        return (topic, entry.queue_id, load_i64(&entry.next), load_i64(&entry.dispatched), load_i64(&entry.minimum))
+
+    def queue_next(self, int64_t slot):
+        return load_i64(&self._slot(slot).next)
+
+    def wait_queue(self, int64_t slot, int64_t queue_offset, int64_t timeout_ms):
+        """Sleeps until a queue's next offset is beyond `queue_offset`, at most `timeout_ms`; it may return early. Signals are handled. Not for
+        a handle for reading only."""
+        cdef queue_entry* entry = self._slot(slot)
+        keep = self.file  # a close meanwhile must not unmap what we sleep on
+        self._writable()
+        with nogil:
+            exchange_u32(&entry.sleepers, 1)
+            full_fence()
+            if load_i64(&entry.next) <= queue_offset:
+                futex_wait(&entry.sleepers, 1, timeout_ms)
+        PyErr_CheckSignals()
+
+    def queue_dispatched(self, int64_t slot):
+        return load_i64(&self._slot(slot).dispatched)
+
+    def queue_minimum(self, int64_t slot):
+        return load_i64(&self._slot(slot).minimum)
+
+    def queue_flushed(self, int64_t slot):
+        return load_i64(&self._slot(slot).flushed)
+
+    def queue_allocated(self, int64_t slot):
+        return load_i64(&self._slot(slot).allocated)
+
+    def set_queue_dispatched(self, int64_t slot, int64_t value):
+        store_i64(&self._slot(slot).dispatched, value)
+
+    def set_queue_minimum(self, int64_t slot, int64_t value):
+        store_i64(&self._slot(slot).minimum, value)
+
+    def set_queue_flushed(self, int64_t slot, int64_t value):
+        store_i64(&self._slot(slot).flushed, value)
+
+    def set_queue_allocated(self, int64_t slot, int64_t value):
+        store_i64(&self._slot(slot).allocated, value)
+
+    def queue_removals(self, int64_t slot):
+        """Changes when the files of a queue are removed: a process that has them mapped must open them by name again."""
+        return load_u32(&self._slot(slot).removals)
+
+    def count_queue_removal(self, int64_t slot):
+        """Before the files of a queue are removed. Under the dispatch lock."""
+        add_u32(&self._slot(slot).removals, 1)
+
+    def set_queue_next(self, int64_t slot, int64_t value):
+        """Next and claimed offset; under the append lock, or alone."""
+        cdef queue_entry* entry = self._slot(slot)
+        store_i64(&entry.claimed, value)
+        store_i64(&entry.next, value)
+
+    def settle_claims(self):
+        """claimed = next everywhere, and the newest slot linked: what a killed append left. Under the append lock."""
+        cdef control_block* block = self.checked()
+        cdef uint32_t slot
+        cdef queue_entry* entry
+        with nogil:
+            control_relink_newest(block)
+            for slot in range(block.queue_count):
+                entry = control_slot(block, slot)
+                store_i64(&entry.claimed, load_i64(&entry.next))
+
+    def add_queue(self, str topic not None, int32_t queue_id, *, int64_t next=0, int64_t dispatched=0, int64_t minimum=0):
+        """Adds a queue at the first attach, or under the append lock. Raises StoreFullError when the table is full."""
+        cdef bytes name = topic.encode()
+        cdef control_block* block = self.checked()
+        cdef queue_entry* entry
+        entry = control_add_queue(block, <const uint8_t*><const char*>name, <int>len(name), queue_id)
+        if entry == NULL:
+            raise StoreFullError(f"no room for queue {topic}/{queue_id}: max_queues is {block.max_queues}",
+                                 path=self.file.path)
+        store_i64(&entry.claimed, next)
+        store_i64(&entry.next, next)
+        store_i64(&entry.dispatched, dispatched)
+        store_i64(&entry.flushed, dispatched)
+        store_i64(&entry.minimum, minimum)
+        return entry - control_slot(block, 0)
+
+    def more_queue_bytes(self):
+        """(begin, end) in the control file of the next step of slots, None when all are there."""
+        cdef control_block* block = self.checked()
+        cdef uint32_t capacity = load_u32(&block.queue_capacity)
+        if capacity >= block.max_queues:
+            return None
+        return (CONTROL_QUEUES_AT + sizeof(queue_entry) * capacity,
+                CONTROL_QUEUES_AT + sizeof(queue_entry) * min(capacity * 2, block.max_queues))
+
+    def publish_queue_capacity(self, int64_t end):
+        """After [begin, end) of `more_queue_bytes` is allocated."""
+        store_u32(&self.checked().queue_capacity, <uint32_t>((end - CONTROL_QUEUES_AT) // sizeof(queue_entry)))

@@ -1,0 +1,65 @@
+from libc.stdint cimport int64_t, uint32_t
+
+from cystore._native.memory.atomics cimport *
+from cystore._native.layout cimport *
+from cystore._native.memory.mapping cimport MappedFile
+
+
+cdef inline pthread_mutex_t* control_lock_at(control_block* block, int which) noexcept nogil:
+    return control_mutex(<control_block_opaque*>block, which)
+
+
+cdef inline int control_locked(control_block* block, int which, int status) noexcept nogil:
+    """Turns EOWNERDEAD into a repair that stays due until a repairer has finished it, even if one is killed or fails.
+    Called with the result of each attempt to lock."""
+    if status == EOWNERDEAD:
+        or_u32(&block.repair_due, 1u << which)
+        pthread_mutex_consistent(control_lock_at(block, which))
+        return 0
+    return status
+
+
+cdef inline bint control_repair_due(control_block* block, int which) noexcept nogil:
+    return load_u32(&block.repair_due) & (1u << which) != 0
+
+
+cdef inline bint control_intact(control_block* block) noexcept nogil:
+    """False when foreign bytes stand in the place of the control block's constants."""
+    return block.magic == CONTROL_MAGIC and block.guard == ~CONTROL_MAGIC and block.fingerprint == LAYOUT_FINGERPRINT
+
+
+cdef inline void control_wake_sleepers(control_block* block) noexcept nogil:
+    """After an append, with the lock given back: wakes the sleepers of `SharedLocks.wait_append`."""
+    if sleepers_after_unlock(&block.append_sleepers) != 0 and exchange_u32(&block.append_sleepers, 0) != 0:
+        futex_wake_all(&block.append_sleepers)
+
+
+cdef inline void control_wake_queue(queue_entry* entry) noexcept nogil:
+    """The same for who sleeps until the next append to one queue (`Control.wait_queue`); behind `control_wake_sleepers`."""
+    if load_u32(&entry.sleepers) != 0 and exchange_u32(&entry.sleepers, 0) != 0:
+        futex_wake_all(&entry.sleepers)
+
+
+cdef class SharedLocks:
+    cdef control_block* block
+    cdef readonly object file       # the MappedFile (or anonymous memory) that block points into
+    cdef readonly bint read_only
+    cdef dict repairs               # what to call when the owner of a lock left something half done, by the lock's number
+    cdef object __weakref__
+    cdef control_block* checked(self) except NULL
+    cdef control_block* _writable(self) except NULL
+    cdef int repair_now(self, int which) except -1
+
+
+cdef class Held:
+    cdef SharedLocks locks
+    cdef MappedFile file            # while it is held: a close meanwhile must not unmap the lock
+    cdef str name
+    cdef object entered, busy
+    cdef int which
+    cdef int64_t timeout_ms, budget_ms, since_ns
+    cdef bint if_free
+    cdef readonly bint held         # True inside the with block; False there when somebody else has the lock
+    cdef readonly bint mine         # True when somebody else is this very thread: a signal handler inside of its own turn
+    cdef int _take(self) except -1
+    cdef int64_t _give(self, bint failed) noexcept

@@ -1,0 +1,314 @@
+"""The locks that all processes of a store share, and the words that they sleep on.
+
+`with control.held("dispatch"):` is the only way into a lock. Taking it, the repair that a dead owner left, and giving it back are C code of
+one object: no exception that a signal handler raises falls between them. When the interpreter drops that object without leaving the with
+block (it may, between the call and the block), the object gives the lock back as well.
+"""
+
+cimport cython
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.ref cimport Py_INCREF
+from libc.stdint cimport int64_t, uint32_t
+
+import logging
+import os
+
+from cystore._native.memory.atomics cimport *
+from cystore._native.layout cimport *
+from cystore._native.memory.mapping cimport MappedFile
+from cystore.errors import StoreClosedError, StoreFormatError, StoreLockedError, StoreNotWritableError
+from cystore.layout import MUTEX_NAMES
+
+log = logging.getLogger("cystore")
+
+cdef int LOCK_COUNT = len(MUTEX_NAMES)
+cdef int64_t WAIT_SLICE_MS = 250
+cdef int64_t REPORT_EVERY_MS = 5_000
+cdef int64_t FOREVER = -1       # as a timeout
+cdef int64_t NO_BUDGET = -1
+cdef int64_t NS_PER_MS = 1_000_000
+
+cdef dict BUDGETS_MS = {"housekeeping": 10, "clean": 20, "deliver": 100, "dispatch": 20, "append": 10}  # of one turn; the others have none
+cdef tuple REPAIRED = ("dispatch", "append", "flush")  # what a dead owner leaves in the others needs no repair
+
+OVERWRITTEN = (
+    "the control block was overwritten while processes were attached; nothing was appended. Stop all of them, then open the "
+    "store again: it recovers from its files"
+)
+
+
+@cython.no_gc_clear  # whoever finds `block` while a cycle that leads here is taken apart finds its mapping, too
+@cython.auto_pickle(False)
+cdef class SharedLocks:
+    """The part of a `Control` that other processes wait for."""
+
+    def __cinit__(self):
+        self.repairs = {}
+
+    cdef control_block* checked(self) except NULL:
+        """The block, unless the store was closed, or somebody else's bytes stand in it: then nothing is read or written."""
+        if self.block == NULL:
+            raise StoreClosedError("the store is closed")
+        if not control_intact(self.block):
+            raise StoreFormatError(OVERWRITTEN, path=self.file.path)
+        return self.block
+
+    cdef control_block* _writable(self) except NULL:
+        cdef control_block* block = self.checked()
+        if self.read_only:
+            raise StoreNotWritableError("the store is open for reading only", path=self.file.path)
+        return block
+
+    # ------------------------------------------------------------------------------------------- locks
+
+    def held(self, str name not None, *, int64_t timeout_ms=FOREVER, budget_ms=None, entered=None, busy=StoreLockedError):
+        """A with block under a lock. What an owner left half done is repaired before the block begins.
+
+        Waits for a live owner for ever (Ctrl-C works; a long wait is logged) or `timeout_ms`, then raises `busy(reason, path=)`; at once when the owner is
+        this thread. `entered` is called with the lock held, before the block; what it raises gives the lock
+        back. An exception that leaves the block makes the repair due, too. A turn of more than `budget_ms` is counted.
+        """
+        cdef Held turn = _turn(self, name, timeout_ms, budget_ms)
+        turn.entered, turn.busy = entered, busy
+        return turn
+
+    def held_if_free(self, str name not None, *, int64_t within_ms=0, budget_ms=None):
+        """As `held`; when the lock is not free within `within_ms` (below 0: for ever), or this thread has it, the block runs without it: it
+        asks `held` of what `with` gives it."""
+        cdef Held turn = _turn(self, name, within_ms, budget_ms)
+        turn.if_free = True
+        return turn
+
+    def on_repair(self, str name not None, repair):
+        """From now on `repair()` is called by whoever takes the lock after an owner died or failed inside."""
+        self.repairs[MUTEX_NAMES.index(name)] = repair
+
+    def repair_is_due(self, str name not None):
+        """Whether an owner died or failed inside and nobody has repaired that yet."""
+        return control_repair_due(self.checked(), MUTEX_NAMES.index(name))
+
+    cdef int repair_now(self, int which) except -1:
+        """By the holder of a lock. The note that a repair is due goes only when it succeeded."""
+        repair = self.repairs.get(which)
+        if repair is not None:
+            repair()
+        elif MUTEX_NAMES[which] in REPAIRED:
+            raise StoreFormatError(f"the last owner of the {MUTEX_NAMES[which]} lock died while it held it, and this handle cannot repair "
+                                   "its work: open the store as usual", path=self.file.path)
+        and_u32(&self.checked().repair_due, ~(1u << which))
+        return 0
+
+    def owner(self, str name not None):
+        """Thread id that holds a lock, 0 when it is free."""
+        return robust_owner(control_lock_at(self.checked(), MUTEX_NAMES.index(name)))
+
+    @property
+    def held_by_this_thread(self):
+        """Whether this thread is inside of any lock: a signal handler, or a finalizer, that came in between."""
+        cdef control_block* block = self.checked()
+        cdef int32_t me = thread_id()
+        cdef int which
+        for which in range(LOCK_COUNT):
+            if robust_owner(control_lock_at(block, which)) == me:
+                return True
+        return False
+
+    @property
+    def turns_over_budget(self):
+        """Turns under a lock, of all processes, that took longer than they should."""
+        return load_u32(&self.checked().turns_over_budget)
+
+    # --------------------------------------------------------------------------------------------- waits
+
+    @property
+    def append_sleepers(self):
+        """1 while somebody may sleep until the next append, which sets it to 0."""
+        return load_u32(&self.checked().append_sleepers)
+
+    def wait_append(self, uint32_t seen, int64_t timeout_ms):
+        """Sleeps until `append_seq` differs from `seen`, at most `timeout_ms`. Signals are handled.
+
+        The sleeper sets a word and sleeps on it; an append sets it back and wakes all. It may be set back before the sleep: then there
+        is none. A handle for reading only cannot set it, and sleeps on `append_seq`: only `wake_append` and the time wake it.
+        """
+        cdef control_block* block = self.checked()
+        keep = self.file  # a close meanwhile must not unmap what we sleep on
+        with nogil:
+            if self.read_only:
+                futex_wait(&block.append_seq, seen, timeout_ms)
+            else:
+                exchange_u32(&block.append_sleepers, 1)
+                full_fence()
+                if load_u32(&block.append_seq) == seen:
+                    futex_wait(&block.append_sleepers, 1, timeout_ms)
+        PyErr_CheckSignals()
+
+    def wake_append(self):
+        """Wakes everybody who waits for messages; also used when the store closes."""
+        cdef control_block* block = self.checked()
+        add_u32(&block.append_seq, 1)
+        if not self.read_only:
+            exchange_u32(&block.append_sleepers, 0)
+        futex_wake_all(&block.append_sleepers)
+        futex_wake_all(&block.append_seq)
+        if not self.read_only:
+            for i in range(KEY_WORDS):
+                if exchange_u32(&block.key_sleepers[i], 0):
+                    add_u32(&block.key_seq[i], 1)
+                    futex_wake_all(&block.key_seq[i])
+
+    def key_seq(self, uint32_t key):
+        """The word of a key, to be read before one looks for what `wait_key` waits for."""
+        return load_u32(&self.checked().key_seq[key % KEY_WORDS])
+
+    def wait_key(self, uint32_t key, uint32_t seen, int64_t timeout_ms):
+        """Sleeps until somebody wakes the key, or another one with the same word and bit, at most `timeout_ms`. Returns at once where the word
+        is not `seen` any more. Signals are handled. A handle for reading only is woken by the time alone."""
+        cdef control_block* block = self.checked()
+        cdef uint32_t* word = &block.key_seq[key % KEY_WORDS]
+        cdef uint32_t bit = 1u << (key // KEY_WORDS % 32)
+        keep = self.file  # a close meanwhile must not unmap what we sleep on
+        with nogil:
+            if not self.read_only:
+                or_u32(&block.key_sleepers[key % KEY_WORDS], bit)
+            if load_u32(word) == seen:
+                futex_wait_bits(word, seen, bit, timeout_ms)
+        PyErr_CheckSignals()
+
+    def wake_key(self, uint32_t key):
+        """Wakes who waits for a key. The word changes before the look at the sleepers: who begins to wait meanwhile sees that. It changes again
+        after their bit went: so does somebody who set the bit in between."""
+        cdef control_block* block = self._writable()
+        cdef uint32_t* word = &block.key_seq[key % KEY_WORDS]
+        cdef uint32_t bit = 1u << (key // KEY_WORDS % 32)
+        add_u32(word, 1)
+        if load_u32(&block.key_sleepers[key % KEY_WORDS]) & bit:
+            and_u32(&block.key_sleepers[key % KEY_WORDS], ~bit)
+            add_u32(word, 1)
+            futex_wake_bits(word, bit)
+
+    def wait_flush(self, uint32_t seen, int64_t timeout_ms):
+        """Sleeps until `flush_seq` differs from `seen`, at most `timeout_ms`."""
+        cdef control_block* block = self.checked()
+        keep = self.file
+        with nogil:
+            futex_wait(&block.flush_seq, seen, timeout_ms)
+        PyErr_CheckSignals()
+
+    @property
+    def flush_seq(self):
+        return load_u32(&self.checked().flush_seq)
+
+    def wake_flush(self):
+        """After the flushed position moved, or a flush failed."""
+        cdef control_block* block = self.checked()
+        add_u32(&block.flush_seq, 1)
+        futex_wake_all(&block.flush_seq)
+
+
+cdef Held _turn(SharedLocks locks, str name, int64_t timeout_ms, budget_ms):
+    cdef Held turn = Held.__new__(Held)
+    turn.locks = locks
+    turn.name = name
+    turn.which = MUTEX_NAMES.index(name)
+    turn.timeout_ms = timeout_ms
+    turn.budget_ms = BUDGETS_MS.get(name, NO_BUDGET) if budget_ms is None else budget_ms
+    return turn
+
+
+@cython.final
+@cython.no_gc_clear
+@cython.auto_pickle(False)
+cdef class Held:
+    """One turn under a lock; made by `SharedLocks.held`."""
+
+    def __dealloc__(self):
+        if self.held:
+            self._give(True)
+
+    def __enter__(self):
+        cdef control_block* block = self.locks._writable()
+        if self.held:
+            raise StoreLockedError(f"this turn under the {self.name} lock has already begun", path=self.locks.file.path)
+        self.mine = False
+        self.file = self.locks.file
+        if not self._take():
+            return self
+        self.held = True
+        self.since_ns = monotonic_ns()
+        try:
+            if control_repair_due(block, self.which):
+                self.locks.repair_now(self.which)
+            if self.entered is not None:
+                self.entered()
+        except BaseException:
+            self._give(True)
+            raise
+        return self
+
+    def __exit__(self, kind, error, trace):
+        cdef int64_t spent_ns
+        if not self.held:
+            return
+        spent_ns = self._give(kind is not None)
+        if 0 <= self.budget_ms * NS_PER_MS < spent_ns:
+            log.debug("%s: a turn under the %s lock took %.1f ms, more than %d", self.locks.file.path, self.name,
+                      spent_ns / <double>NS_PER_MS, self.budget_ms)
+
+    cdef int _take(self) except -1:
+        """1 with the lock; 0 when another one has it and this turn does not wait."""
+        cdef SharedLocks locks = self.locks
+        cdef control_block* block = locks.block
+        cdef pthread_mutex_t* mutex = control_lock_at(block, self.which)
+        cdef int status = control_locked(block, self.which, pthread_mutex_trylock(mutex))
+        cdef int64_t waited = 0, piece
+        if self.if_free and (status == EBUSY or status == EDEADLK):
+            self.mine = robust_owner(mutex) == thread_id()
+            if self.mine:
+                return 0
+        while status == EBUSY or status == ETIMEDOUT:
+            piece = WAIT_SLICE_MS if self.timeout_ms < 0 else min(WAIT_SLICE_MS, self.timeout_ms - waited)
+            if piece <= 0:
+                if self.if_free:
+                    return 0
+                raise self.busy(f"the {self.name} lock is held by thread {robust_owner(mutex)}", path=locks.file.path)
+            with nogil:
+                status = control_locked(block, self.which, robust_lock(mutex, piece))
+            waited += piece
+            if status == ETIMEDOUT and waited % REPORT_EVERY_MS == 0:
+                log.warning("%s: waiting for the %s lock for %d s; thread %d holds it", locks.file.path, self.name,
+                            waited // 1000, robust_owner(mutex))
+            try:
+                PyErr_CheckSignals()
+                if locks.block == NULL:
+                    raise StoreClosedError("the store was closed meanwhile")
+                locks.checked()
+            except BaseException:
+                if status == 0:
+                    pthread_mutex_unlock(mutex)
+                raise
+        if status == EDEADLK:
+            if self.if_free:
+                return 0
+            raise self.busy(f"this thread holds the {self.name} lock already", path=locks.file.path)
+        if status != 0:
+            locks.checked()
+            raise StoreFormatError(f"the {self.name} lock is unusable: {os.strerror(status)}", path=locks.file.path)
+        return 1
+
+    cdef int64_t _give(self, bint failed) noexcept:
+        """Gives the lock back, also when the store was closed meanwhile: it belongs to all processes, who would wait for ever. Returns
+        how long it was held. In a child that was forked inside nothing happens: the lock is the parent's. A turn that another thread
+        collects cannot be ended there: the lock goes with its owner."""
+        cdef control_block* block = <control_block*>self.file.address
+        cdef pthread_mutex_t* mutex = control_lock_at(block, self.which)
+        cdef int32_t owner = robust_owner(mutex)
+        cdef int64_t spent_ns = monotonic_ns() - self.since_ns
+        self.held = False
+        if failed and (owner == 0 or owner == thread_id()):
+            or_u32(&block.repair_due, 1u << self.which)
+        if 0 <= self.budget_ms * NS_PER_MS < spent_ns:
+            add_u32(&block.turns_over_budget, 1)
+        if pthread_mutex_unlock(mutex) != 0 and robust_owned_beside(mutex):
+            Py_INCREF(self.file)  # for ever: the owner's next lock looks at this memory, and a page too many is better than a crash
+        return spent_ns

@@ -1,1 +1,0 @@
-from cystore._native.message import RESERVED_PROPERTIES as RESERVED_PROPERTIES

@@ -1,0 +1,581 @@
+"""Records as columns: a walk over log bytes that fills the buffers of Arrow arrays, with no Python object a row.
+
+`columns_run` takes the records that the filter wants until the columns are full, the limit is reached, or the bytes are not
+a record; the caller takes the columns (`ColumnReader.take`) and calls again. The layouts are those of Arrow's
+columnar format, so nothing of Arrow is needed to build this.
+"""
+
+cimport cython
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
+from cpython.ref cimport Py_REFCNT
+from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memchr, memcmp, memcpy, memset
+
+from cystore._native.read.column_state cimport *
+from cystore._native.layout cimport *
+from cystore._native.memory.queue_table cimport queue_hash
+from cystore._native.record.record cimport (RECORD_BAD_CHECKSUM, RECORD_BAD_LENGTH, RECORD_BAD_POSITION,
+RECORD_BLANK, RECORD_OK, property_next, property_view, record_check, record_parse, record_view, text_character)
+from cystore._native.read.row_filter cimport (RULE_BUCKETS, is_wanted, queue_rule, record_filter, word)
+
+cdef int64_t MICROSECONDS_MAX = INT64_MAX // 1000
+# So much more than is in it a buffer may have.
+cdef Py_ssize_t SPARE_BYTES = 64 * 1024
+# So many buffers of a column are remembered: one may be in use while the other is filled.
+cdef Py_ssize_t LENT_MAX = 2
+# With more bytes of properties than this, repeated names are found through a table instead of by looking at each.
+cdef int MANY = 512
+
+
+cdef inline void _put_bytes(text_column* column, const uint8_t* data, int64_t length) noexcept nogil:
+    memcpy(column.data + column.length, data, length)
+    column.length += length
+    column.count += 1
+    column.offsets[column.count] = <int32_t>column.length
+
+
+cdef int64_t _put_decoded(uint8_t* out, const uint8_t* text, size_t length) noexcept nogil:
+    """Writes text that may hold bytes which are none; returns how much that came to."""
+    cdef uint8_t* to = out
+    cdef size_t i = 0
+    cdef size_t begin
+    cdef uint32_t point
+    while i < length:
+        begin = i
+        point = text_character(text, length, &i)
+        if point == 0xFFFD:
+            to[0] = 0xEF
+            to[1] = 0xBF
+            to[2] = 0xBD
+            to += 3
+        else:
+            memcpy(to, text + begin, i - begin)
+            to += i - begin
+    return to - out
+
+
+cdef inline void _put_text(text_column* column, const uint8_t* text, int64_t length) noexcept nogil:
+    """ASCII is copied eight bytes at a time; the words at the end overlap."""
+    cdef uint8_t* out = column.data + column.length
+    cdef uint64_t word, seen = 0
+    cdef int64_t i = 0
+    if length >= 8:
+        while i < length:
+            if i > length - 8:
+                i = length - 8
+            memcpy(&word, text + i, 8)
+            memcpy(out + i, &word, 8)
+            seen |= word
+            i += 8
+    else:
+        for i in range(length):
+            out[i] = text[i]
+            seen |= text[i]
+    if seen & 0x8080808080808080u:
+        length = _put_decoded(out, text, <size_t>length)
+    column.length += length
+    column.count += 1
+    column.offsets[column.count] = <int32_t>column.length
+
+
+cdef inline void _put_nothing(text_column* column) noexcept nogil:
+    column.count += 1
+    column.offsets[column.count] = <int32_t>column.length
+
+
+cdef inline int64_t _repeated(const text_column* names, int64_t first) noexcept nogil:
+    """Which item from `first` on the last one repeats, -1: none."""
+    cdef int64_t last = names.count - 1
+    cdef int32_t begin = names.offsets[last]
+    cdef int64_t length = names.offsets[last + 1] - begin
+    cdef int64_t i
+    for i in range(first, last):
+        if names.offsets[i + 1] - names.offsets[i] == length \
+                and memcmp(names.data + names.offsets[i], names.data + begin, length) == 0:
+            return i
+    return -1
+
+
+cdef enum:
+    PAIRS_MAX = 8192            # a pair has at least four bytes with its separators
+    PLACES = 16384
+
+
+cdef struct name_table:
+    uint32_t[16384] places      # number of the name in its record + 1
+    property_view[8193] pairs
+
+
+cdef inline int64_t _found_in(name_table* table, const text_column* names, int64_t first) noexcept nogil:
+    """`_repeated` for a record of many names: enters the last one, or finds the one that it repeats."""
+    cdef int64_t last = names.count - 1
+    cdef const uint8_t* text = names.data + names.offsets[last]
+    cdef int64_t length = names.offsets[last + 1] - names.offsets[last]
+    cdef uint32_t place = 2166136261u
+    cdef int64_t i, number
+    for i in range(length):
+        place = (place ^ text[i]) * 16777619u
+    place = (place ^ (place >> 16)) & (PLACES - 1)
+    while table.places[place]:
+        number = first + table.places[place] - 1
+        if names.offsets[number + 1] - names.offsets[number] == length \
+                and memcmp(names.data + names.offsets[number], text, length) == 0:
+            return number
+        place = (place + 1) & (PLACES - 1)
+    table.places[place] = <uint32_t>(last - first + 1)
+    return -1
+
+
+cdef inline void _put_keys(column_state* s, const uint8_t* at, const uint8_t* end) noexcept nogil:
+    cdef const uint8_t* blank
+    cdef bint first = True
+    while at < end:
+        blank = <const uint8_t*>memchr(at, 32, end - at)
+        if blank == NULL:
+            blank = end
+        if blank > at:
+            if first and s.wanted & COLUMN_KEY:
+                s.key_valid[s.rows >> 3] |= <uint8_t>(1 << (s.rows & 7))
+                _put_text(&s.key, at, blank - at)
+            first = False
+            if not s.wanted & COLUMN_KEYS:
+                return
+            _put_text(&s.keys, at, blank - at)
+        at = blank + 1
+    if first and s.wanted & COLUMN_KEY:
+        _put_nothing(&s.key)
+
+
+cdef void _put_properties(column_state* s, const record_view* v, name_table* table) noexcept nogil:
+    """What comes of the properties, in one pass: tags and keys, of which the last pair of a name counts, and all pairs, where a
+    name that comes again keeps its first place and takes the last value."""
+    cdef const uint8_t* at = v.properties
+    cdef const uint8_t* end = at + v.properties_len
+    cdef text_column* names = &s.names
+    cdef property_view pair, tags, keys
+    cdef int64_t first = names.count
+    cdef int64_t same, i
+    cdef bint all_pairs = s.wanted & COLUMN_PROPERTIES != 0
+    cdef bint many = all_pairs and v.properties_len > MANY
+    tags.value_len = keys.value_len = 0
+    tags.value = keys.value = at
+    if many:
+        memset(&table.places[0], 0, sizeof(table.places))
+    while property_next(&at, end, &pair):
+        if pair.name_len == 4:
+            if memcmp(pair.name, b"TAGS", 4) == 0:
+                tags = pair
+            elif memcmp(pair.name, b"KEYS", 4) == 0:
+                keys = pair
+        if not all_pairs:
+            continue
+        _put_text(names, pair.name, pair.name_len)
+        same = _found_in(table, names, first) if many else _repeated(names, first)
+        if same >= 0:
+            names.count -= 1
+            names.length = names.offsets[names.count]
+            table.pairs[same - first] = pair
+        else:
+            table.pairs[names.count - 1 - first] = pair
+    if all_pairs:
+        for i in range(names.count - first):
+            _put_text(&s.values, table.pairs[i].value, table.pairs[i].value_len)
+        s.properties_begin[s.rows + 1] = <int32_t>names.count
+    if s.wanted & COLUMN_TAGS:
+        if tags.value_len:
+            s.tags_valid[s.rows >> 3] |= <uint8_t>(1 << (s.rows & 7))
+            _put_text(&s.tags, tags.value, tags.value_len)
+        else:
+            _put_nothing(&s.tags)
+    if s.wanted & (COLUMN_KEYS | COLUMN_KEY):
+        _put_keys(s, keys.value, keys.value + keys.value_len)
+        if s.wanted & COLUMN_KEYS:
+            s.keys_begin[s.rows + 1] = <int32_t>s.keys.count
+
+
+cdef inline int64_t _microseconds(int64_t ms) noexcept nogil:
+    """What cannot be told in microseconds is the nearest that can."""
+    if ms > MICROSECONDS_MAX:
+        return INT64_MAX
+    if ms < -MICROSECONDS_MAX:
+        return INT64_MIN
+    return ms * 1000
+
+
+cdef inline void _put(column_state* s, const record_view* v, name_table* table) noexcept nogil:
+    cdef uint32_t wanted = s.wanted
+    cdef int64_t row = s.rows
+    if wanted & COLUMN_VALUE:
+        _put_bytes(&s.value, v.body, v.body_len)
+    if wanted & COLUMN_TOPIC:
+        _put_bytes(&s.topic, v.topic, v.topic_len)
+    if wanted & COLUMN_PARTITION:
+        s.partition[row] = v.queue_id
+    if wanted & COLUMN_OFFSET:
+        s.offset[row] = v.queue_offset
+    if wanted & COLUMN_TIMESTAMP:
+        s.timestamp[row] = _microseconds(v.store_timestamp)
+    if wanted & COLUMN_PHYSICAL_OFFSET:
+        s.physical_offset[row] = v.physical_offset
+    if wanted & COLUMN_BORN_TIMESTAMP:
+        s.born_timestamp[row] = _microseconds(v.born_timestamp)
+    if wanted & COLUMN_SYS_FLAG:
+        s.sys_flag[row] = v.sys_flag
+    if wanted & (COLUMN_TAGS | COLUMN_KEYS | COLUMN_KEY | COLUMN_PROPERTIES):
+        _put_properties(s, v, table)
+    s.rows += 1
+
+
+cdef int columns_fill(const uint8_t* p, int64_t begin, column_state* s, name_table* table) noexcept nogil:
+    """Goes on from `position` to the record that begins at or behind `stop`; `p` holds the log's bytes from `begin` to `limit`."""
+    cdef record_view v
+    cdef const uint8_t* at
+    cdef int status
+    while s.position < s.stop:
+        at = p + (s.position - begin)
+        status = record_parse(at, <size_t>(s.limit - s.position), &v)
+        if status == RECORD_BLANK:
+            if v.total_size == s.file_end - s.position:
+                return COLUMNS_BLANK
+            status = RECORD_BAD_LENGTH
+        elif status == RECORD_OK:
+            if v.physical_offset != s.position:
+                status = RECORD_BAD_POSITION
+            elif s.check_checksum and not record_check(at, &v):
+                status = RECORD_BAD_CHECKSUM
+        if status != RECORD_OK:
+            s.reason = status
+            return COLUMNS_INVALID
+        if is_wanted(&s.filter, &v):
+            if not has_room(s, &v):
+                return COLUMNS_FULL
+            _put(s, &v, table)
+        s.looked_at += 1
+        s.position += v.total_size
+    return COLUMNS_LIMIT
+
+
+# ------------------------------------------------------------------------------------------------------ for Python
+
+LIMIT = COLUMNS_LIMIT
+FULL = COLUMNS_FULL
+BLANK = COLUMNS_BLANK
+INVALID = COLUMNS_INVALID
+
+COLUMN_BITS = {
+    "key": COLUMN_KEY, "value": COLUMN_VALUE, "topic": COLUMN_TOPIC, "partition": COLUMN_PARTITION, "offset": COLUMN_OFFSET,
+    "timestamp": COLUMN_TIMESTAMP, "physical_offset": COLUMN_PHYSICAL_OFFSET, "tags": COLUMN_TAGS, "keys": COLUMN_KEYS,
+    "properties": COLUMN_PROPERTIES, "born_timestamp": COLUMN_BORN_TIMESTAMP, "sys_flag": COLUMN_SYS_FLAG,
+}
+
+# Of each row, without text: numbers, and where its texts begin.
+cdef dict ROW_BYTES = {
+    "key": 5, "value": 4, "topic": 4, "partition": 4, "offset": 8, "timestamp": 8, "physical_offset": 8, "tags": 5, "keys": 4,
+    "properties": 4, "born_timestamp": 8, "sys_flag": 4,
+}
+
+
+@cython.final
+cdef class ColumnBuffer:
+    """Memory of one column; a view of it keeps it alive."""
+
+    cdef uint8_t* data
+    cdef Py_ssize_t length
+    cdef Py_ssize_t capacity
+
+    def __dealloc__(self):
+        free(self.data)
+
+    cdef uint8_t* make(self, Py_ssize_t length) except NULL:
+        """Room for that many bytes, what stood there before kept."""
+        cdef uint8_t* grown = <uint8_t*>realloc(self.data, max(length, 1))
+        if grown == NULL:
+            raise MemoryError
+        self.data = grown
+        self.length = self.capacity = length
+        return grown
+
+    cdef int cut(self, Py_ssize_t length) except -1:
+        """Only the first `length` bytes count; the others are given back where they are many."""
+        if self.capacity - length > max(length, SPARE_BYTES):
+            self.make(length)
+        self.length = length
+        return 0
+
+    def __len__(self):
+        return self.length
+
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        if flags & PyBUF_WRITABLE == PyBUF_WRITABLE:
+            raise BufferError("columns are exported for reading only")
+        PyBuffer_FillInfo(buffer, self, self.data, self.length, True, flags)
+
+
+cdef class _Text:
+    """The two buffers of a text column."""
+
+    cdef ColumnBuffer offsets, data
+    cdef text_column* column
+
+    cdef int make(self, text_column* column, ColumnBuffer offsets, ColumnBuffer data) except -1:
+        """Two buffers with room for `count_max` items and `length_max` bytes."""
+        self.offsets, self.data, self.column = offsets, data, column
+        column.offsets = <int32_t*>offsets.data
+        column.data = data.data
+        column.offsets[0] = 0
+        column.count = column.length = 0
+        return 0
+
+    cdef tuple take(self):
+        """The buffers, cut to what is in them."""
+        self.offsets.cut((self.column.count + 1) * sizeof(int32_t))
+        self.data.cut(self.column.length)
+        return self.offsets, self.data
+
+
+cdef tuple _words(list texts, word** to):
+    """Makes the words of a filter; the tuple keeps what they point into."""
+    cdef ColumnBuffer memory = ColumnBuffer()
+    cdef word* words = <word*>memory.make(len(texts) * sizeof(word))
+    cdef bytes text
+    cdef int i
+    for i, text in enumerate(texts):
+        words[i].text = <const uint8_t*><const char*>text
+        words[i].length = <int>len(text)
+    to[0] = words
+    return memory, texts
+
+
+@cython.final
+cdef class ColumnReader:
+    """Reads log bytes into columns. `wanted`: bits of COLUMN_BITS. The filter, all optional: `in_queue` (only what a consume
+    queue holds), `physical_begin` and `physical_end`, `offsets` and `times_ms` as (begin, end), `queue_ids`, `tags` and `keys` (bytes, any of them),
+    `rules` of (topic, queue id or -1, offsets begin, end, times begin, end), of which one must fit."""
+
+    cdef column_state s
+    cdef name_table* table
+    cdef dict columns           # name: ColumnBuffer or _Text of the columns that are being filled
+    cdef dict lent              # name: ColumnBuffers that were handed over; who has them may be done with them
+    cdef dict expected          # name: (items, bytes) that a full text column will hold, by the last one
+    cdef list held              # what the filter points into
+    cdef bint made
+
+    def __cinit__(self, uint32_t wanted, int64_t rows_max, int64_t bytes_max, *, bint check_checksum=True, bint in_queue=False,
+                  int64_t physical_begin=INT64_MIN, int64_t physical_end=INT64_MAX, offsets=None, times_ms=None, queue_ids=(), tags=(), keys=(), rules=()):
+        cdef record_filter* f = &self.s.filter
+        if rows_max < 1 or bytes_max < 1 or bytes_max > 0x3FFFFFFF:
+            raise ValueError(f"columns of {rows_max} rows and {bytes_max} bytes")
+        self.held, self.lent, self.expected = [], {}, {}
+        self.s.rows_max, self.s.bytes_max = rows_max, bytes_max
+        self.s.wanted, self.s.check_checksum = wanted, check_checksum
+        self.s.row_bytes = sum(size for name, size in ROW_BYTES.items() if COLUMN_BITS[name] & wanted)
+        f.in_queue = in_queue
+        f.physical_begin, f.physical_end = physical_begin, physical_end
+        f.offset_begin, f.offset_end = offsets or (INT64_MIN, INT64_MAX)
+        f.time_begin, f.time_end = times_ms or (INT64_MIN, INT64_MAX)
+        self._set_queue_ids(list(queue_ids))
+        self.held.append(_words(list(tags), <word**>&f.tags))
+        f.tag_count = <int>len(tags)
+        self.held.append(_words(list(keys), <word**>&f.keys))
+        f.key_count = <int>len(keys)
+        self._set_rules(list(rules))
+        if wanted & COLUMN_PROPERTIES:
+            self.table = <name_table*>malloc(sizeof(name_table))
+            if self.table == NULL:
+                raise MemoryError
+
+    def __dealloc__(self):
+        free(self.table)
+
+    cdef int _set_queue_ids(self, list queue_ids) except -1:
+        cdef ColumnBuffer memory = ColumnBuffer()
+        cdef int32_t* numbers = <int32_t*>memory.make(len(queue_ids) * sizeof(int32_t))
+        cdef int i
+        for i in range(<int>len(queue_ids)):
+            numbers[i] = queue_ids[i]
+        self.s.filter.queue_ids = numbers
+        self.s.filter.queue_id_count = <int>len(queue_ids)
+        self.held.append(memory)
+        return 0
+
+    cdef int _set_rules(self, list rules) except -1:
+        cdef ColumnBuffer memory = ColumnBuffer()
+        cdef record_filter* f = &self.s.filter
+        cdef queue_rule* rule
+        cdef bytes topic
+        cdef uint32_t bucket, i
+        f.rules = <queue_rule*>memory.make(len(rules) * sizeof(queue_rule))
+        f.rule_count = <uint32_t>len(rules)
+        memset(&f.buckets[0], 0, sizeof(f.buckets))
+        for i in range(f.rule_count):
+            rule = &f.rules[i]
+            topic, rule.queue_id, rule.offset_begin, rule.offset_end, rule.time_begin, rule.time_end = rules[i]
+            rule.topic = <const uint8_t*><const char*>topic
+            rule.topic_len = <int>len(topic)
+            bucket = queue_hash(rule.topic, rule.topic_len, 0) % RULE_BUCKETS
+            rule.link = f.buckets[bucket]
+            f.buckets[bucket] = i + 1
+        self.held.append((memory, rules))
+        return 0
+
+    cdef ColumnBuffer _memory(self, str name, Py_ssize_t length):
+        """Memory for a column: that of an earlier one whose batch is gone, for new memory costs more than filling it; else new. What
+        one large record needed is not kept for small ones."""
+        cdef list lent = self.lent.get(name, [])
+        cdef ColumnBuffer memory
+        cdef Py_ssize_t i
+        for i in range(len(lent)):
+            memory = lent[i]
+            # Two have it: the list, and this function.
+            if Py_REFCNT(memory) == 2 and length <= memory.capacity <= 4 * length + SPARE_BYTES:
+                del lent[i]
+                return memory
+        memory = ColumnBuffer()
+        memory.make(length)
+        return memory
+
+    cdef int _lend(self, str name, ColumnBuffer memory) except -1:
+        cdef list lent = self.lent.setdefault(name, [])
+        lent.append(memory)
+        if len(lent) > LENT_MAX:
+            del lent[0]
+        return 0
+
+    cdef uint8_t* _plain(self, str name, Py_ssize_t length) except NULL:
+        cdef ColumnBuffer memory = self._memory(name, length)
+        memory.length = length
+        self.columns[name] = memory
+        return memory.data
+
+    cdef int _text(self, str name, text_column* column, int64_t count_max, int64_t count_least, int64_t length_least) except -1:
+        """Room for what is expected, for one record of that many items and bytes at least."""
+        cdef _Text text = _Text()
+        column.count_max, column.length_max = self.expected.get(name, (count_max, self.s.bytes_max))
+        column.count_max = max(min(column.count_max, count_max), count_least)
+        column.length_max = max(min(column.length_max, self.s.bytes_max), length_least)
+        self.columns[name] = text
+        return text.make(column, self._memory(name, (column.count_max + 1) * sizeof(int32_t)),
+                         self._memory(name + "_text", column.length_max))
+
+    cdef int _expect(self, str name, text_column* column) except -1:
+        """A quarter more than the rows that are there would take if they were as many as may be."""
+        cdef double times = 1.25 * self.s.rows_max / self.s.rows
+        self.expected[name] = <int64_t>min(times * column.count, 1e15), <int64_t>min(times * column.length, 1e15)
+        return 0
+
+    cdef int _make(self, int64_t body_bytes) except -1:
+        """New columns with room for one record of such a body at least."""
+        cdef int64_t rows = self.s.rows_max
+        cdef int64_t text = TEXT_GROWTH * <int64_t>PROPERTIES_BYTES_MAX
+        cdef int64_t least = <int64_t>PROPERTIES_BYTES_MAX
+        cdef int64_t many = rows + least
+        cdef uint32_t wanted = self.s.wanted
+        cdef column_state* s = &self.s
+        self.columns = {}
+        s.rows = 0
+        if wanted & COLUMN_KEY:
+            self._text("key", &s.key, rows, 1, text)
+            s.key_valid = self._plain("key_valid", (rows + 7) // 8)
+            memset(s.key_valid, 0, (rows + 7) // 8)
+        if wanted & COLUMN_VALUE:
+            self._text("value", &s.value, rows, 1, body_bytes)
+        if wanted & COLUMN_TOPIC:
+            self._text("topic", &s.topic, rows, 1, TOPIC_BYTES_MAX)
+        if wanted & COLUMN_TAGS:
+            self._text("tags", &s.tags, rows, 1, text)
+            s.tags_valid = self._plain("tags_valid", (rows + 7) // 8)
+            memset(s.tags_valid, 0, (rows + 7) // 8)
+        if wanted & COLUMN_KEYS:
+            self._text("keys", &s.keys, 4 * many, least, text)
+            s.keys_begin = <int32_t*>self._plain("keys_begin", (rows + 1) * sizeof(int32_t))
+            s.keys_begin[0] = 0
+        if wanted & COLUMN_PROPERTIES:
+            self._text("names", &s.names, 8 * many, least, text)
+            self._text("values", &s.values, 8 * many, least, text)
+            s.properties_begin = <int32_t*>self._plain("properties_begin", (rows + 1) * sizeof(int32_t))
+            s.properties_begin[0] = 0
+        if wanted & COLUMN_PARTITION:
+            s.partition = <int32_t*>self._plain("partition", rows * sizeof(int32_t))
+        if wanted & COLUMN_OFFSET:
+            s.offset = <int64_t*>self._plain("offset", rows * sizeof(int64_t))
+        if wanted & COLUMN_TIMESTAMP:
+            s.timestamp = <int64_t*>self._plain("timestamp", rows * sizeof(int64_t))
+        if wanted & COLUMN_PHYSICAL_OFFSET:
+            s.physical_offset = <int64_t*>self._plain("physical_offset", rows * sizeof(int64_t))
+        if wanted & COLUMN_BORN_TIMESTAMP:
+            s.born_timestamp = <int64_t*>self._plain("born_timestamp", rows * sizeof(int64_t))
+        if wanted & COLUMN_SYS_FLAG:
+            s.sys_flag = <int32_t*>self._plain("sys_flag", rows * sizeof(int32_t))
+        self.made = True
+        return 0
+
+    def run(self, const uint8_t[::1] data, int64_t begin, int64_t position, int64_t limit, int64_t file_end,
+            int64_t stop=INT64_MAX):
+        """Goes on from `position`; `data` are the log's bytes from `begin` on, in the file that ends at `file_end`. No record
+        reaches past `limit`, and none that begins at or past `stop` is read. Returns the status; `position` then says how far
+        it came."""
+        cdef int status
+        cdef const uint8_t* p
+        if not begin <= position <= limit <= begin + data.shape[0]:
+            raise ValueError(f"bytes {position}..{limit} are not among {begin}..{begin + data.shape[0]}")
+        if position == limit:
+            self.s.position = position
+            return COLUMNS_LIMIT
+        p = &data[0]
+        if not self.made:
+            self._make(0)
+        self.s.position = position
+        self.s.limit = limit
+        self.s.stop = min(stop, limit)
+        self.s.file_end = file_end
+        with nogil:
+            status = columns_fill(p, begin, &self.s, self.table)
+        if status == COLUMNS_FULL and self.s.rows == 0:
+            # One record larger than the columns: it gets columns of its own.
+            self._make(record_total_size(p + (self.s.position - begin)))
+            with nogil:
+                status = columns_fill(p, begin, &self.s, self.table)
+        return status
+
+    def take(self):
+        """(rows, {name: buffers}) of what was filled since the last call: for text (offsets, data), else the values."""
+        cdef int64_t rows = self.s.rows if self.made else 0
+        cdef dict taken = {}
+        cdef _Text text
+        if rows == 0:
+            return 0, taken
+        for name, column in self.columns.items():
+            if type(column) is _Text:
+                text = <_Text>column
+                self._expect(name, text.column)
+                taken[name] = text.take()
+                self._lend(name, text.offsets)
+                self._lend(name + "_text", text.data)
+            else:
+                taken[name] = column
+                self._lend(name, column)
+        self.columns = None
+        self.made = False
+        self.s.rows = 0
+        return rows, taken
+
+    @property
+    def rows(self):
+        """How many are in the columns."""
+        return self.s.rows if self.made else 0
+
+    @property
+    def position(self):
+        """The physical offset of what comes next."""
+        return self.s.position
+
+    @property
+    def reason(self):
+        """The RecordStatus of what is no record at `position`."""
+        return self.s.reason
+
+    @property
+    def looked_at(self):
+        """Records read by now, wanted or not."""
+        return self.s.looked_at

@@ -1,0 +1,52 @@
+from collections.abc import Callable, Iterable
+from typing import Any, final
+
+from cystore._native.derived.dispatch import DispatchKernel
+from cystore._native.memory.control import Control
+from cystore._native.record.message import Message
+from cystore._native.record.window import LogWindow
+from cystore.errors import CorruptRecordError
+
+@final
+class QueryResult(list[Message]):
+    damaged: list[CorruptRecordError]
+    def __init__(
+        self, messages: Iterable[Message] = (), damaged: Iterable[CorruptRecordError] = ()
+    ) -> None: ...
+
+def find_messages(
+    window: LogWindow,
+    control: Control,
+    files: list[Any],
+    topic: bytes,
+    key: bytes,
+    max_count: int,
+    begin_ms: int,
+    end_ms: int,
+    *,
+    any_key: bool = False,
+) -> QueryResult: ...
+def find_many(
+    window: LogWindow,
+    control: Control,
+    files: list[Any],
+    topic: bytes,
+    keys: list[bytes],
+    max_count: int,
+) -> list[QueryResult]: ...
+
+@final
+class KeyReader:
+    queries: int
+    def __init__(
+        self,
+        control: Control,
+        shapes: Callable[[], list[Any]],
+        new_window: Callable[[], LogWindow],
+        general: Callable[..., QueryResult],
+        dispatcher: DispatchKernel | None = None,
+    ) -> None: ...
+    def forget_windows(self) -> None: ...
+    def query(
+        self, topic: str, key: str, max_count: int = 32, *, begin_ms: int = 0, end_ms: int | None = None
+    ) -> QueryResult: ...

@@ -1,0 +1,267 @@
+"""`query`: from a key to the messages that hold it, through the index files and a window on the log.
+
+A query is about ten cache misses long, which is what one call through Python costs: `KeyReader.query` answers the usual one by itself
+and leaves the rest (odd arguments, an index that is behind the log, a detached store) to whom it was made with.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.list cimport PyList_GET_SIZE
+from libc.stdint cimport INT32_MAX, INT64_MAX, int64_t, uint8_t, uint32_t
+
+from cystore._native.memory.atomics cimport load_i64, load_u32
+from cystore._native.memory.control cimport Control
+from cystore._native.derived.dispatch cimport DispatchKernel
+from cystore._native.derived.index cimport *
+from cystore._native.layout cimport *
+from cystore._native.memory.mapping cimport MappedFile
+from cystore._native.record.message cimport stored_message
+from cystore._native.record.window cimport LogWindow, log_window, window_prefetch
+
+import logging
+from weakref import ref
+
+from cystore._native.record.record import STATUS_NAMES as _STATUS_NAMES
+from cystore.errors import CorruptRecordError, OffsetError
+
+cdef extern from "Python.h":
+    bint PyUnicode_CheckExact(object text)
+    bint PyUnicode_IS_COMPACT_ASCII(object text)
+    void* PyUnicode_DATA(object text)
+    Py_ssize_t PyUnicode_GET_LENGTH(object text)
+
+cdef enum:
+    SPARE_WINDOWS = 8
+    KEYS_AHEAD = 16
+    KEYS_BETWEEN_LOOKS = 256  # at the control block: somebody may have closed the store
+
+log = logging.getLogger("cystore")
+
+cdef object DEFAULT_COUNT = 32
+cdef object ZERO = 0  # the small integer that the default is: recognised without a conversion
+
+
+@cython.final
+cdef class QueryResult(list):
+    """What `query` gives: a list of messages, newest first.
+
+    `damaged` holds a CorruptRecordError for each place that the index names for the key and where no whole record stands: the
+    record may have held the key. It is logged too.
+    """
+
+    cdef readonly list damaged
+
+    def __init__(self, messages=(), damaged=()):
+        list.__init__(self, messages)
+        self.damaged = list(damaged)
+
+    def __reduce__(self):
+        return QueryResult, (list(self), self.damaged)
+
+
+cdef QueryResult _find(LogWindow window, control_block* block, list files, key_query* q, const uint8_t* key, int64_t max_count,
+                int64_t begin_ms, int64_t end_ms):
+    """Messages with the topic of `q` and a key that has the hash of `key`, and is `q.key` where that is set; newest first."""
+    cdef index_view index
+    cdef MappedFile file, segment
+    cdef int64_t i, wrote
+    cdef int status = QUERY_DONE
+    cdef bint begun, may_hold
+    cdef QueryResult messages = QueryResult.__new__(QueryResult)
+    cdef list missing = []
+    cdef tuple row
+    cdef Py_ssize_t place
+    q.walk.hash = index_key_hash(index_topic_seed(q.topic, q.topic_len), key, q.key_len)
+    q.walk.begin_ms = begin_ms = index_time(begin_ms)
+    q.walk.end_ms = end_ms = index_time(end_ms)
+    q.found_count = q.damaged_count = 0
+    q.room = min(max_count, 64)
+    q.found = window.room(q.room)
+    wrote = load_i64(&block.wrote)  # acquire; release in append.pxd: move_wrote
+    window.move(load_i64(&block.min_physical_offset), wrote)
+    for place in range(len(files)):
+        row = <tuple>files[place]
+        file = row[0] if len(row) == 3 else row[0]()
+        if file is None:  # not mapped any more, or not yet
+            file = row[3]()
+            if file is None:  # cleaned meanwhile
+                continue
+            files[place] = (ref(file), row[1], row[2], row[3])
+        index = index_view_of(file, row[1], row[2])
+        q.candidate_at = q.candidate_count = 0
+        begun = False
+        while True:
+            with nogil:
+                may_hold = begun or index_may_hold(&index, begin_ms, end_ms)
+                if may_hold and not begun:
+                    index_walk_begin(&index, &q.walk)
+                    begun = True
+                status = index_query(&index, q, &window.c) if may_hold else QUERY_DONE
+            if status == QUERY_NEED_SEGMENT:
+                try:
+                    window.need(q.wanted)
+                except OffsetError:  # unlinked since the log's minimum was read
+                    q.candidate_at += 1
+                except CorruptRecordError as error:  # the file is missing
+                    missing.append(error)
+                    q.candidate_at += 1
+            elif status == QUERY_FULL and q.room < max_count:
+                q.room = min(max_count, 2 * q.room)
+                q.found = window.room(q.room)
+            else:
+                break
+        if status == QUERY_FULL:
+            break
+    for i in range(q.found_count):
+        segment = window.file_of(q.found[i])
+        if segment is None:
+            try:
+                window.need(q.found[i])
+            except OffsetError:  # unlinked meanwhile
+                continue
+            segment = window.file_of(q.found[i])
+        messages.append(stored_message(segment, q.found[i] - segment.base,
+                                       min(segment.base + segment.length, wrote) - q.found[i], True))
+    messages.damaged = missing if q.damaged_count == 0 and not missing else _damaged(window, q, missing)
+    return messages
+
+
+cdef list _damaged(LogWindow window, key_query* q, list errors):
+    cdef MappedFile segment
+    cdef int i
+    for i in range(q.damaged_count):
+        segment = window.file_of(q.damaged[i])
+        errors.append(CorruptRecordError(
+            f"the index names this place for the key, but it has no valid record: {_STATUS_NAMES[q.damaged_status[i]]}",
+            path=None if segment is None else segment.path, offset=q.damaged[i]))
+    for error in errors:
+        log.error("a query met damage: %s", error)
+    return errors
+
+
+def find_messages(LogWindow window not None, Control control not None, list files not None, bytes topic not None,
+                  bytes key not None, int64_t max_count, int64_t begin_ms, int64_t end_ms, *, bint any_key=False):
+    """Messages of a topic that hold the key, newest first, from `files`: (mapped file, slots, capacity), newest first; or (reference to
+    the mapped file, slots, capacity, what maps it again), where a reference to what was mapped is left in the list.
+
+    At most `max_count`, store timestamps from `begin_ms` to `end_ms`. `any_key`: all messages whose key has that hash.
+    """
+    cdef key_query q
+    cdef const uint8_t* key_bytes = <const uint8_t*>PyBytes_AS_STRING(key)
+    q.topic = <const uint8_t*>PyBytes_AS_STRING(topic)
+    q.topic_len = <int>min(len(topic), INT32_MAX)
+    q.key = NULL
+    if not any_key:
+        q.key = key_bytes
+    q.key_len = <int>min(len(key), INT32_MAX)
+    return _find(window, control.checked(), files, &q, key_bytes, max_count, begin_ms, end_ms)
+
+
+cdef void _fetch_ahead(const index_view* index, const log_window* window, const int32_t* hashes, int count) noexcept nogil:
+    """Brings slots, newest entries and records of several keys into the caches, so that their misses overlap."""
+    cdef int32_t[KEYS_AHEAD] numbers
+    cdef int i
+    for i in range(count):
+        index_prefetch(index, hashes[i])
+    for i in range(count):
+        numbers[i] = index_prefetch_entry(index, hashes[i])
+    for i in range(count):
+        if numbers[i] != 0:
+            window_prefetch(window, index_entry_position(index, numbers[i]))
+
+
+def find_many(LogWindow window not None, Control control not None, list files not None, bytes topic not None, list keys not None,
+              int64_t max_count):
+    """`find_messages` of each of many keys, in their order. The slots of the next keys are fetched from memory meanwhile."""
+    cdef control_block* block = control.checked()
+    cdef key_query q
+    cdef index_view newest
+    cdef MappedFile file = None
+    cdef bytes key
+    cdef tuple row
+    cdef int32_t seed
+    cdef Py_ssize_t at, count = PyList_GET_SIZE(keys)
+    cdef int32_t[KEYS_AHEAD] hashes
+    cdef int group, i
+    cdef list found = []
+    q.topic = <const uint8_t*>PyBytes_AS_STRING(topic)
+    q.topic_len = <int>min(len(topic), INT32_MAX)
+    seed = index_topic_seed(q.topic, q.topic_len)
+    if PyList_GET_SIZE(files):
+        row = <tuple>files[0]
+        file = row[0] if len(row) == 3 else row[3]()
+        if file is not None:
+            newest = index_view_of(file, row[1], row[2])
+    for at in range(count):
+        if file is not None and at % KEYS_AHEAD == 0:
+            group = <int>min(KEYS_AHEAD, count - at)
+            for i in range(group):
+                key = <bytes?>keys[at + i]
+                hashes[i] = index_key_hash(seed, <const uint8_t*>PyBytes_AS_STRING(key), len(key))
+            with nogil:
+                _fetch_ahead(&newest, &window.c, hashes, group)
+        key = <bytes?>keys[at]
+        q.key = <const uint8_t*>PyBytes_AS_STRING(key)
+        q.key_len = <int>min(len(key), INT32_MAX)
+        found.append(_find(window, block, files, &q, q.key, max_count, 0, INT64_MAX))
+        if at % KEYS_BETWEEN_LOOKS == 0:
+            block = control.checked()
+    return found
+
+
+@cython.auto_pickle(False)
+@cython.final
+cdef class KeyReader:
+    """`query` of one attached store. Safe for threads.
+
+    `shapes()` gives the index files as `find_messages` takes them, and is asked again when the store has others; `new_window()`
+    makes a window; `general` is asked for whatever is not the usual query, and by whom a fork or `close` detached.
+    """
+
+    cdef Control control
+    cdef DispatchKernel dispatcher
+    cdef object shapes, new_window, general
+    cdef list windows           # spare ones
+    cdef list files             # what `shapes` gave; None: not asked yet
+    cdef uint32_t seen          # index_seq before it was asked
+    cdef readonly long long queries
+
+    def __init__(self, Control control not None, shapes not None, new_window not None, general not None, DispatchKernel dispatcher=None):
+        self.dispatcher = dispatcher
+        self.control, self.shapes, self.new_window, self.general = control, shapes, new_window, general
+        self.windows = []
+
+    def forget_windows(self):
+        """Lets go of the segments that spare windows keep mapped."""
+        self.windows = []
+
+    def query(self, topic, key, max_count=DEFAULT_COUNT, *, begin_ms=ZERO, end_ms=None):
+        """Messages of a topic by key; see MessageStore.query."""
+        cdef key_query q
+        cdef control_block* block = self.control.block
+        cdef LogWindow window
+        cdef uint32_t seq
+        if (
+            block == NULL or max_count is not DEFAULT_COUNT or begin_ms is not ZERO or end_ms is not None
+            or not PyUnicode_CheckExact(topic) or not PyUnicode_IS_COMPACT_ASCII(topic)
+            or not PyUnicode_CheckExact(key) or not PyUnicode_IS_COMPACT_ASCII(key)
+            or PyUnicode_GET_LENGTH(topic) > INT32_MAX or PyUnicode_GET_LENGTH(key) > INT32_MAX
+        ):
+            return self.general(topic, key, max_count, begin_ms=begin_ms, end_ms=end_ms)
+        block = self.control.checked()
+        if load_i64(&block.dispatched) < load_i64(&block.wrote) and (self.dispatcher is None or not self.dispatcher.turn()):
+            return self.general(topic, key, max_count, begin_ms=begin_ms, end_ms=end_ms)
+        keep_block = self.control.file
+        seq = load_u32(&block.index_seq)
+        if self.files is None or seq != self.seen:
+            self.files, self.seen = self.shapes(), seq
+        q.topic = <const uint8_t*>PyUnicode_DATA(topic)
+        q.topic_len = <int>PyUnicode_GET_LENGTH(topic)
+        q.key = <const uint8_t*>PyUnicode_DATA(key)
+        q.key_len = <int>PyUnicode_GET_LENGTH(key)
+        self.queries += 1
+        window = self.windows.pop() if PyList_GET_SIZE(self.windows) else self.new_window()
+        found = _find(window, block, self.files, &q, q.key, DEFAULT_COUNT, 0, INT64_MAX)
+        if PyList_GET_SIZE(self.windows) < SPARE_WINDOWS:
+            self.windows.append(window)
+        return found

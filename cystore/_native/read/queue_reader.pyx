@@ -1,0 +1,380 @@
+"""`get` and `read` as programs call them: nearly every one is answered here, in one call that lets the GIL go once. It helps with dispatch
+where that is behind, selects the messages and verifies them.
+
+What needs more than that is for the general way (reader.py): a filter, another dispatcher at work, a queue that was cleaned, damage. No
+answer but FOUND and MESSAGE_WAS_REMOVING is made here.
+"""
+
+cimport cython
+from cpython cimport array
+from cpython.list cimport PyList_GET_SIZE
+from cpython.object cimport PyObject
+from cpython.unicode cimport PyUnicode_CheckExact
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t
+
+import sys
+
+from cystore._native.append.arguments cimport *
+from cystore._native.memory.atomics cimport *
+from cystore._native.memory.control cimport Control
+from cystore._native.derived.dispatch cimport DispatchKernel, dispatch_state, dispatch_turn
+from cystore._native.read.get_result cimport GetResult, get_result
+from cystore._native.layout cimport *
+from cystore._native.memory.locks cimport control_intact
+from cystore._native.memory.mapping cimport MappedFile
+from cystore._native.record.message cimport Message, stored_message
+from cystore._native.derived.queue cimport (SELECT_DAMAGED, SELECT_DONE, SELECT_NEED_SEGMENT, BatchLimits,
+queue_select, selected_messages, selected_records, selection)
+from cystore._native.memory.queue_table cimport control_find_queue, control_slot
+from cystore._native.record.record cimport RECORD_OK, record_check, record_view
+from cystore._native.record.window cimport (WINDOW_NEED_SEGMENT, WINDOW_SEGMENTS, LogWindow, log_window, window_record)
+from cystore.errors import CorruptRecordError, OffsetError
+from cystore.results import GetStatus
+
+cdef extern from "Python.h":
+    bint PyUnicode_IS_COMPACT_ASCII(object text)
+    void* PyUnicode_DATA(object text)
+    Py_ssize_t PyUnicode_GET_LENGTH(object text)
+    PyObject* Py_False
+    PyObject* Py_True
+    bint PyLong_CheckExact(object value)
+    long long PyLong_AsLongLongAndOverflow(object value, int* overflow) except? -1
+
+cdef enum:
+    SPARE_WINDOWS = 8
+    PLACES = 64             # queues whose file is at hand
+    FILTERED_ENTRIES = 800  # as in reader.py
+    NEED_FILE = 64          # beside SelectStatus: the queue's file is not at hand
+    NOT_HERE = 65           # for the general way
+
+cdef object FOUND = GetStatus.FOUND
+cdef object REMOVING = GetStatus.MESSAGE_WAS_REMOVING
+cdef object NO_MATCH = GetStatus.NO_MATCHED_MESSAGE
+
+# The file of a queue that was read last.
+cdef struct queue_place:
+    uint32_t queue          # slot + 1; 0: none
+    uint32_t removals       # of the queue's files, when this one was looked for
+    int64_t base
+    int64_t end
+    const uint8_t* address
+
+# One call.
+cdef struct get_call:
+    control_block* block
+    queue_entry* entry
+    dispatch_state* turn    # NULL: no turn of dispatch. Else its lock is held until the call has made it.
+    queue_place place
+    selection select
+    int64_t wrote           # when the call began, where dispatch was behind: what was appended by then has to be seen
+    int64_t offset
+    int64_t minimum
+    int64_t dispatched
+    int64_t following
+    int64_t log_minimum
+
+
+cdef int _get(get_call* c, log_window* window) noexcept nogil:
+    """Makes the turn, then selects. What is published is read in this order: entries below `dispatched` point below `wrote`."""
+    if c.turn != NULL:
+        dispatch_turn(c.turn)
+        c.turn = NULL
+    c.following = load_i64(&c.entry.next)
+    c.minimum = load_i64(&c.entry.minimum)
+    c.dispatched = load_i64(&c.entry.dispatched)
+    if not c.minimum <= c.offset < c.dispatched or load_i64(&c.block.min_physical_offset) != c.log_minimum:
+        return NOT_HERE
+    if c.offset > c.dispatched - c.select.limits.max_count and load_i64(&c.block.dispatched) < c.wrote:
+        return NOT_HERE
+    window.wrote = load_i64(&c.block.wrote)
+    return _select(c, window)
+
+
+cdef int _select(get_call* c, log_window* window) noexcept nogil:
+    cdef int64_t position = c.offset * <int64_t>QUEUE_ENTRY_BYTES
+    if c.place.address == NULL or not c.place.base <= position < c.place.end or c.place.removals != load_u32(&c.entry.removals):
+        return NEED_FILE
+    c.select.entries = c.place.address + (position - c.place.base)
+    c.select.count = min(min(c.dispatched, c.place.end // <int64_t>QUEUE_ENTRY_BYTES) - c.offset,
+                         max(FILTERED_ENTRIES, c.select.limits.max_count))
+    return queue_select(&c.select, window)
+
+
+cdef int _read(log_window* window, int64_t offset) noexcept nogil:
+    cdef record_view v
+    cdef const uint8_t* at
+    cdef int status = window_record(window, offset, &v, &at)
+    if status == WINDOW_NEED_SEGMENT:
+        return SELECT_NEED_SEGMENT
+    return SELECT_DONE if status == RECORD_OK and record_check(at, &v) else SELECT_DAMAGED
+
+
+@cython.auto_pickle(False)
+@cython.final
+cdef class QueueReader:
+    """`get` and `read` of one attached store that may be written to. Safe for threads.
+
+    `file_of(slot, queue_offset)` gives a consume queue's mapped file, or None; `new_window()` makes a window, `windows` holds spare ones.
+    `general` and `general_read` are asked for whatever is not usual, and by whom a fork or `close` detached.
+    """
+
+    cdef Control control
+    cdef DispatchKernel dispatcher
+    cdef BatchLimits limits
+    cdef object file_of, new_window, general, general_read
+    cdef list windows
+    cdef list files                 # of `places`: holding them keeps the addresses valid
+    cdef queue_place[PLACES] places
+    cdef int64_t manifest_seq       # the spare windows know the damage of this manifest
+    cdef public int64_t cleaned_below  # the log's minimum when what was cleaned was let go
+    cdef readonly long long found, missed, messages
+
+    def __init__(self, Control control not None, DispatchKernel dispatcher not None, BatchLimits limits not None, list windows not None,
+                 file_of, new_window, general, general_read):
+        self.control, self.dispatcher, self.limits, self.windows = control, dispatcher, limits, windows
+        self.file_of, self.new_window, self.general, self.general_read = file_of, new_window, general, general_read
+        self.files = [None] * PLACES
+        self.manifest_seq = -1
+
+    def forget_files(self):
+        """Lets go of the consume queue files at hand."""
+        cdef int i
+        for i in range(PLACES):
+            self.places[i].queue = 0
+            self.files[i] = None
+
+    cdef LogWindow window(self, control_block* block):
+        """One for this call, which knows the damage that is known by now."""
+        cdef int64_t seq = load_i64(&block.manifest_seq)
+        if seq != self.manifest_seq:
+            self.windows.clear()
+            self.manifest_seq = seq
+        return self.windows.pop() if PyList_GET_SIZE(self.windows) else self.new_window()
+
+    cdef int give_back(self, LogWindow window, int64_t seq) except -1:
+        if PyList_GET_SIZE(self.windows) < SPARE_WINDOWS and seq == self.manifest_seq:
+            self.windows.append(window)
+        return 0
+
+    cdef MappedFile file_at(self, get_call* c, uint32_t slot):
+        """Looks for the file that holds the offset; None where there is none."""
+        cdef uint32_t removals = load_u32(&c.entry.removals)
+        cdef MappedFile file = self.file_of(slot, c.offset)
+        cdef queue_place* place = &self.places[slot & (PLACES - 1)]
+        if file is None:
+            return None
+        c.place.queue = slot + 1
+        c.place.removals = removals
+        c.place.base = file.base
+        c.place.end = file.base + file.length
+        c.place.address = file.address
+        place[0] = c.place
+        self.files[slot & (PLACES - 1)] = file
+        return file
+
+    cdef GetResult get(self, const uint8_t* topic, int topic_len, int32_t queue_id, int64_t offset, int32_t max_count, bint raw):
+        """The answer, or None when the general way has to give it."""
+        cdef control_block* block = self.control.block
+        cdef get_call c
+        cdef LogWindow window
+        cdef MappedFile file
+        cdef GetResult result
+        cdef uint32_t slot
+        cdef int64_t seq
+        cdef int status
+        if block == NULL or not control_intact(block):
+            return None
+        c.entry = control_find_queue(block, topic, topic_len, queue_id)
+        if c.entry == NULL:
+            return None
+        keep_block = self.control.file
+        c.block = block
+        c.offset = offset
+        c.log_minimum = load_i64(&block.min_physical_offset)
+        if c.log_minimum != self.cleaned_below:
+            return None
+        slot = <uint32_t>(c.entry - control_slot(block, 0))
+        c.place = self.places[slot & (PLACES - 1)]
+        file = None
+        if c.place.queue == slot + 1:
+            file = <MappedFile>self.files[slot & (PLACES - 1)]
+        else:
+            c.place.address = NULL
+        c.select.first = offset
+        c.select.topic = topic
+        c.select.topic_len = topic_len
+        c.select.queue_id = queue_id
+        c.select.codes_are_hashes = True  # of no matter: nothing is filtered
+        c.select.filter.count = 0
+        c.select.limits = self.limits.c
+        c.select.limits.max_count = min(max_count, max(self.limits.c.count_in_memory, self.limits.c.count_in_disk))
+        c.select.at = c.select.found = c.select.found_bytes = c.select.gone = c.select.wanted = 0
+        window = self.window(block)
+        seq = self.manifest_seq
+        c.select.offsets = window.room(2 * c.select.limits.max_count)
+        c.select.numbers = c.select.offsets + c.select.limits.max_count
+        window.move(c.log_minimum, load_i64(&block.wrote))
+        window.make_room()
+        c.turn = NULL
+        c.wrote = 0
+        if load_i64(&c.entry.dispatched) < load_i64(&c.entry.next):
+            c.wrote = load_i64(&block.wrote)
+            if self.dispatcher.take_turn():
+                c.turn = self.dispatcher.d
+        with nogil:  # nothing may come between this and the turn: it has the lock
+            status = _get(&c, &window.c)
+        while status == NEED_FILE or status == SELECT_NEED_SEGMENT:
+            if status == NEED_FILE:
+                file = self.file_at(&c, slot)
+                if file is None:
+                    return None
+            elif c.select.found and window.c.count == WINDOW_SEGMENTS:
+                break  # one more segment would drive another out
+            else:
+                try:
+                    window.need(c.select.wanted)
+                except (OffsetError, CorruptRecordError):
+                    return None
+            with nogil:
+                status = _select(&c, &window.c) if c.select.at == 0 else queue_select(&c.select, &window.c)
+        if status == NOT_HERE:
+            return None
+        if status == SELECT_DAMAGED and c.select.found == 0:
+            self.places[slot & (PLACES - 1)].queue = 0
+            return None
+        result = get_result(FOUND, None, offset + c.select.at, c.minimum, c.dispatched)
+        result.behind = c.dispatched < c.following
+        if c.select.found == 0:
+            result.status = REMOVING if c.select.gone == c.select.at else NO_MATCH
+        if raw:
+            result.messages = []
+            result.raw, result.record_offsets = selected_records(&c.select, window)
+        else:
+            result.messages = selected_messages(&c.select, window, window.c.wrote)
+        if c.select.found:
+            self.found += 1
+        else:
+            self.missed += 1
+        self.messages += c.select.found
+        self.give_back(window, seq)
+        return result
+
+    cdef Message read(self, int64_t offset):
+        """The message, or None when the general way has to look."""
+        cdef control_block* block = self.control.block
+        cdef LogWindow window
+        cdef MappedFile segment
+        cdef Message message
+        cdef int64_t seq
+        cdef int status
+        if block == NULL or not control_intact(block) or load_i64(&block.min_physical_offset) != self.cleaned_below:
+            return None
+        keep_block = self.control.file
+        window = self.window(block)
+        seq = self.manifest_seq
+        window.move(self.cleaned_below, load_i64(&block.wrote))
+        with nogil:
+            status = _read(&window.c, offset)
+        if status == SELECT_NEED_SEGMENT:
+            try:
+                window.need(offset)
+            except (OffsetError, CorruptRecordError):
+                return None
+            with nogil:
+                status = _read(&window.c, offset)
+        if status != SELECT_DONE:
+            return None
+        segment = window.file_of(offset)
+        message = stored_message(segment, offset - segment.base, min(segment.base + segment.length, window.c.wrote) - offset, True)
+        self.give_back(window, seq)
+        return message
+
+
+# ------------------------------------------------------------------------------------------------- as functions
+
+cdef enum:
+    GET_MAX_COUNT
+    GET_TAGS
+    GET_GROUP
+    GET_RAW
+    GET_KEYWORDS
+    GET_POSITIONAL = 3
+
+cdef tuple _keywords = tuple([sys.intern(name) for name in ("max_count", "tags", "group", "raw")])
+cdef PyObject* _known = <PyObject*>_keywords  # without a reference for each call
+cdef tuple _defaults = (32, None, None, False)
+cdef known_callers _callers
+
+
+cdef inline bint _whole(PyObject* value, int64_t high, int64_t* number) noexcept:
+    """Reads an int from 0 to `high`; False for everything else."""
+    cdef int overflow = 0
+    if not PyLong_CheckExact(<object>value):
+        return False
+    number[0] = PyLong_AsLongLongAndOverflow(<object>value, &overflow)
+    return overflow == 0 and 0 <= number[0] <= high
+
+
+cdef object _get_call(object reader, PyObject** given, Py_ssize_t positional, PyObject* names):
+    cdef QueueReader self = <QueueReader>reader
+    cdef PyObject* values[GET_KEYWORDS]
+    cdef int64_t queue_id, offset, max_count
+    cdef PyObject* topic
+    cdef GetResult result
+    cdef int named = KEYWORDS_UNKNOWN
+    if positional == GET_POSITIONAL or positional == GET_POSITIONAL + 1:
+        named = place_keywords(given + positional, names, _known, &_callers, values)
+    if named == KEYWORDS_UNKNOWN or (positional > GET_POSITIONAL and named & 1 << GET_MAX_COUNT):
+        return call_as_usual(self.general, given, positional, names)
+    place_defaults(_defaults, named, values)
+    if positional > GET_POSITIONAL:
+        values[GET_MAX_COUNT] = given[GET_POSITIONAL]
+    topic = given[0]
+    if (
+        values[GET_TAGS] == <PyObject*>None and (values[GET_RAW] == Py_False or values[GET_RAW] == Py_True)
+        and PyUnicode_CheckExact(<object>topic) and PyUnicode_IS_COMPACT_ASCII(<object>topic)
+        and PyUnicode_GET_LENGTH(<object>topic) <= <Py_ssize_t>TOPIC_BYTES_MAX
+        and _whole(given[1], INT32_MAX, &queue_id) and _whole(given[2], 1 << 58, &offset)
+        and _whole(values[GET_MAX_COUNT], INT32_MAX, &max_count) and max_count > 0
+    ):
+        result = self.get(<const uint8_t*>PyUnicode_DATA(<object>topic), <int>PyUnicode_GET_LENGTH(<object>topic), <int32_t>queue_id,
+                          offset, <int32_t>max_count, values[GET_RAW] == Py_True)
+        if result is not None:
+            return result
+    return call_as_usual(self.general, given, positional, names)
+
+
+cdef object _read_call(object reader, PyObject** given, Py_ssize_t positional, PyObject* names):
+    cdef QueueReader self = <QueueReader>reader
+    cdef Message message
+    cdef int64_t offset
+    if positional == 1 and names == NULL and _whole(given[0], 1 << 62, &offset):
+        message = self.read(offset)
+        if message is not None:
+            return message
+    return call_as_usual(self.general_read, given, positional, names)
+
+
+cdef PyMethodDef _get_definition
+_get_definition.ml_name = "get"
+_get_definition.ml_meth = <PyCFunction><void*>_get_call
+_get_definition.ml_flags = METH_FASTCALL | METH_KEYWORDS
+_get_definition.ml_doc = (
+    "get($self, topic, queue_id, queue_offset, max_count=32, *, tags=None, group=None, raw=False)\n--\n\n"
+    "Reads messages of a queue; see MessageStore.get.")
+
+cdef PyMethodDef _read_definition
+_read_definition.ml_name = "read"
+_read_definition.ml_meth = <PyCFunction><void*>_read_call
+_read_definition.ml_flags = METH_FASTCALL | METH_KEYWORDS
+_read_definition.ml_doc = "read($self, physical_offset)\n--\n\nThe record at a physical offset; see MessageStore.read."
+
+
+def get_function(QueueReader reader not None, owner=None):
+    """`get` as a function for programs to call. It keeps `owner`."""
+    return PyCFunction_NewEx(&_get_definition, reader, owner)
+
+
+def read_function(QueueReader reader not None, owner=None):
+    """`read` as a function for programs to call. It keeps `owner`."""
+    return PyCFunction_NewEx(&_read_definition, reader, owner)

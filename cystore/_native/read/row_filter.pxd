@@ -1,0 +1,118 @@
+# Which records a reader of columns wants.
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.string cimport memchr, memcmp
+
+from cystore._native.layout cimport takes_queue_offset
+from cystore._native.memory.queue_table cimport queue_hash
+from cystore._native.record.record cimport property_next, property_view, record_view
+
+# Only records of this topic (and queue, if not below 0) within these bounds; each end is exclusive.
+cdef struct queue_rule:
+    const uint8_t* topic
+    int topic_len
+    int32_t queue_id
+    int64_t offset_begin
+    int64_t offset_end
+    int64_t time_begin
+    int64_t time_end
+    uint32_t link               # number of the next rule in the bucket + 1
+
+cdef struct word:
+    const uint8_t* text
+    int length
+
+cdef enum:
+    RULE_BUCKETS = 256
+
+# Which records are wanted.
+cdef struct record_filter:
+    bint in_queue               # only those that a consume queue holds
+    int64_t physical_begin
+    int64_t physical_end
+    int64_t offset_begin
+    int64_t offset_end
+    int64_t time_begin
+    int64_t time_end
+    const int32_t* queue_ids    # none: any
+    int queue_id_count
+    const word* tags            # none: any
+    int tag_count
+    const word* keys            # none: any
+    int key_count
+    queue_rule* rules           # none: any
+    uint32_t rule_count
+    uint32_t[256] buckets
+
+
+cdef inline bint _is_word(const word* words, int count, const uint8_t* text, int64_t length) noexcept nogil:
+    cdef int i
+    for i in range(count):
+        if words[i].length == length and memcmp(words[i].text, text, length) == 0:
+            return True
+    return False
+
+
+cdef inline bint _has_key(const word* words, int count, const uint8_t* at, const uint8_t* end) noexcept nogil:
+    cdef const uint8_t* blank
+    while at < end:
+        blank = <const uint8_t*>memchr(at, 32, end - at)
+        if blank == NULL:
+            blank = end
+        if blank > at and _is_word(words, count, at, blank - at):
+            return True
+        at = blank + 1
+    return False
+
+
+cdef inline bint _in_rules(const record_filter* f, const record_view* v) noexcept nogil:
+    cdef uint32_t link = f.buckets[queue_hash(v.topic, v.topic_len, 0) % RULE_BUCKETS]
+    cdef const queue_rule* rule
+    while link:
+        rule = &f.rules[link - 1]
+        if (rule.queue_id == v.queue_id or rule.queue_id < 0) and rule.topic_len == v.topic_len \
+                and rule.offset_begin <= v.queue_offset < rule.offset_end \
+                and rule.time_begin <= v.store_timestamp < rule.time_end \
+                and memcmp(rule.topic, v.topic, v.topic_len) == 0:
+            return True
+        link = rule.link
+    return False
+
+
+cdef inline bint _words_match(const record_filter* f, const record_view* v) noexcept nogil:
+    """Tags and keys: of a repeated name the last pair counts."""
+    cdef const uint8_t* at = v.properties
+    cdef const uint8_t* end = at + v.properties_len
+    cdef property_view pair, tags, keys, unique
+    tags.value_len = keys.value_len = unique.value_len = 0
+    tags.value = keys.value = unique.value = at
+    while property_next(&at, end, &pair):
+        if pair.name_len == 4 and memcmp(pair.name, b"TAGS", 4) == 0:
+            tags = pair
+        elif pair.name_len == 4 and memcmp(pair.name, b"KEYS", 4) == 0:
+            keys = pair
+        elif pair.name_len == 8 and memcmp(pair.name, b"UNIQ_KEY", 8) == 0:
+            unique = pair
+    if f.tag_count and not (tags.value_len and _is_word(f.tags, f.tag_count, tags.value, tags.value_len)):
+        return False
+    return not f.key_count or _has_key(f.keys, f.key_count, keys.value, keys.value + keys.value_len) \
+        or (unique.value_len and _is_word(f.keys, f.key_count, unique.value, unique.value_len))
+
+
+cdef inline bint is_wanted(const record_filter* f, const record_view* v) noexcept nogil:
+    cdef bint found
+    cdef int i
+    if f.in_queue and not takes_queue_offset(v.sys_flag):
+        return False
+    if not f.physical_begin <= v.physical_offset < f.physical_end or not f.offset_begin <= v.queue_offset < f.offset_end \
+            or not f.time_begin <= v.store_timestamp < f.time_end:
+        return False
+    if f.queue_id_count:
+        found = False
+        for i in range(f.queue_id_count):
+            found = found or f.queue_ids[i] == v.queue_id
+        if not found:
+            return False
+    if f.rule_count and not _in_rules(f, v):
+        return False
+    return not (f.tag_count or f.key_count) or _words_match(f, v)

@@ -1,0 +1,24 @@
+from cystore._native.memory.mapping import MappedFile
+from cystore._native.record.message import Message
+from cystore._native.record.window import LogWindow
+
+def entries_into(
+    out: MappedFile,
+    window: LogWindow,
+    minimum: int,
+    wrote: int,
+    position: int,
+    topic: bytes,
+    queue_id: int,
+) -> tuple[int, int]: ...
+def find_messages(
+    window: LogWindow,
+    minimum: int,
+    wrote: int,
+    position: int,
+    topic: bytes,
+    key: bytes,
+    max_count: int,
+    begin_ms: int,
+    end_ms: int,
+) -> tuple[list[Message], int]: ...

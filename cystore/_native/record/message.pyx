@@ -1,0 +1,402 @@
+"""Messages and results of puts."""
+
+cimport cython
+from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.memoryview cimport PyMemoryView_FromObject
+from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t
+
+from cystore._native.record.exact cimport exact_text, exact_whole
+from cystore._native.layout cimport *
+from cystore._native.memory.mapping cimport MappedFile
+from cystore._native.record.record cimport (RECORD_BAD_CHECKSUM, RECORD_BAD_POSITION, RECORD_BLANK, RECORD_OK,
+record_check, record_parse, record_view)
+
+import ipaddress
+from functools import lru_cache
+from types import MappingProxyType
+
+from cystore._native.record.record import STATUS_NAMES
+from cystore.errors import CorruptRecordError, MessageIllegalError
+
+cdef enum:
+    WALK_RECORDS = 256
+    WALK_BYTES = 4194304
+
+RESERVED_PROPERTIES = frozenset({
+    "KEYS", "TAGS", "UNIQ_KEY", "DELAY", "REAL_TOPIC", "REAL_QID", "WAIT", "DELAY_SOURCE", "DELAY_DUE",
+})
+
+
+cdef inline int64_t _whole(str field, object value, int64_t low, int64_t high) except? -1:
+    return exact_whole(field, value, low, high, MessageIllegalError)
+
+
+@cython.final
+@cython.freelist(256)
+@cython.no_gc
+cdef class PutResult:
+    """Where a message was appended: `physical_offset` (bytes, in the commit log), `queue_offset` (messages, in its queue; 0
+    for prepared and rollback), `size_bytes` of the record, `store_timestamp_ms` (RocketMQ's AppendMessageResult)."""
+
+    def __repr__(self):
+        return (f"PutResult(physical_offset={self.physical_offset}, queue_offset={self.queue_offset}, "
+                f"size_bytes={self.size_bytes}, store_timestamp_ms={self.store_timestamp_ms})")
+
+    def __eq__(self, other):
+        if not isinstance(other, PutResult):
+            return NotImplemented
+        return self._tuple() == (<PutResult>other)._tuple()
+
+    def __hash__(self):
+        return hash(self._tuple())
+
+    def __reduce__(self):
+        return _rebuild_put_result, self._tuple()
+
+    def _tuple(self):
+        return self.physical_offset, self.queue_offset, self.size_bytes, self.store_timestamp_ms
+
+
+cdef PutResult put_result(int64_t physical_offset, int64_t queue_offset, int32_t size_bytes, int64_t store_timestamp_ms):
+    cdef PutResult result = PutResult.__new__(PutResult)
+    result.physical_offset = physical_offset
+    result.queue_offset = queue_offset
+    result.size_bytes = size_bytes
+    result.store_timestamp_ms = store_timestamp_ms
+    return result
+
+
+@cython.final
+@cython.freelist(64)
+@cython.no_gc
+cdef class _StoredBytes:
+    """Some bytes of a mapped file, or of a bytes object, which this keeps: a memoryview of them alone is made in one step. `no_gc`: what
+    it keeps refers to nothing else."""
+
+    cdef object source
+    cdef const uint8_t* start
+    cdef Py_ssize_t length
+
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, <void*>self.start, self.length, True, flags)
+
+
+def _rebuild_put_result(physical_offset, queue_offset, size_bytes, store_timestamp_ms):
+    return put_result(physical_offset, queue_offset, size_bytes, store_timestamp_ms)
+
+
+@cython.final
+cdef class Message:
+    """A message: made by you for `put_many`, or read from a store.
+
+    `topic`, `queue_id`, `body`, `keys` (tuple of str), `tags` (str or None), `properties` (mapping of str to str), `flag`
+    and `delay_level` (0: none) are what a put takes; the rest is for programs that write what RocketMQ clients and brokers would: `sys_flag`,
+    `born_timestamp_ms` (default: now), `born_host` and `store_host` ("address:port"), `reconsume_times`,
+    `prepared_transaction_offset`, `unique_key` (property UNIQ_KEY).
+
+    On a stored message `body` is a read-only memoryview of the stored bytes that keeps its file mapped (sys flag 1: still
+    compressed), `properties` holds all of the record's, and `queue_offset`, `physical_offset`, `size_bytes`,
+    `store_timestamp_ms` and `body_crc` (the record's checksum field) are set; on one of yours they are None.
+    Source: MessageExt, MessageDecoder.
+    """
+
+    def __init__(self, *, topic, body, queue_id=0, keys=(), tags=None, properties=None, flag=0, sys_flag=0,
+                 born_timestamp_ms=None, born_host=None, store_host=None, reconsume_times=0,
+                 prepared_transaction_offset=0, unique_key=None, delay_level=0):
+        self._topic = exact_text("topic", topic, MessageIllegalError)
+        self._body = body
+        self._keys = keys
+        self._tags = tags
+        self._properties = properties
+        self._unique_key = unique_key
+        self._queue_id = <int32_t>_whole("queue_id", queue_id, 0, 0x7FFFFFFF)
+        self._delay_level = <int32_t>_whole("delay_level", delay_level, 0, 0x7FFFFFFF)
+        self._flag = <int32_t>_whole("flag", flag, -0x80000000, 0x7FFFFFFF)
+        self._sys_flag = <int32_t>_whole("sys_flag", sys_flag, -0x80000000, 0x7FFFFFFF)
+        self._reconsume_times = <int32_t>_whole("reconsume_times", reconsume_times, -0x80000000, 0x7FFFFFFF)
+        self._prepared_transaction_offset = _whole(
+            "prepared_transaction_offset", prepared_transaction_offset, INT64_MIN, INT64_MAX)
+        self._born_timestamp_ms = _whole(
+            "born_timestamp_ms", -1 if born_timestamp_ms is None else born_timestamp_ms, INT64_MIN, INT64_MAX)
+        self._born_host = None if born_host is None else encode_host(exact_text("born_host", born_host, MessageIllegalError), "born_host")
+        self._store_host = None if store_host is None else encode_host(exact_text("store_host", store_host, MessageIllegalError), "store_host")
+
+    @property
+    def topic(self):
+        if self._topic is None:
+            self._topic = self.view.topic[:self.view.topic_len].decode("ascii")
+        return self._topic
+
+    @property
+    def queue_id(self):
+        return self._queue_id
+
+    @property
+    def queue_offset(self):
+        return None if self.source is None else self.view.queue_offset
+
+    @property
+    def physical_offset(self):
+        return None if self.source is None else self.view.physical_offset
+
+    @property
+    def size_bytes(self):
+        return None if self.source is None else self.view.total_size
+
+    @property
+    def body(self):
+        cdef _StoredBytes part
+        if self._body is None and self.source is not None:
+            part = _StoredBytes.__new__(_StoredBytes)
+            part.source = self.source
+            part.start = self.view.body
+            part.length = self.view.body_len
+            self._body = PyMemoryView_FromObject(part)
+        return self._body
+
+    @property
+    def properties(self):
+        if self.source is not None and self._properties is None:
+            self._properties = MappingProxyType(parse_properties(self.view.properties[:self.view.properties_len]))
+        elif self._properties is None:
+            self._properties = MappingProxyType(parse_properties(self.stored_properties or b""))
+        return self._properties
+
+    @property
+    def keys(self):
+        if self.source is not None and self._keys is None:
+            self._keys = tuple([key for key in self.properties.get("KEYS", "").split(" ") if key])
+        return self._keys
+
+    @property
+    def tags(self):
+        return self._tags if self.source is None else self.properties.get("TAGS")
+
+    @property
+    def unique_key(self):
+        return self._unique_key if self.source is None else self.properties.get("UNIQ_KEY")
+
+    @property
+    def delay_level(self):
+        """What was asked for, 0 is none; a delivered message still says how long it was delayed."""
+        return self._delay_level if self.source is None else delay_level_of(self.properties)
+
+    @property
+    def properties_bytes(self):
+        """The stored property string as it is, for programs that compare bytes; None on a message to be put."""
+        return None if self.source is None else self.view.properties[:self.view.properties_len]
+
+    @property
+    def flag(self):
+        return self._flag
+
+    @property
+    def sys_flag(self):
+        return self._sys_flag
+
+    @property
+    def born_timestamp_ms(self):
+        if self.source is not None:
+            return self.view.born_timestamp
+        return None if self._born_timestamp_ms == -1 else self._born_timestamp_ms
+
+    @property
+    def store_timestamp_ms(self):
+        return None if self.source is None else self.view.store_timestamp
+
+    @property
+    def born_host(self):
+        if self.source is not None:
+            return decode_host(self.view.born_host[:self.view.born_host_len])
+        return None if self._born_host is None else decode_host(self._born_host)
+
+    @property
+    def store_host(self):
+        if self.source is not None:
+            return decode_host(self.view.store_host[:self.view.store_host_len])
+        return None if self._store_host is None else decode_host(self._store_host)
+
+    @property
+    def reconsume_times(self):
+        return self._reconsume_times
+
+    @property
+    def prepared_transaction_offset(self):
+        return self._prepared_transaction_offset
+
+    @property
+    def body_crc(self):
+        return None if self.source is None else self.view.checksum
+
+    @property
+    def record_format(self):
+        """"cystore" or "rocketmq" for a stored message, else None."""
+        if self.source is None:
+            return None
+        return "cystore" if self.view.magic == RECORD_MAGIC_CYSTORE else "rocketmq"
+
+    def __repr__(self):
+        if self.source is None:
+            return f"<Message to {self._topic!r}/{self._queue_id}>"
+        return (f"<Message {self.topic}/{self.view.queue_id} at {self.view.queue_offset}, "
+                f"{self.view.total_size} bytes at {self.view.physical_offset}>")
+
+
+cdef object _fill(object source, const uint8_t* start, size_t limit, int64_t where, str path, bint verified):
+    """The message at `start`. Its bytes are faulted in and verified without the GIL, unless that was done before."""
+    cdef Message message = Message.__new__(Message)
+    cdef record_view* view = &message.view
+    cdef int status
+    if verified:
+        status = record_parse(start, limit, view)
+    else:
+        with nogil:
+            status = record_parse(start, limit, view)
+            if status == RECORD_OK and not record_check(start, view):
+                status = RECORD_BAD_CHECKSUM
+    if status != RECORD_OK:
+        raise CorruptRecordError(f"the record is damaged: {STATUS_NAMES[status]}", path=path, offset=where)
+    message.source = source
+    message.start = start
+    message._queue_id = view.queue_id
+    message._flag = view.flag
+    message._sys_flag = view.sys_flag
+    message._reconsume_times = view.reconsume_times
+    message._prepared_transaction_offset = view.prepared_transaction_offset
+    return message
+
+
+cdef Message stored_message(MappedFile file, Py_ssize_t at, Py_ssize_t limit, bint verified):
+    if at < 0 or limit < 0 or at > file.length or limit > file.length - at:
+        raise CorruptRecordError(f"{limit} bytes run past the file's end", path=file.path, offset=file.base + at)
+    return _fill(file, file.address + at, limit, file.base + at, file.path, verified)
+
+
+def delay_level_of(properties):
+    """The level that stored properties name, as Java's Integer.parseInt reads it; 0 for what it refuses."""
+    text = properties.get("DELAY", "")
+    digits = text[1:] if text[:1] in ("+", "-") else text
+    if not (digits.isascii() and digits.isdecimal()):
+        return 0
+    digits = digits.lstrip("0") or "0"
+    level = int(digits) * (-1 if text[0] == "-" else 1) if len(digits) <= 10 else 0
+    return level if -0x80000000 <= level <= 0x7FFFFFFF else 0
+
+
+def due_message(Message source not None, str topic not None, int32_t queue_id, bytes properties not None):
+    """A message to be put: a delayed one on its way to its own topic, with this property string. Times, hosts, flags and body are
+    the source's (ScheduleMessageService.messageTimeup)."""
+    cdef Message message = Message.__new__(Message)
+    if source.source is None:
+        raise MessageIllegalError("the source must be a stored message")
+    message._topic = topic
+    message._queue_id = queue_id
+    message.stored_properties = properties
+    message._body = bytes(source.body)
+    message._flag = source._flag
+    message._sys_flag = source._sys_flag
+    message._reconsume_times = source._reconsume_times
+    message._born_timestamp_ms = source.view.born_timestamp
+    message._born_host = source.view.born_host[:source.view.born_host_len]
+    message._store_host = source.view.store_host[:source.view.store_host_len]
+    return message
+
+
+def message_at(MappedFile file not None, Py_ssize_t at, Py_ssize_t limit):
+    """The message whose record stands at `at` in a mapped file, of whose bytes it may use `limit`."""
+    return stored_message(file, at, limit, False)
+
+
+cdef int _walk(const uint8_t* p, int64_t base, int64_t* at, int64_t end, int64_t length, int64_t* begins, int room,
+               int* status) noexcept nogil:
+    """Verifies records one after the other, from `at` (which moves on), and counts them. It ends behind about WALK_BYTES, behind a
+    blank, or with a `status` that is not RECORD_OK."""
+    cdef record_view v
+    cdef int count = 0
+    cdef int64_t begin = at[0]
+    status[0] = RECORD_OK
+    v.topic = NULL
+    while at[0] < end and count < room and at[0] - begin < WALK_BYTES:
+        status[0] = record_parse(p + at[0], <size_t>(end - at[0]), &v)
+        if status[0] == RECORD_BLANK or (end - at[0] >= <int64_t>BLANK_SIZE_MIN and record_magic(p + at[0]) == RECORD_MAGIC_BLANK):
+            status[0] = RECORD_OK
+            at[0] = length
+            break
+        if status[0] == RECORD_OK and v.physical_offset != base + at[0]:
+            status[0] = RECORD_BAD_POSITION
+        elif status[0] == RECORD_OK and not record_check(p + at[0], &v):
+            status[0] = RECORD_BAD_CHECKSUM
+        if status[0] != RECORD_OK:
+            break
+        begins[count] = at[0]
+        count += 1
+        at[0] += v.total_size
+    return count
+
+
+def messages_in(MappedFile file not None, Py_ssize_t at, Py_ssize_t end, Py_ssize_t max_count):
+    """Up to `max_count` records that stand one after the other in [at, end) of a mapped file, and where the next begins: the
+    end of the file behind a blank. At most 256 records, and about 4 MiB or one record, so that no call takes long.
+
+    The records are verified without the GIL. Raises CorruptRecordError; what stands before the damage is given first.
+    """
+    cdef list found = []
+    cdef int64_t[WALK_RECORDS] begins
+    cdef int64_t base = file.base
+    cdef int64_t next = at
+    cdef int64_t length = file.length
+    cdef const uint8_t* address = file.address
+    cdef int room = <int>min(max_count, WALK_RECORDS)
+    cdef int i, count, status
+    if at < 0 or end > file.length:
+        raise CorruptRecordError("outside the file", path=file.path, offset=file.base + at)
+    with nogil:
+        count = _walk(address, base, &next, end, length, &begins[0], room, &status)
+    if count == 0 and status != RECORD_OK:
+        reason = "the record names another offset than its own" if status == RECORD_BAD_POSITION \
+            else f"the record is damaged: {STATUS_NAMES[status]}"
+        raise CorruptRecordError(reason, path=file.path, offset=file.base + at)
+    for i in range(count):
+        found.append(stored_message(file, begins[i], end - begins[i], True))
+    return found, next
+
+
+def message_of(bytes record not None, int64_t physical_offset=-1, str path=None):
+    """The message in a copy of its record's bytes."""
+    return _fill(record, <const uint8_t*><const char*>record, len(record), physical_offset, path, False)
+
+
+def parse_properties(bytes data):
+    """Stored properties as a dict, in their order; pairs with an empty name or value are skipped, the first of a name stays
+    where it is and the last wins (MessageDecoder.string2messageProperties)."""
+    pairs = {}
+    for pair in data.split(b"\x02"):
+        name, split, value = pair.partition(b"\x01")
+        if split and name and value:
+            pairs[name.decode("utf-8", "replace")] = value.decode("utf-8", "replace")
+    return pairs
+
+
+@lru_cache(4096)
+def encode_host(str text, str field="host"):
+    """"address:port" or "[address]:port" as stored: address and 4 bytes of port."""
+    address, colon, port = text.rpartition(":")
+    try:
+        packed = ipaddress.ip_address(address.strip("[]")).packed
+        number = int(port)
+    except ValueError as error:
+        raise MessageIllegalError(f"{field}: {text!r} is not address:port ({error})") from None
+    if not colon or not 0 <= number <= 0x7FFFFFFF:
+        raise MessageIllegalError(f"{field}: {text!r} is not address:port")
+    return packed + number.to_bytes(4, "big")
+
+
+@lru_cache(4096)
+def decode_host(bytes packed):
+    """A stored host as "address:port", IPv6 as "[address]:port" with all eight groups, as Java writes it."""
+    cdef Py_ssize_t end = len(packed) - 4
+    port = int.from_bytes(packed[end:], "big", signed=True)
+    if end == 16:
+        groups = ":".join([f"{packed[at] << 8 | packed[at + 1]:x}" for at in range(0, 16, 2)])
+        return f"[{groups}]:{port}"
+    return f"{ipaddress.ip_address(packed[:end])}:{port}"

@@ -1,0 +1,1 @@
+from cystore._native.record.message import RESERVED_PROPERTIES as RESERVED_PROPERTIES

@@ -1,0 +1,181 @@
+"""The property string of a message that is to be appended (MessageDecoder.messageProperties2String)."""
+
+from cpython.exc cimport PyErr_Clear
+from cpython.object cimport PyObject
+from cpython.unicode cimport PyUnicode_Check
+from libc.stdint cimport int32_t, uint8_t
+from libc.stdio cimport snprintf
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+
+from cystore._native.record.exact cimport exact_text
+from cystore._native.layout cimport DELAY_PROPERTY_ROOM, PROPERTIES_BYTES_MAX
+
+from cystore._native.record.message import RESERVED_PROPERTIES
+from cystore.errors import MessageIllegalError
+
+cdef extern from "Python.h":
+    const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size)  # NULL: the text has no UTF-8 form
+    Py_ssize_t PyUnicode_GET_LENGTH(object text)
+    Py_ssize_t PyUnicode_FindChar(object text, Py_UCS4 character, Py_ssize_t start, Py_ssize_t end, int direction) except -2
+
+cdef PyObject* NONE = <PyObject*>None
+
+
+cdef int grow_properties(property_buffer* buffer, Py_ssize_t more) except -1:
+    cdef Py_ssize_t capacity
+    cdef uint8_t* start
+    capacity = 2 * (buffer.length + more)
+    if capacity > 0x3FFFFFFF:
+        raise MessageIllegalError("properties: too much in one call")
+    start = <uint8_t*>malloc(capacity)
+    if start == NULL:
+        raise MemoryError()
+    if buffer.length:  # the first of a batch has no buffer to copy from
+        memcpy(start, buffer.start, buffer.length)
+    if buffer.on_heap:
+        free(buffer.start)
+    buffer.start = start
+    buffer.capacity = <int32_t>capacity
+    buffer.on_heap = True
+    return 0
+
+
+cdef inline bint _has(object text, Py_UCS4 character) except -1:
+    return PyUnicode_FindChar(text, character, 0, PyUnicode_GET_LENGTH(text), 1) >= 0
+
+
+cdef const char* _utf8(object text, str field, Py_ssize_t* length) except NULL:
+    cdef const char* data
+    if not PyUnicode_Check(text):
+        exact_text(field, text, MessageIllegalError)
+    data = PyUnicode_AsUTF8AndSize(text, length)
+    if data == NULL:
+        PyErr_Clear()
+        exact_text(field, text, MessageIllegalError)
+    return data
+
+
+cdef int _check_text(object text, str field, bint is_key) except -1:
+    """For text with a control character, or a space in a key: refuses the separators."""
+    if is_key and _has(text, 32):
+        raise MessageIllegalError(f"{field}: {exact_text(field, text, MessageIllegalError)!r} contains a space; give several keys as a tuple")
+    if _has(text, 1) or _has(text, 2):
+        raise MessageIllegalError(
+            f"{field}: {exact_text(field, text, MessageIllegalError)!r} contains a control character that separates properties")
+    return 0
+
+
+cdef int _put_text(property_buffer* buffer, object text, str field, bint is_key) except -1:
+    """Appends UTF-8 text."""
+    cdef Py_ssize_t length = 0
+    cdef const char* data = _utf8(text, field, &length)
+    property_room(buffer, length)
+    if copy_text(buffer.start + buffer.length, data, length, FIRST_IN_KEY if is_key else FIRST_IN_TEXT):
+        _check_text(text, field, is_key)
+    buffer.length += <int32_t>length
+    return 0
+
+
+cdef inline int _put_name(property_buffer* buffer, const char* name, int length, int32_t begin) except -1:
+    """Appends a separator when there is a pair already, then the name of the next pair and its 0x01."""
+    property_room(buffer, length + 2)
+    if buffer.length > begin:
+        buffer.start[buffer.length] = 2
+        buffer.length += 1
+    memcpy(buffer.start + buffer.length, name, length)
+    buffer.length += length
+    buffer.start[buffer.length] = 1
+    buffer.length += 1
+    return 0
+
+
+cdef int _put_keys(property_buffer* buffer, object keys, int32_t begin) except -1:
+    cdef bint first = True
+    if PyUnicode_Check(keys):
+        keys = (keys,) if PyUnicode_GET_LENGTH(keys) else ()
+    if type(keys) is not tuple:
+        if isinstance(keys, (bytes, bytearray, memoryview)) or not hasattr(keys, "__iter__"):
+            raise MessageIllegalError(f"keys: must be a tuple of text, not {type(keys).__name__}")
+        try:
+            keys = tuple(keys)
+        except TypeError as error:
+            raise MessageIllegalError(f"keys: must be a tuple of text, not {type(keys).__name__} ({error})") from None
+    for key in <tuple>keys:
+        if first:
+            _put_name(buffer, "KEYS", 4, begin)
+            first = False
+        else:
+            property_room(buffer, 1)
+            buffer.start[buffer.length] = 32
+            buffer.length += 1
+        _put_text(buffer, key, "keys", True)
+    return 0
+
+
+cdef int put_any_properties(property_buffer* buffer, PyObject* keys, PyObject* tags, PyObject* properties, PyObject* unique_key) except -1:
+    cdef int32_t begin = buffer.length
+    if keys != NONE:
+        _put_keys(buffer, <object>keys, begin)
+    if tags != NONE and (not PyUnicode_Check(<object>tags) or PyUnicode_GET_LENGTH(<object>tags)):
+        _put_name(buffer, "TAGS", 4, begin)
+        _put_text(buffer, <object>tags, "tags", False)
+    if unique_key != NONE:
+        _put_name(buffer, "UNIQ_KEY", 8, begin)
+        _put_text(buffer, <object>unique_key, "unique_key", True)
+    if properties != NONE:
+        _put_pairs(buffer, <object>properties, begin)
+    if buffer.length - begin > <int32_t>PROPERTIES_BYTES_MAX:
+        raise MessageIllegalError(
+            f"properties: {buffer.length - begin} bytes, at most {PROPERTIES_BYTES_MAX} (keys and tags included)")
+    return buffer.length - begin
+
+
+cdef int _put_pairs(property_buffer* buffer, object properties, int32_t begin) except -1:
+    """The user's properties."""
+    try:
+        pairs = [(name, value) for name, value in properties.items()]
+    except (AttributeError, TypeError, ValueError) as error:  # no method `items`, or one that gives no pairs
+        raise MessageIllegalError(f"properties: must be a mapping, not {type(properties).__name__} ({error})") from None
+    for name, value in pairs:
+        name = exact_text("properties", name, MessageIllegalError)
+        if name in RESERVED_PROPERTIES:
+            raise MessageIllegalError(f"properties: {name} is reserved; use the parameter for it")
+        if not name:
+            raise MessageIllegalError("properties: a name is empty")
+        _put_name(buffer, "", 0, begin)
+        buffer.length -= 1
+        _put_text(buffer, name, "properties", False)
+        property_room(buffer, 1)
+        buffer.start[buffer.length] = 1
+        buffer.length += 1
+        _put_text(buffer, value, f"properties[{name!r}]", False)
+    return 0
+
+
+cdef int _put_bytes(property_buffer* buffer, const char* name, int length, const uint8_t* value, int32_t value_len,
+                    int32_t begin) except -1:
+    _put_name(buffer, name, length, begin)
+    property_room(buffer, value_len)
+    memcpy(buffer.start + buffer.length, value, value_len)
+    buffer.length += value_len
+    return 0
+
+
+cdef int _put_number(property_buffer* buffer, const char* name, int length, int32_t value, int32_t begin) except -1:
+    cdef char[16] text
+    cdef int digits = snprintf(text, 16, "%d", value)
+    return _put_bytes(buffer, name, length, <const uint8_t*>text, digits, begin)
+
+
+cdef int put_delay(property_buffer* buffer, int32_t begin, int32_t level, const uint8_t* topic, int32_t topic_len,
+                   int32_t queue_id) except -1:
+    cdef int32_t limit = <int32_t>(PROPERTIES_BYTES_MAX - DELAY_PROPERTY_ROOM)
+    _put_number(buffer, "DELAY", 5, level, begin)
+    if topic != NULL:
+        _put_bytes(buffer, "REAL_TOPIC", 10, topic, topic_len, begin)
+        _put_number(buffer, "REAL_QID", 8, queue_id, begin)
+    if buffer.length - begin > limit:
+        raise MessageIllegalError(
+            f"properties: {buffer.length - begin} bytes, at most {limit} for a delayed message (keys and tags included)")
+    return buffer.length - begin

@@ -1,0 +1,148 @@
+"""Parsing and checking of single records: the cursor that every reader of log bytes passes through.
+
+Source of the format: CommitLog.DefaultAppendMessageCallback and CommitLog.checkMessageAndReturnSize of RocketMQ 4.9.3.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t
+from libc.string cimport memchr, memcmp
+
+from cystore._native.layout cimport *
+from cystore._native.record.record_read cimport record_intact, record_read
+
+STATUS_NAMES: tuple[str, ...] = (
+    "ok", "blank", "zero", "short", "bad magic", "bad length", "bad topic", "bad checksum", "bad position",
+)
+
+
+cdef int record_parse(const uint8_t* p, size_t available, record_view* v) noexcept nogil:
+    v.topic = NULL
+    return record_read(p, available, v)
+
+
+cdef bint record_check(const uint8_t* p, const record_view* v) noexcept nogil:
+    return record_intact(p, v)
+
+
+cdef bint property_next(const uint8_t** at, const uint8_t* end, property_view* found) noexcept nogil:
+    cdef const uint8_t* begin
+    cdef const uint8_t* pair_end
+    cdef const uint8_t* split
+    while at[0] < end:
+        begin = at[0]
+        pair_end = <const uint8_t*>memchr(begin, 2, end - begin)
+        if pair_end == NULL:
+            pair_end = end
+        at[0] = pair_end + 1
+        split = <const uint8_t*>memchr(begin, 1, pair_end - begin)
+        if split != NULL and split > begin and pair_end - split > 1:
+            found.name = begin
+            found.name_len = <int>(split - begin)
+            found.value = split + 1
+            found.value_len = <int>(pair_end - split - 1)
+            return True
+    return False
+
+
+cdef bint property_find(const uint8_t* properties, int length, const char* name, int name_len,
+                        const uint8_t** value, int* value_len) noexcept nogil:
+    cdef const uint8_t* at = properties
+    cdef const uint8_t* end = properties + length
+    cdef property_view pair
+    cdef bint found = False
+    while property_next(&at, end, &pair):
+        if pair.name_len == name_len and memcmp(pair.name, name, name_len) == 0:
+            value[0] = pair.value
+            value_len[0] = pair.value_len
+            found = True
+    return found
+
+
+cdef uint32_t text_character(const uint8_t* text, size_t length, size_t* at) noexcept nogil:
+    """The character at `at`, which moves behind it. What is not UTF-8 is U+FFFD, one for each longest piece that could have
+    begun a character; an encoded surrogate is such a piece as a whole, as Java has it."""
+    cdef uint32_t point = text[at[0]]
+    cdef uint8_t low = 0x80
+    cdef uint8_t high = 0xBF
+    cdef int more
+    at[0] += 1
+    if point < 0x80:
+        return point
+    more = 1 if 0xC2 <= point < 0xE0 else 2 if 0xE0 <= point < 0xF0 else 3 if 0xF0 <= point < 0xF5 else 0
+    if more == 0:
+        return 0xFFFD
+    if point == 0xE0:
+        low = 0xA0
+    elif point == 0xF0:
+        low = 0x90
+    elif point == 0xF4:
+        high = 0x8F
+    point &= 0x3Fu >> more
+    while more:
+        if at[0] == length or not low <= text[at[0]] <= high:
+            return 0xFFFD
+        point = (point << 6) | (text[at[0]] & 0x3Fu)
+        at[0] += 1
+        more -= 1
+        low, high = 0x80, 0xBF
+    return 0xFFFD if 0xD800 <= point < 0xE000 else point
+
+
+cdef int32_t java_hash(int32_t seed, const uint8_t* text, size_t length) noexcept nogil:
+    """Over UTF-16 units."""
+    cdef uint32_t h = <uint32_t>seed
+    cdef uint32_t point
+    cdef size_t i = 0
+    while i < length:
+        while i + 4 <= length and not (text[i] | text[i + 1] | text[i + 2] | text[i + 3]) & 0x80:
+            h = h * 923521u + text[i] * 29791u + text[i + 1] * 961u + text[i + 2] * 31u + text[i + 3]  # powers of 31
+            i += 4
+        if i == length:
+            break
+        point = text_character(text, length, &i)
+        if point >= 0x10000:
+            point -= 0x10000
+            h = 31 * h + (0xD800u + (point >> 10))
+            point = 0xDC00u + (point & 0x3FFu)
+        h = 31 * h + point
+    return <int32_t>h
+
+
+# ------------------------------------------------------------------------------------- for Python: tests and tools
+
+
+def hash_code(const uint8_t[::1] text, int32_t seed=0):
+    """Java's String.hashCode of UTF-8 `text`, continued from `seed`."""
+    return java_hash(seed, &text[0] if text.shape[0] else NULL, text.shape[0])
+
+
+def parse(const uint8_t[::1] data):
+    """Status name and fields of the record at the start of `data`; the checksum is checked too."""
+    cdef record_view v
+    cdef int status
+    cdef const uint8_t* p = &data[0] if data.shape[0] else NULL
+    status = record_parse(p, data.shape[0], &v)
+    if status == RECORD_BLANK:
+        return STATUS_NAMES[status], {"total_size": v.total_size}
+    if status != RECORD_OK:
+        return STATUS_NAMES[status], {}
+    fields = {
+        "total_size": v.total_size, "magic": v.magic, "checksum": v.checksum, "queue_id": v.queue_id, "flag": v.flag,
+        "queue_offset": v.queue_offset, "physical_offset": v.physical_offset, "sys_flag": v.sys_flag,
+        "born_timestamp": v.born_timestamp, "born_host": v.born_host[:v.born_host_len],
+        "store_timestamp": v.store_timestamp, "store_host": v.store_host[:v.store_host_len],
+        "reconsume_times": v.reconsume_times, "prepared_transaction_offset": v.prepared_transaction_offset,
+        "body": v.body[:v.body_len], "topic": v.topic[:v.topic_len], "properties": v.properties[:v.properties_len],
+    }
+    if not record_check(p, &v):
+        status = RECORD_BAD_CHECKSUM
+    return STATUS_NAMES[status], fields
+
+
+def find_property(const uint8_t[::1] properties, bytes name):
+    """Value of a property in its stored bytes, or None."""
+    cdef const uint8_t* value
+    cdef int value_len
+    cdef const uint8_t* p = &properties[0] if properties.shape[0] else NULL
+    if property_find(p, <int>properties.shape[0], name, <int>len(name), &value, &value_len):
+        return value[:value_len]
+    return None

@@ -1,0 +1,124 @@
+"""One record, read where it stands, and its checksum compared: compiled into the walk over a log, which then reads no more than it needs.
+
+Source of the format: CommitLog.DefaultAppendMessageCallback and CommitLog.checkMessageAndReturnSize of RocketMQ 4.9.3.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy
+
+from cystore._native.record.checksum cimport crc32_body, crc32c_update
+from cystore._native.layout cimport *
+from cystore._native.record.record_view cimport *
+
+cdef extern from "topic_bytes.h" nogil:
+    const uint8_t* topic_bytes
+
+cdef extern from "crc_copy.h" nogil:
+    enum:
+        CRC_READ_MOST
+    int crc_copy_known
+    uint64_t crc_read(uint64_t crc, const uint8_t* source, size_t length)
+    uint64_t crc_step_8(uint64_t crc, uint64_t words)
+
+
+cdef inline bint topic_valid(const uint8_t* topic, Py_ssize_t length) noexcept nogil:
+    cdef Py_ssize_t i
+    cdef uint8_t valid = 1
+    if length < 1 or length > <Py_ssize_t>TOPIC_BYTES_MAX:
+        return False
+    for i in range(length):
+        valid &= topic_bytes[topic[i]]
+    return valid
+
+
+cdef inline bint same_text(const uint8_t* a, const uint8_t* b, int length) noexcept nogil:
+    """memcmp, without its call for most topics. False, perhaps, for short ones."""
+    cdef uint64_t first, last, wanted_first, wanted_last
+    if not 8 <= length <= 16:
+        return length > 16 and memcmp(a, b, length) == 0
+    memcpy(&first, a, 8)
+    memcpy(&last, a + length - 8, 8)
+    memcpy(&wanted_first, b, 8)
+    memcpy(&wanted_last, b + length - 8, 8)
+    return first == wanted_first and last == wanted_last
+
+
+cdef inline int record_read(const uint8_t* p, size_t available, record_view* v) noexcept nogil:
+    """Fills `v` from the bytes at `p`; no length is used before it is checked against what is left. `v` is what was made of the record
+    before, from the same bytes, or its topic is NULL."""
+    cdef const uint8_t* last_topic = v.topic
+    cdef int last_topic_len = v.topic_len
+    cdef size_t at = RECORD_PREFIX_BYTES
+    cdef size_t size
+    if available < BLANK_SIZE_MIN:
+        return RECORD_SHORT
+    v.total_size = record_total_size(p)
+    v.magic = record_magic(p)
+    if v.magic == RECORD_MAGIC_BLANK:
+        return RECORD_BLANK if v.total_size >= <int32_t>BLANK_SIZE_MIN else RECORD_BAD_LENGTH
+    if v.magic != RECORD_MAGIC_CYSTORE and v.magic != RECORD_MAGIC_ROCKETMQ:
+        return RECORD_ZERO if v.magic == 0 and v.total_size == 0 else RECORD_BAD_MAGIC
+    if v.total_size < <int32_t>RECORD_SIZE_MIN:
+        return RECORD_BAD_LENGTH
+    size = <size_t>v.total_size
+    if size > available:
+        return RECORD_SHORT
+    v.checksum = record_checksum_field(p)
+    v.queue_id = record_queue_id(p)
+    v.flag = record_flag(p)
+    v.queue_offset = record_queue_offset(p)
+    v.physical_offset = record_physical_offset(p)
+    v.sys_flag = record_sys_flag(p)
+    v.born_timestamp = record_born_timestamp(p)
+    v.born_host = p + at
+    v.born_host_len = HOST_V6_BYTES if v.sys_flag & SYS_FLAG_BORN_HOST_V6 else HOST_V4_BYTES
+    v.store_host_len = HOST_V6_BYTES if v.sys_flag & SYS_FLAG_STORE_HOST_V6 else HOST_V4_BYTES
+    if <size_t>RECORD_FIXED_BYTES + v.born_host_len + v.store_host_len > size:
+        return RECORD_BAD_LENGTH
+    at += v.born_host_len
+    v.store_timestamp = <int64_t>load_be64(p + at)
+    at += 8
+    v.store_host = p + at
+    at += v.store_host_len
+    v.reconsume_times = <int32_t>load_be32(p + at)
+    v.prepared_transaction_offset = <int64_t>load_be64(p + at + 4)
+    v.body_len = <int32_t>load_be32(p + at + 12)
+    at += 16
+    if v.body_len < 0 or <size_t>v.body_len + RECORD_TAIL_FIXED_BYTES > size - at:
+        return RECORD_BAD_LENGTH
+    v.body = p + at
+    at += <size_t>v.body_len
+    v.topic_len = p[at]
+    at += 1
+    if <size_t>v.topic_len + 2 > size - at:
+        return RECORD_BAD_LENGTH
+    v.topic = p + at
+    at += <size_t>v.topic_len
+    v.properties_len = load_be16(p + at)
+    at += 2
+    v.properties = p + at
+    if v.properties_len > <int>PROPERTIES_BYTES_MAX or at + <size_t>v.properties_len != size:
+        return RECORD_BAD_LENGTH
+    if v.queue_id < 0 or not (last_topic != NULL and last_topic_len == v.topic_len and same_text(last_topic, v.topic, v.topic_len)
+                              or topic_valid(v.topic, v.topic_len)):
+        return RECORD_BAD_TOPIC
+    return RECORD_OK
+
+
+cdef inline uint32_t record_checksum(const uint8_t* p, const record_view* v) noexcept nogil:
+    """What the checksum field of a parsed record should hold."""
+    cdef uint64_t head
+    if v.magic == RECORD_MAGIC_CYSTORE:
+        if crc_copy_known and v.total_size <= CRC_READ_MOST:
+            memcpy(&head, p, RECORD_CHECKSUM_FIELD_AT)
+            return ~<uint32_t>crc_read(crc_step_8(0xFFFFFFFFu, head), p + RECORD_CHECKED_AT, <size_t>v.total_size - RECORD_CHECKED_AT)
+        return crc32c_update(crc32c_update(0, p, RECORD_CHECKSUM_FIELD_AT), p + RECORD_CHECKED_AT,
+                             <size_t>v.total_size - RECORD_CHECKED_AT)
+    return crc32_body(v.body, <size_t>v.body_len) if v.body_len > 0 else 0
+
+
+cdef inline bint record_intact(const uint8_t* p, const record_view* v) noexcept nogil:
+    # RocketMQ does not look at the checksum of an empty body, and its batch encoder writes one; neither do we.
+    if v.magic == RECORD_MAGIC_ROCKETMQ and v.body_len == 0:
+        return True
+    return v.checksum == record_checksum(p, v)

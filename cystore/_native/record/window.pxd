@@ -1,0 +1,47 @@
+from libc.stdint cimport int64_t, uint8_t
+
+from cystore._native.memory.mapping cimport MappedFile
+from cystore._native.record.record cimport record_view
+
+cdef enum:
+    WINDOW_SEGMENTS = 64
+
+cdef enum WindowStatus:         # beside RecordStatus
+    WINDOW_GONE = 16            # below the log's minimum, or in a hole
+    WINDOW_BEYOND = 17          # not below the wrote position
+    WINDOW_NEED_SEGMENT = 18    # its segment is not among those at hand
+
+cdef struct segment_view:
+    int64_t base
+    int64_t end
+    const uint8_t* address
+
+# The part of the commit log that a reader has at hand: [minimum, wrote) of the segments mapped here.
+cdef struct log_window:
+    segment_view[WINDOW_SEGMENTS] segments
+    int count
+    int latest                  # the one that was used last
+    int64_t minimum
+    int64_t wrote
+    const int64_t* holes        # begin and end of each, ascending
+    int hole_count
+
+cdef int window_record(log_window* window, int64_t offset, record_view* v, const uint8_t** at) noexcept nogil
+
+# Fetches the first lines of a record from memory, where its segment is at hand.
+cdef void window_prefetch(const log_window* window, int64_t offset) noexcept nogil
+
+cdef class LogWindow:
+    cdef log_window c
+    cdef list files             # the MappedFile of each segment; holding them keeps the pointers valid
+    cdef object segment_for
+    cdef int64_t* holes
+    cdef int oldest
+    cdef int64_t* numbers       # scratch of the call that has the window
+    cdef int64_t numbers_room
+    cdef int move(self, int64_t minimum, int64_t wrote) except -1
+    cdef int make_room(self) except -1
+    cdef int need(self, int64_t offset) except -1
+    cdef int _set(self, int place, MappedFile file) except -1
+    cdef int64_t* room(self, int64_t count) except NULL
+    cdef MappedFile file_of(self, int64_t offset)

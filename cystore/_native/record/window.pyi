@@ -1,0 +1,10 @@
+from collections.abc import Callable, Sequence
+from typing import final
+
+from cystore._native.memory.mapping import MappedFile
+
+@final
+class LogWindow:
+    def __new__(
+        cls, segment_for: Callable[[int], MappedFile], holes: Sequence[tuple[int, int]] = ()
+    ) -> LogWindow: ...

@@ -1,0 +1,145 @@
+"""The parts of one attachment, put together over a control block."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from cystore._native.append.appender import Appender
+from cystore._native.derived.delay import Delivered
+from cystore._native.memory.control import Control
+from cystore.attachment.parts import Attachment as Attachment
+from cystore.config import INT_MAX, StoreConfig
+from cystore.derived.dispatch.backlog import BacklogKeeper, room_limit
+from cystore.derived.dispatch.dispatcher import Dispatcher
+from cystore.derived.dispatch.flush import DerivedFlusher
+from cystore.derived.dispatch.follow import Follower
+from cystore.derived.dispatch.remove import QueueRemover
+from cystore.derived.files.consume_queue import ConsumeQueues
+from cystore.derived.files.index import IndexFiles
+from cystore.derived.files.offsets import reserve_queue_offsets
+from cystore.derived.reading.reader import Reader
+from cystore.engine.files.checkpoint import Checkpoint
+from cystore.engine.files.mappings import Mappings
+from cystore.engine.files.segments import Mode
+from cystore.engine.log.allocate import Allocator
+from cystore.engine.log.append_policy import AppendPolicy, repair_append
+from cystore.engine.log.clock_keeper import ClockKeeper
+from cystore.engine.log.commit_log import CommitLog
+from cystore.engine.log.disk_space import DiskSpace
+from cystore.engine.log.flush import Flusher
+from cystore.engine.log.roll import Roller
+from cystore.engine.manifest.manifest import Manifest
+from cystore.engine.manifest.store_settings import Policy
+from cystore.services.clean import Cleaner
+from cystore.services.delay.carry import Carrier
+from cystore.services.delay.delivered import DeliveryProgress
+from cystore.services.delay.schedule import Scheduler
+from cystore.services.delay.waiting import WaitingQueues
+from cystore.services.idle import Sleepers
+from cystore.system import platform
+from cystore.system.store_lock import StoreLocks
+
+
+def compose(
+    root: Path,
+    config: StoreConfig,
+    mode: Mode,
+    control: Control,
+    locks: StoreLocks | None,
+    revive: Callable[[], Appender],
+    manifest: Manifest,
+) -> Attachment:
+    """The parts over a control block. Sizes and delay levels are the block's: the first attacher's, or the files' own."""
+    config = dataclasses.replace(
+        config,
+        mapped_file_size_commit_log_bytes=min(control.commit_log_file_bytes, INT_MAX),
+        mapped_file_size_consume_queue_bytes=control.consume_queue_file_bytes,
+        max_hash_slot_num=control.max_hash_slot_num,
+        max_index_num=control.max_index_num,
+        max_queues=control.max_queues,
+        message_delay_level=config.delay_level_text(Delivered(control).levels_ms),
+    )
+    if control.commit_log_file_bytes > INT_MAX:  # read only: no setting may say so
+        object.__setattr__(config, "mapped_file_size_commit_log_bytes", control.commit_log_file_bytes)
+    mappings = Mappings.of(config)
+    commit_log = CommitLog(root, config, mode, control, manifest, mappings)
+    queues = ConsumeQueues(root, config, mode, control, mappings)
+    index = IndexFiles(root, config, mode, control, mappings)
+    checkpoint = Checkpoint(root, mode)
+    clock = ClockKeeper(control, checkpoint, platform.identity()["boot_id"])
+    allocator = Allocator(control, commit_log, config, partial(reserve_queue_offsets, root))
+    flusher = Flusher(root, control, commit_log, checkpoint, config)
+    derived_flusher = DerivedFlusher(root, control, queues, index, checkpoint, flusher, config)
+    dispatcher = Dispatcher(
+        control,
+        commit_log,
+        queues,
+        index,
+        config,
+        given_up=lambda: manifest.snapshot().given_up,
+        more_queues=allocator.more_queues,
+    )
+    control.on_repair("dispatch", dispatcher.repair)
+    control.on_repair("append", partial(repair_append, control, commit_log))
+    control.on_repair("flush", flusher.repair)
+    policy = Policy(manifest, config)
+    space = DiskSpace(root, control, policy)
+    roller = Roller(control, commit_log, allocator, policy)
+    delivered = DeliveryProgress(root, control, commit_log, queues)
+    follower = Follower(control, queues, index)
+    remover = QueueRemover(control, queues, dispatcher, manifest)
+    backlog = BacklogKeeper(control, dispatcher)
+    keeps_backlog = mode is Mode.WRITE and bool(config.services)
+    if keeps_backlog:
+        allocator.limit_ahead(partial(room_limit, control))
+    appender = None
+    if mode is Mode.WRITE:
+        cystore_records = config.record_format == "cystore"
+        append_policy = AppendPolicy(
+            control,
+            commit_log,
+            allocator,
+            flusher,
+            space,
+            revive,
+            cystore_records=cystore_records,
+            relieve=backlog.relieve if keeps_backlog else None,
+        )
+        appender = Appender(
+            control,
+            append_policy,
+            record_format=config.record_format,
+            store_host=config.store_host,
+            file_bytes=control.commit_log_file_bytes,
+            max_body_bytes=config.max_message_size_bytes,
+            busy_timeout_ms=config.os_page_cache_busy_timeout_ms,
+            sync_by_default=config.flush_disk_type == "sync",
+            delay_levels=len(config.delay_levels_ms()),
+        )
+    reader = Reader(control, commit_log, queues, index, dispatcher, config)
+    waiting = WaitingQueues(control, commit_log, config)
+    scheduler = Scheduler(control, queues, delivered, reader, flusher, waiting, appender, config)
+    carrier = Carrier(control, commit_log, queues, dispatcher, delivered, waiting, appender, config)
+    cleaner = Cleaner(
+        control,
+        commit_log,
+        follower,
+        remover,
+        dispatcher,
+        allocator,
+        roller,
+        space,
+        derived_flusher,
+        delivered,
+        carrier,
+        policy,
+        manifest,
+    )
+    return Attachment(
+        root, config, mode, control, manifest, checkpoint, clock, commit_log, queues, index, dispatcher, flusher,
+        derived_flusher, allocator, delivered, scheduler, cleaner, remover, reader,
+        backlog, appender, locks, None, Sleepers(control),
+    )  # fmt: skip

@@ -1,0 +1,94 @@
+"""Reads of a handle that recovered for itself. Each shows one state of the files: if another process comes meanwhile,
+it is repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, ParamSpec, TypeVar
+
+from cystore._native.record.message import Message
+from cystore.attachment.attach import Attachment
+from cystore.engine.log.commit_log import check_offset, tell_cleaned
+from cystore.errors import StoreError
+
+# Methods of a store that look at it once. `scan`, `wait` and `wait_log` look again by themselves.
+FOLLOWED = (
+    "get",
+    "query",
+    "query_many",
+    "read",
+    "offset_by_time",
+    "next_queue_offset",
+    "catch_up",
+    "snapshot",
+    "topics",
+    "stats",
+    "holds",
+    "archived",
+)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def has_moved(parts: Attachment) -> bool:
+    """Whether a read of these parts may be outdated: they are a private view of files, and another process came."""
+    return parts.ground is not None and parts.ground.moved()
+
+
+def followed(attached: Callable[[], Attachment], read: Callable[P, R]) -> Callable[P, R]:
+    """`read`, repeated on the newest parts until no process comes meanwhile. `attached()` gives the newest parts."""
+
+    def call(*arguments: P.args, **named: P.kwargs) -> R:
+        while True:
+            parts = attached()
+            try:
+                result = read(*arguments, **named)
+            except StoreError:
+                if not has_moved(parts):
+                    raise
+                continue
+            if not has_moved(parts):
+                return result
+
+    return call
+
+
+def follow(store: Any, attached: Callable[[], Attachment]) -> None:
+    """Puts `followed` in front of a store's own methods."""
+    for name in FOLLOWED:
+        setattr(store, name, followed(attached, getattr(store, name)))
+
+
+def scan(attached: Callable[[], Attachment], begin: int | None, end: int | None) -> Iterator[Message]:
+    """`CommitLog.scan` of the newest parts, over what is cleaned meanwhile; of a private view one that follows."""
+    parts = attached()
+    if parts.ground is None:
+        return parts.commit_log.scan(begin, end, over_cleaned=True)
+    first, last = (None if at is None else check_offset(at) for at in (begin, end))
+    return _followed_scan(attached, first, last)
+
+
+def _followed_scan(
+    attached: Callable[[], Attachment], begin: int | None, end: int | None
+) -> Iterator[Message]:
+    """`CommitLog.scan` that continues with the newest parts if the old ones fail. The log below the end does not change, except for
+    the cleaner."""
+    control = attached().control
+    at = control.min_physical_offset if begin is None else begin
+    until = control.wrote if end is None else min(end, control.wrote)
+    while True:
+        parts = attached()
+        minimum = parts.control.min_physical_offset
+        if at < minimum and at != begin:
+            tell_cleaned(parts.commit_log, at, minimum)
+            at = minimum
+        try:
+            for message in parts.commit_log.scan(at, until, over_cleaned=True):
+                at = (message.physical_offset or 0) + (message.size_bytes or 0)
+                yield message
+        except StoreError:
+            if not has_moved(parts):
+                raise
+        else:
+            return

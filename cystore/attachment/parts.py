@@ -1,0 +1,155 @@
+"""The parts of one process's access to one store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cystore._native.append.appender import Appender
+from cystore._native.memory.control import Control
+from cystore.config import INT_MAX, StoreConfig
+from cystore.derived.dispatch.backlog import BacklogKeeper
+from cystore.derived.dispatch.dispatcher import Dispatcher
+from cystore.derived.dispatch.flush import DerivedFlusher
+from cystore.derived.dispatch.remove import QueueRemover
+from cystore.derived.files.consume_queue import ConsumeQueues
+from cystore.derived.files.index import IndexFiles
+from cystore.derived.reading.reader import Reader
+from cystore.engine.files.checkpoint import Checkpoint
+from cystore.engine.files.progress import Progress
+from cystore.engine.files.segments import Mode
+from cystore.engine.log.allocate import Allocator
+from cystore.engine.log.clock_keeper import ClockKeeper
+from cystore.engine.log.commit_log import CommitLog
+from cystore.engine.log.flush import Flusher
+from cystore.engine.manifest.manifest import Manifest
+from cystore.errors import StoreMovedError
+from cystore.recovery import RecoveredState
+from cystore.services.clean import Cleaner
+from cystore.services.delay.delivered import DeliveryProgress
+from cystore.services.delay.schedule import Scheduler
+from cystore.services.idle import Sleepers
+from cystore.system import folders
+from cystore.system.arrivals import View
+from cystore.system.store_lock import StoreLocks
+
+
+@dataclass
+class Attachment:
+    """The parts of one process's access to one store."""
+
+    root: Path
+    config: StoreConfig
+    mode: Mode
+    control: Control
+    manifest: Manifest
+    checkpoint: Checkpoint
+    clock: ClockKeeper
+    commit_log: CommitLog
+    queues: ConsumeQueues
+    index: IndexFiles
+    dispatcher: Dispatcher
+    flusher: Flusher
+    derived_flusher: DerivedFlusher
+    allocator: Allocator
+    delivered: DeliveryProgress
+    scheduler: Scheduler
+    cleaner: Cleaner
+    remover: QueueRemover
+    reader: Reader
+    backlog: BacklogKeeper
+    appender: Appender | None
+    locks: StoreLocks | None
+    recovered: RecoveredState | None
+    sleepers: Sleepers
+    ground: View | None = None  # of a private view of files: tells when the view is outdated
+
+    def let_cleaned_go(self) -> None:
+        """Ends the mappings of cleaned segments. A private view cannot tell which: it ends all when another process
+        came."""
+        self.reader.forget_cleaned()
+        minimum = self.control.min_physical_offset
+        self.dispatcher.forget_below(minimum)
+        if self.appender is not None and self.appender.segment_end <= minimum:
+            self.appender.forget_segment()
+        if self.ground is not None and self.ground.moved():
+            self.let_mappings_go()
+
+    def look_around(self) -> None:
+        """Begins each turn of a service: ends the mappings of cleaned segments. Raises StoreMovedError if the path
+        names another directory."""
+        self.let_cleaned_go()
+        try:
+            folders.check_place(self.root)
+        except StoreMovedError:
+            if self.appender is not None:
+                self.appender.forget_segment()  # the next put asks for it, and is refused
+            raise
+
+    def look_while_quiet(self) -> None:
+        """Work that a service thread does now and then while nothing is appended."""
+        self.look_around()
+        self.clock.look()
+
+    def turn(self, run_once: Callable[[], Progress]) -> Callable[[], Progress]:
+        """A service's `run_once`, with `begin_turn` before it."""
+
+        def turned() -> Progress:
+            self.look_around()
+            return run_once()
+
+        return turned
+
+    def flush_once(self) -> Progress:
+        """One turn of both threads of the service "flush"."""
+        done = self.flusher.run_once().done
+        derived = self.flush_derived_once()
+        return Progress(done + derived.done, more=derived.more)
+
+    def flush_derived_once(self) -> Progress:
+        """The derived files, by a thread of their own: makes them durable, then dispatches what waits."""
+        self.clock.look()
+        done = self.derived_flusher.run_once().done
+        return Progress(done, more=self.backlog.run_once().more)
+
+    def allocate_once(self) -> Progress:
+        """One turn of the service "allocate", which runs often: makes room ahead of the appends, then dispatches what
+        waits."""
+        allocated = self.allocator.run_once()
+        return Progress(allocated.done, more=allocated.more or self.backlog.run_once().more)
+
+    def forget(self) -> None:
+        """Drops everything without a trace for other processes: in a forked child, or when a store is closed."""
+        if self.appender is not None:
+            self.appender.detach()
+        self.control.detach()
+        if self.locks is not None:
+            self.locks.close()
+        if self.ground is not None:
+            self.ground.leave()
+
+    def release(self) -> None:
+        """`forget`, and ends mappings and descriptors that no view uses."""
+        self.forget()
+        if self.appender is not None:
+            self.appender.release()
+        self.checkpoint.close()
+        self.let_mappings_go()
+        folders.let_go(self.root)
+
+    def let_mappings_go(self) -> None:
+        """Ends the mappings that no view uses."""
+        self.reader.forget_windows()
+        if not self.control.closed:
+            self.dispatcher.forget_below(INT_MAX << 32)
+        self.queues.close()
+        self.index.close()
+        self.commit_log.files.close()
+
+    def replace_private(self) -> None:
+        """Ends a private view that another attachment replaces. Snapshots made of it still find the store's
+        directory."""
+        if self.ground is not None:
+            self.ground.leave()
+        self.let_mappings_go()

@@ -1,0 +1,80 @@
+"""The services of a store that this process runs in threads. They keep the parts of an attachment, not the store that a program holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cystore.attachment.attach import Attachment
+from cystore.config import StoreConfig
+from cystore.engine.files.progress import Progress
+from cystore.services.idle import AppendWait, QuietWait
+from cystore.services.threads import ServiceThread
+from cystore.system.threads import os_threads
+
+WAIT_SLICE_S = 0.25
+ALLOCATE_INTERVAL_S = 0.02
+ALLOCATE_SLOW_S = 0.1  # while little is appended: each turn takes the interpreter from whoever works
+CLEAN_INTERVAL_S = 10.0  # RocketMQ's cleanResourceInterval
+
+
+def start_service(name: str, parts: Attachment, config: StoreConfig, threads: list[ServiceThread]) -> None:
+    """Starts the threads of one service, and appends each to `threads` before it runs. Queues have a flush of their
+    own, so that the log's does not wait for them."""
+    control, flusher, derived = parts.control, parts.flusher, parts.derived_flusher
+    match name:
+        case "flush":
+            log_s = config.flush_interval_commit_log_ms / 1000
+            queues_s = config.flush_interval_consume_queue_ms / 1000
+            _start_quiet(
+                name,
+                parts,
+                parts.turn(flusher.run_once),
+                lambda: flusher.idle,
+                log_s,
+                threads,
+                lambda: flusher.urgent,
+            )
+            _start_quiet(
+                "flush-queues",
+                parts,
+                parts.turn(parts.flush_derived_once),
+                lambda: derived.idle and control.dispatched >= control.wrote,
+                queues_s,
+                threads,
+            )
+        case "allocate":
+            _start_quiet(
+                name,
+                parts,
+                parts.turn(parts.allocate_once),
+                lambda: control.dispatched >= control.wrote,
+                ALLOCATE_INTERVAL_S,
+                threads,
+                slow_s=ALLOCATE_SLOW_S,
+            )
+        case "schedule":
+            ServiceThread(name, parts.turn(parts.scheduler.run_once), parts.scheduler.idle_s, among=threads)
+        case "clean":
+            ServiceThread(name, parts.turn(parts.cleaner.run_once), CLEAN_INTERVAL_S, among=threads)
+        case _:
+            stopping = os_threads.Flag()
+            run_once = parts.turn(parts.dispatcher.run_once)
+            wait = AppendWait(control, parts.sleepers, parts.look_while_quiet, stopping)
+            ServiceThread(name, run_once, WAIT_SLICE_S, wait, flag=lambda: stopping, among=threads)
+
+
+def _start_quiet(
+    name: str,
+    parts: Attachment,
+    run_once: Callable[[], Progress],
+    idle: Callable[[], bool],
+    interval_s: float,
+    threads: list[ServiceThread],
+    due: Callable[[], bool] | None = None,
+    slow_s: float = 0.0,
+) -> None:
+    """Starts a service that sleeps until the next append when there is nothing to do. It comes back before the interval is over when its
+    work is `due`."""
+    stopping = os_threads.Flag()
+    wait = QuietWait(parts.control, parts.sleepers, parts.look_while_quiet, idle, stopping, due, slow_s)
+    ServiceThread(name, run_once, interval_s, wait, flag=lambda: stopping, among=threads)

@@ -1,0 +1,176 @@
+"""The form of the lifecycle log in the store: the one place that knows its topic, tags, keys, properties and body.
+
+One message of the topic `celery_events` is one event of one task. The record itself names the task (keys, tag,
+property), so searches need no bodies. The body is a JSON object of details; unknown fields are left out. Queues are
+those of `celery_results`: one for each task name, 0 without a name.
+
+Keys are ids only: a task's own, ``root:`` and the id of the root of its workflow (where that is another task), ``group:`` and
+the id of its group. With the prefixes a question for one task never walks the workflow that it began.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cystore import Message
+from cystore.celery.base import records
+
+EVENTS = "celery_events"
+VERSION = 1
+ROOT, GROUP = "root:", "group:"
+
+SENT, RECEIVED, REDELIVERED, STARTED = "SENT", "RECEIVED", "REDELIVERED", "STARTED"
+SUCCEEDED, FAILED, TIMED_OUT, CHILD_LOST = "SUCCEEDED", "FAILED", "TIMED_OUT", "CHILD_LOST"
+INTERNAL_ERROR, RETRIED, IGNORED, REJECTED = "INTERNAL_ERROR", "RETRIED", "IGNORED", "REJECTED"
+REVOKED, UNKNOWN = "REVOKED", "UNKNOWN"
+
+# Event: description | Celery's signal | the process it fires in (prefork) | source of the ids.
+KINDS: dict[str, tuple[str, str, str, str]] = {
+    SENT: ("a message went to the broker", "`after_task_publish`",
+           "the sender: publisher, beat, child (chains, retries)", "the message's headers"),
+    RECEIVED: ("a worker took the message", "`task_received`", "main", "the request"),
+    REDELIVERED: ("a worker took a message that the broker had delivered before", "`task_received`", "main", "the request"),
+    STARTED: ("the task's code begins", "`task_prerun`", "child", "the task's request"),
+    SUCCEEDED: ("it returned, and its result is stored", "`task_success`", "child", "the task's request"),
+    FAILED: ("it raised", "`task_failure`",
+             "child; main where storing the failure failed as well", "the task's request, else the signal (task id only)"),
+    TIMED_OUT: ("a time limit was over: soft, raised out of the task, or hard", "`task_failure`",
+                "soft: child; hard: main (fires twice, counts once)", "the task's request"),
+    CHILD_LOST: ("the process that ran the task died", "`task_failure`; with requeuing none: the request's `on_reject`",
+                 "main", "the request"),
+    INTERNAL_ERROR: ("Celery or a handler of the task raised, outside of its code; FAILED follows",
+                     "`task_internal_error`", "child", "the request that the signal brings"),
+    RETRIED: ("it asked to run again", "`task_retry`", "child; main for `retry_on_worker_lost` and shutdown", "the request"),
+    IGNORED: ("it raised `Ignore`", "`task_postrun` with the state IGNORED: nothing else fires", "child", "the task's request"),
+    REJECTED: ("it raised `Reject`; or the message makes no sense",
+               "`task_postrun` with the state REJECTED; `task_rejected`", "child; main", "the task's request; the headers"),
+    REVOKED: ("it was revoked, terminated, or had expired", "`task_revoked`", "main", "the request"),
+    UNKNOWN: ("no worker here has a task of that name", "`task_unknown`", "main", "the message's headers"),
+}  # fmt: skip
+
+# Field of the body: its type and meaning.
+FIELDS: dict[str, tuple[str, str]] = {
+    "v": ("number", "version of this layout, 1; a reader ignores fields that it does not know"),
+    "parent_id": ("text", "id of the task that sent it"),
+    "worker": ("text", "the worker's node name"),
+    "pid": ("number", "the process that ran it"),
+    "origin": ("text", "SENT: the sender's node name"),
+    "queue": ("text", "routing key; with the default exchange that is the queue"),
+    "exchange": ("text", "SENT: the exchange, unless it is the default one"),
+    "home": ("text", "SENT, RECEIVED: the id of the store that keeps its result, if that is another store"),
+    "args": ("text", "repr of the positional arguments, redacted and shortened"),
+    "kwargs": ("text", "repr of the keyword arguments, likewise"),
+    "retries": ("number", "number of earlier tries; left out when 0"),
+    "eta": ("text", "not before this time, ISO 8601"),
+    "expires": ("text", "not after this time, ISO 8601"),
+    "countdown": ("number", "RETRIED: seconds until it runs again"),
+    "runtime": ("number", "run time of its code, in seconds"),
+    "exception": ("text", "repr of the exception, shortened"),
+    "traceback": ("text", "its traceback, shortened in the middle"),
+    "soft": ("true", "TIMED_OUT: the soft limit"),
+    "requeue": ("true", "REJECTED, CHILD_LOST: the message went back to the broker"),
+    "terminated": ("true", "REVOKED: while it ran, by a signal"),
+    "signal": ("text", "REVOKED: the name of the signal"),
+    "expired": ("true", "REVOKED: its expiry was over"),
+    "eager": ("true", "it ran in the process that called it"),
+    "rerun_of": ("text", "SENT: the id of the task that `cystore rerun` sent again under this id"),
+    "message": ("object", 'SENT: the message itself, with `cystore_lifecycle_payload = "message"`'),
+    "message_left_out": (
+        "text",
+        "SENT: the reason why the message is not kept, though the setting asks for it",
+    ),
+}
+
+FAILURES = (FAILED, TIMED_OUT, CHILD_LOST, REJECTED, UNKNOWN)  # a run that ended badly, each once
+
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=str).encode
+
+
+def keys_of(task_id: str | None, root_id: str | None = None, group_id: str | None = None) -> tuple[str, ...]:
+    """The keys of an event of a task; none where not even its id is known."""
+    if not task_id:
+        return ()
+    keys = [records.key_of(task_id)]
+    if root_id and root_id != task_id:
+        keys.append(root_key(root_id))
+    if group_id:
+        keys.append(group_key(group_id))
+    return tuple(keys)
+
+
+def root_key(root_id: str) -> str:
+    """The key of the events of all tasks below a root."""
+    return ROOT + records.key_of(root_id)
+
+
+def group_key(group_id: str) -> str:
+    """The key of the events of all tasks of a group."""
+    return GROUP + records.key_of(group_id)
+
+
+def body_of(details: Mapping[str, Any]) -> bytes:
+    """The body of an event; values None, False and "" are left out."""
+    told = {"v": VERSION} | {
+        name: value
+        for name, value in details.items()
+        if value is not None and value is not False and value != ""
+    }
+    return _encode(told).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event of one task. `name` and the ids are None if unknown; times are ms since 1970."""
+
+    task_id: str | None
+    event: str | None
+    name: str | None
+    root_id: str | None
+    group_id: str | None
+    time_ms: int
+    physical_offset: int
+    _message: Message = field(repr=False, compare=False)
+
+    @classmethod
+    def of(cls, message: Message) -> Event:
+        """The event that a stored record of `celery_events` holds."""
+        keys = message.keys
+        task_id = records.id_of(keys[0]) if keys else None
+        root_id, group_id = task_id, None
+        for key in keys[1:]:
+            if key.startswith(ROOT):
+                root_id = records.id_of(key.removeprefix(ROOT))
+            elif key.startswith(GROUP):
+                group_id = records.id_of(key.removeprefix(GROUP))
+        return cls(
+            task_id=task_id,
+            event=message.tags,
+            name=message.properties.get("task"),
+            root_id=root_id,
+            group_id=group_id,
+            time_ms=message.store_timestamp_ms,
+            physical_offset=message.physical_offset,
+            _message=message,
+        )
+
+    @property
+    def state(self) -> str | None:
+        """The event, under the name that a transition's state has."""
+        return self.event
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """The fields of the body (`FIELDS`). Empty if it is not a JSON object."""
+        try:
+            told = json.loads(bytes(self._message.body))
+        except (ValueError, RecursionError):  # crafted, with endless nesting
+            return {}
+        return told if isinstance(told, dict) else {}
+
+    @property
+    def traceback(self) -> str | None:
+        """The traceback of a failure."""
+        return self.details.get("traceback")

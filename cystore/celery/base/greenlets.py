@@ -1,0 +1,64 @@
+"""Calls that sleep in the operating system, made so that under gevent and eventlet only the greenlet that makes them waits.
+
+They run in the hub's own pool of native threads. Everything else that the store does is short and takes no turn away from anybody;
+its locks are the operating system's (`cystore.system.threads.os_threads`), which a thread of the pool can share.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from kombu.utils.compat import detect_environment
+
+from cystore.system.threads import native_log, os_threads
+
+Answer = TypeVar("Answer")
+
+
+def in_use() -> bool:
+    """True where threads are greenlets: after gevent or eventlet have patched the standard library."""
+    return bool(detect_environment() != "default")
+
+
+class Thread:
+    """A thread by `threading`'s means: a greenlet, if those are threads. For work with a server, because a socket
+    belongs to the hub that opened it. Starts when made, like `os_threads.Thread`."""
+
+    def __init__(self, target: Callable[[], None], name: str) -> None:
+        self._thread = threading.Thread(target=target, name=name, daemon=True)
+        self._thread.start()
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Waits until it has ended, or for this time."""
+        self._thread.join(timeout_s)
+
+
+def off_the_hub(function: Callable[..., Answer], *args: Any, **kwargs: Any) -> Answer:
+    """Calls `function`, and lets other greenlets run meanwhile. Raises its error."""
+    environment = detect_environment()
+    if environment == "default":
+        return function(*args, **kwargs)
+    native_log.relay()
+    outcome: list[Answer] = []
+    errors: list[BaseException] = []
+
+    def call() -> None:  # both hubs print an exception that leaves their threads
+        try:
+            with os_threads.as_native():
+                outcome.append(function(*args, **kwargs))
+        except BaseException as error:  # noqa: BLE001 - raised below, in the greenlet that asked
+            errors.append(error)
+
+    if environment == "gevent":
+        from gevent import get_hub
+
+        get_hub().threadpool.apply(call)
+    else:
+        from eventlet import tpool
+
+        tpool.execute(call)
+    if errors:
+        raise errors[0]
+    return outcome[0]

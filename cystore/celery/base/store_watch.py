@@ -1,0 +1,255 @@
+"""Keeps a worker from taking tasks while its store is away, because it could not store their results.
+
+A store is away when its directory was moved, deleted or replaced, or when a sync failed (then the store is read-only
+until every process has closed it). The worker's event loop checks at its turns, once a second, and before each task; a
+sleeping loop checks every `SLEEP_S`. When the store is away the worker stops consuming, and gives unstarted tasks back
+to the broker. Then it ends (`cystore_store_away = "exit"`, the default), or waits until the store is back (`"wait"`).
+Running tasks end. A task that is acknowledged late goes back to the broker too: `back_to_the_broker`.
+
+A full disk has the same effect, but the worker always waits: it takes tasks again when there is space.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+from celery import bootsteps
+from celery.exceptions import ImproperlyConfigured, Reject
+from celery.worker import state
+
+from cystore import StoreClosedError, StoreError, StoreFullError
+from cystore.celery.base.pools import tell_what_was_raised
+from cystore.celery.base.processes import in_pool
+from cystore.celery.stores import opened_at
+from cystore.clock import monotonic_s
+
+log = logging.getLogger("cystore.celery")
+
+SETTING = "cystore_store_away"
+EXIT, WAIT = "exit", "wait"
+LOOK_S = 1.0
+SLEEP_S = 5.0  # a loop turns every one or two seconds: for its broker, its heartbeat
+EXIT_CODE = os.EX_IOERR
+HANDOVER_EXIT_CODE = os.EX_TEMPFAIL
+
+
+def setting_of(app: Any) -> str:
+    """The reaction of a worker when its store is away. Raises ImproperlyConfigured."""
+    chosen = app.conf.get(SETTING, EXIT)
+    if chosen not in (EXIT, WAIT):
+        raise ImproperlyConfigured(f"{SETTING} must be {EXIT!r} or {WAIT!r}, not {chosen!r}")
+    return str(chosen)
+
+
+def away(path: str) -> StoreError | None:
+    """The reason why this process's open store at a path cannot be written; None if it can."""
+    store = opened_at(path)
+    if store is None:
+        return None
+    try:
+        store.check_usable()
+    except StoreClosedError:
+        return None
+    except StoreError as error:  # of a forked child also: it cannot attach
+        return error
+    return None
+
+
+def full(path: str) -> StoreFullError | None:
+    """The reason why this process's open store at a path takes no records until there is space; None if it takes
+    them."""
+    store = opened_at(path)
+    try:
+        if store is not None:
+            store.check_room()
+    except StoreFullError as error:
+        return error
+    except StoreError:  # it is closed, or away
+        return None
+    return None
+
+
+def handed_over(path: str) -> bool:
+    """Whether this process is asked to leave its open store at a path."""
+    store = opened_at(path)
+    try:
+        return store is not None and store.asked_to_leave()
+    except StoreError:  # it is away, which says more
+        return False
+
+
+@contextmanager
+def back_to_the_broker(app: Any, path: str, request: Any) -> Iterator[None]:
+    """Around the storing of a task's state: if the store is away, a worker's task is rejected and its message goes
+    back."""
+    try:
+        yield
+    except StoreError as error:
+        ran_here = (
+            request is not None
+            and getattr(app.loader, "worker_initialized", False)
+            and not getattr(request, "is_eager", False)
+        )
+        if ran_here and isinstance(error, StoreFullError):
+            _no_space(app, path, request, error)
+            raise
+        if not ran_here or away(path) is None:
+            raise
+        told = (
+            "its message goes back to the broker" if _is_late(app, request) else "it was acknowledged early"
+        )
+        log.error("the state of task %s cannot be stored, %s: %s", request.id, told, error)
+        if in_pool() or state.should_stop is None:
+            raise Reject(error, requeue=True) from error
+        raise
+
+
+def _no_space(app: Any, path: str, request: Any, error: StoreFullError) -> None:
+    """Raises Reject for a task whose message can go back. Logs which state is lost, because Celery's own log is limited
+    to one line a minute."""
+    store = opened_at(path)
+    if store is not None:
+        with suppress(StoreError):
+            store.check_room(refused=True)  # all processes know it now
+    if app.conf.result_backend_always_retry:  # it waits for space
+        return
+    if _is_late(app, request):
+        raise Reject(error, requeue=True) from error
+    log.error(
+        "the state of task %s is lost, because its message was acknowledged early: %s", request.id, error
+    )
+
+
+def _is_late(app: Any, request: Any) -> bool:
+    task = app.tasks.get(getattr(request, "task", None))
+    return bool(getattr(task, "acks_late", False))
+
+
+class StoreWatch(bootsteps.StartStopStep):
+    """The step of a worker's consumer that looks."""
+
+    label = "cystore store"
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, consumer: Any, **options: Any) -> None:
+        super().__init__(consumer, **options)
+        self._exits = setting_of(consumer.app) == EXIT
+        self._path = consumer.app.backend.location.path
+        self._away = self._leaves = self._full = False
+        self._timer: Any = None
+        self._before: Any = None
+        self._hub: Any = None
+        self._tick: Any = None
+        self._looked_s = 0.0
+
+    def start(self, parent: Any) -> None:
+        """Each time that the worker is connected to its broker."""
+        tell_what_was_raised(parent.pool)
+        self._before = self._before_task(parent)
+        parent.on_task_message.add(self._before)
+        self._hub, self._looked_s = parent.hub, monotonic_s()
+        if self._hub is not None:  # a timer of its own would wake an idle worker every second
+            self._tick = partial(self._look_at_tick, parent)
+            self._hub.on_tick.add(self._tick)
+        each_s = LOOK_S if self._hub is None else SLEEP_S
+        self._timer = parent.timer.call_repeatedly(each_s, parent.call_soon, (self._look, parent))
+
+    def stop(self, parent: Any) -> None:
+        """Before each new connection, and at the end."""
+        parent.on_task_message.discard(self._before)
+        if self._hub is not None:
+            self._hub.on_tick.discard(self._tick)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _before_task(self, consumer: Any) -> Any:
+        def look(request: Any) -> None:
+            self._look(consumer)
+            if self._away or self._leaves or self._full:  # it came before consuming ended
+                _give_back([request])
+
+        return look
+
+    def _look_at_tick(self, consumer: Any) -> None:
+        """Called at each turn of the loop, so it must be cheap."""
+        now_s = monotonic_s()
+        if now_s - self._looked_s >= LOOK_S:
+            self._looked_s = now_s
+            consumer.call_soon(self._look, consumer)
+
+    def _look(self, consumer: Any) -> None:
+        if self._leaves:
+            return
+        error = away(self._path)
+        if error is None and handed_over(self._path):
+            self._leaves = True
+            log.warning(
+                "`cystore handover` asks this worker to leave %s to another version: the worker ends",
+                self._path,
+            )
+            _stop_consuming(consumer)
+            state.should_stop = HANDOVER_EXIT_CODE
+        elif error is None:
+            if self._away:
+                self._resume(consumer)
+            elif not self._full:
+                self._look_at_space(consumer)
+            elif full(self._path) is None:
+                self._full = False
+                log.warning("%s has space again: this worker takes tasks again", self._path)
+                consumer.task_consumer.consume()
+        elif not self._away:
+            self._pause(consumer, error)
+
+    def _look_at_space(self, consumer: Any) -> None:
+        error = full(self._path)
+        if error is None:
+            return
+        self._full = True
+        log.critical(
+            "the disk is full: this worker takes no more tasks, and gives unstarted tasks back to the broker, until there "
+            "is space: %s", error,
+        )  # fmt: skip
+        _stop_consuming(consumer)
+
+    def _pause(self, consumer: Any, error: StoreError) -> None:
+        self._away = True
+        log.critical(
+            "this worker takes no more tasks, and gives unstarted tasks back to the broker; it %s: %s",
+            "ends" if self._exits else "waits until its store is back", error,
+        )  # fmt: skip
+        _stop_consuming(consumer)
+        if self._exits:
+            state.should_stop = EXIT_CODE
+
+    def _resume(self, consumer: Any) -> None:
+        self._away = False
+        log.warning("%s is back: this worker takes tasks again", self._path)
+        consumer.task_consumer.consume()
+
+
+def _stop_consuming(consumer: Any) -> None:
+    """Takes no more tasks from the broker, and gives unstarted ones back."""
+    consumer.task_consumer.cancel()
+    # Celery 5.7 keeps tasks with an ETA in a set of their own.
+    known = (*state.reserved_requests, *getattr(state, "scheduled_requests", ()))
+    _give_back([request for request in known if request not in state.active_requests])
+    semaphore = getattr(consumer.controller, "semaphore", None)
+    if semaphore is not None:
+        semaphore.clear()
+
+
+def _give_back(requests: list[Any]) -> None:
+    """Returns messages to the broker. Whatever still holds such a request finds it revoked, and does not run it."""
+    for request in requests:
+        request.reject(requeue=True)
+        request._already_revoked = True
+        state.reserved_requests.discard(request)
+        getattr(state, "scheduled_requests", set()).discard(request)
+        state.requests.pop(request.id, None)

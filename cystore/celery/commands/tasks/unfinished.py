@@ -1,0 +1,86 @@
+"""`celery cystore unfinished`: tasks that were sent or begun, and have not ended."""
+
+from __future__ import annotations
+
+import click
+
+from cystore.celery import history
+from cystore.celery.commands.shared import common, shown
+from cystore.celery.lifecycle import task_lives
+from cystore.clock import now_ms
+from cystore.operate.output import write_json, write_line, write_note
+
+
+class Age(click.ParamType):
+    """An age in ms: 90s, 15m, 2h, 7d, 2w."""
+
+    name = "duration"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The age in ms; fails with a list of accepted forms."""
+        if isinstance(value, int):
+            return value
+        number, unit = str(value)[:-1], str(value)[-1:]
+        if not (number.isascii() and number.isdecimal() and len(number) < 10 and unit in common.UNITS_MS):
+            self.fail(f"{value!r} is not a length of time: give 90s, 15m, 2h, 7d or 2w")
+        return int(number) * common.UNITS_MS[unit]
+
+
+@click.command(
+    "unfinished",
+    epilog=common.examples(
+        "unfinished", "unfinished --older-than 15m --name shop.charge", "unfinished --json"
+    ),
+)
+@click.option(
+    "--older-than", "age_ms", type=Age(), default="1h", show_default=True,
+    help="Only tasks whose last event is at least this old; a task with an ETA or a countdown counts from its due time.",
+)  # fmt: skip
+@common.conditions
+@common.limit_option(100)
+@common.json_option
+@click.pass_context
+def command(
+    ctx: click.Context, age_ms: int, name: str | None, begin_ms: int, end_ms: int | None, limit: int, as_json: bool
+) -> None:  # fmt: skip
+    """Tasks that were sent, received or started, and have not ended as far as this store knows: newest sign first.
+
+    A task whose result another store keeps may have ended there: it is counted, and left out.
+    """
+    now = now_ms()
+    before_ms = now - age_ms if end_ms is None else min(end_ms, now - age_ms)
+    found = elsewhere = 0
+    with common.reading(common.location_of(ctx)) as store:
+        newest_first = shown.watched(
+            store,
+            history.events(
+                store, name=name, states=(*task_lives.BEGINS, *task_lives.ENDS), begin_ms=begin_ms
+            ),
+            lines_follow=True,
+        )
+        here = task_lives.unfinished(store, newest_first, before_ms)
+        for life in here:
+            if life.home:
+                elsewhere += 1
+                continue
+            found += 1
+            _write(life, now, as_json)
+            if limit and found == limit:
+                break
+    if elsewhere:
+        write_note(f"{elsewhere} more tasks have their results in other stores: ask there")
+    if not found:
+        common.nothing_found(ctx, "no unfinished task of that age")
+
+
+def _write(life: task_lives.Life, now: int, as_json: bool) -> None:
+    age_s = (now - (life.stage_ms or now)) / 1000
+    if as_json:
+        write_json({**shown.life_object(life), "age_s": age_s})
+        return
+    where = [f"{key}={value}" for key, value in (("queue", life.queue), ("worker", life.worker)) if value]
+    write_line(
+        shown.line(
+            shown.at(life.stage_ms), *shown.life_words(life), f"for {shown.duration_text(age_s)}", *where
+        )
+    )

@@ -1,0 +1,78 @@
+"""The step of a worker that answers other hosts' requests for results of its store.
+
+Its threads start after the last fork of the boot steps. A later fork, of a pool process that is replaced, waits for the
+end of their present work, but not for their sleep: that is one system call, and holds nothing that the child would wait
+for.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+from celery import bootsteps
+from celery.exceptions import ImproperlyConfigured
+
+from cystore import StoreError
+from cystore.celery.base import greenlets
+from cystore.celery.duties import running
+from cystore.celery.duties.main_process import ForkGuard
+from cystore.celery.routing.elsewhere import reader_of
+from cystore.services.threads import ServiceThread
+
+log = logging.getLogger("cystore.celery")
+
+SETTING = "cystore_read_service"
+LOOK_S = 2.0  # after whether the process that answers is gone
+JOIN_S = 5.0
+
+TURN = ForkGuard()
+
+
+class ReadHost(bootsteps.StartStopStep):
+    """The step of a worker's consumer: those begin after all processes of the boot were forked."""
+
+    label = "cystore read service"
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, parent: Any, **options: Any) -> None:
+        super().__init__(parent, **options)
+        self._threads: list[ServiceThread] = []
+        self._service: Any = None
+
+    def start(self, parent: Any) -> None:
+        """With the first connection to the broker; the threads stay through all others."""
+        if self._threads or not parent.app.conf.get(SETTING, True):
+            return
+        try:
+            location = reader_of(parent.app.backend)
+            if location is None:
+                log.debug("other hosts cannot read results: no Redis is set up for that")
+                return
+            from cystore.celery.duties.answers import ReadService
+
+            store = running.store_of(parent.app)
+            service = ReadService(parent.app.backend, store, location, TURN)
+        except (StoreError, ImproperlyConfigured, ImportError) as error:
+            log.error("other hosts cannot read results of this worker's store: %s", error)
+            return
+        "".encode("idna")  # a connection imports this, in the thread that forks
+        self._service = service
+        for name, turn in (("reads", service.turn), ("read-waits", service.wait_turn)):
+            self._threads.append(
+                ServiceThread(name, turn, LOOK_S, thread=greenlets.Thread, flag=threading.Event)
+            )
+
+    def stop(self, parent: Any) -> None:
+        """A connection to the broker ended; other hosts continue to read."""
+
+    def shutdown(self, parent: Any) -> None:
+        """Ends the threads. Another worker of the store answers."""
+        for thread in self._threads:
+            thread.stop()
+        if self._service is not None:
+            self._service.end()
+        for thread in self._threads:
+            thread.join(JOIN_S)
+        self._threads, self._service = [], None

@@ -1,0 +1,365 @@
+"""The work of a worker's main process for its store. Every worker with a store has it; nothing has to be installed.
+
+It removes expired segments, ends chords, and delivers delayed messages (`duties.NEEDED`). A lease in the store's
+control block picks one worker of the store at a time. If the app installed the duties as tasks
+(`cystore.celery.tasks`), the main process does all of them, with leases in Redis: those that ticks ask for, and those
+that the store needs. It also sends heartbeats to Redis. It looks once a second, in shared memory; while nothing is
+appended it sleeps until a duty is due, at most `duties.QUIET_S`. While the store needs nothing it asks Redis nothing.
+
+A thread does it (a greenlet, if those are threads). It starts after the last fork of the boot steps, beat's included. A
+later fork, of a pool process that is replaced, waits for the end of the thread's turn. Otherwise the child would
+inherit the lock of the thread's running import, and wait for it for ever. A kill leaves leases and a heartbeat that
+expire by themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from celery import bootsteps
+from celery.exceptions import ImproperlyConfigured
+from kombu.utils.compat import detect_environment
+
+from cystore import FencedError, MessageStore, StoreError, StoreTimeoutError
+from cystore.celery import registry
+from cystore.celery.backend import CystoreBackend
+from cystore.celery.base import greenlets, queues
+from cystore.celery.base.identity import store_id_of
+from cystore.celery.duties import running, ticks
+from cystore.celery.duties.duty_news import DutyEvents, MinuteLog
+from cystore.celery.duties.running import ALL, REPUT, Held
+from cystore.celery.redis_urls import RedisAwayError
+from cystore.clock import monotonic_s, now_ms
+from cystore.engine.files.progress import Progress
+from cystore.operate.output import time_text
+from cystore.services.duty_table import DutyRun, Outcome
+from cystore.services.threads import ServiceThread
+
+log = logging.getLogger("cystore.celery")
+
+EVENTS_SETTING = "cystore_duty_events"
+LOOK_S = 1.0
+FORK_WAIT_S = 5.0
+MISSED_PERIODS = 3  # without which a duty that is needed counts as not done
+PRUNE_S = 600.0
+JOIN_S = 10.0
+REPUT_WAIT_S = 0.25
+NOTE_S = 1.0
+ASK_AGAIN_S = 1.0  # for a lease that another worker has
+
+
+class ForkGuard:
+    """Keeps forks of this process out of a turn: the turn holds a lock that a fork takes first. A fork does not wait
+    for a turn that takes longer than `FORK_WAIT_S`, because a disk or a server does not answer. Python never drops
+    functions registered for forks, so a module makes one of these, once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._waited = False
+        os.register_at_fork(
+            before=self.before_fork, after_in_parent=self.after_in_parent, after_in_child=self.after_in_child
+        )
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def before_fork(self) -> None:
+        """Waits for the end of a turn."""
+        self._waited = self._lock.acquire(timeout=FORK_WAIT_S)
+
+    def after_in_parent(self) -> None:
+        """Lets turns begin again."""
+        if self._waited:
+            self._lock.release()
+
+    def after_in_child(self) -> None:
+        """The child has no turns of its parent's."""
+        self._lock = threading.RLock()
+
+
+TURN = ForkGuard()
+
+
+class DutyHost(bootsteps.StartStopStep):
+    """The step of a worker's consumer: those begin after all processes of the boot were forked. Setting `cystore_host_reput`: dispatch by
+    this process, at once."""
+
+    label = "cystore duties"
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, parent: Any, **options: Any) -> None:
+        super().__init__(parent, **options)
+        self._threads: list[ServiceThread] = []
+        self._loop: ReputLoop | None = None
+        self._keeper: Keeper | None = None
+
+    @staticmethod
+    def take_part(worker: Any) -> None:
+        """Before the worker's steps are made. A worker that takes the ticks listens to its store's queue. One without a store does
+        nothing; one whose store cannot be opened says why, and its tasks will say it again."""
+        app = worker.app
+        if not isinstance(app.backend, CystoreBackend) or not app.backend.location.path:
+            log.debug("no duties: the result backend is not a store")
+            return
+        try:
+            store_id = store_id_of(app.backend.store)
+            if takes_ticks():
+                queues.consume_own_queue(app, store_id)
+                running.coordination_for(app)  # reports wrong settings
+        except (StoreError, ImproperlyConfigured) as error:
+            log.error("this worker cannot do duties: %s", error)
+            return
+        app.steps["consumer"].add(DutyHost)
+        for name in ("celery.worker.strategy", "celery.app.trace"):
+            logging.getLogger(name).addFilter(_no_ticks)
+
+    def start(self, parent: Any) -> None:
+        """With the first connection to the broker; the threads stay through all others."""
+        if self._threads:
+            return
+        store = running.store_of(parent.app)
+        hosts_reput = bool(parent.app.conf.get("cystore_host_reput"))
+        roles = ("worker", "reput") if hosts_reput else ("worker",)
+        events = DutyEvents(parent) if parent.app.conf.get(EVENTS_SETTING) else None
+        keeper = self._keeper = Keeper(
+            parent.app, store, parent.hostname, roles, ticks=takes_ticks(), events=events
+        )
+        log.info("%s", keeper.introduction())
+        if takes_ticks():
+            ticks.take(parent, keeper.ask)
+        "".encode("idna")  # a connection imports this, in the thread that forks
+        # It asks Redis and sends the bodies of chords: with the worker's own connections, so in the worker's own hub.
+        self._threads = [
+            ServiceThread(
+                "duties", keeper.turn, LOOK_S, keeper.wait, thread=greenlets.Thread, flag=threading.Event
+            )
+        ]
+        if hosts_reput:
+            if detect_environment() == "default":
+                self._loop = ReputLoop(parent.app, store)
+                self._threads.append(
+                    ServiceThread("reput", self._loop.run_once, REPUT_WAIT_S, self._loop.wait)
+                )
+            else:
+                log.warning(
+                    "cystore_host_reput: ignored under %s, where one thread does everything",
+                    detect_environment(),
+                )
+
+    def stop(self, parent: Any) -> None:
+        """A connection to the broker ended; the store still needs its duties."""
+
+    def shutdown(self, parent: Any) -> None:
+        """Ends the threads; a duty that is at work ends its step."""
+        for thread in self._threads:
+            thread.stop()
+        if self._keeper is not None:
+            self._keeper.wake()
+        for thread in self._threads:
+            thread.join(JOIN_S)
+        self._threads, self._keeper = [], None
+        if self._loop is not None:
+            self._loop.release()
+            self._loop = None
+
+
+def takes_ticks() -> bool:
+    """Whether this worker knows the duties as tasks."""
+    return "cystore.celery.tasks" in sys.modules
+
+
+def _no_ticks(record: logging.LogRecord) -> bool:
+    """Keeps Celery's messages about successful ticks, a few lines a second, out of the worker's log."""
+    about = record.args if isinstance(record.args, Mapping) else {}
+    return record.levelno > logging.INFO or not str(about.get("name", "")).startswith("cystore.")
+
+
+class Keeper:
+    """The needs of a store, once a period. With `ticks` all duties: those that a tick asked for, and those that the
+    store needs; and heartbeats. Otherwise only the duties that every store needs."""
+
+    def __init__(
+        self,
+        app: Any,
+        store: MessageStore,
+        worker: str,
+        roles: tuple[str, ...],
+        *,
+        ticks: bool = True,
+        events: DutyEvents | None = None,
+    ) -> None:
+        self._app, self._store, self._worker, self._roles = app, store, worker, roles
+        self._ticks, self._events = ticks, events
+        self._store_id = store_id_of(store)
+        self._began, self._next_beat, self._next_prune = monotonic_s(), 0.0, 0.0
+        self._asked: dict[str, str] = {}  # task ids by task name; single operations, so threads need no lock
+        self._log = MinuteLog(store.path)
+        self._woken, self._pause_s = threading.Event(), LOOK_S
+        self._listens = False  # the store's next append wakes this one
+
+    def introduction(self) -> str:
+        """The cleaning worker, and the last clean, for the worker's log."""
+        last = self._store.duties.last(running.CLEAN_EXPIRED.name)
+        cleaned = (
+            f"cleaned last at {time_text(last.begun_ms)} by process {last.pid}"
+            if last.runs
+            else "not cleaned yet"
+        )
+        what = (
+            "does all its duties" if self._ticks else "cleans it, ends chords and delivers delayed messages"
+        )
+        who = f"the main process of one of its workers {what}"
+        return f"{self._store.path}: {who}; {cleaned} since the first process opened it"
+
+    def ask(self, task: str, task_id: str) -> None:
+        """A tick came. Several ticks of one kind count once."""
+        self._asked[task] = task_id
+        if self._listens:
+            self._woken.set()
+
+    def turn(self) -> Progress:
+        """One look, which no fork falls into."""
+        with TURN:
+            quiet = self._is_quiet()
+            progress = self.run_once()
+            self._pause_s = running.quiet_s(self._store, LOOK_S) if quiet else LOOK_S
+            return progress
+
+    def wait(self, timeout_s: float) -> None:
+        """A second; in a quiet time until something is appended, a tick comes, or something is due."""
+        self._woken.wait(max(self._pause_s, timeout_s))
+        self._woken.clear()
+
+    def wake(self) -> None:
+        """Ends a wait: the thread is to end."""
+        self._woken.set()
+
+    def _is_quiet(self) -> bool:
+        """Whether the next append wakes this thread. Asked before the look, so that none is missed. Greenlets are not woken by threads."""
+        if not self._listens and not greenlets.in_use():
+            self._listens = True
+            self._listens = self._store.ring_at_append(self._ring)
+        return self._listens
+
+    def _ring(self) -> None:
+        self._listens = False
+        self._woken.set()
+
+    def run_once(self) -> Progress:
+        """One look."""
+        if not self._ticks:
+            among = running.overdue_here(self._store, 1, self._began, {}, running.NEEDED)
+            for name in among:
+                running.run(self._app, ALL[name], fleet=False)
+            return Progress(len(among))
+        asked = {name: self._asked.pop(name) for name in list(self._asked)}
+        watched_s = monotonic_s() - self._began
+        needed = running.needed_here(self._store) if watched_s >= LOOK_S else []  # a worker starts before
+        for duty in ALL.values():
+            if duty.task in asked or duty.name in needed:
+                self._run(duty, asked.get(duty.task))
+        if ticks.FAN_OUT in asked:
+            ticks.send_ticks(self._app)
+        if monotonic_s() >= self._next_beat:
+            self._next_beat = monotonic_s() + registry.HEARTBEAT_S
+            self._heartbeat()
+        self._log.tell()
+        return Progress(len(needed) + len(asked))
+
+    def _run(self, duty: running.Duty, task_id: str | None) -> None:
+        begun_s = monotonic_s()
+        done = running.run(self._app, duty)
+        if done is None:
+            return
+        self._log.ran(duty.name, done)
+        if self._events is not None:
+            self._events.ran(duty.task, task_id, done, monotonic_s() - begun_s)
+
+    def _heartbeat(self) -> None:
+        coordination = running.coordination_for(self._app)
+        if coordination is None:
+            return
+        undone = running.needed_here(self._store, MISSED_PERIODS, float("inf"))
+        prune = monotonic_s() >= self._next_prune
+        try:
+            coordination.call(
+                lambda client: registry.heartbeat(
+                    client,
+                    self._store_id,
+                    self._store,
+                    self._worker,
+                    self._roles,
+                    needs=undone,
+                    prune=prune,
+                )
+            )
+        except RedisAwayError as error:
+            self._next_beat = self._next_prune = 0.0
+            log.debug("no heartbeat: %s", error)
+        else:
+            if prune:
+                self._next_prune = monotonic_s() + PRUNE_S
+
+
+class ReputLoop:
+    """Dispatch as soon as something is appended, while this process has the lease."""
+
+    def __init__(self, app: Any, store: MessageStore) -> None:
+        self._app, self._store = app, store
+        self._lease = ExitStack()
+        self._held: Held | None = None
+        self._renew_at = self._note_at = 0.0
+        self._seen = self._done = 0
+        self._idle = threading.Event()
+
+    def run_once(self) -> Progress:
+        """Dispatches the waiting records."""
+        now = monotonic_s()
+        if self._held is None:
+            self._held = self._lease.enter_context(running.lease_for(self._app, self._store, REPUT))
+            self._renew_at = now + REPUT.lease_s / 3
+            if self._held is None:
+                self._lease.close()
+                return Progress(0)
+        elif now >= self._renew_at:
+            self._renew_at = now + REPUT.lease_s / 3
+            if not self._held.renew():
+                self.release()
+                return Progress(0)
+        self._seen = self._store.wrote_position
+        try:
+            with self._store.duties.step(REPUT.name, self._held.token, ttl_ms=int(REPUT.lease_s * 1000)):
+                done = self._store.dispatch(max_bytes=running.STEP_BYTES, timeout_s=running.LOCK_WAIT_S)
+        except FencedError:
+            self.release()
+            return Progress(0)
+        except StoreTimeoutError:
+            return Progress(0)
+        self._done += done
+        if now >= self._note_at:
+            self._note_at = now + NOTE_S
+            took_us = int((monotonic_s() - now) * 1_000_000)
+            self._store.duties.ran(REPUT.name, DutyRun(now_ms(), took_us, self._done, Outcome.DONE))
+            self._done = 0
+        return Progress(done, more=done > 0)
+
+    def wait(self, timeout_s: float) -> None:
+        """Until something is appended after the last look, or it is time to look after the lease."""
+        if self._held is None:
+            self._idle.wait(ASK_AGAIN_S)
+        else:
+            self._store.wait_log(self._seen, timeout_s)
+
+    def release(self) -> None:
+        """Gives the lease back; the loop asks for it again."""
+        self._held = None
+        self._lease.close()

@@ -1,0 +1,168 @@
+"""The messages of tasks as sent, for `rerun`: `cystore_lifecycle_payload = "message"`.
+
+The SENT event contains the message: headers, properties, and the body as its serializer made it. Celery's signal comes
+after the sending, and does not name the serializer. So the sending function is wrapped, and the body is serialized once
+more for the log. A message is left out, with the reason, if `cystore_lifecycle_redact` would hide anything in it, or if
+it is too large for a record.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from celery import Celery
+from celery.exceptions import ImproperlyConfigured
+from kombu.serialization import dumps
+
+from cystore.celery.lifecycle.redaction import Redaction
+
+SETTING, MESSAGE = "cystore_lifecycle_payload", "message"
+FIELD, LEFT_OUT = "message", "message_left_out"
+ROOM_BYTES = 64 * 1024  # of a record: for the other fields, keys and properties
+NAMES = {"headers": dict, "properties": dict, "body": str, "content_type": str, "content_encoding": str,
+         "exchange": str, "routing_key": str}  # fmt: skip
+
+_sending: ContextVar[Mapping[str, Any] | None] = ContextVar("cystore_sending", default=None)
+
+
+def is_wanted(conf: Any) -> bool:
+    """Whether messages are kept. Raises ImproperlyConfigured for another value than "message" and none."""
+    value = conf.get(SETTING)
+    if value not in (None, "", False, MESSAGE):
+        raise ImproperlyConfigured(f'{SETTING} must be "{MESSAGE}", or None, not {value!r}')
+    return value == MESSAGE
+
+
+def watch(app: Celery) -> None:
+    """Notes the options of each message while the app sends it."""
+    amqp = app.amqp
+    if getattr(amqp.__dict__.get("send_task_message"), "noted", False):
+        return
+    real: list[Callable[..., Any]] = []
+
+    def send_task_message(producer: Any, name: str, message: Any, *positional: Any, **options: Any) -> Any:
+        if not real:  # not before: it takes the app's settings as they are then
+            real.append(amqp._create_task_sender())
+        token = _sending.set({**options, "properties": message.properties})
+        try:
+            return real[0](producer, name, message, *positional, **options)
+        finally:
+            _sending.reset(token)
+
+    send_task_message.noted = True  # type: ignore[attr-defined]
+    amqp.send_task_message = send_task_message
+
+
+def details(
+    conf: Any,
+    kept: Redaction,
+    name: str,
+    body: Any,
+    headers: Mapping[str, Any],
+    exchange: str,
+    routing_key: str | None,
+) -> dict[str, Any]:
+    """The fields of a SENT event that keep its message, or say why it is not kept."""
+    reason = kept.hides(name, body)
+    if reason:
+        return {LEFT_OUT: reason}
+    options = _sending.get()
+    if options is None:
+        return {LEFT_OUT: "it was not sent through the app"}
+    properties = {key: value for key, value in options["properties"].items() if value is not None}
+    try:
+        content_type, encoding, data = properties.pop("content_type", None), None, body
+        if content_type is None:
+            content_type, encoding, data = dumps(
+                body, serializer=options.get("serializer") or conf.task_serializer
+            )
+        if options.get("delivery_mode") is not None:
+            properties["delivery_mode"] = options["delivery_mode"]
+        told = {
+            "headers": dict(headers),
+            "properties": properties,
+            "content_type": content_type,
+            "content_encoding": encoding or properties.pop("content_encoding", "binary"),
+            "compression": options.get("compression") or conf.task_compression,
+            "exchange": exchange,
+            "routing_key": routing_key or "",
+            **_text_of(data),
+        }
+        json.dumps(told)  # unchanged, or not at all
+    except Exception as error:  # noqa: BLE001 - a serializer may raise anything, and the message is out already
+        return {LEFT_OUT: f"it cannot be kept as text: {type(error).__name__}: {str(error)[:200]}"}
+    return {FIELD: told}
+
+
+def _text_of(data: bytes | str) -> dict[str, Any]:
+    if isinstance(data, str):
+        return {"body": data}
+    try:
+        return {"body": data.decode("ascii")}
+    except UnicodeDecodeError:
+        return {"body": base64.b64encode(data).decode(), "base64": True}
+
+
+def within(
+    body: bytes, told: dict[str, Any], limit_bytes: int, encode: Callable[[dict[str, Any]], bytes]
+) -> bytes:
+    """The body of the event; without the message if that is too large for a record."""
+    if FIELD not in told or len(body) <= limit_bytes - ROOM_BYTES:
+        return body
+    reason = f"the event would have {len(body)} bytes with it, and a record at most {limit_bytes}"
+    return encode({**told, FIELD: None, LEFT_OUT: reason})
+
+
+@dataclass(frozen=True)
+class KeptMessage:
+    """A message as it was sent. `body` are the bytes that its serializer made."""
+
+    headers: dict[str, Any]
+    properties: dict[str, Any]
+    body: bytes
+    content_type: str
+    content_encoding: str
+    compression: str | None
+    exchange: str
+    routing_key: str
+
+    @classmethod
+    def of(cls, told: object) -> KeptMessage:
+        """The message in a field of an event. Raises ValueError for anything else."""
+        if not isinstance(told, dict):
+            raise ValueError("there is no message")
+        for field, kind in NAMES.items():
+            if not isinstance(told.get(field), kind):
+                raise ValueError(f"its {field} is {type(told.get(field)).__name__}")
+        compression = told.get("compression")
+        try:
+            body = (
+                base64.b64decode(told["body"], validate=True)
+                if told.get("base64")
+                else told["body"].encode("utf-8", "surrogatepass")
+            )
+        except binascii.Error as error:
+            raise ValueError(f"its body is not base64: {error}") from error
+        return cls(
+            told["headers"], told["properties"], body, told["content_type"], told["content_encoding"],
+            compression if isinstance(compression, str) else None, told["exchange"], told["routing_key"],
+        )  # fmt: skip
+
+    def plain(self) -> dict[str, Any]:
+        """The field that holds it."""
+        return {
+            "headers": self.headers,
+            "properties": self.properties,
+            "content_type": self.content_type,
+            "content_encoding": self.content_encoding,
+            "compression": self.compression,
+            "exchange": self.exchange,
+            "routing_key": self.routing_key,
+            **_text_of(self.body),
+        }

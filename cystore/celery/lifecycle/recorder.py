@@ -1,0 +1,476 @@
+"""The lifecycle log: one append for each event in the life of a task, written by the processes that get Celery's
+signals.
+
+Each of Celery's signals fires in one kind of process (`events.KINDS`). They are connected when a process first makes
+its result backend, so a program imports nothing. The log never takes part: an event that cannot be written is counted,
+the trouble is reported once, and the task continues. Events survive a crash of the process; no task waits until an
+event is on disk, whatever `flush` says for results.
+
+Settings of the app, beside those of `celery`:
+
+| setting | default | means |
+|---|---|---|
+| `cystore_lifecycle` | `True` | keep the log |
+| `cystore_lifecycle_args_chars` | `1024` | how many characters are kept of the positional and of the keyword arguments; 0: none |
+| `cystore_lifecycle_traceback_chars` | `8192` | how many characters are kept of a traceback |
+| `cystore_lifecycle_redact` | `()` | names of arguments whose values are not kept (nor by results), or a function (`redaction.py`) |
+| `cystore_lifecycle_payload` | `None` | `"message"`: keep each message as it was sent, for `celery -A APP cystore rerun` (`payload.py`) |
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import weakref
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from billiard.einfo import ExceptionWithTraceback
+from billiard.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
+from celery import Celery, current_app, signals
+from celery.app.task import Context
+from celery.exceptions import Reject
+from celery.utils.log import get_logger
+from celery.utils.saferepr import saferepr
+
+from cystore import MessageIllegalError, MessageStore
+from cystore.celery.base import events, records
+from cystore.celery.base.identity import known_id_of
+from cystore.celery.base.processes import in_pool
+from cystore.celery.homes import HOME
+from cystore.celery.lifecycle import payload
+from cystore.celery.lifecycle.redaction import Redaction, shortened
+from cystore.celery.stores import Location, open_shared
+from cystore.clock import monotonic_s
+
+log = get_logger(__name__)
+
+SETTING = "cystore_lifecycle"
+DUTIES = "cystore."  # prefix of the store's own tasks, which are left out of the log
+PAUSE_S = 5.0  # after a failed write, so that tasks do not wait for the store again and again
+# The longest wait of an event for an append lock without progress: a worker's main process has heartbeats to send, and
+# a publisher perhaps an event loop. A pool process waits as long as for the task's result.
+BUSY_MS = 1_000
+EXCEPTION_CHARS = 1024
+NAMES_KEPT = 10_000
+
+_pid = os.getpid()
+_logs: weakref.WeakKeyDictionary[Celery, Lifecycle] = weakref.WeakKeyDictionary()
+
+
+class Lifecycle:
+    """The log of one app in this process. `lost` counts the events that could not be written."""
+
+    def __init__(self, app: Celery, location: Location) -> None:
+        self.location = location
+        self.kept = Redaction.of(app.conf)
+        self.keeps_messages = payload.is_wanted(app.conf)
+        self.lost = 0
+        self._app = weakref.ref(app)
+        self._store: MessageStore | None = None  # as `open_shared` gave it
+        self._places: dict[str | None, tuple[int, dict[str, str]]] = {}  # task name: its queue and property
+        self._untold = 0  # lost events that were not reported yet
+        self._paused_until = 0.0
+        self._began: dict[str, float] = {}  # task id: when its code began in this process
+        self._timed_out: str | None = None  # the last one
+
+    def append(
+        self, event: str, task_id: str | None, name: str | None, root_id: str | None, group_id: str | None, **details: Any
+    ) -> None:  # fmt: skip
+        """Writes one event, unless the store failed a moment ago. Leaves out a `home` among the details if it is this
+        store. Raises the store's errors."""
+        if self._paused_until and monotonic_s() < self._paused_until:
+            self._lose()
+            return
+        store = self._store
+        if store is None or store.closed:
+            store = self._store = open_shared(self.location, self._app())
+        if details.get("home") == known_id_of(store):
+            del details["home"]
+        queue_id, properties = self._places.get(name) or self._place(name)
+        body = events.body_of(details)
+        if self.keeps_messages:
+            body = payload.within(body, details, store.config.max_message_size_bytes, events.body_of)
+        store.put(
+            events.EVENTS,
+            body,
+            queue_id=queue_id,
+            keys=events.keys_of(task_id, root_id, group_id),
+            tags=event,
+            properties=properties,
+            flush="async",
+            busy_timeout_ms=None if in_pool() else BUSY_MS,
+        )
+        if self._untold:
+            log.warning("%s: the lifecycle log works again; %d events are missing", self.location.path, self._untold)  # fmt: skip
+            self._untold, self._paused_until = 0, 0.0
+
+    def message_details(
+        self, name: str, body: Any, headers: Any, exchange: str, routing_key: str | None
+    ) -> dict[str, Any]:
+        """The fields of a SENT event that keep its message."""
+        app = self._app()
+        return (
+            {}
+            if app is None
+            else payload.details(app.conf, self.kept, name, body, headers or {}, exchange, routing_key)
+        )
+
+    def _place(self, name: str | None) -> tuple[int, dict[str, str]]:
+        if len(self._places) >= NAMES_KEPT:
+            self._places.clear()
+        place = self._places[name] = (records.queue_of(name), {"task": name} if name else {})
+        return place
+
+    def trouble(self, error: Exception) -> None:
+        """Counts an event that could not be written; reports once, until the log works again."""
+        first = not self._untold
+        self._lose()
+        if not isinstance(error, MessageIllegalError):  # this concerns one task alone
+            self._paused_until = monotonic_s() + PAUSE_S
+        if first:
+            log.warning(
+                "%s: cannot log events of tasks; tasks continue without: %s", self.location.path, error,
+                exc_info=error,
+            )  # fmt: skip
+
+    def _lose(self) -> None:
+        self.lost += 1
+        self._untold += 1
+
+    def began(self, task_id: str) -> None:
+        """The task's code begins."""
+        self._began[task_id] = monotonic_s()
+
+    def ended(self, task_id: str) -> None:
+        """It will say nothing more."""
+        self._began.pop(task_id, None)
+
+    def runtime(self, task_id: str) -> float | None:
+        """Seconds since it began, None if it began in another process."""
+        began = self._began.get(task_id)
+        return None if began is None else round(monotonic_s() - began, 6)
+
+    def is_first_time_out(self, task_id: str) -> bool:
+        """False for the second signal of one hard time limit: from the pool's error, and from its timer."""
+        first, self._timed_out = self._timed_out != task_id, task_id
+        return first
+
+    def release(self) -> None:
+        """Keeps the store no longer."""
+        self._store = None
+
+    def forked(self) -> None:
+        """In a child: the parent reports its own lost events."""
+        self._began.clear()
+        self.lost = self._untold = 0
+
+
+def install(app: Celery, location: Location) -> None:
+    """Keeps the log of an app in the store at a location, from now on, in this process; called when its backend is made.
+
+    Raises ImproperlyConfigured for settings that make no sense.
+    """
+    if app in _logs or not app.conf.get(SETTING, True):
+        return
+    life = _logs[app] = Lifecycle(app, location)
+    if life.keeps_messages:
+        payload.watch(app)
+    for told, handler in HANDLERS:
+        told.connect(handler, weak=False)
+
+
+def release(app: Celery) -> None:
+    """The app's log keeps the store no longer; the next event opens it again."""
+    life = _logs.get(app)
+    if life is not None:
+        life.release()
+
+
+def log_of(app: Celery) -> Lifecycle | None:
+    """The log of an app in this process; None without one."""
+    return _logs.get(app)
+
+
+# ---------------------------------------------------------------------------------------------- handlers
+
+HANDLERS: list[tuple[Any, Callable[..., None]]] = []
+
+
+def _handles(told: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A handler of a signal: called with the log of the sender's app, if it has one."""
+
+    def wrap(handler: Callable[..., None]) -> Callable[..., None]:
+        @wraps(handler)
+        def guarded(sender: Any = None, **named: Any) -> None:
+            life = _log_for(sender)
+            if life is None:
+                return
+            try:
+                handler(life, sender, **named)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is no reason for a task to fail
+                life.trouble(error)
+
+        HANDLERS.append((told, guarded))
+        return guarded
+
+    return wrap
+
+
+def _log_for(sender: Any) -> Lifecycle | None:
+    """Of a task or a worker its app's. A publisher is a name only: the only log that there is, else the current app's."""
+    if not isinstance(sender, str):
+        app = getattr(sender, "app", None)
+        return None if app is None else _logs.get(app)
+    return (
+        next(iter(_logs.values()), None) if len(_logs) == 1 else _logs.get(current_app._get_current_object())
+    )
+
+
+def _is_duty(name: str | None) -> bool:
+    return name is not None and name.startswith(DUTIES)
+
+
+@_handles(signals.after_task_publish)
+def _sent(
+    life: Lifecycle, sender: str, headers: Any, body: Any, exchange: Any, routing_key: str | None, **_: Any
+) -> None:
+    # Protocol 1 has everything in the body.
+    told = headers if headers and "task" in headers else body
+    if _is_duty(sender):
+        return
+    given = told if told is body else {"args": body[0], "kwargs": body[1]}
+    args, kwargs = life.kept.arguments(sender, given["args"], given["kwargs"], told)
+    exchange_name = str(getattr(exchange, "name", exchange) or "")
+    message = (
+        life.message_details(sender, body, headers, exchange_name, routing_key) if life.keeps_messages else {}
+    )
+    life.append(
+        events.SENT, told["id"], sender, told.get("root_id"), told.get("group"),
+        origin=told.get("origin"), queue=routing_key, exchange=exchange_name,
+        parent_id=told.get("parent_id"), retries=told.get("retries") or None, eta=told.get("eta"), expires=told.get("expires"),
+        args=args, kwargs=kwargs, home=told.get(HOME), **message,
+    )  # fmt: skip
+
+
+@_handles(signals.task_received)
+def _received(life: Lifecycle, sender: Any, request: Any, **_: Any) -> None:
+    name = request.task.name
+    if _is_duty(name):
+        return
+    told = request.request_dict
+    delivery = request.delivery_info
+    event = events.REDELIVERED if delivery.get("redelivered") else events.RECEIVED
+    args, kwargs = life.kept.arguments(name, request.args, request.kwargs, told)
+    life.append(
+        event, request.id, name, told.get("root_id"), told.get("group"),
+        worker=request.hostname, queue=delivery.get("routing_key"), parent_id=told.get("parent_id"),
+        retries=told.get("retries") or None, eta=told.get("eta"), expires=told.get("expires"), args=args, kwargs=kwargs,
+        home=told.get(HOME),
+    )  # fmt: skip
+    if request.task.acks_late:
+        request.on_reject = _Rejecting(life, request)
+
+
+class _Rejecting:
+    """Stands before a request's `on_reject`: a message that goes back because its child died is the only sign of that."""
+
+    def __init__(self, life: Lifecycle, request: Any) -> None:
+        self._life, self._on_reject = life, request.on_reject
+        self._request = weakref.ref(request)
+
+    def __call__(self, logger: Any, errors: Any, requeue: bool = False) -> Any:
+        request = self._request()
+        if requeue and request is not None:
+            try:
+                self._tell(request)
+            except Exception as error:  # noqa: BLE001 - the message goes back all the same
+                self._life.trouble(error)
+        return self._on_reject(logger, errors, requeue)
+
+    def _tell(self, request: Any) -> None:
+        ran = request._apply_result and request._apply_result()
+        if ran is None or not ran.ready() or ran.successful():
+            return  # the task asked for it: the child lives, and has logged it
+        error = ran._value.exception
+        if isinstance(error, ExceptionWithTraceback):
+            error = error.exc
+        if isinstance(error, TimeLimitExceeded):
+            return
+        told = request.request_dict
+        self._life.append(
+            events.CHILD_LOST, request.id, request.task.name, told.get("root_id"), told.get("group"),
+            worker=request.hostname, pid=request.worker_pid, retries=told.get("retries") or None,
+            exception=_text_of(error), requeue=True,
+        )  # fmt: skip
+
+
+def _of(request: Any, **details: Any) -> dict[str, Any]:
+    """The details from a task's request, for any event of it."""
+    return {
+        "worker": request.hostname,
+        "pid": _pid,
+        "parent_id": request.parent_id,
+        "retries": request.retries or None,
+        **details,
+    }
+
+
+@_handles(signals.task_prerun)
+def _started(life: Lifecycle, sender: Any, task_id: str, **_: Any) -> None:
+    if _is_duty(sender.name):
+        return
+    life.began(task_id)
+    request = sender.request
+    life.append(
+        events.STARTED, task_id, sender.name, request.root_id, request.group, **_of(request, eager=request.is_eager)
+    )  # fmt: skip
+
+
+@_handles(signals.task_success)
+def _succeeded(life: Lifecycle, sender: Any, runtime: float | None = None, **_: Any) -> None:
+    if _is_duty(sender.name):
+        return
+    request = sender.request
+    life.append(
+        events.SUCCEEDED, request.id, sender.name, request.root_id, request.group,
+        worker=request.hostname, pid=_pid,
+        runtime=life.runtime(request.id) if runtime is None else round(runtime, 6),  # Celery before 5.7 does not say
+    )  # fmt: skip
+
+
+@_handles(signals.task_failure)
+def _failed(
+    life: Lifecycle, sender: Any, task_id: str, exception: Any, args: Any = (), kwargs: Any = None,
+    einfo: Any = None, **_: Any,
+) -> None:  # fmt: skip
+    if _is_duty(sender.name) or isinstance(exception, Reject):  # the child has logged that
+        return
+    event, soft = events.FAILED, False
+    if isinstance(exception, (SoftTimeLimitExceeded, TimeLimitExceeded)):
+        event, soft = events.TIMED_OUT, isinstance(exception, SoftTimeLimitExceeded)
+        if not soft and not life.is_first_time_out(task_id):
+            return
+    elif isinstance(exception, WorkerLostError):
+        event = events.CHILD_LOST
+    request = sender.request
+    if request.id != task_id:  # the main process does not always say whose it is
+        request = Context()
+    repr_args, repr_kwargs = life.kept.arguments(sender.name, args, kwargs, request)
+    life.append(
+        event, task_id, sender.name, request.root_id, request.group,
+        **_of(
+            request, soft=soft, runtime=life.runtime(task_id), args=repr_args, kwargs=repr_kwargs,
+            exception=_text_of(exception), traceback=life.kept.traceback(einfo),
+        ),
+    )  # fmt: skip
+
+
+@_handles(signals.task_internal_error)
+def _internal_error(
+    life: Lifecycle, sender: Any, task_id: str, request: Any, exception: Any, einfo: Any = None, **_: Any
+) -> None:
+    if _is_duty(sender.name):
+        return
+    told = request or {}
+    life.append(
+        events.INTERNAL_ERROR, task_id, sender.name, told.get("root_id"), told.get("group"),
+        worker=told.get("hostname"), pid=_pid, parent_id=told.get("parent_id"), retries=told.get("retries") or None,
+        exception=_text_of(exception), traceback=life.kept.traceback(einfo),
+    )  # fmt: skip
+
+
+@_handles(signals.task_retry)
+def _retried(
+    life: Lifecycle, sender: Any, request: Any, reason: Any = None, einfo: Any = None, **_: Any
+) -> None:
+    if _is_duty(sender.name):
+        return
+    when, cause = getattr(reason, "when", None), getattr(reason, "exc", None)
+    is_number = isinstance(when, (int, float))
+    life.append(
+        events.RETRIED, request.id, sender.name, request.root_id, request.group,
+        **_of(
+            request, runtime=life.runtime(request.id), exception=_text_of(cause if cause is not None else reason),
+            countdown=when if is_number else None, eta=None if is_number or when is None else str(when),
+            traceback=life.kept.traceback(einfo),
+        ),
+    )  # fmt: skip
+
+
+@_handles(signals.task_postrun)
+def _ended(
+    life: Lifecycle, sender: Any, task_id: str, retval: Any = None, state: str | None = None, **_: Any
+) -> None:
+    if _is_duty(sender.name):
+        return
+    runtime = life.runtime(task_id)
+    life.ended(task_id)
+    if state not in (events.IGNORED, events.REJECTED):
+        return
+    request = sender.request
+    life.append(
+        state, task_id, sender.name, request.root_id, request.group,
+        **_of(
+            request, runtime=runtime, exception=_text_of(retval),
+            requeue=state == events.REJECTED and bool(retval.requeue),
+        ),
+    )  # fmt: skip
+
+
+@_handles(signals.task_revoked)
+def _revoked(
+    life: Lifecycle, sender: Any, request: Any, terminated: bool = False, signum: Any = None, expired: bool = False,
+    **_: Any,
+) -> None:  # fmt: skip
+    if _is_duty(sender.name):
+        return
+    by = signal.Signals(signum).name if isinstance(signum, int) else signum
+    life.append(
+        events.REVOKED, request.id, sender.name, request.root_id, request.group,
+        worker=request.hostname, parent_id=request.parent_id, retries=request.retries or None,
+        terminated=terminated, signal=by, expired=expired,
+    )  # fmt: skip
+
+
+@_handles(signals.task_rejected)
+def _rejected(life: Lifecycle, sender: Any, message: Any, exc: Any = None, **_: Any) -> None:
+    _of_message(life, events.REJECTED, sender, message, exc)
+
+
+@_handles(signals.task_unknown)
+def _unknown(life: Lifecycle, sender: Any, message: Any, exc: Any = None, name: Any = None, id: Any = None, **_: Any) -> None:  # fmt: skip
+    _of_message(life, events.UNKNOWN, sender, message, exc, {"id": id, "task": name})
+
+
+def _of_message(
+    life: Lifecycle, event: str, sender: Any, message: Any, error: Any, known: dict[str, Any] | None = None
+) -> None:
+    """An event of a message that became no request."""
+    headers = message.headers if isinstance(message.headers, dict) else {}
+    told = {**headers, **(known or {})}
+    name = told.get("task")
+    if _is_duty(name):
+        return
+    args, kwargs = life.kept.unread(told)
+    life.append(
+        event, told.get("id"), name, told.get("root_id"), told.get("group"),
+        worker=sender.hostname, queue=(message.delivery_info or {}).get("routing_key"), parent_id=told.get("parent_id"),
+        retries=told.get("retries") or None, args=args, kwargs=kwargs,
+        exception=_text_of(error),
+    )  # fmt: skip
+
+
+def _text_of(error: Any) -> str | None:
+    return None if error is None else shortened(saferepr(error, EXCEPTION_CHARS), EXCEPTION_CHARS)
+
+
+def _forked() -> None:
+    global _pid
+    _pid = os.getpid()
+    for life in _logs.values():
+        life.forked()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,137 @@
+"""A workflow as a tree: which task sent which, with groups and chords, for people who look for waits.
+
+The number of wanted tasks bounds the memory. A task with an unknown parent, or with parents in a circle (crafted
+records), is a root of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+from cystore import MessageStore
+from cystore.celery import history
+from cystore.celery.base import reading, records
+from cystore.celery.chords import chord_runs
+from cystore.celery.lifecycle.task_lives import Life, life_of
+
+ANCESTORS_MOST = 1000
+CHORD_RECORDS = 10_000  # of one group
+CHORDS_MOST = 100
+
+
+@dataclass(slots=True)
+class Chord:
+    """The log's facts about a chord, summed up over the runs of its group. `parts` are the header tasks that ended."""
+
+    group_id: str
+    parts: int = 0
+    size: int | None = None
+    last_part_ms: int | None = None
+    claimed_ms: int | None = None
+    done_ms: int | None = None
+    outcome: str | None = None
+    cut: bool = False  # it has more records than were read
+
+
+@dataclass(slots=True)
+class Workflow:
+    """Tasks in the order of the tree, each with its depth; `more` says that there are more tasks than wanted."""
+
+    root_id: str
+    tasks: list[tuple[int, Life]] = field(default_factory=list)
+    chords: list[Chord] = field(default_factory=list)
+    more: bool = False
+
+
+def workflow_of(store: MessageStore, life: Life, limit: int) -> Workflow:
+    """The workflow of a task: the task, its ancestors, and the newest others, at most `limit` tasks."""
+    root_id = life.root_id or life.task_id
+    found = {life.task_id: life}
+    _add_ancestors(store, life, found, limit)
+    more = False
+    for task_id in _ids_below(store, root_id):
+        if task_id in found:
+            continue
+        if len(found) >= limit:
+            more = True
+            break
+        other = life_of(store, task_id)
+        if other is not None:
+            found[task_id] = other
+    groups = dict.fromkeys(one.group_id for one in found.values() if one.group_id)
+    chords = [chord for group in islice(groups, CHORDS_MOST) if (chord := chord_of(store, group)) is not None]
+    return Workflow(root_id, list(_ordered(found, root_id)), chords, more)
+
+
+def _add_ancestors(store: MessageStore, life: Life, found: dict[str, Life], limit: int) -> None:
+    above = life.parent_id
+    while above and above not in found and len(found) < min(limit, ANCESTORS_MOST):
+        parent = life_of(store, above)
+        if parent is None:
+            return
+        found[above] = parent
+        above = parent.parent_id
+
+
+def _ids_below(store: MessageStore, root_id: str) -> Iterator[str]:
+    yield root_id
+    for event in history.events(store, root_id=root_id):
+        if event.task_id:
+            yield event.task_id
+
+
+def _ordered(found: dict[str, Life], root_id: str) -> Iterator[tuple[int, Life]]:
+    """Tasks with their depth, parents before children, children by the time of their first sign."""
+    children: dict[str | None, list[Life]] = {}
+    tops: list[Life] = []
+    for life in found.values():
+        has_parent = life.parent_id in found and life.parent_id != life.task_id and life.task_id != root_id
+        (children.setdefault(life.parent_id, []) if has_parent else tops).append(life)
+    tops.sort(key=lambda one: (one.task_id != root_id, _order(one)))
+    seen: set[str] = set()
+    # Tasks in circles come last; each circle is opened somewhere.
+    for top in (*tops, *found.values()):
+        waiting = [(0, top)]
+        while waiting:
+            depth, life = waiting.pop()
+            if life.task_id in seen:
+                continue
+            seen.add(life.task_id)
+            yield depth, life
+            below = sorted(children.get(life.task_id, ()), key=_order, reverse=True)
+            waiting += [(depth + 1, child) for child in below]
+
+
+def _order(life: Life) -> tuple[int, str]:
+    return life.first_ms or 0, life.task_id
+
+
+def chord_of(store: MessageStore, group_id: str) -> Chord | None:
+    """The chord of a group; None for a group that is not a header."""
+    chord, read = Chord(group_id), 0
+    parts: set[tuple[str | None, ...]] = set()
+    added: set[str] = set()
+    for message in islice(reading.of_key(store, records.CHORDS, records.key_of(group_id)), CHORD_RECORDS):
+        read += 1
+        told, time_ms, kind = message.properties, message.store_timestamp_ms, message.tags
+        if kind == chord_runs.PART:
+            parts.add((told.get("run", ""), told.get("task_id"), told.get("index", "")))
+            added.update(told.get("added", "").split())
+            chord.last_part_ms = max(chord.last_part_ms or 0, time_ms)
+        elif kind == chord_runs.ADDED:
+            added.add(told.get("task_id", ""))
+        elif kind == chord_runs.SIZE:
+            size = told.get("size", "")
+            known = int(size) if size.isascii() and size.isdecimal() and len(size) < 12 else 0
+            chord.size = (chord.size or 0) + known
+        elif kind == chord_runs.CLAIM:
+            chord.claimed_ms = time_ms  # the oldest one in the end: newest come first
+        elif kind == chord_runs.DONE:
+            chord.done_ms = chord.done_ms or time_ms
+            chord.outcome = chord.outcome or told.get("outcome")
+    chord.parts, chord.cut = len(parts), read == CHORD_RECORDS
+    if chord.size is not None:
+        chord.size += len(added)
+    return chord if read else None

@@ -1,0 +1,288 @@
+"""The wake-up of `.get()`: a process that stores a state of a task wakes the waiters for its id, and they look.
+
+A thread that waits for one id sleeps on a futex word that the id shares with few others (`MessageStore.wait_key`):
+appends for other ids do not wake it. A thread that waits for several ids, or for one whose parents may fail, sleeps
+until the log grows.
+
+One position marks the end of the delivered part. Everything below it was compared with every awaited id, either record
+by record or, for a new id, by a query that sees everything below the position. A thread waits from the position, or the
+id's number, *that it knew before its last look for the result*. So it misses no append, and no progress of another
+thread. The log is read in physical order, and contains a record from the moment of its commit, dispatched or not.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from celery import states
+from celery.backends.asynchronous import BaseResultConsumer
+from celery.exceptions import TimeoutError as ResultTimeoutError
+
+from cystore import Message, OffsetError
+from cystore.celery.base import greenlets
+from cystore.celery.base.records import RESULTS, id_of, is_tombstone, key_of
+from cystore.celery.homes import ids_of
+from cystore.celery.versions import waiting_on
+from cystore.clock import monotonic_s
+
+if TYPE_CHECKING:
+    from cystore.celery.backend import CystoreBackend
+
+NOWHERE = -1
+BYTES_PER_QUERY = 1024  # of log: reading this many costs about as much as a query by key
+INTERVAL_S = 1.0  # between two calls of `on_interval`, as Celery's drainer has it where nothing comes
+
+
+class _LastLook(threading.local):
+    """A thread's knowledge at its last look for its result: the position up to which all was delivered, and the number
+    of failures when it began to wait."""
+
+    position = NOWHERE
+    failures = 0
+    key: str | None = None  # of the only id that this thread waits for
+    woken = 0  # the store's number for that key before the last look
+
+
+class ResultConsumer(BaseResultConsumer):
+    """Delivers results to the waiters in this process. Safe for threads; callbacks run in the thread that read."""
+
+    backend: CystoreBackend
+    on_message: Callable[[dict[str, Any]], Any] | None
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._reset()
+
+    def _reset(self) -> None:
+        # Held while results are read *and* delivered: the next holder sees both done. Reentrant, for callbacks that
+        # wait.
+        self._reading = threading.RLock()
+        self._seen = _LastLook()
+        self._position = NOWHERE
+        # Sets in dicts, whose single operations need no lock: `cancel_for` is called by the garbage collector at any moment.
+        self._awaited: dict[str, None] = {}
+        self._new: dict[str, None] = {}
+        # Listeners for every state of an id (the `on_message` of its `.get()`), and the place of the last delivered
+        # one.
+        self._listeners: dict[str, Callable[[dict[str, Any]], Any]] = {}
+        self._told: dict[str, int] = {}
+        self._failures = 0  # how often a task was seen to fail, awaited or not
+
+    def on_after_fork(self) -> None:
+        """After a fork: the lock's holder may be missing in the child, and nobody in the child waits yet."""
+        self._reset()
+
+    # ---------------------------------------------------------------------------------- what Celery calls
+
+    def consume_from(self, task_id: str) -> None:
+        """Begins to wait for a result. The next look reads the store's present records of it."""
+        self._new[task_id] = None
+        self._awaited[task_id] = None
+
+    def cancel_for(self, task_id: str) -> None:
+        """Ends the wait for a result."""
+        self._awaited.pop(task_id, None)
+        self._new.pop(task_id, None)
+
+    def on_wait_for_pending(self, result: Any, timeout: float | None = None, **kwargs: Any) -> None:
+        """Before the first wait: delivers existing results, whatever the timeout."""
+        seen = self._seen
+        seen.failures, seen.key = self._failures, self._only_key(result)
+        if seen.key is not None:
+            seen.woken = self.backend.store.key_seen(seen.key)
+        self._deliver()
+
+    @staticmethod
+    def _only_key(result: Any) -> str | None:
+        """The key of a result that no other task's failure ends the wait for."""
+        if getattr(result, "results", None) is not None or getattr(result, "parent", None) is not None:
+            return None
+        return key_of(result.id)
+
+    def _wait_for_pending(
+        self,
+        result: Any,
+        timeout: float | None = None,
+        on_interval: Callable[[], Any] | None = None,
+        on_message: Callable[[dict[str, Any]], Any] | None = None,
+        **kwargs: Any,
+    ) -> Iterator[None]:
+        """Waits until the result is ready; gives the caller a turn after each look. Like Celery's own, without its
+        `sleep(0)`: that only gives other greenlets a turn, which they have in `drain_events`, and costs a thread some
+        75 µs of each `.get()`."""
+        listens: tuple[str, ...] = ()
+        if on_message is not None:
+            listens = tuple(ids_of(result))
+            for task_id in listens:
+                self._told.setdefault(task_id, NOWHERE)
+                self._listeners[task_id] = on_message
+                self._new[task_id] = None  # its older states are wanted, too
+        seen = self._seen
+        before = seen.key, seen.woken  # of a wait of this thread whose callback waits
+        try:
+            self.on_wait_for_pending(result, timeout=timeout, **kwargs)
+            yield from self.drain_events_until(result.on_ready, timeout=timeout, on_interval=on_interval)
+        except TimeoutError as error:
+            raise ResultTimeoutError("The operation timed out.") from error
+        finally:
+            seen.key, seen.woken = before
+            for task_id in listens:
+                self._listeners.pop(task_id, None)
+                self._told.pop(task_id, None)
+
+    def on_state_change(self, meta: dict[str, Any], message: Any) -> None:
+        """Gives a state to the waiters for it. Like Celery's own, without its `sleep(0)`."""
+        if waiting_on is None or greenlets.in_use():
+            super().on_state_change(meta, message)
+            return
+        if self.on_message is not None:
+            self.on_message(meta)
+        if meta["status"] not in states.READY_STATES:
+            return
+        waiting = waiting_on(self._pending_results, meta["task_id"])
+        if not waiting:  # perhaps somebody is about to wait
+            self._pending_messages.put(meta["task_id"], meta)
+        for result in waiting:
+            result._maybe_set_cache(meta)
+            bucket = self.buckets.pop(result, None)
+            if bucket is not None:
+                bucket.append(result)
+
+    def drain_events_until(
+        self, p: Any, timeout: float | None = None, on_interval: Callable[[], Any] | None = None
+    ) -> Iterator[None]:
+        """Drains until `p` is ready. `on_interval` is where `.get()` asks for every parent of its result whether it failed, fifty
+        for the body of a chord of fifty: after a failure and once a second, not after each append."""
+        if p.ready:  # Celery before 5.7 would sleep first, for a second
+            return iter(())
+        if timeout is not None and timeout <= 0:  # Celery before 5.7 would wait for ever
+            raise TimeoutError
+        seldom = on_interval and self._seldom(on_interval)
+        drained: Iterator[None] = super().drain_events_until(p, timeout=timeout, on_interval=seldom)
+        return drained
+
+    def _seldom(self, on_interval: Callable[[], Any]) -> Callable[[], None]:
+        known, due = self._seen.failures, monotonic_s() + INTERVAL_S
+
+        def call() -> None:
+            nonlocal known, due
+            now = monotonic_s()
+            if self._failures != known or now >= due:
+                known, due = self._failures, now + INTERVAL_S
+                on_interval()
+
+        return call
+
+    def drain_events(self, timeout: float | None = None) -> None:
+        """Sleeps until the id that this thread waits for is woken (for several ids: until the log has grown) since the last look, and
+        delivers. Raises TimeoutError."""
+        if not self.backend.location.path:  # Celery's own greenlet always drains; this waiter looks elsewhere
+            time.sleep(INTERVAL_S if timeout is None else timeout)
+            raise TimeoutError
+        store, seen = self.backend.store, self._seen
+        if seen.key is None:
+            if not greenlets.off_the_hub(store.wait_log, seen.position, timeout):
+                raise TimeoutError
+        elif not greenlets.off_the_hub(store.wait_key, seen.key, seen.woken, timeout):
+            # The appending process was killed before it woke anybody, or is another program.
+            if store.wrote_position <= seen.position:
+                raise TimeoutError
+        else:
+            seen.woken = store.key_seen(seen.key)
+        self._deliver()
+
+    def hand_over(
+        self, meta: dict[str, Any], on_message: Callable[[dict[str, Any]], Any] | None = None
+    ) -> None:
+        """Gives the waiters for a task the state that another home has of it."""
+        with self._reading:
+            self.on_message = on_message
+            try:
+                self.on_state_change(meta, None)
+            finally:
+                self.on_message = None
+
+    def hand_over_own(self) -> None:
+        """Delivers this store's results."""
+        self._deliver()
+
+    # ------------------------------------------------------------------------------------------- reading
+
+    def _deliver(self) -> None:
+        with self._reading:
+            try:
+                found = [(message, self.backend.meta_of(message)) for message in self._read()]
+            except BaseException:
+                self._position = NOWHERE  # all ids are looked up again next time, so none can be lost
+                raise
+            for message, meta in found:
+                task_id = meta["task_id"]
+                if task_id not in self._awaited:  # a record before it was the answer
+                    continue
+                listener = self._listeners.get(task_id)
+                if listener is not None:
+                    if message.physical_offset <= self._told.get(task_id, NOWHERE):
+                        continue
+                    self._told[task_id] = message.physical_offset
+                self.on_message = listener
+                try:
+                    self.on_state_change(meta, message)
+                finally:
+                    self.on_message = None
+            self._seen.position = self._position
+
+    def _read(self) -> list[Message]:
+        """Records that make awaited results ready, and all records of ids with a listener, in the order of the log for
+        each id: from the position (for new ids: from the beginning) to the log's end."""
+        store = self.backend.store
+        if not self._awaited:
+            self._position = store.wrote_position
+            return []
+        behind_bytes = store.wrote_position - self._position
+        everything = self._position == NOWHERE or behind_bytes > BYTES_PER_QUERY * len(self._awaited)
+        due = list(self._awaited if everything else self._new)
+        found: list[Message] = []
+        if due:
+            covered = store.catch_up()
+            for task_id in due:
+                self._new.pop(task_id, None)
+            found += self._known_of(due)
+            # If dispatch stands still the log is read from there, some of it twice, because queries stop silently at
+            # damage.
+            self._position = covered if everything else min(covered, self._position)
+        self._failures += everything  # records that are not read one by one may contain failures
+        end = store.wrote_position
+        try:
+            for message in store.scan(self._position, end):
+                if message.topic == RESULTS:
+                    self._failures += message.tags in states.PROPAGATE_STATES
+                    if self._is_awaited(message):
+                        found.append(message)
+        except OffsetError:
+            # Cleaning overtook a reader that was away for long: the index knows the rest.
+            self._failures += 1
+            found += self._known_of(list(self._awaited))
+        self._position = end
+        return [m for m in found if m.tags in states.READY_STATES or self._is_listened_to(m)]
+
+    def _known_of(self, task_ids: list[str]) -> list[Message]:
+        """The store's records of some ids, with one look for all: the valid one of each; for an id with a listener all
+        records, oldest first."""
+        found: list[Message] = []
+        for task_id in task_ids:
+            if task_id in self._listeners:
+                found += self.backend.all_states(task_id)
+        silent = [task_id for task_id in task_ids if task_id not in self._listeners]
+        if len(silent) == 1:
+            message = self.backend.latest(silent[0])
+            return found if message is None else [*found, message]
+        return [*found, *self.backend.latest_of(silent).values()] if silent else found
+
+    def _is_awaited(self, message: Message) -> bool:
+        return not is_tombstone(message) and any(id_of(key) in self._awaited for key in message.keys)
+
+    def _is_listened_to(self, message: Message) -> bool:
+        return bool(self._listeners) and any(id_of(key) in self._listeners for key in message.keys)

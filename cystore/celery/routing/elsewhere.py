@@ -1,0 +1,282 @@
+"""Results that this process's store does not have: decides when to ask another home, and uses its answer.
+
+A client without a store asks for everything. A process with a store asks for a task whose home is known to be another
+one: this process sent it there, or the lifecycle log says so. With `?reader=` in its URL it asks for every id that its
+own store does not know.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from celery import states
+from celery.exceptions import ImproperlyConfigured
+from celery.result import result_from_tuple
+from celery.utils.functional import LRUCache
+from kombu.exceptions import DecodeError
+
+from cystore.celery import homes
+from cystore.celery.base import records
+from cystore.celery.redis_urls import SCHEMES, RedisLocation, redis_location_of
+from cystore.clock import monotonic_s
+
+if TYPE_CHECKING:
+    from cystore.celery.backend import CystoreBackend
+    from cystore.celery.routing.client import RemoteReader
+    from cystore.celery.routing.messages import Found
+
+PARENTS_S = 10.0  # between two looks for parents that failed, which are remote looks themselves
+LOOKED_AT = 1_000  # ids of a wait, in one such look
+NOT_TOLD_S = 3.0
+# Decoding errors for invalid bytes: they come from Redis, where other programs may write.
+NO_RESULT = (DecodeError, ValueError, TypeError, LookupError, AttributeError, RecursionError, zlib.error)
+FIRST_LOOK_S, LAST_LOOK_S = 1.0, 30.0  # a wait for this store looks elsewhere, each time after twice as long
+
+
+def _no_result(found: Found, error: Exception) -> homes.ResultsElsewhereError:
+    return homes.ResultsElsewhereError(
+        f"the answer of store {found.answered_by} for {found.id} is not its result: {type(error).__name__}: {error}"
+    )
+
+
+def reader_of(backend: CystoreBackend) -> RedisLocation | None:
+    """The Redis for results of other homes: that of the URL, else the one that coordinates the app, else none. Raises
+    ImproperlyConfigured."""
+    given = backend.location.reader
+    if not given:
+        return redis_location_of(backend.app)
+    if given.partition("://")[0].lower() not in SCHEMES:
+        raise ImproperlyConfigured(f"the reader in result_backend must be one of {', '.join(SCHEMES)}://...")
+    try:
+        return RedisLocation.parse(given)
+    except ImproperlyConfigured as error:
+        text = str(error).replace("cystore_redis_url", "the reader in result_backend")
+        raise ImproperlyConfigured(text) from None
+
+
+class ComesElsewhere(Exception):
+    """Waits at this store for tasks whose home is another one."""
+
+
+class Elsewhere:
+    """The other homes, as one backend sees them."""
+
+    def __init__(self, backend: CystoreBackend) -> None:
+        self._backend = backend
+        self._reader: RemoteReader | None = None
+        self._not_told: LRUCache = LRUCache(
+            limit=LOOKED_AT
+        )  # ids that the log knew no other home of, and until when
+
+    def after_fork(self) -> None:
+        """In a child, which has no connections."""
+        if self._reader is not None:
+            self._reader.after_fork()
+
+    def reader(self) -> RemoteReader | None:
+        """None without a Redis for this. Raises ImproperlyConfigured."""
+        if self._reader is None:
+            location = reader_of(self._backend)
+            if location is None:
+                return None
+            try:
+                from cystore.celery.routing.client import RemoteReader
+            except ImportError as error:
+                raise ImproperlyConfigured(
+                    f"reading results through Redis is configured, and {error}: pip install cystore[redis]"
+                ) from error
+            self._reader = RemoteReader(self._backend, location)
+        return self._reader
+
+    def home_of(self, task_id: str) -> str | None:
+        """The other store that keeps the result of a task; None if this host knows of none."""
+        return self.homes_of([task_id])[task_id]
+
+    def homes_of(self, task_ids: Iterable[str]) -> dict[str, str | None]:
+        """`home_of` for many tasks, with one look at the store."""
+        backend, now = self._backend, monotonic_s()
+        found = {task_id: homes.sent_to(backend, task_id) for task_id in task_ids}
+        if not backend.location.path:
+            return found
+        asked = [one for one, home in found.items() if home is None and now >= self._not_told.get(one, 0.0)]
+        for task_id, (_, home) in homes.told_of_many(backend, asked).items() if asked else ():
+            found[task_id] = home
+            if home is None:  # rarely, because a program that polls a task's state pays for this
+                self._not_told[task_id] = now + NOT_TOLD_S
+            else:
+                homes.remember(backend, task_id, home)
+        return found
+
+    def find(self, task_id: str, topic: str = records.RESULTS) -> dict[str, Any] | None:
+        """Another home's result for an id that this store does not have: its meta, or the saved group. None if no home
+        has any. Raises ResultsElsewhereError if no home can be asked, or if a home does not answer."""
+        return self.find_all([task_id], topic).get(task_id)
+
+    def find_all(self, task_ids: Iterable[str], topic: str = records.RESULTS) -> dict[str, dict[str, Any]]:
+        """The same for many ids, in as few requests as will do."""
+        backend = self._backend
+        asks_all = bool(backend.location.reader or not backend.location.path)
+        known = self.homes_of(task_ids)
+        asked = {task_id: home for task_id, home in known.items() if asks_all or home is not None}
+        if not asked:
+            return {}
+        reader = self.reader()
+        if reader is None:
+            task_id, home = next(iter(asked.items()))
+            raise homes.no_store(backend) if home is None else homes.elsewhere(task_id, home)
+        if topic == records.GROUPS:
+            return {found.id: self._group(found) for found in reader.look(asked, "groups").values()}
+        return {found.id: self._meta(found) for found in reader.look(asked).values()}
+
+    def _content(self, found: Found) -> dict[str, Any]:
+        content = self._backend.decoded(found.body, found.content_type, found.content_encoding)
+        if not isinstance(content, dict):
+            raise TypeError(f"a {type(content).__name__}, where an object is expected")
+        return content
+
+    def _group(self, found: Found) -> dict[str, Any]:
+        """A saved group, ready for use."""
+        try:
+            content = self._content(found)
+            content["result"] = result_from_tuple(content["result"], self._backend.app)
+        except NO_RESULT as error:
+            raise _no_result(found, error) from error
+        return content
+
+    def _meta(self, found: Found) -> dict[str, Any]:
+        """A task's meta. Raises ResultsElsewhereError for invalid bytes, and kombu's ContentDisallowed."""
+        try:
+            content = self._content(found)
+            if content.get("task_id") != found.id or content.get("status") != found.state:
+                raise ValueError("it belongs to another task")
+            meta: dict[str, Any] = self._backend.meta_from_decoded(content)
+            for child in meta.get("children") or ():
+                result_from_tuple(child, self._backend.app)  # as AsyncResult will
+        except NO_RESULT as error:
+            raise _no_result(found, error) from error
+        return meta
+
+    # ------------------------------------------------------------------------------------------------ waits
+
+    def ids_in(self, result: Any) -> list[str]:
+        """Those ids of a result, which may be a group's, that this process has to wait for elsewhere."""
+        ids = list(_open_ids(result))
+        if not self._backend.location.path:
+            return ids
+        known = [one for one in ids if homes.sent_to(self._backend, one) is not None]
+        if self._backend.location.reader:
+            known += self._heard_of([one for one in ids if one not in set(known)])
+        return known
+
+    def _heard_of(self, ids: list[str]) -> list[str]:
+        """The ids that another home knows and this one does not."""
+        strange = [
+            one for one in ids if not homes.is_home_of(self._backend, one) and self.home_of(one) is None
+        ]
+        known = [one for one in ids if homes.sent_to(self._backend, one) is not None]
+        reader = self.reader()
+        if strange and reader is not None:
+            try:
+                found = reader.look(strange)
+            except homes.HomeAwayError:  # this store may get the result as well
+                found = {}
+            known += [one for one in strange if one in found or homes.sent_to(self._backend, one) is not None]
+        return known
+
+    def looks(self, result: Any, on_interval: Callable[[], Any] | None) -> Callable[[], None]:
+        """`on_interval` for a wait at this store. It raises ComesElsewhere when the home of a task turns out to be another one."""
+        look_s = FIRST_LOOK_S
+        due = monotonic_s() + look_s * 0.9
+
+        def call() -> None:
+            nonlocal look_s, due
+            if monotonic_s() >= due:
+                look_s = min(2 * look_s, LAST_LOOK_S)
+                due = monotonic_s() + look_s
+                ids = list(islice(_open_ids(result), LOOKED_AT))
+                known = [one for one, home in self.homes_of(ids).items() if home is not None]
+                if known or (self._backend.location.reader and self._heard_of(ids)):
+                    raise ComesElsewhere
+            if on_interval is not None:
+                on_interval()
+
+        return call
+
+    def wait(
+        self,
+        result: Any,
+        ids: list[str],
+        timeout: float | None,
+        on_interval: Callable[[], Any] | None,
+        on_message: Callable[[dict[str, Any]], Any] | None,
+    ) -> Iterator[None]:
+        """Until the ids are ready; gives a turn after each. The failure of a parent ends it too."""
+        reader = self.reader()
+        if reader is None:
+            home = homes.sent_to(self._backend, ids[0])
+            raise homes.no_store(self._backend) if home is None else homes.elsewhere(ids[0], home)
+        left, parents = dict.fromkeys(ids), dict.fromkeys(_parents_of(result))
+        interval_due, interval_s = monotonic_s(), PARENTS_S if parents else 0.0
+        consumer = self._backend.result_consumer
+        for found in reader.wait([*left, *(one for one in parents if one not in left)], timeout):
+            if found is not None:
+                failed = found.state in states.PROPAGATE_STATES
+                if found.id in left:
+                    del left[found.id]
+                    consumer.hand_over(self._meta(found), on_message)
+                elif failed and on_interval is not None:
+                    on_interval()
+            elif self._backend.location.path:
+                consumer.hand_over_own()
+                if result.on_ready.ready:  # a message that named no home was run here after all
+                    return
+            if on_interval is not None and monotonic_s() >= interval_due:
+                interval_due = monotonic_s() + interval_s
+                on_interval()
+            yield
+            if not left:
+                return
+
+    def wait_for(self, result: Any, local: Callable[..., Iterator[None]], **options: Any) -> Iterator[None]:
+        """A wait for a result: elsewhere, or with `local` at this store, or one after the other."""
+        timeout, on_interval = options.pop("timeout", None), options.pop("on_interval", None)
+        until = None if timeout is None else monotonic_s() + timeout
+        ids = self.ids_in(result)
+        while True:
+            if ids:
+                yield from self.wait(result, ids, _left(until), on_interval, options.get("on_message"))
+            if not self._backend.location.path or (ids and result.on_ready.ready):
+                return
+            try:
+                yield from local(
+                    result, timeout=_left(until), on_interval=self.looks(result, on_interval), **options
+                )
+                return
+            except ComesElsewhere:
+                ids = self.ids_in(result)
+
+
+def _left(until: float | None) -> float | None:
+    return None if until is None else max(until - monotonic_s(), 0.0)
+
+
+def _open_ids(result: Any) -> Iterator[str]:
+    """The ids in a result, which may be a group's, that it does not know to be ready."""
+    children = getattr(result, "results", None)
+    if children is None:
+        if not result._cache:
+            yield str(result.id)
+        return
+    for child in children:
+        yield from _open_ids(child)
+
+
+def _parents_of(result: Any) -> Iterator[str]:
+    """The ids of the tasks that had to succeed before a result."""
+    parent = getattr(result, "parent", None)
+    while parent is not None:
+        yield from homes.ids_of(parent)
+        parent = getattr(parent, "parent", None)

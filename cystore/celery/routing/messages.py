@@ -1,0 +1,304 @@
+"""The messages between a client and a home. Bytes in, checked values out; nothing here knows Redis or a store.
+
+A request is JSON. An answer is a magic number, the length of a header, the header (JSON), and then the bytes of the
+results as they stand in the store. Nothing is pickled. Each side checks every field, its type and its bounds, and
+refuses a message with an unknown field: a new field needs a new `VERSION`. `docs/remote.md` lists the fields.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from celery.exceptions import BackendError
+
+from cystore.celery.base import records
+
+VERSION = 1
+MAGIC = b"CYR1"
+LOOK, PART = "look", "part"
+TOPICS = {"results": records.RESULTS, "groups": records.GROUPS}
+
+IDS_MOST = 100  # of one request
+ID_CHARS_MOST = 512
+NAME_CHARS_MOST = 256  # of a state, a content type, an encoding, an error's text
+REQUEST_BYTES_MOST = 512 << 10
+HEADER_BYTES_MOST = 1 << 20
+PART_BYTES = 4 << 20  # of results in one answer
+RESULT_BYTES_MOST = (64 << 20) + (64 << 10)  # of a result with its meta
+WAIT_MS_MOST = 20_000
+OFFSET_MOST = (1 << 63) - 1
+
+_REQUEST_ID = re.compile(r"[0-9a-f]{32}")
+_HEAD = struct.Struct(">4sI")
+
+
+class ProtocolError(BackendError):
+    """An invalid message from Redis. The text names the field. No part of the message is used."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A question to one home. `part` asks for the rest of one result: (place of the record in the log, first byte)."""
+
+    id: str
+    home: str
+    ids: tuple[str, ...]
+    topic: str = "results"
+    wait_ms: int = 0
+    part: tuple[int, int] | None = None
+
+    def encoded(self) -> bytes:
+        """The JSON. Raises ProtocolError for a request that `parse` would refuse."""
+        told: dict[str, Any] = {
+            "v": VERSION,
+            "request": self.id,
+            "home": self.home,
+            "op": LOOK if self.part is None else PART,
+            "topic": self.topic,
+            "ids": list(self.ids),
+        }
+        if self.part is None:
+            told["wait_ms"] = self.wait_ms
+        else:
+            told["at"], told["from"] = self.part
+        data = json.dumps(told, separators=(",", ":")).encode()
+        Request.parse(data)
+        return data
+
+    @classmethod
+    def parse(cls, data: bytes) -> Request:
+        """Raises ProtocolError."""
+        if len(data) > REQUEST_BYTES_MOST:
+            raise ProtocolError(f"a request of {len(data)} bytes: the limit is {REQUEST_BYTES_MOST}")
+        told = _Fields(_object(data, "request"), "request")
+        told.version()
+        op = told.one_of("op", (LOOK, PART))
+        ids = told.take("ids", list)
+        if not 0 < len(ids) <= (IDS_MOST if op == LOOK else 1):
+            raise ProtocolError(f"request: ids: {len(ids)} of them")
+        request = cls(
+            told.request_id("request"),
+            told.home("home"),
+            tuple(_text(one, "request: ids", ID_CHARS_MOST) for one in ids),
+            told.one_of("topic", TOPICS),
+            told.number("wait_ms", WAIT_MS_MOST) if op == LOOK else 0,
+            (told.number("at", OFFSET_MOST), told.number("from", RESULT_BYTES_MOST)) if op == PART else None,
+        )
+        told.end()
+        return request
+
+
+@dataclass(frozen=True)
+class Found:
+    """A home's answer for one id. `state` is None if it has no result.
+
+    `answered_by` is the answering store; the client notes it, no message contains it. `body` has the result's bytes
+    from `begin` on, of `size_bytes` in all; `at` is the place of its record. `elsewhere` is the id's home, if that is
+    another store. `known`: this store knows the id, and is its home.
+    """
+
+    id: str
+    state: str | None = None
+    known: bool = False
+    elsewhere: str | None = None
+    at: int = 0
+    size_bytes: int = 0
+    begin: int = 0
+    body: bytes | memoryview = b""
+    content_type: str = ""
+    content_encoding: str = ""
+    answered_by: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A home's answer to one request; `refused` is the reason why it has no results, or empty."""
+
+    request_id: str
+    home: str
+    found: tuple[Found, ...] = ()
+    refused: str = ""
+
+    def encoded(self) -> bytes:
+        """As it goes to Redis."""
+        listed = []
+        for one in self.found:
+            entry: dict[str, Any] = {"id": one.id, "known": one.known}
+            if one.elsewhere is not None:
+                entry["home"] = one.elsewhere
+            if one.state is not None:
+                entry |= {
+                    "state": one.state, "at": one.at, "size": one.size_bytes, "from": one.begin, "here": len(one.body),
+                    "type": one.content_type, "encoding": one.content_encoding,
+                }  # fmt: skip
+            listed.append(entry)
+        told: dict[str, Any] = {
+            "v": VERSION,
+            "request": self.request_id,
+            "home": self.home,
+            "results": listed,
+        }
+        if self.refused:
+            told["refused"] = self.refused[:NAME_CHARS_MOST]
+        header = json.dumps(told, separators=(",", ":")).encode()
+        return b"".join([_HEAD.pack(MAGIC, len(header)), header, *(one.body for one in self.found)])
+
+    @classmethod
+    def parse(cls, data: bytes, request: Request) -> Answer:
+        """The answer to `request`. Raises ProtocolError for anything else."""
+        if not _HEAD.size <= len(data) <= _HEAD.size + HEADER_BYTES_MOST + PART_BYTES:
+            raise ProtocolError(f"answer: {len(data)} bytes")
+        magic, header_bytes = _HEAD.unpack_from(data)
+        if magic != MAGIC:
+            raise ProtocolError("answer: it does not begin with the magic bytes")
+        begin = _HEAD.size + header_bytes
+        if header_bytes > HEADER_BYTES_MOST or begin > len(data):
+            raise ProtocolError(f"answer: a header of {header_bytes} bytes")
+        told = _Fields(_object(data[_HEAD.size : begin], "answer"), "answer")
+        told.version()
+        if told.request_id("request") != request.id or told.home("home") != request.home:
+            raise ProtocolError("answer: it belongs to another request")
+        payload, found = memoryview(data)[begin:], []
+        for one in told.take("results", list):
+            entry, here = _found(one, request)
+            if here > len(payload):
+                raise ProtocolError("answer: here: more bytes than the answer has")
+            entry_body, payload = payload[:here], payload[here:]
+            found.append(Found(**{**entry, "body": entry_body}))
+        if len(payload):
+            raise ProtocolError("answer: more bytes than its results have")
+        if len({one.id for one in found}) != len(found):
+            raise ProtocolError("answer: results: an id twice")
+        answer = cls(request.id, request.home, tuple(found), told.text("refused", default=""))
+        told.end()
+        if not answer.refused and len(found) != len(request.ids):
+            raise ProtocolError("answer: results: an id is missing")
+        return answer
+
+
+def _found(value: Any, request: Request) -> tuple[dict[str, Any], int]:
+    """The fields of a `Found`, and the number of its bytes in the answer."""
+    told = _Fields(value, "answer: results") if isinstance(value, dict) else None
+    if told is None:
+        raise ProtocolError("answer: results: not an object")
+    found: dict[str, Any] = {"id": told.text("id", ID_CHARS_MOST), "known": told.take("known", bool)}
+    if found["id"] not in request.ids:
+        raise ProtocolError("answer: id: the request did not ask for it")
+    if told.has("home"):
+        found["elsewhere"] = told.home("home")
+    here = 0
+    if told.has("state"):
+        found |= {
+            "state": told.text("state"),
+            "at": told.number("at", OFFSET_MOST),
+            "size_bytes": told.number("size", RESULT_BYTES_MOST),
+            "begin": told.number("from", RESULT_BYTES_MOST),
+            "content_type": told.text("type"),
+            "content_encoding": told.text("encoding"),
+        }
+        here = told.number("here", PART_BYTES)
+        if found["begin"] + here > found["size_bytes"]:
+            raise ProtocolError("answer: here: beyond the result's end")
+        if found["begin"] != (0 if request.part is None else request.part[1]):
+            raise ProtocolError("answer: from: not the part that the request asked for")
+    told.end()
+    return found, here
+
+
+def new_request_id() -> str:
+    """An unguessable id, because it is the name under which the answer can be taken."""
+    return uuid.uuid4().hex
+
+
+def checked_home(value: Any, where: str) -> str:
+    """A store's id, as `config/storeId` spells it. Raises ProtocolError."""
+    if isinstance(value, str) and len(value) == 36:
+        try:
+            if str(uuid.UUID(value)) == value:
+                return value
+        except ValueError:
+            pass
+    raise ProtocolError(f"{where}: not the id of a store")
+
+
+def _object(data: bytes, what: str) -> dict[str, Any]:
+    try:
+        told = json.loads(data)
+    except (ValueError, RecursionError):
+        raise ProtocolError(f"{what}: not JSON") from None
+    if not isinstance(told, dict):
+        raise ProtocolError(f"{what}: not an object")
+    return told
+
+
+def _text(value: Any, where: str, most: int) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= most or not value.isprintable():
+        raise ProtocolError(f"{where}: not a text of 1 to {most} characters")
+    return value
+
+
+class _Fields:
+    """The fields of one object; each is taken once, and at the end none may be left."""
+
+    def __init__(self, told: Mapping[str, Any], what: str) -> None:
+        self._left, self._what = dict(told), what
+
+    def has(self, name: str) -> bool:
+        return name in self._left
+
+    def take(self, name: str, kind: type) -> Any:
+        value = self._left.pop(name, None)
+        if type(value) is not kind:
+            raise ProtocolError(f"{self._what}: {name}: missing, or not {kind.__name__}")
+        return value
+
+    def version(self) -> None:
+        found = self.take("v", int)
+        if found != VERSION:
+            raise ProtocolError(f"{self._what}: version {found}; this side speaks {VERSION}")
+
+    def number(self, name: str, most: int) -> int:
+        value: int = self.take(name, int)
+        if not 0 <= value <= most:
+            raise ProtocolError(f"{self._what}: {name}: not from 0 to {most}")
+        return value
+
+    def text(self, name: str, most: int = NAME_CHARS_MOST, *, default: str | None = None) -> str:
+        if default is not None and name not in self._left:
+            return default
+        return _text(self.take(name, str), f"{self._what}: {name}", most)
+
+    def one_of(self, name: str, among: Sequence[str] | Mapping[str, Any]) -> str:
+        value: str = self.take(name, str)
+        if value not in among:
+            raise ProtocolError(f"{self._what}: {name}: not one of {', '.join(among)}")
+        return value
+
+    def request_id(self, name: str) -> str:
+        value: str = self.take(name, str)
+        if not _REQUEST_ID.fullmatch(value):
+            raise ProtocolError(f"{self._what}: {name}: not 32 hexadecimal digits")
+        return value
+
+    def home(self, name: str) -> str:
+        return checked_home(self._left.pop(name, None), f"{self._what}: {name}")
+
+    def end(self) -> None:
+        if self._left:
+            raise ProtocolError(f"{self._what}: an unknown field")
+
+
+def filled(found: Sequence[Found], whole: Callable[[Found], bytes | memoryview]) -> tuple[Found, ...]:
+    """The same with as much of their bodies as one answer may hold: each whole, or its beginning, or nothing."""
+    room, out = PART_BYTES, []
+    for one in found:
+        body = whole(one)[one.begin : one.begin + room] if one.state is not None else b""
+        room -= len(body)
+        out.append(Found(**{**one.__dict__, "body": body}))
+    return tuple(out)

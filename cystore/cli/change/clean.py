@@ -1,0 +1,64 @@
+"""`cystore clean`: removes expired segments, now."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict, replace
+
+import cystore
+from cystore.engine.manifest.manifest import read_facts
+from cystore.errors import StoreConfigError
+from cystore.operate import facts
+from cystore.operate.command import OK, Command, add_json, store_config
+from cystore.operate.output import write_json, write_line
+from cystore.operate.progress import progress
+
+RETENTION = "file_reserved_time_h"
+
+
+def _run(args: argparse.Namespace) -> int:
+    facts.state(args.path)
+    config = store_config(args)
+    if RETENTION not in read_facts(args.path)[0].settings and not config.gives(RETENTION):
+        raise StoreConfigError(
+            f"the store does not say how long its messages are kept, and its users may keep them for longer than the default of "
+            f"{config.file_reserved_time_h} hours: give --set {RETENTION}=HOURS",
+            path=args.path,
+        )
+    with progress() as report, cystore.open(args.path, config=config, progress=report) as store:
+        first = store.clean()  # before the service's turn, which would remove the same where its hour has come, and counts nothing
+        store.clean_due()  # begins a new segment by time: the one before may have expired
+        second = store.clean()
+    cleaned = replace(
+        second,
+        segments=first.segments + second.segments,
+        queue_files=first.queue_files + second.queue_files,
+        index_files=first.index_files + second.index_files,
+    )
+    if args.json:
+        write_json(asdict(cleaned))
+        return OK
+    write_line(
+        f"removed {cleaned.segments} segments, {cleaned.queue_files} files of queues and {cleaned.index_files} of the index; the log "
+        f"begins at {cleaned.min_physical_offset}"
+    )
+    return OK
+
+
+COMMAND = Command(
+    name="clean",
+    summary="removes expired segments, now",
+    description=(
+        "Ends the current segment if it is old enough (roll_interval_h), and removes segments whose messages are all older\n"
+        "than the store's file_reserved_time_h (see cystore config), at any hour. Segments that a hold, an archive or a delayed message\n"
+        "needs stay. Other processes may use the store at the same time."
+    ),
+    examples=(
+        "cystore clean /var/lib/app/store",
+        "cystore clean /var/lib/app/store --json",
+    ),
+    add_arguments=lambda parser: add_json(
+        parser, "one JSON object: numbers of files, and the log's first offset"
+    ),
+    run=_run,
+)

@@ -1,0 +1,74 @@
+"""`cystore config`: the settings that are the store's."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import cystore
+from cystore.config import StoreConfig
+from cystore.engine.manifest.manifest import read_facts
+from cystore.engine.manifest.store_settings import RETENTION, SHAPE, sources
+from cystore.errors import StoreConfigError
+from cystore.operate import facts
+from cystore.operate.command import OK, Command, add_json, store_config
+from cystore.operate.output import write_line, write_note
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--unset", metavar="NAME", action="append", default=[],
+        help="remove a value of the store: each process uses its own again",
+    )  # fmt: skip
+    parser.add_argument(
+        "--resume-cleaning",
+        action="store_true",
+        help="end the pause of cleaning after an unreadable manifest; set all needed holds first",
+    )
+    parser.add_argument(
+        "--end-archive",
+        action="store_true",
+        help="let cleaning no longer wait for the archive; the archive itself does not change",
+    )
+    add_json(parser, "one JSON object: name, value and source of each setting")
+
+
+def _run(args: argparse.Namespace) -> int:
+    given = [StoreConfig.parse_setting(text) for text in args.settings]
+    changes = {name: value for name, value in given if name in (*RETENTION, *SHAPE)}
+    for name in args.unset:
+        if name in changes:
+            raise StoreConfigError(f"{name}: --set and --unset contradict each other")
+        changes[name] = None
+    args.settings = [text for text in args.settings if StoreConfig.parse_setting(text)[0] not in changes]
+    facts.state(args.path)
+    config = store_config(args, services=())
+    if changes or args.resume_cleaning or args.end_archive:
+        with cystore.open(args.path, config=config) as store:
+            store.configure(**changes)
+            if args.end_archive and not store.archive_mark.end():
+                write_note("the store has no archive")
+            if args.resume_cleaning and not store.resume_cleaning():
+                write_note("cleaning was not paused")
+    for name, (value, source) in sources(config, read_facts(args.path)[0]).items():
+        if args.json:
+            write_line(json.dumps({"name": name, "value": value, "source": source}))
+        else:
+            write_line(f"{name} = {value}  ({source})")
+    return OK
+
+
+COMMAND = Command(
+    name="config",
+    summary="the store's own settings: shows them, and changes the retention policy",
+    description="Writes the store's settings with their source: the store, this call's --config, or the default. With --set "
+    "it changes the store's retention policy, also for the processes that have the store open.",
+    examples=(
+        "cystore config /var/lib/app/store",
+        "cystore config /var/lib/app/store --set file_reserved_time_h=24",
+        "cystore config /var/lib/app/store --unset file_reserved_time_h",
+        "cystore config /var/lib/app/store --resume-cleaning",
+    ),
+    add_arguments=_add_arguments,
+    run=_run,
+)

@@ -1,0 +1,129 @@
+"""`cystore put`: appends standard input."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+
+import cystore
+from cystore.engine.inspect.recognize import is_store
+from cystore.layout import SCHEDULE_TOPIC
+from cystore.operate.command import OK, Command, add_json, store_config, whole_number
+from cystore.operate.output import time_text, write_json, write_line, write_note
+from cystore.operate.progress import progress
+from cystore.system import files
+
+CHUNK_BYTES = 256 * 1024
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("topic", metavar="TOPIC")
+    parser.add_argument("--queue", metavar="N", type=whole_number, default=0, help="queue id (default: 0)")
+    parser.add_argument("--key", metavar="KEY", dest="keys", action="append", default=[],
+                        help="find the message by this key; may be repeated")  # fmt: skip
+    parser.add_argument("--tag", metavar="TAG")
+    parser.add_argument("--property", metavar="NAME=VALUE", dest="properties", action="append", default=[],
+                        type=_property, help="may be repeated")  # fmt: skip
+    parser.add_argument("--delay-level", metavar="N", type=whole_number, default=0,
+                        help="delay before the topic gets the message: a level of the setting message_delay_level, 1 and up")  # fmt: skip
+    parser.add_argument("--flush", choices=("async", "sync"),
+                        help="sync: return only when the message is durable (default: the setting flush_disk_type)")  # fmt: skip
+    parser.add_argument("--lines", action="store_true", help="each line is a message, appended as it comes")
+    add_json(parser, "one JSON object for each message appended")
+
+
+def _property(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+def _lines(max_bytes: int) -> Iterator[list[bytes]]:
+    """Lines of standard input as they come, without their ends. Raises MessageIllegalError for a line that is too
+    long."""
+    rest = b""
+    while chunk := os.read(sys.stdin.fileno(), CHUNK_BYTES):
+        *lines, rest = (rest + chunk).split(b"\n")
+        if lines:
+            yield lines
+        if len(rest) > max_bytes:
+            raise cystore.MessageIllegalError(f"a line has more than max_message_size_bytes = {max_bytes}")
+    if rest:
+        yield [rest]
+
+
+def _whole(max_bytes: int) -> bytes:
+    """All of standard input, unless it is too long for a message."""
+    data = sys.stdin.buffer.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise cystore.MessageIllegalError(
+            f"standard input has more than max_message_size_bytes = {max_bytes}"
+        )
+    return data
+
+
+def _write_result(args: argparse.Namespace, put: cystore.PutResult) -> None:
+    if args.json:
+        names = ("physical_offset", "queue_offset", "size_bytes", "store_timestamp_ms")
+        write_json({name: getattr(put, name) for name in names})
+    else:
+        waits = args.delay_level
+        queue = f"{SCHEDULE_TOPIC}/{waits - 1}" if waits else f"{args.topic}/{args.queue}"
+        where = f"{queue}@{put.queue_offset}"
+        write_line(
+            f"{where}  {time_text(put.store_timestamp_ms)}  {put.size_bytes} bytes at physical offset {put.physical_offset}"
+        )
+
+
+def _append(args: argparse.Namespace, store: cystore.MessageStore, bodies: Sequence[bytes]) -> None:
+    messages = [
+        cystore.Message(topic=args.topic, queue_id=args.queue, body=body, keys=args.keys, tags=args.tag,
+                        properties=dict(args.properties), delay_level=args.delay_level)
+        for body in bodies
+    ]  # fmt: skip
+    try:
+        results = store.put_many(messages, flush=args.flush)
+    except cystore.StoreError as error:
+        for put in error.results or ():
+            _write_result(args, put)
+        raise
+    for put in results:
+        _write_result(args, put)
+    sys.stdout.flush()
+
+
+def _run(args: argparse.Namespace) -> int:
+    config = store_config(args)
+    if sys.stdin.isatty():
+        write_note(f"type {'a message a line' if args.lines else 'the message'}; Ctrl-D ends it")
+    limit = config.max_message_size_bytes
+    bodies = iter([[_whole(limit)]]) if not args.lines else _lines(limit)
+    with files.translated(args.path):
+        is_new = not is_store(args.path)
+    with progress() as report, cystore.open(args.path, config=config, progress=report) as store:
+        if is_new:
+            write_note(f"made a new store in {args.path}")
+        for batch in bodies:
+            _append(args, store, batch)
+    return OK
+
+
+COMMAND = Command(
+    name="put",
+    summary="append standard input",
+    description=(
+        "Appends standard input as one message (or each line as one, with --lines) and prints its place.\n"
+        "A store that does not exist is made. Other processes may use the store at the same time.\n"
+        "With --delay-level it waits until it is due and a process with the service schedule, or a call of deliver, delivers it."
+    ),
+    examples=(
+        "echo hello | cystore put /var/lib/app/store greetings --key hello --tag first",
+        "cystore put /var/lib/app/store orders --queue 3 --lines --json < orders.jsonl",
+        "echo later | cystore put /var/lib/app/store greetings --delay-level 5",
+    ),
+    add_arguments=_add_arguments,
+    run=_run,
+)

@@ -1,0 +1,79 @@
+"""`cystore dump`: all messages, or those of a topic or queue."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from itertools import islice
+
+import cystore
+from cystore.operate.command import (
+    FOUND_WRONG,
+    OK,
+    Command,
+    add_json,
+    count,
+    reading_config,
+    whole_number,
+)
+from cystore.operate.output import write_message, write_note
+from cystore.operate.progress import progress
+from cystore.operate.reading import (
+    Damage,
+    queue_messages,
+    report_stepped_over,
+    whole_queues,
+)
+
+REPORT_EVERY = 512
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--topic", help="only this topic")
+    parser.add_argument("--queue", metavar="N", type=whole_number, help="only this queue id of the topic")
+    parser.add_argument("--from", metavar="O", dest="begin", type=whole_number, default=0,
+                        help="from this queue offset on, in each queue")  # fmt: skip
+    parser.add_argument("--count", metavar="K", type=count, help="at most this number of messages in all")
+    add_json(parser, "one JSON object a message, the body in base64")
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.queue is not None and args.topic is None:
+        args.usage_error("--queue needs --topic")
+    damage = Damage()
+    with progress() as report, cystore.open(args.path, config=reading_config(args), progress=report) as store:
+        queues = whole_queues(store, args.topic, [] if args.queue is None else [args.queue])
+        if not queues and args.topic is not None:
+            write_note(f"there is no queue {args.topic}" + ("" if args.queue is None else f"/{args.queue}"))
+            return FOUND_WRONG
+        total = sum(max(0, queue.end - max(args.begin, queue.begin)) + len(queue.behind) for queue in queues)
+        total = total if args.count is None else min(total, args.count)
+        messages = (
+            message for queue in queues for message in queue_messages(store, queue, args.begin, damage)
+        )
+        beside = report if report is not None and not sys.stdout.isatty() else None
+        for number, message in enumerate(islice(messages, args.count)):
+            write_message(message, as_json=args.json)
+            if beside is not None and number % REPORT_EVERY == 0:
+                beside("messages", number, total)
+        report_stepped_over(store)
+    damage.summary()
+    return FOUND_WRONG if damage.count else OK
+
+
+COMMAND = Command(
+    name="dump",
+    summary="all messages, in the order of topic, queue id and queue offset",
+    description=(
+        "Writes one line for each message, in the order of topic, queue id and queue offset. Changes nothing in the store,\n"
+        "whether it is in use, closed, left by a crash, or in a directory that may only be read. Messages that cannot be\n"
+        "read are reported on standard error and stepped over; the exit code is then 1. Damage that recovery has handled\n"
+        "is reported there too."
+    ),
+    examples=(
+        "cystore dump /var/lib/app/store --json > messages.jsonl",
+        "cystore dump /var/lib/app/store --topic orders --queue 0 --from 100 --count 10",
+    ),
+    add_arguments=_add_arguments,
+    run=_run,
+)

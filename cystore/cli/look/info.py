@@ -1,0 +1,214 @@
+"""`cystore info`: the state, content and disk use of a store."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from cystore.attachment.attach import Attachment
+from cystore.engine.files.checkpoint import read_checkpoint
+from cystore.engine.inspect.control_head import OURS, attached_processes, read_head
+from cystore.engine.manifest.manifest import read_holes
+from cystore.layout import FLAGS
+from cystore.operate import facts
+from cystore.operate.attached import looked_at
+from cystore.operate.command import OK, Command, add_json, store_config
+from cystore.operate.output import (
+    one_line,
+    size_text,
+    time_text,
+    write_json,
+    write_line,
+    write_table,
+)
+from cystore.operate.positions import positions
+from cystore.system import files, platform
+
+
+def _files(args: argparse.Namespace, state: facts.State) -> dict[str, Any]:
+    """Facts from the files alone."""
+    free, capacity = files.free_space(args.path)
+    return {
+        "path": str(args.path),
+        "state": state.name,
+        "writable": state.writable,
+        "file_system": platform.file_system(args.path),
+        "has_cystore_records": state.has_cystore_records,
+        "segments": [dataclasses.asdict(segment) for segment in facts.segments(args.path)],
+        "checkpoint": dataclasses.asdict(read_checkpoint(args.path)),
+        "holes": [dataclasses.asdict(hole) for hole in read_holes(args.path)],
+        "disk": {name: dataclasses.asdict(use) for name, use in facts.disk_use(args.path).items()},
+        "disk_free_bytes": free,
+        "disk_capacity_bytes": capacity,
+    }
+
+
+def _positions_and_state(parts: Attachment) -> dict[str, Any]:
+    found = positions(parts)
+    return {**found, "state": "live"} if parts.recovered is None else found
+
+
+def _show(info: dict[str, Any]) -> None:
+    access = "" if info["writable"] else "; this user may only read it"
+    write_line(f"{one_line(info['path'])}: {facts.STATES[info['state']]}{access}")
+    kinds = "RocketMQ and cystore records" if info["has_cystore_records"] else "RocketMQ records only"
+    write_line(f"on {info['file_system']}; may hold {kinds}")
+    if info["attached"] is not None:
+        _show_attached(info["attached"], info["path"])
+    if "positions" in info:
+        _show_positions(info)
+    write_line(f"segments: {len(info['segments'])}")
+    rows: list[tuple[object, ...]] = [
+        (s["name"], size_text(s["size_bytes"]), size_text(s["allocated_bytes"]), time_text(s["modified_ms"]))
+        for s in info["segments"]
+    ]
+    write_table(("file", "length", "on disk", "written"), rows)
+    if "positions" in info:
+        _show_queues(info)
+        _show_needs(info["needs"])
+    _show_checkpoint(info["checkpoint"])
+    write_line(f"holes: {len(info['holes'])}")
+    rows = [(h["begin"], h["end"], h["reason"], h["copy"], time_text(h["found_ms"])) for h in info["holes"]]
+    write_table(("begin", "end", "reason", "kept in", "found"), rows)
+    free, capacity = size_text(info["disk_free_bytes"]), size_text(info["disk_capacity_bytes"])
+    write_line(f"disk: {free} of {capacity} free")
+    rows = [
+        (name, use["files"], size_text(use["size_bytes"]), size_text(use["allocated_bytes"]))
+        for name, use in info["disk"].items()
+    ]
+    write_table(("part", "files", "length", "on disk"), rows)
+
+
+def _show_needs(needs: list[dict[str, Any]]) -> None:
+    write_line(f"kept from cleaning: {len(needs)}")
+    rows: list[tuple[object, ...]] = [
+        (
+            need["owner"],
+            need["physical_offset"],
+            size_text(need["bytes"]),
+            time_text(need["since_ms"]) if need["since_ms"] is not None else "-",
+        )
+        for need in needs
+    ]
+    write_table(("by", "from", "log", "since"), rows)
+
+
+def _show_positions(info: dict[str, Any]) -> None:
+    at = info["positions"]
+    write_line(
+        f"log: {at['min_physical_offset']} to {at['wrote']}, flushed to {at['flushed']}, dispatched to {at['dispatched']}"
+    )
+    write_line(f"dispatch behind: {at['dispatch_behind_bytes']} bytes")
+    write_line(f"last message: {time_text(at['last_store_timestamp_ms'])}")
+    if at["clock_ahead_ms"]:
+        write_line(
+            f"CLOCK: the wall clock is {at['clock_ahead_ms'] // 1000} s ahead of the store's and not believed (cystore clock)"
+        )
+    if info["state"] == "live":
+        write_line(f"since the first process opened it: {at['put_count']} puts, {size_text(at['put_bytes'])}")
+    for flag in info["flags"]:
+        write_line(f"NOT WRITABLE: {FLAGS['FLAG_' + flag.upper()][1]}")
+    if info["recovery"] is not None:
+        write_line(f"the next open will find: {info['recovery']}")
+
+
+def _show_queues(info: dict[str, Any]) -> None:
+    topics = {queue["topic"] for queue in info["queues"]}
+    write_line(f"topics: {len(topics)}, queues: {len(info['queues'])}")
+    rows: list[tuple[object, ...]] = [
+        (q["topic"], q["queue_id"], q["min_offset"], q["max_offset"], q["max_offset"] - q["min_offset"])
+        for q in info["queues"]
+    ]
+    write_table(("topic", "queue", "min offset", "max offset", "between"), rows)
+    write_line(f"waiting delayed messages: {sum(level['pending'] for level in info['delayed'])}")
+    rows = [
+        (d["level"], "none" if d["delay_ms"] is None else f"{d['delay_ms'] // 1000} s", d["pending"])
+        for d in info["delayed"]
+    ]
+    write_table(("level", "delay", "waiting"), rows)
+    write_line(f"index files: {len(info['index_files'])}")
+    rows = [
+        (
+            f["name"],
+            f["next_entry"] - 1,
+            f["capacity"] - 1,
+            time_text(f["begin_timestamp_ms"]),
+            time_text(f["end_timestamp_ms"]),
+        )
+        for f in info["index_files"]
+    ]
+    write_table(("file", "entries", "room for", "first message", "last message"), rows)
+
+
+def _show_checkpoint(checkpoint: dict[str, int]) -> None:
+    times = ", ".join(
+        f"{name} {time_text(checkpoint[field])}"
+        for name, field in (
+            ("log", "physic_timestamp"),
+            ("queues", "logics_timestamp"),
+            ("index", "index_timestamp"),
+        )
+    )
+    write_line(f"checkpoint: {times}; durable up to {checkpoint['watermark']}")
+
+
+def _attached(root: Path) -> dict[str, Any] | None:
+    """The processes that have the store open, and their version. Needs no attachment, so it works for another version,
+    too."""
+    head = read_head(root)
+    if head is None:
+        return None
+    return {
+        "release": head.release or None,
+        "layout_version": head.layout_version or None,
+        "fingerprint": f"{head.fingerprint:016x}",
+        "is_ours": head.is_ours,
+        "can_be_followed": head.can_be_followed,
+        "handover": head.handover,
+        "processes": [{"pid": pid, "command": command} for pid, command in attached_processes(root)],
+    }
+
+
+def _show_attached(attached: dict[str, Any], root: str) -> None:
+    layout = f"layout {attached['layout_version'] or '?'} ({attached['fingerprint']})"
+    write_line(f"attached with: cystore {attached['release'] or '(older)'}, {layout}")
+    if not attached["is_ours"]:
+        write_line(
+            f"ANOTHER VERSION: this is {OURS}, which can read beside it, and write after it (cystore handover {one_line(root)})"
+            if attached["can_be_followed"]
+            else f"ANOTHER VERSION: this is {OURS}; positions cannot be read beside it (cystore handover {one_line(root)})"
+        )
+    if attached["handover"]:
+        write_line("HANDOVER: attached processes are asked to leave")
+    rows: list[tuple[object, ...]] = [
+        (process["pid"], one_line(process["command"])) for process in attached["processes"]
+    ]
+    write_table(("attached", "command"), rows)
+
+
+def _run(args: argparse.Namespace) -> int:
+    state = facts.state(args.path)
+    info = _files(args, state)
+    info["attached"] = attached = _attached(args.path) if state.name == "live" else None
+    if state.name != "exclusive" and (attached is None or attached["is_ours"] or attached["can_be_followed"]):
+        info |= looked_at(args.path, store_config(args, read_only=True, services=()), _positions_and_state)
+    if args.json:
+        write_json(info)
+    else:
+        _show(info)
+    return OK
+
+
+COMMAND = Command(
+    name="info",
+    summary="segments, offsets, topics and queues, index files, checkpoint, disk use",
+    description=(
+        "Shows the state, content and disk use of a store, be it in use, closed, left by a crash, or in a directory that may\n"
+        "only be read. Changes nothing. If no process has the store open, the positions are those that recovery would find."
+    ),
+    examples=("cystore info /var/lib/app/store", "cystore info /var/lib/app/store --json"),
+    add_arguments=lambda parser: add_json(parser, "one JSON object"),
+    run=_run,
+)

@@ -1,0 +1,139 @@
+"""`cystore tail`: the newest messages of a topic, and new ones as they come."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import heapq
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
+
+import cystore
+from cystore import Message, MessageStore
+from cystore.operate.command import (
+    FOUND_WRONG,
+    OK,
+    Command,
+    add_json,
+    reading_config,
+    whole_number,
+)
+from cystore.operate.output import write_message, write_note
+from cystore.operate.progress import progress
+from cystore.operate.reading import (
+    Damage,
+    dispatched_queues,
+    has_queue_entry,
+    queue_messages,
+)
+from cystore.operate.watch import follow
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("topic", metavar="TOPIC")
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="continue with new messages; Ctrl-C ends it"
+    )
+    parser.add_argument("-n", "--lines", metavar="K", type=whole_number, default=10,
+                        help="begin with the newest K messages (default: 10)")  # fmt: skip
+    parser.add_argument("--queue", metavar="N", dest="queues", type=whole_number, action="append", default=[],
+                        help="only this queue id; may be repeated")  # fmt: skip
+    add_json(parser, "one JSON object a message, the body in base64")
+
+
+class _Tail:
+    """Writes a topic's messages in the order they were appended; `position` is the log position up to which that is done."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self._damage = Damage()
+        self.position = 0
+        self.found: bool | None = None  # whether there was anything at the first look
+
+    def look(self, store: MessageStore) -> int:
+        """Writes the messages to show now, and returns the position up to which that is done."""
+        if self.found is None:
+            self.found = self.newest(store)
+        else:
+            self.later(store)
+        return self.position
+
+    def newest(self, store: MessageStore) -> bool:
+        """Writes the newest messages; False when there is nothing of the topic."""
+        args = self._args
+        self.position = store.catch_up()
+        queues = dispatched_queues(store, args.topic, args.queues)
+        below = (
+            message
+            for queue in queues
+            for message in queue_messages(store, queue, queue.end - args.lines, self._damage)
+            if message.physical_offset < self.position
+        )
+        by_place = attrgetter("physical_offset")
+        newest = deque(
+            sorted(heapq.nlargest(args.lines, below, key=by_place), key=by_place), maxlen=args.lines
+        )
+        newest.extend(self._appended(store))
+        self._write(newest)
+        return bool(queues or newest)
+
+    def later(self, store: MessageStore) -> None:
+        """Writes the messages that were appended behind `position`."""
+        self._write(self._appended(store))
+
+    def _appended(self, store: MessageStore) -> Iterator[Message]:
+        """The topic's messages behind `position`, dispatched or not."""
+        end, minimum = store.wrote_position, store.stats()["min_physical_offset"]
+        begin = min(self.position, end)
+        if begin < minimum:
+            write_note(f"the log from {begin} to {minimum} was cleaned before it could be shown")
+            begin = minimum
+        yield from filter(self._is_wanted, store.scan(begin, end))
+        self.position = end
+
+    def _write(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            write_message(message, as_json=self._args.json)
+        sys.stdout.flush()
+
+    def _is_wanted(self, message: Message) -> bool:
+        args = self._args
+        return (
+            message.topic == args.topic
+            and (not args.queues or message.queue_id in args.queues)
+            and has_queue_entry(message)
+        )
+
+
+@contextlib.contextmanager
+def _opened(args: argparse.Namespace, config: cystore.StoreConfig) -> Iterator[MessageStore]:
+    with progress() as report, cystore.open(args.path, config=config, progress=report) as store:
+        yield store
+
+
+def _run(args: argparse.Namespace) -> int:
+    tail = _Tail(args)
+    config = reading_config(args)
+    follow(args.path, lambda: _opened(args, config), tail.look, go_on=args.follow)
+    if not tail.found:
+        write_note(f"there is no message of topic {args.topic}")
+        return FOUND_WRONG
+    return OK
+
+
+COMMAND = Command(
+    name="tail",
+    summary="the newest messages of a topic, and new ones as they come",
+    description=(
+        "Writes the newest messages of a topic in the order of their appends; with -f it continues with new messages of any\n"
+        "process. Changes nothing. If no process has the store open, -f waits until one opens it."
+    ),
+    examples=(
+        "cystore tail /var/lib/app/store orders -n 20",
+        "cystore tail /var/lib/app/store orders -f --json",
+    ),
+    add_arguments=_add_arguments,
+    run=_run,
+)

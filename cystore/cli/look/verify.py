@@ -1,0 +1,67 @@
+"""`cystore verify`: every record's checksum, and consume queues and index against the log."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from cystore import StoreConfig, StoreLockedError
+from cystore.operate import facts
+from cystore.operate.attached import attached
+from cystore.operate.command import FOUND_WRONG, OK, Command, add_json, store_config
+from cystore.operate.output import one_line, write_json, write_line, write_note
+from cystore.operate.progress import progress
+from cystore.recovery import Damage
+from cystore.verify import Bounds, verify
+
+
+def _damage(args: argparse.Namespace, config: StoreConfig, state: facts.State) -> Iterator[Damage]:
+    with progress() as report:
+        if state.name != "live":
+            yield from verify(args.path, config, abnormal=state.name == "crashed", progress=report)
+            return
+        with attached(args.path, config) as parts:
+            control = parts.control
+            dispatched = control.dispatched
+            bounds = Bounds(control.min_physical_offset, control.wrote, dispatched, complete=False)
+            yield from verify(args.path, parts.config, bounds=bounds, progress=report)
+
+
+def _write(found: Damage, *, as_json: bool) -> None:
+    if as_json:
+        names = ("kind", "begin", "end", "reason")
+        write_json({"path": str(found.path), **{name: getattr(found, name) for name in names}})
+    else:
+        write_line(one_line(f"{found.kind} {found.path} {found.begin}..{found.end}: {found.reason}"))
+
+
+def _run(args: argparse.Namespace) -> int:
+    config = store_config(args, read_only=True, services=())
+    state = facts.state(args.path)
+    if state.name == "exclusive":
+        raise StoreLockedError(
+            "one process has the store exclusively, so the end of its log is unknown: end it, or try again",
+            path=args.path,
+        )
+    count = 0
+    for found in _damage(args, config, state):
+        _write(found, as_json=args.json)
+        count += 1
+    if count and state.name != "live" and facts.state(args.path) != state:
+        write_note(f"{args.path} was opened by another process meanwhile: run the command again")
+    if not args.json:
+        write_line(f"{count} damaged ranges" if count else "no damage")
+    return FOUND_WRONG if count else OK
+
+
+COMMAND = Command(
+    name="verify",
+    summary="every record's checksum, and queues and index against the log",
+    description=(
+        "Reads every record with its checksum and compares consume queues and index with the log; writes a line for each damaged\n"
+        "range, also for those that recovery has put aside. Changes nothing. Exit code 1: there is damage."
+    ),
+    examples=("cystore verify /var/lib/app/store", "cystore verify /var/lib/app/store --json"),
+    add_arguments=lambda parser: add_json(parser, "one JSON object for each damaged range"),
+    run=_run,
+)

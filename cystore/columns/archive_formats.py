@@ -1,0 +1,58 @@
+"""The formats of archives: plain Parquet, and tables, each of which needs a library of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from cystore.columns.archive_table import Table
+from cystore.errors import StoreConfigError
+from cystore.services.retention.archive_mark import DELTA, FORMATS, ICEBERG, PARQUET
+
+_PACKAGES = {DELTA: "deltalake", ICEBERG: "pyiceberg"}
+_NO_URI = {DELTA: "%", ICEBERG: "%#?"}  # what the libraries do not find again in a folder's name
+
+
+def check_format(name: str | None) -> None:
+    """Raises StoreConfigError for a format that is not known, and for one whose library is not installed."""
+    if name is not None and name not in FORMATS:
+        raise StoreConfigError(f"format must be one of {', '.join(FORMATS)}, not {name!r}")
+    if name in _PACKAGES:
+        _opener(name)
+
+
+def _opener(name: str) -> Callable[[Path, str, str], Table]:
+    try:
+        if name == DELTA:
+            from cystore.columns.archive_delta import DeltaArchive
+
+            return DeltaArchive
+        from cystore.columns.archive_iceberg import IcebergArchive
+
+        return IcebergArchive
+    except ModuleNotFoundError as error:
+        raise StoreConfigError(
+            f"format {name} needs {_PACKAGES[name]}: pip install 'cystore[{name}]' (there is no {error.name})"
+        ) from None
+
+
+def check_place(name: str, home: Path) -> None:
+    """Raises StoreConfigError for a folder where no archive of a format can be: it is a table by itself, or its name cannot be told."""
+    if (home / "_delta_log").exists() or (home / "metadata").exists():
+        raise StoreConfigError(
+            "the folder is a table already: name another folder for the archive", path=home
+        )
+    wrong = [character for character in _NO_URI.get(name, "") if character in str(home)]
+    if wrong:
+        raise StoreConfigError(
+            f"format {name} cannot be written below a folder with {wrong[0]!r} in its name", path=home
+        )
+
+
+def open_table(name: str, home: Path, archive_id: str, store: str) -> Table | None:
+    """The table of an archive; None for plain Parquet. Raises StoreConfigError, StoreFormatError."""
+    if name == PARQUET:
+        return None
+    table = _opener(name)(home, archive_id, store)
+    table.committed()
+    return table

@@ -1,0 +1,255 @@
+"""Places by URL: folders and files of an object store or another file system, through pyarrow.fs, or fsspec for other
+schemes.
+
+Only for reading. Nothing here is mapped or locked, so the files must not change any more. A URL never holds
+credentials; they come from the environment, as the file system's own library finds them, or from options. No error and
+no `repr` contains them.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.fs as fs
+
+from cystore.errors import StoreConfigError, StoreError, StoreFormatError, StoreIOError, StorePermissionError
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_MAGIC = re.compile(r"[*?\[]")
+# pyarrow's schemes, with the class that takes their options. fsspec has the other schemes.
+_CLASSES = {
+    "file": "LocalFileSystem",
+    "s3": "S3FileSystem",
+    "gs": "GcsFileSystem",
+    "gcs": "GcsFileSystem",
+    "abfs": "AzureFileSystem",
+    "abfss": "AzureFileSystem",
+}
+_BY_URI = ("hdfs", "viewfs")  # configured by files of their own
+_REFUSED = (
+    "ACCESS_DENIED",
+    "INVALID_ACCESS_KEY_ID",
+    "SIGNATURE_DOES_NOT_MATCH",
+    "FORBIDDEN",
+    "HTTP status 403",
+)
+REQUESTS = 32  # at once, for listings and other small ones
+_SHOWN_MIN = 4  # a shorter value of an option is not a secret, and may be part of any text
+
+Item = TypeVar("Item")
+Found = TypeVar("Found")
+
+
+def is_url(text: str) -> bool:
+    """Whether it begins with a scheme and `://`."""
+    return _URL.match(text) is not None
+
+
+@dataclass(frozen=True)
+class ObjectStore:
+    """The file system of URLs: `scheme`, `host` (a bucket), and its options. Picklable: executors get it as it is."""
+
+    scheme: str
+    host: str
+    options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    @classmethod
+    def of(cls, url: str, options: dict[str, str]) -> tuple[ObjectStore, str]:
+        """The file system of a URL, and the URL as it is written from now on. Raises StoreConfigError."""
+        parts = urlsplit(url)
+        user, _, host = parts.netloc.rpartition("@")
+        plain = f"{parts.scheme}://{host}{parts.path}"
+        if user and (":" in user or not parts.scheme.startswith("abfs")):
+            raise StoreConfigError(
+                f"plans show URLs, so a URL must not contain credentials: put them into the environment, or give {plain} "
+                "and options fs.NAME"
+            )
+        if parts.query or parts.fragment:
+            raise StoreConfigError(
+                f"a URL must end with its path ({plain}): give options of its file system as fs.NAME"
+            )
+        netloc = f"{user}@{host}" if user else host
+        if parts.scheme in ("s3", "gs", "gcs") and not host:
+            raise StoreConfigError(f"{url} names no bucket: it should be like {parts.scheme}://bucket/path")
+        if parts.scheme == "file" and host not in ("", "localhost"):
+            raise StoreConfigError(f"{url} names the host {host}: it should be like file:///path")
+        storage = cls(parts.scheme, netloc, tuple(sorted(options.items())))
+        return storage, f"{parts.scheme}://{netloc}{parts.path.rstrip('/')}"
+
+    def opened(self, url: str) -> tuple[fs.FileSystem, str]:
+        """The file system, one for each process, and the URL's path in it. Raises StoreConfigError, StoreIOError."""
+        with self.told(url), _making:  # pyarrow and fsspec initialize themselves at the first use
+            system, root = _made(self)
+        path = url.removeprefix(f"{self.scheme}://{self.host}")
+        return system, path if self.scheme == "file" else (root.rstrip("/") + path if root else path)
+
+    # ------------------------------------------------------------------------------------- what is there
+
+    def files(self, folder: str) -> dict[str, int]:
+        """Names and lengths of the files directly in a folder; empty if the folder does not exist."""
+        found = self._entries(folder)
+        return {entry.base_name: entry.size for entry in found if entry.type == fs.FileType.File}
+
+    def folders(self, folder: str) -> list[str]:
+        """Names of the folders directly in a folder, in order."""
+        found = self._entries(folder)
+        return sorted(entry.base_name for entry in found if entry.type == fs.FileType.Directory)
+
+    def _entries(self, folder: str) -> list[fs.FileInfo]:
+        with self.told(folder):
+            system, path = self.opened(folder)
+            return [
+                entry
+                for entry in system.get_file_info(fs.FileSelector(path, allow_not_found=True))
+                if entry.base_name
+            ]
+
+    def check_folder(self, url: str) -> None:
+        """Raises StoreFormatError if the place does not exist, and says whether the bucket is missing."""
+        with self.told(url):
+            system, path = self.opened(url)
+            if system.get_file_info(path).type == fs.FileType.Directory:
+                return
+            bucket = path.strip("/").partition("/")[0]
+            has_buckets = self.scheme in ("s3", "gs", "gcs")
+            if has_buckets and system.get_file_info(bucket).type != fs.FileType.Directory:
+                raise StoreFormatError(f"there is no bucket {bucket}", path=url)
+            raise StoreFormatError("there is no store here", path=url)
+
+    def matching(self, pattern: str) -> list[str]:
+        """The folders whose URL matches a pattern with `*`, `?` or `[...]`, in order; a URL without them as it is."""
+        root = f"{self.scheme}://{self.host}"
+        found = [root]
+        for part in pattern.removeprefix(root).strip("/").split("/"):
+            if _MAGIC.search(part):
+                names = in_parallel(self.folders, found)
+                found = [
+                    f"{at}/{name}"
+                    for at, inside in zip(found, names, strict=True)
+                    for name in inside
+                    if fnmatchcase(name, part)
+                ]
+            else:
+                found = [f"{at}/{part}" for at in found]
+        if not _MAGIC.search(pattern):
+            return found
+        return [url for url, there in zip(found, in_parallel(self._is_folder, found), strict=True) if there]
+
+    def _is_folder(self, url: str) -> bool:
+        with self.told(url):
+            system, path = self.opened(url)
+            return bool(system.get_file_info(path).type == fs.FileType.Directory)
+
+    # ------------------------------------------------------------------------------------------- reading
+
+    def open_file(self, url: str) -> pa.NativeFile:
+        """A file for reads at any place. Raises FileNotFoundError, which says to its caller that the file was removed."""
+        with self.told(url, missing=FileNotFoundError(url)):
+            system, path = self.opened(url)
+            return system.open_input_file(path)
+
+    def read(self, file: pa.NativeFile, url: str, at: int, count: int) -> bytes:
+        """Exactly `count` bytes. Raises StoreFormatError for a file that ends before."""
+        with self.told(url):
+            data: bytes = file.read_at(count, at)
+        if len(data) != count:
+            raise StoreFormatError(
+                f"the file ends at {at + len(data)}, before {at + count}: copy it again", path=url
+            )
+        return data
+
+    @contextmanager
+    def told(self, url: str, *, missing: Exception | None = None) -> Iterator[None]:
+        """Turns errors of a file system into the store's errors with the URL; their text contains no option's value."""
+        try:
+            yield
+        except StoreError:
+            raise
+        except FileNotFoundError as error:
+            raise (missing or StoreIOError(self._plain(error), path=url)) from None
+        except (OSError, pa.ArrowException) as error:
+            text = self._plain(error)
+            if isinstance(error, PermissionError) or any(word in text for word in _REFUSED):
+                raise StorePermissionError(f"access refused: {text}", path=url) from None
+            raise StoreIOError(text, path=url) from None
+
+    def _plain(self, error: BaseException) -> str:
+        text = " ".join(str(error).split()) or type(error).__name__
+        for _, value in self.options:
+            if len(value) >= _SHOWN_MIN:
+                text = text.replace(value, "***")
+        return text
+
+
+def in_parallel(work: Callable[[Item], Found], items: Sequence[Item]) -> list[Found]:
+    """`work` for each item, many at the same time, because each waits for a server."""
+    if len(items) < 2:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(min(REQUESTS, len(items))) as pool:
+        return list(pool.map(work, items))
+
+
+_making = threading.Lock()
+
+
+@functools.lru_cache(maxsize=64)
+def _made(storage: ObjectStore) -> tuple[fs.FileSystem, str]:
+    """The file system and the path of its URLs' first part, "" where paths begin with a slash."""
+    name, root = _CLASSES.get(storage.scheme), f"{storage.scheme}://{storage.host}"
+    if name is None and storage.scheme not in _BY_URI:
+        return _by_fsspec(storage, root)
+    if name is None or (not storage.options and storage.scheme != "file"):
+        system, path = fs.FileSystem.from_uri(root + "/")
+        return system, path
+    kind = getattr(fs, name, None)
+    if kind is None:
+        raise StoreConfigError(f"this pyarrow was built without {name}, so {root} cannot be read")
+    options = {key: _value(key, text) for key, text in storage.options}
+    try:
+        system = kind(**options)
+    except TypeError as error:
+        names = ", ".join(f"fs.{key}" for key, _ in storage.options)
+        raise StoreConfigError(
+            f"{name} of pyarrow does not accept one of the options {names}: {storage._plain(error)}"
+        ) from None
+    return system, "" if storage.scheme == "file" else storage.host.partition("@")[0]
+
+
+def _value(name: str, text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    if not name.endswith("_timeout"):
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise StoreConfigError(f"fs.{name} must be a number of seconds, not {text!r}") from None
+
+
+def _by_fsspec(storage: ObjectStore, root: str) -> tuple[fs.FileSystem, str]:
+    known = ", ".join(sorted((*_CLASSES, *_BY_URI)))
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError:
+        raise StoreConfigError(
+            f"scheme {storage.scheme} is not one of {known}; `pip install fsspec` adds more"
+        ) from None
+    try:
+        system, path = url_to_fs(root + "/", **dict(storage.options))
+    except ImportError as error:
+        raise StoreConfigError(f"scheme {storage.scheme} needs a package: {storage._plain(error)}") from None
+    except (ValueError, TypeError) as error:
+        raise StoreConfigError(
+            f"scheme {storage.scheme} cannot be read ({storage._plain(error)}); pyarrow has {known}"
+        ) from None
+    return fs.PyFileSystem(fs.FSSpecHandler(system)), path

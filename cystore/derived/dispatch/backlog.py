@@ -1,0 +1,79 @@
+"""Keeps the undispatched part of the log small, because cleaning, readers and read-only handles pay for it.
+
+A service thread dispatches (`run_once`). A writer that is faster is slowed down when it asks for room in the log: no
+room is made ahead of the bound, so the writer comes back for each small piece, and each time it helps to dispatch first
+(`relieve`). A put that needs no room pays nothing. Appending never depends on dispatch: if dispatch stands still, the
+writer gets its room after a short wait.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from cystore._native.memory.control import Control
+from cystore.clock import monotonic_s
+from cystore.derived.dispatch.dispatcher import Dispatcher
+from cystore.engine.files.progress import Progress
+from cystore.errors import StoreClosedError, StoreError
+from cystore.system.threads.repeated_errors import Trouble
+
+log = logging.getLogger("cystore")
+
+MAX_BYTES = 16 * 1024 * 1024  # a quarter of the bound: writers continue while this is dispatched
+MAX_AGE_S = 0.4
+TURN_BYTES = 4 * 1024 * 1024
+BOUND_BYTES = 64 * 1024 * 1024
+HELP_BYTES = BOUND_BYTES // 2  # a writer that needs room helps from here on
+HELP_WAIT_MS = 20  # for another dispatcher
+
+
+class BacklogKeeper:
+    """Dispatches when more than MAX_BYTES wait, or some have waited for MAX_AGE_S. The process that runs a service calls `run_once`
+    from its thread. Another dispatcher at work is not waited for."""
+
+    def __init__(self, control: Control, dispatcher: Dispatcher) -> None:
+        self._control, self._dispatcher = control, dispatcher
+        self._mark, self._since_s = (
+            control.wrote,
+            monotonic_s(),
+        )  # all below `_mark` was appended by `_since_s`
+        self._trouble = Trouble()
+
+    def run_once(self) -> Progress:
+        """One look; `more` is True while too much waits. Trouble of dispatch is logged and is not the caller's."""
+        control, now = self._control, monotonic_s()
+        if control.dispatched >= self._mark:
+            self._mark, self._since_s = control.wrote, now
+        behind = control.wrote - control.dispatched
+        late = behind > 0 and now - self._since_s >= MAX_AGE_S and control.dispatched < self._mark
+        if control.read_only or not (behind >= MAX_BYTES or late):
+            return Progress(0)
+        done = self._dispatch(wait_ms=0)
+        if done is None:
+            self._since_s = now
+            return Progress(0)
+        return Progress(done, more=done > 0 and control.dispatched < self._mark)
+
+    def relieve(self) -> None:
+        """A writer that needs room calls this first: it dispatches a piece where much waits."""
+        if self._control.wrote - self._control.dispatched >= HELP_BYTES:
+            self._dispatch(wait_ms=HELP_WAIT_MS)
+
+    def _dispatch(self, wait_ms: int) -> int | None:
+        """Dispatches for one turn; returns the number of bytes. None if dispatch fails, which is logged. A put, or the
+        thread that makes room for puts, waits for it."""
+        try:
+            done = self._dispatcher.run_once(TURN_BYTES, timeout_ms=wait_ms, one_turn=True).done
+        except StoreClosedError:
+            raise
+        except StoreError as error:
+            self._trouble.tell(log, logging.ERROR, error, "dispatch failed and will be tried again")
+            return None
+        if done:
+            self._trouble.over()
+        return done
+
+
+def room_limit(control: Control) -> int:
+    """The log position up to which room may be made ahead of the appends."""
+    return control.dispatched + BOUND_BYTES

@@ -1,0 +1,79 @@
+"""Queues and index follow the log's minimum, on their own and in small turns.
+
+Source: DefaultMessageStore.CleanConsumeQueueService. The log does not wait for it: for every reader, entries that point
+below the log's minimum already are OFFSET_TOO_SMALL or no hit. One atomic step moves a queue's minimum. It holds no
+lock that an append, a dispatch or an allocation needs. The turns are under the lock "clean", so one process does them
+at a time. A kill leaves a round that the next one begins anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cystore._native.memory.control import Control
+from cystore._native.memory.upkeep import Upkeep
+from cystore._native.system.failpoint import failpoint
+from cystore.clock import monotonic_s
+from cystore.derived.files.consume_queue import ConsumeQueues
+from cystore.derived.files.index import IndexFiles
+from cystore.system.threads.reentry import undisturbed
+
+TURN_S = 0.005  # under the lock
+
+
+@dataclass(slots=True)
+class Followed:
+    """The number of removed files."""
+
+    queue_files: int = 0
+    index_files: int = 0
+
+
+class Follower:
+    """Makes the queues and the index of one store follow its log."""
+
+    def __init__(self, control: Control, queues: ConsumeQueues, index: IndexFiles) -> None:
+        self._control, self._queues, self._index = control, queues, index
+        self._upkeep = Upkeep(control)
+        self._target = self._slot = (
+            0  # the round that this process is in: the minimum, and the queue that comes next
+        )
+
+    @property
+    def behind(self) -> bool:
+        """Whether something may lead below the log's minimum."""
+        return self._upkeep.followed < self._control.min_physical_offset
+
+    def run(self, until_s: float | None = None) -> Followed:
+        """Follows until the time is up, or to the end."""
+        done = Followed()
+        while self.behind and (until_s is None or monotonic_s() < until_s):
+            done.queue_files += undisturbed(self._turn)
+            if self._target <= self._upkeep.followed:
+                done.index_files += self._index.remove_below(self._target)
+        return done
+
+    def _turn(self) -> int:
+        """Does as many queues as there is time for; returns the number of removed files."""
+        with self._control.held("clean"):
+            return self._follow()
+
+    def _follow(self) -> int:
+        control, until_s, removed = self._control, monotonic_s() + TURN_S, 0
+        if self._target <= self._upkeep.followed:
+            self._target, self._slot = control.min_physical_offset, 0
+        while self._slot < control.queue_count:
+            removed += self._queue(self._slot)
+            self._slot += 1
+            if monotonic_s() >= until_s:
+                return removed
+        self._upkeep.followed = self._target
+        return removed
+
+    def _queue(self, slot: int) -> int:
+        queue = self._queues.get(slot)
+        minimum = queue.offset_at(self._target)
+        if minimum > queue.min_offset:
+            self._upkeep.raise_queue_minimum(slot, minimum)
+            failpoint("clean.queue_minimum")
+        return queue.remove_expired()

@@ -1,0 +1,115 @@
+"""Extended consume queues: a tags code, a store time and a filter bitmap for each entry of a queue (RocketMQ's ConsumeQueueExt).
+
+The queue's entry holds the address of its unit instead of the tags code. Units are weakly reliable by design: a reader
+that cannot find one uses the message itself. A unit is written before its entry, so bytes behind the last entry's unit,
+left by a kill, are overwritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from cystore._native.derived import ext
+from cystore._native.memory.mapping import MappedFile
+from cystore.config import StoreConfig
+from cystore.engine.files.mappings import Mappings
+from cystore.engine.files.segments import MappedFileQueue, Mode
+from cystore.errors import CorruptRecordError
+
+DIRECTORY = "consumequeue_ext"
+ALLOCATE_BYTES = 64 * 1024
+
+
+class ExtUnit(NamedTuple):
+    """`size_bytes` of the unit, the message's `tags_code` and `store_timestamp_ms`, and the filter `bitmap` (may be empty)."""
+
+    size_bytes: int
+    tags_code: int
+    store_timestamp_ms: int
+    bitmap: bytes
+
+
+class ConsumeQueueExt:
+    """The units of one queue."""
+
+    def __init__(
+        self,
+        root: Path,
+        topic: str,
+        queue_id: int,
+        config: StoreConfig,
+        mode: Mode,
+        mappings: Mappings | None = None,
+    ) -> None:
+        self.files = MappedFileQueue(
+            root,
+            root / DIRECTORY / topic / str(queue_id),
+            config.mapped_file_size_consume_queue_ext_bytes,
+            mode,
+            mappings=mappings,
+            max_mapped=2,
+            odd_files="remove",
+        )
+
+    def get(self, address: int) -> ExtUnit | None:
+        """The unit at an address; None where `address` is a plain tags code, or its file is gone.
+
+        A place that holds no whole unit raises CorruptRecordError.
+        """
+        if not ext.is_address(address):
+            return None
+        position = ext.position_of(address)
+        file = self.files.get(self.files.base_of(position))
+        if file is None:
+            return None
+        status, size_bytes, tags_code, store_timestamp_ms, bitmap = ext.read(file, position - file.base)
+        if status != "ok":
+            raise CorruptRecordError(f"not a valid extended unit: {status}", path=file.path, offset=position)
+        return ExtUnit(size_bytes, tags_code, store_timestamp_ms, bitmap)
+
+    def next_position(self, tags_codes_backwards: Iterable[int]) -> int:
+        """The place of the next unit: behind that of the newest entry with a unit. The tags codes come newest first.
+        Behind a damaged unit of unknown length it is a new file."""
+        if not self.files.bases():
+            return 0
+        for code in tags_codes_backwards:
+            try:
+                unit = self.get(code)
+            except CorruptRecordError:
+                return self.files.base_of(ext.position_of(code)) + self.files.file_bytes
+            if unit is not None:
+                return ext.position_of(code) + unit.size_bytes
+        return self.files.bases()[0]
+
+    def prepare(self, position: int) -> tuple[MappedFile, int]:
+        """The file that holds `position`, made if need be, and the position up to which space is reserved there.
+
+        The file is opened by its name, because another process may have removed it, or made it anew. Raises
+        StoreFullError.
+        """
+        base = self.files.base_of(position)
+        upto = min(position - base + ALLOCATE_BYTES, self.files.file_bytes)
+        return self.files.prepared(base, lambda: self._made(base, position - base, upto)), base + upto
+
+    def _made(self, base: int, begin: int, upto: int) -> MappedFile:
+        self.files.forget(base)
+        file = self.files.create(base, upto)
+        file.mark_written()
+        self.files.allocate(base, begin, upto)
+        return file
+
+    def flush(self, address: int) -> None:
+        """Makes the unit at an address, and all behind it, durable. Raises OSError."""
+        if not ext.is_address(address):
+            return
+        begin = self.files.base_of(ext.position_of(address))
+        for base in self.files.refresh():
+            file = self.files.get(base) if base >= begin else None
+            if file is not None:
+                file.sync()
+
+    def remove_below(self, address: int) -> int:
+        """Unlinks the files before the one of a unit's address, but never the last; returns their number."""
+        return self.files.remove_below(ext.position_of(address)) if ext.is_address(address) else 0

@@ -1,0 +1,145 @@
+"""Searches a queue for a store timestamp (ConsumeQueue.getOffsetInQueueByTime)."""
+
+from __future__ import annotations
+
+from cystore._native.memory.control import Control
+from cystore._native.record.message import message_at
+from cystore.derived.dispatch.heal import QueueHealer, is_queue_damage
+from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueue, ConsumeQueues
+from cystore.derived.reading.tail import At, TailReader
+from cystore.engine.log.commit_log import CommitLog
+from cystore.errors import CorruptRecordError, OffsetError
+
+# (slot, minimum, dispatched, next, log minimum, wrote) of a queue.
+QueueState = tuple[int, int, int, int, int, int]
+
+
+class _UnsoundQueueError(Exception):
+    """A file of a queue is gone or wrong, and this process cannot make it again."""
+
+
+class TimeSearch:
+    """Finds the message of a time in the queues of one store. A queue file that somebody deleted or damaged is made again first."""
+
+    def __init__(
+        self,
+        control: Control,
+        commit_log: CommitLog,
+        queues: ConsumeQueues,
+        tail: TailReader,
+        healer: QueueHealer,
+    ) -> None:
+        self._control, self._commit_log, self._queues = control, commit_log, queues
+        self._tail, self._healer = tail, healer
+
+    def offset(self, name: bytes, state: QueueState, dispatched: int, timestamp_ms: int) -> int:
+        """See `MessageStore.offset_by_time`. `name` is the topic as stored; `dispatched` was read before `state`."""
+        slot, minimum, maximum, following, log_minimum, wrote = state
+        queue = self._queues.get(slot)
+        try:
+            low = self._first_from(queue, minimum, maximum, timestamp_ms)
+            if low < maximum or maximum == following or not self._control.read_only:
+                return self._nearer(queue, minimum, low, maximum, timestamp_ms)
+        except _UnsoundQueueError:  # the log tells as well, if slowly
+            dispatched, maximum = log_minimum, minimum
+        # All that is dispatched is earlier: a read-only handle looks at what is not.
+        earlier, later = self._tail.around(
+            self._commit_log.window(),
+            (log_minimum, wrote, dispatched),
+            (name, queue.queue_id),
+            maximum,
+            timestamp_ms,
+            self._stored_ms,
+        )
+        if earlier is None and (at := self._previous(queue, minimum, maximum)) is not None:
+            ms = self._timestamp(queue, at)
+            earlier = None if ms is None else At(at, ms)
+        if later is None:
+            return minimum if earlier is None else earlier.queue_offset
+        if earlier is None or later.ms - timestamp_ms < timestamp_ms - earlier.ms or later.ms == timestamp_ms:
+            return later.queue_offset
+        return earlier.queue_offset
+
+    def _first_from(self, queue: ConsumeQueue, low: int, high: int, timestamp_ms: int) -> int:
+        """Where a queue's messages of a time and later ones begin: the first of them is at or behind that offset, and none is before."""
+        while low < high:
+            middle = (low + high) // 2
+            at = self._next(queue, middle, high)
+            if at is None:
+                high = middle
+            elif (time := self._timestamp(queue, at)) is None or time < timestamp_ms:
+                low = at + 1
+            else:
+                high = middle
+        return low
+
+    def _next(self, queue: ConsumeQueue, begin: int, end: int) -> int | None:
+        """The first offset of [begin, end) that has a message outside of the log's holes. Raises _UnsoundQueueError."""
+        while begin < end:
+            self._make_up(queue, begin)
+            upto = min(end, queue.next_file_offset(begin))
+            at = queue.next_message(begin, upto)
+            if at is not None and not self._in_hole(queue, at):
+                return at
+            begin = upto if at is None else at + 1
+        return None
+
+    def _previous(self, queue: ConsumeQueue, begin: int, end: int) -> int | None:
+        """The last offset of [begin, end) that has a message outside of the log's holes. Raises _UnsoundQueueError."""
+        while begin < end:
+            self._make_up(queue, end - 1)
+            file_begin = queue.next_file_offset(end - 1) - queue.files.file_bytes // ENTRY_BYTES
+            first = max(begin, file_begin)
+            at = queue.previous_message(first, end)
+            if at is not None and not self._in_hole(queue, at):
+                return at
+            end = first if at is None else at
+        return None
+
+    def _make_up(self, queue: ConsumeQueue, queue_offset: int) -> None:
+        """Makes up for a queue file that somebody deleted. Raises _UnsoundQueueError in a process that may not write."""
+        if queue.file_of(queue_offset) is not None:
+            return
+        if self._control.read_only:
+            raise _UnsoundQueueError
+        self._healer.heal(queue.slot, queue_offset)
+
+    def _in_hole(self, queue: ConsumeQueue, queue_offset: int) -> bool:
+        holes = self._commit_log.holes
+        entry = queue.entry(queue_offset) if holes else None
+        return entry is not None and holes.covering(entry.physical_offset) is not None
+
+    def _nearer(self, queue: ConsumeQueue, minimum: int, split: int, maximum: int, timestamp_ms: int) -> int:
+        """Of the last message before `split` and the first one from there on, the one nearer in time."""
+        later, earlier = self._next(queue, split, maximum), self._previous(queue, minimum, split)
+        later_ms = None if later is None else self._timestamp(queue, later)
+        earlier_ms = None if earlier is None else self._timestamp(queue, earlier)
+        if later is not None and later_ms is not None:
+            if earlier is None or earlier_ms is None or later_ms == timestamp_ms:
+                return later
+            return later if later_ms - timestamp_ms < timestamp_ms - earlier_ms else earlier
+        return minimum if earlier is None or earlier_ms is None else earlier
+
+    def _timestamp(self, queue: ConsumeQueue, queue_offset: int) -> int | None:
+        """Store timestamp of a message, None when its record was removed meanwhile. Raises _UnsoundQueueError."""
+        entry = queue.entry(queue_offset)
+        try:
+            return None if entry is None else self._stored_ms(entry.physical_offset, entry.size_bytes)
+        except CorruptRecordError as error:
+            if is_queue_damage(error) and self._control.read_only:
+                raise _UnsoundQueueError from error
+            if not is_queue_damage(error) or not self._healer.heal(queue.slot, queue_offset):
+                raise
+            entry = queue.entry(queue_offset)
+            return None if entry is None else self._stored_ms(entry.physical_offset, entry.size_bytes)
+
+    def _stored_ms(self, physical_offset: int, size_bytes: int) -> int | None:
+        """Store timestamp of a record, None when it was removed meanwhile."""
+        try:
+            segment = self._commit_log.segment_for(physical_offset)
+        except OffsetError:
+            if physical_offset < self._control.min_physical_offset:
+                return None
+            raise
+        at = physical_offset - segment.base
+        return message_at(segment, at, min(size_bytes, segment.length - at)).store_timestamp_ms

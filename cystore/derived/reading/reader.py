@@ -1,0 +1,518 @@
+"""Reading messages: by queue offset, by key, by time (DefaultMessageStore.getMessage, queryMessage, getOffsetInQueueByTime).
+
+A reader that finds queues or index behind the log dispatches first, so it sees everything that was written before its
+call. It waits for another dispatcher a bounded time. If that one stands still, `get` answers with dispatched messages,
+and `query` continues in the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from cystore._native.derived import queue as queue_kernel
+from cystore._native.derived.queue import BatchLimits, TagFilter
+from cystore._native.memory.control import Control
+from cystore._native.memory.mapping import MappedFile
+from cystore._native.read import tail as tail_kernel
+from cystore._native.read.get_result import GetResult
+from cystore._native.read.key_reader import KeyReader, QueryResult, find_many, find_messages
+from cystore._native.read.queue_reader import QueueReader
+from cystore._native.record.exact import any_text, text, whole
+from cystore._native.record.message import Message
+from cystore._native.record.window import LogWindow
+from cystore.config import StoreConfig
+from cystore.derived.dispatch.dispatcher import Dispatcher
+from cystore.derived.dispatch.heal import QueueHealer, is_queue_damage
+from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueues
+from cystore.derived.files.index import IndexFiles
+from cystore.derived.reading.by_time import TimeSearch
+from cystore.derived.reading.many_keys import add_newer, distinct
+from cystore.derived.reading.request import encoded, outside, stored_topic, wanted
+from cystore.derived.reading.tail import TailReader
+from cystore.engine.log.commit_log import CommitLog
+from cystore.errors import (
+    CorruptRecordError,
+    OffsetError,
+    StoreFullError,
+    StoreIOError,
+    StoreResourceError,
+)
+from cystore.layout import takes_index_entry
+from cystore.results import GetStatus
+from cystore.system.threads.repeated_errors import Trouble
+
+log = logging.getLogger("cystore")
+
+FOREVER_MS = (1 << 63) - 1
+FILTERED_ENTRIES = 800  # the least number of entries that one batch examines (16,000 bytes in RocketMQ)
+HELP_WAIT_MS = 1_000  # for another dispatcher
+SPARE_WINDOWS = 8
+DEFAULT_COUNT = 32  # messages of a query
+HEALED_TRIES = 5
+CLEANED_TRIES = 100  # a get tries again this often if a cleaner removes the entries that it is about to read
+INT32_MAX = (1 << 31) - 1
+REPLACED = "�"  # bytes that are not UTF-8 become this
+
+
+def total_memory_bytes() -> int:
+    """Physical memory of this host (StoreUtil.TOTAL_PHYSICAL_MEMORY_SIZE)."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+class Reader:
+    """Reads one store, from any thread."""
+
+    def __init__(
+        self,
+        control: Control,
+        commit_log: CommitLog,
+        queues: ConsumeQueues,
+        index: IndexFiles,
+        dispatcher: Dispatcher,
+        config: StoreConfig,
+    ) -> None:
+        self._control, self._commit_log, self._queues, self._index = control, commit_log, queues, index
+        self._dispatcher = dispatcher
+        self._limits = BatchLimits(
+            memory_bytes=total_memory_bytes() * config.access_message_in_memory_max_ratio // 100,
+            bytes_in_memory=config.max_transfer_bytes_on_message_in_memory,
+            count_in_memory=config.max_transfer_count_on_message_in_memory,
+            bytes_in_disk=config.max_transfer_bytes_on_message_in_disk,
+            count_in_disk=config.max_transfer_count_on_message_in_disk,
+        )
+        self._windows: list[LogWindow] = []
+        self._tail = TailReader()
+        self._trouble = Trouble()
+        self._healer = QueueHealer(control, commit_log, queues)
+        self._by_time = TimeSearch(control, commit_log, queues, self._tail, self._healer)
+        self._key_reader: KeyReader | None = None
+        self._queue_reader: QueueReader | None = None
+        self._forgotten_below = 0
+        self._read_only = control.read_only
+        self._found = self._missed = self._messages = self._queries = 0
+
+    def help_dispatch(self) -> None:
+        """Dispatches the records that are appended by now, or waits a while for another dispatcher.
+
+        An error of dispatch (a full or failing disk, a damaged record) does not stop reads of dispatched messages: it
+        is logged here, and raised to callers of dispatch.
+        """
+        if self._dispatcher.turn_at_once():
+            return
+        try:
+            self._dispatcher.run_once(timeout_ms=HELP_WAIT_MS)
+        except (StoreFullError, StoreResourceError, StoreIOError, CorruptRecordError) as error:
+            what = f"{self._commit_log.files.directory}: dispatch failed; reading only dispatched messages"
+            self._trouble.tell(log, logging.WARNING, error, what)
+        else:
+            self._trouble.over()
+
+    def end_of(self, slot: int) -> int:
+        """The queue offset behind the last message of a queue that `get` finds; a read-only handle also finds
+        undispatched ones."""
+        control = self._control
+        dispatched = control.queue_dispatched(slot)
+        return max(dispatched, control.queue_next(slot)) if control.read_only else dispatched
+
+    @property
+    def covered(self) -> int:
+        """The log position below which `get` and `query` see everything. A read-only handle also sees undispatched
+        records, except records that their queue does not count yet."""
+        control = self._control
+        if not control.read_only:
+            return control.dispatched
+        wrote, intent = control.wrote, control.intent
+        return wrote if intent is None else max(min(wrote, intent[0]), control.dispatched)
+
+    def counters(self) -> dict[str, Any]:
+        """Reads of this process: gets that found something or nothing, messages they gave, queries (StoreStatsService)."""
+        native = self._queue_reader
+        return {
+            "get_found": self._found + (native.found if native else 0),
+            "get_missed": self._missed + (native.missed if native else 0),
+            "get_messages": self._messages + (native.messages if native else 0),
+            "healed_entries": self._healer.healed,
+            "queries": self._queries + (self._key_reader.queries if self._key_reader else 0),
+        }
+
+    def forget_cleaned(self) -> None:
+        """Ends the mappings of segments that were cleaned since the last look: their disk space is free when no process
+        maps them."""
+        minimum = self._control.min_physical_offset
+        if minimum != self._forgotten_below:
+            self._forgotten_below = minimum
+            self.forget_windows()
+            self._commit_log.forget_cleaned()
+            if self._queue_reader is not None:
+                self._queue_reader.cleaned_below = minimum
+
+    def forget_windows(self) -> None:
+        """Lets the segments go that are kept at hand for the next call."""
+        self._windows.clear()
+        if self._key_reader is not None:
+            self._key_reader.forget_windows()
+        if self._queue_reader is not None:
+            self._queue_reader.forget_files()
+
+    def _window(self) -> LogWindow:
+        """A window for one call; `_windows.append` gives it back."""
+        try:
+            return self._windows.pop()
+        except IndexError:
+            return self._commit_log.window()
+
+    # ------------------------------------------------------------------------------- by queue offset
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        max_count: int = 32,
+        *,
+        tags: str | None = None,
+        group: str | None = None,
+        raw: bool = False,
+    ) -> GetResult:
+        """Messages of a queue from an offset on, at most `max_count` and within RocketMQ's limits of a batch.
+
+        `group`, RocketMQ's name of the reader, has no effect. `tags`: "A", or "A || B"; None, "" and "*" are all. A
+        batch ends before a message whose bytes are damaged; if that message comes first, the call raises
+        CorruptRecordError. Source: DefaultMessageStore.getMessage.
+        """
+        name = encoded(topic) if type(topic) is str else stored_topic(topic)
+        if not (
+            type(queue_id) is type(queue_offset) is type(max_count) is int
+            and 0 <= queue_id <= INT32_MAX >= max_count > 0
+        ):
+            queue_id = whole("queue_id", queue_id, 0, INT32_MAX)
+            queue_offset = whole("queue_offset", queue_offset, -FOREVER_MS, FOREVER_MS)
+            max_count = whole("max_count", max_count, 1, INT32_MAX)
+        wanted_tags = None if tags is None else wanted(any_text("tags", tags))
+        result = self._get(name, queue_id, queue_offset, max_count, wanted_tags, raw)
+        if raw and result.raw is None:
+            result.raw, result.record_offsets = b"", array("q")
+        if result.status is GetStatus.FOUND:
+            self._found += 1
+            self._messages += len(result.record_offsets) if raw else len(result.messages)
+        else:
+            self._missed += 1
+        return result
+
+    def _state(self, topic: bytes, queue_id: int) -> tuple[int, int, int, int, int, int] | None:
+        """(slot, minimum, dispatched, next, log minimum, wrote) of a queue, whose messages are dispatched first."""
+        state = queue_kernel.queue_state(self._control, topic, queue_id)
+        if state is not None and state[2] < state[3]:
+            self.help_dispatch()
+            state = queue_kernel.queue_state(self._control, topic, queue_id)
+        return state
+
+    def _get(
+        self,
+        name: bytes,
+        queue_id: int,
+        queue_offset: int,
+        max_count: int,
+        wanted_tags: TagFilter | None,
+        raw: bool,
+    ) -> GetResult:
+        healing = 0
+        for _ in range(CLEANED_TRIES):
+            # Only a read-only handle needs it, and before the queue's own end is read.
+            dispatched = self._control.dispatched if self._read_only else 0
+            state = self._state(name, queue_id)
+            if state is None:
+                return GetResult(GetStatus.NO_MATCHED_LOGIC_QUEUE)
+            slot, minimum, maximum, following, log_minimum, _ = state
+            asked = (name, queue_id, queue_offset, max_count, wanted_tags, raw)
+            result = None
+            if not minimum <= queue_offset < maximum:
+                result = outside(queue_offset, minimum, maximum, following)
+            if result is None:
+                try:
+                    result = self._batch(*asked, state)
+                except CorruptRecordError as error:
+                    if not is_queue_damage(error):
+                        raise
+                    if self._heal(slot, queue_offset, healing):
+                        healing += 1
+                        continue
+                    result = self._read_from_log(asked, state)
+                    if result is None:
+                        raise
+            elif maximum <= queue_offset < following and self._read_only:
+                result = self._batch(*asked, state, dispatched) or result
+            if result is not None:
+                if maximum < following:
+                    # A read-only handle reads undispatched messages by itself.
+                    unseen = result.status is GetStatus.OFFSET_OVERFLOW_ONE and queue_offset < following
+                    result.behind = unseen or not self._read_only
+                return result
+            control = self._control
+            if (control.queue_minimum(slot), control.min_physical_offset) == (minimum, log_minimum):
+                if not self._heal(slot, queue_offset, healing):
+                    result = self._read_from_log(asked, state)
+                    if result is None:
+                        break
+                    return result
+                healing += 1
+            # Else a cleaner took the file away, after it had published the new minimum: look again.
+        next_offset = self._queues.get(slot).next_file_offset(queue_offset)
+        return GetResult(GetStatus.OFFSET_FOUND_NULL, [], next_offset, minimum, maximum)
+
+    def _heal(self, slot: int, queue_offset: int, tries: int) -> bool:
+        """Makes up for a queue file that is gone or wrong; True when it is worth another look.
+
+        First this process looks for the file by its name again: another one may have made it anew. Then the entries are written
+        again from the log.
+        """
+        if tries == 0:
+            self._queues.get(slot).forget(queue_offset)
+            return True
+        return tries < HEALED_TRIES and self._healer.heal(slot, queue_offset)
+
+    def _read_from_log(
+        self,
+        asked: tuple[bytes, int, int, int, TagFilter | None, bool],
+        state: tuple[int, int, int, int, int, int],
+    ) -> GetResult | None:
+        """A read-only handle cannot heal a queue: it makes the entries from the log, for itself. Its usual walk ends before damage; then
+        it looks for the end of the damage."""
+        if not self._control.read_only:
+            return None
+        with contextlib.suppress(CorruptRecordError):  # a segment is missing
+            result = self._batch(*asked, state, state[4])
+            if result is not None:
+                return result
+        made = self._healer.entries(state[0], asked[2])
+        return None if made is None else self._batch(*asked, state, made=made)
+
+    def _batch(
+        self,
+        name: bytes,
+        queue_id: int,
+        queue_offset: int,
+        max_count: int,
+        wanted_tags: TagFilter | None,
+        raw: bool,
+        state: tuple[int, int, int, int, int, int],
+        dispatched: int | None = None,
+        made: tuple[MappedFile, int] | None = None,
+    ) -> GetResult | None:
+        """The batch at an offset that has an entry; None if a file of the queue or of the log is gone.
+
+        With `dispatched` the offset has no entry yet: a read-only handle makes entries from the log behind that
+        position, for itself. `made` are entries from that offset on, and their number.
+        """
+        slot, minimum, maximum, _, log_minimum, wrote = state
+        if log_minimum != self._forgotten_below:
+            self.forget_cleaned()
+        reached = 0
+        window, room = self._window(), max(FILTERED_ENTRIES, max_count)
+        try:
+            if made is not None:
+                file, count = made
+            elif dispatched is None:
+                found_file = self._queues.get(slot).file_of(queue_offset)
+                if found_file is None:
+                    return None
+                file = found_file
+                count = min(maximum, file.end // ENTRY_BYTES) - queue_offset
+            else:
+                file, count, reached = self._tail.entries(
+                    window, log_minimum, wrote, dispatched, (name, queue_id), queue_offset, room
+                )
+                maximum = queue_offset + count
+                if count == 0:
+                    return None
+            found, done, gone = queue_kernel.read_batch(
+                window, log_minimum, wrote, file, queue_offset, min(count, room),
+                name, queue_id, self._limits, max_count, wanted_tags, raw,
+            )  # fmt: skip
+        except OffsetError:
+            return None
+        if dispatched is not None:
+            self._tail.go_on((name, queue_id), file, count, reached, done)
+        if len(self._windows) < SPARE_WINDOWS:
+            self._windows.append(window)
+        records = found[0] if raw else found
+        status = GetStatus.FOUND
+        if not records:
+            status = GetStatus.MESSAGE_WAS_REMOVING if gone == done else GetStatus.NO_MATCHED_MESSAGE
+        if raw:
+            return GetResult(status, [], queue_offset + done, minimum, maximum, *found)
+        return GetResult(status, found, queue_offset + done, minimum, maximum)
+
+    # ---------------------------------------------------------------------------------------- by key
+
+    def query(
+        self, topic: str, key: str, max_count: int = 32, *, begin_ms: int = 0, end_ms: int | None = None
+    ) -> QueryResult:
+        """The newest `max_count` messages of a topic that hold a key (one of `keys`, or the unique key), newest first.
+
+        A damaged record does not hide the intact ones; the result's `damaged` names it.
+
+        Only messages with a store timestamp from `begin_ms` to `end_ms` (default: any later one). The key of each
+        message is compared, so another key with the same hash is no match, and no message comes twice. Source:
+        DefaultMessageStore.queryMessage.
+        """
+        name = stored_topic(topic)
+        key = text("key", key)
+        if end_ms is None:
+            end_ms = FOREVER_MS
+        if not (
+            type(max_count) is type(begin_ms) is type(end_ms) is int
+            and 0 < max_count <= INT32_MAX
+            and -FOREVER_MS <= begin_ms <= end_ms <= FOREVER_MS
+        ):
+            max_count = whole("max_count", max_count, 1, INT32_MAX)
+            begin_ms = whole("begin_ms", begin_ms, -FOREVER_MS, FOREVER_MS)
+            end_ms = whole("end_ms", end_ms, -FOREVER_MS, FOREVER_MS)
+        encoded = key.encode()
+        control = self._control
+        self._queries += 1
+        wrote = control.wrote
+        if control.dispatched < wrote:
+            self.help_dispatch()
+        dispatched = control.dispatched
+        window = self._window()
+        # A key that reads like bytes which are no text is compared as text; any other key by its bytes.
+        as_text = not key.isascii() and REPLACED in key
+        found = find_messages(
+            window, control, self._index.shapes(), name, encoded, FOREVER_MS if as_text else max_count, begin_ms, end_ms,
+            any_key=as_text,
+        )  # fmt: skip
+        if len(self._windows) < SPARE_WINDOWS:
+            self._windows.append(window)
+        messages, damaged = list(found), found.damaged
+        if as_text:
+            messages = [message for message in messages if _holds(message, key)][:max_count]
+        if dispatched < wrote:
+            newer: list[Message] = []  # oldest first
+            try:
+                if as_text:
+                    for message in self._not_dispatched(dispatched, wrote, topic, begin_ms, end_ms):
+                        if _holds(message, key):
+                            newer.append(message)
+                else:
+                    newer = self._newer(name, encoded, dispatched, wrote, max_count, begin_ms, end_ms)
+            except CorruptRecordError as error:
+                log.error(
+                    "a query cannot read behind damage that dispatch has not stepped over yet: %s", error
+                )
+                damaged = [*damaged, error]
+            known = {message.physical_offset for message in newer}
+            messages = [*reversed(newer), *(m for m in messages if m.physical_offset not in known)][
+                :max_count
+            ]
+        return QueryResult(messages, damaged)
+
+    def query_many(
+        self, topic: str, keys: Iterable[str], max_count: int = DEFAULT_COUNT
+    ) -> dict[str, QueryResult]:
+        """`query` for many keys: one dispatch, one walk over the undispatched log, and one call of the kernel for the
+        rest."""
+        name = stored_topic(topic)
+        max_count = whole("max_count", max_count, 1, INT32_MAX)
+        wanted = distinct(keys)
+        control = self._control
+        wrote = control.wrote
+        if control.dispatched < wrote:
+            self.help_dispatch()
+        dispatched = control.dispatched
+        window, shapes = self._window(), self._index.shapes()
+        by_bytes = [key for key in wanted if key.isascii() or REPLACED not in key]
+        encoded = [key.encode() for key in by_bytes]
+        found = dict(zip(by_bytes, find_many(window, control, shapes, name, encoded, max_count), strict=True))
+        self._queries += len(found)
+        if len(self._windows) < SPARE_WINDOWS:
+            self._windows.append(window)
+        if dispatched < wrote:
+            add_newer(found, self._not_dispatched(dispatched, wrote, topic, 0, FOREVER_MS), max_count)
+        return {key: found[key] if key in found else self.query(topic, key, max_count) for key in wanted}
+
+    def _newer(
+        self,
+        name: bytes,
+        key: bytes,
+        dispatched: int,
+        wrote: int,
+        max_count: int,
+        begin_ms: int,
+        end_ms: int,
+    ) -> list[Message]:
+        """Messages with the key that the index does not know yet, oldest first. Damage ends the walk before it."""
+        window, control = self._window(), self._control
+        found, end = tail_kernel.find_messages(
+            window, control.min_physical_offset, wrote, dispatched, name, key, max_count, begin_ms, end_ms
+        )
+        if len(self._windows) < SPARE_WINDOWS:
+            self._windows.append(window)
+        if end < wrote:
+            log.error(
+                "%s: a query cannot read behind damage at %d, which dispatch has not stepped over yet",
+                self._commit_log.files.directory,
+                end,
+            )
+        return found[::-1]
+
+    def key_reader(self, general: Callable[..., QueryResult]) -> KeyReader:
+        """Answers usual queries without a call through Python; for the others it calls `general`."""
+        self._key_reader = KeyReader(
+            self._control, self._index.shapes, self._commit_log.window, general, self._dispatcher.kernel
+        )
+        return self._key_reader
+
+    def queue_reader(
+        self, general: Callable[..., GetResult], general_read: Callable[..., Message]
+    ) -> QueueReader:
+        """Answers usual gets and reads in one call of the kernel; for the others it calls `general` and `general_read`."""
+        self._queue_reader = QueueReader(
+            self._control,
+            self._dispatcher.kernel,
+            self._limits,
+            self._windows,
+            self._queues.file_of,
+            self._commit_log.window,
+            general,
+            general_read,
+        )
+        self._queue_reader.cleaned_below = self._forgotten_below
+        return self._queue_reader
+
+    def _not_dispatched(
+        self, begin: int, end: int, topic: str, begin_ms: int, end_ms: int
+    ) -> Iterator[Message]:
+        """The part of the log that the index does not cover, because dispatch stands still (a full or failing disk, a
+        stopped process). Raises CorruptRecordError at damage."""
+        for message in self._commit_log.scan(begin, end):
+            in_time = begin_ms <= (message.store_timestamp_ms or 0) <= end_ms
+            if in_time and message.topic == topic and takes_index_entry(message.sys_flag):
+                yield message
+
+    # --------------------------------------------------------------------------------------- by time
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """The queue offset for a store timestamp: the lowest with exactly that one, else the nearer of the last earlier and
+        the first later message, the earlier one on a tie. An empty queue gives its minimum, an unknown one 0.
+
+        The whole queue is searched; RocketMQ searches one file, chosen by its modification time. Source:
+        ConsumeQueue.getOffsetInQueueByTime.
+        """
+        name = stored_topic(topic)
+        queue_id = whole("queue_id", queue_id, 0, INT32_MAX)
+        timestamp_ms = whole("timestamp_ms", timestamp_ms, -FOREVER_MS, FOREVER_MS)
+        dispatched = self._control.dispatched
+        state = self._state(name, queue_id)
+        if state is None:
+            return 0
+        return self._by_time.offset(name, state, dispatched, timestamp_ms)
+
+
+def _holds(message: Message, key: str) -> bool:
+    return key in message.keys or key == message.properties.get("UNIQ_KEY")

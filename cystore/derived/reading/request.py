@@ -1,0 +1,48 @@
+"""The request of a read in the kernels' form, and the answer for an offset without an entry."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from cystore._native.derived.queue import TagFilter
+from cystore._native.read.get_result import GetResult
+from cystore._native.record.exact import any_text
+from cystore.results import GetStatus
+
+
+def wanted(expression: str) -> TagFilter | None:
+    """The filter of a tag expression. None: all messages."""
+    return None if expression in ("", "*") else _tag_filter(expression)
+
+
+@lru_cache(256)
+def _tag_filter(expression: str) -> TagFilter:
+    return TagFilter(expression)
+
+
+def stored_topic(topic: str) -> bytes:
+    """A topic as stored; an impossible topic matches no message."""
+    return encoded(any_text("topic", topic))
+
+
+@lru_cache(1024)
+def encoded(topic: str) -> bytes:
+    """A text as stored, lone surrogates and all."""
+    return topic.encode("utf-8", "surrogatepass")
+
+
+def outside(queue_offset: int, minimum: int, maximum: int, following: int) -> GetResult | None:
+    """The answer for an offset without an entry. `following` is the next queue offset to be given out: lower offsets
+    are acknowledged, and get their entries when dispatch has caught up."""
+    following = max(maximum, following)
+    if following == 0:
+        return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE)
+    if queue_offset < minimum:
+        return GetResult(GetStatus.OFFSET_TOO_SMALL, [], minimum, minimum, maximum)
+    if maximum <= queue_offset <= following:
+        return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, [], queue_offset, minimum, maximum)
+    if queue_offset > maximum:
+        # RocketMQ starts over where nothing was removed yet.
+        next_offset = following if minimum else 0
+        return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, [], next_offset, minimum, maximum)
+    return None

@@ -1,0 +1,107 @@
+"""Reads of a read-only handle beyond the dispatched position. It may not dispatch, so it walks the log itself."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import NamedTuple
+
+from cystore._native.derived.queue import entry_at
+from cystore._native.memory.mapping import MappedFile
+from cystore._native.read import tail as kernel
+from cystore._native.record.window import LogWindow
+from cystore.derived.files.consume_queue import ENTRY_BYTES
+from cystore.layout import CONSTANTS, QUEUE_ENTRY
+
+QUEUES_REMEMBERED = 4096
+
+SEARCHED_ENTRIES = 65_536  # of a queue that are made at once to find a time among them
+HOLE_ENTRY_SIZE = CONSTANTS["HOLE_ENTRY_SIZE"][0]
+
+Queue = tuple[bytes, int]
+
+
+class At(NamedTuple):
+    """A message of a queue, and its store timestamp."""
+
+    queue_offset: int
+    ms: int
+
+
+class TailReader:
+    """Entries of queues that are not in their files yet. Safe for threads: a place that is forgotten only costs a longer walk."""
+
+    def __init__(self) -> None:
+        # For a queue: a queue offset, and a log position before which no record of that offset or a later one stands.
+        self._places: dict[Queue, tuple[int, int]] = {}
+
+    def entries(
+        self,
+        window: LogWindow,
+        minimum: int,
+        wrote: int,
+        dispatched: int,
+        queue: Queue,
+        queue_offset: int,
+        room: int,
+    ) -> tuple[MappedFile, int, int]:
+        """(file, count, reached): the entries of a queue from an offset on, in memory that looks like a consume queue file,
+        and the log position that the walk came to.
+
+        `dispatched` was read before the queue's own end. Raises OffsetError when a segment goes meanwhile.
+        """
+        known, position = self._places.get(queue, (-1, 0))
+        if known != queue_offset or position < dispatched:
+            position = dispatched
+        out = MappedFile.anonymous(queue_offset * ENTRY_BYTES, room * ENTRY_BYTES)
+        count, reached = kernel.entries_into(out, window, minimum, wrote, position, *queue)
+        if count == 0:
+            self._remember(queue, queue_offset, reached)
+        return out, count, reached
+
+    def go_on(self, queue: Queue, file: MappedFile, count: int, reached: int, done: int) -> None:
+        """The reader has consumed `done` of the entries in `file`: the next walk begins at the record of the next
+        one."""
+        first = file.base // ENTRY_BYTES
+        entry = entry_at(file, done * ENTRY_BYTES) if done < count else (reached, 0, 0)
+        if entry is not None:
+            self._remember(queue, first + done, entry[0])
+
+    def around(
+        self,
+        window: LogWindow,
+        bounds: tuple[int, int, int],
+        queue: Queue,
+        begin: int,
+        timestamp_ms: int,
+        ms_of: Callable[[int, int], int | None],
+    ) -> tuple[At | None, At | None]:
+        """The last message of a queue before a time, and the first one that is not, from the queue offset `begin` on.
+
+        `bounds`: the log's minimum, its wrote position, and the dispatched position, which was read before the queue's own end.
+        `ms_of(physical offset, size)` is a record's store timestamp. Raises OffsetError if a segment is removed
+        meanwhile.
+        """
+        earlier: At | None = None
+        while True:
+            file, count, reached = self.entries(window, *bounds, queue, begin, SEARCHED_ENTRIES)
+            if count == 0:
+                return earlier, None
+            rows = list(QUEUE_ENTRY.iter_unpack(file.read(0, count * ENTRY_BYTES)))
+            numbers = [number for number, (_, size, _) in enumerate(rows) if size != HOLE_ENTRY_SIZE]
+
+            def time_of(number: int, rows: list[tuple[int, int, int]] = rows) -> int:
+                return ms_of(*rows[number][:2]) or 0
+
+            split = bisect_left(numbers, timestamp_ms, key=time_of)
+            if split:
+                earlier = At(begin + numbers[split - 1], time_of(numbers[split - 1]))
+            if split < len(numbers):
+                return earlier, At(begin + numbers[split], time_of(numbers[split]))
+            self.go_on(queue, file, count, reached, count)
+            begin += count
+
+    def _remember(self, queue: Queue, queue_offset: int, position: int) -> None:
+        if len(self._places) >= QUEUES_REMEMBERED:
+            self._places = {}
+        self._places[queue] = queue_offset, position

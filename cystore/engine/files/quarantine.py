@@ -1,0 +1,102 @@
+"""The folder quarantine/: copies of damaged bytes of the log, kept for repair."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from cystore.engine.files.segments import file_name
+from cystore.errors import StoreFormatError
+from cystore.system import files
+
+QUARANTINE = "quarantine"
+MAX_NAMES = 1_000_000
+
+Pieces = list[tuple[Path, int, int]]  # (file, begin, end) of each part of a range of the log
+
+
+def copy_name(begin: int, end: int) -> str:
+    """Name in quarantine/ of the copy of log bytes [begin, end)."""
+    return f"commitlog-{file_name(begin)}-{file_name(end)}"
+
+
+def pieces_of(directory: Path, file_bytes: int, begin: int, end: int) -> Pieces:
+    """The parts of log bytes [begin, end) that have a file in `directory`."""
+    pieces = []
+    for base in range(begin - begin % file_bytes, end, file_bytes):
+        path = directory / file_name(base)
+        if path.exists():
+            pieces.append((path, max(begin - base, 0), min(end - base, file_bytes)))
+    return pieces
+
+
+def put_aside(root: Path, pieces: Pieces, wanted: str) -> str:
+    """Copies `pieces` to quarantine/ under the name `wanted` and returns the name that the copy has.
+
+    A copy with the same bytes is used again. Another copy of that name is left alone; the new one gets a number. Raises
+    StoreFullError.
+    """
+    for number in range(MAX_NAMES):
+        name = wanted if number == 0 else f"{wanted}.{number}"
+        target = root / QUARANTINE / name
+        try:
+            files.copy_ranges(root, pieces, target)
+        except FileExistsError:
+            if files.same_bytes(pieces, target):
+                return name
+            continue
+        return name
+    raise FileExistsError(f"{wanted} and {MAX_NAMES} more")
+
+
+# ------------------------------------------------------------------------------------------------ what lies there
+
+_NAME = re.compile(r"commitlog-(\d{20})-(\d{20})(?:\.\d{1,6})?")
+_OFFSET_MAX = (1 << 63) - 1
+
+
+@dataclass(frozen=True)
+class QuarantinedCopy:
+    """A copy in quarantine/ of log bytes [begin, end); its name contains both."""
+
+    name: str
+    begin: int
+    end: int
+    size_bytes: int = 0
+    allocated_bytes: int = 0
+    modified_ms: int = 0
+
+    def path(self, root: Path) -> Path:
+        """The path of the copy."""
+        return root / QUARANTINE / self.name
+
+
+def kept_of(name: str) -> QuarantinedCopy:
+    """The range in the name of a copy. Raises StoreFormatError for a name that no copy has."""
+    match = _NAME.fullmatch(name)
+    if match is None or not int(match[1]) < int(match[2]) <= _OFFSET_MAX:
+        raise StoreFormatError(
+            f"{name!r} is not the name of a copy in quarantine/: names are commitlog-BEGIN-END, with 20 digits each"
+        )
+    return QuarantinedCopy(name, int(match[1]), int(match[2]))
+
+
+def kept(root: Path) -> list[QuarantinedCopy]:
+    """The copies in quarantine/, in the order of the log. Leaves out files with other names, which we did not make, and
+    files that are removed meanwhile."""
+    found = []
+    for entry in files.entries(root / QUARANTINE):
+        try:
+            one = kept_of(entry.name)
+            status = entry.stat(follow_symlinks=False)
+        except (StoreFormatError, FileNotFoundError):
+            continue
+        if entry.is_file(follow_symlinks=False):
+            modified_ms = status.st_mtime_ns // 1_000_000
+            found.append(
+                QuarantinedCopy(
+                    one.name, one.begin, one.end, status.st_size, status.st_blocks * 512, modified_ms
+                )
+            )
+    return sorted(found, key=lambda one: (one.begin, one.end, one.name))

@@ -1,0 +1,98 @@
+"""Recognises a store, ours or RocketMQ's, by the content of its files and not only by their names.
+
+Any directory may have a folder with the name `index` or `commitlog`, or a file with the name `checkpoint`. Commands
+that remove files ask here first.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from cystore.engine.files import checkpoint
+from cystore.engine.files.quarantine import QUARANTINE
+from cystore.engine.files.segments import base_of_name
+from cystore.engine.log import allocate, commit_log
+from cystore.engine.manifest import manifest_file
+from cystore.errors import StoreFormatError
+from cystore.system import files
+from cystore.system.store_lock import LOCK_NAME, LOCK_TEXT
+
+MAGIC = manifest_file.MAGIC.to_bytes(8, "big")
+# The names in a store's directory. The names alone prove nothing.
+NAMES = frozenset(
+    {
+        commit_log.DIRECTORY, checkpoint.FILE_NAME, manifest_file.FILE_NAME, LOCK_NAME, "abort", QUARANTINE,
+        allocate.CONTROL_NAME, allocate.HEADROOM_NAME, files.TMP_DIRECTORY, "config", "index", "consumequeue",
+        "consumequeue_ext", "lost+found",
+    }
+)  # fmt: skip
+
+
+def is_store(root: Path) -> bool:
+    """Whether a directory is a store: it has a checkpoint of the right length, a manifest of ours, or a file of a commit log.
+
+    A store with damaged or removed files counts while its `lock` file has the text of both programs, and the directory
+    has no foreign name. A kill while a store is being made leaves that, too. Raises StoreIOError.
+    """
+    with files.translated(root):
+        return _has_checkpoint(root) or _has_manifest(root) or _has_log(root) or _has_lock_alone(root)
+
+
+def check_is_store(root: Path) -> None:
+    """Raises StoreFormatError for anything but the directory of a store."""
+    with files.translated(root):
+        if not root.is_dir():
+            raise StoreFormatError(
+                "not a directory" if root.exists() else "there is no store here", path=root
+            )
+    if not is_store(root):
+        raise StoreFormatError("the directory is not a store", path=root)
+
+
+def _length(path: Path) -> int | None:
+    """The length of a regular file; None without one. Does not follow links."""
+    try:
+        status = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def _has_checkpoint(root: Path) -> bool:
+    return _length(root / checkpoint.FILE_NAME) == checkpoint.FILE_BYTES
+
+
+def _has_manifest(root: Path) -> bool:
+    path = root / manifest_file.FILE_NAME
+    length = _length(path)
+    if length is None:
+        return False
+    with files.opened(path) as fd:
+        return any(os.pread(fd, len(MAGIC), at) == MAGIC for at in (0, length // 2))
+
+
+def _has_log(root: Path) -> bool:
+    folder = root / commit_log.DIRECTORY
+    try:
+        status = folder.lstat()
+    except FileNotFoundError:
+        return False
+    if not stat.S_ISDIR(status.st_mode):
+        return False
+    return any(
+        (name == commit_log.MARKER or base_of_name(name) is not None) and _length(folder / name) is not None
+        for name in files.names(folder)
+    )
+
+
+def _has_lock_alone(root: Path) -> bool:
+    path = root / LOCK_NAME
+    length = _length(path)
+    if length is None or length > len(LOCK_TEXT):
+        return False
+    names = files.names(root)
+    if length == 0:  # the kill came before the text
+        return names <= {LOCK_NAME, "lost+found"}
+    return names <= NAMES and files.read_all(path) == LOCK_TEXT

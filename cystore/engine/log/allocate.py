@@ -1,0 +1,307 @@
+"""Space ahead of need: segments are made, reserved on disk and faulted in before an append gets there.
+
+Source: AllocateMappedFileService. Reserving in steps, and publishing the position, is ours: no process writes beyond
+`allocated`, so a full disk is an error of fallocate and never a signal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from cystore._native.memory.control import Control
+from cystore._native.memory.mapping import MappedFile
+from cystore._native.system.failpoint import failpoint
+from cystore.config import StoreConfig
+from cystore.engine.files.progress import Progress
+from cystore.engine.log.commit_log import CommitLog
+from cystore.engine.log.flush import refuse_writes
+from cystore.errors import StoreFullError, SyncFailedError
+from cystore.system import files
+from cystore.system.threads.reentry import undisturbed
+
+PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+CONTROL_NAME = "control"
+HEADROOM_NAME = "headroom"
+LIMITED_STEP_BYTES = 1024 * 1024
+FIRST_PAGES_BYTES = 64 * 1024  # faulted in by a put; the next put that reaches their end doubles that
+MOST_PAGES_BYTES = 1024 * 1024  # some 0.5 ms; a whole segment's worth took a put 10 ms of processor time
+KEPT_WRITABLE_BYTES = 1024 * 1024  # ahead of the appends, looked after in each turn; some 20 µs
+FILES_AHEAD_BYTES = (
+    64 * 1024 * 1024
+)  # the disk takes up to 0.3 s to make a name durable: that much is appended meanwhile
+LOOK_MS, LOOKS = 2, 500  # a put that waits for the lock checks for room this often
+HEADROOM_BYTES = 64 * 1024  # beside the control block: the tables in config/, first steps of consume queues
+
+
+@contextlib.contextmanager
+def writes_end_when_it_fails(control: Control, directory: Path) -> Iterator[None]:
+    """A failed sync inside makes the store read-only for every process: later answers of such a disk prove nothing."""
+    try:
+        with files.translated(directory):
+            yield
+    except SyncFailedError as error:
+        refuse_writes(control, error)
+        raise
+
+
+class Allocator:
+    """Keeps the log allocated ahead of the wrote position. Any process may do it; the housekeeping lock makes it one."""
+
+    def __init__(
+        self,
+        control: Control,
+        commit_log: CommitLog,
+        config: StoreConfig,
+        reserve: Callable[[], None] | None = None,
+    ) -> None:
+        self._control, self._commit_log, self._reserve = control, commit_log, reserve
+        self._ahead_bytes = config.allocate_ahead_bytes
+        self._populate_bytes = config.populate_ahead_bytes
+        self._kept_writable = (-1, -1)  # (wrote position, number of the last flush)
+        self._populated = 0  # of this process's mappings: log position up to which pages are faulted in
+        self._at_hand = 0  # the last result of `fault_in`
+        self._pages_bytes = FIRST_PAGES_BYTES
+        self._has_headroom = False
+        self._limit: Callable[[], int] | None = None
+
+    def limit_ahead(self, limit: Callable[[], int]) -> None:
+        """From now on no room is made ahead of the appends beyond the log position `limit()`; an append that needs room behind it gets a
+        small piece at a time."""
+        self._limit = limit
+
+    def keep_headroom(self) -> None:
+        """Reserves space for the next recovery: on a full disk it needs some, first of all for the control block. The
+        log does not grow before that is done. Raises StoreFullError."""
+        if not self._has_headroom:
+            length = Control.first_bytes(self._control.max_queues) + HEADROOM_BYTES
+            files.reserve(self._commit_log.files.root / HEADROOM_NAME, length)
+            if self._reserve is not None:
+                self._reserve()
+            self._has_headroom = True
+
+    @contextlib.contextmanager
+    def headroom_lent(self) -> Iterator[None]:
+        """Gives the reserved space to a write on a full disk; reserves it again afterwards, or before the log grows."""
+        self._has_headroom = False
+        files.remove(self._commit_log.files.root / HEADROOM_NAME, durable=False)
+        yield
+
+    def make_room(self, needed: int) -> None:
+        """Allocates the log at least up to `needed`, and some steps more if there is space. Raises StoreFullError."""
+        undisturbed(partial(self._make_room, needed))
+
+    def _make_room(self, needed: int) -> None:
+        """A put waits for this. The lock's holder publishes each piece that it makes, so the put continues when there
+        is enough, even if the holder has not finished."""
+        for _ in range(LOOKS):
+            with self._control.held_if_free("housekeeping", within_ms=LOOK_MS) as turn:
+                if turn.held:
+                    return self._make_more_room(needed)
+            if turn.mine:
+                break
+            if self._control.allocated >= needed:
+                return None
+        with self._control.held("housekeeping"):  # a long wait is logged
+            return self._make_more_room(needed)
+
+    def _make_more_room(self, needed: int) -> None:
+        """Under the housekeeping lock."""
+        if self._control.allocated >= needed:
+            return
+        self.keep_headroom()
+        try:
+            # No file is made that this append does not need: the name of each has to become durable first.
+            step = min(self._target(self._control.wrote + LIMITED_STEP_BYTES), self._end_of_files(needed))
+            self._allocate_up_to(max(needed, step))
+        except StoreFullError:
+            self._allocate_up_to(
+                needed
+            )  # the disk has no room for a whole step: allocate only what this append needs
+
+    def _target(self, least: int = 0) -> int:
+        """The end of the next step, at most one whole successor ahead; a limit makes it no less than `least`."""
+        wrote, file_bytes = self._control.wrote, self._commit_log.file_bytes
+        successor_end = self._commit_log.files.base_of(wrote) + 2 * file_bytes
+        end = min(wrote + self._ahead_bytes, successor_end)
+        return end if self._limit is None else min(end, max(self._limit(), least))
+
+    def _end_of_files(self, least: int = 0) -> int:
+        """The end of the newest file of the log, or of the one that the byte in front of `least` will be in."""
+        log, ready = self._commit_log.files, self._control.ready_base
+        named = (
+            ready + 1 if ready % log.file_bytes else ready + log.file_bytes
+        )  # somebody makes the one behind `ready`
+        position = max(self._control.allocated, least)
+        return max(named, -(-position // log.file_bytes) * log.file_bytes)
+
+    def _allocate_up_to(self, end: int) -> None:
+        """`_reserve_up_to`; a disk that fails is written to no more."""
+        with writes_end_when_it_fails(self._control, self._commit_log.files.directory):
+            self._reserve_up_to(end)
+
+    def _reserve_up_to(self, end: int) -> None:
+        """Called under the housekeeping lock. Each piece is published as soon as it is allocated, so a kill loses at
+        most one step."""
+        log = self._commit_log.files
+        at = self._control.allocated
+        while at < end:
+            base = log.base_of(at)
+            upto = min(base + log.file_bytes, max(end, at + PAGE_BYTES))
+            upto = min(base + log.file_bytes, -(-upto // PAGE_BYTES) * PAGE_BYTES)
+            if at == base and not (self._control.ready_base >= base and log.path(base).exists()):
+                log.forget(base)  # another process may have removed the file that was made ahead
+                log.create(base, upto - base)
+                self._control.ready_base = base
+                failpoint("allocate.created")
+            # A file that was there already, because a kill came before its step was published, may have less than this one.
+            log.allocate(base, at - base, upto - base)
+            at = upto
+            failpoint("allocate.reserved")
+            self._control.allocated = at
+            failpoint("allocate.published")
+
+    def make_successors(self) -> None:
+        """Makes the files that appends come to next, at most two (RocketMQ makes two as well, and its load expects no more), although no
+        room may be made in them yet: a put that came to the end of a file waited for the disk to make the next name durable. No lock is
+        held meanwhile. One process makes a file; where that one dies a put does it."""
+        log, control = self._commit_log.files, self._control
+        file_bytes = log.file_bytes
+        ahead = max(file_bytes // 2, min(file_bytes * 3 // 2, FILES_AHEAD_BYTES))
+        last, base = log.base_of(control.wrote + ahead), self._end_of_files()
+        while base <= last:
+            before = control.ready_base
+            with control.held_if_free("housekeeping") as turn:
+                if not turn.held or control.ready_base >= base - 1:
+                    return
+                control.ready_base = base - 1  # somebody is at it
+            self._make_file(base, before)
+            base += file_bytes
+
+    def _make_file(self, base: int, before: int) -> None:
+        """One file that this process said it would make."""
+        control, made = self._control, False
+        try:
+            with writes_end_when_it_fails(control, self._commit_log.files.directory):
+                self._commit_log.files.create(base, 0)
+            made = True
+        finally:
+            if control.ready_base == base - 1:
+                control.ready_base = base if made else before
+
+    def more_queues(self) -> None:
+        """Reserves memory for more queue slots in the control block. Raises StoreFullError at max_queues."""
+        undisturbed(self._add_queues)
+
+    def _add_queues(self) -> None:
+        with self._control.held("housekeeping"):
+            step = self._control.more_queue_bytes()
+            if step is None:
+                raise StoreFullError(
+                    f"all {self._control.max_queues} queue slots are taken (max_queues)",
+                    path=self._control.file.path,
+                )
+            block: MappedFile = self._control.file
+            files.allocate_mapped(self._commit_log.files.root / CONTROL_NAME, block, step[0], step[1])
+            failpoint("allocate.slots_reserved")
+            self._control.publish_queue_capacity(step[1])
+
+    def run_once(self) -> Progress:
+        """Goes a step ahead once half of the last is used, and faults the next pages of this process in.
+
+        Nothing happens in a store that was only read: a file appears when something was appended.
+        """
+        control = self._control
+        self._commit_log.forget_cleaned()
+        if control.put_count == 0:
+            return Progress(0)
+        before = control.allocated
+        if not self._go_ahead():
+            return Progress(0)  # another process does it
+        populated = self.populate_ahead()
+        self._keep_writable()
+        self.make_successors()
+        self._go_ahead()
+        return Progress(control.allocated - before + populated)
+
+    def _go_ahead(self) -> bool:
+        """Reserves the next step where half of the last is used, in files that are there. False when another one has the lock."""
+        control = self._control
+        end = min(self._target(), self._end_of_files())
+        if control.allocated - control.wrote >= self._ahead_bytes // 2 or control.allocated >= end:
+            return True
+        with control.held_if_free("housekeeping") as turn:
+            if not turn.held:
+                return False
+            self.keep_headroom()
+            self._allocate_up_to(max(min(self._target(), self._end_of_files()), control.allocated))
+        return True
+
+    def _keep_writable(self) -> None:
+        """Faults in the pages of this process's next appends again: the kernel write-protects pages that it has written
+        to disk, and the next append would wait in a page fault for the file system, with the lock held."""
+        wrote = self._control.wrote
+        state = wrote, self._control.flush_seq
+        if state == self._kept_writable or wrote >= self._populated:
+            return
+        self._kept_writable = state
+        segment = self._commit_log.files.get(self._commit_log.files.base_of(wrote))
+        if segment is not None and segment.writable:
+            with files.translated(segment.path):
+                segment.populate(
+                    wrote - segment.base,
+                    min(wrote + KEPT_WRITABLE_BYTES, segment.end, self._populated) - segment.base,
+                )
+
+    def fault_in(self, begin: int, end: int) -> int:
+        """Faults in pages for this process's appends, from log position `begin` up to `end` and a step more, as far as
+        they are allocated; returns the end. A put waits for it, so the steps are small. They grow while this process
+        continues where it stopped; a process that appends rarely beside others gets only what it needs."""
+        log, allocated = self._commit_log.files, self._control.allocated
+        segment = log.get(log.base_of(begin))
+        ended = (
+            segment is None or not segment.writable
+        )  # ended by another process: the put goes to the next segment
+        if segment is None or ended or self._populate_bytes == 0:
+            return log.base_of(begin) + log.file_bytes
+        end = min(end, segment.end)
+        others = max(begin - self._at_hand, 0)
+        grown = min(2 * self._pages_bytes, MOST_PAGES_BYTES) if others <= FIRST_PAGES_BYTES else 0
+        self._pages_bytes = max(grown, FIRST_PAGES_BYTES)
+        upto = min(max(end, begin + min(grown, self._populate_bytes)), segment.end, allocated)
+        first, last = max(begin, self._populated), min(upto, begin + self._populate_bytes)
+        if first < last:
+            with files.translated(segment.path):
+                if not segment.populate(first - segment.base, last - segment.base):
+                    return int(segment.end)
+            self._populated = last
+        self._at_hand = max(upto, min(self._populated, segment.end))
+        return self._at_hand
+
+    def populate_ahead(self, ahead_bytes: int | None = None) -> int:
+        """Faults in allocated pages ahead of the wrote position, in this process; returns the number of bytes.
+
+        Only for a process that appends: in others the work would be useless.
+        """
+        wrote = self._control.wrote
+        begin = max(self._populated, wrote)
+        end = min(
+            wrote + (self._populate_bytes if ahead_bytes is None else ahead_bytes), self._control.allocated
+        )
+        done = 0
+        while begin < end:
+            segment = self._commit_log.files.get(self._commit_log.files.base_of(begin))
+            if (
+                segment is None or not segment.writable
+            ):  # cleaned, or ended by others: appends continue behind it
+                break
+            upto = min(end, segment.end)
+            with files.translated(segment.path):
+                if not segment.populate(begin - segment.base, upto - segment.base):
+                    break
+            done += upto - begin
+            begin = self._populated = upto
+        return done

@@ -1,0 +1,173 @@
+"""Settings that are the store's and not a process's. They stand in the manifest.
+
+The first process that opens the store for writing enters the settings that shape the files (`SHAPE`); lengths of
+existing files win. A process that gives another value is refused. A process that gives none takes the store's.
+
+The process that makes the store enters the retention policy (`RETENTION`). In a store of an older version, the first
+process that gives a value enters it. A different value that a process gives later is ignored with a warning: a worker
+with outdated settings must start all the same, and must not delete what others keep.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+from cystore.config import DEFAULTS, StoreConfig
+from cystore.engine.manifest.manifest import Facts, Manifest, look
+from cystore.errors import StoreConfigError, StoreFormatError
+
+log = logging.getLogger("cystore")
+
+LOG_FILE, QUEUE_FILE = "mapped_file_size_commit_log_bytes", "mapped_file_size_consume_queue_bytes"
+DELAY_LEVELS = "message_delay_level"
+SHAPE = (
+    LOG_FILE,
+    QUEUE_FILE,
+    "enable_consume_queue_ext",
+    "mapped_file_size_consume_queue_ext_bytes",
+    "bit_map_length_consume_queue_ext",
+    "max_hash_slot_num",
+    "max_index_num",
+    "message_index_enable",
+    "record_format",
+    DELAY_LEVELS,
+)
+RETENTION = (
+    "file_reserved_time_h",
+    "delete_when",
+    "roll_interval_h",
+    "disk_max_used_space_ratio",
+    "disk_space_clean_forcibly_ratio",
+    "disk_space_warning_level_ratio",
+    "clean_file_forcibly_enable",
+    "min_free_bytes",
+    "quarantine_reserved_time_h",
+    "quarantine_bytes_max",
+)
+
+
+CHANGEABLE = (*RETENTION, DELAY_LEVELS)
+
+
+def effective(config: StoreConfig, facts: Facts | None) -> StoreConfig:
+    """`config` with the store's own settings that shape its files. Raises StoreConfigError for another value, and
+    StoreFormatError for a manifest with impossible values."""
+    if facts is None or not facts.settings:
+        return config
+    theirs = {name: value for name, value in facts.settings.items() if name in SHAPE}
+    try:
+        found = dataclasses.replace(config, **theirs)
+    except StoreConfigError as error:
+        raise StoreFormatError(f"the manifest's settings cannot be used: {error}") from error
+    for name in theirs:
+        if config.gives(name) and _differs(name, config, found):
+            raise StoreConfigError(
+                f"{name}: this store was made with {getattr(found, name)!r}, and this process gives {getattr(config, name)!r}; "
+                "leave the setting out"
+            )
+    return found
+
+
+def _differs(name: str, one: StoreConfig, other: StoreConfig) -> bool:
+    if name == DELAY_LEVELS:
+        return one.delay_levels_ms() != other.delay_levels_ms()
+    return bool(getattr(one, name) != getattr(other, name))
+
+
+def effective_at(config: StoreConfig, root: Path) -> StoreConfig:
+    """`effective` for the store in a directory."""
+    try:
+        return effective(config, look(root).facts)
+    except StoreFormatError as error:
+        raise error if error.path is not None else StoreFormatError(str(error), path=root) from error
+
+
+def enter_settings(
+    manifest: Manifest, config: StoreConfig, *, new: bool, log_file_bytes: int = 0, queue_file_bytes: int = 0
+) -> None:
+    """Enters values that the store does not have yet. `new`: this process makes the store. The lengths are those of
+    existing files."""
+    settings = manifest.snapshot().settings
+    missing = {name: getattr(config, name) for name in SHAPE if name not in settings}
+    for name, length in ((LOG_FILE, log_file_bytes), (QUEUE_FILE, queue_file_bytes)):
+        if name in missing and length > 0:
+            missing[name] = length
+    missing |= {
+        name: getattr(config, name)
+        for name in RETENTION
+        if name not in settings and (new or config.gives(name))
+    }
+    if missing:
+        manifest.update(lambda facts: dataclasses.replace(facts, settings={**missing, **facts.settings}))
+    _tell_of_ignored(manifest, config)
+
+
+def _tell_of_ignored(manifest: Manifest, config: StoreConfig) -> None:
+    settings = manifest.snapshot().settings
+    for name in RETENTION:
+        given = getattr(config, name)
+        if config.gives(name) and settings.get(name, given) != given:
+            log.warning(
+                "%s: the store has %r; the %r that this process gives is ignored (`cystore config PATH --set %s=%s` changes it for all)",
+                name,
+                settings[name],
+                given,
+                name,
+                given,
+            )
+
+
+def configure(manifest: Manifest, changes: dict[str, Any]) -> None:
+    """Changes the store's retention policy for all processes, also for those that have it open. Other delay levels hold
+    when the next process opens the store while no other has it open. A value of None removes the store's own. Raises
+    StoreConfigError."""
+    for name in changes:
+        if name not in CHANGEABLE:
+            raise StoreConfigError(
+                f"{name} is not a changeable setting of the store; changeable are {', '.join(CHANGEABLE)}"
+            )
+    StoreConfig.from_mapping({name: value for name, value in changes.items() if value is not None})
+
+    def change(facts: Facts) -> Facts:
+        merged = {**facts.settings, **changes}
+        return dataclasses.replace(facts, settings={k: v for k, v in merged.items() if v is not None})
+
+    manifest.update(change)
+
+
+def sources(config: StoreConfig, facts: Facts) -> dict[str, tuple[Any, str]]:
+    """Each of the store's settings with its effective value and its source: "store", "process" or "default"."""
+    return {
+        name: (
+            facts.settings.get(name, getattr(config, name)),
+            "store"
+            if name in facts.settings
+            else "process"
+            if getattr(config, name) != DEFAULTS[name]
+            else "default",
+        )
+        for name in (*SHAPE, *RETENTION)
+    }
+
+
+class Policy:
+    """The retention policy as it is now: the store's, else this process's."""
+
+    def __init__(self, manifest: Manifest, config: StoreConfig) -> None:
+        self._manifest, self._given = manifest, config
+        self._sequence, self._now = -1, config
+
+    def now(self) -> StoreConfig:
+        """All settings; those of the retention policy are the current ones."""
+        facts = self._manifest.snapshot()
+        if facts.sequence != self._sequence:
+            theirs = {name: value for name, value in facts.settings.items() if name in RETENTION}
+            try:
+                self._now = dataclasses.replace(self._given, **theirs)
+            except StoreConfigError as error:
+                log.error("the store's retention policy cannot be used: %s", error)
+            self._sequence = facts.sequence
+        return self._now

@@ -1,0 +1,121 @@
+"""Facts from a store's files, without opening the store: the processes that have it, its segments, its disk use."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cystore.engine.inspect.recognize import check_is_store
+from cystore.engine.log.commit_log import DIRECTORY, MARKER
+from cystore.recovery.walk.mark import ABORT_NAME
+from cystore.system import files
+from cystore.system.store_lock import LOCK_NAME, StoreLocks
+
+BLOCK_BYTES = 512  # unit of st_blocks
+
+STATES = {
+    "live": "in use by other processes",
+    "exclusive": "in exclusive use by one process (RocketMQ, or exclusive=True); its positions cannot be read meanwhile",
+    "crashed": "not in use; the last process did not close it, and the next open recovers it",
+    "closed": "not in use; closed cleanly",
+}
+
+
+@dataclass(frozen=True)
+class State:
+    """The state of a store.
+
+    `name`: live (other processes have it open), exclusive (one process has it alone: RocketMQ, or exclusive=True),
+    crashed (no process has it, and the last one did not close it), closed. `writable`: this process may write into the
+    directory.
+    """
+
+    name: str
+    writable: bool
+    has_cystore_records: bool
+
+
+@dataclass(frozen=True)
+class FileUse:
+    """A file's name, length, the space it takes on the disk, and when it was written to last (ms)."""
+
+    name: str
+    size_bytes: int
+    allocated_bytes: int
+    modified_ms: int
+
+
+@dataclass
+class Use:
+    """The files of one part of a store."""
+
+    files: int = 0
+    size_bytes: int = 0
+    allocated_bytes: int = 0
+
+    def add(self, other: Use | FileUse) -> None:
+        """Takes in a file, or another part."""
+        self.files += other.files if isinstance(other, Use) else 1
+        self.size_bytes += other.size_bytes
+        self.allocated_bytes += other.allocated_bytes
+
+
+def state(root: Path) -> State:
+    """The state of the store in a directory. Raises StoreFormatError if there is none."""
+    check_is_store(root)
+    names = files.names(root)
+    holder = "nobody"
+    if LOCK_NAME in names:
+        locks = StoreLocks(root, read_only=True)
+        try:
+            holder = locks.holder()
+        finally:
+            locks.close()
+    left = "crashed" if ABORT_NAME in names else "closed"
+    return State(
+        name={"shared": "live", "exclusive": "exclusive"}.get(holder, left),
+        writable=os.access(root, os.W_OK),
+        has_cystore_records=(root / DIRECTORY / MARKER).exists(),
+    )
+
+
+def files_below(folder: Path) -> Iterator[tuple[str, FileUse]]:
+    """(path inside the folder, file) of each file below a folder; does not follow links, leaves out files that are
+    removed meanwhile."""
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        with files.translated(folder):
+            raise error
+    for entry in entries:
+        try:
+            found = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            continue
+        if stat.S_ISDIR(found.st_mode):
+            for inside, use in files_below(Path(entry.path)):
+                yield f"{entry.name}/{inside}", use
+        else:
+            modified_ms = found.st_mtime_ns // 1_000_000
+            yield entry.name, FileUse(entry.name, found.st_size, found.st_blocks * BLOCK_BYTES, modified_ms)
+
+
+def segments(root: Path) -> list[FileUse]:
+    """The commit log's files, oldest first."""
+    return [use for name, use in files_below(root / DIRECTORY) if name != MARKER]
+
+
+def disk_use(root: Path) -> dict[str, Use]:
+    """The files of each part of the store: folders by their name, all files at the top as "other"; "total" last."""
+    parts: dict[str, Use] = {}
+    total = Use()
+    for path, use in files_below(root):
+        folder, slash, _ = path.partition("/")
+        parts.setdefault(folder if slash else "other", Use()).add(use)
+        total.add(use)
+    return {**dict(sorted(parts.items())), "total": total}

@@ -1,0 +1,115 @@
+"""Messages of queues, batch by batch, for the commands that show them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from cystore import CorruptRecordError, Message, MessageStore
+from cystore.layout import takes_queue_offset
+from cystore.operate.output import write_note
+
+BATCH = 1024
+DAMAGE_LINES = 20
+
+
+class Damage:
+    """Counts records that cannot be read and reports the first of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def found(self, where: str, error: CorruptRecordError) -> None:
+        """Reports one record."""
+        self.count += 1
+        if self.count <= DAMAGE_LINES:
+            write_note(f"{where} cannot be read: {error}")
+
+    def summary(self) -> None:
+        """Reports the number of errors, if not each was reported."""
+        if self.count > DAMAGE_LINES:
+            write_note(f"{self.count} messages cannot be read; `cystore verify` lists all damage")
+
+
+def report_stepped_over(store: MessageStore) -> None:
+    """Reports the ranges of the log whose records are missing among a store's messages: holes, and lost ranges behind
+    the end."""
+    ranges = [(begin, end, "left out") for begin, end in store.stats()["holes"]]
+    if store.recovery is not None and store.recovery.lost is not None:
+        ranges.append((*store.recovery.lost, "lost"))
+    for begin, end, what in ranges[:DAMAGE_LINES]:
+        write_note(f"bytes {begin}..{end} of the log are damaged; their records are {what}")
+    if len(ranges) > DAMAGE_LINES:
+        write_note(f"{len(ranges)} ranges of the log are damaged; `cystore verify` lists all damage")
+
+
+@dataclass
+class QueueView:
+    """A queue as it was at one moment: offsets from `begin` to before `end` are dispatched, `behind` holds the physical offsets
+    of the messages that follow them."""
+
+    topic: str
+    queue_id: int
+    begin: int
+    end: int
+    behind: array[int] = field(default_factory=lambda: array("q"))
+
+
+def dispatched_queues(store: MessageStore, topic: str | None, queue_ids: list[int]) -> list[QueueView]:
+    """The queues that are asked for, by topic and queue id; all of them without a topic."""
+    return [
+        QueueView(name, queue_id, *offsets)
+        for name, queues in store.topics().items()
+        for queue_id, offsets in queues.items()
+        if (topic is None or name == topic) and (not queue_ids or queue_id in queue_ids)
+    ]
+
+
+def whole_queues(store: MessageStore, topic: str | None, queue_ids: list[int]) -> list[QueueView]:
+    """The same with undispatched messages: a reader of a store that others write to can only wait for their
+    dispatch."""
+    dispatched, end = store.catch_up(), store.wrote_position
+    views = {(view.topic, view.queue_id): view for view in dispatched_queues(store, topic, queue_ids)}
+    for message in store.scan(dispatched, end) if dispatched < end else ():
+        key = message.topic, message.queue_id
+        if (topic in (None, key[0])) and (not queue_ids or key[1] in queue_ids) and has_queue_entry(message):
+            view = views.setdefault(key, QueueView(*key, message.queue_offset, message.queue_offset))
+            if message.queue_offset >= view.end:  # else it was dispatched meanwhile
+                view.behind.append(message.physical_offset)
+    return [views[key] for key in sorted(views)]
+
+
+def has_queue_entry(message: Message) -> bool:
+    """Whether the message is one of its queue: prepared and rolled back ones of a transaction are not."""
+    return takes_queue_offset(message.sys_flag)
+
+
+def queue_messages(store: MessageStore, view: QueueView, begin: int, damage: Damage) -> Iterator[Message]:
+    """Messages of a queue from queue offset `begin` on; an unreadable one is reported and stepped over."""
+    yield from _dispatched(store, view, max(begin, view.begin), damage)
+    for physical_offset in view.behind:
+        try:
+            message = store.read(physical_offset)
+        except CorruptRecordError as error:
+            damage.found(f"{view.topic}/{view.queue_id}", error)
+            continue
+        if message.queue_offset >= begin:
+            yield message
+
+
+def _dispatched(store: MessageStore, view: QueueView, at: int, damage: Damage) -> Iterator[Message]:
+    while at < view.end:
+        try:
+            got = store.get(view.topic, view.queue_id, at, BATCH)
+        except CorruptRecordError as error:
+            damage.found(f"{view.topic}/{view.queue_id}@{at}", error)
+            at += 1
+            continue
+        for message in got.messages:
+            if message.queue_offset >= view.end:
+                return
+            yield message
+        if got.next_offset <= at:
+            return
+        at = got.next_offset

@@ -1,0 +1,251 @@
+"""Carrying delayed messages forward: appends waiting messages of expired segments again, so that the segments can be
+removed.
+
+A carried message waits in SCHEDULE_TOPIC_XXXX as before. Its property DELAY_DUE is its due time, so the wait does not
+begin anew. Its property DELAY_SOURCE names the message that it replaces, like that of a delivered message. So carrying
+is a delivery into another queue of the level: under the same lock, counted in the same way, exactly once even if
+processes are killed (delivered.py).
+
+A queue of delayed messages is delivered in its order, so that must be the order of due times. A carried message is due
+before younger ones of its level, so it goes to another queue of the level, a *run*: the first one whose last message is
+not due later. Runs have the queue ids `level - 1 + RUN_QUEUES * run`. There are about as many runs as a message is
+carried times: its delay divided by the log's retention.
+
+RocketMQ keeps the log for no delayed message: it loses messages in expired segments. It does not look at runs; messages
+there wait until cystore opens the store again.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from typing import NamedTuple
+
+from cystore import clock
+from cystore._native.append.appender import Appender
+from cystore._native.memory.control import Control
+from cystore._native.record.message import Message, due_message
+from cystore._native.system.failpoint import failpoint
+from cystore.clock import monotonic_s
+from cystore.config import StoreConfig
+from cystore.derived.dispatch.dispatcher import Dispatcher
+from cystore.derived.files.consume_queue import ConsumeQueue, ConsumeQueues
+from cystore.engine.log.commit_log import CommitLog
+from cystore.errors import StoreError
+from cystore.layout import CONSTANTS, SCHEDULE_TOPIC
+from cystore.services.delay.delivered import DUE, RUN_QUEUES, DeliveryProgress, level_of
+from cystore.services.delay.transfer import (
+    BATCH_BYTES,
+    BATCH_MESSAGES,
+    RoomNeededError,
+    Transfer,
+    named_properties,
+    target_of,
+)
+from cystore.services.delay.waiting import Head, WaitingQueues
+
+log = logging.getLogger("cystore")
+
+LOCK_WAIT_MS = 1_000  # for a process that delivers, or dispatches
+WAITING_MAX = 7 / 8  # of the bytes that would go; where more of them wait, carrying frees next to nothing
+SAMPLES = 4096  # entries of a queue that are sampled to estimate the waiting bytes
+BLANK_SIZE_MIN = CONSTANTS["BLANK_SIZE_MIN"][0]
+
+
+class _Carry(NamedTuple):
+    """A waiting message and its copy; None in its place for a message that can never be delivered and is stepped
+    over."""
+
+    slot: int
+    queue_offset: int
+    copy: Message | None
+
+
+class _NotDispatched(Exception):
+    """The end of a run is not known before dispatch has come to it."""
+
+
+class Carrier:
+    """Carries the delayed messages of one store forward. Any process may do it."""
+
+    def __init__(
+        self,
+        control: Control,
+        commit_log: CommitLog,
+        queues: ConsumeQueues,
+        dispatcher: Dispatcher,
+        progress: DeliveryProgress,
+        waiting: WaitingQueues,
+        appender: Appender | None,
+        config: StoreConfig,
+    ) -> None:
+        self._control, self._commit_log, self._queues = control, commit_log, queues
+        self._dispatcher, self._progress = dispatcher, progress
+        self._waiting_queues, self._config = waiting, config
+        self._transfer = None if appender is None else Transfer(progress, appender)
+        self._stuck_at: int | None = None  # place of a message that cannot be carried, and that was reported
+
+    def run(self, end: int, until_s: float | None = None) -> int:
+        """Carries waiting messages below the log position `end`, the end of an expired segment; returns the number of
+        messages. Messages that are left keep their segments: the time was over, another process delivers, or it is not
+        worth it. Raises the errors of `put`."""
+        control, progress, done = self._control, self._progress, 0
+        if self._transfer is None or not progress.slots() or progress.first_waiting() >= end:
+            return 0
+        end = self._worthwhile(end)
+        while progress.first_waiting() < end and (until_s is None or monotonic_s() < until_s):
+            with control.held_if_free("deliver", within_ms=LOCK_WAIT_MS) as turn:
+                if not turn.held or not progress.count(until_s):
+                    break
+                try:
+                    batch = self._batch(end)
+                    carried, room = self._carry(batch)
+                except _NotDispatched:
+                    batch, carried, room = [], 0, None
+                over = progress.first_waiting() >= end
+                progress.save_if_old(0 if over else self._config.flush_delay_offset_interval_ms)
+            done += carried
+            if room is not None:
+                room.make()
+            elif not batch and self._dispatcher.run_once(timeout_ms=LOCK_WAIT_MS).done == 0:
+                break
+        if done:
+            log.info("%d delayed messages below %d were carried forward", done, end)
+        return done
+
+    # ------------------------------------------------------------------------------------------- worth it?
+
+    def _worthwhile(self, end: int) -> int:
+        """The end of the segments below `end` whose bytes do not nearly all wait: moving those would free nothing."""
+        minimum, file_bytes = self._control.min_physical_offset, self._commit_log.file_bytes
+        waiting = self._waiting_bytes(end)
+        best, moved = minimum, 0.0
+        for base in range(minimum - minimum % file_bytes, end, file_bytes):
+            moved += waiting.get(base, 0.0)
+            if moved <= WAITING_MAX * (base + file_bytes - minimum):
+                best = base + file_bytes
+        return min(best, end)
+
+    def _waiting_bytes(self, end: int) -> dict[int, float]:
+        """The approximate number of waiting bytes in each segment below `end`, by its base."""
+        found: dict[int, float] = {}
+        for slot in self._progress.slots().values():
+            queue = self._queues.get(slot)
+            first, behind = self._progress.offset(slot), queue.offset_at(end)
+            step = max((behind - first) // SAMPLES, 1)
+            for queue_offset in range(first, behind, step):
+                entry = queue.entry(queue_offset)
+                if entry is not None:
+                    base = entry.physical_offset - entry.physical_offset % self._commit_log.file_bytes
+                    found[base] = found.get(base, 0.0) + entry.size_bytes * step
+        return found
+
+    # ------------------------------------------------------------------------------- under the deliver lock
+
+    def _carry(self, batch: list[_Carry]) -> tuple[int, RoomNeededError | None]:
+        """Appends the copies of a batch and counts them; returns (their number, the missing resource for the rest)."""
+        assert self._transfer is not None
+        copies = [one.copy for one in batch if one.copy is not None]
+        if not copies:
+            self._advance(batch, 0)
+            return 0, None
+        try:
+            put, room = self._transfer.append(copies, makes_space=True)
+        except StoreError as error:
+            self._advance(batch, len(error.results or ()))
+            raise
+        failpoint("carry.appended")
+        self._advance(batch, len(put))
+        return len(put), room
+
+    def _advance(self, batch: list[_Carry], carried: int) -> None:
+        """Counts the first `carried` messages of a batch, and the stepped-over ones between them."""
+        assert self._transfer is not None
+        self._transfer.leave(batch, carried)
+        failpoint("carry.counted")
+        self._progress.finish()
+
+    def _batch(self, end: int) -> list[_Carry]:
+        """Waiting messages below `end`, in the order of the log, so that the oldest segments are free first."""
+        heads: list[tuple[int, int, Head]] = []
+        batch: list[_Carry] = []
+        last_due: dict[int, int] = {}  # by queue id, of the runs that this batch goes to
+        size, now_ms = 0, clock.now_ms(self._control)
+
+        def push(slot: int, begin: int) -> None:
+            head = self._waiting_queues.head(self._queues.get(slot), begin)
+            if head is not None and head.physical_offset < end:
+                heapq.heappush(heads, (head.physical_offset, slot, head))
+
+        for slot in self._progress.slots().values():
+            push(slot, self._progress.offset(slot))
+        while heads and len(batch) < BATCH_MESSAGES and size < BATCH_BYTES:
+            _, slot, head = heapq.heappop(heads)
+            queue = self._queues.get(slot)
+            message, due_ms = self._waiting_queues.read(queue, head, now_ms)
+            if message is None or not _has_target(queue, head, message):
+                batch.append(_Carry(slot, head.queue_offset, None))
+            else:
+                properties = named_properties(message, **{DUE: str(due_ms)})
+                if properties is None or not self._fits(message, properties):
+                    self._report_stuck(message)
+                    break  # nothing behind it can go
+                run = self._run_for(level_of(queue.queue_id), due_ms, last_due, now_ms)
+                copy = due_message(message, SCHEDULE_TOPIC, run, properties)
+                batch.append(_Carry(slot, head.queue_offset, copy))
+                last_due[run] = due_ms
+                size += message.size_bytes
+            push(slot, head.queue_offset + 1)
+        return batch
+
+    def _fits(self, message: Message, properties: bytes) -> bool:
+        longer = len(properties) - len(message.properties_bytes or b"")
+        return message.size_bytes + longer + BLANK_SIZE_MIN <= self._commit_log.file_bytes
+
+    def _report_stuck(self, message: Message) -> None:
+        if self._stuck_at != message.physical_offset:
+            self._stuck_at = message.physical_offset
+            log.warning(
+                "%s: this delayed message has no room for its due time, so it cannot be carried; the log stays from "
+                "%d on until it is delivered",
+                message,
+                message.physical_offset,
+            )
+
+    def _run_for(self, level: int, due_ms: int, last_due: dict[int, int], now_ms: int) -> int:
+        """The queue id of the level's first run that a message of this due time may be appended to."""
+        queue_id = level - 1 + RUN_QUEUES
+        while True:
+            last_ms = last_due.get(queue_id)
+            if last_ms is None:
+                last_ms = last_due[queue_id] = self._last_due(queue_id, now_ms)
+            if last_ms <= due_ms:
+                return queue_id
+            queue_id += RUN_QUEUES
+
+    def _last_due(self, queue_id: int, now_ms: int) -> int:
+        """When the last message of a run is due; 0 where none waits."""
+        slot = self._control.find_queue(SCHEDULE_TOPIC, queue_id)
+        if slot < 0 or self._progress.offset(slot) >= self._control.queue_next(slot):
+            return 0
+        queue = self._queues.get(slot)
+        if queue.max_offset < self._control.queue_next(slot):
+            raise _NotDispatched
+        at = queue.previous_message(self._progress.offset(slot), queue.max_offset)
+        head = None if at is None else self._waiting_queues.head(queue, at)
+        return 0 if head is None else self._waiting_queues.read(queue, head, now_ms)[1]
+
+
+def _has_target(queue: ConsumeQueue, head: Head, message: Message) -> bool:
+    try:
+        target_of(message.properties)
+    except ValueError as error:
+        log.warning(
+            "%s/%d: delayed message %d cannot be delivered: %s",
+            queue.topic,
+            queue.queue_id,
+            head.queue_offset,
+            error,
+        )
+        return False
+    return True

@@ -1,0 +1,237 @@
+"""Delivery of delayed messages: a due message leaves SCHEDULE_TOPIC_XXXX for its own topic, once.
+
+Source: ScheduleMessageService. Three differences: any process may deliver, one batch at a time under the deliver lock.
+A delivered message names its source, so a kill at any point delivers nothing twice. A message whose due time is further
+away than its level waits, whereas RocketMQ takes that for a clock that was set back and delivers early.
+
+A kill leaves delivered, uncounted messages behind the position that the batch noted before its first append. The next
+delivery counts them first (delivered.py).
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from typing import NamedTuple
+
+from cystore import clock
+from cystore._native.append.appender import Appender
+from cystore._native.memory.control import Control
+from cystore._native.record.exact import whole
+from cystore._native.record.message import Message, PutResult, due_message
+from cystore._native.system.failpoint import failpoint
+from cystore.clock import monotonic_s, seconds
+from cystore.config import StoreConfig
+from cystore.derived.files.consume_queue import ConsumeQueue, ConsumeQueues
+from cystore.derived.reading.reader import Reader
+from cystore.engine.files.progress import Progress
+from cystore.engine.log.flush import Flusher
+from cystore.errors import MessageIllegalError, StoreConfigError, StoreError
+from cystore.services.delay.delivered import RUN_QUEUES, DeliveryProgress
+from cystore.services.delay.transfer import (
+    BATCH_BYTES,
+    BATCH_MESSAGES,
+    RoomNeededError,
+    Transfer,
+    named_properties,
+    properties_of,
+    target_of,
+)
+from cystore.services.delay.waiting import WaitingQueues
+
+log = logging.getLogger("cystore")
+
+RUN_ONCE_S = 1.0
+BUSY_MS = 10
+IDLE_MS = 100  # ScheduleMessageService.DELAY_FOR_A_WHILE
+
+
+class _Due(NamedTuple):
+    """A due message; None in its place for a message that cannot be delivered and is stepped over."""
+
+    slot: int
+    queue_offset: int
+    message: Message | None
+
+
+class Scheduler:
+    """Delivers the delayed messages of one store; without an appender it only tells when they are due."""
+
+    def __init__(
+        self,
+        control: Control,
+        queues: ConsumeQueues,
+        progress: DeliveryProgress,
+        reader: Reader,
+        flusher: Flusher,
+        waiting: WaitingQueues,
+        appender: Appender | None,
+        config: StoreConfig,
+    ) -> None:
+        self._control, self._queues = control, queues
+        self._progress, self._reader, self._flusher, self._config = progress, reader, flusher, config
+        self._appender = appender
+        self._waiting_queues = waiting
+        # Of a queue's slot: the message that comes next, its due time as the queue has it, and checked against the record.
+        self._waiting: dict[int, tuple[int, int | None, int]] = {}
+        self._transfer = None if appender is None else Transfer(progress, appender)
+
+    # ------------------------------------------------------------------------------------------- delivering
+
+    def run_once(self, budget: int | None = None) -> Progress:
+        """Delivers messages that are due by now, at most `budget`; `done` counts them. While another process delivers:
+        nothing."""
+        return self._run(budget, monotonic_s() + RUN_ONCE_S, wait=False)
+
+    def deliver(self, max_messages: int | None = None, timeout_s: float | None = None) -> int:
+        """Delivers the messages that are due at the time of the call; returns their number. Ends after about
+        `timeout_s`, which includes the wait for another delivering process; then some may be left. Raises the errors of
+        `put`."""
+        if max_messages is not None:
+            max_messages = whole("max_messages", max_messages, 1, error=StoreConfigError)
+        until_s = None if timeout_s is None else monotonic_s() + seconds(timeout_s, least=0)
+        return self._run(max_messages, until_s, wait=True).done
+
+    def _run(self, limit: int | None, until_s: float | None, *, wait: bool) -> Progress:
+        control, done, now_ms = self._control, 0, clock.now_ms(self._control)
+        if self._appender is None or not self._progress.slots():
+            return Progress(0)
+        self._reader.help_dispatch()
+        while limit is None or done < limit:
+            left_ms = -1 if until_s is None else max(int((until_s - monotonic_s()) * 1000), 0)
+            with control.held_if_free("deliver", within_ms=left_ms if wait else 0) as turn:
+                if not turn.held:
+                    return Progress(done)
+                if not self._progress.count(until_s):
+                    return Progress(done, more=True)
+                batch = self._due(
+                    now_ms, BATCH_MESSAGES if limit is None else min(limit - done, BATCH_MESSAGES)
+                )
+                put, room = self._put(batch)
+                self._progress.save_if_old(self._config.flush_delay_offset_interval_ms)
+            if put and self._config.flush_disk_type == "sync":
+                self._flusher.flush_to(put[-1].physical_offset + put[-1].size_bytes)
+            done += len(put)
+            if room is not None:
+                room.make()
+            elif not batch:
+                return Progress(done)
+            if until_s is not None and monotonic_s() >= until_s:
+                break
+        return Progress(done, more=True)
+
+    # ------------------------------------------------------------------------------- under the deliver lock
+
+    def _put(self, batch: list[_Due]) -> tuple[list[PutResult], RoomNeededError | None]:
+        """Delivers a batch, counts its delivered messages, and returns the missing resource for the rest."""
+        messages = [one.message for one in batch if one.message is not None]
+        if not messages:
+            self._advance(batch, 0)
+            return [], None
+        try:
+            put, room = self._append([self._delivery(message) for message in messages])
+        except MessageIllegalError:
+            return self._put_one(batch)  # nothing was written: all are checked before
+        except StoreError as error:
+            self._advance(batch, len(error.results or ()))
+            raise
+        self._advance(batch, len(put))
+        return put, room
+
+    def _append(self, messages: list[Message]) -> tuple[list[PutResult], RoomNeededError | None]:
+        assert self._transfer is not None
+        put, room = self._transfer.append(messages)
+        if room is None:
+            failpoint("deliver.appended")
+        return put, room
+
+    def _put_one(self, batch: list[_Due]) -> tuple[list[PutResult], RoomNeededError | None]:
+        """For a batch with a message that cannot be put: delivers the first of its messages. A message that cannot be
+        put even without the name of its source is stepped over."""
+        for one in batch:
+            for named in (True, False) if one.message is not None else ():
+                assert one.message is not None
+                try:
+                    put, room = self._append([self._delivery(one.message, named=named)])
+                except MessageIllegalError as error:
+                    log.warning("%s: a delayed message cannot be delivered: %s", one.message, error)
+                    continue
+                self._advance([one], len(put))
+                return put, room
+            self._advance([one._replace(message=None)], 0)
+        return [], None
+
+    def _advance(self, batch: list[_Due], delivered: int) -> None:
+        """Counts the first `delivered` messages of a batch, and the stepped-over ones between them."""
+        assert self._transfer is not None
+        self._transfer.leave(batch, delivered)
+        failpoint("deliver.counted")
+        self._progress.finish()
+
+    def _delivery(self, message: Message, *, named: bool = True) -> Message:
+        """The copy of a due message for its topic, with the name of its source if it has room for that."""
+        properties = (named_properties(message) if named else None) or properties_of(message)
+        return due_message(message, *target_of(message.properties), properties)
+
+    def _due(self, now_ms: int, limit: int) -> list[_Due]:
+        """Due messages, in the order of due times; within a level in the order of the puts."""
+        heads: list[tuple[int, bool, int, int, int, Message | None]] = []
+        batch: list[_Due] = []
+        size = 0
+
+        def push(queue_id: int, slot: int, begin: int) -> None:
+            head = self._head(self._queues.get(slot), begin, now_ms)
+            if head is not None:
+                # Of two that are due in the same millisecond the carried one is the older one.
+                heapq.heappush(heads, (head[0], queue_id < RUN_QUEUES, queue_id, slot, head[1], head[2]))
+
+        for queue_id, slot in self._progress.slots().items():
+            push(queue_id, slot, self._progress.offset(slot))
+        while heads and len(batch) < limit and size < BATCH_BYTES:
+            _, _, queue_id, slot, queue_offset, message = heapq.heappop(heads)
+            batch.append(_Due(slot, queue_offset, message))
+            size += 0 if message is None else message.size_bytes
+            push(queue_id, slot, queue_offset + 1)
+        return batch
+
+    def _head(self, queue: ConsumeQueue, begin: int, now_ms: int) -> tuple[int, int, Message | None] | None:
+        """(due time, queue offset, message) of a queue's first message from `begin` on, if it is due."""
+        head = self._waiting_queues.head(queue, begin)
+        if head is None:
+            return None
+        at = head.queue_offset
+        known = self._waiting.get(queue.slot)
+        if known is not None and known[:2] == (at, head.noted_ms) and known[2] > now_ms:
+            return None
+        message, due_ms = self._waiting_queues.read(queue, head, now_ms)
+        if message is None:
+            return 0, at, None
+        if due_ms > now_ms:
+            self._waiting[queue.slot] = at, head.noted_ms, due_ms
+            return None
+        try:
+            target_of(message.properties)
+        except ValueError as error:
+            log.warning("%s/%d: delayed message %d cannot be delivered: %s", queue.topic, queue.queue_id, at, error)  # fmt: skip
+            return due_ms, at, None
+        return due_ms, at, message
+
+    # ---------------------------------------------------------------------------------------------- looking
+
+    def next_due_ms(self) -> int | None:
+        """When the next message that is dispatched is due, None when none waits."""
+        due: list[int] = []
+        for slot in self._progress.slots().values():
+            head = self._waiting_queues.head(self._queues.get(slot), self._progress.offset(slot))
+            if head is not None:
+                known = self._waiting.get(slot)
+                checked = known is not None and known[:2] == (head.queue_offset, head.noted_ms)
+                due.append(known[2] if known is not None and checked else head.noted_ms or 0)
+        return min(due, default=None)
+
+    def idle_s(self) -> float:
+        """The sleep of a thread: until the next message is due, at most RocketMQ's time. An overdue message means that
+        another process delivers now."""
+        due_ms = self.next_due_ms()
+        left_ms = IDLE_MS if due_ms is None else due_ms - clock.now_ms(self._control)
+        return min(left_ms if left_ms > 0 else BUSY_MS, IDLE_MS) / 1000

@@ -1,0 +1,90 @@
+"""Messages that wait in SCHEDULE_TOPIC_XXXX: the next one of each queue, and its due time."""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+from cystore._native.derived import ext
+from cystore._native.derived.delay import is_due_time
+from cystore._native.memory import store_clock
+from cystore._native.memory.control import Control
+from cystore._native.record.message import Message, delay_level_of
+from cystore.config import StoreConfig
+from cystore.derived.files.consume_queue import ConsumeQueue, QueueEntry
+from cystore.engine.log.commit_log import CommitLog
+from cystore.errors import CorruptRecordError, OffsetError
+from cystore.services.delay.delivered import carried_due_ms
+
+log = logging.getLogger("cystore")
+
+
+class Head(NamedTuple):
+    """The message that comes next in a queue; its due time as the queue's entry has it (None: that is gone)."""
+
+    queue_offset: int
+    physical_offset: int
+    noted_ms: int | None
+
+
+class WaitingQueues:
+    """Finds the next message in each queue of one store."""
+
+    def __init__(self, control: Control, commit_log: CommitLog, config: StoreConfig) -> None:
+        self._control, self._commit_log = control, commit_log
+        self._levels_ms = config.delay_levels_ms()
+        # Of a queue's slot: a message that a wrong clock stamped, and when it is due.
+        self._stamped_wrong: dict[int, tuple[int, int]] = {}
+
+    def head(self, queue: ConsumeQueue, begin: int) -> Head | None:
+        """The first message of a queue from `begin` on."""
+        at = queue.next_message(begin, queue.max_offset)
+        entry = None if at is None else queue.entry(at)
+        return (
+            None if at is None or entry is None else Head(at, entry.physical_offset, due_time(queue, entry))
+        )
+
+    def read(self, queue: ConsumeQueue, head: Head, now_ms: int) -> tuple[Message | None, int]:
+        """(message, its due time); None and 0 for an unreadable message, which is reported."""
+        try:
+            message = self._commit_log.read(head.physical_offset)
+        except (OffsetError, CorruptRecordError):
+            log.exception(
+                "%s/%d: delayed message %d cannot be read", queue.topic, queue.queue_id, head.queue_offset
+            )
+            return None, 0
+        return message, self._due_ms(head, message, queue.slot, now_ms)
+
+    def _due_ms(self, head: Head, message: Message, slot: int, now_ms: int) -> int:
+        """The due time of a message.
+
+        A carried message contains it. Otherwise the queue's entry does. The level used is not recorded. An entry that
+        no table of levels gives is damaged: then the current levels count. A message that a wrong clock stamped waits
+        its whole delay from the time when this process met it, because the time of its put is unknown and it must never
+        be early. A carried message waits no longer than it says.
+        """
+        stored_ms, carried_ms = message.store_timestamp_ms, carried_due_ms(message)
+        level = min(max(delay_level_of(message.properties), 1), len(self._levels_ms))
+        delay_ms = self._levels_ms[level - 1]
+        if carried_ms is not None:
+            due_ms, delay_ms = carried_ms, max(delay_ms, carried_ms - stored_ms)
+        else:
+            if head.noted_ms is not None and is_due_time(head.noted_ms, stored_ms):
+                delay_ms = head.noted_ms - stored_ms
+            due_ms = stored_ms + delay_ms
+        if stored_ms - now_ms <= store_clock.jump_ms(self._control):
+            return due_ms
+        if self._stamped_wrong.get(slot, (-1, 0))[0] != head.queue_offset:
+            self._stamped_wrong[slot] = head.queue_offset, now_ms + delay_ms
+        return min(due_ms, self._stamped_wrong[slot][1])
+
+
+def due_time(queue: ConsumeQueue, entry: QueueEntry) -> int | None:
+    """The due time in an entry, or in its extended unit; None if that unit is gone."""
+    if not ext.is_address(entry.tags_code):
+        return entry.tags_code
+    try:
+        unit = None if queue.ext is None else queue.ext.get(entry.tags_code)
+    except CorruptRecordError:
+        return None
+    return None if unit is None else unit.tags_code

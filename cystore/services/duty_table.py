@@ -1,0 +1,140 @@
+"""Duties: work for a whole store, done by one process at a time; the right to do it, and its last result.
+
+A process that wants to do a duty has a token, greater than every token before. A lease, in Redis or in the control
+block, says which process should do the duty. Each step shows the token again while it holds the duty's lock, which only
+one process has; so a process that was paused for longer than the lease is refused at its next step. A kill inside a
+step leaves the lock to the next process, and the step's own work to the locks below it; a killed holder's lease ends by
+itself. The control block ends with the last process, and so does every old token.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from typing import NamedTuple
+
+from cystore import clock
+from cystore._native.memory.control import Control
+from cystore._native.memory.locks import Held
+from cystore.errors import FencedError, StoreTimeoutError
+from cystore.layout import DUTIES, DUTY_WORDS
+
+__all__ = ["DUTIES", "Duties", "DutyRun", "Outcome"]
+
+_TOKEN, _UNTIL, _BEGUN, _TOOK, _DONE, _OUTCOME, _RUNS, _PID = range(len(DUTY_WORDS))
+
+
+class Outcome(enum.IntEnum):
+    """The outcome of a run of a duty."""
+
+    NEVER = 0  # it has not run since the first process attached
+    DONE = 1  # nothing was left to do, or the time was over
+    LOST = 2  # another process has the lease now
+    BUSY = 3  # a live process is inside of a step and does not leave it
+    FAILED = 4  # an error, which is in the log
+
+
+class DutyRun(NamedTuple):
+    """The last run of a duty: begin (ms), duration (microseconds), amount of work (bytes, files or messages, depending
+    on the duty), outcome, number of runs since the first process attached, and the process that ran it."""
+
+    begun_ms: int
+    took_us: int
+    done: int
+    outcome: Outcome
+    runs: int = 0
+    pid: int = 0
+
+
+def _now_ms() -> int:
+    """A clock that all processes of this boot share, ms."""
+    return int(clock.monotonic_s() * 1000)
+
+
+def _number(duty: str) -> int:
+    if duty not in DUTIES:
+        raise ValueError(f"there is no duty {duty!r}; the duties are {', '.join(DUTIES)}")
+    return DUTIES.index(duty)
+
+
+def _lock(duty: str) -> str:
+    return f"duty_{DUTIES[_number(duty)]}"
+
+
+class Duties:
+    """The duties of one store. Unknown names are a ValueError."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+
+    def _get(self, duty: str, word: int) -> int:
+        return self._control.duty_word(_number(duty), word)
+
+    def _set(self, duty: str, word: int, value: int) -> None:
+        self._control.set_duty_word(_number(duty), word, value)
+
+    def highest_token(self, duty: str) -> int:
+        """The highest token that a step was done with, or a lease given out with here; 0 before the first."""
+        return self._get(duty, _TOKEN)
+
+    # ------------------------------------------------------------------------------- the lease in the control block
+
+    def acquire(self, duty: str, ttl_ms: int) -> int | None:
+        """A token with a lease of `ttl_ms`, or None while another process has the lease."""
+        with self._control.held_if_free(_lock(duty)) as turn:
+            if not turn.held or self._get(duty, _UNTIL) > _now_ms():
+                return None
+            token = self._get(duty, _TOKEN) + 1
+            self._set(duty, _TOKEN, token)
+            self._set(duty, _UNTIL, _now_ms() + ttl_ms)
+            return token
+
+    def release(self, duty: str, token: int) -> None:
+        """Ends a lease before its time, unless another process has a newer one."""
+        with self._control.held_if_free(_lock(duty)) as turn:
+            if turn.held and self._get(duty, _TOKEN) == token:
+                self._set(duty, _UNTIL, 0)
+
+    def step(self, duty: str, token: int, *, ttl_ms: int, wait_ms: int = 100) -> Held:
+        """A with block for one step of a duty: no other process does one meanwhile, and none with an older token does
+        one afterwards.
+
+        Renews the lease in the control block to `ttl_ms`. Raises FencedError if a process with a newer token was here,
+        and StoreTimeoutError if a live process is inside a step for longer than `wait_ms`.
+        """
+
+        def entered() -> None:
+            newest = self._get(duty, _TOKEN)
+            if token < newest:
+                raise FencedError(
+                    f"{duty}: token {token} is older than {newest}: another process does this duty now"
+                )
+            self._set(duty, _TOKEN, token)
+            self._set(duty, _UNTIL, _now_ms() + ttl_ms)
+
+        def busy(reason: str, *, path: str) -> StoreTimeoutError:
+            return StoreTimeoutError(f"another process is inside a step of {duty}: {reason}", path=path)
+
+        return self._control.held(_lock(duty), timeout_ms=wait_ms, entered=entered, busy=busy)
+
+    # ------------------------------------------------------------------------------------------- what came of it
+
+    def ran(self, duty: str, run: DutyRun) -> None:
+        """Notes a run of this process. The numbers are for people: of two that end at once, parts of both may be read."""
+        values = {
+            _BEGUN: run.begun_ms,
+            _TOOK: run.took_us,
+            _DONE: run.done,
+            _OUTCOME: int(run.outcome),
+            _PID: os.getpid(),
+        }
+        for word, value in values.items():
+            self._set(duty, word, value)
+        self._set(duty, _RUNS, self._get(duty, _RUNS) + 1)
+
+    def last(self, duty: str) -> DutyRun:
+        """The last run of a duty."""
+        begun, took, done, outcome, runs, pid = (
+            self._get(duty, word) for word in (_BEGUN, _TOOK, _DONE, _OUTCOME, _RUNS, _PID)
+        )
+        return DutyRun(begun, took, done, Outcome(outcome), runs, pid)

@@ -1,0 +1,167 @@
+"""The report as one HTML page that needs nothing else: its plots are SVG inside of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from html import escape
+from typing import Any
+
+from cystore import clock
+from cystore.spark.reports.report_plots import (
+    HOUR,
+    NAME_MAX,
+    NAMES_SHOWN,
+    Axis,
+    Rows,
+    runs_plot,
+    times_plot,
+)
+from cystore.spark.reports.report_style import SCRIPT, STYLE, duration, short
+
+EXCEPTION_MAX = 120
+NONE_FAILED = "<p>No task failed.</p>"
+
+
+def page(
+    title: str,
+    facts: Mapping[str, Any],
+    names: Rows,
+    hours: Rows,
+    tracebacks: Rows,
+    workflows: Rows,
+    workers: Rows = (),
+) -> str:
+    """The page. `hours` are the rows of `report.hourly`, the others of the functions of their name."""
+    shown = [row["name"] for row in names[:NAMES_SHOWN]]
+    head = (
+        f'<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style>"
+    )
+    parts = [f"<h1>{escape(title)}</h1>", f'<p class="when">{_when(hours)}</p>']
+    parts += _parts(facts, names, hours, tracebacks, workflows, workers, shown) if names else [EMPTY]
+    body = "\n".join(parts)
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n{body}\n<script>{SCRIPT}</script></body></html>\n'
+
+
+EMPTY = (
+    '<p class="empty">There is no task in this time. The lifecycle log has none: either no worker of Celery wrote to these stores, or one '
+    "did so before or after.</p>"
+)
+
+
+def _parts(
+    facts: Mapping[str, Any],
+    names: Rows,
+    hours: Rows,
+    tracebacks: Rows,
+    workflows: Rows,
+    workers: Rows,
+    shown: Sequence[str],
+) -> list[str]:
+    listed = "".join(f"<li><b>{escape(str(value))}</b>{escape(name)}</li>" for name, value in facts.items())
+    axis = Axis.of(hours)
+    greatest = "" if axis.called == "hour" else f", the greatest of each {axis.called}"
+    numbers = {
+        "runs": _number("count"),
+        "failed": _number("failed"),
+        "failure rate": _share("failure_rate"),
+        "retries": _number("retried"),
+        **{f"{what} p{p}": _seconds(f"{what}_p{p}") for what in ("runtime", "wait") for p in (50, 95, 99)},
+    }
+    found = [
+        f'<ul class="facts">{listed}</ul>',
+        f"<h2>Runs by {axis.called}</h2>",
+        runs_plot(hours, shown, axis),
+    ]
+    for what in ("runtime", "wait"):
+        if drawn := times_plot(hours, shown, axis, f"{what}_p95"):
+            found += [f"<h2>{what.title()}: 95 of 100 are shorter{greatest}</h2>", drawn]
+    found += ["<h2>Tasks</h2>", _table(names, {"task": _name("name"), **numbers})]
+    if workers:
+        found += ["<h2>Workers</h2>", _table(workers, {"worker": _name("worker"), **numbers})]
+    found += ["<h2>Most frequent failures</h2>", _failures(tracebacks) if tracebacks else NONE_FAILED]
+    if workflows:
+        found += ["<h2>Slowest workflows</h2>", _table(workflows, WORKFLOW)]
+    return found
+
+
+def _when(hours: Rows) -> str:
+    made = f"Made {datetime.fromtimestamp(clock.now_ms() / 1000, UTC):%Y-%m-%d %H:%M} UTC"
+    if not hours:
+        return made
+    first, last = _utc(min(row["hour"] for row in hours)), _utc(max(row["hour"] for row in hours)) + HOUR
+    return f"{first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d %H:%M} UTC. {made}"
+
+
+def _utc(time: datetime) -> datetime:
+    return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+# ------------------------------------------------------------------------------------------------------ tables
+
+Cell = tuple[str, float | None, str]  # as HTML, the number to sort by, what stands there on hover
+
+
+def _table(rows: Rows, columns: Mapping[str, Callable[[Mapping[str, Any]], Cell]]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in columns)
+    body = "".join("<tr>" + "".join(_cell(*of(row)) for of in columns.values()) + "</tr>\n" for row in rows)
+    table = f"<thead><tr>{head}</tr></thead><tbody>\n{body}</tbody>"
+    return f'<div class="wide"><table class="sorts">{table}</table></div>'
+
+
+def _failures(rows: Rows) -> str:
+    return _table(
+        rows,
+        {
+            "task": _name("name"),
+            "count": _number("count"),
+            "first (UTC)": _time("first"),
+            "last (UTC)": _time("last"),
+            "raised": _failure,
+        },
+    )
+
+
+def _cell(shown: str, value: float | None, hover: str) -> str:
+    sort = "" if value is None else f' data-value="{value}"'
+    title = f' title="{escape(hover)}"' if hover else ""
+    return f"<td{sort}{title}>{shown}</td>"
+
+
+def _name(name: str) -> Callable[[Mapping[str, Any]], Cell]:
+    """Long ones are cut, with the whole on hover."""
+    return lambda row: (escape(short(str(row[name] or "?"), NAME_MAX)), None, str(row[name] or "?"))
+
+
+def _number(name: str) -> Callable[[Mapping[str, Any]], Cell]:
+    return lambda row: (f"{row[name]:,}", row[name], "")
+
+
+def _share(name: str) -> Callable[[Mapping[str, Any]], Cell]:
+    return lambda row: (f"{100 * (row[name] or 0):.2f} %", row[name] or 0.0, "")
+
+
+def _seconds(name: str) -> Callable[[Mapping[str, Any]], Cell]:
+    return lambda row: (duration(row[name]), -1.0 if row[name] is None else row[name], "")
+
+
+def _time(name: str) -> Callable[[Mapping[str, Any]], Cell]:
+    return lambda row: (f"{_utc(row[name]):%Y-%m-%d %H:%M:%S}", _utc(row[name]).timestamp(), "")
+
+
+def _failure(row: Mapping[str, Any]) -> Cell:
+    """The exception, with the traceback to unfold."""
+    said = escape(short(row["exception"] or row["class"], EXCEPTION_MAX))
+    told = f"task {row['task_id']}\n\n{row['traceback'] or 'no traceback'}"
+    return f"<details><summary>{said}</summary><pre>{escape(told)}</pre></details>", None, ""
+
+
+WORKFLOW = {
+    "root task": _name("name"),
+    "id": _name("root_id"),
+    "begin (UTC)": _time("begin"),
+    "took": _seconds("seconds"),
+    "tasks": _number("tasks"),
+    "failed": _number("failed"),
+}

@@ -1,0 +1,4 @@
+"""Writing: tasks stage rows, the driver commits.
+
+May import `cystore.spark.source` and what is below it: docs/architecture.md.
+"""

@@ -1,0 +1,81 @@
+"""Writing a DataFrame or a stream: tasks stage (`write`), the driver commits or aborts."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from cystore.errors import StoreConfigError
+from cystore.spark.sink.commit import Commit, abort, all_there
+from cystore.spark.sink.rows import RowEncoder, check_columns
+from cystore.spark.sink.staged_rows import ANONYMOUS, TaskMessage, stage
+from cystore.spark.sink.write_options import WriteOptions
+
+QUERY_ID = "sql.streaming.queryId"  # Spark's name for the query of a stream's task
+
+
+def staged_by_task(
+    folder: Path, options: WriteOptions, batches: Iterator[pa.RecordBatch]
+) -> WriterCommitMessage:
+    """The work of a task: it stages its rows."""
+    context = TaskContext.get()
+    task = 0 if context is None else context.partitionId()
+    encoder = RowEncoder(options.topic, options.config, task)
+    staged = stage(folder, batches, encoder)
+    query = None if context is None else context.getLocalProperty(QUERY_ID)
+    return TaskMessage(task, staged, encoder.largest_bytes, query)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """One job. Made on the driver; its copies stage in tasks, and one of them commits."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        check_columns(schema, options.topic)
+        self._options = options
+        name = f"{ANONYMOUS}{uuid.uuid4().hex}" if options.sink is None else options.sink.id
+        self._folder = Path(options.staging, name)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """In a task."""
+        return staged_by_task(self._folder, self._options, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """On the driver, when every task is done."""
+        Commit(self._options, self._folder, all_there(messages), self._options.version).run()
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """On the driver, when a task or the commit failed."""
+        abort(self._options, self._folder, messages)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """A query's. Spark makes one anew for each commit, so all that they share is the sink's name."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        check_columns(schema, options.topic)
+        if options.sink is None:
+            raise StoreConfigError("a stream needs a name: give option sinkId or checkpointLocation")
+        self._options = options
+        self._folder = Path(options.staging, options.sink.id)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """In a task."""
+        return staged_by_task(self._folder, self._options, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """On the driver, when every task of a micro-batch is done; the same batch may come again after a restart."""
+        Commit(self._options, self._folder, all_there(messages), batchId).run()
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """On the driver, when a task or the commit failed."""
+        abort(self._options, self._folder, messages)

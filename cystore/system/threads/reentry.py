@@ -1,0 +1,83 @@
+"""Calls of the store inside another call of the same thread: from a signal handler, or a finalizer.
+
+A thread cannot wait for itself. So Python code that runs while it holds a lock of all processes runs `undisturbed`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import TypeVar
+
+from cystore.system.threads import os_threads
+
+Answer = TypeVar("Answer")
+
+TURN_BEGIN_S = 0.25  # then the caller makes the call itself
+
+# The modules of the store itself, without those that are built on it.
+INSIDE = tuple(
+    f"cystore.{name}"
+    for name in (
+        "_native",
+        "attach",
+        "attachment",
+        "carry_over",
+        "store_upkeep",
+        "detach",
+        "derived",
+        "engine",
+        "holds",
+        "archive",
+        "recovery",
+        "services",
+        "snapshot",
+        "store",
+        "system",
+    )
+)
+
+
+def undisturbed(call: Callable[[], Answer]) -> Answer:
+    """Makes a call that no signal handler can interrupt. Handlers run in the main thread; there, another thread makes
+    the call.
+
+    A handler that uses the store meanwhile waits for that thread as for any other. Its exception ends the wait, not the
+    call. Inside a handler the call is made at once, because the interrupted call may hold a lock of this process that
+    another thread would wait for.
+    """
+    if os_threads.native_id() != os.getpid() or _is_nested(sys._getframe(1)):
+        return call()
+    outcome: list[Answer] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(call())
+        except BaseException as error:  # noqa: BLE001 - raised below, in the thread that asked
+            errors.append(error)
+
+    try:
+        thread = os_threads.Thread(run, "cystore-turn", TURN_BEGIN_S)
+    except RuntimeError:  # no more threads
+        return call()
+    thread.join()
+    if errors:
+        raise errors[0]
+    if not outcome:
+        raise MemoryError(f"no memory for the thread that makes the call {call!r}")
+    return outcome[0]
+
+
+def _is_nested(frame: FrameType | None) -> bool:
+    """Whether a call of the store is below this frame's call."""
+    left = False
+    while frame is not None:
+        inside = frame.f_globals.get("__name__", "").startswith(INSIDE)
+        if inside and left:
+            return True
+        left = left or not inside
+        frame = frame.f_back
+    return False

@@ -1,0 +1,195 @@
+"""The upkeep of a store: cleaning, retention, holds, the archive's mark, the scrub, checkpoints and duties.
+
+`MessageStore` inherits all of it; this module keeps it apart from the methods of programs that put and get.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from cystore._native.memory import store_clock
+from cystore._native.record.exact import any_text
+from cystore.attachment.attach import Attachment
+from cystore.attachment.needs import Maintenance, maintenance_of
+from cystore.config import StoreConfig
+from cystore.derived.dispatch.remove import Removal
+from cystore.engine.files.progress import Progress
+from cystore.engine.manifest.store_settings import configure
+from cystore.errors import StoreConfigError
+from cystore.layout import FLAGS
+from cystore.services.clean import Cleaned
+from cystore.services.duty_table import Duties
+from cystore.services.retention.archive_mark import Archived, ArchiveMark
+from cystore.services.retention.named_holds import Hold
+from cystore.services.scrub import SLICE_BYTES, Scrubbed, Scrubber
+from cystore.system.folders import check_place
+
+
+class StoreUpkeep(ABC):
+    """The part of a `MessageStore` that operators and duties use."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def _attached(self) -> Attachment: ...
+
+    @abstractmethod
+    def _writable(self) -> Attachment: ...
+
+    def clean(self, max_segments: int | None = None) -> Cleaned:
+        """Removes expired messages (file_reserved_time_h), at any hour: whole segments, oldest first, then the queue
+        and index files that only point to them.
+
+        Views of bodies stay readable. The service "clean" does the same at delete_when, and when the disk fills up (RocketMQ's
+        executeDeleteFilesManually).
+        """
+        return self._writable().cleaner.clean(max_segments)
+
+    def let_pages_go(self) -> None:
+        """Takes the pages of mapped files out of this process's memory (its resident size), whether it wrote or read them. They stay in the
+        page cache; the next touch is a page fault. For a process whose memory is limited: shared pages count as its own."""
+        parts = self._attached()
+        parts.commit_log.files.let_pages_go(parts.control.wrote)
+
+    def delete_topic(self, topic: str) -> Removal:
+        """Removes all queues of a topic with the messages that are in them by now (RocketMQ's deleteTopic), for every process.
+
+        Readers get OFFSET_TOO_SMALL. The topic continues to count: a later message gets the next queue offset. Records
+        stay in the log until their segment expires, so `query`, `read` and `scan` find them until then. Delayed
+        messages are still delivered.
+        Raises StoreConfigError for the topic of delayed messages.
+        """
+        return self._writable().remover.delete_topic(any_text("topic", topic, StoreConfigError))
+
+    def remove_unused_queues(self) -> Removal:
+        """Removes the files of queues without messages (cleanExpiredConsumerQueue, cleanUnusedTopic). The queues
+        continue to count. Every clean does the same."""
+        return self._writable().remover.settle()
+
+    def configure(self, **settings: Any) -> None:
+        """Changes the store's retention policy, for every process that has it open or opens it: it wins over their own settings. Other
+        delay levels hold from the next first open on. None takes a value away again. Raises StoreConfigError."""
+        configure(self._writable().manifest, settings)
+
+    @property
+    def settings(self) -> StoreConfig:
+        """The present settings. The store decides those that shape the files, and the retention policy; `config` has
+        the given ones."""
+        return self._attached().cleaner.settings
+
+    def hold(self, name: str, physical_offset: int, *, max_age_ms: int | None = None) -> Hold:
+        """From now on no clean removes the log at `physical_offset` or behind it, until the hold moves or is released.
+
+        Records older than `max_age_ms` are removed all the same, with a warning, so a forgotten hold does not fill the
+        disk. The answer contains the begin of the hold: the log's minimum if that is beyond `physical_offset`. Holds
+        outlive processes. Raises StoreConfigError.
+        """
+        return self._writable().cleaner.holds.set(name, physical_offset, max_age_ms)
+
+    def release(self, name: str) -> bool:
+        """Ends a hold; False when there was none of that name."""
+        return self._writable().cleaner.holds.release(any_text("name of the hold", name, StoreConfigError))
+
+    def holds(self) -> Mapping[str, Hold]:
+        """Every hold by name."""
+        return self._attached().cleaner.holds.read()
+
+    def archived(self) -> Archived | None:
+        """The archive mark; no clean removes the log from its `up_to` on. None: there is no archive, and no such hold.
+        Raises StoreFormatError if the mark cannot be read."""
+        return self._attached().cleaner.archive.read()
+
+    def resume_cleaning(self) -> bool:
+        """Ends the pause of cleaning after an unreadable manifest. Call it when every user of old records has set its
+        hold."""
+        return self._writable().manifest.resume_cleaning()
+
+    @property
+    def archive_mark(self) -> ArchiveMark:
+        """The archive mark of the store, for archive jobs."""
+        return self._writable().cleaner.archive
+
+    def clean_due(self) -> Progress:
+        """One turn of the service "clean": what `clean` does when its hour has come (delete_when) or the disk fills up, at most ten
+        segments; begins a new segment by time (roll_interval_h), and switches writing off on a full disk."""
+        return self._writable().cleaner.run_once()
+
+    def flush_log(self) -> int:
+        """Makes the log durable up to the present end, and no more; returns the number of bytes that were not durable.
+        Raises FlushFailedError, StoreTimeoutError after sync_flush_timeout_ms."""
+        parts = self._writable()
+        wrote, before = parts.control.wrote, parts.control.flushed
+        parts.flusher.flush_to(wrote)
+        return max(wrote - before, 0)
+
+    def checkpoint(self) -> int:
+        """Makes queues and index durable as far as they are dispatched, then the checkpoint and the queues' next
+        offsets; returns the number of bytes of log that the index was behind. Raises the errors of `flush_log`."""
+        parts = self._writable()
+        behind = parts.control.dispatched - parts.control.index_flushed
+        parts.derived_flusher.flush_dispatched()
+        parts.derived_flusher.save_queue_offsets()
+        return max(behind, 0)
+
+    def scrub(self, max_bytes: int = SLICE_BYTES, *, pause_ms: int = 0) -> Scrubbed:
+        """Verifies the next slice of the store, about `max_bytes` of log: checksums, and queues and index against the records.
+
+        The manifest keeps its position. Wrong queue entries of intact records are rewritten. A new round begins
+        `pause_ms` after the last one. Raises StoreIOError for unreadable bytes.
+        """
+        parts = self._writable()
+        scrubber = Scrubber(
+            parts.root, parts.config, parts.control, parts.queues, parts.dispatcher, parts.manifest
+        )
+        return scrubber.run_once(max_bytes, pause_ms=pause_ms)
+
+    @property
+    def duties(self) -> Duties:
+        """The duties of the store: which process may do each, and the last result."""
+        return Duties(self._writable().control)
+
+    @property
+    def maintenance(self) -> Maintenance:
+        """The present need for each duty. Cheap, so that a worker can ask before each turn."""
+        return maintenance_of(self._writable())
+
+    def used_disk_percent(self) -> float:
+        """The used part of the file system that holds the store, as `df` counts."""
+        return self._attached().cleaner.used_percent()
+
+    def check_usable(self) -> None:
+        """Raises the error that every put of this process would get: StoreMovedError if the path names another
+        directory now, FlushFailedError after a failed sync. Costs 2 microseconds."""
+        parts = self._attached()
+        check_place(parts.root)
+        parts.flusher.check()
+
+    def check_room(self, *, refused: bool = False) -> None:
+        """Raises StoreFullError while puts are refused because the disk is full. Looks at the disk in that case, or
+        after a put was `refused`; otherwise it costs a microsecond."""
+        cleaner = self._writable().cleaner
+        if refused:
+            cleaner.watch_space()
+        cleaner.check_space()
+
+    def asked_to_leave(self) -> bool:
+        """Whether `cystore handover` asks the processes of this store to close it, so that another version can open it. Everything works
+        as before until then. Costs 1 microsecond."""
+        return self._attached().control.handover
+
+    def set_writable(self, writable: bool) -> None:
+        """Switches writing off (or on again) for every attached process (RunningFlags)."""
+        control = self._writable().control
+        flag = FLAGS["FLAG_NOT_WRITABLE"][0]
+        if writable:
+            control.clear_flag(flag)
+        else:
+            control.set_flag(flag)
+
+    def believe_clock(self) -> None:
+        """The wall clock is right, an operator says: every process goes by it from now on, also after a jump (max_clock_jump_s)."""
+        parts = self._writable()
+        store_clock.believe(parts.control)
+        parts.clock.look()

@@ -1,0 +1,357 @@
+"""Goal: unfinished, find, slow, diff and timeline tell what the log tells, whatever is in it: retries, late and repeated events, crafted
+records, ids of other homes, cleaned logs, huge and foreign text. Method: celery's own program in this process on a written log."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from celery import states
+
+import cystore
+from cystore import Message
+from cystore.celery.base import events, records
+from cystore.celery.commands.tasks import unfinished
+from cystore.celery.lifecycle import searches, task_lives
+from cystore.clock import now_ms
+from tests.celery.logs import event_message, runs, write
+from tests.support.clock import turn
+
+HOUR_MS = 3_600_000
+MIB = 1 << 20
+NAME = "app.task0"
+
+
+@pytest.fixture
+def later(monkeypatch, backend):
+    """`later(ms)`: the commands find what is put from now on so much later; puts themselves have the real clock."""
+    steps = [(0, 0)]
+    real = events.Event.of.__func__
+
+    def of(cls, message):
+        event = real(cls, message)
+        ahead = max(ms for place, ms in steps if place <= event.physical_offset)
+        return dataclasses.replace(event, time_ms=event.time_ms + ahead)
+
+    monkeypatch.setattr(events.Event, "of", classmethod(of))
+    monkeypatch.setattr(unfinished, "now_ms", lambda: now_ms() + steps[-1][1])
+    return lambda ms: steps.append((backend.store.wrote_position, steps[-1][1] + ms))
+
+
+def rows_of(done):
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def put(backend, kind, task_id, name=NAME, root=None, group=None, **details):
+    backend.store.put_many([event_message(kind, task_id, name, root, group, **details)])
+
+
+def ids(found):
+    return [row["task_id"] for row in found]
+
+
+# ------------------------------------------------------------------------------------------- unfinished
+
+
+def test_unfinished(backend, rows, run):
+    write(backend.store, runs(20))
+    put(backend, events.SENT, "sent", queue="mail")
+    put(backend, events.SENT, "begun")
+    put(backend, events.STARTED, "begun", worker="w@h")
+    put(backend, events.SENT, "again")
+    put(backend, events.RETRIED, "again", countdown=0)
+    put(backend, events.SENT, "given-back")
+    put(backend, events.CHILD_LOST, "given-back", requeue=True)
+    found = rows("unfinished", "--older-than", "0s")
+    assert ids(found) == ["given-back", "again", "begun", "sent"]
+    assert [row["stage"] for row in found] == ["CHILD_LOST", "RETRIED", "STARTED", "SENT"]
+    assert found[-1]["queue"] == "mail" and found[-1]["age_s"] >= 0
+    assert ids(rows("unfinished", "--older-than", "0s", "--limit", "1")) == ["given-back"]
+    assert len(run("unfinished", "--older-than", "0s").stdout.splitlines()) == 4
+    assert "no unfinished task" in run("unfinished", code=1).stderr
+    assert "90s, 15m, 2h" in run("unfinished", "--older-than", "soon", code=2).output
+
+
+def test_what_counts_as_unfinished(backend, rows):
+    """A publisher tells of its message when it is out: a quick task has ended by then. A result is an end, too: events may be lost. What
+    is due later than now waits, and is not stuck."""
+    put(backend, events.STARTED, "quick")
+    put(backend, events.SUCCEEDED, "quick")
+    put(backend, events.SENT, "quick")
+    put(backend, events.STARTED, "result-alone")
+    backend.store_result("result-alone", 1, states.SUCCESS)
+    put(backend, events.SENT, "due-later", eta="2999-01-01T00:00:00+00:00")
+    put(backend, events.SENT, "was-due", eta="2020-01-01T00:00:00+00:00")
+    put(backend, events.SENT, "tries-later")
+    put(backend, events.RETRIED, "tries-later", countdown=7200)
+    put(backend, events.STARTED, "twice")
+    put(backend, events.SUCCEEDED, "twice")
+    put(backend, events.REDELIVERED, "twice")
+    put(backend, events.STARTED, "twice")
+    assert ids(rows("unfinished", "--older-than", "0s")) == ["twice", "was-due"]
+
+
+def test_retry_that_is_told_late(backend, rows):
+    """Seen: a child sends the next message, and tells of its RETRIED when another child has done the next try."""
+    for kind, tries in (
+        (events.SENT, 0), (events.STARTED, 0), (events.SENT, 1), (events.STARTED, 1), (events.SUCCEEDED, 0), (events.RETRIED, 0),
+    ):  # fmt: skip
+        put(backend, kind, "t", retries=tries or None)
+    put(backend, events.SENT, "open")
+    put(backend, events.SENT, "open", retries=1)
+    put(backend, events.RETRIED, "open")
+    found = rows("unfinished", "--older-than", "0s")
+    assert [(row["task_id"], row["stage"], row["retries"]) for row in found] == [("open", events.SENT, 1)]
+
+
+def test_tasks_of_other_homes_are_counted_apart(backend, run):
+    put(backend, events.SENT, "elsewhere", home="6c5ab5a3-7a8c-4c8e-9d0f-3b1f6a1f8f44")
+    done = run("unfinished", "--older-than", "0s", code=1)
+    assert done.stdout == ""
+    assert "1 more tasks have their results in other stores" in done.stderr
+
+
+def test_age_is_that_of_the_last_sign(backend, rows, run, later):
+    put(backend, events.SENT, "old")
+    put(backend, events.SENT, "old-but-begun")
+    later(2 * HOUR_MS)
+    put(backend, events.STARTED, "old-but-begun")
+    put(backend, events.SENT, "new")
+    assert ids(rows("unfinished")) == ["old"]
+    run("unfinished", "--older-than", "3h", code=1)
+
+
+def test_few_ids_are_remembered(backend, rows, monkeypatch):
+    """A long log: what a pass does not remember any more it looks up."""
+    monkeypatch.setattr(task_lives, "IDS_KEPT", 3)
+    write(backend.store, runs(10))
+    put(backend, events.SENT, "open")
+    write(backend.store, runs(10, first=10))
+    write(backend.store, [event_message(events.SENT, f"t{n}", NAME) for n in range(5)])
+    assert ids(rows("unfinished", "--older-than", "0s")) == ["open"]
+    assert ids(rows("slow", "--by", "wait", "--limit", "3")) != []
+
+
+# ------------------------------------------------------------------------------------------------- find
+
+
+def test_find(backend, rows, run):
+    write(backend.store, runs(40))
+    assert ids(rows("find", "--args", "(17,)")) == ["t17"]
+    assert ids(rows("find", "--error", "ValueError(2")) == ["t29"]
+    assert ids(rows("find", "--error", "Traceback", "--limit", "2")) == ["t39", "t29"]
+    assert ids(rows("find", "--error", "valueerror", "-i", "--task", "app.task1")) == ["t29", "t9"]
+    assert ids(rows("find", "--args", "39", "--error", "39")) == ["t39"]
+    run("find", "--args", "38", "--error", "39", code=1)
+    assert "give --args TEXT" in run("find", code=2).output
+    (line,) = run("find", "--error", "ValueError(39)").stdout.splitlines()
+    assert "FAILED" in line and "(39)" in line and "ValueError(39)" in line
+
+
+def test_find_in_results_and_foreign_text(backend, rows):
+    backend.store_result("r", ValueError("Straße ist zu"), states.FAILURE, traceback="Zeile 7")
+    put(backend, events.SENT, "u", args="('größe', '\U0001f9ca')")
+    assert ids(rows("find", "--error", "STRASSE", "-i")) == ["r"]
+    assert ids(rows("find", "--error", "Zeile 7")) == ["r"]
+    assert ids(rows("find", "--args", "größe', '\U0001f9ca")) == ["u"]
+
+
+# ------------------------------------------------------------------------------------------------- slow
+
+
+def test_slow(backend, rows, run, later):
+    write(backend.store, runs(40))
+    found = rows("slow", "--limit", "3")
+    assert [(row["task_id"], row["run_s"]) for row in found] == [
+        ("t39", 0.04),
+        ("t38", 0.039),
+        ("t37", 0.038),
+    ]
+    assert [row["name"] for row in rows("slow", "--each-name")] == [f"app.task{n}" for n in (3, 2, 1, 0)]
+    for task_id, wait_ms in (("w1", 5000), ("w2", 9000)):
+        put(backend, events.SENT, task_id)
+        later(wait_ms)
+        put(backend, events.STARTED, task_id)
+    waits = rows("slow", "--by", "wait", "--limit", "2")
+    assert ids(waits) == ["w2", "w1"]
+    assert 9 <= waits[0]["wait_s"] < 300
+    assert "w2" in run("slow", "--by", "wait", "--limit", "1").stdout.splitlines()[1]
+    assert "--limit" in run("slow", "--limit", "0", code=2).output
+    assert rows_of(run("slow", "--task", "none", "--json", code=1)) == []
+
+
+def test_wait_of_a_task_that_was_due_later(backend, rows, later):
+    put(backend, events.SENT, "due", eta="2020-01-01T00:00:00+00:00")
+    later(1000)
+    put(backend, events.STARTED, "due")
+    assert rows("slow", "--by", "wait")[0]["wait_s"] >= 1
+
+
+# ------------------------------------------------------------------------------------------------- diff
+
+
+def test_diff(backend, rows, run):
+    write(backend.store, runs(40))
+    (found,) = rows("diff", "t38", "t39")
+    assert found["args"] == ["(38,)", "(39,)"]
+    assert found["outcome"] == ["SUCCEEDED", "FAILED"]
+    assert found["runtime_s"] == [0.039, 0.04]
+    assert "worker" not in found
+    assert rows("diff", "t38", "t39", "--all")[0]["worker"] == ["w@h", "w@h"]
+    lines = run("diff", "t38", "t39").stdout.splitlines()
+    assert lines[2].startswith("args ") and lines[2].endswith("- (38,)") and lines[3].endswith("+ (39,)")
+    assert "the store knows no task 'none'" in run("diff", "t1", "none", code=1).stderr
+
+
+def test_diff_of_huge_arguments_shows_where_they_differ(backend, run):
+    for task_id, end in (("a", "red"), ("b", "blue")):
+        put(backend, events.SENT, task_id, args="x" * 100_000 + end)
+    lines = run("diff", "a", "b").stdout.splitlines()
+    assert lines[-2].endswith("xred") and lines[-1].endswith("xblue")
+    assert max(map(len, lines)) < 200
+
+
+# --------------------------------------------------------------------------------------------- timeline
+
+
+def tree(backend):
+    put(backend, events.SENT, "root", "shop.order")
+    put(backend, events.STARTED, "root", "shop.order", worker="w@h")
+    for number in range(3):
+        put(backend, events.SENT, f"c{number}", "shop.item", "root", "g", parent_id="root")
+        put(backend, events.STARTED, f"c{number}", "shop.item", "root", "g", parent_id="root")
+        put(backend, events.SUCCEEDED, f"c{number}", "shop.item", "root", "g", runtime=0.25)
+    put(backend, events.SENT, "below", "shop.mail", "root", parent_id="c1")
+    put(backend, events.SUCCEEDED, "root", "shop.order", runtime=2)
+
+
+def test_timeline(backend, rows, run):
+    tree(backend)
+    found = rows("timeline", "c1")
+    assert [(row["depth"], row["task_id"]) for row in found] == [
+        (0, "root"), (1, "c0"), (1, "c1"), (2, "below"), (1, "c2"),
+    ]  # fmt: skip
+    assert found[0]["outcome"] == "SUCCEEDED" and found[3]["stage"] == "SENT"
+    lines = run("timeline", "c1").stdout.splitlines()
+    assert [line[0] for line in lines[1:]] == [" ", " ", "*", " ", " "]
+    assert "waited" in lines[2] and "ran 250 ms" in lines[2] and "group g" in lines[2]
+    done = run("timeline", "c1", "--limit", "3")
+    assert len(done.stdout.splitlines()) == 4 and "more than 3 tasks" in done.stderr
+
+
+def test_chord_of_a_timeline(backend, rows, run):
+    tree(backend)
+
+    def step(tag, **properties):
+        return Message(
+            topic=records.CHORDS, body=b"1" if tag == "PART" else b"", keys=("g", "run"), tags=tag,
+            properties={"run": "run", **properties},
+        )  # fmt: skip
+
+    steps = [step("SIZE", size="3")]
+    steps += [step("PART", task_id=f"c{n}", index=str(n), state="SUCCESS") for n in range(3)]
+    backend.store.put_many(steps)
+    assert (
+        "3 of 3 parts" in run("timeline", "root").stdout and "body not sent" in run("timeline", "root").stdout
+    )
+    backend.store.put_many([step("DONE", claim="x", outcome="sent"), step("SIZE", size="no number")])
+    chord = rows("timeline", "below")[-1]
+    assert (chord["kind"], chord["parts"], chord["size"], chord["outcome"]) == ("chord", 3, 3, "sent")
+
+
+def test_deep_and_circular_workflows(backend, rows):
+    """A long chain, and parents that lead in a circle, end: nothing here calls itself."""
+    chain = [event_message(events.SENT, "n0", NAME)]
+    chain += [event_message(events.SENT, f"n{n}", NAME, "n0", parent_id=f"n{n - 1}") for n in range(1, 1500)]
+    write(backend.store, chain)
+    assert rows("timeline", "n1499", "--limit", "2000")[-1]["depth"] == 1499
+    put(backend, events.SENT, "x", parent_id="y")
+    put(backend, events.SENT, "y", root="x", parent_id="x")
+    put(backend, events.SENT, "self", parent_id="self")
+    assert sorted(ids(rows("timeline", "y"))) == ["x", "y"]
+    assert ids(rows("timeline", "self")) == ["self"]
+
+
+def test_parent_that_the_log_has_no_more(backend, run):
+    put(backend, events.SENT, "child", root="gone", parent_id="gone")
+    assert "sent by gone, which this store does not know" in run("timeline", "child").stdout
+
+
+# ---------------------------------------------------------------------------------------------- cleaned
+
+
+def test_a_log_whose_beginning_was_cleaned(backend, run, rows, monkeypatch):
+    """Of most tasks the first events are gone with their segments; of some all but the end, or all."""
+    put(backend, events.SENT, "whole-gone", parent_id="root")
+    put(backend, events.SENT, "half-gone")
+    with cystore.open(backend.store.path) as other:
+        end = other.wrote_position
+        while other.wrote_position < end + 70 * MIB:
+            other.put("filler", bytes(3 * MIB))
+        other.dispatch()
+        other.flush()
+        put(backend, events.STARTED, "half-gone", runtime=1)
+        put(backend, events.SENT, "after", root="whole-gone", parent_id="whole-gone")
+        turn(monkeypatch, 10_000 * HOUR_MS)
+        assert other.clean().segments
+        monkeypatch.undo()
+    assert ids(rows("unfinished", "--older-than", "0s")) == ["after", "half-gone"]
+    assert [row["task_id"] for row in rows("timeline", "after")] == ["after"]
+    assert rows("diff", "half-gone", "after")[0]["stage"] == [events.STARTED, events.SENT]
+    run("timeline", "whole-gone", code=1)
+    run("find", "--args", "x", code=1)
+    assert rows_of(run("slow", "--by", "wait", "--json", code=1)) == []
+
+
+# ---------------------------------------------------------------------------------------------- crafted
+
+
+CRAFTED = (
+    b"", b"null", b"[1]", b"{", b"\xff\xfe", b'{"v":1}' + b" " * 10, b"[" * 100_000,
+    json.dumps({"args": 7, "kwargs": [1], "runtime": "x", "retries": -3, "pid": {}, "eta": "x", "worker": None}).encode(),
+    b'{"runtime":NaN,"retries":1e999,"countdown":1e308,"eta":7,"parent_id":["a"],"exception":{"a":1},"home":0}',
+    b'{"args":"\\ud800 \\u0000 \\u001b[2J","exception":"\\udfff","worker":"\\ud800","parent_id":"\\ud800"}',
+    b'{"runtime":true,"requeue":"yes","eta":"9999-12-31T23:59:59+00:00","countdown":123456789012345678901234567890}',
+)  # fmt: skip
+
+
+def test_crafted_records(backend, run, rows):
+    """Anybody who may write to the store may write anything under these topics."""
+    kinds = (*task_lives.BEGINS, *task_lives.ENDS, "STRANGE", None)
+    backend.store.put_many(
+        [
+            Message(
+                topic=events.EVENTS, body=body, queue_id=records.queue_of(NAME), tags=kind,
+                keys=(f"k{number}",) if number % 3 else (), properties={"task": NAME} if number % 2 else {},
+            )
+            for number, body in enumerate(CRAFTED)
+            for kind in kinds
+        ]
+    )  # fmt: skip
+    backend.store.put_many(
+        [Message(topic=records.RESULTS, body=body, keys=("k1",), tags="FAILURE",
+                 properties={"content_type": "application/json", "content_encoding": "utf-8"}) for body in CRAFTED if body]
+    )  # fmt: skip
+    for words in (
+        ["unfinished", "--older-than", "0s", "--limit", "0"], ["find", "--args", "x"], ["find", "--error", "x"], ["slow"],
+        ["slow", "--by", "wait"], ["diff", "k1", "k8"], ["diff", "k1", "k10", "--all"], ["timeline", "k8"], ["timeline", "k10"],
+    ):  # fmt: skip
+        for more in ([], ["--json"]):
+            done = run(*words, *more, code=None)
+            assert done.exit_code in (0, 1)
+            assert "\x1b" not in done.stdout
+
+
+def test_strange_ids(backend, rows):
+    for task_id in ("a b", "100%", "ключ", "x" * 5000, "a\x01b"):
+        put(backend, events.SENT, task_id)
+        assert ids(rows("timeline", task_id)) == [task_id]
+    assert len(rows("unfinished", "--older-than", "0s")) == 5
+
+
+def test_limits_of_the_slowest():
+    slowest = searches.Slowest(2, by_name=False)
+    for number in range(1000):
+        slowest.add(number % 7, number, f"t{number}", "n")
+    assert [seconds for seconds, _ in slowest.found()] == [6, 6]

@@ -1,0 +1,93 @@
+"""Goal: a worker whose store's disk is full says so in a line, loses no task, and continues when there is space. Method: real workers in
+every pool; the store is told to keep more space free than any disk has."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from celery import Celery
+
+from cystore import StoreFullError
+from tests.celery import work
+from tests.celery.conftest import Fleet, fleet_in, wait_until
+from tests.celery.results.test_store_away import waiting
+
+PATIENCE_S = 60
+TASKS = 20
+
+
+def fill_the_disk(fleet: Fleet) -> None:
+    fleet.backend.store.configure(min_free_bytes=1 << 50)
+    fleet.backend.store.clean_due()
+    with pytest.raises(StoreFullError):
+        fleet.backend.store.put("T", b"")
+
+
+def make_space(fleet: Fleet) -> None:
+    fleet.backend.store.configure(min_free_bytes=0)
+    fleet.backend.store.clean_due()
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent", "eventlet"])
+def test_a_full_disk_is_told_in_one_line_and_no_task_is_lost(tmp_path, pool):
+    """Seen: a hundred lines of tracebacks for each task; a pool of threads stood still for ever, a solo worker ended, greenlets printed
+    tracebacks, and the results were lost."""
+    with fleet_in(tmp_path) as fleet:
+        worker = fleet.start("--concurrency=2", pool=pool)
+        assert fleet.task(work.add).delay(1, 2).get(timeout=PATIENCE_S) == 3
+        marker, fifo = tmp_path / "marker", tmp_path / "fifo"
+        os.mkfifo(fifo)
+        running = None
+        if pool in ("prefork", "threads"):  # a task of the others would keep the worker from looking
+            running = fleet.task(work.wait_unless_redelivered).delay(str(marker), str(fifo))
+            wait_until(marker.exists, "a task runs")
+        before = len(worker.log.read_text().splitlines())
+        fill_the_disk(fleet)
+        sender = Celery(broker=fleet.environment[work.BROKER], backend="disabled://")
+        ids = [sender.send_task(work.add.name, (number, 1), queue=work.QUEUE).id for number in range(TASKS)]
+        wait_until(lambda: "takes no more tasks" in worker.log.read_text(), "the worker says so")
+        if running is not None:
+            wait_until(lambda: says(fifo), "its task goes on")
+        wait_until(lambda: waiting(fleet) == TASKS + (running is not None), "all are the broker's")
+        assert worker.process.poll() is None
+        make_space(fleet)
+        wait_until(lambda: "takes tasks again" in worker.log.read_text(), "the worker continues")
+        results = [fleet.app.AsyncResult(task_id) for task_id in ids]
+        assert [result.get(timeout=PATIENCE_S) for result in results] == list(range(1, TASKS + 1))
+        if running is not None:
+            assert running.get(timeout=PATIENCE_S) == "second time"
+        told = worker.log.read_text().splitlines()[before:]
+        others = [
+            line for line in told if not ("[" in line and ("] received" in line or "] succeeded" in line))
+        ]
+        assert len(others) <= 4, (
+            others
+        )  # it stops, an event or state was refused, events go on, it takes tasks again
+        assert not [line for line in others if "Traceback" in line]
+
+
+def says(fifo: Path) -> bool:
+    """Ends the wait of a FIFO's reader."""
+    try:
+        descriptor = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return False
+    os.write(descriptor, b"go on")
+    os.close(descriptor)
+    return True
+
+
+@pytest.mark.parametrize("pool", ["threads", "solo"])
+def test_a_result_that_is_lost_is_told(tmp_path, pool):
+    """The task's message was acknowledged before it began: nothing can bring it back."""
+    with fleet_in(tmp_path) as fleet:
+        worker = fleet.start("--concurrency=1", pool=pool)
+        store = str(fleet.store_path)
+        told = fleet.task(work.fills_its_disk).delay(store)
+        wait_until(lambda: f"the state of task {told.id} is lost" in worker.log.read_text(), "it is told")
+        make_space(fleet)
+        assert fleet.task(work.add).delay(1, 2).get(timeout=PATIENCE_S) == 3
+        assert worker.process.poll() is None

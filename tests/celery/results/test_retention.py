@@ -1,0 +1,68 @@
+"""Goal: cleaning never takes a result that has not expired. Method: real stores, whose clock is moved on."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from celery import Celery
+
+from cystore.celery.duties import running
+from cystore.celery.stores import FOREVER_H, Location, close_shared
+from tests.support.clock import turn
+
+HOUR_MS = 3_600_000
+ANY_HOUR = "%3B".join(map(str, range(24)))
+
+
+def app_on(url: str, result_expires: object) -> Celery:
+    app = Celery("retention", broker="memory://", backend=url, set_as_current=False)
+    app.conf.update(result_backend_thread_safe=True, result_expires=result_expires)
+    return app
+
+
+@pytest.mark.parametrize(
+    ("options", "result_expires", "hours"),
+    [
+        ("", 3600, 1),
+        ("", timedelta(days=1), 72),
+        ("", timedelta(days=7), 168),
+        ("?file_reserved_time_h=200", timedelta(days=7), 200),
+        ("?file_reserved_time_h=0", 3601, 2),
+        ("?file_reserved_time_h=0", 1, 1),
+        ("", None, FOREVER_H),
+        ("", 0, FOREVER_H),
+        ("", timedelta(days=10**6), FOREVER_H),
+    ],
+)
+def test_records_are_kept_for_the_longer_time(url, options, result_expires, hours):
+    backend = app_on(url + options, result_expires).backend
+    assert backend.store.config.file_reserved_time_h == hours
+
+
+def test_two_apps_with_other_times_share_a_store(url):
+    first, second = app_on(url, 3600).backend, app_on(url, None).backend
+    assert first.store is second.store
+    assert first.location == second.location == Location.parse(url)
+
+
+@pytest.mark.parametrize("result_expires", [7_200, None])
+def test_the_duty_removes_what_has_expired_and_nothing_else(url, monkeypatch, result_expires):
+    small = "mapped_file_size_commit_log_bytes=65536&mapped_file_size_consume_queue_bytes=2000&services=none&roll_interval_h=24"
+    app = app_on(f"{url}?{small}&file_reserved_time_h=0&delete_when={ANY_HOUR}", result_expires)
+    store, later_ms = app.backend.store, 0
+    turn(monkeypatch, lambda: later_ms)
+    for number in range(600):
+        app.backend.store_result(f"id-{number}", "x" * 100, "SUCCESS")
+    store.dispatch()
+    store.flush()
+    later_ms = int(1.9 * HOUR_MS)
+    assert running.run(app, running.CLEAN_EXPIRED) == 0
+    state = app.AsyncResult("id-0").state
+    assert state == "SUCCESS"
+    later_ms = int(2.1 * HOUR_MS)
+    removed = running.run(app, running.CLEAN_EXPIRED)
+    assert (removed > 0) == (result_expires is not None)
+    states = [app.backend.get_task_meta(f"id-{number}")["status"] for number in (0, 599)]
+    assert states == ["SUCCESS" if result_expires is None else "PENDING", "SUCCESS"]
+    close_shared()

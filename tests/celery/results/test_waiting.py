@@ -1,0 +1,354 @@
+"""Goal: whoever waits is woken by the append, and no wake-up is ever lost. Method: real appends from other processes and
+threads, with every periodic second look taken away: then a lost wake-up is a thread that waits for ever."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from celery import states
+from celery.exceptions import TimeoutError as ResultTimeoutError
+from celery.result import AsyncResult, ResultSet
+
+import cystore.store
+from cystore.celery.backend import CystoreBackend
+from cystore.celery.results import consumer
+from tests.celery.conftest import wait_until
+from tests.support.process import Process
+
+HANGS_AFTER_S = 60
+NEVER_S = 3600.0
+
+BEGIN = """
+from celery import Celery
+app = Celery("writer", broker="memory://", backend=url)
+app.backend.store.wrote_position
+"""
+
+
+@contextmanager
+def writer_of(url: str) -> Iterator[Process]:
+    """A process with an app of its own on the same store, open."""
+    with Process() as writer:
+        writer.do(BEGIN, url=url)
+        yield writer
+
+
+def write(writer: Process, task_id: str, state: str = states.SUCCESS) -> None:
+    """Has a result stored, at some time from now on."""
+    result = "ValueError(task_id)" if state in states.EXCEPTION_STATES else "task_id"
+    writer.send(f"app.backend.store_result(task_id, {result}, state); None", task_id=task_id, state=state)
+
+
+@pytest.fixture
+def no_second_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits end by an append alone: the store's slices and Celery's interval are an hour."""
+    monkeypatch.setattr(cystore.store, "WAIT_SLICE_S", NEVER_S)
+    monkeypatch.setattr(cystore.store, "KEY_SLICE_S", NEVER_S)
+
+
+@pytest.fixture
+def backend(make_backend: Callable[..., CystoreBackend], no_second_looks: None) -> CystoreBackend:
+    backend = make_backend()
+    drain = backend.result_consumer.drain_events
+    backend.result_consumer.drain_events = lambda timeout=None: drain(NEVER_S)
+    return backend
+
+
+class Waiter(threading.Thread):
+    """A thread that calls something which waits; `answer` is what that gave or raised."""
+
+    def __init__(self, wait: Callable[[], object]) -> None:
+        super().__init__(daemon=True)
+        self._wait = wait
+        self.answer: object = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.answer = self._wait()
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            self.answer = error
+
+    def finish(self) -> object:
+        self.join(HANGS_AFTER_S)
+        assert not self.is_alive(), "a wake-up was lost"
+        return self.answer
+
+
+def test_get_is_woken_by_another_process(backend, url):
+    with writer_of(url) as writer:
+        for number in range(200):
+            task_id = f"t{number}"
+            waiter = Waiter(AsyncResult(task_id, backend=backend).get)
+            if number % 2:
+                backend.store.put("noise", b"x" * 3000)
+            write(writer, task_id, states.STARTED)
+            write(writer, task_id)
+            assert waiter.finish() == task_id
+
+
+def test_a_failure_wakes_too(backend, url):
+    with writer_of(url) as writer:
+        waiter = Waiter(AsyncResult("t", backend=backend).get)
+        write(writer, "t", states.FAILURE)
+        error = waiter.finish()
+    assert isinstance(error, ValueError)
+    assert error.args == ("t",)
+
+
+def test_threads_that_share_a_backend(backend, url, rng: random.Random):
+    """Whichever thread reads on delivers for all; those it delivered to must notice although nothing is appended any more."""
+    threads, rounds = 8, 40
+    ids = [[f"{thread}-{number}" for number in range(rounds)] for thread in range(threads)]
+
+    def get_all(mine: list[str]) -> list[object]:
+        return [AsyncResult(task_id, backend=backend).get() for task_id in mine]
+
+    with writer_of(url) as writer:
+        waiters = [Waiter(lambda mine=mine: get_all(mine)) for mine in ids]
+        everything = [task_id for mine in ids for task_id in mine]
+        rng.shuffle(everything)
+        for task_id in everything:
+            write(writer, task_id)
+        assert [waiter.finish() for waiter in waiters] == ids
+
+
+def test_a_set_of_results_arrives_as_it_gets_ready(backend, url, rng: random.Random):
+    ids = [f"t{number}" for number in range(300)]
+    results = ResultSet(
+        [AsyncResult(task_id, backend=backend, app=backend.app) for task_id in ids], app=backend.app
+    )
+    for task_id in ids[:50]:
+        backend.store_result(task_id, task_id, states.SUCCESS)
+    with writer_of(url) as writer:
+        waiter = Waiter(lambda: [task_id for task_id, _ in results.iter_native()])
+        order = ids[50:]
+        rng.shuffle(order)
+        for task_id in order:
+            write(writer, task_id)
+        assert sorted(waiter.finish()) == sorted(ids)
+    assert results.join_native() == ids
+
+
+def test_a_wait_for_many(backend, url):
+    backend.store_result("ready", 1, states.SUCCESS)
+    with writer_of(url) as writer:
+        waiter = Waiter(lambda: [task_id for task_id, _ in backend.get_many(["ready", "later"])])
+        write(writer, "later")
+        assert waiter.finish() == ["ready", "later"]
+
+
+def test_callbacks_may_wait_themselves(backend, url):
+    """A callback runs in the thread that reads, in the middle of delivering."""
+    got = []
+    first = AsyncResult("first", backend=backend)
+    first.then(lambda result: got.append(AsyncResult("second", backend=backend).get()))
+    with writer_of(url) as writer:
+        waiter = Waiter(first.get)
+        write(writer, "first")
+        write(writer, "second")
+        assert waiter.finish() == "first"
+    assert got == ["second"]
+
+
+def test_who_waits_may_see_every_state_on_the_way(make_backend, url):
+    backend = make_backend()
+    seen, waits = [], threading.Event()
+    pending = AsyncResult("t", backend=backend)
+    waiter = Waiter(lambda: pending.get(on_message=seen.append, on_interval=waits.set))
+    with writer_of(url) as writer:
+        assert waits.wait(HANGS_AFTER_S)
+        for state in (states.STARTED, "PROGRESS", states.RETRY, states.SUCCESS):
+            write(writer, "t", state)
+        assert waiter.finish() == "t"
+    assert [meta["status"] for meta in seen] == [states.STARTED, "PROGRESS", states.RETRY, states.SUCCESS]
+
+
+def test_a_stopped_dispatcher_holds_no_result_up(backend, url, tmp_path):
+    """Queries see nothing new behind it; the log does."""
+    backend.store_result("before", 1, states.SUCCESS)
+    assert backend.get_result("before") == 1
+    with writer_of(url) as writer, Process() as dispatcher:
+        dispatcher.do("import cystore; store = cystore.open(path)", path=str(tmp_path / "store"))
+        dispatcher.do("turn = store._attached().control.held('dispatch'); turn.__enter__()")
+        dispatcher.stop()
+        write(writer, "behind")
+        writer.answer()
+        assert Waiter(AsyncResult("behind", backend=backend).get).finish() == "behind"
+        waiter = Waiter(AsyncResult("later", backend=backend).get)
+        write(writer, "later")
+        assert waiter.finish() == "later"
+
+
+def test_a_busy_store_fails_no_task(backend, url, tmp_path):
+    """Storing a result outlasts a process that stands still inside an append for longer than RocketMQ would wait."""
+    with Process() as appender:
+        appender.do("import cystore; store = cystore.open(path)", path=str(tmp_path / "store"))
+        backend.store_result("before", 1, states.SUCCESS)
+        appender.do("control = store._attached().control; turn = control.held('append'); turn.__enter__()")
+        waiter = Waiter(lambda: backend.store_result("t", 1, states.SUCCESS))
+        waiter.join(2 * cystore.StoreConfig().os_page_cache_busy_timeout_ms / 1000)
+        assert waiter.is_alive()
+        appender.do("turn.__exit__(None, None, None)")
+        assert waiter.finish() == 1
+    assert backend.get_result("t") == 1
+
+
+def test_much_log_passed_while_nobody_waited(backend):
+    pending = AsyncResult("t", backend=backend)
+    with pytest.raises(ResultTimeoutError):
+        pending.get(timeout=0)
+    for _ in range(50):
+        backend.store.put("noise", b"x" * 100_000)
+    backend.store_result("t", 1, states.SUCCESS)
+    assert pending.get(timeout=0) == 1
+
+
+def test_timeouts(make_backend):
+    backend = make_backend()
+    with pytest.raises(ResultTimeoutError):
+        AsyncResult("never", backend=backend).get(timeout=0)
+    with pytest.raises(ResultTimeoutError):
+        AsyncResult("never", backend=backend).get(timeout=0.2)
+    backend.store_result("there", 1, states.SUCCESS)
+    assert AsyncResult("there", backend=backend).get(timeout=0) == 1
+
+
+def test_a_result_that_cannot_be_read_is_an_error_not_a_hang(make_backend, no_second_looks):
+    """Each time: what was read when it failed is read again."""
+    writer = make_backend(result_serializer="pickle", accept_content=["pickle"])
+    reader = make_backend(accept_content=["json"])
+    reader.store_result("readable", 1, states.SUCCESS)
+    assert AsyncResult("readable", backend=reader).get(timeout=0) == 1
+    writer.store_result("unreadable", 1, states.SUCCESS)
+    pending = AsyncResult("unreadable", backend=reader)
+    for _ in range(2):
+        assert type(Waiter(pending.get).finish()).__name__ == "ContentDisallowed"
+
+
+def test_a_thread_notices_what_another_one_delivered_to_it(backend):
+    """Between its look whether the result is there and its sleep, another thread read on, and nothing comes after that."""
+    mine, other = AsyncResult("mine", backend=backend), AsyncResult("other", backend=backend)
+    backend.add_pending_result(mine)
+    backend.result_consumer.on_wait_for_pending(mine)
+    assert not mine.on_ready.ready
+    waiter = Waiter(other.get)
+    backend.store_result("mine", 1, states.SUCCESS)
+    backend.store_result("other", 2, states.SUCCESS)
+    assert waiter.finish() == 2
+    assert mine.on_ready.ready
+    rescue = threading.Timer(HANGS_AFTER_S, lambda: backend.store.put("noise", b"too late"))
+    rescue.start()
+    backend.result_consumer.drain_events()
+    rescue.cancel()
+    assert "noise" not in backend.store.topics(), "slept on"
+
+
+def test_waiting_is_no_polling(make_backend):
+    """While nothing is appended a waiting thread sleeps in the store, and reads nothing."""
+    backend = make_backend()
+    pending = AsyncResult("t", backend=backend)
+    backend.add_pending_result(pending)
+    backend.result_consumer.on_wait_for_pending(pending)
+    before = backend.store.stats()["queries"]
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            backend.result_consumer.drain_events(timeout=0.3)
+    assert backend.store.stats()["queries"] == before
+    backend.store_result("t", 1, states.SUCCESS)
+    backend.result_consumer.drain_events(timeout=NEVER_S)
+    assert pending.result == 1
+
+
+def test_a_result_is_handed_over_without_a_pause(backend, url, monkeypatch):
+    """Celery's own consumer sleeps for no time after each result, which takes a thread longer than the rest of the way."""
+
+    def pause(seconds: float) -> None:
+        raise AssertionError(f"it slept for {seconds} s")
+
+    monkeypatch.setattr("celery.backends.asynchronous.sleep", pause)
+    with writer_of(url) as writer:
+        for task_id in ("a", "b"):
+            waiting = Waiter(
+                lambda task_id=task_id: AsyncResult(task_id, app=backend.app).get(timeout=NEVER_S)
+            )
+            write(writer, task_id)
+            assert waiting.finish() == task_id
+
+
+def test_a_celery_that_looks_for_waiters_in_another_way(backend, url, monkeypatch):
+    monkeypatch.setattr(consumer, "waiting_on", None)
+    with writer_of(url) as writer:
+        waiting = Waiter(lambda: AsyncResult("a", app=backend.app).get(timeout=NEVER_S))
+        write(writer, "a")
+        assert waiting.finish() == "a"
+
+
+def test_a_parent_that_fails_ends_the_wait_at_once(backend, url):
+    """Nobody waits for the parent itself, and what waits for it never runs."""
+    result = AsyncResult("child", app=backend.app)
+    result.parent = AsyncResult("parent", app=backend.app)
+    drained = backend.result_consumer
+    # With so many awaited the log is read record by record.
+    more = backend.add_pending_results([AsyncResult(f"{n}", app=backend.app) for n in range(50)])
+    with writer_of(url) as writer:
+        waiting = Waiter(lambda: result.get(timeout=NEVER_S))
+        for number in range(2):  # the first one may come before the wait begins
+            other = AsyncResult(f"of others {number}", app=backend.app)
+            write(writer, other.id)
+            wait_until(other.exists, "it is stored")
+            wait_until(lambda: drained._position == backend.store.wrote_position, "the waiter has seen that")
+        write(writer, "parent", states.FAILURE)
+        assert isinstance(waiting.finish(), ValueError)
+    assert not any(one.ready() for one in more)
+
+
+def test_parents_are_not_asked_after_each_append(backend):
+    """Fifty of them, as those of a chord's body: each append would cost fifty queries."""
+    parts = [AsyncResult(f"part {number}", app=backend.app) for number in range(50)]
+    result = AsyncResult("body", app=backend.app)
+    result.parent = ResultSet(backend.add_pending_results(parts), app=backend.app)
+    result.parent.parent = None
+    waiting = Waiter(lambda: result.get(timeout=NEVER_S))
+    store, drained = backend.store, backend.result_consumer
+    for number in range(50):
+        backend.store_result(f"of others {number}", 1, states.SUCCESS)
+        wait_until(lambda: drained._position == store.wrote_position, "the waiter has seen that")
+    backend.store_result("body", "done", states.SUCCESS)
+    assert waiting.finish() == "done"
+    # When `get` begins, when all awaited ids are looked up, and once after that; and whether its home is another one.
+    assert store.stats()["queries"] <= 6 * 50
+
+
+def test_a_result_nobody_waits_for_any_more(backend):
+    pending = AsyncResult("t", backend=backend)
+    backend.add_pending_result(pending)
+    assert "t" in backend.result_consumer._awaited
+    backend.remove_pending_result(pending)
+    assert not backend.result_consumer._awaited
+    assert not backend.result_consumer._new
+
+
+def test_appends_for_other_ids_wake_nobody(make_backend):
+    """Seen: each append woke every waiter; twenty of them took more of the CPU than the tasks."""
+    backend = make_backend()
+    looks, waits = [], threading.Event()
+    drain = backend.result_consumer.drain_events
+
+    def counted(timeout: float | None = None) -> None:
+        waits.set()
+        looks.append(timeout)
+        drain(timeout)
+
+    backend.result_consumer.drain_events = counted
+    waiter = Waiter(lambda: backend.app.AsyncResult("mine").get(timeout=HANGS_AFTER_S))
+    assert waits.wait(HANGS_AFTER_S)
+    for number in range(3000):
+        backend.store_result(f"other-{number}", number, states.SUCCESS)
+    backend.store_result("mine", "done", states.SUCCESS)
+    assert waiter.finish() == "done"
+    assert len(looks) < 300

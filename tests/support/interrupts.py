@@ -1,0 +1,96 @@
+"""Something that happens at a chosen instruction inside of a call: what a signal handler, or a finalizer, does there.
+
+Python runs handlers when a function begins and behind a call. The interpreter's profile function is called at the same places, so that each
+of them can be counted and chosen.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from cystore.system.threads import os_threads
+
+PLACES = ("call", "return", "c_return", "c_exception")
+
+
+class Interrupted(Exception):
+    """The exception of a handler."""
+
+
+def raise_interrupted() -> None:
+    """For `happens_at`."""
+    raise Interrupted
+
+
+def happens_at(place: int, call: Callable[[], Any], what: Callable[[], Any]) -> bool:
+    """Runs `call`, and `what` at the place of that number inside of it, from 1 on. False when the call has not so many places."""
+    left = place
+
+    def look(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal left
+        if event in PLACES and frame is not outside:
+            left -= 1
+            if left == 0:
+                sys.setprofile(None)
+                what()
+
+    outside = sys._getframe()
+    sys.setprofile(look)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return left <= 0
+
+
+def places_in(call: Callable[[], Any]) -> int:
+    """How many places a call has."""
+    count = 0
+
+    def look(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in PLACES and frame is not outside
+
+    outside = sys._getframe()
+    sys.setprofile(look)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def descriptors() -> list[str]:
+    """The open descriptors of this process, sorted."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        fd = Path("/proc/self/fd", name)
+        if fd.is_symlink():  # the listing's own is gone
+            found.append(os.readlink(fd))
+    return sorted(found)
+
+
+def mapped(path: Path) -> list[str]:
+    """Mappings of files below a folder."""
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if str(path) in line]
+
+
+def threads() -> int:
+    """Threads of this process, also those that Python does not know."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def alone_again(threads_before: int) -> bool:
+    """Waits for threads that still do what a call began that was broken off. False when they do not end within a minute."""
+    until = time.monotonic() + 60
+    while threads() > threads_before:
+        if time.monotonic() > until:
+            return False
+        os_threads.pause(0.001)
+    return True

@@ -1,0 +1,212 @@
+"""Goal: what a put waits for at the end of a segment, or of the pages at hand, is small whatever the settings are. Method: page faults,
+files made, syncs and turns of dispatch are counted in single puts."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import resource
+import threading
+
+import pytest
+
+import cystore
+from cystore.attachment.housekeeper import housekeeper
+from cystore.derived.dispatch import backlog, dispatcher
+from cystore.engine.files.segments import MappedFileQueue
+from cystore.engine.log.allocate import MOST_PAGES_BYTES
+from cystore.system import files
+from tests.support.process import Process
+from tests.support.small_stores import LOG_BYTES, SETTINGS, body_for, open_small
+
+PAGE = os.sysconf("SC_PAGESIZE")
+MIB = 1 << 20
+FILE_BYTES = 4 * MIB
+HALF = FILE_BYTES // 2
+
+
+def faults() -> int:
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+
+
+def log_files(store) -> list[int]:
+    return sorted(int(p.name) for p in (store.path / "commitlog").iterdir() if p.name != "CYSTORE")
+
+
+@pytest.mark.unsanitized  # the sanitizer has pages of its own
+def test_a_put_faults_in_few_pages(tmp_path):
+    """Seen: the first put in a segment faulted in 10 MiB of it, 2,557 page faults and 10 ms of processor time. Now a put faults in at most
+    1 MiB, and most puts none at all."""
+    with open_small(
+        tmp_path / "s", mapped_file_size_commit_log_bytes=4 * MIB, populate_ahead_bytes=16 * MIB
+    ) as store:
+        counts, body = [], bytes(2_000)
+        while store.wrote_position < 10 * MIB:
+            before = faults()
+            store.put("T", body)
+            counts.append(faults() - before)
+        assert max(counts) <= MOST_PAGES_BYTES // PAGE + 64
+        assert sorted(counts)[len(counts) * 9 // 10] == 0
+
+
+def test_a_writer_between_fast_ones_gets_the_pages_that_it_needs(tmp_path):
+    """The others' part of the log is not faulted in here."""
+    settings = {**SETTINGS, "mapped_file_size_commit_log_bytes": 16 * MIB, "populate_ahead_bytes": 16 * MIB}
+    with cystore.open(tmp_path / "s", **settings) as store, Process() as other:
+        other.do(
+            "import cystore; store = cystore.open(path, **settings)",
+            path=str(store.path),
+            settings=settings,
+        )
+        store.put("T", b"x" * 100)
+        counts = []
+        for _ in range(8):
+            other.do("[store.put('T', bytes(1000)) for _ in range(600)] and None")
+            before = faults()
+            store.put("T", b"x" * 100)
+            counts.append(faults() - before)
+        assert max(counts) <= 40
+
+
+def test_large_messages_and_batches_find_their_pages(tmp_path):
+    """They want more pages than a step has."""
+    with open_small(tmp_path / "s", mapped_file_size_commit_log_bytes=8 * MIB) as store:
+        put = [store.put("T", bytes([n]) * (3 * MIB)) for n in range(4)]
+        put += store.put_many([cystore.Message(topic="T", body=bytes([n]) * 1000) for n in range(200)] * 60)
+        assert [m.physical_offset for m in store.scan()] == [r.physical_offset for r in put]
+
+
+@pytest.mark.parametrize("populate", [0, 1, PAGE, LOG_BYTES])
+def test_every_setting_of_pages_ahead_appends(tmp_path, populate):
+    with open_small(tmp_path / "s", populate_ahead_bytes=populate, allocate_ahead_bytes=PAGE) as store:
+        sizes = itertools.cycle([200, 5_000, PAGE, 9_999])
+        put = [store.put("T", body_for(next(sizes))) for _ in range(40)]
+        assert [m.physical_offset for m in store.scan()] == [r.physical_offset for r in put]
+
+
+def test_the_next_file_is_made_before_a_put_needs_it(tmp_path, monkeypatch):
+    """Seen: while much waited to be dispatched no room was made ahead, and each put that came to the end of a segment made the next one: 10
+    to 75 ms, in which the disk made its name durable."""
+    with open_small(tmp_path / "s", mapped_file_size_commit_log_bytes=FILE_BYTES) as store:
+        allocator = store._parts.allocator
+        allocator.limit_ahead(lambda: 0)
+        store.put("T", body_for(HALF))
+        allocator.run_once()
+        assert log_files(store) == [0, FILE_BYTES, 2 * FILE_BYTES]
+        made, synced = [], []
+        create_sized, sync_directory = files.create_sized, files.sync_directory
+        with monkeypatch.context() as watched:
+            watched.setattr(files, "create_sized", lambda *a, **n: (made.append(a), create_sized(*a, **n)))
+            watched.setattr(files, "sync_directory", lambda *a: (synced.append(a), sync_directory(*a)))
+            assert store.put("T", body_for(HALF + 100)).physical_offset == FILE_BYTES
+        assert (made, synced) == ([], [])
+
+
+def test_a_put_makes_the_file_that_somebody_removed_again(tmp_path):
+    """RocketMQ's load removes files ahead of the log's end."""
+    with open_small(tmp_path / "s", mapped_file_size_commit_log_bytes=FILE_BYTES) as store:
+        allocator = store._parts.allocator
+        allocator.limit_ahead(lambda: 0)
+        store.put("T", body_for(HALF))
+        allocator.run_once()
+        (store.path / "commitlog" / f"{FILE_BYTES:020d}").unlink()
+        put = store.put("T", body_for(HALF + 100), flush="sync")
+        assert put.physical_offset == FILE_BYTES
+    with open_small(tmp_path / "s", mapped_file_size_commit_log_bytes=FILE_BYTES) as store:
+        assert [m.queue_offset for m in store.scan()] == [0, 1]
+
+
+def test_a_process_that_dies_making_the_next_file_leaves_it_to_the_put(tmp_path):
+    with (
+        open_small(tmp_path / "s", mapped_file_size_commit_log_bytes=FILE_BYTES) as store,
+        Process() as other,
+    ):
+        store._parts.allocator.limit_ahead(lambda: 0)
+        store.put("T", body_for(HALF))
+        other.do(
+            "import cystore, os; store = cystore.open(path, **settings); store._parts.allocator.limit_ahead(lambda: 0); "
+            "from cystore.system import files; files.create_sized = lambda *a, **n: os._exit(1)",
+            path=str(store.path),
+            settings={**SETTINGS, "mapped_file_size_commit_log_bytes": FILE_BYTES},
+        )
+        with pytest.raises(EOFError):
+            other.do("store._parts.allocator.run_once()")
+        store._parts.allocator.run_once()
+        assert log_files(store) == [0]
+        assert store.put("T", body_for(HALF + 100)).physical_offset == FILE_BYTES
+
+
+def test_a_put_goes_on_when_there_is_room_although_others_make_more(tmp_path):
+    """Seen: a put waited 99 ms for the lock of another process, which had made its room long before and continued to make more."""
+    with open_small(tmp_path / "s", allocate_ahead_bytes=4096) as store, Process() as other:
+        other.do(
+            "import cystore; store = cystore.open(path, services=()); parts = store._parts",
+            path=str(store.path),
+        )
+        other.do("turn = parts.control.held('housekeeping'); turn.__enter__(); None")
+        allocator, asked = store._parts.allocator, threading.Event()
+        make_room = allocator._make_room
+        allocator._make_room = lambda needed: (asked.set(), make_room(needed))
+        putter = threading.Thread(target=store.put, args=("T", body_for(LOG_BYTES - 100)))
+        putter.start()
+        asked.wait()
+        other.do("parts.allocator._reserve_up_to(size)", size=LOG_BYTES)
+        putter.join(60)
+        stuck = putter.is_alive()
+        other.do("turn.__exit__(None, None, None); None")
+        putter.join()
+        assert not stuck
+        assert store.wrote_position > 0
+
+
+def test_a_put_leaves_cleaned_segments_to_the_service(tmp_path, monkeypatch):
+    """Seen: a put in a new segment let the cleaned ones go, 86 and 134 ms: the last mapping of a removed file waits until the disk has
+    freed its blocks. A thread of each process does that twice a second."""
+    with open_small(tmp_path / "s", file_reserved_time_h=0) as store:
+        for _ in range(6):
+            store.put("T", body_for(LOG_BYTES - 100))
+        housekeeper.unwatch(store._parts)  # here the test does its work
+        store.flush()
+        with open_small(tmp_path / "s") as other:
+            assert other.clean().segments
+        gone, forget_below = [], MappedFileQueue.forget_below
+        monkeypatch.setattr(
+            MappedFileQueue, "forget_below", lambda self, at: (gone.append(at), forget_below(self, at))
+        )
+        store.put("T", body_for(LOG_BYTES - 100))
+        assert gone == []
+        store._parts.let_cleaned_go()
+        assert gone
+
+
+def test_a_put_helps_to_dispatch_for_one_turn(tmp_path, monkeypatch):
+    """Seen: a writer, and the thread that makes room for writers, dispatched 4 MiB of log in one go. Each new queue needs a file, so that
+    took seconds where there were thousands."""
+    with open_small(tmp_path / "s", max_queues=64) as store:
+        for queue_id in range(40):
+            store.put("T", b"1", queue_id=queue_id)
+        monkeypatch.setattr(backlog, "HELP_BYTES", 1)
+        monkeypatch.setattr(dispatcher, "TURN_S", 0.0)
+        parts = store._parts
+        parts.backlog.relieve()
+        first = parts.control.dispatched
+        assert 0 < first < parts.control.wrote
+        parts.backlog.relieve()
+        assert first < parts.control.dispatched < parts.control.wrote
+        store.dispatch()
+        assert parts.control.dispatched == parts.control.wrote
+
+
+def test_a_put_that_comes_to_a_segment_others_ended_goes_to_the_next_one(tmp_path):
+    """Seen beside a cleaner: the segment was mapped for reading only by then, and the put raised StoreError."""
+    with open_small(tmp_path / "s") as store:
+        for _ in range(40):
+            store.put("T", body_for(1024))
+        log, allocator = store._parts.commit_log.files, store._parts.allocator
+        log.close()  # what is mapped from now on is ended
+        log._is_sealed = lambda end: True
+        allocator._populated = 0
+        assert not log.get(0).writable
+        assert allocator.fault_in(0, 100) == log.file_bytes
+        allocator._populated = 0
+        assert allocator.populate_ahead(LOG_BYTES) == 0  # nor does the service touch it

@@ -1,0 +1,179 @@
+"""Goal: a message to be put is checked field by field, and what a put gives back can be compared, kept and sent. Method: every
+parameter with values on and beyond its bounds; stored messages are in tests/property."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+import cystore
+from cystore._native.record.message import (
+    decode_host,
+    encode_host,
+    message_at,
+    message_of,
+    messages_in,
+)
+from cystore.errors import CorruptRecordError, MessageIllegalError
+from tests.oracle.record import CYSTORE_MAGIC, Record, encode
+
+INT32 = (-0x80000000, 0x7FFFFFFF)
+INT64 = (-(1 << 63), (1 << 63) - 1)
+BOUNDS = {
+    "queue_id": (0, 0x7FFFFFFF),
+    "flag": INT32,
+    "sys_flag": INT32,
+    "reconsume_times": INT32,
+    "prepared_transaction_offset": INT64,
+    "born_timestamp_ms": INT64,
+}
+
+
+@pytest.mark.parametrize(("name", "bounds"), BOUNDS.items())
+def test_number_is_taken_up_to_its_bounds(name, bounds):
+    low, high = bounds
+    for value in (low, high):
+        if (name, value) != ("born_timestamp_ms", -1):
+            assert getattr(cystore.Message(topic="T", body=b"", **{name: value}), name) == value
+    for value in (low - 1, high + 1, "1", 1.0, True, b"1"):
+        with pytest.raises(MessageIllegalError, match=name):
+            cystore.Message(topic="T", body=b"", **{name: value})
+
+
+def test_message_of_ones_own_has_no_place_yet():
+    message = cystore.Message(
+        topic="T", body=b"b", keys=("k",), tags="t", properties={"p": "v"}, unique_key="u"
+    )
+    assert (message.topic, message.body, message.keys, message.tags) == ("T", b"b", ("k",), "t")
+    assert dict(message.properties) == {"p": "v"}
+    assert message.unique_key == "u"
+    place = (
+        "queue_offset",
+        "physical_offset",
+        "size_bytes",
+        "store_timestamp_ms",
+        "body_crc",
+        "record_format",
+    )
+    assert [getattr(message, name) for name in place] == [None] * 6
+    assert message.born_host is None
+    assert message.born_timestamp_ms is None
+    assert "to 'T'/0" in repr(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "packed"),
+    [
+        ("127.0.0.1:10911", bytes([127, 0, 0, 1, 0, 0, 42, 159])),
+        ("255.255.255.255:2147483647", b"\xff\xff\xff\xff\x7f\xff\xff\xff"),
+        ("[::1]:0", bytes(15) + b"\x01" + bytes(4)),
+        ("[fe80::1]:5", b"\xfe\x80" + bytes(13) + b"\x01" + b"\0\0\0\x05"),
+    ],
+)
+def test_host_is_stored_as_address_and_port(text, packed):
+    assert encode_host(text) == packed
+    assert encode_host(decode_host(packed)) == packed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "127.0.0.1",
+        ":1",
+        "localhost:1",
+        "127.0.0.1:",
+        "127.0.0.1:-1",
+        "1.2.3.4:2147483648",
+        "1.2.3:4",
+        "[::1]",
+    ],
+)
+def test_host_that_is_none_names_its_field(text):
+    with pytest.raises(MessageIllegalError, match="born_host"):
+        cystore.Message(topic="T", body=b"", born_host=text)
+    with pytest.raises(MessageIllegalError, match="store_host"):
+        cystore.Message(topic="T", body=b"", store_host=text)
+
+
+def test_results_are_compared_hashed_and_sent(tmp_path):
+    with cystore.open(tmp_path / "s", mapped_file_size_commit_log_bytes=1 << 16, services=()) as store:
+        first, second = store.put("T", b"1"), store.put("T", b"1")
+    assert first != second
+    assert first != (first.physical_offset, first.queue_offset, first.size_bytes, first.store_timestamp_ms)
+    again = pickle.loads(pickle.dumps(second))
+    assert again == second
+    assert hash(again) == hash(second)
+    assert repr(second) == (
+        f"PutResult(physical_offset={first.size_bytes}, queue_offset=1, size_bytes={second.size_bytes}, "
+        f"store_timestamp_ms={second.store_timestamp_ms})"
+    )
+
+
+def test_result_has_no_constructor_of_its_own_fields():
+    with pytest.raises(AttributeError):
+        cystore.PutResult().physical_offset = 5  # type: ignore[misc]
+
+
+def test_view_of_a_body_outlives_its_message():
+    raw = encode(Record(topic="T", body=b"a body")).raw
+    body = message_of(raw).body
+    assert body == b"a body"
+    assert body.readonly
+    with pytest.raises(TypeError):
+        body[0] = 0
+
+
+def records(count: int) -> bytes:
+    parts, at = [], 0
+    for number in range(count):
+        raw = encode(
+            Record(
+                topic="T", body=bytes([number]), physical_offset=at, queue_offset=number, magic=CYSTORE_MAGIC
+            )
+        ).raw
+        parts.append(raw)
+        at += len(raw)
+    return b"".join(parts)
+
+
+@pytest.fixture
+def mapped():
+    from cystore._native.memory.mapping import MappedFile
+
+    data = records(5)
+    file = MappedFile.anonymous(0, len(data) + 50)
+    file.write(0, data)
+    return file, data
+
+
+def test_messages_in_a_row_up_to_a_count_and_an_end(mapped):
+    file, data = mapped
+    size = len(data) // 5
+    found, following = messages_in(file, 0, len(data), 3)
+    assert [bytes(m.body)[0] for m in found] == [0, 1, 2]
+    assert following == 3 * size
+    found, following = messages_in(file, following, len(data), 30)
+    assert [m.queue_offset for m in found] == [3, 4]
+    assert following == len(data)
+
+
+def test_messages_before_the_damage_are_given_first(mapped):
+    file, data = mapped
+    size = len(data) // 5
+    file.write(3 * size + 60, b"\xff\xff")
+    found, following = messages_in(file, 0, len(data), 30)
+    assert (len(found), following) == (3, 3 * size)
+    with pytest.raises(CorruptRecordError, match=f"offset {3 * size}"):
+        messages_in(file, following, len(data), 30)
+
+
+@pytest.mark.parametrize(("at", "end"), [(-1, 10), (0, 10_000), (5, 4)])
+def test_places_outside_the_file_are_refused(mapped, at, end):
+    file, _ = mapped
+    if at < end:
+        with pytest.raises(CorruptRecordError):
+            messages_in(file, at, end, 5)
+    with pytest.raises(CorruptRecordError):
+        message_at(file, at, end - at if end > at else -1)

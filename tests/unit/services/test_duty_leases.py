@@ -1,0 +1,127 @@
+"""Goal: a duty is done by one process at a time, and never by one whose lease is over. Method: leases in the control block, two
+processes that are killed or stopped inside and between steps."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+import cystore
+from cystore import FencedError, StoreTimeoutError
+from cystore.layout import DUTIES
+from cystore.services.duty_table import DutyRun, Outcome
+from tests.support.process import Process
+from tests.support.small_stores import SETTINGS, open_small
+
+DUTY = "reput"
+OPEN = "import cystore\nstore = cystore.open(path, **settings)\nduties = store.duties"
+STEP = "held = duties.step(duty, token, ttl_ms=60_000)\nheld.__enter__()"
+
+
+@pytest.fixture
+def store(tmp_path):
+    with open_small(tmp_path / "store") as store:
+        yield store
+
+
+def other(store: cystore.MessageStore) -> Process:
+    process = Process()
+    process.do(OPEN, path=str(store.path), settings=SETTINGS)
+    return process
+
+
+def step(store: cystore.MessageStore, token: int, **more) -> None:
+    with store.duties.step(DUTY, token, ttl_ms=60_000, **more):
+        pass
+
+
+def test_one_lease_at_a_time_for_each_duty(store):
+    duties = store.duties
+    tokens = {duty: duties.acquire(duty, 60_000) for duty in DUTIES}
+    assert set(tokens.values()) == {1}
+    assert [duties.acquire(duty, 60_000) for duty in DUTIES] == [None] * len(DUTIES)
+    duties.release(DUTY, 1)
+    assert duties.acquire(DUTY, 60_000) == 2
+
+
+def test_a_lease_ends_by_itself(store):
+    assert store.duties.acquire(DUTY, 0) == 1
+    assert store.duties.acquire(DUTY, 60_000) == 2
+
+
+def test_who_has_an_older_token_can_do_no_step_and_end_no_lease(store):
+    old = store.duties.acquire(DUTY, 0)
+    new = store.duties.acquire(DUTY, 60_000)
+    with pytest.raises(FencedError, match="token 1 is older than 2"):
+        step(store, old)
+    store.duties.release(DUTY, old)
+    assert store.duties.acquire(DUTY, 60_000) is None
+    step(store, new)
+
+
+def test_a_token_from_elsewhere_fences_those_before_it_and_is_a_lease(store):
+    step(store, 7)
+    assert store.duties.highest_token(DUTY) == 7
+    assert store.duties.acquire(DUTY, 60_000) is None
+    store.duties.release(DUTY, 7)
+    assert store.duties.acquire(DUTY, 60_000) == 8
+
+
+def test_tokens_and_runs_are_seen_by_every_process_and_survive_their_holder(store):
+    with other(store) as holder:
+        assert holder.do("duties.acquire(duty, 0)", duty=DUTY) == 1
+        assert holder.do("duties.acquire(duty, 0)") == 2
+        holder.kill()
+    assert store.duties.highest_token(DUTY) == 2
+    assert store.duties.last(DUTY).outcome is Outcome.NEVER
+    store.duties.ran(DUTY, DutyRun(5, 6, 7, Outcome.LOST, 0))
+    with other(store) as reader:
+        assert reader.do("duties.last(duty)", duty=DUTY) == [5, 6, 7, int(Outcome.LOST), 1, os.getpid()]
+
+
+def test_nobody_does_a_step_beside_one_that_stands_still(store):
+    with other(store) as holder:
+        holder.do(STEP, duty=DUTY, token=1)
+        holder.stop()
+        with pytest.raises(StoreTimeoutError, match="inside a step of reput"):
+            step(store, 2, wait_ms=10)
+        assert store.duties.acquire(DUTY, 0) is None
+        assert store.duties.acquire("flush", 0) == 1, "another duty goes on"
+        holder.go_on()
+        holder.do("held.__exit__(None, None, None)")
+        step(store, 2)
+        holder.send(STEP, duty=DUTY, token=1)
+        with pytest.raises(Exception, match="FencedError"):
+            holder.answer()
+
+
+def test_a_holder_that_is_killed_inside_of_a_step_stops_nobody(store):
+    with other(store) as holder:
+        holder.do(STEP, duty=DUTY, token=1)
+        holder.kill()
+    step(store, 2)
+    step(store, 2)
+
+
+def test_an_error_inside_of_a_step_gives_the_lock_back(store):
+    with pytest.raises(ZeroDivisionError), store.duties.step(DUTY, 1, ttl_ms=1):
+        _ = 1 / 0
+    step(store, 1)
+
+
+def test_an_unknown_duty_is_refused(store):
+    with pytest.raises(ValueError, match="dishes"):
+        store.duties.acquire("dishes", 1)
+    with pytest.raises(ValueError):
+        store.duties.last("")
+
+
+def test_a_closed_store_and_a_reader_have_no_duties(store):
+    path = store.path
+    with cystore.open(path, read_only=True) as reader, pytest.raises(cystore.StoreNotWritableError):
+        _ = reader.duties
+    duties = store.duties
+    store.close()
+    with pytest.raises(cystore.StoreClosedError), duties.step(DUTY, 1, ttl_ms=1):
+        pass

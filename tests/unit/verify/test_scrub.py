@@ -1,0 +1,210 @@
+"""Goal: a scrub looks at every byte that counts, finds what is wrong, and continues where it was. Method: small stores whose bytes are
+turned by hand while they are open."""
+
+from __future__ import annotations
+
+import logging
+from itertools import pairwise
+
+import pytest
+
+import cystore
+from cystore.derived.files.consume_queue import ENTRY_BYTES
+from cystore.services import scrub
+from tests.support.process import Process
+from tests.support.small_stores import LOG_BYTES, SETTINGS, open_small
+
+COUNT = 600  # several segments, several files of each queue
+SLICE = 5_000
+
+
+@pytest.fixture(autouse=True)
+def _heard(caplog):
+    """Captures the library's log, whatever another test's module did to its loggers."""
+    caplog.set_level(logging.WARNING, "cystore")
+
+
+@pytest.fixture
+def store(tmp_path):
+    with open_small(tmp_path / "store") as store:
+        for number in range(COUNT):
+            store.put(f"T{number % 3}", b"x" * 60, keys=(f"k{number}",), tags="abc")
+        store.dispatch()
+        yield store
+
+
+def round_of(store: cystore.MessageStore, slice_bytes: int = SLICE) -> list[scrub.Scrubbed]:
+    found = [store.scrub(slice_bytes)]
+    while found[-1].more:
+        assert found[-1].end > found[-1].begin, "it stands still"
+        found.append(store.scrub(slice_bytes))
+        assert found[-1].begin >= found[-2].end, "it went back"
+    return found
+
+
+def damage(found: list[scrub.Scrubbed]) -> list:
+    return [each for piece in found for each in piece.damage]
+
+
+def positions(store: cystore.MessageStore) -> list[int]:
+    return [message.physical_offset for message in store.scan()]
+
+
+def turn_record(store: cystore.MessageStore, position: int) -> None:
+    segment = store._attached().commit_log.segment_for(position)
+    segment.write(position - segment.base + 100, b"\xff")
+
+
+def test_a_round_sees_each_record_once(store):
+    found = round_of(store)
+    assert not damage(found)
+    assert sum(each.records for each in found) == COUNT
+    assert found[0].begin == 0 and found[-1].end == store.stats()["dispatched"]
+    assert all(before.end == after.begin for before, after in pairwise(found))
+    assert len(found) > store.wrote_position // LOG_BYTES
+    assert max(each.end - each.begin for each in found) < SLICE + LOG_BYTES
+    assert scrub.read_progress(store.path).rounds == 1
+
+
+def test_it_goes_on_after_a_restart_and_after_a_kill(store):
+    first = store.scrub(SLICE)
+    with Process() as other:
+        other.do(
+            "import cystore\nstore = cystore.open(path, **settings)\nstore.scrub(size)",
+            path=str(store.path), settings=SETTINGS, size=SLICE,
+        )  # fmt: skip
+        other.kill()
+    second_end = scrub.read_progress(store.path).position
+    assert second_end > first.end
+    store.close()
+    with open_small(store.path) as again:
+        assert again.scrub(SLICE).begin == second_end
+
+
+@pytest.mark.parametrize("slice_bytes", [SLICE, 1 << 30])
+def test_a_flipped_bit_of_a_record_is_found_told_and_kept(store, caplog, slice_bytes):
+    position = positions(store)[COUNT // 2]
+    turn_record(store, position)
+    with caplog.at_level(logging.ERROR, "cystore"):
+        (found,) = damage(round_of(store, slice_bytes))
+    assert (found.kind, found.begin) == ("record", position)
+    assert "bad checksum" in caplog.text and str(position) in caplog.text
+    kept = scrub.read_progress(store.path)
+    assert (kept.damaged, kept.records) == (1, COUNT - 1)
+    assert kept.findings[0]["begin"] == position and kept.findings[0]["found_ms"] > 0
+    assert damage(round_of(store)) == [found]
+    assert len(scrub.read_progress(store.path).findings) == 2
+
+
+def test_a_wrong_queue_entry_is_written_again_from_the_log(store, caplog):
+    queue = store._attached().queues.find("T1", 0)
+    for number in (3, 150):
+        file = queue.file_of(number)
+        file.write(
+            number * ENTRY_BYTES - file.base, bytes(ENTRY_BYTES) if number == 3 else b"\x01" * ENTRY_BYTES
+        )
+    found = round_of(store)
+    assert not damage(found)
+    assert sum(each.mended for each in found) == 2
+    assert "queue offset 150 disagreed" in caplog.text
+    for number in (3, 150):
+        (message,) = store.get("T1", 0, number, 1, tags="abc").messages
+        assert message.keys == (f"k{3 * number + 1}",)
+    assert not sum(each.mended for each in round_of(store))
+
+
+def test_a_slice_whose_entries_cannot_be_mended_now_is_done_again(store):
+    queue = store._attached().queues.find("T1", 0)
+    file = queue.file_of(3)
+    file.write(3 * ENTRY_BYTES, bytes(ENTRY_BYTES))
+    with Process() as other:
+        other.do(
+            "import cystore\nstore = cystore.open(path, **settings)\nturn = store._attached().control.held('dispatch'); turn.__enter__()",
+            path=str(store.path), settings=SETTINGS,
+        )  # fmt: skip
+        with pytest.raises(cystore.StoreTimeoutError, match="not mended yet"):
+            store.scrub(SLICE)
+        assert scrub.read_progress(store.path).position == 0
+        other.kill()
+    assert store.scrub(SLICE).mended == 1
+
+
+def test_entries_that_cannot_be_mended_are_told_with_the_command_that_helps(store, caplog, monkeypatch):
+    monkeypatch.setattr(scrub, "MENDED_AT_ONCE", 1)
+    queue = store._attached().queues.find("T1", 0)
+    file = queue.file_of(10)
+    file.write(10 * ENTRY_BYTES - file.base, bytes(2 * ENTRY_BYTES))
+    found = damage(round_of(store, 1 << 30))
+    assert [(each.kind, each.begin) for each in found] == [("consume_queue", 200), ("consume_queue", 220)]
+    assert "cystore rebuild" in caplog.text
+
+
+def test_a_wrong_index_entry_is_told(store):
+    newest = store._attached().index.newest()
+    newest.file.write(40 + 4 * newest.slots + ENTRY_BYTES * 300, b"\x11\x22\x33\x44")
+    (found,) = damage(round_of(store))
+    assert found.kind == "index"
+    assert found.begin == positions(store)[299]
+
+
+def test_a_new_round_waits_for_its_time(store):
+    round_of(store)
+    assert store.scrub(SLICE, pause_ms=60_000).records == 0
+    assert store.scrub(SLICE).records > 0
+
+
+def test_what_was_cleaned_meanwhile_is_no_damage(tmp_path):
+    with open_small(tmp_path / "s", file_reserved_time_h=0) as store:
+        for _ in range(COUNT):
+            store.put("T", b"x" * 60)
+        store.dispatch()
+        store.flush()
+        store.scrub(SLICE)
+        assert store.clean().segments > 2
+        minimum = store.stats()["min_physical_offset"]
+        found = round_of(store)
+        assert found[0].begin == minimum and not damage(found)
+
+
+@pytest.mark.parametrize("moment", ["before it is listed", "while it is read"])
+def test_what_is_cleaned_while_it_is_scrubbed_is_no_damage(tmp_path, monkeypatch, moment):
+    with open_small(tmp_path / "s", file_reserved_time_h=0) as store:
+        for _ in range(COUNT):
+            store.put("T", b"x" * 60)
+        store.dispatch()
+        store.flush()
+        run, reader = scrub.SliceVerifier.run, scrub.LogReader
+        if moment == "while it is read":
+            monkeypatch.setattr(scrub.SliceVerifier, "run", lambda check: (store.clean(), run(check))[1])
+        else:
+            monkeypatch.setattr(scrub, "LogReader", lambda *args: (store.clean(), reader(*args))[1])
+        found = store.scrub(SLICE)
+        monkeypatch.undo()
+        assert store.stats()["min_physical_offset"] > SLICE
+        assert not found.damage and found.end == store.stats()["min_physical_offset"]
+        assert not damage(round_of(store))
+
+
+def test_an_empty_store_and_one_that_is_behind(tmp_path):
+    with open_small(tmp_path / "s") as store:
+        assert not store.scrub().more
+        store.put("T", b"x")
+        assert store.scrub().records == 0, "not dispatched yet"
+        store.dispatch()
+        assert store.scrub().records == 1
+
+
+@pytest.mark.parametrize(
+    "content", [[], "x", {}, {"position": -1, "findings": []}, {"position": 1, "findings": 7}]
+)
+def test_progress_that_is_none_begins_anew(store, caplog, content):
+    store.scrub(SLICE)
+    store._attached().manifest.set_section(scrub.SECTION, content)
+    assert store.scrub(SLICE).begin == 0
+    assert "begins anew" in caplog.text
+
+
+def test_progress_of_another_log_begins_anew(store):
+    progress = scrub.plain_progress(scrub.ScrubProgress(position=1 << 40, began_ms=1))
+    store._attached().manifest.set_section(scrub.SECTION, progress)
+    assert store.scrub(SLICE).begin == 0
