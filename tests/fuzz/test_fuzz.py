@@ -67,6 +67,8 @@ REACHED_BY = {
     "ext": "ext",
     "index": "index",
     "key_reader": "query",
+    "queue_reader": "store",
+    "get_result": "store",
     "tail": "query",
     "dispatch": "recovery",
     "delay": "put",
