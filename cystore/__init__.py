@@ -9,6 +9,7 @@ with cystore.open("/var/lib/app/store") as store:
 
 import atexit
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from cystore._native.read.get_result import GetResult
@@ -45,6 +46,15 @@ if TYPE_CHECKING:
     from cystore.columns.dataset import scan as scan
 
 __version__ = RELEASE
+
+# Pickles that an earlier release made name these modules: processes of both releases exchange them during an upgrade.
+_EARLIER = {
+    "cystore._native.message": "cystore._native.record.message",
+    "cystore.result": "cystore.results",
+    "cystore.stats": "cystore.engine.inspect.stats",
+}
+for _name, _now in _EARLIER.items():
+    sys.modules.setdefault(_name, sys.modules[_now])
 
 # Names that need pyarrow, and their modules.
 _LAZY = {"to_arrow": "cystore.columns.arrow", "scan": "cystore.columns.dataset"}
