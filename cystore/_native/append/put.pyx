@@ -133,6 +133,7 @@ cdef inline bint append_plain(PlainAppender self, PyObject* topic, PyObject* bod
     item.sys_flag = item.reconsume_times = 0
     item.born_timestamp = -1
     item.prepared_transaction_offset = 0
+    item.physical_offset = item.queue_offset = item.store_timestamp = 0  # until it is appended
     item.body_checksum = 0
     item.has_body_checksum = False
     return append_at_once(self, item) == APPEND_OK

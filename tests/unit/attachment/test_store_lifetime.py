@@ -56,6 +56,7 @@ def test_every_method_of_a_closed_store_is_refused(path):
         "hold": ("archive", 0),
         "release": ("archive",),
         "delete_topic": ("T",),
+        "ring_at_append": (lambda: None,),
         "key_seen": ("k",),
         "wait_key": ("k", 0),
         "wake_key": ("k",),
