@@ -81,15 +81,18 @@ def mapped(path: Path) -> list[str]:
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if str(path) in line]
 
 
-def threads() -> int:
-    """Threads of this process, also those that Python does not know."""
-    return len(os.listdir("/proc/self/task"))
+def threads() -> frozenset[int]:
+    """The operating system's ids of this process's threads, also of those that Python does not know.
+
+    Ids, because a count is wrong when a thread that is about to end was counted before: one that began later makes up for it.
+    """
+    return frozenset(map(int, os.listdir("/proc/self/task")))
 
 
-def alone_again(threads_before: int) -> bool:
+def alone_again(threads_before: frozenset[int]) -> bool:
     """Waits for threads that still do what a call began that was broken off. False when they do not end within a minute."""
     until = time.monotonic() + 60
-    while threads() > threads_before:
+    while not threads() <= threads_before:
         if time.monotonic() > until:
             return False
         os_threads.pause(0.001)

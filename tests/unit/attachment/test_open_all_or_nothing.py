@@ -58,7 +58,7 @@ while failures:
     end()
     assert alone_again(threads_before), place
     gc.collect()
-    assert (descriptors(), threads(), mapped(path)) == (before, threads_before, []), place
+    assert (descriptors(), threads() - threads_before, mapped(path)) == (before, set(), []), place
 print(place)
 cystore.open(path, **SETTINGS | {"exclusive": True}).close()
 """

@@ -70,7 +70,7 @@ def test_an_exception_at_a_place_of_a_public_call_leaves_nothing(tmp_path, rng, 
                 assert store._parts.appender.active_calls == 0, where
                 assert not store._parts.appender.called_by_this_thread, where
                 assert os.listdir(path / "tmp") == [], where
-        assert threads() == threads_before
+        assert threads() <= threads_before
         assert store._parts.control.intent is None
         store.dispatch()
         offsets = [m.queue_offset for m in store.scan() if (m.topic, m.queue_id) == ("T", 0)]
@@ -119,11 +119,11 @@ def test_an_exception_in_open_or_close_leaves_nothing(tmp_path, rng, what, most,
         ):  # a store that is dropped is left by a thread of its own, whose frames may keep parts until they are collected
             if turn % 100 == 99:
                 gc.collect()
-            if threads() == threads_before and descriptors() == before and not mapped(path):
+            if threads() <= threads_before and descriptors() == before and not mapped(path):
                 break
             os_threads.pause(0.002)
         where = f"place {place}"
-        assert threads() == threads_before, where
+        assert threads() <= threads_before, where
         assert descriptors() == before, where
         assert mapped(path) == [], where
     with open_small(path, exclusive=True) as store:
