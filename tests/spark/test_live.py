@@ -30,7 +30,8 @@ PATIENCE_S = 120.0
 @contextmanager
 def live(store: Path, out: Path) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "cystore.spark", "live", str(store), "--out", str(out), "--json"]
-    options = ["--window", "1 second", "--watermark", "1 second", "--master", "local[2]"]
+    second = "1 second"
+    options = ["--window", second, "--watermark", second, "--every", second, "--master", "local[2]"]
     process = subprocess.Popen(
         [*command, *options], cwd=ROOT, text=True, stdout=subprocess.PIPE, start_new_session=True
     )

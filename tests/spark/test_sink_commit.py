@@ -199,7 +199,7 @@ def test_a_batch_that_cannot_be_the_next_is_refused(tmp_path):
     commit(0, "q1")
     commit(1, "q1")
     with pytest.raises(
-        StoreConfigError, match="belongs to query q1, whose last batch is 1; this is query q2"
+        StoreConfigError, match="belongs to query q1, whose last batch is 1; but this is query q2"
     ):
         commit(2, "q2")
     with pytest.raises(StoreConfigError, match="batch 0 of sinkId sink follows batch 1"):

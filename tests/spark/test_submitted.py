@@ -58,7 +58,7 @@ def test_a_job_that_fails_says_why(tmp_path):
 def test_what_is_no_text_is_refused(path, options):
     from cystore.celery import spark_tasks
 
-    with pytest.raises(spark_tasks.JobFailedError, match="as text"):
+    with pytest.raises(spark_tasks.JobFailedError, match="paths and options must be text, not "):
         spark_tasks.scrub(path, options)
 
 

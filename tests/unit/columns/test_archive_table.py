@@ -1,6 +1,6 @@
 """Goal: an archive as a Delta or Iceberg table holds what the log held, each record once, whenever a run is killed, and segments go only
 after the commit. Method: stores of small segments, archived by this process or by one that kills itself at each place of a commit; the
-tables are read by pyarrow, DuckDB and polars. Spark reads them in tests/spark/test_archive_table.py."""
+tables are read by pyarrow, DuckDB and polars. Spark, which needs jars for it, reads none here."""
 
 from __future__ import annotations
 
