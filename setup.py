@@ -84,7 +84,7 @@ EXTENSIONS: dict[str, list[str]] = {
     "read.get_result": [],
     "read.queue_reader": [],
     "read.scan": [],
-    "derived.mend": [],
+    "derived.index_chains": [],
     "read.columns": [],
     "derived.entries": [],
 }

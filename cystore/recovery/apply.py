@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from cystore import clock
-from cystore._native.derived import mend
+from cystore._native.derived import index_chains
 from cystore.derived.files.consume_queue import DIRECTORY as QUEUES
 from cystore.derived.files.consume_queue import ENTRY_BYTES
 from cystore.derived.files.consume_queue_ext import DIRECTORY as EXT_QUEUES
@@ -169,13 +169,13 @@ def mended(index: IndexMend) -> Pieces:
         if index.checked:
             slots[:] = bytes(len(slots))
             for first in range(1, index.keep, PIECE_ENTRIES):
-                mend.chain(slots, entries(first, min(PIECE_ENTRIES, index.keep - first)), first)
+                index_chains.chain(slots, entries(first, min(PIECE_ENTRIES, index.keep - first)), first)
         behind = (files.length_of(fd, path) - entries_at) // INDEX_ENTRY_BYTES - index.keep
-        count = max(min(mend.newest(slots) + 1 - index.keep, behind), 0)
-        if mend.mend_slots(slots, entries(index.keep, count), index.keep, index.keep):
+        count = max(min(index_chains.newest(slots) + 1 - index.keep, behind), 0)
+        if index_chains.mend_slots(slots, entries(index.keep, count), index.keep, index.keep):
             for first in range(1, index.keep, PIECE_ENTRIES):
-                mend.relink(slots, entries(first, min(PIECE_ENTRIES, index.keep - first)), first)
-    used = mend.settle(slots)
+                index_chains.relink(slots, entries(first, min(PIECE_ENTRIES, index.keep - first)), first)
+    used = index_chains.settle(slots)
     changed = [
         (HEADER_BYTES + at, bytes(slots[at : at + BLOCK_BYTES]))
         for at in range(0, len(slots), BLOCK_BYTES)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from cystore._native.derived import mend
+from cystore._native.derived import index_chains
 from cystore._native.read import scan
 from cystore._native.record.record import find_property
 from cystore.config import StoreConfig
@@ -104,7 +104,7 @@ class IndexCheck:
         slots = bytearray(SLOT_BYTES * reader.slots)
         for first in range(1, keep, ENTRIES_AT_ONCE):
             entries = reader.read_entries(first, min(ENTRIES_AT_ONCE, keep - first))
-            if mend.chain(slots, entries, first) >= 0:
+            if index_chains.chain(slots, entries, first) >= 0:
                 return None
         record = self._log.record(reader.header.begin_physical_offset)
         if record is not None and record["store_timestamp"] != reader.header.begin_timestamp_ms:

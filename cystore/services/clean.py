@@ -1,6 +1,6 @@
 """The service "clean": rolls the log, watches the disk, removes expired segments, and lets queues and index follow.
 
-Source: DefaultMessageStore.CleanCommitLogService and CleanConsumeQueueService. engine/log/clean.py cleans the log itself.
+Source: DefaultMessageStore.CleanCommitLogService and CleanConsumeQueueService. engine/log/removal.py cleans the log itself.
 Queues and index follow in turns of their own (derived/dispatch/follow.py), and no call waits for that. Waiting delayed messages
 are carried forward. This module collects the needs: undispatched records, delayed messages that were not carried, holds
 and the archive.
@@ -24,9 +24,9 @@ from cystore.derived.dispatch.follow import Follower
 from cystore.derived.dispatch.remove import QueueRemover
 from cystore.engine.files.progress import Progress
 from cystore.engine.log.allocate import Allocator
-from cystore.engine.log.clean import LogCleaner, Need
 from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.log.disk_space import DiskSpace
+from cystore.engine.log.removal import LogCleaner, Need
 from cystore.engine.log.roll import Roller
 from cystore.engine.manifest.manifest import Manifest
 from cystore.engine.manifest.quarantine_limits import trim

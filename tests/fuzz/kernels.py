@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from cystore._native.derived import entries, ext, index, mend
+from cystore._native.derived import entries, ext, index, index_chains
 from cystore._native.derived.queue import TagFilter
 from cystore._native.record import checksum
 from cystore._native.record import message as message_kernel
@@ -232,12 +232,12 @@ def run_mend(data: bytes) -> None:
     slots, entries = bytearray(data[4:middle]), data[middle:]
     stored = bytes(slots)
     for step in (
-        lambda: mend.mend_slots(slots, exact(entries), first, keep),
-        lambda: mend.relink(slots, exact(entries), first),
-        lambda: mend.settle(slots),
-        lambda: mend.chain(slots, exact(entries), first),
-        lambda: mend.other_slot(slots, exact(stored), keep),
-        lambda: mend.newest(exact(stored)),
+        lambda: index_chains.mend_slots(slots, exact(entries), first, keep),
+        lambda: index_chains.relink(slots, exact(entries), first),
+        lambda: index_chains.settle(slots),
+        lambda: index_chains.chain(slots, exact(entries), first),
+        lambda: index_chains.other_slot(slots, exact(stored), keep),
+        lambda: index_chains.newest(exact(stored)),
     ):
         try:
             step()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from pathlib import Path
 
-from cystore._native.derived import mend
+from cystore._native.derived import index_chains
 from cystore.derived.files.index import ENTRY_BYTES, SLOT_BYTES
 from cystore.recovery.walk.index_reader import IndexReader
 
@@ -100,7 +100,7 @@ class IndexStream:
         for reader in self._readers:
             slots, count = bytearray(SLOT_BYTES * reader.slots), reader.count
             for first in range(1, count, ENTRIES_AT_ONCE):
-                bad = mend.chain(
+                bad = index_chains.chain(
                     slots, reader.read_entries(first, min(ENTRIES_AT_ONCE, count - first)), first
                 )
                 if bad >= 0:
@@ -109,7 +109,7 @@ class IndexStream:
                     )
                     break
             else:
-                bad = mend.other_slot(slots, reader.read_slots(), count)
+                bad = index_chains.other_slot(slots, reader.read_slots(), count)
                 if bad >= 0:
                     found.append((reader.path, bad, f"hash slot {bad} does not point to its newest entry"))
         return found

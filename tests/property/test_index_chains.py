@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.oracle.index import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES, IndexFile
 
-mend = pytest.importorskip("cystore._native.derived.mend", reason="the kernels are not built")
+index_chains = pytest.importorskip("cystore._native.derived.index_chains", reason="the kernels are not built")
 
 SECTOR_BYTES = 512
 
@@ -45,28 +45,28 @@ def test_slots_lead_to_the_kept_entries(slots, keys, data):
     # Entries below the sync are the same in both.
     assert entries_of(mixed, slots, 1, keep) == entries_of(before.data, slots, 1, keep)
     found = bytearray(slots_of(mixed, slots))
-    newest = mend.newest(found)
+    newest = index_chains.newest(found)
     tail = entries_of(mixed, slots, keep, max(newest + 1, keep))
-    if mend.mend_slots(found, tail, keep, keep):
-        mend.relink(found, entries_of(mixed, slots, 1, keep), 1)
-    used = mend.settle(found)
+    if index_chains.mend_slots(found, tail, keep, keep):
+        index_chains.relink(found, entries_of(mixed, slots, 1, keep), 1)
+    used = index_chains.settle(found)
     assert bytes(found) == slots_of(before.data, slots)
     assert used == before.header.used_slots
     rebuilt = bytearray(SLOT_BYTES * slots)
-    assert mend.chain(rebuilt, entries_of(before.data, slots, 1, keep), 1) == -1
+    assert index_chains.chain(rebuilt, entries_of(before.data, slots, 1, keep), 1) == -1
     assert rebuilt == found
-    assert mend.other_slot(rebuilt, found, keep) == -1
+    assert index_chains.other_slot(rebuilt, found, keep) == -1
 
 
 @given(st.binary(max_size=200), st.binary(max_size=200), st.integers(-2, 50), st.integers(-2, 50))
 def test_arbitrary_bytes_never_lead_outside(slots, entries, first, keep):
     content = bytearray(slots)
     try:
-        broken = mend.mend_slots(content, entries, first, keep)
-        mend.relink(content, entries, first)
-        mend.settle(content)
-        mend.chain(content, entries, first)
-        mend.other_slot(content, slots, keep)
+        broken = index_chains.mend_slots(content, entries, first, keep)
+        index_chains.relink(content, entries, first)
+        index_chains.settle(content)
+        index_chains.chain(content, entries, first)
+        index_chains.other_slot(content, slots, keep)
     except ValueError:
         return
     assert 0 <= broken <= len(slots) // 4
@@ -82,10 +82,10 @@ def test_a_changed_entry_or_slot_is_seen(keys, data):
     at = HEADER_BYTES + SLOT_BYTES * 5 + ENTRY_BYTES * data.draw(st.integers(1, end - 1)) + 16
     content[at + 3] ^= data.draw(st.integers(1, 255))
     rebuilt = bytearray(SLOT_BYTES * 5)
-    assert mend.chain(rebuilt, entries_of(content, 5, 1, end), 1) >= 1
+    assert index_chains.chain(rebuilt, entries_of(content, 5, 1, end), 1) >= 1
     rebuilt = bytearray(SLOT_BYTES * 5)
-    assert mend.chain(rebuilt, entries_of(file.data, 5, 1, end), 1) == -1
+    assert index_chains.chain(rebuilt, entries_of(file.data, 5, 1, end), 1) == -1
     stored = bytearray(slots_of(file.data, 5))
     used = data.draw(st.sampled_from([i for i in range(5) if any(stored[4 * i : 4 * i + 4])]))
     stored[4 * used : 4 * used + 4] = bytes(4)
-    assert mend.other_slot(rebuilt, stored, end) == used
+    assert index_chains.other_slot(rebuilt, stored, end) == used
