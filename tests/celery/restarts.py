@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from celery import group
+from redis import Redis
 
 from cystore.clock import monotonic_s
 from tests.celery import work
@@ -64,6 +65,11 @@ def round_of(fleet: Fleet, pool: str, number: int, counts: Counter[str]) -> None
         beat.kill()
     if number % 2:
         worker.kill()
+        # Redis hands a message to a worker that was killed until it has noticed. That message is lost, whatever the result backend is.
+        with Redis.from_url(fleet.environment[work.BROKER]) as client:
+            wait_until(
+                lambda: not client.info("clients")["blocked_clients"], "Redis knows that it was killed"
+            )
         return
     worker.ask_to_stop()
     wait_until(
