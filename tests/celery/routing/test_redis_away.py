@@ -156,7 +156,9 @@ def test_a_heartbeat_says_nothing_to_a_redis_that_is_away(url):
 
 def test_a_user_with_the_documented_rights_is_enough(url, caplog):
     page = (ROOT / "docs" / "celery.md").read_text()
-    commands = re.findall(r"`([a-z]+)`", page[page.index("A user of its own needs") :].split("\n\n")[0])
+    commands = re.findall(
+        r"`([a-z]+)`", page[page.index("A Redis user for cystore needs") :].split("\n\n")[0]
+    )
     with redis_server(own=True) as redis:
         with redis_py.Redis.from_url(redis.url) as admin:
             given = ["-@all", *(f"+{command}" for command in commands)]
