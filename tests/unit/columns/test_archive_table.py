@@ -139,7 +139,7 @@ around(archive_iceberg.SqlCatalog, "commit_table", "before the commit", "after t
 around(archive_delta.DeltaArchive, "_made", "before the table", "after the table")
 around(archive_iceberg.IcebergArchive, "_made", "before the table", "after the table")
 store = cystore.open(path, **settings)
-archiving.archive_store(
+archiver.archive_store(
     store, folder, format=format, all_sealed=True, step_bytes=1, report=lambda what, done, total: here(what)
 )
 """

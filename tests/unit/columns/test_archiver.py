@@ -261,14 +261,14 @@ def some(task, parts):
         found.append(task(part))
     return found
 renamed = []
-def rename(source, target, real=archiving.files.rename_no_replace):
+def rename(source, target, real=archiver.files.rename_no_replace):
     real(source, target)
     renamed.append(target)
     if place == "between files" and len(renamed) == 3:
         os.kill(os.getpid(), signal.SIGKILL)
-archiving.files.rename_no_replace = rename
+archiver.files.rename_no_replace = rename
 store = cystore.open(path, **settings)
-archiving.archive_store(store, folder, all_sealed=True, step_bytes=step_bytes, report=tell, mapper=some)
+archiver.archive_store(store, folder, all_sealed=True, step_bytes=step_bytes, report=tell, mapper=some)
 """
 
 
