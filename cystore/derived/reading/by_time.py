@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cystore._native.memory.control import Control
-from cystore._native.record.message import message_at
+from cystore._native.record.message import Message, message_at
 from cystore.derived.dispatch.heal import QueueHealer, is_queue_damage
 from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueue, ConsumeQueues
 from cystore.derived.reading.tail import At, TailReader
@@ -122,24 +122,48 @@ class TimeSearch:
 
     def _timestamp(self, queue: ConsumeQueue, queue_offset: int) -> int | None:
         """Store timestamp of a message, None when its record was removed meanwhile. Raises _UnsoundQueueError."""
-        entry = queue.entry(queue_offset)
         try:
-            return None if entry is None else self._stored_ms(entry.physical_offset, entry.size_bytes)
+            return self._entered_ms(queue, queue_offset)
         except CorruptRecordError as error:
-            if is_queue_damage(error) and self._control.read_only:
-                raise _UnsoundQueueError from error
-            if not is_queue_damage(error) or not self._healer.heal(queue.slot, queue_offset):
+            if not is_queue_damage(error):
                 raise
-            entry = queue.entry(queue_offset)
-            return None if entry is None else self._stored_ms(entry.physical_offset, entry.size_bytes)
+            if self._control.read_only:
+                raise _UnsoundQueueError from error
+        self._healer.heal(queue.slot, queue_offset)
+        return self._entered_ms(queue, queue_offset)
+
+    def _entered_ms(self, queue: ConsumeQueue, queue_offset: int) -> int | None:
+        """Store timestamp of the record that an entry points to. Raises CorruptRecordError if that is not the message's, as `get` does."""
+        entry = queue.entry(queue_offset)
+        if entry is None:
+            return None
+        try:
+            record = self._record(entry.physical_offset, entry.size_bytes)
+        except OffsetError as error:
+            raise self._wrong_entry(queue, queue_offset, "outside the log") from error
+        if record is None:
+            return None
+        found = record.topic, record.queue_id, record.queue_offset, record.physical_offset, record.size_bytes
+        if found != (queue.topic, queue.queue_id, queue_offset, *entry[:2]):
+            raise self._wrong_entry(queue, queue_offset, "to another record")
+        return record.store_timestamp_ms
+
+    def _wrong_entry(self, queue: ConsumeQueue, queue_offset: int, where: str) -> CorruptRecordError:
+        reason = f"the consume queue entry of queue offset {queue_offset} points {where}"
+        return CorruptRecordError(reason, path=queue.files.directory, offset=queue_offset * ENTRY_BYTES)
 
     def _stored_ms(self, physical_offset: int, size_bytes: int) -> int | None:
         """Store timestamp of a record, None when it was removed meanwhile."""
+        record = self._record(physical_offset, size_bytes)
+        return None if record is None else record.store_timestamp_ms
+
+    def _record(self, physical_offset: int, size_bytes: int) -> Message | None:
+        """The record at a log position, None when it was removed meanwhile. Raises OffsetError."""
         try:
             segment = self._commit_log.segment_for(physical_offset)
         except OffsetError:
-            if physical_offset < self._control.min_physical_offset:
+            if size_bytes > 0 and 0 <= physical_offset < self._control.min_physical_offset:
                 return None
             raise
         at = physical_offset - segment.base
-        return message_at(segment, at, min(size_bytes, segment.length - at)).store_timestamp_ms
+        return message_at(segment, at, min(size_bytes, segment.length - at))

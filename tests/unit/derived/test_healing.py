@@ -53,6 +53,12 @@ def harm(path: Path, what: str) -> None:
                 file.write(b"\x01\x02")
                 file.seek(20 * 60 + 7)
                 file.write(b"\xff\xff")
+        case "behind the log":
+            with files[1].open("r+b") as file:
+                file.write(((1 << 40).to_bytes(8, "big") + bytes([0, 0, 0, 100]) + bytes(8)) * 100)
+        case "another message":
+            with files[1].open("r+b") as file:
+                file.write(files[0].read_bytes()[:20] * 100)
 
 
 @pytest.mark.sampled(2)
@@ -127,10 +133,13 @@ def test_zeros_are_damage_also_where_the_log_was_cleaned(tmp_path, monkeypatch):
         assert store.stats()["healed_entries"] >= 10
 
 
-@pytest.mark.parametrize("what", ["first", "last", "all", "zeros", "shortened"])
+@pytest.mark.parametrize(
+    "what", ["first", "last", "all", "zeros", "shortened", "behind the log", "another message"]
+)
 @pytest.mark.parametrize("read_only", [False, True])
 def test_a_search_by_time_is_right_before_anybody_has_read_the_queue(tmp_path, what, read_only):
-    """Seen: it gave the queue's first offset until a `get` had made the entries again."""
+    """Seen: it gave the queue's first offset until a `get` had made the entries again. It raised OffsetError about the log for an entry
+    that leads behind it, and believed one of another message."""
     with open_store(tmp_path) as store:
         times: list[int] = []
         for n in range(COUNT):
