@@ -61,7 +61,7 @@ class DamagedRanges:
         return hash(self._holes)
 
     def __repr__(self) -> str:
-        return f"Holes({list(self._holes)})"
+        return f"DamagedRanges({list(self._holes)})"
 
     def covering(self, offset: int) -> tuple[int, int] | None:
         """(begin, end) of the hole that holds physical offset `offset`."""
