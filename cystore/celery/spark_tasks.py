@@ -22,7 +22,7 @@ from celery import shared_task
 from cystore.errors import StoreError
 from cystore.system.platform import LIBC
 
-TASKS = {name: f"cystore.spark.{name}" for name in ("scrub", "rebuild", "archive", "report")}
+TASKS = {name: f"cystore.spark.{name}" for name in ("scrub", "rebuild", "archive", "report", "aggregate")}
 SUMMARY_CODES = (0, 1)  # exit codes of a job that ended regularly
 SAID_CHARACTERS = 2000
 _PR_SET_PDEATHSIG = 1
@@ -87,6 +87,7 @@ def _task(job: str) -> Any:
 scrub = _task("scrub")
 rebuild = _task("rebuild")
 report = _task("report")
+aggregate = _task("aggregate")
 
 
 @shared_task(name=TASKS["archive"], acks_late=False)

@@ -20,7 +20,7 @@ from cystore.operate.output import one_line, write_json, write_line
 from cystore.operate.progress import progress
 
 try:
-    from cystore.spark.jobs import archive, live, rebuild, report, scrub
+    from cystore.spark.jobs import aggregate, archive, live, rebuild, report, scrub
 except ModuleNotFoundError as error:
     package = (error.name or "").partition(".")[0]
     if package not in ("pyspark", "pyarrow"):
@@ -32,6 +32,7 @@ JOBS: dict[str, ModuleType] = {
     "rebuild": rebuild,
     "archive": archive,
     "report": report,
+    "aggregate": aggregate,
     "live": live,
 }
 ROWS_SHOWN = 20

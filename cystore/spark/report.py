@@ -1,7 +1,7 @@
 """Numbers of tasks from the lifecycle log: by task name and hour, the most frequent failures, the longest workflows.
 
-`hourly`, `names`, `workers`, `tracebacks` and `workflows` are DataFrames over `task_runs`; given `task_events`, they make the runs by
-themselves. `live` is the hourly table as a stream of events.
+`hourly`, `daily`, `names`, `workers`, `tracebacks` and `workflows` are DataFrames over `task_runs`; given `task_events`, they make the
+runs by themselves. `live` is the hourly table as a stream of events.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ COUNTS = ("count", "failed", "failure_rate", "retried")
 def hourly(runs: DataFrame) -> DataFrame:
     """By `name` and `hour` in which attempts ended: `count` of runs, `failed`, `failure_rate` (0 to 1), `retried`, and percentiles in
     seconds of the runtime and of the wait between a message's sending and the moment when the task's code began."""
-    return _numbers(
-        runs, "name", F.timestamp_seconds(F.floor(F.unix_seconds("ended") / 3600) * 3600).alias("hour")
-    )
+    return _numbers(runs, "name", hour=F.timestamp_seconds(F.floor(F.unix_seconds("ended") / 3600) * 3600))
+
+
+def daily(runs: DataFrame) -> DataFrame:
+    """The same numbers by `name` and `date` (UTC) on which attempts ended."""
+    days = F.floor(F.unix_seconds("ended") / 86400).cast("int")
+    return _numbers(runs, "name", date=F.date_from_unix_date(days))
 
 
 def names(runs: DataFrame) -> DataFrame:
@@ -35,11 +39,11 @@ def workers(runs: DataFrame) -> DataFrame:
     return _numbers(runs, "worker").orderBy(F.desc("count"), "worker")
 
 
-def _numbers(runs: DataFrame, by: str, *more: Column) -> DataFrame:
+def _numbers(runs: DataFrame, by: str, **more: Column) -> DataFrame:
     over = runs_of(runs).where(F.col(by).isNotNull() & F.col("outcome").isNotNull())
     retried = F.col("outcome") == RETRIED
     done = F.count_if(~retried)
-    found = over.groupBy(by, *more).agg(
+    found = over.groupBy(by, *(column.alias(name) for name, column in more.items())).agg(
         done.alias("count"),
         F.count_if(F.col("failed")).alias("failed"),
         F.when(done > 0, F.count_if(F.col("failed")) / done).alias("failure_rate"),
@@ -47,7 +51,7 @@ def _numbers(runs: DataFrame, by: str, *more: Column) -> DataFrame:
         _percentiles("runtime", F.when(~retried, F.col("runtime"))),
         _percentiles("wait", F.col("wait")),
     )
-    return found.select(by, *(("hour",) if more else ()), *COUNTS, *_each("runtime"), *_each("wait"))
+    return found.select(by, *more, *COUNTS, *_each("runtime"), *_each("wait"))
 
 
 def _run_numbers() -> list[Column]:

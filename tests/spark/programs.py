@@ -15,6 +15,7 @@ from tests.spark.conftest import fill, start_session
 from tests.support.small_stores import SETTINGS, open_small
 
 CLUSTER = "local-cluster[2,1,1024]"  # two executors in processes of their own
+DAY_MS = 86_400_000
 # Of small stores, as options of the sink.
 SMALL = {f"cystore.{name}": str(value) for name, value in SETTINGS.items() if name != "services"}
 
@@ -120,6 +121,63 @@ def swap(store: str, steps: str) -> None:
         job.swap(root, job._recovered(root, config, None))
 
 
+def aggregate(steps: str, out: str, *arguments: str) -> None:
+    """The job's command, killed after so many steps: before and after a file in `out` gets its name."""
+    from cystore.spark.__main__ import main
+
+    _kill_after(int(steps), Path(out))
+    raise SystemExit(main(["aggregate", *arguments, "--out", out]))
+
+
+def daily(steps: str, out: str, store: str, days: str) -> None:
+    """The same without Spark: the numbers are those of a log with so many days."""
+    from cystore.spark.jobs import aggregate as job
+
+    _kill_after(int(steps), Path(out))
+    made_up(job, int(days))
+    print(json.dumps(job.aggregate(None, store, out)), flush=True)
+
+
+def made_up(job: Any, days: int) -> None:
+    """Lets the job find one task an hour, for so many days, instead of asking Spark."""
+    import pyarrow as pa
+
+    class Runs:
+        def select(self, *names: str) -> Runs:
+            return self
+
+        persist = unpersist = select
+
+        def toArrow(self) -> Any:
+            table = {"name": ["shop.pay"] * days, "count": [24] * days, "retried": [0] * days}
+            return pa.table({"date": [job.day_of(day * DAY_MS) for day in range(days)], **table})
+
+    job._events = job.task_runs = lambda *arguments: Runs()
+    job.daily = lambda runs: runs
+    job._times = lambda runs, begin_ms=0: (begin_ms, days * DAY_MS - 1)
+
+
+def _kill_after(left: int, out: Path) -> None:
+    from cystore.system import files
+
+    rename = files._rename
+
+    def step() -> None:
+        nonlocal left
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left -= 1
+
+    def counted(source: Path, target: Path) -> None:
+        if out not in target.parents:
+            return rename(source, target)
+        step()
+        rename(source, target)
+        return step()
+
+    files._rename = counted
+
+
 if __name__ == "__main__":
     jobs = {
         "stream": stream,
@@ -128,5 +186,7 @@ if __name__ == "__main__":
         "cluster": cluster,
         "by_url": by_url,
         "swap": swap,
+        "aggregate": aggregate,
+        "daily": daily,
     }
     jobs[sys.argv[1]](*sys.argv[2:])

@@ -360,6 +360,7 @@ def test_settings_of_store_and_spark_are_options_of_every_job(make_store, tmp_pa
         ("rebuild", []),
         ("archive", ["f"]),
         ("report", ["--out", "o"]),
+        ("aggregate", ["--out", "o"]),
         ("live", ["--out", "o"]),
     ):
         given = ["--conf", "spark.a=b=c", "--set", "services=none", "--config", "f.toml"]
@@ -398,6 +399,7 @@ def test_jobs_make_no_store(tmp_path, capsys):
     for arguments in (
         ["archive", nope, folder],
         ["report", nope, "--out", folder],
+        ["aggregate", nope, "--out", folder],
         ["live", nope, "--out", folder],
         ["scrub", nope],
         ["rebuild", nope],

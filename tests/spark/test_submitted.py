@@ -50,6 +50,8 @@ def test_a_job_that_fails_says_why(tmp_path):
 
     with pytest.raises(spark_tasks.JobFailedError, match=r"scrub exited with 2: .*no store here"):
         spark_tasks.scrub(str(tmp_path / "nothing"))
+    with pytest.raises(spark_tasks.JobFailedError, match=r"aggregate exited with 2: .*no store here"):
+        spark_tasks.aggregate(str(tmp_path / "nothing"), ["--out", str(tmp_path / "out")])
     with pytest.raises(spark_tasks.JobFailedError, match="rebuild exited with 2: "):
         spark_tasks.rebuild(str(tmp_path), ["--no-such-option"])
 

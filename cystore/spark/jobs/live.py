@@ -15,14 +15,19 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from cystore.operate.command import add_settings
-from cystore.spark.frames import cores_of
-from cystore.spark.jobs.running import add_master, existing_stores, outside_of, own_session, source_options
+from cystore.spark.jobs.running import (
+    add_master,
+    existing_stores,
+    few_partitions,
+    outside_of,
+    own_session,
+    source_options,
+)
 from cystore.spark.report import live
 from cystore.spark.task_events import task_events
 
 HELP = "the numbers of tasks by minute, as a stream into Parquet"
 WINDOW, WATERMARK, EVERY = "1 minute", "10 minutes", "10 seconds"
-PARTITIONS, SPARKS_OWN = "spark.sql.shuffle.partitions", "200"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,9 +53,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     outside_of(existing_stores(options.store), options.out)
     settings = source_options(options)
     with own_session("live", options.master, options.conf) as spark:
-        if spark.conf.get(PARTITIONS) == SPARKS_OWN:
-            # Windows are few rows; so many partitions make as many files of state for each batch.
-            spark.conf.set(PARTITIONS, cores_of(spark))
+        few_partitions(spark)  # each makes a file of state for each batch
         return follow(
             spark,
             options.store,

@@ -33,6 +33,7 @@ from cystore.spark.options import SETTING_PREFIX, local_path
 
 LEAST_RANGE_BYTES = 4 << 20
 LOOK_EVERY_S = 0.2
+PARTITIONS, SPARKS_OWN = "spark.sql.shuffle.partitions", "200"
 
 Part = TypeVar("Part")
 Found = TypeVar("Found")
@@ -148,6 +149,12 @@ def own_session(
         yield session
     finally:
         session.stop()
+
+
+def few_partitions(spark: SparkSession) -> None:
+    """One shuffle partition for each core, unless the session has a setting of its own: Spark's 200 are for larger tables."""
+    if spark.conf.get(PARTITIONS) == SPARKS_OWN:
+        spark.conf.set(PARTITIONS, cores_of(spark))
 
 
 def settings_of(path: str | Path, settings: dict[str, Any], **fixed: Any) -> tuple[Path, StoreConfig]:
