@@ -103,6 +103,7 @@ class AppendPolicy:
         (`relieve`)."""
         if self._relieve is not None:
             self._relieve()
+        check_place(self._commit_log.files.root)
         self._allocator.make_room(needed)
 
     def segment_at(self, position: int) -> MappedFile:
