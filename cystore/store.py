@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from cystore._native.append.appender import Appender
 from cystore._native.append.put import put_function
@@ -254,6 +254,9 @@ class MessageStore(StoreUpkeep):
 
     def __repr__(self) -> str:
         return f"<MessageStore {str(self.path)!r}{' closed' if self._closed else ''}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a store cannot be copied or pickled: open it by its path in each process")
 
     # ---------------------------------------------------------------------------------------------- write
 

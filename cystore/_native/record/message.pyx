@@ -1,7 +1,7 @@
 """Messages and results of puts."""
 
 cimport cython
-from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.buffer cimport PyBuffer_FillInfo, PyObject_CheckBuffer
 from cpython.memoryview cimport PyMemoryView_FromObject
 from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t
 
@@ -235,6 +235,17 @@ cdef class Message:
             return None
         return "cystore" if self.view.magic == RECORD_MAGIC_CYSTORE else "rocketmq"
 
+    def __reduce__(self):
+        """A copy owns its bytes: of a stored message it has the whole record, of one to be put what was given."""
+        if self.source is not None:
+            return _rebuild_stored, (self.start[:self.view.total_size],)
+        body = bytes(memoryview(self._body)) if PyObject_CheckBuffer(self._body) else self._body
+        properties = dict(self._properties) if isinstance(self._properties, MappingProxyType) else self._properties
+        return _rebuild_given, (
+            self._topic, body, self._keys, self._tags, properties, self._unique_key, self._born_host, self._store_host, self.stored_properties,
+            self._queue_id, self._flag, self._sys_flag, self._reconsume_times, self._delay_level, self._born_timestamp_ms,
+            self._prepared_transaction_offset)
+
     def __repr__(self):
         if self.source is None:
             return f"<Message to {self._topic!r}/{self._queue_id}>"
@@ -263,6 +274,23 @@ cdef object _fill(object source, const uint8_t* start, size_t limit, int64_t whe
     message._sys_flag = view.sys_flag
     message._reconsume_times = view.reconsume_times
     message._prepared_transaction_offset = view.prepared_transaction_offset
+    return message
+
+
+def _rebuild_stored(bytes record not None):
+    return _fill(record, <const uint8_t*><const char*>record, len(record), 0, None, True)
+
+
+def _rebuild_given(str topic not None, body, keys, tags, properties, unique_key, bytes born_host, bytes store_host,
+                   bytes stored_properties, int32_t queue_id, int32_t flag, int32_t sys_flag, int32_t reconsume_times,
+                   int32_t delay_level, int64_t born_timestamp_ms, int64_t prepared_transaction_offset):
+    cdef Message message = Message.__new__(Message)
+    message._topic, message._body, message._keys, message._tags = topic, body, keys, tags
+    message._properties, message._unique_key = properties, unique_key
+    message._born_host, message._store_host, message.stored_properties = born_host, store_host, stored_properties
+    message._queue_id, message._flag, message._sys_flag = queue_id, flag, sys_flag
+    message._reconsume_times, message._delay_level = reconsume_times, delay_level
+    message._born_timestamp_ms, message._prepared_transaction_offset = born_timestamp_ms, prepared_transaction_offset
     return message
 
 
