@@ -73,7 +73,7 @@ REACHED_BY = {
     "dispatch": "recovery",
     "delay": "put",
     "scan": "scan",
-    "mend": "mend",
+    "index_chains": "mend",
     "columns": "columns",
     "entries": "entries",
     "log_files": "recovery",
