@@ -89,6 +89,13 @@ def real_path(text: str) -> Path:
     return Path(os.path.realpath(text))
 
 
+def named_path(text: str) -> Path:
+    """A path as given; an empty one would mean the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty")
+    return Path(text)
+
+
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:
     """The option --json."""
     parser.add_argument("--json", action="store_true", help=f"{what}, for programs")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import sys
 from pathlib import Path
 
+from cystore.config import DEFAULTS
 from cystore.derived.files.consume_queue import DIRECTORY as QUEUES
 from cystore.derived.files.consume_queue_ext import DIRECTORY as EXT_QUEUES
 from cystore.derived.files.index import DIRECTORY as INDEX
@@ -25,6 +27,7 @@ from cystore.errors import (
     StoreTimeoutError,
 )
 
+ABOUT_SETTINGS = re.compile(rf"\bsettings?\b|\b(?:{'|'.join(DEFAULTS)})\b|NAME=VALUE")
 DERIVED = {QUEUES, EXT_QUEUES, INDEX}
 INTERRUPTED, TERMINATED, PIPE_CLOSED = 128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGPIPE
 
@@ -56,6 +59,8 @@ def whole_streams() -> None:
 
 def hint(error: StoreError) -> str:
     """The advice for an error, as the end of its line."""
+    if isinstance(error, StoreConfigError) and not ABOUT_SETTINGS.search(str(error).partition(" [path ")[0]):
+        return ""  # it is about another argument, and names it
     if isinstance(error, StoreFormatError) and DERIVED & set(Path(str(error.path)).parts):
         return "; `cystore rebuild PATH` makes queues and index anew from the log"
     return next((f"; {remedy}" for kind, remedy in HINTS if isinstance(error, kind)), "")

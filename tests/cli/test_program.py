@@ -143,6 +143,10 @@ def test_an_error_names_path_and_remedy(command, store_path):
         ),
         (cystore.CorruptRecordError("", path="/s"), "; `cystore verify PATH` lists"),
         (cystore.MessageIllegalError(""), ""),
+        (cystore.StoreConfigError("there is no setting 'x'"), "; settings are the fields"),
+        (cystore.StoreConfigError("file_reserved_time_h must be 1 to 9, not 0"), "; settings are the fields"),
+        (cystore.StoreConfigError("/r exists: choose another folder"), ""),
+        (cystore.StoreConfigError("this is another folder", path="/srv/settings"), ""),
     ],
 )
 def test_what_to_do_about_an_error(error, remedy):

@@ -462,3 +462,26 @@ def test_the_live_report_tells_each_window_once(spark, make_store, tmp_path):
         "b": (0, 0, 1),
     }
     assert json.dumps(rows["a"].runtime_p95) == "1.0"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("report", "", "--out", "r"),
+        ("report", "{store}", "--out", ""),
+        ("aggregate", "{store}", "--out", ""),
+        ("archive", "{store}", ""),
+    ],
+)
+def test_an_empty_path_is_refused_by_its_name(tmp_path, monkeypatch, capsys, arguments):
+    """Seen: it meant the current folder."""
+    cystore.open(tmp_path / "s").close()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    try:
+        status = main([argument.format(store=tmp_path / "s") for argument in arguments])
+    except SystemExit as end:
+        status = end.code
+    assert status == 2
+    assert capsys.readouterr().err.endswith("path is empty\n")
+    assert not list((tmp_path / "here").iterdir())

@@ -33,7 +33,7 @@ from pyspark.storagelevel import StorageLevel
 from cystore.columns.archiver import alone
 from cystore.columns.object_store import is_url
 from cystore.errors import StoreConfigError
-from cystore.operate.command import FOUND_WRONG, OK, add_settings
+from cystore.operate.command import FOUND_WRONG, OK, add_settings, named_path
 from cystore.operate.progress import Report
 from cystore.spark.jobs import daily_folder as folder
 from cystore.spark.jobs.daily_folder import DAY, State, begin_of, day_of
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The job's arguments on the command line."""
     parser.add_argument("stores", nargs="+", metavar="STORE", help="directories of stores, or globs")
     parser.add_argument(
-        "--out", required=True, type=Path, help="the folder of the numbers; the first run makes it"
+        "--out", required=True, type=named_path, help="the folder of the numbers; the first run makes it"
     )
     parser.add_argument(
         "--watermark-h",

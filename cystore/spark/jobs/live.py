@@ -14,7 +14,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from cystore.operate.command import add_settings
+from cystore.operate.command import add_settings, named_path
 from cystore.spark.jobs.running import (
     add_master,
     existing_stores,
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The job's arguments on the command line."""
     parser.add_argument("store", metavar="STORE", help="directory of a store, or a glob")
     parser.add_argument(
-        "--out", required=True, type=Path, help="folder of the Parquet files; the checkpoint lies in it"
+        "--out", required=True, type=named_path, help="folder of the Parquet files; the checkpoint lies in it"
     )
     parser.add_argument("--window", default=WINDOW, help=f"length of a window (default: {WINDOW})")
     parser.add_argument(

@@ -86,6 +86,8 @@ def _as_text(value: Any) -> str:
 
 def existing_store(path: str | Path) -> Path:
     """Where the store at `path` is, every link resolved. Raises StoreFormatError where there is none: a job makes no store."""
+    if not os.fspath(path):
+        raise errors.StoreConfigError("name a store: its path is empty")
     place = real_path(os.fspath(path))
     facts.state(place)
     return place
@@ -109,6 +111,8 @@ def outside_of(stores: Sequence[Path], folder: Path | str) -> Path:
     """The folder of this host that a job writes to, every link resolved. Raises StoreConfigError for a URL, and for a store, what is in
     one and what one is in."""
     text = local_path(os.fspath(folder))
+    if not text:
+        raise errors.StoreConfigError("name the folder to write to: its path is empty")
     if is_url(text):
         raise errors.StoreConfigError(f"{text} is a URL: name a folder, which is mounted where the job runs")
     place = real_path(text)
