@@ -182,8 +182,7 @@ cdef class BatchLimits:
 def queue_state(Control control not None, bytes topic not None, int32_t queue_id):
     """(slot, minimum, dispatched, next, log minimum, wrote) of a queue, None when it is unknown.
 
-    Acquire loads, in this order: entries below `dispatched` (released in dispatch.pyx) point below `wrote` (append.pxd). The log's
-    minimum comes before the queue's, which follows it: so no entry from the minimum on is older because of a clean between the two.
+    Acquire loads, in this order: entries below `dispatched` (released in dispatch.pyx) point below `wrote` (append.pxd).
     """
     cdef control_block* block = control.checked()
     cdef queue_entry* entry
@@ -193,11 +192,11 @@ def queue_state(Control control not None, bytes topic not None, int32_t queue_id
     entry = control_find_queue(block, <const uint8_t*>PyBytes_AS_STRING(topic), <int>len(topic), queue_id)
     if entry == NULL:
         return None
-    log_minimum = load_i64(&block.min_physical_offset)
     next = load_i64(&entry.next)
     minimum = load_i64(&entry.minimum)
     dispatched = load_i64(&entry.dispatched)
-    return (entry - control_slot(block, 0), minimum, dispatched, next, log_minimum, load_i64(&block.wrote))
+    return (entry - control_slot(block, 0), minimum, dispatched, next, load_i64(&block.min_physical_offset),
+            load_i64(&block.wrote))
 
 
 cdef _damage(const selection* s, LogWindow window, MappedFile file):

@@ -237,7 +237,7 @@ cdef class QueueReader:
                     return None
             with nogil:
                 status = _select(&c, &window.c) if c.select.at == 0 else queue_select(&c.select, &window.c)
-        if status == NOT_HERE or (c.select.found and c.select.numbers[0]):  # it begins behind what was asked for
+        if status == NOT_HERE:
             return None
         if status == SELECT_DAMAGED and c.select.found == 0:
             self.places[slot & (PLACES - 1)].queue = 0

@@ -235,7 +235,7 @@ class Reader:
                 result = outside(queue_offset, minimum, maximum, following)
             if result is None:
                 try:
-                    result = self._too_small(state, queue_offset) or self._batch(*asked, state)
+                    result = self._batch(*asked, state)
                 except CorruptRecordError as error:
                     if not is_queue_damage(error):
                         raise
@@ -264,19 +264,6 @@ class Reader:
             # Else a cleaner took the file away, after it had published the new minimum: look again.
         next_offset = self._queues.get(slot).next_file_offset(queue_offset)
         return GetResult(GetStatus.OFFSET_FOUND_NULL, [], next_offset, minimum, maximum)
-
-    def _too_small(self, state: tuple[int, int, int, int, int, int], queue_offset: int) -> GetResult | None:
-        """The answer for an offset whose message a cleaner took, when the queue's minimum has not followed the log's yet."""
-        slot, _, maximum, _, log_minimum, _ = state
-        queue = self._queues.get(slot)
-        with contextlib.suppress(OffsetError):
-            entry = queue.entry(queue_offset)
-            if entry is None or entry.size_bytes <= 0 or entry.physical_offset >= log_minimum:
-                return None
-            minimum = queue.offset_at(log_minimum)
-            if queue_offset < minimum < maximum:
-                return GetResult(GetStatus.OFFSET_TOO_SMALL, [], minimum, minimum, maximum)
-        return None
 
     def _heal(self, slot: int, queue_offset: int, tries: int) -> bool:
         """Makes up for a queue file that is gone or wrong; True when it is worth another look.

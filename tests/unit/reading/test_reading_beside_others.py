@@ -10,7 +10,6 @@ import pytest
 from cystore.results import GetStatus
 from tests.support.clock import turn
 from tests.support.process import Process
-from tests.support.small_stores import LOG_BYTES, body_for, open_small
 from tests.unit.derived.test_online_damage import AT, BODY_AT, change, flip, open_store
 
 # ------------------------------------------------------------------ a dispatcher that stands still
@@ -129,19 +128,3 @@ def test_a_get_of_the_kernel_beside_a_clean_says_that_messages_were_removed(tmp_
         assert result.status in (GetStatus.OFFSET_TOO_SMALL, GetStatus.MESSAGE_WAS_REMOVING)
         assert result.next_offset > 5
         assert store.get("T", 0, len(puts) - 1, raw=raw).status is GetStatus.FOUND
-
-
-@pytest.mark.parametrize("raw", [False, True])
-@pytest.mark.parametrize("tags", [None, "A"])
-def test_a_get_between_the_two_steps_of_a_clean_gives_no_later_message(tmp_path, raw, tags):
-    """Seen: FOUND with messages behind the asked one, and a `min_offset` that did not explain it."""
-    with open_small(tmp_path) as store:
-        puts = [store.put("T", body_for(1000), tags="A") for _ in range(3 * LOG_BYTES // 1000)]
-        store.dispatch()
-        store._parts.control.min_physical_offset = LOG_BYTES  # a clean does so before the queues follow
-        first = next(n for n, put in enumerate(puts) if put.physical_offset >= LOG_BYTES)
-        for asked in (0, 3, first - 1):
-            result = store.get("T", 0, asked, tags=tags, raw=raw)
-            assert result.status is GetStatus.OFFSET_TOO_SMALL
-            assert (result.messages, result.next_offset, result.min_offset) == ([], first, first)
-        assert store.get("T", 0, first, tags=tags, raw=raw).status is GetStatus.FOUND
