@@ -139,8 +139,10 @@ def test_times_bound_the_rows_and_the_segments_that_are_opened(tmp_path):
     with open_small(tmp_path / "s") as store:
         fill(store, 100)
         middle = list(store.scan())[60].store_timestamp_ms
-        while list(store.scan())[-1].store_timestamp_ms <= middle + 5:
+        last = list(store.scan())[-1]
+        while last.store_timestamp_ms <= middle + 5 or last.physical_offset < 2 * LOG_BYTES:
             fill(store, 50, 100)
+            last = list(store.scan())[-1]
         messages = list(store.scan())
         earliest, latest = middle + 1, messages[-1].store_timestamp_ms
         for options in (
