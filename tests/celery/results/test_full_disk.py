@@ -43,7 +43,8 @@ def test_a_full_disk_is_told_in_one_line_and_no_task_is_lost(tmp_path, pool):
         running = None
         if pool in ("prefork", "threads"):  # a task of the others would keep the worker from looking
             running = fleet.task(work.wait_unless_redelivered).delay(str(marker), str(fifo))
-            wait_until(marker.exists, "a task runs")
+            # Its state is the last that it writes: a full disk would end the task there.
+            wait_until(lambda: running.state == work.MARKED, "a task runs")
         before = len(worker.log.read_text().splitlines())
         fill_the_disk(fleet)
         sender = Celery(broker=fleet.environment[work.BROKER], backend="disabled://")
