@@ -106,7 +106,7 @@ def descriptors_in_child(path: str) -> list:
         store.put("T", b"2")
         until_s = time.monotonic() + 30
         while (used := on_store()) > in_parent and time.monotonic() < until_s:
-            time.sleep(0.01)  # the child's services make files ahead, each with a descriptor for a moment
+            os.sched_yield()  # the child's services make files ahead, each with a descriptor for a moment
         os.write(writing, f"{before} {used}".encode())
         os._exit(0)
     os.waitpid(pid, 0)
