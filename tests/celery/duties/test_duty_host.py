@@ -180,9 +180,12 @@ def test_an_idle_host_sleeps_until_an_append_a_tick_or_a_due_time(app):
         wait_until(host._woken.is_set, "the thread is woken")
         host.wait(0.0)
         assert not host._woken.is_set()
-    store.put("T", b"x", delay_level=2)  # after 5 s
-    asleep(host)
-    due_in_ms = store.maintenance.due_in_ms
+    for _ in range(10):  # a busy machine may deliver the message before all sleep
+        store.put("T", b"x", delay_level=2)  # after 5 s
+        asleep(host)
+        due_in_ms = store.maintenance.due_in_ms
+        if due_in_ms is not None:
+            break
     assert due_in_ms is not None and LOOK_S <= host._pause_s <= max(due_in_ms / 1000 + 0.1, LOOK_S)
 
 
