@@ -47,4 +47,4 @@ format: ## ruff's formatting and safe corrections, written
 	@$(VENV_PYTHON) -m ruff check --fix .
 
 clean: ## what the build made, and .venv
-	rm -rf build dist .venv *.egg-info cystore/_native/*.so cystore/_native/*/*.so
+	rm -rf build dist .venv *.egg-info cystore/_native/*.so

@@ -8,6 +8,7 @@ are built in place). The CRC-32C kernel is the one of the crc32c package: its wh
 
 import os
 import platform
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,9 +16,9 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_clib import build_clib
 from setuptools.command.build_ext import build_ext
+from setuptools.modified import newer_group
 
 NATIVE = Path("cystore/_native")
-ROOMS = [str(path) for path in sorted(NATIVE.iterdir()) if (path / "__init__.py").exists()]
 JOBS = len(os.sched_getaffinity(0))
 VARIANT = os.environ.get("CYSTORE_BUILD", "")
 CRC32C = Path(find_spec("crc32c").origin).parent / "ext"
@@ -53,40 +54,14 @@ elif VARIANT == "":
 elif VARIANT != "metadata":
     raise SystemExit(f"CYSTORE_BUILD={VARIANT!r}: choose asan, fuzz, failpoints, metadata or nothing")
 
-# Extension name: the C libraries it needs beside the C library itself.
-EXTENSIONS: dict[str, list[str]] = {
-    "system.failpoint": [],
-    "system.descriptor": [],
-    "record.checksum": ["z"],
-    "memory.locks": [],
-    "memory.control": [],
-    "memory.queue_table": [],
-    "memory.mapping": [],
-    "record.record": [],
-    "record.message": [],
-    "append.append": [],
-    "memory.store_clock": [],
-    "record.exact": [],
-    "record.properties": [],
-    "append.appender": [],
-    "append.put": [],
-    "derived.delay": [],
-    "memory.upkeep": [],
-    "record.window": [],
-    "derived.queue": [],
-    "derived.ext": [],
-    "derived.index": [],
-    "read.key_reader": [],
-    "read.tail": [],
-    "system.log_files": [],
-    "system.queue_files": [],
-    "derived.dispatch": [],
-    "read.get_result": [],
-    "read.queue_reader": [],
-    "read.scan": [],
-    "derived.index_chains": [],
-    "read.columns": [],
-    "derived.entries": [],
+# Each room is one library: its name, and the C libraries that it needs beside the C library itself.
+LIBRARIES: dict[str, list[str]] = {
+    "system": [],
+    "memory": [],
+    "record": ["z"],
+    "append": [],
+    "derived": [],
+    "read": [],
 }
 
 # The whole set of Cython directives; files carry none of their own.
@@ -123,7 +98,8 @@ class BuildCrc32c(build_clib):
 
 
 class BuildExtensions(build_ext):
-    """Makes the static library first, also when only the extensions are asked for. Compiles one module on each core."""
+    """Makes the static library first, also when only the extensions are asked for. Compiles one module on each core, whichever
+    library it is for, and only the modules that changed."""
 
     def finalize_options(self):
         super().finalize_options()
@@ -134,29 +110,65 @@ class BuildExtensions(build_ext):
         self.run_command("build_clib")
         super().run()
 
+    def build_extensions(self):
+        modules = [(extension, source) for extension in self.extensions for source in extension.sources]
+        modules.sort(key=lambda module: -os.path.getsize(module[1]))  # the longest first: no core ends late
+        with ThreadPoolExecutor(int(self.parallel)) as pool:
+            objects = list(pool.map(lambda module: (module[0], self._object_of(*module)), modules))
+        for extension in self.extensions:
+            # A library whose objects are older than itself is not linked again.
+            extension.extra_objects = [built for owner, built in objects if owner is extension]
+            extension.sources, extension.depends = [], extension.extra_objects
+        super().build_extensions()
 
-modules = [
-    Extension(
-        f"cystore._native.{name}",
-        [str(NATIVE / f"{name.replace('.', '/')}.pyx")],
-        include_dirs=[str(NATIVE), *ROOMS, str(CRC32C)],
-        libraries=libraries,
-        extra_compile_args=COMPILE,
-        extra_link_args=LINK,
-        define_macros=MACROS,
-        depends=[str(path) for path in NATIVE.rglob("*.h")],
-    )
-    for name, libraries in EXTENSIONS.items()
-    if VARIANT != "metadata" and (NATIVE / f"{name.replace('.', '/')}.pyx").exists()
-]
+    def _object_of(self, extension, source):
+        (built,) = self.compiler.object_filenames([source], output_dir=self.build_temp)
+        if self.force or newer_group([source, *extension.depends], built):
+            self.compiler.compile(
+                [source],
+                output_dir=self.build_temp,
+                macros=extension.define_macros,
+                include_dirs=extension.include_dirs,
+                debug=self.debug,
+                extra_postargs=extension.extra_compile_args,
+            )
+        return built
 
-setup(
-    ext_modules=cythonize(
+
+def in_c(rooms):
+    """Lets Cython translate every module; returns the C sources of each room."""
+    modules = [
+        Extension(f"cystore._native.{room}.{path.stem}", [str(path)])
+        for room in rooms
+        for path in sorted((NATIVE / room).glob("*.pyx"))
+    ]
+    sources = {room: [] for room in rooms}
+    for module in cythonize(
         modules,
         compiler_directives=DIRECTIVES,
         build_dir="build/cython",
         nthreads=JOBS if len(modules) > 1 else 0,
-    ),
+    ):
+        sources[module.name.split(".")[2]] += module.sources
+    return sources
+
+
+SOURCES = in_c(LIBRARIES if VARIANT != "metadata" else ())
+
+setup(
+    ext_modules=[
+        Extension(
+            f"cystore._native.{room}",  # a library beside the room's folder; cystore/_native/__init__.py finds modules in it
+            sources,
+            include_dirs=[str(NATIVE), *(str(NATIVE / name) for name in LIBRARIES), str(CRC32C)],
+            libraries=LIBRARIES[room],
+            extra_compile_args=COMPILE,
+            extra_link_args=LINK,
+            define_macros=MACROS,
+            depends=[str(path) for path in NATIVE.rglob("*.h")],
+        )
+        for room, sources in SOURCES.items()
+    ],
     libraries=[("cystore_crc32c", {"sources": [str(CRC32C / name) for name in CRC32C_SOURCES]})],
     cmdclass={"build_clib": BuildCrc32c, "build_ext": BuildExtensions},
 )

@@ -59,6 +59,7 @@ def build(variant: str = "inplace") -> Path:
     with _alone():
         if variant == "fuzz":
             _build_coverage()
+        drop_stale_libraries(target)
         if variant != "inplace":
             drop_stale_sources(target)
         done = subprocess.run(
@@ -147,6 +148,15 @@ def drop_stale_sources(target: Path) -> None:
     for path in target.rglob("*.py") if target.exists() else ():
         source = ROOT / path.relative_to(target)
         if not (source.exists() and filecmp.cmp(path, source, shallow=False)):
+            path.unlink()
+
+
+def drop_stale_libraries(target: Path) -> None:
+    """Removes libraries that no build makes any more: one that has a module's own name would be imported instead of ours."""
+    native = target / "cystore" / "_native"
+    for path in native.rglob("*.so"):
+        room = native / path.name.partition(".")[0]
+        if path.parent != native or not (room / "__init__.py").exists():
             path.unlink()
 
 
