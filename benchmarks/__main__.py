@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from benchmarks import report, runner, scale, writes
+from benchmarks import importing, report, runner, scale, writes
 from benchmarks.cases import CASES
 from benchmarks.document import document
 
@@ -22,6 +22,8 @@ SCALE = "## scale\n"
 def main(arguments: list[str]) -> int:
     if arguments[:1] == ["scale"]:
         return scale.main(arguments[1:])
+    if arguments[:1] == ["import"]:
+        return importing.main()
     if arguments[:1] == ["writes"]:
         return writes.main(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)

@@ -6,7 +6,6 @@ Where a default differs from RocketMQ's, its comment says why.
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 import types
 import typing
 from dataclasses import dataclass
@@ -170,6 +169,8 @@ class StoreConfig(_Given):
     @classmethod
     def from_toml(cls, path: Path | str, **more: Any) -> StoreConfig:
         """A configuration from the top level (or the table ``[cystore]``) of a TOML file; `more` wins over the file."""
+        import tomllib
+
         try:
             with open(path, "rb") as file:
                 data = tomllib.load(file)

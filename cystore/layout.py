@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 LAYOUT_VERSION = 3
 RELEASE = "0.1.0"
@@ -46,8 +47,7 @@ CONSTANTS: dict[str, tuple[int, str]] = {
 }
 
 
-@dataclass(frozen=True)
-class Field:
+class Field(NamedTuple):
     """One field of a disk struct: `at` bytes from the start, `width` bytes wide; signed unless `unsigned`."""
 
     name: str
@@ -57,8 +57,7 @@ class Field:
     unsigned: bool = False
 
 
-@dataclass(frozen=True)
-class DiskStruct:
+class DiskStruct(NamedTuple):
     name: str
     doc: str
     fields: tuple[Field, ...]
@@ -194,8 +193,7 @@ DISK_STRUCTS = (
 )
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """One part of a record behind its fixed prefix. Either `width` bytes; or, with `v6_flag`, as many as a host has; or as many as a length
     of `length_width` bytes says, which stands before it."""
 

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from cystore._native.append.appender import Appender
 from cystore._native.append.put import put_function
@@ -28,7 +28,6 @@ from cystore.attachment.running import start_service
 from cystore.clock import monotonic_s, wait_s
 from cystore.config import StoreConfig
 from cystore.derived.reading.reader import DEFAULT_COUNT, FOREVER_MS, INT32_MAX
-from cystore.derived.reading.snapshot import LogSnapshot
 from cystore.engine.files.segments import Mode
 from cystore.engine.inspect.stats import QueueRange, store_stats
 from cystore.engine.log.commit_log import check_offset
@@ -44,6 +43,9 @@ from cystore.services.threads import ServiceThread
 from cystore.system.folders import check_place
 from cystore.system.threads import os_threads
 from cystore.upkeep import StoreUpkeep
+
+if TYPE_CHECKING:
+    from cystore.derived.reading.snapshot import LogSnapshot
 
 log = logging.getLogger("cystore")
 
@@ -495,6 +497,8 @@ class MessageStore(StoreUpkeep):
 
     def snapshot(self) -> LogSnapshot:
         """The log's present bounds, for readers beside the store; the log below its end does not change."""
+        from cystore.derived.reading.snapshot import LogSnapshot
+
         parts = self._attached()
         parts.reader.help_dispatch()
         live = parts.mode is not Mode.PRIVATE

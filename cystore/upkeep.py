@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cystore._native.memory import store_clock
 from cystore._native.record.exact import any_text
@@ -23,8 +23,11 @@ from cystore.services.clean import Cleaned
 from cystore.services.duty_table import Duties
 from cystore.services.retention.archive_mark import Archived, ArchiveMark
 from cystore.services.retention.named_holds import Hold
-from cystore.services.scrub import SLICE_BYTES, Scrubbed, Scrubber
+from cystore.services.scrub_progress import SLICE_BYTES
 from cystore.system.folders import check_place
+
+if TYPE_CHECKING:
+    from cystore.services.scrub import Scrubbed
 
 
 class StoreUpkeep(ABC):
@@ -139,6 +142,8 @@ class StoreUpkeep(ABC):
         The manifest keeps its position. Wrong queue entries of intact records are rewritten. A new round begins
         `pause_ms` after the last one. Raises StoreIOError for unreadable bytes.
         """
+        from cystore.services.scrub import Scrubber
+
         parts = self._writable()
         scrubber = Scrubber(
             parts.root, parts.config, parts.control, parts.queues, parts.dispatcher, parts.manifest

@@ -11,13 +11,13 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cystore._native.append.appender import Appender
 from cystore._native.derived.delay import Delivered
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.system.failpoint import failpoint
-from cystore.attachment.beside import can_only_be_followed, read_beside
 from cystore.attachment.compose import compose
 from cystore.attachment.parts import Attachment as Attachment
 from cystore.config import INT_MAX, StoreConfig
@@ -36,12 +36,14 @@ from cystore.errors import (
     StoreLockedError,
 )
 from cystore.layout import CONTROL_BYTES
-from cystore.recovery import RecoveredState, recover
 from cystore.recovery.walk.mark import ABORT_NAME
 from cystore.services.retention.carry_over import carry_over
 from cystore.system import files, folders, ownership, platform, unreadable
 from cystore.system.arrivals import Ground
 from cystore.system.store_lock import LOCK_NAME, StoreLocks
+
+if TYPE_CHECKING:
+    from cystore.recovery.walk.model import RecoveredState
 
 log = logging.getLogger("cystore")
 
@@ -160,6 +162,8 @@ def _first(
 ) -> Attachment:
     """For the only process in the store: recovers, builds the control block, dispatches the tail, and makes all of it
     durable."""
+    from cystore.recovery.recover import recover  # a process that joins others needs none of it
+
     files.clear_temporaries(root)
     for given_back in (
         HEADROOM_NAME,
@@ -402,6 +406,8 @@ def _try_reader(
 ) -> Attachment | None:
     """None if a process came between the look at the lock and the end of a private recovery."""
     check_is_store(root)
+    from cystore.attachment.beside import can_only_be_followed, read_beside
+
     locks = StoreLocks(root, read_only=True) if LOCK_NAME in files.names(root) else None
     beside = False
     try:
@@ -439,6 +445,8 @@ def _private(
     ground: Ground,
 ) -> Attachment | None:
     """A view of the store as recovery would leave it, in private memory; None if the files changed meanwhile."""
+    from cystore.recovery.recover import recover
+
     try:
         abnormal = (root / ABORT_NAME).exists()
         config = effective_at(config, root)

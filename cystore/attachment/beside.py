@@ -43,7 +43,8 @@ from cystore.errors import (
     StoreLockedError,
 )
 from cystore.layout import takes_queue_offset
-from cystore.recovery import RecoveredState, recover
+from cystore.recovery.recover import recover
+from cystore.recovery.walk.model import RecoveredState
 from cystore.system import files, platform
 from cystore.system.threads import os_threads
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cystore import clock
 from cystore.attachment.parts import Attachment
-from cystore.services.scrub import SECTION, progress_of
+from cystore.services.scrub_progress import SECTION, progress_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cystore._native.append.appender import Appender
 from cystore._native.memory.control import Control
@@ -25,7 +26,6 @@ from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.log.flush import Flusher
 from cystore.engine.manifest.manifest import Manifest
 from cystore.errors import StoreMovedError
-from cystore.recovery import RecoveredState
 from cystore.services.clean import Cleaner
 from cystore.services.delay.delivered import DeliveryProgress
 from cystore.services.delay.schedule import Scheduler
@@ -33,6 +33,9 @@ from cystore.services.idle import Sleepers
 from cystore.system import folders
 from cystore.system.arrivals import View
 from cystore.system.store_lock import StoreLocks
+
+if TYPE_CHECKING:
+    from cystore.recovery.walk.model import RecoveredState
 
 
 @dataclass

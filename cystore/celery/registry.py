@@ -23,7 +23,7 @@ from typing import Any
 from cystore import MessageStore
 from cystore.clock import now_ms
 from cystore.services.duty_table import DUTIES, DutyRun, Outcome
-from cystore.services.scrub import read_progress
+from cystore.services.scrub_progress import read_progress
 
 HEARTBEAT_S = 10.0
 LIVE_S = 20.0  # without a heartbeat for this time a store counts as gone, and gets no ticks

@@ -12,7 +12,6 @@ import errno
 import os
 import re
 import stat
-import uuid
 from pathlib import Path
 
 from cystore._native.memory.mapping import MappedFile
@@ -264,7 +263,7 @@ def temporary(root: Path) -> Temporary:
     check_place(root)
     folder = root / TMP_DIRECTORY
     make_directory(folder)
-    name = uuid.uuid4().hex
+    name = os.urandom(16).hex()
     with translated(folder):
         return Temporary(open_folder(folder), name, folder / name)
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import cystore
-from cystore.recovery import drop_derived
+from cystore.recovery.apply import drop_derived
 from cystore.verify import verify
 from tests.golden.conftest import unpack_golden as unpack_golden
 from tests.golden.cystore_config import cystore_config

@@ -10,7 +10,7 @@ from cystore.operate import facts
 from cystore.operate.command import FOUND_WRONG, OK, Command, add_json, store_config
 from cystore.operate.output import size_text, write_json, write_line
 from cystore.operate.progress import progress
-from cystore.recovery import drop_derived
+from cystore.recovery.apply import drop_derived
 from cystore.recovery.walk.mark import mark_undispatched
 from cystore.system import ownership, platform
 from cystore.system.store_lock import StoreLocks

@@ -11,7 +11,7 @@ from cystore.operate.attached import attached
 from cystore.operate.command import FOUND_WRONG, OK, Command, add_json, store_config
 from cystore.operate.output import one_line, write_json, write_line, write_note
 from cystore.operate.progress import progress
-from cystore.recovery import Damage
+from cystore.recovery.walk.model import Damage
 from cystore.verify import Bounds, verify
 
 

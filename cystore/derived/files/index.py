@@ -12,7 +12,6 @@ import mmap
 import os
 import struct
 from collections.abc import Callable, Iterable
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -501,6 +500,8 @@ def _next_name(newest: int) -> int:
     name = int(clock.index_file_name(clock.now_ms()))
     if name > newest:
         return name
+    from datetime import datetime, timedelta
+
     text = f"{newest:0{NAME_DIGITS}d}"
     try:
         moment = datetime.strptime(text[:14], "%Y%m%d%H%M%S") + timedelta(milliseconds=int(text[14:]) + 1)

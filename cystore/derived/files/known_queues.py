@@ -11,9 +11,9 @@ from __future__ import annotations
 import logging
 import os
 from array import array
-from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from cystore._native.memory.control import Control
 from cystore._native.memory.upkeep import Upkeep
@@ -37,8 +37,7 @@ _, _CHECKSUM = field_of("queue_table_header", "checksum")
 Row = tuple[str, int, int, int]  # topic, queue id, next offset, minimum offset
 
 
-@dataclass(frozen=True)
-class KnownQueues:
+class KnownQueues(NamedTuple):
     """All queues of a log that begins at `begin` and ends at `end`, sorted by (topic, queue id)."""
 
     begin: int

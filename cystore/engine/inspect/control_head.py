@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import shlex
 import struct
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from cystore.engine.inspect.control_words import FIRST_LAYOUT
 from cystore.engine.log.allocate import CONTROL_NAME
@@ -22,8 +22,7 @@ PROCESSES_TOLD = 12  # in an error
 _AT = {field.name: at for field, at in CONTROL_FIELDS}
 
 
-@dataclass(frozen=True)
-class ControlHead:
+class ControlHead(NamedTuple):
     """The facts that a control block contains about the version that made it."""
 
     fingerprint: int

@@ -7,8 +7,8 @@ running store's log. The files alone do not contain it: a complete record may no
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from cystore.engine.log.allocate import CONTROL_NAME
 from cystore.layout import CONTROL_FIELDS, CONTROL_LOCKS_AT, CONTROL_MAGIC
@@ -19,8 +19,7 @@ _AT = {field.name: at for field, at in CONTROL_FIELDS}
 _SHAPE = struct.Struct("=qqIII")  # from commit_log_file_bytes to max_queues
 
 
-@dataclass(frozen=True)
-class Words:
+class Words(NamedTuple):
     """`generation` is another one with each control block. The block is not locked: each word is as of a moment of its own, so `dispatched`
     may be beyond `wrote`. Then all below `wrote` is dispatched."""
 

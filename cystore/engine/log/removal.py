@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from cystore import clock
 from cystore._native.memory.control import Control
@@ -30,8 +30,7 @@ log = logging.getLogger("cystore")
 HOUR_MS = 3_600_000
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
+class Need(NamedTuple):
     """A user needs the log from `position` on. Records older than `max_age_ms` (None: of any age) may be removed all
     the same."""
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import logging
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -282,7 +281,7 @@ class Manifest:
             )
         facts = replace(
             facts,
-            store_id=facts.store_id or uuid.uuid4().hex,
+            store_id=facts.store_id or manifest_file.random_name(),
             rebuilt=problem,
             paused=f"the manifest could not be read ({problem})" if problem else facts.paused,
             sequence=1,
@@ -304,7 +303,7 @@ class Manifest:
             holes = DamagedRanges()
         self._facts = Facts(
             sequence=control.manifest_seq,
-            store_id=uuid.uuid4().hex,
+            store_id=manifest_file.random_name(),
             holes=holes,
             rebuilt=f"{problem or 'it was removed'}, under live processes, {clock.now_ms()}",
             paused=f"the manifest could not be read ({problem or 'it was removed'})",

@@ -7,9 +7,9 @@ crash interrupts leaves the other slot, which is whole. Only a payload that no l
 from __future__ import annotations
 
 import contextlib
-import uuid
-from dataclasses import dataclass
+import os
 from pathlib import Path
+from typing import NamedTuple
 
 from cystore._native.record.checksum import crc32c
 from cystore.engine.files.quarantine import QUARANTINE
@@ -26,8 +26,7 @@ SLOT_BYTES_MAX = 1 << 27
 _FIELDS = {f.name: f for struct_ in DISK_STRUCTS if struct_.name == "manifest_slot" for f in struct_.fields}
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):
     """One slot whose checksum is right; `place` is 0 or 1."""
 
     place: int
@@ -106,6 +105,11 @@ def render_slot(sequence: int, payload: bytes, slot_bytes: int) -> bytes:
     return bytes(header) + payload
 
 
+def random_name() -> str:
+    """32 hexadecimal digits that no other process or store chooses."""
+    return os.urandom(16).hex()
+
+
 def create(root: Path, sequence: int, payload: bytes, slot_bytes: int = FIRST_SLOT_BYTES) -> Slot:
     """Makes the file, or replaces it, whole or not at all; both slots hold `payload`. A folder in its place is moved to quarantine/.
     Raises StoreFullError."""
@@ -121,7 +125,7 @@ def _make_way(root: Path) -> None:
     """Moves away a folder, or anything but a file, from the file's place."""
     path = root / FILE_NAME
     if path.exists() and not path.is_file() and not path.is_symlink():
-        files.move(path, root / QUARANTINE / f"{FILE_NAME}.{uuid.uuid4().hex}")
+        files.move(path, root / QUARANTINE / f"{FILE_NAME}.{random_name()}")
 
 
 def replace(root: Path, newest: Slot, payload: bytes) -> Slot:

@@ -29,7 +29,6 @@ from cystore.derived.files.offsets import DelayOffsets, read_delay_offsets, writ
 from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import CorruptRecordError, OffsetError, StoreFormatError, StoreFullError
 from cystore.layout import CONSTANTS, SCHEDULE_TOPIC
-from cystore.recovery.walk.log_reader import Finder, LogReader
 from cystore.system import files
 
 log = logging.getLogger("cystore")
@@ -196,6 +195,8 @@ class DeliveryProgress:
 
     def _behind_damage(self, end: int) -> int:
         """The next valid record behind an unreadable one."""
+        from cystore.recovery.walk.log_reader import Finder, LogReader
+
         reader = LogReader(self._root, self._commit_log.file_bytes)
         try:
             found = Finder(reader, check_checksum=True).find(self.shared.position + 1, end)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cystore.engine.manifest.manifest import Manifest
-from cystore.services import scrub
+from cystore.services import scrub_progress
 from cystore.services.retention import archive_mark, named_holds
 from cystore.system import files
 
@@ -30,14 +30,14 @@ def _archived(data: bytes) -> Any:
 
 
 def _scrub(data: bytes) -> Any:
-    return scrub.plain_progress(scrub.parse_progress(data))
+    return scrub_progress.plain_progress(scrub_progress.parse_progress(data))
 
 
 # (section, file in config/, its reader, whether there may be a last good copy)
 SECTIONS: tuple[tuple[str, str, Callable[[bytes], Any], bool], ...] = (
     (named_holds.SECTION, "holds.json", _holds, True),
     (archive_mark.SECTION, "archive.json", _archived, False),
-    (scrub.SECTION, "scrub.json", _scrub, False),
+    (scrub_progress.SECTION, "scrub.json", _scrub, False),
 )
 
 

@@ -25,8 +25,8 @@ from cystore.operate import facts
 from cystore.operate.attached import attached
 from cystore.operate.command import FOUND_WRONG, OK, store_config
 from cystore.operate.progress import Report
-from cystore.recovery import Damage
 from cystore.recovery.walk.log_reader import LogReader
+from cystore.recovery.walk.model import Damage
 from cystore.spark.jobs.running import (
     add_store_arguments,
     own_session,

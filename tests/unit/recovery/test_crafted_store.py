@@ -11,7 +11,7 @@ import pytest
 
 import cystore
 from cystore.engine.manifest import manifest_file
-from cystore.recovery import drop_derived
+from cystore.recovery.apply import drop_derived
 from tests.support.process import Process
 from tests.support.small_stores import SETTINGS, open_small
 

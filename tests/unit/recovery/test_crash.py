@@ -11,8 +11,9 @@ import pytest
 
 from cystore.engine.manifest.manifest import read_holes
 from cystore.errors import StoreError, StoreFullError
-from cystore.recovery import plan, scan
 from cystore.recovery.apply import Apply
+from cystore.recovery.plan import plan
+from cystore.recovery.scan import scan
 from cystore.system import files
 from tests.support.recovery_stores import (
     FILE_BYTES,

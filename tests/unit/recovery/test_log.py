@@ -16,7 +16,7 @@ from cystore.config import StoreConfig
 from cystore.engine.files.segments import Mode
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges, write_holes
 from cystore.errors import StoreFormatError, StoreIOError
-from cystore.recovery import recover
+from cystore.recovery.recover import recover
 from tests.oracle.checkpoint import Checkpoint
 from tests.oracle.checkpoint import encode as encode_checkpoint
 from tests.oracle.record import ROCKETMQ_MAGIC, encode, encode_blank

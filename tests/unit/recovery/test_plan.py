@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
 from cystore.engine.manifest.given_up import GivenUp
-from cystore.recovery import plan
+from cystore.recovery.plan import plan
 from cystore.recovery.walk import rules
 from cystore.recovery.walk.model import (
     CutQueue,

@@ -10,7 +10,7 @@ import pytest
 
 import cystore
 from cystore.derived.files.consume_queue import ENTRY_BYTES
-from cystore.services import scrub
+from cystore.services import scrub, scrub_progress
 from tests.support.process import Process
 from tests.support.small_stores import LOG_BYTES, SETTINGS, open_small
 
@@ -63,7 +63,7 @@ def test_a_round_sees_each_record_once(store):
     assert all(before.end == after.begin for before, after in pairwise(found))
     assert len(found) > store.wrote_position // LOG_BYTES
     assert max(each.end - each.begin for each in found) < SLICE + LOG_BYTES
-    assert scrub.read_progress(store.path).rounds == 1
+    assert scrub_progress.read_progress(store.path).rounds == 1
 
 
 def test_it_goes_on_after_a_restart_and_after_a_kill(store):
@@ -74,7 +74,7 @@ def test_it_goes_on_after_a_restart_and_after_a_kill(store):
             path=str(store.path), settings=SETTINGS, size=SLICE,
         )  # fmt: skip
         other.kill()
-    second_end = scrub.read_progress(store.path).position
+    second_end = scrub_progress.read_progress(store.path).position
     assert second_end > first.end
     store.close()
     with open_small(store.path) as again:
@@ -89,11 +89,11 @@ def test_a_flipped_bit_of_a_record_is_found_told_and_kept(store, caplog, slice_b
         (found,) = damage(round_of(store, slice_bytes))
     assert (found.kind, found.begin) == ("record", position)
     assert "bad checksum" in caplog.text and str(position) in caplog.text
-    kept = scrub.read_progress(store.path)
+    kept = scrub_progress.read_progress(store.path)
     assert (kept.damaged, kept.records) == (1, COUNT - 1)
     assert kept.findings[0]["begin"] == position and kept.findings[0]["found_ms"] > 0
     assert damage(round_of(store)) == [found]
-    assert len(scrub.read_progress(store.path).findings) == 2
+    assert len(scrub_progress.read_progress(store.path).findings) == 2
 
 
 def test_a_wrong_queue_entry_is_written_again_from_the_log(store, caplog):
@@ -124,7 +124,7 @@ def test_a_slice_whose_entries_cannot_be_mended_now_is_done_again(store):
         )  # fmt: skip
         with pytest.raises(cystore.StoreTimeoutError, match="not mended yet"):
             store.scrub(SLICE)
-        assert scrub.read_progress(store.path).position == 0
+        assert scrub_progress.read_progress(store.path).position == 0
         other.kill()
     assert store.scrub(SLICE).mended == 1
 
@@ -199,12 +199,12 @@ def test_an_empty_store_and_one_that_is_behind(tmp_path):
 )
 def test_progress_that_is_none_begins_anew(store, caplog, content):
     store.scrub(SLICE)
-    store._attached().manifest.set_section(scrub.SECTION, content)
+    store._attached().manifest.set_section(scrub_progress.SECTION, content)
     assert store.scrub(SLICE).begin == 0
     assert "begins anew" in caplog.text
 
 
 def test_progress_of_another_log_begins_anew(store):
-    progress = scrub.plain_progress(scrub.ScrubProgress(position=1 << 40, began_ms=1))
-    store._attached().manifest.set_section(scrub.SECTION, progress)
+    progress = scrub_progress.plain_progress(scrub_progress.ScrubProgress(position=1 << 40, began_ms=1))
+    store._attached().manifest.set_section(scrub_progress.SECTION, progress)
     assert store.scrub(SLICE).begin == 0

@@ -7,7 +7,7 @@ import pytest
 
 import cystore
 from cystore.config import StoreConfig
-from cystore.recovery import drop_derived
+from cystore.recovery.apply import drop_derived
 from cystore.verify import Bounds, verify
 from tests.golden.conftest import unpack_golden as unpack_golden
 from tests.golden.cystore_config import cystore_config
