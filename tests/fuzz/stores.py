@@ -18,7 +18,7 @@ from cystore._native.derived import queue as queue_kernel
 from cystore._native.derived.queue import BatchLimits, TagFilter
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
-from cystore._native.read import key_reader, tail
+from cystore._native.read import key_reader, many_keys, tail
 from cystore._native.record.window import LogWindow
 from cystore.errors import CorruptRecordError, MessageIllegalError, StoreFormatError
 from tests.fuzz import records
@@ -138,6 +138,14 @@ def run_query(data: bytes) -> None:
             _check(message, bytes(log))
             if key.decode() not in (*message.keys, message.unique_key) or message.topic != "T":
                 raise Wrong(f"{key!r} is no key of {message!r}")
+    together: dict[str, key_reader.QueryResult | None] = dict.fromkeys(("a", "u1", "none"))
+    many_keys.find_many(window, control, [(file, SLOTS, CAPACITY)], b"T", together, 5)
+    for text, answer in together.items():
+        if answer is not None:
+            alone = key_reader.find_messages(
+                window, control, [(file, SLOTS, CAPACITY)], b"T", text.encode(), 5, 0, 2**63 - 1
+            )
+            same("places", [m.physical_offset for m in answer], [m.physical_offset for m in alone])
     for key in (b"a", b"u1", b"none"):
         for message in tail.find_messages(window, 0, len(log), 0, b"T", key, 5, 0, 2**63 - 1)[0]:
             _check(message, bytes(log))

@@ -67,6 +67,7 @@ REACHED_BY = {
     "ext": "ext",
     "index": "index",
     "key_reader": "query",
+    "many_keys": "query",
     "queue_reader": "store",
     "get_result": "store",
     "tail": "query",

@@ -22,7 +22,8 @@ from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.derived.queue cimport queue_put
 from cystore._native.memory.queue_table cimport control_find_queue, control_slot
 from cystore._native.record.record cimport (RECORD_BAD_CHECKSUM, RECORD_BAD_LENGTH, RECORD_BAD_POSITION,
-RECORD_BLANK, RECORD_OK, record_check, record_parse, record_view)
+RECORD_BLANK, RECORD_OK, record_view)
+from cystore._native.record.record_read cimport record_intact, record_read, same_text
 
 cdef extern from "failpoints.h" nogil:
     void failpoint(const char* name)
@@ -56,7 +57,11 @@ cdef inline void _read_properties(dispatch_state* d, pending_record* r, const re
         _add_key(d, r, key, length)
 
 
-cdef inline queue_entry* _queue_of(dispatch_state* d, const record_view* v) noexcept nogil:
+cdef inline queue_entry* _queue_of(dispatch_state* d, const record_view* v, queue_entry* before) noexcept nogil:
+    """`before`: the queue of the record before, or NULL. Records of one queue often follow each other."""
+    if before != NULL and before.queue_id == v.queue_id and before.topic_bytes == <uint32_t>v.topic_len \
+            and same_text(<const uint8_t*>&before.topic[0], v.topic, v.topic_len):
+        return before
     return control_find_queue(d.block, v.topic, v.topic_len, v.queue_id)
 
 
@@ -76,21 +81,23 @@ cdef int _gather(dispatch_state* d) noexcept nogil:
     Nothing of a record is believed before its checksum: a wrong queue offset would make holes of intact records behind it."""
     cdef record_view v
     cdef pending_record* r
+    cdef queue_entry* queue = NULL
     cdef int64_t at = d.position
     cdef int hashes = 0
     cdef int status
     cdef const uint8_t* p
     d.pending_count = 0
+    memset(&v, 0, sizeof(v))  # no record was read before
     while d.pending_count < PENDING_RECORDS and hashes <= PENDING_RECORDS * 8:
         if at >= d.end:
             return DISPATCH_DONE
         if not d.segment.base <= at < d.segment.end:
             return DISPATCH_NEED_SEGMENT
         p = d.segment.address + (at - d.segment.base)
-        status = record_parse(p, <size_t>(min(d.segment.end, d.wrote) - at), &v)
+        status = record_read(p, <size_t>(min(d.segment.end, d.wrote) - at), &v)
         if status == RECORD_OK and v.physical_offset != at:
             status = RECORD_BAD_POSITION
-        elif status == RECORD_OK and not record_check(p, &v):
+        elif status == RECORD_OK and not record_intact(p, &v):
             status = RECORD_BAD_CHECKSUM
         elif status == RECORD_BLANK and (v.total_size != d.segment.end - at or d.segment.end > d.wrote):
             status = RECORD_BAD_LENGTH
@@ -106,7 +113,7 @@ cdef int _gather(dispatch_state* d) noexcept nogil:
         if status == RECORD_OK:
             r.store_timestamp = v.store_timestamp
             r.queue_offset = v.queue_offset
-            r.queue = _queue_of(d, &v)
+            r.queue = queue = _queue_of(d, &v, queue)
             if r.queue != NULL:
                 r.slot = <uint32_t>(r.queue - control_slot(d.block, 0))
             elif takes_queue_offset(v.sys_flag):

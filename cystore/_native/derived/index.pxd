@@ -60,15 +60,15 @@ cdef int64_t index_time(int64_t ms) noexcept nogil
 # What an entry holds of its record's time: seconds since its file's begin.
 cdef int32_t index_seconds(int64_t begin, int64_t store_timestamp) noexcept nogil
 cdef void index_prefetch(const index_view* index, int32_t hash) noexcept nogil
-# For many keys at once, each step for all of them before the next: the slot (above), then the newest entry of its chain (its number, 0:
-# none), then the log position that the entry leads to. Nothing is decided by it: the walk reads all of it again.
-cdef int32_t index_prefetch_entry(const index_view* index, int32_t hash) noexcept nogil
-cdef int64_t index_entry_position(const index_view* index, int32_t number) noexcept nogil
 cdef int index_put(index_view* index, int32_t hash, int64_t physical_offset, int64_t store_timestamp) noexcept nogil
 cdef int32_t index_trim(index_view* index, int64_t physical_offset) noexcept nogil
 cdef bint index_may_hold(const index_view* index, int64_t begin_ms, int64_t end_ms) noexcept nogil
 cdef void index_walk_begin(const index_view* index, index_walk* walk) noexcept nogil
 cdef int index_walk_next(const index_view* index, index_walk* walk, int64_t* offsets, int room) noexcept nogil
+# One entry of `walk`, which is not at its end.
+cdef int index_walk_step(const index_view* index, index_walk* walk, int64_t* offset) noexcept nogil
+# Fetches the next entry of a walk from memory.
+cdef void index_walk_prefetch(const index_view* index, const index_walk* walk) noexcept nogil
 cdef int index_query(const index_view* index, key_query* q, log_window* window) noexcept nogil
 cdef bint index_key_matches(const record_view* v, const uint8_t* key, int key_len) noexcept nogil
 

@@ -84,18 +84,6 @@ cdef inline int32_t _linked(int32_t number, int32_t below) noexcept nogil:
     return number if 0 < number < below else 0
 
 
-cdef int32_t index_prefetch_entry(const index_view* index, int32_t hash) noexcept nogil:
-    cdef int32_t newest = <int32_t>observe_be32(_slot(index, hash))
-    newest = _linked(newest, index_next_entry(index))
-    if newest != 0:
-        prefetch_for_read(_entry(index, newest))
-    return newest
-
-
-cdef int64_t index_entry_position(const index_view* index, int32_t number) noexcept nogil:
-    return index_entry_physical_offset(_entry(index, number))
-
-
 cdef inline void _set_counts(index_view* index, uint32_t used_slots, int32_t next_entry) noexcept nogil:
     """Both counts in one store: a kill leaves them of one mind."""
     release_fence()
@@ -180,33 +168,42 @@ cdef void index_walk_begin(const index_view* index, index_walk* walk) noexcept n
     walk.entry = _linked(newest, index_next_entry(index))
 
 
-cdef int index_walk_next(const index_view* index, index_walk* walk, int64_t* offsets, int room) noexcept nogil:
-    """The next entries of the hash whose time may lie in the range, newest first; how many were put into `offsets`.
+cdef int index_walk_step(const index_view* index, index_walk* walk, int64_t* offset) noexcept nogil:
+    """Looks at one entry and goes on to the next. 1 when the entry has the hash and its time may lie in the range: `offset` is set.
 
     An entry knows its time by the second only, and the first one of a file, and one at or before the file's begin, not even
     that: what is dropped here cannot be in the range, what is kept may not be.
     """
-    cdef int found = 0
     cdef int64_t begin = index_header_begin_timestamp(index.p)
     cdef int64_t earliest
-    cdef const uint8_t* entry
-    cdef int32_t seconds, number
+    cdef int32_t number = walk.entry
+    cdef const uint8_t* entry = _entry(index, number)
+    cdef int32_t seconds = index_entry_seconds(entry)
+    walk.entry = _linked(index_entry_previous(entry), number)
+    if number > 1 and 0 < seconds < INT32_MAX and 0 < begin < TIME_MAX_MS:
+        earliest = begin + <int64_t>seconds * 1000
+        if earliest + 999 < walk.begin_ms - CLOCK_STEP_MS:
+            walk.entry = 0
+            return 0
+        if earliest > walk.end_ms or earliest + 999 < walk.begin_ms:
+            return 0
+    if index_entry_key_hash(entry) != walk.hash:
+        return 0
+    offset[0] = index_entry_physical_offset(entry)
+    return 1
+
+
+cdef int index_walk_next(const index_view* index, index_walk* walk, int64_t* offsets, int room) noexcept nogil:
+    """The next entries of the hash whose time may lie in the range, newest first; how many were put into `offsets`."""
+    cdef int found = 0
     while walk.entry != 0 and found < room:
-        number = walk.entry
-        entry = _entry(index, number)
-        seconds = index_entry_seconds(entry)
-        walk.entry = _linked(index_entry_previous(entry), number)
-        if number > 1 and 0 < seconds < INT32_MAX and 0 < begin < TIME_MAX_MS:
-            earliest = begin + <int64_t>seconds * 1000
-            if earliest + 999 < walk.begin_ms - CLOCK_STEP_MS:
-                walk.entry = 0
-                break
-            if earliest > walk.end_ms or earliest + 999 < walk.begin_ms:
-                continue
-        if index_entry_key_hash(entry) == walk.hash:
-            offsets[found] = index_entry_physical_offset(entry)
-            found += 1
+        found += index_walk_step(index, walk, offsets + found)
     return found
+
+
+cdef void index_walk_prefetch(const index_view* index, const index_walk* walk) noexcept nogil:
+    if walk.entry != 0:
+        prefetch_for_read(_entry(index, walk.entry))
 
 
 cdef bint index_key_matches(const record_view* v, const uint8_t* key, int key_len) noexcept nogil:

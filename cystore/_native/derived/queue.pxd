@@ -28,6 +28,12 @@ cdef struct batch_limits:
     int64_t bytes_in_disk
     int32_t count_in_disk
 
+# A message that was chosen. `start` is valid until the window lets a segment go.
+cdef struct chosen_record:
+    int64_t physical_offset
+    const uint8_t* start
+    int32_t size
+
 # A pass over consecutive entries of one queue, which can be broken off and gone on with.
 cdef struct selection:
     const uint8_t* entries
@@ -45,8 +51,7 @@ cdef struct selection:
     int64_t gone                # hole entries, and messages below the log's minimum
     int64_t wanted
     int status
-    int64_t* offsets            # of each message found its physical offset, and which of the entries it is;
-    int64_t* numbers            # room for limits.max_count
+    chosen_record* chosen       # room for limits.max_count
 
 cdef void queue_put(uint8_t* p, int64_t physical_offset, int32_t size, int64_t tags_code) noexcept nogil
 cdef void queue_put_holes(uint8_t* p, int64_t count) noexcept nogil
@@ -54,8 +59,10 @@ cdef bint queue_is_hole(const uint8_t* p) noexcept nogil
 cdef int queue_select(selection* s, log_window* window) noexcept nogil
 
 # The messages that a selection found, or the bytes of their records and where each begins; all of them are verified.
-cdef list selected_messages(selection* s, LogWindow window, int64_t wrote)
-cdef tuple selected_records(selection* s, LogWindow window)
+cdef list selected_messages(selection* s, LogWindow window)
+cdef tuple selected_records(selection* s)
+# Room in the window for what a selection chooses, until the next call.
+cdef int selection_room(selection* s, LogWindow window) except -1
 
 cdef class TagFilter:
     cdef tag_filter c

@@ -15,11 +15,12 @@ from cystore._native.memory.control cimport Control
 from cystore._native.derived.ext cimport ext_is_address
 from cystore._native.layout cimport *
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.record.message cimport stored_message
+from cystore._native.record.message cimport Message, found_message
 from cystore._native.memory.queue_table cimport control_find_queue, control_slot
-from cystore._native.record.record cimport (RECORD_BAD_CHECKSUM, java_hash, property_find, record_check, record_view)
+from cystore._native.record.record cimport (RECORD_BAD_CHECKSUM, RECORD_BAD_POSITION, RECORD_OK, java_hash, property_find, record_view)
+from cystore._native.record.record_read cimport record_intact, record_read
 from cystore._native.record.record import STATUS_NAMES as _STATUS_NAMES
-from cystore._native.record.window cimport (WINDOW_GONE, WINDOW_NEED_SEGMENT, WINDOW_SEGMENTS, LogWindow, log_window, window_record)
+from cystore._native.record.window cimport (WINDOW_GONE, WINDOW_NEED_SEGMENT, WINDOW_SEGMENTS, LogWindow, log_window, window_bytes)
 from cystore.errors import CorruptRecordError, MessageIllegalError
 
 cdef array.array _POSITIONS = array.array("q")
@@ -78,8 +79,13 @@ cdef int queue_select(selection* s, log_window* window) noexcept nogil:
     cdef const uint8_t* entry
     cdef const uint8_t* at
     cdef record_view v
+    cdef chosen_record* chosen
     cdef int64_t physical_offset, tags_code
+    cdef size_t available
     cdef int32_t size
+    # The topic was found in the queue table: a record with the same one needs no look at its letters.
+    v.topic = s.topic
+    v.topic_len = s.topic_len
     while s.at < s.count:
         entry = s.entries + s.at * <int64_t>QUEUE_ENTRY_BYTES
         physical_offset = queue_entry_disk_physical_offset(entry)
@@ -102,14 +108,18 @@ cdef int queue_select(selection* s, log_window* window) noexcept nogil:
             s.at += 1
             continue
         s.wanted = physical_offset
-        s.status = window_record(window, physical_offset, &v, &at)
+        s.status = window_bytes(window, physical_offset, &at, &available)
         if s.status == WINDOW_NEED_SEGMENT:
             return SELECT_NEED_SEGMENT
         if s.status == WINDOW_GONE:
             s.gone += 1
             s.at += 1
             continue
-        if s.status != 0:
+        if s.status == 0:
+            s.status = record_read(at, available, &v)
+        if s.status == RECORD_OK and v.physical_offset != physical_offset:
+            s.status = RECORD_BAD_POSITION
+        if s.status != RECORD_OK:
             return SELECT_DAMAGED
         if v.total_size != size or v.queue_id != s.queue_id or v.queue_offset != s.first + s.at \
                 or v.topic_len != s.topic_len or memcmp(v.topic, s.topic, s.topic_len) != 0:
@@ -118,11 +128,13 @@ cdef int queue_select(selection* s, log_window* window) noexcept nogil:
         if s.filter.count and not _tag_wanted(&s.filter, &v):
             s.at += 1
             continue
-        if not record_check(at, &v):
+        if not record_intact(at, &v):
             s.status = RECORD_BAD_CHECKSUM
             return SELECT_DAMAGED
-        s.offsets[s.found] = physical_offset
-        s.numbers[s.found] = s.at
+        chosen = &s.chosen[s.found]
+        chosen.physical_offset = physical_offset
+        chosen.start = at
+        chosen.size = size
         s.found += 1
         s.found_bytes += size
         s.at += 1
@@ -226,43 +238,38 @@ cdef int _select(selection* s, LogWindow window, MappedFile file) except -1:
             return 0
 
 
-cdef list selected_messages(selection* s, LogWindow window, int64_t wrote):
-    cdef MappedFile segment
+cdef int selection_room(selection* s, LogWindow window) except -1:
+    s.chosen = <chosen_record*>window.room(s.limits.max_count * <int64_t>(sizeof(chosen_record) // sizeof(int64_t)))
+    return 0
+
+
+cdef list selected_messages(selection* s, LogWindow window):
     cdef int32_t i
     cdef list out = []
+    cdef Message message = None
     for i in range(s.found):
-        segment = window.file_of(s.offsets[i])
-        out.append(stored_message(segment, s.offsets[i] - segment.base,
-                                  min(segment.base + segment.length, wrote) - s.offsets[i], True))
+        message = found_message(window, s.chosen[i].physical_offset, message)
+        out.append(message)
     return out
 
 
-cdef int64_t _copy(const selection* s, log_window* window, uint8_t* to) noexcept nogil:
-    """Copies the records found, one behind the other, and notes in `numbers` where each begins; gives their bytes."""
-    cdef record_view v
-    cdef const uint8_t* at
+cdef void _copy(const selection* s, uint8_t* to, int64_t* begins) noexcept nogil:
+    """Copies the records found, one behind the other, and notes where each begins."""
     cdef int64_t end = 0
     cdef int32_t i
     for i in range(s.found):
-        if window_record(window, s.offsets[i], &v, &at) != 0 or v.total_size > s.found_bytes - end:
-            return -1
-        memcpy(to + end, at, v.total_size)
-        s.numbers[i] = end
-        end += v.total_size
-    return end
+        memcpy(to + end, s.chosen[i].start, s.chosen[i].size)
+        begins[i] = end
+        end += s.chosen[i].size
 
 
-cdef tuple selected_records(selection* s, LogWindow window):
+cdef tuple selected_records(selection* s):
     cdef bytes whole = PyBytes_FromStringAndSize(NULL, s.found_bytes)
     cdef array.array begins = array.clone(_POSITIONS, s.found, False)
     cdef uint8_t* to = <uint8_t*>PyBytes_AS_STRING(whole)
-    cdef int64_t end
-    with nogil:
-        end = _copy(s, &window.c, to)
-    if end != s.found_bytes:
-        raise CorruptRecordError("a record changed while it was read", offset=s.offsets[0])
     if s.found:  # an empty array has no memory
-        memcpy(begins.data.as_longlongs, s.numbers, s.found * sizeof(int64_t))
+        with nogil:
+            _copy(s, to, <int64_t*>begins.data.as_longlongs)
     return whole, begins
 
 
@@ -292,12 +299,11 @@ def read_batch(LogWindow window not None, int64_t minimum, int64_t wrote, Mapped
     else:
         s.filter.count = 0
     s.at = s.found = s.found_bytes = s.gone = s.wanted = 0
-    s.offsets = window.room(2 * s.limits.max_count)
-    s.numbers = s.offsets + s.limits.max_count
+    selection_room(&s, window)
     window.move(minimum, wrote)
     window.make_room()
     _select(&s, window, file)
-    found = selected_records(&s, window) if raw else selected_messages(&s, window, wrote)
+    found = selected_records(&s) if raw else selected_messages(&s, window)
     return found, s.at, s.gone
 
 

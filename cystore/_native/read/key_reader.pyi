@@ -9,7 +9,8 @@ from cystore.errors import CorruptRecordError
 
 @final
 class QueryResult(list[Message]):
-    damaged: list[CorruptRecordError]
+    @property
+    def damaged(self) -> list[CorruptRecordError]: ...
     def __init__(
         self, messages: Iterable[Message] = (), damaged: Iterable[CorruptRecordError] = ()
     ) -> None: ...
@@ -26,14 +27,6 @@ def find_messages(
     *,
     any_key: bool = False,
 ) -> QueryResult: ...
-def find_many(
-    window: LogWindow,
-    control: Control,
-    files: list[Any],
-    topic: bytes,
-    keys: list[bytes],
-    max_count: int,
-) -> list[QueryResult]: ...
 
 @final
 class KeyReader:

@@ -15,8 +15,8 @@ from cystore._native.derived.dispatch cimport DispatchKernel
 from cystore._native.derived.index cimport *
 from cystore._native.layout cimport *
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.record.message cimport stored_message
-from cystore._native.record.window cimport LogWindow, log_window, window_prefetch
+from cystore._native.record.message cimport found_message
+from cystore._native.record.window cimport LogWindow
 
 import logging
 from weakref import ref
@@ -32,8 +32,6 @@ cdef extern from "Python.h":
 
 cdef enum:
     SPARE_WINDOWS = 8
-    KEYS_AHEAD = 16
-    KEYS_BETWEEN_LOOKS = 256  # at the control block: somebody may have closed the store
 
 log = logging.getLogger("cystore")
 
@@ -49,11 +47,15 @@ cdef class QueryResult(list):
     record may have held the key. It is logged too.
     """
 
-    cdef readonly list damaged
-
     def __init__(self, messages=(), damaged=()):
         list.__init__(self, messages)
-        self.damaged = list(damaged)
+        self._damaged = list(damaged)
+
+    @property
+    def damaged(self):
+        if self._damaged is None:  # most results never need the list
+            self._damaged = []
+        return self._damaged
 
     def __reduce__(self):
         return QueryResult, (list(self), self.damaged)
@@ -63,8 +65,8 @@ cdef QueryResult _find(LogWindow window, control_block* block, list files, key_q
                 int64_t begin_ms, int64_t end_ms):
     """Messages with the topic of `q` and a key that has the hash of `key`, and is `q.key` where that is set; newest first."""
     cdef index_view index
-    cdef MappedFile file, segment
-    cdef int64_t i, wrote
+    cdef MappedFile file
+    cdef int64_t i
     cdef int status = QUERY_DONE
     cdef bint begun, may_hold
     cdef QueryResult messages = QueryResult.__new__(QueryResult)
@@ -77,8 +79,8 @@ cdef QueryResult _find(LogWindow window, control_block* block, list files, key_q
     q.found_count = q.damaged_count = 0
     q.room = min(max_count, 64)
     q.found = window.room(q.room)
-    wrote = load_i64(&block.wrote)  # acquire; release in append.pxd: move_wrote
-    window.move(load_i64(&block.min_physical_offset), wrote)
+    # wrote: acquire; release in append.pxd: move_wrote
+    window.move(load_i64(&block.min_physical_offset), load_i64(&block.wrote))
     for place in range(len(files)):
         row = <tuple>files[place]
         file = row[0] if len(row) == 3 else row[0]()
@@ -113,16 +115,14 @@ cdef QueryResult _find(LogWindow window, control_block* block, list files, key_q
         if status == QUERY_FULL:
             break
     for i in range(q.found_count):
-        segment = window.file_of(q.found[i])
-        if segment is None:
+        if window.place_of(q.found[i]) < 0:
             try:
                 window.need(q.found[i])
             except OffsetError:  # unlinked meanwhile
                 continue
-            segment = window.file_of(q.found[i])
-        messages.append(stored_message(segment, q.found[i] - segment.base,
-                                       min(segment.base + segment.length, wrote) - q.found[i], True))
-    messages.damaged = missing if q.damaged_count == 0 and not missing else _damaged(window, q, missing)
+        messages.append(found_message(window, q.found[i], None))
+    if q.damaged_count != 0 or missing:
+        messages._damaged = _damaged(window, q, missing)
     return messages
 
 
@@ -155,58 +155,6 @@ def find_messages(LogWindow window not None, Control control not None, list file
         q.key = key_bytes
     q.key_len = <int>min(len(key), INT32_MAX)
     return _find(window, control.checked(), files, &q, key_bytes, max_count, begin_ms, end_ms)
-
-
-cdef void _fetch_ahead(const index_view* index, const log_window* window, const int32_t* hashes, int count) noexcept nogil:
-    """Brings slots, newest entries and records of several keys into the caches, so that their misses overlap."""
-    cdef int32_t[KEYS_AHEAD] numbers
-    cdef int i
-    for i in range(count):
-        index_prefetch(index, hashes[i])
-    for i in range(count):
-        numbers[i] = index_prefetch_entry(index, hashes[i])
-    for i in range(count):
-        if numbers[i] != 0:
-            window_prefetch(window, index_entry_position(index, numbers[i]))
-
-
-def find_many(LogWindow window not None, Control control not None, list files not None, bytes topic not None, list keys not None,
-              int64_t max_count):
-    """`find_messages` of each of many keys, in their order. The slots of the next keys are fetched from memory meanwhile."""
-    cdef control_block* block = control.checked()
-    cdef key_query q
-    cdef index_view newest
-    cdef MappedFile file = None
-    cdef bytes key
-    cdef tuple row
-    cdef int32_t seed
-    cdef Py_ssize_t at, count = PyList_GET_SIZE(keys)
-    cdef int32_t[KEYS_AHEAD] hashes
-    cdef int group, i
-    cdef list found = []
-    q.topic = <const uint8_t*>PyBytes_AS_STRING(topic)
-    q.topic_len = <int>min(len(topic), INT32_MAX)
-    seed = index_topic_seed(q.topic, q.topic_len)
-    if PyList_GET_SIZE(files):
-        row = <tuple>files[0]
-        file = row[0] if len(row) == 3 else row[3]()
-        if file is not None:
-            newest = index_view_of(file, row[1], row[2])
-    for at in range(count):
-        if file is not None and at % KEYS_AHEAD == 0:
-            group = <int>min(KEYS_AHEAD, count - at)
-            for i in range(group):
-                key = <bytes?>keys[at + i]
-                hashes[i] = index_key_hash(seed, <const uint8_t*>PyBytes_AS_STRING(key), len(key))
-            with nogil:
-                _fetch_ahead(&newest, &window.c, hashes, group)
-        key = <bytes?>keys[at]
-        q.key = <const uint8_t*>PyBytes_AS_STRING(key)
-        q.key_len = <int>min(len(key), INT32_MAX)
-        found.append(_find(window, block, files, &q, q.key, max_count, 0, INT64_MAX))
-        if at % KEYS_BETWEEN_LOOKS == 0:
-            block = control.checked()
-    return found
 
 
 @cython.auto_pickle(False)

@@ -22,9 +22,10 @@ from cystore._native.read.get_result cimport GetResult, get_result
 from cystore._native.layout cimport *
 from cystore._native.memory.locks cimport control_intact
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.record.message cimport Message, stored_message
+from cystore._native.record.message cimport Message, found_message
 from cystore._native.derived.queue cimport (SELECT_DAMAGED, SELECT_DONE, SELECT_NEED_SEGMENT, BatchLimits,
-queue_select, selected_messages, selected_records, selection)
+queue_select, selected_messages, selected_records, selection,
+selection_room)
 from cystore._native.memory.queue_table cimport control_find_queue, control_slot
 from cystore._native.record.record cimport RECORD_OK, record_check, record_view
 from cystore._native.record.window cimport (WINDOW_NEED_SEGMENT, WINDOW_SEGMENTS, LogWindow, log_window, window_record)
@@ -211,8 +212,7 @@ cdef class QueueReader:
         c.select.at = c.select.found = c.select.found_bytes = c.select.gone = c.select.wanted = 0
         window = self.window(block)
         seq = self.manifest_seq
-        c.select.offsets = window.room(2 * c.select.limits.max_count)
-        c.select.numbers = c.select.offsets + c.select.limits.max_count
+        selection_room(&c.select, window)
         window.move(c.log_minimum, load_i64(&block.wrote))
         window.make_room()
         c.turn = NULL
@@ -248,9 +248,9 @@ cdef class QueueReader:
             result.status = REMOVING if c.select.gone == c.select.at else NO_MATCH
         if raw:
             result.messages = []
-            result.raw, result.record_offsets = selected_records(&c.select, window)
+            result.raw, result.record_offsets = selected_records(&c.select)
         else:
-            result.messages = selected_messages(&c.select, window, window.c.wrote)
+            result.messages = selected_messages(&c.select, window)
         if c.select.found:
             self.found += 1
         else:
@@ -263,7 +263,6 @@ cdef class QueueReader:
         """The message, or None when the general way has to look."""
         cdef control_block* block = self.control.block
         cdef LogWindow window
-        cdef MappedFile segment
         cdef Message message
         cdef int64_t seq
         cdef int status
@@ -284,8 +283,7 @@ cdef class QueueReader:
                 status = _read(&window.c, offset)
         if status != SELECT_DONE:
             return None
-        segment = window.file_of(offset)
-        message = stored_message(segment, offset - segment.base, min(segment.base + segment.length, window.c.wrote) - offset, True)
+        message = found_message(window, offset, None)
         self.give_back(window, seq)
         return message
 

@@ -11,7 +11,7 @@ from cystore._native.record.derive cimport derive_begin, derived
 from cystore._native.derived.index cimport index_key_matches
 from cystore._native.layout cimport *
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.record.message cimport stored_message
+from cystore._native.record.message cimport found_message
 from cystore._native.derived.queue cimport queue_put, queue_put_holes
 from cystore._native.record.record cimport RECORD_BLANK, RECORD_OK, record_check, record_view
 from cystore._native.record.window cimport (WINDOW_BEYOND, WINDOW_GONE, WINDOW_NEED_SEGMENT, LogWindow, log_window, window_record)
@@ -142,7 +142,6 @@ def find_messages(LogWindow window not None, int64_t minimum, int64_t wrote, int
     """(messages, end): the newest `max_count` messages in [position, wrote) with the key, newest first, and where the walk ended: the
     wrote position, or damage. Raises OffsetError when a segment goes meanwhile."""
     cdef tail_walk t
-    cdef MappedFile segment
     cdef int64_t* offsets = window.room(FOUND_AT_ONCE)
     cdef int64_t i, at
     cdef int status
@@ -166,9 +165,7 @@ def find_messages(LogWindow window not None, int64_t minimum, int64_t wrote, int
             break
     messages = []
     for at in reversed(found):
-        segment = window.file_of(at)
-        if segment is None:
+        if window.place_of(at) < 0:
             window.need(at)
-            segment = window.file_of(at)
-        messages.append(stored_message(segment, at - segment.base, min(segment.base + segment.length, wrote) - at, True))
+        messages.append(found_message(window, at, None))
     return messages, wrote if status == WINDOW_BEYOND else t.at

@@ -2,6 +2,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.record.record cimport record_view
+from cystore._native.record.window cimport LogWindow
 
 
 cdef class PutResult:
@@ -12,7 +13,7 @@ cdef class PutResult:
 
 
 cdef class Message:
-    # A stored message points into `source` (a MappedFile, or bytes), which it keeps alive; a message to be put has no source.
+    # A stored message points into `source` (a MappedFile, a view of one, or bytes), which it keeps alive; a message to be put has none.
     cdef object source
     cdef const uint8_t* start
     cdef record_view view
@@ -25,3 +26,6 @@ cdef PutResult put_result(int64_t physical_offset, int64_t queue_offset, int32_t
 # The message whose record stands at `at` in a mapped file; at most `limit` bytes belong to it. `verified`: its checksum was compared
 # already, without the GIL. Raises CorruptRecordError.
 cdef Message stored_message(MappedFile file, Py_ssize_t at, Py_ssize_t limit, bint verified)
+# The message of a record that a kernel found with the window and verified; `before` (or None): the one before it, most likely of the
+# same topic, whose letters are not looked at again then. Raises CorruptRecordError.
+cdef Message found_message(LogWindow window, int64_t offset, Message before)

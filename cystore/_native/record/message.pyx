@@ -1,7 +1,7 @@
 """Messages and results of puts."""
 
 cimport cython
-from cpython.buffer cimport PyBuffer_FillInfo, PyObject_CheckBuffer
+from cpython.buffer cimport PyObject_CheckBuffer
 from cpython.memoryview cimport PyMemoryView_FromObject
 from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t
 
@@ -10,6 +10,11 @@ from cystore._native.layout cimport *
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.record.record cimport (RECORD_BAD_CHECKSUM, RECORD_BAD_POSITION, RECORD_BLANK, RECORD_OK,
 record_check, record_parse, record_view)
+from cystore._native.record.record_read cimport record_read
+from cystore._native.record.window cimport LogWindow, segment_view
+
+cdef extern from "Python.h":
+    Py_buffer* PyMemoryView_GET_BUFFER(object view)
 
 import ipaddress
 from functools import lru_cache
@@ -66,19 +71,13 @@ cdef PutResult put_result(int64_t physical_offset, int64_t queue_offset, int32_t
     return result
 
 
-@cython.final
-@cython.freelist(64)
-@cython.no_gc
-cdef class _StoredBytes:
-    """Some bytes of a mapped file, or of a bytes object, which this keeps: a memoryview of them alone is made in one step. `no_gc`: what
-    it keeps refers to nothing else."""
-
-    cdef object source
-    cdef const uint8_t* start
-    cdef Py_ssize_t length
-
-    def __getbuffer__(self, Py_buffer* buffer, int flags):
-        PyBuffer_FillInfo(buffer, self, <void*>self.start, self.length, True, flags)
+cdef object _part_of(object source, const uint8_t* start, Py_ssize_t length):
+    """A memoryview of some bytes of `source`: of it whole, then narrowed. To take a slice would make three objects more."""
+    cdef object view = PyMemoryView_FromObject(source)
+    cdef Py_buffer* buffer = PyMemoryView_GET_BUFFER(view)
+    buffer.buf = <void*>start
+    buffer.len = buffer.shape[0] = length
+    return view
 
 
 def _rebuild_put_result(physical_offset, queue_offset, size_bytes, store_timestamp_ms):
@@ -86,6 +85,7 @@ def _rebuild_put_result(physical_offset, queue_offset, size_bytes, store_timesta
 
 
 @cython.final
+@cython.freelist(64)
 cdef class Message:
     """A message: made by you for `put_many`, or read from a store.
 
@@ -145,13 +145,8 @@ cdef class Message:
 
     @property
     def body(self):
-        cdef _StoredBytes part
         if self._body is None and self.source is not None:
-            part = _StoredBytes.__new__(_StoredBytes)
-            part.source = self.source
-            part.start = self.view.body
-            part.length = self.view.body_len
-            self._body = PyMemoryView_FromObject(part)
+            self._body = _part_of(self.source, self.view.body, self.view.body_len)
         return self._body
 
     @property
@@ -253,6 +248,29 @@ cdef class Message:
                 f"{self.view.total_size} bytes at {self.view.physical_offset}>")
 
 
+cdef object _refuse(int status, int64_t where, str path):
+    raise CorruptRecordError(f"the record is damaged: {STATUS_NAMES[status]}", path=path, offset=where)
+
+
+cdef inline void _take_over(Message message, const uint8_t* start) noexcept:
+    cdef const record_view* view = &message.view
+    message.start = start
+    message._queue_id = view.queue_id
+    message._flag = view.flag
+    message._sys_flag = view.sys_flag
+    message._reconsume_times = view.reconsume_times
+    message._prepared_transaction_offset = view.prepared_transaction_offset
+
+
+cdef inline int _read(Message message, const uint8_t* start, size_t limit, int64_t where, MappedFile file) except -1:
+    """Reads a verified record into a new message. What the view says of a topic is of the record before, or nothing."""
+    cdef int status = record_read(start, limit, &message.view)
+    if status != RECORD_OK:
+        _refuse(status, where, file.path)
+    _take_over(message, start)
+    return 0
+
+
 cdef object _fill(object source, const uint8_t* start, size_t limit, int64_t where, str path, bint verified):
     """The message at `start`. Its bytes are faulted in and verified without the GIL, unless that was done before."""
     cdef Message message = Message.__new__(Message)
@@ -266,14 +284,9 @@ cdef object _fill(object source, const uint8_t* start, size_t limit, int64_t whe
             if status == RECORD_OK and not record_check(start, view):
                 status = RECORD_BAD_CHECKSUM
     if status != RECORD_OK:
-        raise CorruptRecordError(f"the record is damaged: {STATUS_NAMES[status]}", path=path, offset=where)
+        _refuse(status, where, path)
     message.source = source
-    message.start = start
-    message._queue_id = view.queue_id
-    message._flag = view.flag
-    message._sys_flag = view.sys_flag
-    message._reconsume_times = view.reconsume_times
-    message._prepared_transaction_offset = view.prepared_transaction_offset
+    _take_over(message, start)
     return message
 
 
@@ -298,6 +311,22 @@ cdef Message stored_message(MappedFile file, Py_ssize_t at, Py_ssize_t limit, bi
     if at < 0 or limit < 0 or at > file.length or limit > file.length - at:
         raise CorruptRecordError(f"{limit} bytes run past the file's end", path=file.path, offset=file.base + at)
     return _fill(file, file.address + at, limit, file.base + at, file.path, verified)
+
+
+cdef Message found_message(LogWindow window, int64_t offset, Message before):
+    cdef int place = window.place_of(offset)
+    cdef const segment_view* segment
+    cdef Message message
+    if place < 0:
+        raise CorruptRecordError("the segment of this record is not mapped", offset=offset)
+    segment = &window.c.segments[place]
+    message = Message.__new__(Message)
+    if before is not None:
+        message.view.topic, message.view.topic_len = before.view.topic, before.view.topic_len
+    _read(message, segment.address + (offset - segment.base), <size_t>(min(segment.end, window.c.wrote) - offset), offset,
+          <MappedFile>window.files[place])
+    message.source = window.views[place]
+    return message
 
 
 def delay_level_of(properties):

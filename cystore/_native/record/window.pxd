@@ -26,6 +26,7 @@ cdef struct log_window:
     const int64_t* holes        # begin and end of each, ascending
     int hole_count
 
+cdef int window_bytes(log_window* window, int64_t offset, const uint8_t** at, size_t* available) noexcept nogil
 cdef int window_record(log_window* window, int64_t offset, record_view* v, const uint8_t** at) noexcept nogil
 
 # Fetches the first lines of a record from memory, where its segment is at hand.
@@ -34,6 +35,7 @@ cdef void window_prefetch(const log_window* window, int64_t offset) noexcept nog
 cdef class LogWindow:
     cdef log_window c
     cdef list files             # the MappedFile of each segment; holding them keeps the pointers valid
+    cdef list views             # a memoryview of each: bodies of messages are parts of it
     cdef object segment_for
     cdef int64_t* holes
     cdef int oldest
@@ -44,4 +46,6 @@ cdef class LogWindow:
     cdef int need(self, int64_t offset) except -1
     cdef int _set(self, int place, MappedFile file) except -1
     cdef int64_t* room(self, int64_t count) except NULL
+    # Place of the segment of `offset`, -1 when it is not at hand.
+    cdef int place_of(self, int64_t offset) noexcept
     cdef MappedFile file_of(self, int64_t offset)

@@ -6,6 +6,7 @@ thread ends.
 
 cimport cython
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from cpython.memoryview cimport PyMemoryView_FromObject
 from libc.stdint cimport int64_t, uint8_t
 
 from cystore._native.memory.atomics cimport prefetch_for_read
@@ -38,9 +39,8 @@ cdef inline bint _find(log_window* window, int64_t offset) noexcept nogil:
     return False
 
 
-cdef int window_record(log_window* window, int64_t offset, record_view* v, const uint8_t** at) noexcept nogil:
-    """Parses the record at a physical offset: a RecordStatus or a WindowStatus."""
-    cdef int status
+cdef int window_bytes(log_window* window, int64_t offset, const uint8_t** at, size_t* available) noexcept nogil:
+    """Where the record at a physical offset stands in memory, and how many bytes may belong to it: 0 or a WindowStatus."""
     cdef const segment_view* segment
     if offset < window.minimum or (window.hole_count and _in_hole(window, offset)):
         return WINDOW_GONE
@@ -50,11 +50,21 @@ cdef int window_record(log_window* window, int64_t offset, record_view* v, const
         return WINDOW_NEED_SEGMENT
     segment = &window.segments[window.latest]
     at[0] = segment.address + (offset - segment.base)
+    available[0] = <size_t>(min(segment.end, window.wrote) - offset)
+    return 0
+
+
+cdef int window_record(log_window* window, int64_t offset, record_view* v, const uint8_t** at) noexcept nogil:
+    """Parses the record at a physical offset: a RecordStatus or a WindowStatus."""
+    cdef size_t available
+    cdef int status = window_bytes(window, offset, at, &available)
+    if status != 0:
+        return status
     # A record looked up by itself is in no cache: its lines are fetched at once, not one after the other.
     prefetch_for_read(at[0] + 64)
     prefetch_for_read(at[0] + 128)
     prefetch_for_read(at[0] + 192)
-    status = record_parse(at[0], <size_t>(min(segment.end, window.wrote) - offset), v)
+    status = record_parse(at[0], available, v)
     return RECORD_BAD_POSITION if status == RECORD_OK and v.physical_offset != offset else status
 
 
@@ -81,6 +91,7 @@ cdef class LogWindow:
         cdef int i
         self.segment_for = segment_for
         self.files = []
+        self.views = []
         self.holes = <int64_t*>PyMem_Malloc(max(len(holes), 1) * 2 * sizeof(int64_t))
         if self.holes == NULL:
             raise MemoryError
@@ -110,6 +121,7 @@ cdef class LogWindow:
         cdef int i
         if self.c.minimum != minimum:
             self.files = [file for file in self.files if file.end > minimum]
+            self.views = [memoryview(file) for file in self.files]
             self.c.count = <int>len(self.files)
             self.c.latest = self.oldest = 0
             for i in range(self.c.count):
@@ -123,6 +135,7 @@ cdef class LogWindow:
         segments keeps all of them at hand."""
         if self.c.count > WINDOW_SEGMENTS // 2:
             self.files = []
+            self.views = []
             self.c.count = self.c.latest = self.oldest = 0
         return 0
 
@@ -135,15 +148,20 @@ cdef class LogWindow:
     cdef int need(self, int64_t offset) except -1:
         """Brings the segment of `offset` in, in place of the one that came first. Raises what `segment_for` raises."""
         cdef MappedFile file = self.segment_for(offset)
+        cdef object view = PyMemoryView_FromObject(file)
         cdef int place = self.c.count
         if place < WINDOW_SEGMENTS:
             self.files.append(file)
+            self.views.append(view)
             self.c.count += 1
         else:
             place = self.oldest
             self.oldest = (place + 1) % WINDOW_SEGMENTS
-            self.files[place] = file
+            self.files[place], self.views[place] = file, view
         return self._set(place, file)
+
+    cdef int place_of(self, int64_t offset) noexcept:
+        return self.c.latest if _find(&self.c, offset) else -1
 
     cdef MappedFile file_of(self, int64_t offset):
         """The mapped segment of `offset`, None when it is not at hand."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from typing import Any
 
 from cystore._native.read.key_reader import QueryResult
 from cystore._native.record.exact import text
@@ -13,11 +14,14 @@ from cystore.errors import CorruptRecordError, MessageIllegalError
 log = logging.getLogger("cystore")
 
 
-def distinct(keys: Iterable[str]) -> list[str]:
-    """The keys in their order, each once. A single text is refused, because its letters would become keys."""
+def distinct(keys: Iterable[str]) -> dict[str, Any]:
+    """The keys in their order, each once; without values. A single text is refused, because its letters would become keys."""
     if isinstance(keys, (str, bytes)) or not isinstance(keys, Iterable):
         raise MessageIllegalError(f"keys must be several keys, for example a list, not {type(keys).__name__}")
-    return list(dict.fromkeys(text("key", key) for key in keys))
+    given = list(keys)
+    if set(map(type, given)) <= {str} and all(map(str.isascii, given)):
+        return dict.fromkeys(given)
+    return dict.fromkeys(text("key", key) for key in given)
 
 
 def add_newer(found: dict[str, QueryResult], walk: Iterable[Message], max_count: int) -> None:

@@ -20,7 +20,8 @@ from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.read import tail as tail_kernel
 from cystore._native.read.get_result import GetResult
-from cystore._native.read.key_reader import KeyReader, QueryResult, find_many, find_messages
+from cystore._native.read.key_reader import KeyReader, QueryResult, find_messages
+from cystore._native.read.many_keys import find_many
 from cystore._native.read.queue_reader import QueueReader
 from cystore._native.record.exact import any_text, text, whole
 from cystore._native.record.message import Message
@@ -419,22 +420,31 @@ class Reader:
         rest."""
         name = stored_topic(topic)
         max_count = whole("max_count", max_count, 1, INT32_MAX)
-        wanted = distinct(keys)
+        found = distinct(keys)
         control = self._control
         wrote = control.wrote
         if control.dispatched < wrote:
             self.help_dispatch()
         dispatched = control.dispatched
         window, shapes = self._window(), self._index.shapes()
-        by_bytes = [key for key in wanted if key.isascii() or REPLACED not in key]
-        encoded = [key.encode() for key in by_bytes]
-        found = dict(zip(by_bytes, find_many(window, control, shapes, name, encoded, max_count), strict=True))
-        self._queries += len(found)
+        as_text = []
+        if find_many(window, control, shapes, name, found, max_count):
+            for key in [key for key, messages in found.items() if messages is None]:
+                if REPLACED in key:
+                    as_text.append(key)
+                    found[key] = QueryResult()
+                else:
+                    found[key] = find_messages(
+                        window, control, shapes, name, key.encode(), max_count, 0, FOREVER_MS
+                    )
+        self._queries += len(found) - len(as_text)
         if len(self._windows) < SPARE_WINDOWS:
             self._windows.append(window)
         if dispatched < wrote:
             add_newer(found, self._not_dispatched(dispatched, wrote, topic, 0, FOREVER_MS), max_count)
-        return {key: found[key] if key in found else self.query(topic, key, max_count) for key in wanted}
+        for key in as_text:
+            found[key] = self.query(topic, key, max_count)
+        return found
 
     def _newer(
         self,

@@ -1,0 +1,182 @@
+"""`query_many`: messages of many keys. A lookup is a row of cache misses, each of which needs the one before. So a group of lookups goes on
+side by side, one step of each in turn, and what the next step of each needs is on its way from memory meanwhile.
+
+Answers only the usual: few messages, all whole, and keys of ASCII. The other keys are left to the caller.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.dict cimport PyDict_Next, PyDict_SetItem
+from cpython.object cimport PyObject
+from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t
+
+from cystore._native.memory.atomics cimport load_i64
+from cystore._native.memory.control cimport Control
+from cystore._native.derived.index cimport *
+from cystore._native.layout cimport *
+from cystore._native.memory.mapping cimport MappedFile
+from cystore._native.read.key_reader cimport QueryResult
+from cystore._native.record.message cimport Message, found_message
+from cystore._native.record.window cimport LogWindow, log_window, window_prefetch
+
+from weakref import ref
+
+from cystore.errors import CorruptRecordError, OffsetError
+
+cdef extern from "Python.h":
+    bint PyUnicode_CheckExact(object text)
+    bint PyUnicode_IS_COMPACT_ASCII(object text)
+    void* PyUnicode_DATA(object text)
+    Py_ssize_t PyUnicode_GET_LENGTH(object text)
+
+cdef enum:
+    GROUP = 32
+    ROOM = 8        # messages of one key
+
+# Lookups that go on side by side. `left`: the caller has to look the key up by itself. `full`: it has as many messages as were wanted.
+cdef struct lookups:
+    int count
+    key_query[GROUP] queries
+    int64_t[GROUP * ROOM] found
+    bint[GROUP] left
+    bint[GROUP] full
+
+
+cdef void _walk(const index_view* index, lookups* g, const log_window* window) noexcept nogil:
+    """Notes the candidates of all lookups in one index file. Slots, entries and records are fetched a step ahead."""
+    cdef key_query* q
+    cdef int i
+    cdef int active = 1
+    for i in range(g.count):
+        index_prefetch(index, g.queries[i].walk.hash)
+    for i in range(g.count):
+        q = &g.queries[i]
+        q.candidate_at = q.candidate_count = 0
+        index_walk_begin(index, &q.walk)
+        index_walk_prefetch(index, &q.walk)
+    while active:
+        active = 0
+        for i in range(g.count):
+            q = &g.queries[i]
+            if q.walk.entry == 0 or q.candidate_count == QUERY_CANDIDATES:
+                continue
+            if index_walk_step(index, &q.walk, &q.candidates[q.candidate_count]):
+                window_prefetch(window, q.candidates[q.candidate_count])
+                q.candidate_count += 1
+            index_walk_prefetch(index, &q.walk)
+            active += q.walk.entry != 0
+
+
+cdef int _keep_all(const index_view* index, lookups* g, int* at, log_window* window) noexcept nogil:
+    """Keeps the candidates that are messages of their keys, from lookup `at` on. QUERY_NEED_SEGMENT: lookup `at` needs one."""
+    cdef key_query* q
+    cdef int status
+    while at[0] < g.count:
+        q = &g.queries[at[0]]
+        if not g.left[at[0]] and not g.full[at[0]]:
+            status = index_query(index, q, window)
+            if status == QUERY_NEED_SEGMENT:
+                return status
+            g.full[at[0]] = status == QUERY_FULL
+            g.left[at[0]] = q.damaged_count != 0
+        at[0] += 1
+    return QUERY_DONE
+
+
+cdef int _search(LogWindow window, list files, lookups* g) except -1:
+    """Looks for a group of keys in all index files, the newest first."""
+    cdef index_view index
+    cdef MappedFile file
+    cdef tuple row
+    cdef Py_ssize_t place
+    cdef int at, status
+    for place in range(len(files)):
+        row = <tuple>files[place]
+        file = row[0] if len(row) == 3 else row[0]()
+        if file is None:  # not mapped any more, or not yet
+            file = row[3]()
+            if file is None:  # cleaned meanwhile
+                continue
+            files[place] = (ref(file), row[1], row[2], row[3])
+        index = index_view_of(file, row[1], row[2])
+        at = 0
+        with nogil:
+            if not index_may_hold(&index, 0, index_time(INT64_MAX)):
+                at = g.count
+            else:
+                _walk(&index, g, &window.c)
+            status = _keep_all(&index, g, &at, &window.c)
+        while status == QUERY_NEED_SEGMENT:
+            try:
+                window.need(g.queries[at].wanted)
+            except (OffsetError, CorruptRecordError):
+                g.left[at] = True
+            with nogil:
+                status = _keep_all(&index, g, &at, &window.c)
+    return 0
+
+
+cdef QueryResult _result(LogWindow window, const key_query* q):
+    """None where a segment went meanwhile."""
+    cdef QueryResult messages = QueryResult.__new__(QueryResult)
+    cdef int64_t i
+    for i in range(q.found_count):
+        if window.place_of(q.found[i]) < 0:
+            try:
+                window.need(q.found[i])
+            except (OffsetError, CorruptRecordError):
+                return None
+        messages.append(found_message(window, q.found[i], None))
+    return messages
+
+
+def find_many(LogWindow window not None, Control control not None, list files not None, bytes topic not None, dict found not None,
+              int64_t max_count):
+    """Sets the values of `found`, whose keys are what is looked for, to their messages, newest first. Leaves those as they are that have
+    to be looked up one by one with `find_messages`, and says how many."""
+    cdef control_block* block
+    cdef lookups g
+    cdef key_query* q
+    cdef PyObject* key
+    cdef PyObject* names[GROUP]
+    cdef QueryResult messages
+    cdef Py_ssize_t at = 0
+    cdef Py_ssize_t left = 0
+    cdef bint more = True
+    cdef const uint8_t* topic_bytes = <const uint8_t*>PyBytes_AS_STRING(topic)
+    cdef int topic_len = <int>min(len(topic), INT32_MAX)
+    cdef int32_t seed = index_topic_seed(topic_bytes, topic_len)
+    cdef int i
+    while more:
+        g.count = 0
+        while g.count < GROUP:
+            more = PyDict_Next(found, &at, &key, NULL)
+            if not more:
+                break
+            if not (PyUnicode_CheckExact(<object>key) and PyUnicode_IS_COMPACT_ASCII(<object>key)
+                    and PyUnicode_GET_LENGTH(<object>key) <= INT32_MAX):
+                left += 1
+                continue
+            names[g.count] = key
+            q = &g.queries[g.count]
+            q.topic, q.topic_len = topic_bytes, topic_len
+            q.key, q.key_len = <const uint8_t*>PyUnicode_DATA(<object>key), <int>PyUnicode_GET_LENGTH(<object>key)
+            q.walk.hash = index_key_hash(seed, q.key, q.key_len)
+            q.walk.begin_ms, q.walk.end_ms = 0, index_time(INT64_MAX)
+            q.found = &g.found[g.count * ROOM]
+            q.found_count = q.damaged_count = 0
+            q.room = min(max_count, ROOM)
+            g.left[g.count] = g.full[g.count] = False
+            g.count += 1
+        block = control.checked()  # again for each group: somebody may have closed the store
+        keep_block = control.file
+        window.move(load_i64(&block.min_physical_offset), load_i64(&block.wrote))
+        _search(window, files, &g)
+        for i in range(g.count):
+            messages = None
+            if not g.left[i] and (not g.full[i] or max_count <= ROOM):
+                messages = _result(window, &g.queries[i])
+            if messages is None:
+                left += 1
+            else:
+                PyDict_SetItem(found, <object>names[i], messages)
+    return left
