@@ -413,19 +413,22 @@ class MessageStore(StoreUpkeep):
         queue_offset = whole("queue_offset", queue_offset, -FOREVER_MS, FOREVER_MS)
         while True:
             parts = self._attached()
-            seen = parts.control.append_seq
-            parts.reader.help_dispatch()
-            slot = parts.control.find_queue(name, queue_id)
-            if slot >= 0 and parts.reader.end_of(slot) > queue_offset:
-                return True
+            control, seen = parts.control, parts.control.append_seq
+            slot = control.find_queue(name, queue_id)
+            # Before the message is appended, a dispatch would only give this reader the work for other topics.
+            appended = slot >= 0 and control.queue_next(slot) > queue_offset
+            if appended:
+                parts.reader.help_dispatch()
+                if parts.reader.end_of(slot) > queue_offset:
+                    return True
             left_s = min(WAIT_SLICE_S, until - monotonic_s())
             if left_s <= 0:
                 return False
             left_ms = max(1, int(left_s * 1000))
-            if slot >= 0 and not parts.control.read_only and parts.control.queue_next(slot) <= queue_offset:
-                parts.control.wait_queue(slot, queue_offset, left_ms)  # appends to other queues let it sleep
+            if slot < 0 or appended or control.read_only:
+                control.wait_append(seen, left_ms)
             else:
-                parts.control.wait_append(seen, left_ms)
+                control.wait_queue(slot, queue_offset, left_ms)  # appends to other queues let it sleep
 
     def next_queue_offset(self, topic: str, queue_id: int) -> int:
         """The queue offset of the next append to a queue, dispatched or not: every earlier message has a lower one. 0

@@ -53,6 +53,19 @@ def test_appends_to_other_queues_wake_nobody(store, waiter):
     assert waiter.answer() is True
 
 
+def test_a_waiter_does_not_dispatch_the_messages_of_other_topics(store, waiter):
+    """Seen: 100 waiters dispatched all that was put to another topic, and a put beside them took 370 ns instead of 87."""
+    store.dispatch()
+    store.put_many([cystore.Message(topic="U", body=b"x")] * 100)
+    behind = store.stats()["dispatch_behind_bytes"]
+    waiter.send("store.wait('T', 0, 1, 60.0)")
+    wait_until_asleep(store, "T")
+    assert 0 < behind == store.stats()["dispatch_behind_bytes"]
+    store.put("T", b"second")
+    assert waiter.answer() is True
+    assert store.stats()["dispatch_behind_bytes"] == 0
+
+
 def test_a_batch_wakes_the_waiters_of_all_its_queues(store, waiter):
     waiter.do("import threading; found = []")
     for topic in "TV":
