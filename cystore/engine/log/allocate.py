@@ -221,8 +221,10 @@ class Allocator:
         before = control.allocated
         if not self._go_ahead():
             return Progress(0)  # another process does it
-        populated = self.populate_ahead()
-        self._keep_writable()
+        populated = 0
+        if control.wrote <= self._at_hand:  # else others appended all that is behind this process's last put
+            populated = self.populate_ahead()
+            self._keep_writable()
         self.make_successors()
         self._go_ahead()
         return Progress(control.allocated - before + populated)

@@ -68,6 +68,29 @@ def test_a_writer_between_fast_ones_gets_the_pages_that_it_needs(tmp_path):
         assert max(counts) <= 40
 
 
+@pytest.mark.unsanitized
+def test_the_service_of_a_process_that_does_not_append_faults_in_no_pages(tmp_path):
+    """Seen: two processes faulted in the same pages at the same time, one of them for nothing, and a put of the other one waited for it."""
+    sizes = ("mapped_file_size_commit_log_bytes", "populate_ahead_bytes", "allocate_ahead_bytes")
+    settings = {**SETTINGS, **dict.fromkeys(sizes, 16 * MIB)}
+    with cystore.open(tmp_path / "s", **settings) as store, Process() as other:
+        other.do(
+            "import cystore; store = cystore.open(path, **settings)",
+            path=str(store.path),
+            settings=settings,
+        )
+        store.put("T", b"x" * 100)
+        other.do("[store.put('T', bytes(1000)) for _ in range(600)] and None")
+        allocator = store._parts.allocator
+        before = faults()
+        allocator.run_once()
+        assert faults() - before <= 64
+        store.put("T", b"x" * 100)
+        before = faults()
+        allocator.run_once()
+        assert faults() - before >= 1024
+
+
 def test_large_messages_and_batches_find_their_pages(tmp_path):
     """They want more pages than a step has."""
     with open_small(tmp_path / "s", mapped_file_size_commit_log_bytes=8 * MIB) as store:
