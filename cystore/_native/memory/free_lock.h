@@ -147,9 +147,10 @@ static inline int lock_looks_free(const pthread_mutex_t *mutex) {
 
 /* As pthread_mutex_trylock. */
 static inline int robust_trylock(pthread_mutex_t *mutex) { return free_lock_take(mutex) ? 0 : pthread_mutex_trylock(mutex); }
-/* The same; one that another thread has, who keeps it for some 40 ns, is looked at for a few microseconds. A sleep in the kernel and the
- * wake-up would take longer, and the owner would make the wake-up's system call. The looks become rare: each takes the owner's cache line. */
-enum { LOOKS = 7 };
+/* The same; one that another thread has, who keeps it for some 40 ns, is looked at for some 50 microseconds. A sleep in the kernel and the
+ * wake-up would take longer, and the owner would make the wake-up's system call. The looks become rare. Each takes the owner's cache line,
+ * and a hand-over moves all lines that an append writes to: in the time between two looks the owner appends many times without that. */
+enum { LOOKS = 10 };
 static inline int robust_trylock_spinning(pthread_mutex_t *mutex) {
     int status = robust_trylock(mutex);
     for (int look = 0; status == EBUSY && look < LOOKS; look++) {
