@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import cystore
-from benchmarks import workload
+from benchmarks import native, workload
 from benchmarks.peers import cystore_peer
 from benchmarks.workload import TAG, TOPIC, Job
 
@@ -166,14 +166,52 @@ def wait(root: Path, waiters: int) -> None:
     sys.stdin.read()
 
 
-def several(folder: Path, count: int, processes: int) -> float:
+def several(folder: Path, count: int, processes: int, services: bool = True) -> float:
+    """With default services each process dispatches and flushes beside its puts, on the same processors."""
     job = Job("put_processes", count - count % processes, str(folder), processes=processes)
-    return cystore_peer.put_processes(job).ns_per_operation
+    more = {} if services else {"services": "none"}
+    return cystore_peer.put_processes(job, **more).ns_per_operation
+
+
+def several_copies(folder: Path, count: int, processes: int) -> float:
+    """The floor of `several` on this machine: loops that take the lock and copy a record behind the last one of all, nothing else."""
+    library, each = native.library(), count // processes
+    shared = mmap.mmap(-1, mmap.PAGESIZE)
+    lock = ctypes.addressof(ctypes.c_char.from_buffer(shared))
+    if library.shared_log_make(lock):
+        raise RuntimeError("the lock could not be made")
+    with (folder / "copies").open("w+b") as file:
+        os.posix_fallocate(file.fileno(), 0, COPY_BYTES)
+        mapped = mmap.mmap(file.fileno(), COPY_BYTES)
+
+    def start(process: int) -> Callable[[], Any]:
+        to = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+        ctypes.memset(to, process, COPY_BYTES)
+        source = ctypes.create_string_buffer(RECORD_BYTES)
+
+        def work() -> None:
+            if library.copy_together(lock, to, COPY_BYTES, source, RECORD_BYTES, each) < 0:
+                raise RuntimeError("the lock could not be taken")
+
+        return work
+
+    job = Job("copies", each * processes, str(folder), processes=processes)
+    return workload.in_processes(job, start).ns_per_operation
 
 
 PARTS: dict[str, Callable[..., Any]] = {
     part.__name__: part
-    for part in (sustained, prepared, lmdb_at_its_best, put_latency, copy_latency, waited_for, wait, several)
+    for part in (
+        sustained,
+        prepared,
+        lmdb_at_its_best,
+        put_latency,
+        copy_latency,
+        waited_for,
+        wait,
+        several,
+        several_copies,
+    )
 }
 
 
@@ -232,17 +270,20 @@ def waiter_rows(folder: Path, count: int, seconds: float) -> list[Row]:
 
 
 def process_rows(folder: Path, count: int, seconds: float) -> list[Row]:
-    """Several processes that append to one store at once."""
-    count = min(count, 2_000_000)
-    alone, rows = run(several, folder, count, 1), []
-    for processes, least in ((2, 1.3), (4, 1.0), (8, 1.0)):
-        taken = run(several, folder, count, processes)
-        measured = f"{alone / taken:.2f} × ({taken:.0f} ns a put, one: {alone:.0f})"
-        rows.append(
-            Row(
-                f"put from {processes} processes beside one", measured, f"≥ {least} ×", alone >= least * taken
-            )
-        )
+    """Several processes that append to one store at once: by themselves, and with default services. Beside the first stands what loops that
+    only lock and copy make of as many processes."""
+    count, rows = min(count, 2_000_000), []
+    goals = {2: 1.3, 4: 1.0, 8: 1.0}
+    floor = {number: run(several_copies, folder, 2 * count, number) for number in (1, *goals)}
+    for services, name in ((0, ""), (1, ", default services")):
+        alone = run(several, folder, count, 1, services)
+        for processes, least in goals.items():
+            taken = run(several, folder, count, processes, services)
+            measured = f"{alone / taken:.2f} × ({taken:.0f} ns a put, one: {alone:.0f}"
+            if not services:
+                measured += f"; lock and memcpy alone: {floor[1] / floor[processes]:.2f} ×"
+            what = f"put from {processes} processes beside one{name}"
+            rows.append(Row(what, measured + ")", f"≥ {least} ×", alone >= least * taken))
     return rows
 
 

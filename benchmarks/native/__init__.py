@@ -25,10 +25,19 @@ def library() -> ctypes.CDLL:
     if not LIBRARY.exists() or LIBRARY.stat().st_mtime < SOURCE.stat().st_mtime:
         _compile()
     loaded = ctypes.CDLL(str(LIBRARY))
-    for function in (loaded.copy_records, loaded.checksum_pieces, loaded.lock_and_unlock):
+    functions = (
+        loaded.copy_records,
+        loaded.copy_together,
+        loaded.shared_log_make,
+        loaded.checksum_pieces,
+        loaded.lock_and_unlock,
+    )
+    for function in functions:
         function.restype = ctypes.c_int64
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     loaded.copy_records.argtypes = [pointer, number, pointer, pointer, number, number]
+    loaded.shared_log_make.argtypes = [pointer]
+    loaded.copy_together.argtypes = [pointer, pointer, number, pointer, number, number]
     loaded.checksum_pieces.argtypes = [pointer, pointer, number, pointer]
     loaded.lock_and_unlock.argtypes = [number]
     loaded.choose_kernel()

@@ -48,6 +48,38 @@ int64_t lock_and_unlock(int64_t count) {
     return now_ns() - begin;
 }
 
+/* What processes that append at once share at least: the lock, and the place where the next record begins. */
+typedef struct shared_log {
+    pthread_mutex_t mutex;
+    __attribute__((aligned(64))) int64_t wrote;
+} shared_log;
+
+int64_t shared_log_make(shared_log *log) {
+    log->wrote = 0;
+    return robust_init(&log->mutex);
+}
+
+/* Copies `count` records of `size` bytes into `to`, each behind the last one of any process, under the store's lock. The place is taken
+   from the beginning again where `to` ends. Gives nanoseconds, or -1. */
+int64_t copy_together(shared_log *log, uint8_t *to, int64_t to_bytes, const uint8_t *from, int64_t size, int64_t count) {
+    free_lock_compare();
+    int64_t begin = now_ns();
+    for (int64_t n = 0; n < count; n++) {
+        int status = robust_trylock_spinning(&log->mutex);
+        while (status == EBUSY || status == ETIMEDOUT) {
+            status = robust_lock(&log->mutex, 250);
+        }
+        if (status) {
+            return -1;
+        }
+        int64_t at = log->wrote;
+        memcpy(to + at, from, (size_t)size);
+        log->wrote = at + 2 * size > to_bytes ? 0 : at + size;
+        robust_unlock(&log->mutex);
+    }
+    return now_ns() - begin;
+}
+
 void choose_kernel(void) {
     crc32c_choose();
 }

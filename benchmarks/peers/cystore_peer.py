@@ -89,14 +89,14 @@ def put_many(job: Job) -> Measure:
         return workload.timed(job.count, work)
 
 
-def put_processes(job: Job) -> Measure:
+def put_processes(job: Job, **settings: Any) -> Measure:
     """Half of the processes share a queue, the others have one each."""
     each = job.count // job.processes
-    with open_store(job) as keeper:  # attached the whole time: no process finds itself alone
+    with open_store(job, **settings) as keeper:  # attached the whole time: no process finds itself alone
         prepare(keeper, job)
 
         def start(process: int) -> Callable[[], Any]:
-            store = open_store(job)
+            store = open_store(job, **settings)
             prepare(store, job, warm_up=1)
             body = workload.body(job.body_bytes)
             queue_id = max(0, process - job.processes // 2)
