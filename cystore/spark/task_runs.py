@@ -83,8 +83,13 @@ def task_runs(events: DataFrame) -> DataFrame:
 def read_runs(reader: Any, paths: str | Sequence[str], **options: str) -> DataFrame:
     """`task_runs` of stores, the fast way: tasks compute attempts while they read, and only these reach Spark. `reader` is `spark.read`,
     `options` are those of the source."""
+    return joined(read_attempts(reader, paths, **options))
+
+
+def read_attempts(reader: Any, paths: str | Sequence[str], **options: str) -> DataFrame:
+    """The rows of `attempts.SCHEMA` of stores: an attempt has one row for each part of the log that knows of it."""
     found = reader.format("cystore").options(**{**options, "taskAttempts": "true"})
-    return joined(found.load(paths if isinstance(paths, str) else list(paths)))
+    return found.load(paths if isinstance(paths, str) else list(paths))
 
 
 def joined(parts: DataFrame) -> DataFrame:

@@ -22,8 +22,8 @@ from pyspark.storagelevel import StorageLevel
 from cystore.errors import StoreConfigError
 from cystore.operate.command import add_settings, named_path
 from cystore.spark import report
+from cystore.spark.jobs import report_here
 from cystore.spark.jobs.report_folder import check_out, replaced
-from cystore.spark.jobs.report_here import is_small, tables_here
 from cystore.spark.jobs.running import add_master, own_session, source_options
 from cystore.spark.options import STRATEGY
 from cystore.spark.task_runs import read_runs
@@ -54,7 +54,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     _check(options.out, options.stores, options.begin, options.end, options.top, overwrite=options.overwrite)
     settings = source_options(options)
     chosen = _options(options.begin, options.end, options.include_archive)
-    here = options.master is None and not options.conf and is_small(options.stores, {**chosen, **settings})
+    here = (
+        options.master is None
+        and not options.conf
+        and report_here.is_small(options.stores, {**chosen, **settings})
+    )
     with nullcontext() if here else own_session("report", options.master, options.conf) as spark:
         return write_report(
             spark,
@@ -84,14 +88,13 @@ def write_report(
     """Writes `hourly`, `names`, `workers`, `tracebacks` and `workflows` as Parquet and `report.html` into the folder `out`, whole or not
     at all; returns what it found. Times are UTC. `options` are others of the source.
 
-    Without a session this process does all of it. That is faster for a log of up to some GiB, and holds all attempts in memory. Raises
+    Without a session this process does all of it. That is faster for a log of up to some GiB, and holds all attempts in memory. In a
+    session Spark reads the log. It also counts the attempts of a log of more than 512 MiB; for a smaller one, this process does. Raises
     StoreConfigError for a folder that is there, unless `overwrite` and it is a report."""
     folder = _check(out, stores, begin, end, top, overwrite=overwrite)
     options = {**_options(begin, end, include_archive), **options}
     with replaced(folder) as making:
-        tables = (
-            tables_here(stores, options, top) if spark is None else _by_spark(spark, stores, options, top)
-        )
+        tables = _tables(spark, stores, options, top)
         rows = {name: _written(table, making / name) for name, table in tables.items()}
         facts = _facts(rows)
         (making / "report.html").write_text(_page(stores, facts, rows), encoding="utf-8")
@@ -123,6 +126,16 @@ def _options(begin: datetime | None, end: datetime | None, include_archive: bool
     }
     options[STRATEGY] = "latest"  # a queue of the log in which no task left a line since is no mistake
     return {**options, **({"includeArchive": "true"} if include_archive else {})}
+
+
+def _tables(
+    spark: SparkSession | None, stores: str | Sequence[str], options: dict[str, str], top: int
+) -> dict[str, pa.Table]:
+    if spark is None:
+        return report_here.tables_here(stores, options, top)
+    if report_here.is_small(stores, options, report_here.COLLECTED_BYTES):
+        return report_here.tables_collected(spark, stores, options, top)
+    return _by_spark(spark, stores, options, top)
 
 
 def _by_spark(

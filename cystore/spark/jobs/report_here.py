@@ -1,4 +1,8 @@
-"""The report of a log that one process reads in less time than a Spark session takes to start."""
+"""The report's tables computed in this process, for small logs.
+
+Without a session this process also reads the log: that takes less time than a session takes to start. In a session Spark's
+tasks read it, and only the attempts come here. Spark's own aggregation of so few rows costs more than all the rest.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +12,30 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
 
+from cystore.columns.object_store import is_url
 from cystore.spark.options import parse
+from cystore.spark.reports.attempts import SCHEMA
 from cystore.spark.reports.report_tables import tables_of
 from cystore.spark.source.plan import LogPartition
 from cystore.spark.source.task_reader import AttemptReader, attempts_schema
+from cystore.spark.task_runs import read_attempts
 
 SMALL_BYTES = 2 << 30  # of log; about 5 million events, whose attempts take about 500 MB
+COLLECTED_BYTES = (
+    512 << 20
+)  # of log: its attempts stay below the size of results that Spark lets a driver collect (1 GiB)
 
 
-def is_small(stores: str | Sequence[str], options: Mapping[str, str]) -> bool:
-    """Whether this process should read the log by itself: segments of this host, few enough."""
+def is_small(stores: str | Sequence[str], options: Mapping[str, str], at_most: int = SMALL_BYTES) -> bool:
+    """Whether the log is in segments of this host, with no more than `at_most` bytes to read."""
+    if any(map(is_url, [stores] if isinstance(stores, str) else stores)):
+        return False  # to be listed by the session's host, not by this one
     parts = _reader(stores, options).partitions()
     if not all(isinstance(part, LogPartition) for part in parts):
         return False
-    return sum(part.size_bytes for part in parts if isinstance(part, LogPartition)) <= SMALL_BYTES
+    return sum(part.size_bytes for part in parts if isinstance(part, LogPartition)) <= at_most
 
 
 def tables_here(stores: str | Sequence[str], options: Mapping[str, str], top: int) -> dict[str, pa.Table]:
@@ -31,6 +44,14 @@ def tables_here(stores: str | Sequence[str], options: Mapping[str, str], top: in
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
         parts = threads.map(lambda part: list(reader.read(part)), reader.partitions())
         return tables_of([batch for part in parts for batch in part], top)
+
+
+def tables_collected(
+    spark: SparkSession, stores: str | Sequence[str], options: Mapping[str, str], top: int
+) -> dict[str, pa.Table]:
+    """The tables of the report. Spark's tasks read the log; this process collects the attempts and counts them."""
+    found = read_attempts(spark.read, stores, **options).toArrow()
+    return tables_of(found.select(SCHEMA.names).cast(SCHEMA).to_batches(), top)
 
 
 def _reader(stores: str | Sequence[str], options: Mapping[str, str]) -> AttemptReader:
