@@ -1,6 +1,6 @@
-"""Follows a fleet's tasks: for each task name and window of time the runs, failures, retries and runtimes, as a stream into Parquet
-that a dashboard can read. A window is written once, when events are by the watermark later than its end. Goes on where it was ended,
-by Ctrl-C or a kill, without telling a window twice.
+"""Follows a fleet's tasks: a stream into Parquet, which a dashboard can read. A row has the runs, failures, retries and runtimes of one
+task name in one window of time. The job writes a window once: when an event arrives that is later than the window's end by the
+watermark. You may end the job by Ctrl-C or a kill; the next start continues there and repeats no window.
 
 example:
   python -m cystore.spark live /var/lib/app/store --out /var/lib/app/windows --window "1 minute"
@@ -9,10 +9,13 @@ example:
 from __future__ import annotations
 
 import argparse
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 from cystore.operate.command import add_settings, named_path
 from cystore.spark.jobs.running import (
@@ -49,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Follows until it is interrupted, or with --once to the end of now."""
+    """Follows until it is interrupted. With --once it ends after the present events."""
     outside_of(existing_stores(options.store), options.out)
     settings = source_options(options)
     with own_session("live", options.master, options.conf) as spark:
@@ -77,8 +80,8 @@ def follow(
     once: bool = False,
     **options: str,
 ) -> dict[str, Any]:
-    """Writes windows into the folder `out` until the stream is stopped, one file for each batch, a batch `every` so often at
-    most; returns how many batches it has had since its checkpoint began. `options` are those of the source."""
+    """Writes windows into the folder `out` until the stream is stopped: one file for each batch, and at most one batch in each
+    period `every`. Returns the number of batches since the checkpoint began. `options` are those of the source."""
     folder = outside_of(existing_stores(store), out)
     events = task_events(spark.readStream, store, **{"startingOffsets": "earliest", **options})
     writer = (
@@ -90,9 +93,36 @@ def follow(
         .option("checkpointLocation", f"file://{folder}/_checkpoint")
     )
     query = writer.trigger(**({"availableNow": True} if once else {"processingTime": every})).start()
-    try:
-        query.awaitTermination()
-    except KeyboardInterrupt:
-        query.stop()
+    _wait(query)
     last = query.lastProgress
     return {"out": str(folder), "batches": 0 if last is None else last["batchId"] + 1}
+
+
+def _wait(query: StreamingQuery) -> None:
+    """Waits until the query ends. Ctrl-C stops it. Raises the error with which the query failed.
+
+    Another thread asks Spark: PySpark's own handler of Ctrl-C would call Spark on the connection on which this thread waits,
+    which breaks the connection."""
+    failures: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            query.awaitTermination()
+        except Exception as error:  # noqa: BLE001 - raised below
+            failures.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler) if in_main else None
+    asking.start()
+    try:
+        asking.join()
+    except KeyboardInterrupt:
+        query.stop()
+        asking.join()
+        return
+    finally:
+        if in_main:
+            signal.signal(signal.SIGINT, before)
+    if failures:
+        raise failures[0]
