@@ -34,6 +34,7 @@ fuzz: ## every fuzz target for a minute; ARGS="record scan --seconds 600" passes
 bench: ## all benchmarks beside their peers; ARGS="--quick put" passes arguments
 	$(SETUP) bench
 	@$(VENV_PYTHON) -m benchmarks $(ARGS)
+	@$(if $(ARGS),,$(VENV_PYTHON) -m benchmarks spark)
 
 lint: ## ruff, formatting, mypy
 	$(SETUP) lint

@@ -26,6 +26,10 @@ def main(arguments: list[str]) -> int:
         return importing.main()
     if arguments[:1] == ["writes"]:
         return writes.main(arguments[1:])
+    if arguments[:1] == ["spark"]:
+        from benchmarks import spark_questions  # which needs PySpark
+
+        return spark_questions.main(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
         "cases",

@@ -1,7 +1,8 @@
-"""`python -m benchmarks.spark_questions`: how long the questions take that people ask of a store, on `local[2]`, warm.
+"""`python -m benchmarks spark`: how long the questions take that people ask of a store, on `local[2]`, warm.
 
 SQL tables (two columns, `count(*)`, one key) beside a table with option `columns`, beside `cystore.spark.count` and beside `cystore.scan`,
-which needs no Spark; and the report on tasks, in a session and without. Best wall time of some rounds, CPU seconds of this process and
+which needs no Spark; the report on tasks, in a session and without; and archiving to Parquet, to a Delta and to an Iceberg table, beside
+Spark's own copy of the same messages to Parquet, which verifies nothing. Best wall time of some rounds, CPU seconds of this process and
 its children beside it. Needs a JDK 17 or newer.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,14 @@ import cystore
 from benchmarks.columns import fill
 from benchmarks.spark_session import best, session
 
+SEGMENT_BYTES = 16 << 20
 TRACEBACK = (
     'Traceback (most recent call last):\n  File "/srv/app-{}/shop.py", line 17, in pay\nshop.Refused: {}'
 )
 
 
-def show(name: str, took: tuple[float, float]) -> None:
-    print(f"{name:<44} {took[0]:7.2f} s wall {took[1]:7.2f} s CPU", flush=True)
+def show(name: str, took: tuple[float, float], more: str = "") -> None:
+    print(f"{name:<44} {took[0]:7.2f} s wall {took[1]:7.2f} s CPU  {more}".rstrip(), flush=True)
 
 
 def fill_events(path: Path, count: int) -> None:
@@ -62,13 +64,16 @@ def fill_events(path: Path, count: int) -> None:
         store.flush()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark_questions", description=__doc__)
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks spark", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the sizes, one round")
     parser.add_argument("--count", type=int, default=2_000_000, help="messages (%(default)s)")
     parser.add_argument("--events", type=int, default=1_000_000, help="events of tasks (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.count, options.events, options.rounds = options.count // 10, options.events // 10, 1
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
         fill(folder / "store", options.count, 300)
@@ -77,6 +82,7 @@ def main() -> int:
         print(f"{options.count:,} messages, {options.events:,} events, best of {options.rounds}")
         tables(spark, folder / "store", options.rounds)
         reports(spark, folder, options.rounds)
+        archives(spark, folder, options.count, options.rounds)
         spark.stop()
     return 0
 
@@ -112,6 +118,30 @@ def reports(spark: Any, folder: Path, rounds: int) -> None:
 
     show("report, in a session", best(rounds, lambda: report(spark)))
     show("report, without a session", best(rounds, lambda: report(None)))
+
+
+def archives(spark: Any, folder: Path, count: int, rounds: int) -> None:
+    from cystore.spark.jobs.archive import archive
+
+    settings = {"mapped_file_size_commit_log_bytes": SEGMENT_BYTES}
+    store, copy = folder / "segments", folder / "copy"
+    fill(store, count, 300, **settings)
+
+    def archived(kind: str) -> None:
+        with cystore.open(store, services="none", **settings) as opened:
+            opened.archive_mark.end()
+        shutil.rmtree(folder / "archive", ignore_errors=True)
+        archive(spark, str(store), str(folder / "archive"), settings=settings, format=kind, all_sealed=True)
+
+    def copied() -> None:
+        shutil.rmtree(copy, ignore_errors=True)
+        spark.read.format("cystore").load(str(store)).write.option("compression", "zstd").parquet(str(copy))
+
+    floor = best(rounds, copied)
+    show("copy to Parquet by Spark, not verified", floor)
+    for kind in ("parquet", "delta", "iceberg"):
+        took = best(rounds, lambda kind=kind: archived(kind))
+        show(f"archive to {kind}, verified", took, f"{took[0] / floor[0]:.2f} x the copy")
 
 
 if __name__ == "__main__":

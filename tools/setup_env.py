@@ -46,7 +46,7 @@ EXTRAS = {
         "arrow-tests",
         "connect-tests",
     ),
-    "bench": ("bench", "celery", "redis", "cli", "spark", "delta"),
+    "bench": ("bench", "celery", "redis", "cli", "spark", "report", "delta", "iceberg"),
 }
 
 # Older Celery versions that are supported. Celery 5.4 does not say that it needs the kombu of its time.
