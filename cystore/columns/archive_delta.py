@@ -23,6 +23,7 @@ from cystore.columns.archive_table import (
     ARCHIVED_UP_TO,
     COLUMNS_OF_TABLE,
     STORE,
+    Place,
     differences,
     inside_of_data,
     made_durable,
@@ -38,12 +39,21 @@ SCHEMA = Schema.from_arrow(COLUMNS_OF_TABLE.append(pa.field("date", pa.date32())
 class DeltaArchive:
     """See `cystore.columns.archive_table.Table`."""
 
-    def __init__(self, home: Path, archive_id: str, store: str) -> None:
-        self._data, self._id, self._store = home / DATA, archive_id, store
+    def __init__(self, home: Path, archive_id: str, store: str, place: Place | None = None) -> None:
+        self._home, self._data, self._id, self._store, self._place = (
+            home,
+            home / DATA,
+            archive_id,
+            store,
+            place,
+        )
+        self._path: Path | str = self._data if place is None else place.url  # for errors
+        self._uri = self._data.as_uri() if place is None else place.url
+        self._options = None if place is None else place.options_of_delta()
 
     @property
     def uri(self) -> str:
-        return str(self._data)
+        return str(self._path)
 
     def committed(self) -> int | None:
         table = self._opened()
@@ -53,12 +63,12 @@ class DeltaArchive:
         if told != self._id:
             raise StoreConfigError(
                 f"the folder holds the Delta table of {'another archive' if told else 'somebody else'}: name another folder",
-                path=self._data,
+                path=self._path,
             )
         if table.schema() != SCHEMA:
             wrong = differences(_types(table.schema()), _types(SCHEMA))
             raise StoreFormatError(
-                f"the Delta table has other columns: {wrong or 'in another order'}", path=self._data
+                f"the Delta table has other columns: {wrong or 'in another order'}", path=self._path
             )
         return table.transaction_version(self._application) or 0
 
@@ -66,9 +76,13 @@ class DeltaArchive:
         if (self.committed() or 0) >= manifest.end:
             return
         try:
-            made_durable(self._data / "_delta_log", partial(self._commit, manifest))
+            if self._place is None:
+                made_durable(self._data / "_delta_log", partial(self._commit, manifest))
+            else:
+                self._place.publish(self._home, manifest)
+                self._commit(manifest)
         except (DeltaError, OSError) as error:
-            raise StoreIOError(f"the Delta table cannot be written: {error}", path=self._data) from error
+            raise StoreIOError(f"the Delta table cannot be written: {error}", path=self._path) from error
 
     @property
     def _application(self) -> str:
@@ -76,11 +90,11 @@ class DeltaArchive:
 
     def _opened(self) -> DeltaTable | None:
         try:
-            return DeltaTable(self._data.as_uri())
+            return DeltaTable(self._uri, storage_options=self._options)
         except TableNotFoundError:
             return None
         except (DeltaError, OSError) as error:
-            raise StoreFormatError(f"the Delta table cannot be read: {error}", path=self._data) from error
+            raise StoreFormatError(f"the Delta table cannot be read: {error}", path=self._path) from error
 
     def _commit(self, manifest: Manifest) -> None:
         table = self._opened() or self._made()
@@ -101,12 +115,13 @@ class DeltaArchive:
 
     def _made(self) -> DeltaTable:
         return DeltaTable.create(
-            self._data.as_uri(),
+            self._uri,
             SCHEMA,
             partition_by=PARTITIONS,
             name="cystore",
             configuration={"delta.appendOnly": "true", ARCHIVE_ID: self._id, STORE: self._store},
             raise_if_key_not_exists=False,
+            storage_options=self._options,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from cystore.columns.archive_table import Table
+from cystore.columns.archive_table import Place, Table
 from cystore.errors import StoreConfigError
 from cystore.services.retention.archive_mark import DELTA, FORMATS, ICEBERG, PARQUET
 
@@ -21,7 +21,7 @@ def check_format(name: str | None) -> None:
         _opener(name)
 
 
-def _opener(name: str) -> Callable[[Path, str, str], Table]:
+def _opener(name: str) -> Callable[[Path, str, str, Place | None], Table]:
     try:
         if name == DELTA:
             from cystore.columns.archive_delta import DeltaArchive
@@ -49,10 +49,12 @@ def check_place(name: str, home: Path) -> None:
         )
 
 
-def open_table(name: str, home: Path, archive_id: str, store: str) -> Table | None:
+def open_table(
+    name: str, home: Path, archive_id: str, store: str, place: Place | None = None
+) -> Table | None:
     """The table of an archive; None for plain Parquet. Raises StoreConfigError, StoreFormatError."""
     if name == PARQUET:
         return None
-    table = _opener(name)(home, archive_id, store)
+    table = _opener(name)(home, archive_id, store, place)
     table.committed()
     return table

@@ -36,7 +36,9 @@ from cystore.columns.archive_table import (
     ARCHIVED_UP_TO,
     COLUMNS_OF_TABLE,
     STORE,
+    Place,
     differences,
+    inside_of_data,
     made_durable,
 )
 from cystore.errors import StoreConfigError, StoreError, StoreFormatError, StoreIOError
@@ -74,8 +76,8 @@ SPEC = PartitionSpec(
 class IcebergArchive:
     """See `cystore.columns.archive_table.Table`."""
 
-    def __init__(self, home: Path, archive_id: str, store: str) -> None:
-        self._home, self._id, self._store = home, archive_id, store
+    def __init__(self, home: Path, archive_id: str, store: str, place: Place | None = None) -> None:
+        self._home, self._id, self._store, self._place = home, archive_id, store, place
 
     @property
     def uri(self) -> str:
@@ -110,7 +112,11 @@ class IcebergArchive:
         if (self.committed() or 0) >= manifest.end:
             return
         with self._told():
-            made_durable(self._home / DATA / "metadata", partial(self._commit, manifest))
+            if self._place is None:
+                made_durable(self._home / DATA / "metadata", partial(self._commit, manifest))
+            else:
+                self._place.publish(self._home, manifest)
+                self._commit(manifest)
 
     def _moved(self, what: str) -> StoreConfigError:
         return StoreConfigError(
@@ -121,7 +127,7 @@ class IcebergArchive:
 
     @property
     def _location(self) -> str:
-        return f"file://{self._home / DATA}"
+        return f"file://{self._home / DATA}" if self._place is None else self._place.url
 
     def _commit(self, manifest: Manifest) -> None:
         told = {ARCHIVE_ID: self._id, ARCHIVED_UP_TO: str(manifest.end), STORE: manifest.store}
@@ -129,7 +135,7 @@ class IcebergArchive:
             table = _opened(catalog) or self._made(catalog)
             with table.transaction() as change:
                 if manifest.files:
-                    paths = [f"file://{self._home / one.path}" for one in manifest.files]
+                    paths = [f"{self._location}/{inside_of_data(one.path)}" for one in manifest.files]
                     change.add_files(paths, snapshot_properties=told, check_duplicate_files=False)
                 change.set_properties(told)
 
@@ -149,7 +155,10 @@ class IcebergArchive:
     @contextmanager
     def _catalog(self) -> Iterator[Catalog]:
         catalog = SqlCatalog(
-            "cystore", uri=f"sqlite:///{self._home / CATALOG}", warehouse=f"file://{self._home}"
+            "cystore",
+            uri=f"sqlite:///{self._home / CATALOG}",
+            warehouse=self._location if self._place else f"file://{self._home}",
+            **(self._place.options_of_iceberg() if self._place else {}),
         )
         try:
             yield catalog

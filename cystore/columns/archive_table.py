@@ -4,25 +4,109 @@ A table is made from the archive's manifests. Each manifest is one commit, which
 to which the table goes. The commit comes after the manifest and before the store's mark, which releases the segments. A kill leaves a
 manifest without its commit, which the next run makes, or a commit that the store does not know of, which the next run finds by its
 offset and does not repeat. A table that was lost, or brought back from an old copy, gets the commits that it lacks.
+
+A table may be at a URL instead (`Place`). Then each commit begins with a copy of the manifest's files to the URL. A kill leaves
+copies that no commit names; the next run writes the same copies again, under the same names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
 
+from cystore._native.record.checksum import crc32c
+from cystore.columns.archive_layout import place_of
 from cystore.columns.arrow import COLUMNS
+from cystore.columns.object_store import ObjectStore, in_parallel
 from cystore.columns.parquet import WITH_TOPIC
-from cystore.errors import StoreFormatError
-from cystore.services.retention.archive_mark import DATA, Manifest
+from cystore.errors import CorruptRecordError, StoreConfigError, StoreFormatError
+from cystore.services.retention.archive_mark import DATA, ArchivedFile, Manifest
 from cystore.system import files
 
 # The columns of every table, in this order. Delta has `date` after them, by which it is partitioned.
 COLUMNS_OF_TABLE = pa.schema([(name, COLUMNS[name]) for name in WITH_TOPIC])
 ARCHIVE_ID, ARCHIVED_UP_TO, STORE = "cystore.archive-id", "cystore.archived-up-to", "cystore.store"
+
+
+# Options of pyarrow's S3FileSystem, with their names in deltalake and in pyiceberg.
+_S3_OPTIONS = {
+    "access_key": ("AWS_ACCESS_KEY_ID", "s3.access-key-id"),
+    "secret_key": ("AWS_SECRET_ACCESS_KEY", "s3.secret-access-key"),
+    "session_token": ("AWS_SESSION_TOKEN", "s3.session-token"),
+    "region": ("AWS_REGION", "s3.region"),
+    "endpoint_override": ("AWS_ENDPOINT_URL", "s3.endpoint"),
+    "scheme": None,  # a part of the endpoint's URL for the others
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """The URL of a table that is not in the archive's folder, and the file system that it is in."""
+
+    url: str
+    storage: ObjectStore
+
+    @classmethod
+    def of(cls, url: str, options: Mapping[str, str]) -> Place:
+        """Raises StoreConfigError for a URL or an option with which no table can be written."""
+        unknown = sorted(set(options) - set(_S3_OPTIONS))
+        if unknown:
+            raise StoreConfigError(
+                f"storage option {unknown[0]} is not one of those that a table takes: {', '.join(_S3_OPTIONS)}"
+            )
+        storage, plain = ObjectStore.of(url, dict(options))
+        if storage.scheme != "s3":
+            raise StoreConfigError(f"a table's URL must be like s3://bucket/path, not {plain}")
+        return cls(plain, storage)
+
+    def check_empty(self) -> None:
+        """Raises StoreConfigError for a folder that has something in it, StoreFormatError for a bucket that does not exist."""
+        self.storage.check_bucket(self.url)
+        if self.storage.files(self.url) or self.storage.folders(self.url):
+            raise StoreConfigError(f"there are files in {self.url}: name an empty folder for the table")
+
+    def publish(self, home: Path, manifest: Manifest) -> None:
+        """Copies a manifest's files to the URL and reads them back. Raises CorruptRecordError for a copy with other bytes."""
+
+        def copy(one: ArchivedFile) -> None:
+            content = files.read_all(place_of(home, one))
+            if crc32c(content) != one.crc32c:
+                raise CorruptRecordError(
+                    "a file of the archive is damaged; bring it back from a copy of the archive",
+                    path=place_of(home, one),
+                )
+            target = f"{self.url}/{inside_of_data(one.path)}"
+            self.storage.write_whole(target, content)
+            if crc32c(self.storage.read_whole(target)) != one.crc32c:
+                raise CorruptRecordError("the server returns other bytes than were written", path=target)
+
+        in_parallel(copy, manifest.files)
+
+    def options_of_delta(self) -> dict[str, str]:
+        """The file system's options for deltalake, which takes the rest from the environment."""
+        given = self._translated(0)
+        endpoint = given.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT_URL", "")
+        return {**given, **({"AWS_ALLOW_HTTP": "true"} if endpoint.startswith("http://") else {})}
+
+    def options_of_iceberg(self) -> dict[str, str]:
+        """The same for pyiceberg."""
+        return self._translated(1)
+
+    def _translated(self, which: int) -> dict[str, str]:
+        options = dict(self.storage.options)
+        scheme = options.get("scheme", "https")
+        found = {}
+        for name, value in options.items():
+            names = _S3_OPTIONS[name]
+            if names is not None:
+                at_url = name == "endpoint_override" and "://" not in value
+                found[names[which]] = f"{scheme}://{value}" if at_url else value
+        return found
 
 
 class Table(Protocol):

@@ -17,7 +17,7 @@ import fcntl
 import logging
 import os
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from cystore import clock
 from cystore._native.system.descriptor import Descriptor
 from cystore.columns.archive_formats import check_format, check_place, open_table
 from cystore.columns.archive_layout import migrate, place_files, stale
-from cystore.columns.archive_table import Table, catch_up, check_end
+from cystore.columns.archive_table import Place, Table, catch_up, check_end
 from cystore.columns.object_store import is_url
 from cystore.columns.parquet import WrittenRange, write_range
 from cystore.derived.reading.snapshot import PIECE_BYTES, LogRange, LogSnapshot
@@ -94,6 +94,8 @@ def archive_store(
     folder: str | os.PathLike[str],
     *,
     format: str | None = None,
+    table: str | None = None,
+    storage: Mapping[str, str] | None = None,
     mapper: Mapper = in_this_process,
     expiring_within_h: float = EXPIRING_WITHIN_H,
     all_sealed: bool = False,
@@ -111,6 +113,10 @@ def archive_store(
     (CorruptRecordError); with `skip_damage` the step leaves it out and lists it in the manifest. `restore` takes the
     archive's end from its newest manifest if the store has lost its archive mark.
 
+    `table` is the URL of a table in an object store (`s3://bucket/path`): then each commit begins with a copy of the
+    verified files to the URL. The first run decides it, as it decides the format. `storage` are options of its file
+    system, as for `cystore.scan`; they are never stored.
+
     Raises StoreConfigError for a folder that is not this store's, a format that is unknown, not installed or not that of
     the run before, and the table of another archive; StoreLockedError for a folder in which another run works;
     StoreFormatError if log and archive do not meet, and for a table with other columns.
@@ -118,7 +124,8 @@ def archive_store(
     check_format(format)
     if is_url(os.fspath(folder)):
         raise StoreConfigError(
-            f"{folder} is a URL, and an archive needs a folder: mount the place and name that folder"
+            f"{folder} is a URL, and an archive needs a folder of this host; format delta and iceberg also write their "
+            "table to a URL (option table)"
         )
     home = Path(os.path.realpath(folder))
     if home == store.path or store.path in home.parents or home in store.path.parents:
@@ -131,7 +138,7 @@ def archive_store(
     files.make_directory(home)
     tell = report or (lambda what, done, total: None)
     with alone(home, "archive folder"):
-        archived, table = _started(store, home, format, restore=restore)
+        archived, made = _started(store, home, format, table, storage or {}, restore=restore)
         _remove_stale(home, archived.up_to)
         if migrate(home):
             tell("migrated", archived.up_to, archived.up_to)
@@ -147,8 +154,8 @@ def archive_store(
             manifest = _step(
                 store, snapshot, archived, end, mapper, tell, skip_damage=skip_damage, piece_bytes=piece_bytes
             )
-            if table is not None:
-                table.commit(manifest)
+            if made is not None:
+                made.commit(manifest)
                 done.commits += 1
                 tell("committed", end, end)
             after = with_manifest(archived, manifest)
@@ -162,7 +169,7 @@ def archive_store(
             done.log_bytes += end - begin
             done.parquet_bytes += sum(one.size_bytes for one in manifest.files)
             done.damaged += len(manifest.damaged)
-        done.table = "" if table is None else table.uri
+        done.table = "" if made is None else made.uri
         return done
 
 
@@ -226,6 +233,7 @@ def _step(
         placed,
         tuple(damage for one in written for damage in one.damaged),
         archived.format,
+        archived.table,
     )
     files.write_whole(home, home / manifest.name, render_manifest(manifest), keep_last=False)
     tell("named", end, end)
@@ -275,11 +283,18 @@ def _files_in(folder: Path) -> Iterator[Path]:
 
 
 def _started(
-    store: MessageStore, home: Path, format: str | None, *, restore: bool
+    store: MessageStore,
+    home: Path,
+    format: str | None,
+    url: str | None,
+    storage: Mapping[str, str],
+    *,
+    restore: bool,
 ) -> tuple[Archived, Table | None]:
     """The archive's mark and its table; makes a mark if there is none. Nothing is removed or written before it is known
     to fit."""
     mark = store.archive_mark
+    place = None if url is None else Place.of(url, storage)
     try:
         archived = mark.read()
     except StoreFormatError:
@@ -292,8 +307,8 @@ def _started(
             raise StoreConfigError(
                 "the folder has no manifest of this store, so --restore cannot work", path=home
             )
-        archived = Archived(last.archive_id, str(home), last.end, last.name, last.format)
-        _check_same(archived, format)
+        archived = Archived(last.archive_id, str(home), last.end, last.name, last.format, last.table)
+        _check_same(archived, format, place)
         content_of(archived)
         mark.restore(archived)
     if archived is None:
@@ -303,8 +318,10 @@ def _started(
                 path=home,
             )
         check_place(format or PARQUET, home)
-        archived = mark.begin(uuid.uuid4().hex, str(home), format or PARQUET)
-    _check_same(archived, format)
+        archived = _begun(store, home, format or PARQUET, place)
+    _check_same(archived, format, place)
+    if place is None and archived.table:
+        place = Place.of(archived.table, storage)
     if archived.folder != str(home):
         if archived.manifest is not None and (
             not (home / archived.manifest).exists()
@@ -323,7 +340,7 @@ def _started(
             raise StoreFormatError(
                 f"the manifest ends at {last.end}, the store's archive at {archived.up_to}", path=home
             )
-    table = open_table(archived.format, home, archived.archive_id, str(store.path))
+    table = open_table(archived.format, home, archived.archive_id, str(store.path), place)
     if table is not None:
         _catch_up(table, archived)
     archived = _adopted(store, home, archived, table)
@@ -340,7 +357,26 @@ def _started(
     return archived, table
 
 
-def _check_same(archived: Archived, format: str | None) -> None:
+def _begun(store: MessageStore, home: Path, format: str, place: Place | None) -> Archived:
+    """A new archive's mark. Raises StoreConfigError, StoreIOError before it is written if its table cannot be at the URL."""
+    archive_id = uuid.uuid4().hex
+    if place is not None:
+        if format == PARQUET:
+            raise StoreConfigError(
+                "only format delta and iceberg have a table: name one of them, or no table"
+            )
+        place.check_empty()
+        open_table(format, home, archive_id, str(store.path), place)
+    return store.archive_mark.begin(archive_id, str(home), format, "" if place is None else place.url)
+
+
+def _check_same(archived: Archived, format: str | None, place: Place | None) -> None:
+    if place is not None and place.url != archived.table:
+        raise StoreConfigError(
+            f"this store's archive has its table in {archived.table or 'its folder'}, not in {place.url}: leave the table out, or end "
+            "the hold (`cystore config PATH --end-archive`) and begin another archive in another folder",
+            path=archived.folder,
+        )
     if format not in (None, archived.format):
         raise StoreConfigError(
             f"this store's archive has format {archived.format}, not {format}: leave the format out, or end the hold (`cystore config "

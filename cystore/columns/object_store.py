@@ -1,7 +1,7 @@
 """Places by URL: folders and files of an object store or another file system, through pyarrow.fs, or fsspec for other
 schemes.
 
-Only for reading. Nothing here is mapped or locked, so the files must not change any more. A URL never holds
+Nothing here is mapped or locked, so files that are read must not change any more. A file is written whole. A URL never holds
 credentials; they come from the environment, as the file system's own library finds them, or from options. No error and
 no `repr` contains them.
 """
@@ -120,11 +120,17 @@ class ObjectStore:
             system, path = self.opened(url)
             if system.get_file_info(path).type == fs.FileType.Directory:
                 return
+            self.check_bucket(url)
+            raise StoreFormatError("there is no store here", path=url)
+
+    def check_bucket(self, url: str) -> None:
+        """Raises StoreFormatError if the URL's bucket does not exist. Not every file system has buckets."""
+        with self.told(url):
+            system, path = self.opened(url)
             bucket = path.strip("/").partition("/")[0]
             has_buckets = self.scheme in ("s3", "gs", "gcs")
             if has_buckets and system.get_file_info(bucket).type != fs.FileType.Directory:
                 raise StoreFormatError(f"there is no bucket {bucket}", path=url)
-            raise StoreFormatError("there is no store here", path=url)
 
     def matching(self, pattern: str) -> list[str]:
         """The folders whose URL matches a pattern with `*`, `?` or `[...]`, in order; a URL without them as it is."""
@@ -167,6 +173,18 @@ class ObjectStore:
                 f"the file ends at {at + len(data)}, before {at + count}: copy it again", path=url
             )
         return data
+
+    def read_whole(self, url: str) -> bytes:
+        """All bytes of a file."""
+        with self.open_file(url) as file:
+            return self.read(file, url, 0, file.size())
+
+    def write_whole(self, url: str, content: bytes) -> None:
+        """Makes or replaces a file. In an object store it appears with all its bytes or not at all."""
+        with self.told(url):
+            system, path = self.opened(url)
+            with system.open_output_stream(path) as out:
+                out.write(content)
 
     @contextmanager
     def told(self, url: str, *, missing: Exception | None = None) -> Iterator[None]:
@@ -217,10 +235,10 @@ def _made(storage: ObjectStore) -> tuple[fs.FileSystem, str]:
     options = {key: _value(key, text) for key, text in storage.options}
     try:
         system = kind(**options)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         names = ", ".join(f"fs.{key}" for key, _ in storage.options)
         raise StoreConfigError(
-            f"{name} of pyarrow does not accept one of the options {names}: {storage._plain(error)}"
+            f"{name} of pyarrow does not accept the options {names}: {storage._plain(error)}"
         ) from None
     return system, "" if storage.scheme == "file" else storage.host.partition("@")[0]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +15,16 @@ import pytest
 
 BUCKET = "bucket"
 SECRET = "hush-hush-0123456789"
+# Names its place, and ends with its input.
+PROGRAM = """
+import sys
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+print("{}:{}".format(*server.get_host_and_port()), flush=True)
+sys.stdin.read()
+server.stop()
+"""
 
 
 @dataclass(frozen=True)
@@ -56,14 +68,12 @@ class S3Server:
 
 @contextmanager
 def object_store() -> Iterator[S3Server]:
-    """Empty; ends with the block."""
+    """Empty; ends with the block. In a process of its own, for deltalake keeps Python's lock while it waits for an answer."""
     pytest.importorskip("moto", reason="pip install 'cystore[s3-tests]'")
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        yield S3Server(f"{host}:{port}")
-    finally:
-        server.stop()
+    command = [sys.executable, "-c", PROGRAM]
+    server = subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert server.stdin is not None and server.stdout is not None
+    with server:  # closes its input, which ends it
+        endpoint = server.stdout.readline().strip()
+        assert endpoint, "the server did not start"
+        yield S3Server(endpoint)

@@ -37,13 +37,15 @@ _END_IT = "`cystore config PATH --end-archive` ends the hold"
 @dataclass(frozen=True, slots=True)
 class Archived:
     """Every record below the physical offset `up_to` is in the archive `archive_id` in `folder`. `manifest` is the path
-    of the newest manifest inside the folder, None before the first one. `format` is one of FORMATS."""
+    of the newest manifest inside the folder, None before the first one. `format` is one of FORMATS. `table` is the URL of
+    the archive's table, empty if the table is in the folder."""
 
     archive_id: str
     folder: str
     up_to: int
     manifest: str | None = None
     format: str = PARQUET
+    table: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class Manifest:
     files: tuple[ArchivedFile, ...]
     damaged: tuple[tuple[int, int, str], ...] = ()
     format: str = PARQUET
+    table: str = ""
 
     @property
     def name(self) -> str:
@@ -135,15 +138,17 @@ class ArchiveMark:
                 path=self.path,
             ) from error
 
-    def begin(self, archive_id: str, folder: str, format: str = PARQUET) -> Archived:
+    def begin(self, archive_id: str, folder: str, format: str = PARQUET, table: str = "") -> Archived:
         """Begins the hold: from the log's minimum on, cleaning removes nothing that is not archived."""
-        return undisturbed(partial(self._begin, archive_id, folder, format))
+        return undisturbed(partial(self._begin, archive_id, folder, format, table))
 
-    def _begin(self, archive_id: str, folder: str, format: str) -> Archived:
+    def _begin(self, archive_id: str, folder: str, format: str, table: str) -> Archived:
         with self._control.held("clean"):
             if self.read() is not None:
                 raise StoreConfigError(f"this store already has an archive; {_END_IT}", path=self.path)
-            first = Archived(archive_id, folder, self._control.min_physical_offset, format=format)
+            first = Archived(
+                archive_id, folder, self._control.min_physical_offset, format=format, table=table
+            )
             self._enter(first)
             return first
 
@@ -203,7 +208,7 @@ def archived_of(content: object) -> Archived:
         raise ValueError(f"{content!r} does not name an archive")
     if manifest is not None and not isinstance(manifest, str):
         raise ValueError(f"{manifest!r} is not a manifest")
-    return Archived(archive_id, folder, up_to, manifest, _format_of(content))
+    return Archived(archive_id, folder, up_to, manifest, _format_of(content), _table_of(content))
 
 
 def _format_of(content: Mapping[str, Any]) -> str:
@@ -214,6 +219,14 @@ def _format_of(content: Mapping[str, Any]) -> str:
     return str(name)
 
 
+def _table_of(content: Mapping[str, Any]) -> str:
+    """Only archives whose table is elsewhere name it."""
+    table = content.get("table", "")
+    if not isinstance(table, str):
+        raise ValueError(f"{table!r} is not the place of a table")
+    return table
+
+
 def plain_archived(archived: Archived) -> dict[str, Any]:
     """The mark as a JSON object."""
     return {
@@ -222,6 +235,7 @@ def plain_archived(archived: Archived) -> dict[str, Any]:
         "archivedUpTo": archived.up_to,
         "manifest": archived.manifest,
         "format": archived.format,
+        **({"table": archived.table} if archived.table else {}),
     }
 
 
@@ -240,6 +254,7 @@ def parse_manifest(data: bytes) -> Manifest:
             listed,
             damaged,
             _format_of(content),
+            _table_of(content),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a manifest: {error!r}") from None
@@ -262,6 +277,7 @@ def render_manifest(manifest: Manifest) -> bytes:
             "end": manifest.end,
             "previous": manifest.previous,
             "format": manifest.format,
+            **({"table": manifest.table} if manifest.table else {}),
             "rows": manifest.rows,
             "damaged": [list(part) for part in manifest.damaged],
             "files": listed,

@@ -1,7 +1,7 @@
 """Archives expiring segments to Parquet before they may be removed.
 
-Each task writes and verifies one range of the log by itself (`cystore.columns.parquet.write_range`), so no message passes through the JVM;
-what is done in which order, and what a kill leaves behind, is told in `cystore.columns.archiver`.
+Each task writes and verifies one range of the log by itself (`cystore.columns.parquet.write_range`), so no message passes through the
+JVM. `cystore.columns.archiver` describes the order of the steps, and what a kill leaves behind.
 
 example:
   python -m cystore.spark archive /var/lib/app/store /mnt/archive/app
@@ -44,17 +44,16 @@ def archive(
     settings: dict[str, Any] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Archives the store in directory `store`, on whose host this runs, with the executors of a session; `settings` are fields of
-    StoreConfig, `options` those of `cystore.columns.archiver.archive_store`, which says what is raised;
-    StoreFormatError where there is no store.
-    Returns the summary."""
+    """Archives the store in directory `store` with the executors of a session; call it on the store's host. `settings` are fields of
+    StoreConfig. `options` and errors are those of `cystore.columns.archiver.archive_store`. Raises StoreFormatError if there is no
+    store. Returns the summary."""
     with open_store(existing_store(store), **{"services": "none", **(settings or {})}) as opened:
         return archive_store(opened, folder, mapper=on_executors(spark), **options).as_dict()
 
 
 def on_executors(spark: SparkSession) -> Mapper:
-    """Runs each range's task on the cluster. What the store says is raised here as it was there; what may be the host's fault is
-    left to Spark, which tries again."""
+    """Runs each range's task on the cluster. An error of the store's content is raised here as it was there. All other errors are
+    left to Spark, which tries the task again: they may be the fault of one host."""
 
     def run(task: Task, parts: Sequence[LogRange]) -> list[WrittenRange]:
         written = []
@@ -78,11 +77,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's own arguments."""
     parser.add_argument("store", metavar="STORE", help="directory of the store, on this host")
     parser.add_argument(
-        "folder", metavar="FOLDER", help="the archive; every executor needs it under this path"
+        "folder", metavar="FOLDER", help="the archive's folder; every executor needs it under this path"
     )
     parser.add_argument(
         "--format",
-        help="parquet, delta or iceberg: what the first run begins, and later runs go on with (default: parquet)",
+        help="parquet, delta or iceberg; the first run decides it (default: parquet)",
+    )
+    parser.add_argument(
+        "--table",
+        metavar="URL",
+        help="where the table of format delta or iceberg is, as s3://bucket/path (default: in FOLDER); the first run decides it",
     )
     parser.add_argument(
         "--expiring-within-h",
@@ -126,6 +130,7 @@ def run(options: argparse.Namespace, spark: SparkSession | None = None) -> dict[
             options.folder,
             settings=settings,
             format=options.format,
+            table=options.table,
             expiring_within_h=options.expiring_within_h,
             all_sealed=options.all,
             skip_damage=options.skip_damage,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from cystore.columns.archiver import archive_store
 from cystore.columns.parquet import OF_LOG
 from cystore.services.retention.archive_mark import content_of
 from tests.support.process import Process
+from tests.support.s3 import BUCKET, SECRET, S3Server, object_store
 from tests.support.small_stores import LOG_BYTES, SETTINGS, open_small
 from tests.unit.columns.test_archiver import EXPIRED, archive_rows, check_folder, log_rows, put_some
 
@@ -120,7 +122,7 @@ def test_a_table_lies_in_a_folder_of_any_name_that_its_library_finds(tmp_path):
 PROGRAM = """
 import os, signal
 import cystore
-from cystore.columns import archive_delta, archive_iceberg, archiver
+from cystore.columns import archive_delta, archive_iceberg, archive_table, archiver
 seen = []
 def here(what):
     seen.append(what)
@@ -136,11 +138,12 @@ def around(owner, name, before, after):
     setattr(owner, name, wrapped)
 around(archive_delta.DeltaTable, "create_write_transaction", "before the commit", "after the commit")
 around(archive_iceberg.SqlCatalog, "commit_table", "before the commit", "after the commit")
+around(archive_table.Place, "publish", "to be copied", "copied")
 around(archive_delta.DeltaArchive, "_made", "before the table", "after the table")
 around(archive_iceberg.IcebergArchive, "_made", "before the table", "after the table")
 store = cystore.open(path, **settings)
 archiver.archive_store(
-    store, folder, format=format, all_sealed=True, step_bytes=1, report=lambda what, done, total: here(what)
+    store, folder, format=format, all_sealed=True, step_bytes=1, report=lambda what, done, total: here(what), **at_url
 )
 """
 PLACES = ("before the commit", "after the commit", "committed", "named")
@@ -153,7 +156,12 @@ MORE_PLACES = ("before the table", "after the table", "placed", "verified", "arc
     "place", [*PLACES, *(pytest.param(place, marks=pytest.mark.slow) for place in MORE_PLACES)]
 )
 def test_i7_killed_anywhere_a_table_lacks_nothing_and_has_nothing_twice(tmp_path, format, place):
-    given = {"path": str(tmp_path / "s"), "folder": str(tmp_path / "a"), "settings": {**SETTINGS, **EXPIRED}}
+    given = {
+        "path": str(tmp_path / "s"),
+        "folder": str(tmp_path / "a"),
+        "settings": {**SETTINGS, **EXPIRED},
+        "at_url": {},
+    }
     with open_small(tmp_path / "s", **EXPIRED) as store:
         put_some(store)
         with Process() as other, pytest.raises(EOFError):
@@ -181,7 +189,12 @@ def test_i7_killed_anywhere_a_table_lacks_nothing_and_has_nothing_twice(tmp_path
 @pytest.mark.parametrize("format", FORMATS)
 def test_i7_killed_again_and_again_at_any_place(tmp_path, format, seed):
     chosen = random.Random(seed)
-    given = {"path": str(tmp_path / "s"), "folder": str(tmp_path / "a"), "settings": {**SETTINGS, **EXPIRED}}
+    given = {
+        "path": str(tmp_path / "s"),
+        "folder": str(tmp_path / "a"),
+        "settings": {**SETTINGS, **EXPIRED},
+        "at_url": {},
+    }
     with open_small(tmp_path / "s", **EXPIRED) as store:
         everything = []
         for life in range(10):
@@ -193,10 +206,147 @@ def test_i7_killed_again_and_again_at_any_place(tmp_path, format, seed):
             ]
             with Process() as other, pytest.raises(EOFError):
                 other.do(PROGRAM, **given, format=format, place="any", nth=chosen.randrange(1, 25))
-            store.clean()
+            released = store.clean().min_physical_offset
+            if released:
+                assert max(commits(opened(tmp_path / "a"))) >= released, "nothing goes before its commit"
         done = archive_store(store, tmp_path / "a", format=format, all_sealed=True)
         found = by_arrow(opened(tmp_path / "a"))["physical_offset"].to_pylist()
         assert found == [at for at in everything if at < done.archived_up_to]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    with object_store() as started:
+        started.system.create_dir(BUCKET)
+        yield started
+
+
+def opened_at(server: S3Server, url: str, folder: Path) -> Any:
+    """The table at a URL as its own library has it, without anything of cystore."""
+    where = f"http://{server.endpoint}"
+    if (folder / "catalog.db").exists():
+        from pyiceberg.table import StaticTable
+
+        given = {
+            "endpoint": where,
+            "access-key-id": "AKIATEST",
+            "secret-access-key": SECRET,
+            "region": "us-east-1",
+        }
+        return StaticTable.from_metadata(url, {f"s3.{name}": value for name, value in given.items()})
+    from deltalake import DeltaTable
+
+    given = {
+        "ENDPOINT_URL": where,
+        "ACCESS_KEY_ID": "AKIATEST",
+        "SECRET_ACCESS_KEY": SECRET,
+        "REGION": "us-east-1",
+    }
+    options = {f"AWS_{name}": value for name, value in given.items()}
+    return DeltaTable(url, storage_options={**options, "AWS_ALLOW_HTTP": "true"})
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_table_in_an_object_store_is_the_log_column_for_column(tmp_path, server, format):
+    url = f"s3://{BUCKET}/every-column/{format}"
+    folder = tmp_path / "a"
+    with open_small(tmp_path / "s", **EXPIRED) as store:
+        put_some(store)
+        first = archive_store(
+            store,
+            folder,
+            format=format,
+            table=url,
+            storage=server.options,
+            all_sealed=True,
+            step_bytes=40_000,
+        )
+        assert first.commits == 2 and first.table.startswith(url)
+        expected = log_rows(store, first.archived_up_to)
+        assert by_arrow(opened_at(server, first.table, folder)).equals(expected)
+        assert store.clean().segments == first.segments
+        put_some(store, 200, 200)
+        second = archive_store(store, folder, storage=server.options, all_sealed=True)
+        assert second.commits == 1, "a later run need not name the table"
+        everything = pa.concat_tables([expected, log_rows(store, second.archived_up_to)])
+        table = opened_at(server, second.table, folder)
+        assert by_arrow(table).equals(everything)
+        assert commits(table) == [one.end for one in content_of(store.archived()).manifests]
+        assert archive_rows(store).equals(everything), "includeArchive reads the files in the folder"
+        assert not (folder / "data" / "_delta_log").exists() and not (folder / "data" / "metadata").exists()
+        kept = [*folder.rglob("*"), *(store.path / "config").rglob("*"), *store.path.glob("*.json")]
+        assert not [path for path in kept if path.is_file() and SECRET.encode() in path.read_bytes()]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("place", ["before the commit", "after the commit", "copied"])
+def test_i7_killed_a_table_in_an_object_store_lacks_nothing_and_has_nothing_twice(
+    tmp_path, server, format, place
+):
+    given = {
+        "path": str(tmp_path / "s"),
+        "folder": str(tmp_path / "a"),
+        "settings": {**SETTINGS, **EXPIRED},
+        "at_url": {"table": f"s3://{BUCKET}/{place.replace(' ', '-')}/{format}", "storage": server.options},
+    }
+    with open_small(tmp_path / "s", **EXPIRED) as store:
+        put_some(store)
+        with Process() as other, pytest.raises(EOFError):
+            other.do(PROGRAM, **given, format=format, place=place, nth=2)
+        known = store.archived().up_to
+        assert store.clean().min_physical_offset == known > 0
+        put_some(store, 80, 400)
+        expected = pa.concat_tables([archive_rows(store), log_rows(store)])["physical_offset"].to_pylist()
+        done = archive_store(store, tmp_path / "a", storage=server.options, all_sealed=True)
+        table = opened_at(server, done.table, tmp_path / "a")
+        found = by_arrow(table)["physical_offset"].to_pylist()
+        assert found == [at for at in expected if at < done.archived_up_to]
+        assert commits(table) == [one.end for one in content_of(store.archived()).manifests]
+
+
+def test_a_table_that_cannot_be_at_a_url_is_refused_before_anything_is_written(tmp_path, server):
+    with server.system.open_output_stream(f"{BUCKET}/used/table/file") as out:
+        out.write(b"precious")
+    used, free = f"s3://{BUCKET}/used/table", f"s3://{BUCKET}/free"
+    with open_small(tmp_path / "s", **EXPIRED) as store:
+        put_some(store)
+        for more, error, match in (
+            ({"format": "delta", "table": used}, cystore.StoreConfigError, "there are files in"),
+            ({"format": "iceberg", "table": used}, cystore.StoreConfigError, "there are files in"),
+            ({"table": free}, cystore.StoreConfigError, "only format delta and iceberg"),
+            (
+                {"format": "delta", "table": "/folder"},
+                cystore.StoreConfigError,
+                "must be like s3://bucket/path",
+            ),
+            (
+                {"format": "delta", "table": "gs://b/p"},
+                cystore.StoreConfigError,
+                "must be like s3://bucket/path",
+            ),
+            (
+                {"format": "iceberg", "table": "s3://missing/p"},
+                cystore.StoreFormatError,
+                "there is no bucket",
+            ),
+        ):
+            with pytest.raises(error, match=match) as refused:
+                archive_store(store, tmp_path / "a", storage=server.options, all_sealed=True, **more)
+            assert SECRET not in str(refused.value)
+            assert store.archived() is None, more
+            assert not list(tmp_path.glob("a/*")), more
+        with pytest.raises(cystore.StoreConfigError, match="storage option nope"):
+            archive_store(store, tmp_path / "a", format="delta", table=free, storage={"nope": "1"})
+        with pytest.raises(cystore.StoreConfigError, match="option table"):
+            archive_store(store, free, format="delta")
+        archive_store(
+            store, tmp_path / "a", format="delta", table=free, storage=server.options, all_sealed=True
+        )
+        with pytest.raises(cystore.StoreConfigError, match="has its table in s3://bucket/free, not in"):
+            archive_store(store, tmp_path / "a", table=f"{free}er", storage=server.options)
+        assert store.archive_mark.end()
+        archive_store(store, tmp_path / "a", storage=server.options, restore=True)
+        assert store.archived().table == free, "the manifests name the table"
 
 
 @pytest.mark.parametrize("format", FORMATS)

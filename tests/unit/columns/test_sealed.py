@@ -371,7 +371,12 @@ def test_bad_urls_are_refused_and_keep_their_secrets(url, options, message):
     ("url", "options", "message"),
     [
         ("nope://bucket/store", {}, "scheme nope "),
-        ("s3://bucket/store", {"no_such": "hush-hush"}, "does not accept one of the options fs.no_such"),
+        ("s3://bucket/store", {"no_such": "hush-hush"}, "does not accept the options fs.no_such"),
+        (
+            "s3://bucket/store",
+            {"secret_key": "hush-hush"},
+            "does not accept the options fs.secret_key: .*access_key",
+        ),
         ("s3://bucket/store", {"connect_timeout": "soon"}, "must be a number of seconds, not 'soon'"),
     ],
 )
