@@ -98,8 +98,8 @@ def tracebacks(runs: DataFrame, top: int = 20) -> DataFrame:
 
 
 def workflows(runs: DataFrame, top: int = 20) -> DataFrame:
-    """Root tasks with what they set off: `name` of the root, `begin`, `seconds` until the last of its tasks ended, `tasks`, `failed`; the
-    longest first."""
+    """A row for each root task and all its descendants: `name` of the root, `begin`, `seconds` until the last of them ended, `tasks`,
+    `failed`. The longest come first."""
     begin = F.min(F.least("sent", "received", "started", "ended"))
     last = F.max(F.when(F.col("outcome") != RETRIED, F.col("ended")))
     return (
@@ -120,9 +120,10 @@ def workflows(runs: DataFrame, top: int = 20) -> DataFrame:
 
 
 def live(events: DataFrame, window: str = "1 minute", watermark: str = "10 minutes") -> DataFrame:
-    """The numbers of runs by `name` and `window`, of a stream of events: a window is told once events are so much later than its end.
+    """The numbers of runs by `name` and window, from a stream of events. A window gets its row when an event arrives that is later
+    than the window's end by `watermark`.
 
-    Waits are left out: they need two events of a task, which may be hours apart.
+    There are no waits: a wait needs two events of a task, which may be hours apart.
     """
     return (
         events.where(F.col("name").isNotNull() & (ended() | (F.col("event") == RETRIED)))

@@ -33,8 +33,8 @@ def check_out(out: Path | str, stores: str | Sequence[str], *, overwrite: bool) 
 
 @contextmanager
 def replaced(folder: Path) -> Iterator[Path]:
-    """A folder to write a report into, which takes its place at the end. After an error nothing has changed. A kill between the two
-    renames leaves the old report beside, under a name that ends in `.old`."""
+    """Yields a folder to write a report into. At the end it is renamed to `folder`. After an error nothing has changed. A kill between
+    the two renames leaves the old report under a name that ends in `.old`."""
     making = folder.with_name(f".{folder.name}.{os.getpid()}")
     old = folder.with_name(f".{folder.name}.old")
     try:

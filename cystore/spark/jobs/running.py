@@ -167,7 +167,7 @@ def settings_of(path: str | Path, settings: dict[str, Any], **fixed: Any) -> tup
 
 
 def range_bytes_for(spark: SparkSession, log_bytes: int, wanted: int | None) -> int:
-    """How much log one task gets: enough tasks for all cores, none so small that it is not worth starting."""
+    """Bytes of log for one task: small enough to keep all cores busy, large enough to be worth a task."""
     if wanted is not None:
         if wanted < 1:
             raise errors.StoreConfigError(f"range_bytes must be at least 1, not {wanted}")
@@ -183,7 +183,7 @@ def run_parts(
     work: Callable[[Part], Found],
     report: Report | None = None,
 ) -> list[Found]:
-    """`work` of each part, one task for each, in their order. Raises the StoreError that one of them raised."""
+    """Runs `work` on each part, in one task for each. Returns the results in the order of the parts. Raises the first StoreError."""
     if not parts:
         return []
 
@@ -203,7 +203,7 @@ def is_connect(spark: SparkSession) -> bool:
 
 
 def sound(found: Iterable[Found | Failed]) -> list[Found]:
-    """The findings; raises the error that is among them."""
+    """Returns the findings. Raises the first error among them."""
     kept = []
     for one in found:
         if isinstance(one, Failed):
@@ -214,7 +214,7 @@ def sound(found: Iterable[Found | Failed]) -> list[Found]:
 
 @contextmanager
 def told(spark: SparkSession, what: str, report: Report | None) -> Iterator[None]:
-    """Reports how many of the tasks are done that Spark runs meanwhile for this thread. Through Spark Connect nothing is reported."""
+    """Reports the progress of the Spark tasks that this thread starts in the block. Through Spark Connect nothing is reported."""
     if report is None or is_connect(spark):
         yield
         return

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 # A line of a traceback, also of one in a group of exceptions, which stands behind bars.
 _FRAME = r'^[\s|+-]*File "(?P<file>.*)", line (?P<line>[0-9]+)(?:, in (?P<function>.*))?$'
 _NAME = r"^\W?(?P<name>[A-Za-z_][\w.]*)"  # `shop.Refused('x')`, `<HTTPError 404: 'x'>`, `<shop.Refused object at 0x7f>`
-# In this order: random names of temporary files, UUIDs, hexadecimal numbers, other numbers, what several of them are joined to.
+# In this order: random names of temporary files, UUIDs, hexadecimal numbers, other numbers, words that hold several of these.
 _MASKS = (
     (r"\btmp[a-z0-9_]{8}\b", "#"),
     (r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b", "#"),
@@ -26,12 +26,12 @@ _MASKS = (
     (r"[0-9A-Za-z]*#[0-9A-Za-z]*(?:#[0-9A-Za-z]*)+", "#"),
 )
 CUT = " ... "  # where the lifecycle log left out the middle of a long traceback
-CUT_FRAMES = 5  # of such a one the last frames count: which ones stand around the cut depends on the length of the message
+CUT_FRAMES = 5  # of such a traceback only the last frames count: the length of the message decides which frames the cut leaves
 HEX_DIGITS = 16
 
 
 def classes(exceptions: pa.Array, outcomes: pa.Array) -> pa.Array:
-    """The class of each exception by its repr; where that does not begin with a name, or is not known, the outcome of the attempt."""
+    """The class of each exception, from its repr. If the repr is unknown or begins with no name, the outcome of the attempt."""
     names = pc.struct_field(pc.extract_regex(exceptions, _NAME), "name")
     return pc.coalesce(names, outcomes)
 

@@ -32,7 +32,7 @@ from cystore.store import MessageStore
 from cystore.store import open as open_store
 
 PARTITIONS_MAX = 10_000
-# Where only numbers and times are wanted, the rows of 128 MiB are read and handed over in the time that a task takes to begin and end.
+# Numbers and times alone are so fast to read that 128 MiB of them take no longer than the start and end of a task.
 NUMBERS_PIECE_BYTES = 4 * PIECE_BYTES
 CORES_SHARE = 4  # a task for each core has a quarter of that at least
 KEY_LOOKUPS_MAX = 256  # of keys times topics; beyond that a scan is asked for
@@ -165,8 +165,8 @@ def share_bytes(worth: int, total_bytes: int, options: ReadOptions) -> int:
 def piece_bytes(
     total_bytes: int, min_partitions: int | None, worth: int | None = None, stores: int = 1
 ) -> int:
-    """How large a partition should be: large enough to be worth its task, small enough for as many as are asked for. `total_bytes` are
-    those of one of so many `stores`."""
+    """The size of a partition: large enough to be worth a task, small enough for the number of partitions that was asked for.
+    `total_bytes` is the size of one store; there are so many `stores`."""
     size = max(worth or PIECE_BYTES, total_bytes * stores // PARTITIONS_MAX)
     return size if min_partitions is None else max(1, min(size, total_bytes // min_partitions))
 
@@ -187,7 +187,7 @@ def partitions_of(
     )
     if at_most:
         packs = packed(pieces, size, at_most=True)
-    else:  # alike, for the last task to end decides; one that is by a record's length or so too small is large enough
+    else:  # of equal sizes, because the last task to end decides; a size that is short by one record is large enough
         packs = packed_evenly(pieces, max(1, total * 10 // (size * 9)))
     return [LogPartition(runs_of(pack), rows) for pack in packs]
 
@@ -228,7 +228,8 @@ def together(partitions: Iterable[LogPartition], worth: int) -> Iterator[LogPart
 def by_key(
     store: MessageStore, snapshot: LogSnapshot, rows: RowFilter, options: ReadOptions, begin: int
 ) -> list[LogRange] | None:
-    """The records from `begin` on that the index holds for the wanted keys, and what it does not hold yet; None where a scan is better."""
+    """The records from `begin` on that the index finds for the wanted keys, and the log that the index does not cover yet. None if a
+    scan is better."""
     topics = sorted({topic for topic, queue_id in selected(options, snapshot)})
     topics = [topic for topic in topics if not rows.topics or topic in rows.topics]
     if len(topics) * len(rows.keys) > KEY_LOOKUPS_MAX or not rows.in_queue:
