@@ -43,7 +43,8 @@ cdef extern from "Python.h":
 
 cdef enum:
     SPARE_WINDOWS = 8
-    PLACES = 64             # queues whose file is at hand
+    PLACES = 64             # files of consume queues that are at hand
+    FILE_ENTRIES = 300000   # until the first file says how many it holds: RocketMQ's default
     FILTERED_ENTRIES = 800  # as in reader.py
     NEED_FILE = 64          # beside SelectStatus: the queue's file is not at hand
     NOT_HERE = 65           # for the general way
@@ -52,7 +53,7 @@ cdef object FOUND = GetStatus.FOUND
 cdef object REMOVING = GetStatus.MESSAGE_WAS_REMOVING
 cdef object NO_MATCH = GetStatus.NO_MATCHED_MESSAGE
 
-# The file of a queue that was read last.
+# A file of a queue that was read before.
 cdef struct queue_place:
     uint32_t queue          # slot + 1; 0: none
     uint32_t removals       # of the queue's files, when this one was looked for
@@ -126,6 +127,7 @@ cdef class QueueReader:
     cdef list windows
     cdef list files                 # of `places`: holding them keeps the addresses valid
     cdef queue_place[PLACES] places
+    cdef int64_t file_entries       # all queue files of a store have the same length
     cdef int64_t manifest_seq       # the spare windows know the damage of this manifest
     cdef public int64_t cleaned_below  # the log's minimum when what was cleaned was let go
     cdef readonly long long found, missed, messages
@@ -136,6 +138,7 @@ cdef class QueueReader:
         self.file_of, self.new_window, self.general, self.general_read = file_of, new_window, general, general_read
         self.files = [None] * PLACES
         self.manifest_seq = -1
+        self.file_entries = FILE_ENTRIES
 
     def forget_files(self):
         """Lets go of the consume queue files at hand."""
@@ -157,20 +160,26 @@ cdef class QueueReader:
             self.windows.append(window)
         return 0
 
+    cdef uint32_t place_of(self, uint32_t slot, int64_t offset) noexcept:
+        """Where a file of a queue is kept: reads all over a large queue find each of its files at hand."""
+        return (slot + <uint32_t>(offset // self.file_entries)) & (PLACES - 1)
+
     cdef MappedFile file_at(self, get_call* c, uint32_t slot):
         """Looks for the file that holds the offset; None where there is none."""
         cdef uint32_t removals = load_u32(&c.entry.removals)
         cdef MappedFile file = self.file_of(slot, c.offset)
-        cdef queue_place* place = &self.places[slot & (PLACES - 1)]
+        cdef queue_place* place
         if file is None:
             return None
+        self.file_entries = max(file.length // <Py_ssize_t>QUEUE_ENTRY_BYTES, 1)
+        place = &self.places[self.place_of(slot, c.offset)]
         c.place.queue = slot + 1
         c.place.removals = removals
         c.place.base = file.base
         c.place.end = file.base + file.length
         c.place.address = file.address
         place[0] = c.place
-        self.files[slot & (PLACES - 1)] = file
+        self.files[self.place_of(slot, c.offset)] = file
         return file
 
     cdef GetResult get(self, const uint8_t* topic, int topic_len, int32_t queue_id, int64_t offset, int32_t max_count, bint raw):
@@ -180,7 +189,7 @@ cdef class QueueReader:
         cdef LogWindow window
         cdef MappedFile file
         cdef GetResult result
-        cdef uint32_t slot
+        cdef uint32_t slot, at
         cdef int64_t seq
         cdef int status
         if block == NULL or not control_intact(block):
@@ -195,10 +204,11 @@ cdef class QueueReader:
         if c.log_minimum != self.cleaned_below:
             return None
         slot = <uint32_t>(c.entry - control_slot(block, 0))
-        c.place = self.places[slot & (PLACES - 1)]
+        at = self.place_of(slot, offset)
+        c.place = self.places[at]
         file = None
         if c.place.queue == slot + 1:
-            file = <MappedFile>self.files[slot & (PLACES - 1)]
+            file = <MappedFile>self.files[at]
         else:
             c.place.address = NULL
         c.select.first = offset
@@ -240,7 +250,7 @@ cdef class QueueReader:
         if status == NOT_HERE:
             return None
         if status == SELECT_DAMAGED and c.select.found == 0:
-            self.places[slot & (PLACES - 1)].queue = 0
+            self.places[at].queue = 0
             return None
         result = get_result(FOUND, None, offset + c.select.at, c.minimum, c.dispatched)
         result.behind = c.dispatched < c.following
