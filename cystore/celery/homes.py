@@ -46,6 +46,7 @@ SENT_MS = "sent_ms"  # of a record that came through the broker: its time by the
 LOCKS = 256
 FOREIGN_KEPT = 100_000
 RETRY_AT_MOST_S = 60
+FAILURES = "failures"  # the key that each stored failure wakes, beside its task's
 HUB_WAITS_MS = 10  # for the append lock; after that only the greenlet does
 
 _at: ContextVar[str | None] = ContextVar("cystore_home", default=None)
@@ -294,6 +295,8 @@ def _wake(store: MessageStore, fields: Sequence[dict[str, Any]]) -> None:
         if one["topic"] == records.RESULTS:
             for key in one["keys"]:
                 store.wake_key(key)
+            if one["tags"] in states.PROPAGATE_STATES:
+                store.wake_key(FAILURES)
 
 
 @shared_task(

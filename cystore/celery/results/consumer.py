@@ -1,8 +1,9 @@
 """The wake-up of `.get()`: a process that stores a state of a task wakes the waiters for its id, and they look.
 
 A thread that waits for one id sleeps on a futex word that the id shares with few others (`MessageStore.wait_key`):
-appends for other ids do not wake it. A thread that waits for several ids, or for one whose parents may fail, sleeps
-until the log grows.
+appends for other ids do not wake it. A thread that waits for several ids sleeps until the log grows, and if these are
+many, a moment longer: it takes a batch of results with one look. If the result has parents, their failure ends its
+wait, too: a stored failure changes a number of the store (`homes.FAILURES`), at which the thread looks now and then.
 
 One position marks the end of the delivered part. Everything below it was compared with every awaited id, either record
 by record or, for a new id, by a query that sees everything below the position. A thread waits from the position, or the
@@ -21,10 +22,10 @@ from celery import states
 from celery.backends.asynchronous import BaseResultConsumer
 from celery.exceptions import TimeoutError as ResultTimeoutError
 
-from cystore import Message, OffsetError
+from cystore import Message, MessageStore, OffsetError
 from cystore.celery.base import greenlets
 from cystore.celery.base.records import RESULTS, id_of, is_tombstone, key_of
-from cystore.celery.homes import ids_of
+from cystore.celery.homes import FAILURES, ids_of
 from cystore.celery.versions import waiting_on
 from cystore.clock import monotonic_s
 
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 
 NOWHERE = -1
 BYTES_PER_QUERY = 1024  # of log: reading this many costs about as much as a query by key
+GATHER_IDS = 10  # a waiter for more ids than this gathers
+GATHER_EACH_S = 0.000_1
+GATHER_MOST_S = 0.005
+FAILURE_LOOK_S = 0.05
 INTERVAL_S = 1.0  # between two calls of `on_interval`, as Celery's drainer has it where nothing comes
 
 
@@ -44,6 +49,8 @@ class _LastLook(threading.local):
     failures = 0
     key: str | None = None  # of the only id that this thread waits for
     woken = 0  # the store's number for that key before the last look
+    has_parents = False  # whose failure ends the wait
+    failed = 0  # the store's number of failures before the last look
 
 
 class ResultConsumer(BaseResultConsumer):
@@ -91,16 +98,16 @@ class ResultConsumer(BaseResultConsumer):
         """Before the first wait: delivers existing results, whatever the timeout."""
         seen = self._seen
         seen.failures, seen.key = self._failures, self._only_key(result)
+        seen.has_parents = getattr(result, "parent", None) is not None
         if seen.key is not None:
             seen.woken = self.backend.store.key_seen(seen.key)
+            seen.failed = self.backend.store.key_seen(FAILURES)
         self._deliver()
 
     @staticmethod
     def _only_key(result: Any) -> str | None:
-        """The key of a result that no other task's failure ends the wait for."""
-        if getattr(result, "results", None) is not None or getattr(result, "parent", None) is not None:
-            return None
-        return key_of(result.id)
+        """The key of a wait for one id."""
+        return None if getattr(result, "results", None) is not None else key_of(result.id)
 
     def _wait_for_pending(
         self,
@@ -121,14 +128,19 @@ class ResultConsumer(BaseResultConsumer):
                 self._listeners[task_id] = on_message
                 self._new[task_id] = None  # its older states are wanted, too
         seen = self._seen
-        before = seen.key, seen.woken  # of a wait of this thread whose callback waits
+        before = (
+            seen.key,
+            seen.woken,
+            seen.has_parents,
+            seen.failed,
+        )  # of a wait of this thread whose callback waits
         try:
             self.on_wait_for_pending(result, timeout=timeout, **kwargs)
             yield from self.drain_events_until(result.on_ready, timeout=timeout, on_interval=on_interval)
         except TimeoutError as error:
             raise ResultTimeoutError("The operation timed out.") from error
         finally:
-            seen.key, seen.woken = before
+            seen.key, seen.woken, seen.has_parents, seen.failed = before
             for task_id in listens:
                 self._listeners.pop(task_id, None)
                 self._told.pop(task_id, None)
@@ -160,15 +172,17 @@ class ResultConsumer(BaseResultConsumer):
             return iter(())
         if timeout is not None and timeout <= 0:  # Celery before 5.7 would wait for ever
             raise TimeoutError
-        seldom = on_interval and self._seldom(on_interval)
+        seldom = on_interval and self._seldom(p, on_interval)
         drained: Iterator[None] = super().drain_events_until(p, timeout=timeout, on_interval=seldom)
         return drained
 
-    def _seldom(self, on_interval: Callable[[], Any]) -> Callable[[], None]:
+    def _seldom(self, p: Any, on_interval: Callable[[], Any]) -> Callable[[], None]:
         known, due = self._seen.failures, monotonic_s() + INTERVAL_S
 
         def call() -> None:
             nonlocal known, due
+            if p.ready:  # no parent can change that
+                return
             now = monotonic_s()
             if self._failures != known or now >= due:
                 known, due = self._failures, now + INTERVAL_S
@@ -186,13 +200,35 @@ class ResultConsumer(BaseResultConsumer):
         if seen.key is None:
             if not greenlets.off_the_hub(store.wait_log, seen.position, timeout):
                 raise TimeoutError
-        elif not greenlets.off_the_hub(store.wait_key, seen.key, seen.woken, timeout):
+            if (
+                len(self._awaited) > GATHER_IDS
+            ):  # each look interrupts the workers, and reads what others wrote
+                gather_s = min(GATHER_EACH_S * len(self._awaited), GATHER_MOST_S)
+                time.sleep(gather_s if timeout is None else min(gather_s, timeout))
+        elif not self._sleep(store, timeout):
             # The appending process was killed before it woke anybody, or is another program.
             if store.wrote_position <= seen.position:
                 raise TimeoutError
         else:
-            seen.woken = store.key_seen(seen.key)
+            seen.woken, seen.failed = store.key_seen(seen.key), store.key_seen(FAILURES)
         self._deliver()
+
+    def _sleep(self, store: MessageStore, timeout: float | None) -> bool:
+        """Sleeps until the id is woken, or a task failed that may be a parent: True; False after the timeout."""
+        seen = self._seen
+        assert seen.key is not None
+        if not seen.has_parents:
+            return greenlets.off_the_hub(store.wait_key, seen.key, seen.woken, timeout)
+        until = None if timeout is None else monotonic_s() + timeout
+        while True:
+            left_s = FAILURE_LOOK_S if until is None else min(FAILURE_LOOK_S, until - monotonic_s())
+            if greenlets.off_the_hub(store.wait_key, seen.key, seen.woken, max(left_s, 0.0)):
+                return True
+            if store.key_seen(FAILURES) != seen.failed:
+                self._failures += 1
+                return True
+            if left_s <= 0:
+                return False
 
     def hand_over(
         self, meta: dict[str, Any], on_message: Callable[[dict[str, Any]], Any] | None = None

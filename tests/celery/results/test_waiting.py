@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 from celery import states
@@ -77,6 +78,26 @@ class Waiter(threading.Thread):
         self.join(HANGS_AFTER_S)
         assert not self.is_alive(), "a wake-up was lost"
         return self.answer
+
+
+class Sleeps:
+    """The sleeps of a backend's waiters."""
+
+    def __init__(self) -> None:
+        self.begun, self.count = threading.Event(), 0
+
+
+def counted_sleeps(backend: CystoreBackend) -> Sleeps:
+    """Counts the sleeps from now on."""
+    sleeps, drain = Sleeps(), backend.result_consumer.drain_events
+
+    def counted(timeout: float | None = None) -> None:
+        sleeps.count += 1
+        sleeps.begun.set()
+        drain(timeout)
+
+    backend.result_consumer.drain_events = counted
+    return sleeps
 
 
 def test_get_is_woken_by_another_process(backend, url):
@@ -288,40 +309,57 @@ def test_a_celery_that_looks_for_waiters_in_another_way(backend, url, monkeypatc
         assert waiting.finish() == "a"
 
 
-def test_a_parent_that_fails_ends_the_wait_at_once(backend, url):
+def test_a_parent_that_fails_ends_the_wait(backend, url, monkeypatch):
     """Nobody waits for the parent itself, and what waits for it never runs."""
+    monkeypatch.setattr(consumer, "INTERVAL_S", NEVER_S)  # the failure itself is noticed, not the time
     result = AsyncResult("child", app=backend.app)
     result.parent = AsyncResult("parent", app=backend.app)
-    drained = backend.result_consumer
-    # With so many awaited the log is read record by record.
     more = backend.add_pending_results([AsyncResult(f"{n}", app=backend.app) for n in range(50)])
+    sleeps = counted_sleeps(backend)
     with writer_of(url) as writer:
         waiting = Waiter(lambda: result.get(timeout=NEVER_S))
-        for number in range(2):  # the first one may come before the wait begins
-            other = AsyncResult(f"of others {number}", app=backend.app)
-            write(writer, other.id)
-            wait_until(other.exists, "it is stored")
-            wait_until(lambda: drained._position == backend.store.wrote_position, "the waiter has seen that")
+        wait_until(sleeps.begun.is_set, "it sleeps")
+        write(writer, "of others")
         write(writer, "parent", states.FAILURE)
         assert isinstance(waiting.finish(), ValueError)
     assert not any(one.ready() for one in more)
 
 
-def test_parents_are_not_asked_after_each_append(backend):
-    """Fifty of them, as those of a chord's body: each append would cost fifty queries."""
+def test_a_wait_with_parents_sleeps_through_appends_for_others(backend, url):
+    """Fifty parents, as those of a chord's body: each look after an append would cost fifty queries."""
     parts = [AsyncResult(f"part {number}", app=backend.app) for number in range(50)]
     result = AsyncResult("body", app=backend.app)
     result.parent = ResultSet(backend.add_pending_results(parts), app=backend.app)
     result.parent.parent = None
+    sleeps = counted_sleeps(backend)
     waiting = Waiter(lambda: result.get(timeout=NEVER_S))
-    store, drained = backend.store, backend.result_consumer
+    wait_until(sleeps.begun.is_set, "it sleeps")
+    asked, store = backend.store.stats()["queries"], backend.store
     for number in range(50):
-        backend.store_result(f"of others {number}", 1, states.SUCCESS)
-        wait_until(lambda: drained._position == store.wrote_position, "the waiter has seen that")
+        store.put("noise", b"x")
+        store.wake_key(f"of others {number}")
+        backend.store_result(f"part {number}", 1, states.SUCCESS)
     backend.store_result("body", "done", states.SUCCESS)
     assert waiting.finish() == "done"
-    # When `get` begins, when all awaited ids are looked up, and once after that; and whether its home is another one.
-    assert store.stats()["queries"] <= 6 * 50
+    assert sleeps.count < 10  # some keys share a word with this one's
+    assert store.stats()["queries"] - asked <= 2 * 52 * sleeps.count
+
+
+@pytest.mark.parametrize(("count", "gathers"), [(5, False), (50, True)])
+def test_a_wait_for_many_takes_results_in_batches(backend, url, monkeypatch, count, gathers):
+    """Seen: a group of a thousand looked after each append of its workers."""
+    naps: list[float] = []
+    monkeypatch.setattr(consumer, "time", SimpleNamespace(sleep=naps.append))
+    results = [AsyncResult(f"{number}", app=backend.app) for number in range(count)]
+    sleeps = counted_sleeps(backend)
+    waiting = Waiter(lambda: ResultSet(results, app=backend.app).join_native(timeout=NEVER_S))
+    wait_until(sleeps.begun.is_set, "it sleeps")
+    with writer_of(url) as writer:
+        for number in range(count):
+            write(writer, f"{number}")
+        assert waiting.finish() == [f"{number}" for number in range(count)]
+    assert bool(naps) == gathers
+    assert all(0 < nap_s <= consumer.GATHER_MOST_S for nap_s in naps)
 
 
 def test_a_result_nobody_waits_for_any_more(backend):
@@ -336,19 +374,11 @@ def test_a_result_nobody_waits_for_any_more(backend):
 def test_appends_for_other_ids_wake_nobody(make_backend):
     """Seen: each append woke every waiter; twenty of them took more of the CPU than the tasks."""
     backend = make_backend()
-    looks, waits = [], threading.Event()
-    drain = backend.result_consumer.drain_events
-
-    def counted(timeout: float | None = None) -> None:
-        waits.set()
-        looks.append(timeout)
-        drain(timeout)
-
-    backend.result_consumer.drain_events = counted
+    sleeps = counted_sleeps(backend)
     waiter = Waiter(lambda: backend.app.AsyncResult("mine").get(timeout=HANGS_AFTER_S))
-    assert waits.wait(HANGS_AFTER_S)
+    wait_until(sleeps.begun.is_set, "it sleeps")
     for number in range(3000):
         backend.store_result(f"other-{number}", number, states.SUCCESS)
     backend.store_result("mine", "done", states.SUCCESS)
     assert waiter.finish() == "done"
-    assert len(looks) < 300
+    assert sleeps.count < 300
