@@ -32,7 +32,7 @@ from cystore import (
 from cystore.celery import homes
 from cystore.celery.base import event_loop, greenlets, records
 from cystore.celery.base.store_watch import back_to_the_broker
-from cystore.celery.chords.chord_steps import Chords
+from cystore.celery.chords.chord_steps import Chords, is_part
 from cystore.celery.lifecycle import recorder
 from cystore.celery.lifecycle.redaction import Redaction
 from cystore.celery.results import memory
@@ -40,7 +40,7 @@ from cystore.celery.results.consumer import ResultConsumer
 from cystore.celery.results.encoding import encode_meta
 from cystore.celery.results.expiry import Expiry
 from cystore.celery.routing.elsewhere import Elsewhere, reader_of
-from cystore.celery.stores import DEFAULTS, Location, open_shared, open_to_read, opened_at, release, shown
+from cystore.celery.stores import DEFAULTS, Location, open_shared, open_to_read, release, shown
 from cystore.celery.versions import decompress_payload
 
 # Nothing was appended, and time or an operator may mend it.
@@ -87,6 +87,8 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         if starts and self.location.path and self.location.path not in _checked:
             self._refuse_to_start()
             _checked.add(self.location.path)
+        self._opened: weakref.ref[MessageStore] | None = None  # the store that this backend found last
+        self._limit_bytes = 0  # of a record in it
         self.result_consumer = ResultConsumer(
             self, self.app, self.accept, self._pending_results, self._pending_messages
         )
@@ -110,18 +112,25 @@ class CystoreBackend(AsyncBackendMixin, Backend):
     @property
     def store(self) -> MessageStore:
         """The open store; for reading only where this user may not write. Raises `homes.ResultsElsewhereError` where this host has none."""
-        if not self.location.path:
-            raise homes.no_store(self)
-        return open_to_read(self.location, self.app)
+        found = None if self._opened is None else self._opened()
+        if found is None or found.closed:
+            if not self.location.path:
+                raise homes.no_store(self)
+            found = open_to_read(self.location, self.app)
+            self._limit_bytes = _largest_bytes(found.config)
+            self._opened = weakref.ref(found)
+        return found
 
     @property
     def store_to_write(self) -> MessageStore:
         """The open store. Raises StorePermissionError where this user may only read it."""
-        return open_shared(self.location, self.app)
+        found = self.store
+        return open_shared(self.location, self.app) if found.config.read_only else found
 
     def close(self) -> None:
         """Gives the app's store back. The process closes the store when no other app or caller uses it. A later call
         opens it again."""
+        self._opened = None
         if self.location.path:
             recorder.release(self.app)
             release(self.location, self.app)
@@ -153,7 +162,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
             meta["args"], meta["kwargs"] = self._kept.values(name or "", meta["args"], meta["kwargs"])
         part = self.chords.part_with(task_id, request, state, result)
         body = encode_meta(
-            meta, self.encode, self.prepare_exception, name=name, limit_bytes=self._largest_bytes()
+            meta, self.encode, self.prepare_exception, name=name, limit_bytes=self._record_limit_bytes()
         )
         also = getattr(request, "cystore_once_key", None) if state == states.SUCCESS else None
         self._append(
@@ -161,12 +170,12 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         )
         return result
 
-    def _largest_bytes(self) -> int:
-        """The most bytes of a record: the setting, and the room of a segment. Without a store on this host, the default
-        of the setting."""
-        config = self.store.config if self.location.path else StoreConfig.from_mapping(DEFAULTS)
-        segment_bytes = config.mapped_file_size_commit_log_bytes
-        return min(config.max_message_size_bytes, max(segment_bytes - RECORD_ROOM, segment_bytes // 2))
+    def _record_limit_bytes(self) -> int:
+        """The most bytes of a record. Without a store on this host, that of a store with the default settings."""
+        if not self.location.path:
+            return _largest_bytes(StoreConfig.from_mapping(DEFAULTS))
+        _ = self.store  # finds the limit when it opens
+        return self._limit_bytes
 
     def _forget(self, task_id: str) -> None:
         home = self.elsewhere.home_of(task_id)
@@ -221,9 +230,8 @@ class CystoreBackend(AsyncBackendMixin, Backend):
             else:
                 homes.put(self, home, [part, record], flush="sync")
                 self.chords.stored()
-        store = opened_at(self.location.path)
-        if store is not None:
-            memory.look(store, len(body))
+        if self.location.path:
+            memory.look(self.store, len(body))
 
     # ------------------------------------------------------------------------------- chords, and other homes
 
@@ -246,6 +254,9 @@ class CystoreBackend(AsyncBackendMixin, Backend):
 
     def mark_as_done(self, task_id: str, result: Any, request: Any = None, *args: Any, **kwargs: Any) -> None:
         """A task succeeded."""
+        if not is_part(request):
+            super().mark_as_done(task_id, result, request, *args, **kwargs)
+            return
         with self.chords.ending(request):
             super().mark_as_done(task_id, result, request, *args, **kwargs)
 
@@ -408,6 +419,12 @@ class CystoreBackend(AsyncBackendMixin, Backend):
             pending.clear()
         self.result_consumer._after_fork()
         self.elsewhere.after_fork()
+
+
+def _largest_bytes(config: StoreConfig) -> int:
+    """The most bytes of a record: the setting, and the room of a segment."""
+    segment_bytes = config.mapped_file_size_commit_log_bytes
+    return min(config.max_message_size_bytes, max(segment_bytes - RECORD_ROOM, segment_bytes // 2))
 
 
 def _forked() -> None:

@@ -163,7 +163,7 @@ class Chords:
     @contextmanager
     def ending(self, request: Any) -> Iterator[None]:
         """While a task is marked as ended: its result takes its part with it, in one append."""
-        token = _ending.set(_Ending(request) if _is_part(request) else None)
+        token = _ending.set(_Ending(request) if is_part(request) else None)
         try:
             yield
         finally:
@@ -184,7 +184,7 @@ class Chords:
 
     def returned(self, request: Any, state: str, result: Any) -> None:
         """A header task ended, its result is stored (`Backend.on_chord_part_return`). `result` as Celery gives it."""
-        if not _is_part(request):
+        if not is_part(request):
             return
         backend, ending = self._backend, _ending.get()
         home = homes.home_of(backend, request)
@@ -373,7 +373,8 @@ def _error(what: str, cause: Exception) -> ChordError:
     return error
 
 
-def _is_part(request: Any) -> bool:
+def is_part(request: Any) -> bool:
+    """Whether the end of this task is a part of a chord."""
     return bool(request and request.chord and request.group and request.id)
 
 

@@ -86,7 +86,7 @@ class Lifecycle:
         store = self._store
         if store is None or store.closed:
             store = self._store = open_shared(self.location, self._app())
-        if details.get("home") == known_id_of(store):
+        if details.get("home") is not None and details["home"] == known_id_of(store):
             del details["home"]
         queue_id, properties = self._places.get(name) or self._place(name)
         body = events.body_of(details)

@@ -14,11 +14,11 @@ from cystore import MessageStore
 from cystore.system import files
 
 GROWTH_BYTES = 32 << 20
-LOOKS = 16  # calls between two looks; a look takes some 60 us
-LARGE_BYTES = 1 << 20  # a record of that size is a reason to look
+LOOKS = 64  # calls between two looks; a look takes some 60 us
+LARGE_BYTES = 1 << 20  # records of that size, one or together, are a reason to look
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
-_calls = 0
+_calls = _unseen_bytes = 0
 _before_bytes = -1  # the process's file pages at the last release
 
 
@@ -29,10 +29,12 @@ def shared_bytes() -> int:
 
 def look(store: MessageStore, record_bytes: int = 0) -> None:
     """After a record was written or read: lets the store's pages go if there are many."""
-    global _calls, _before_bytes
+    global _calls, _unseen_bytes, _before_bytes
     _calls += 1
-    if _calls % LOOKS and record_bytes < LARGE_BYTES:
+    _unseen_bytes += record_bytes
+    if _calls % LOOKS and _unseen_bytes < LARGE_BYTES:
         return
+    _unseen_bytes = 0
     now_bytes = shared_bytes()
     if _before_bytes < 0:
         _before_bytes = now_bytes
