@@ -25,8 +25,8 @@ from cystore.clock import now_ms
 from cystore.services.duty_table import DUTIES, DutyRun, Outcome
 from cystore.services.scrub_progress import read_progress
 
-HEARTBEAT_S = 10.0
-LIVE_S = 20.0  # without a heartbeat for this time a store counts as gone, and gets no ticks
+HEARTBEAT_S = 20.0  # each costs four commands
+LIVE_S = 45.0  # without a heartbeat for this time a store counts as gone, and gets no ticks
 REMEMBERED_S = 24 * 3600.0  # for this time it is shown as gone
 TICKS_LIVE_S = 3600.0
 

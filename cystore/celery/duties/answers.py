@@ -44,8 +44,9 @@ log = logging.getLogger("cystore.celery")
 
 LOCK = "readService.lock"
 SPARE_MS = 1_000  # of a request's time are left for its answer
-TAKE_S = 10.0  # an idle service asks Redis so seldom
-SIGN_S = 10.0
+TAKE_S = 12.0  # an idle service asks Redis so seldom
+SIGN_S = 12.0  # two are lost before clients believe that nobody answers
+RENEW_S = 120.0  # of the keys' lifetimes, ten minutes and more
 AWAY_S = 2.0  # until Redis is asked again
 TOLD_S = 60.0  # crafted messages are logged at most this often
 WAITING_MOST = 1_000  # ids that requests wait for
@@ -85,7 +86,7 @@ class ReadService:
         self._line = lists.Line(location)
         self._answers = lists.Line(location)  # of the thread that waits
         self._lock: Any = None
-        self._sign_at = self._retry_at = self._tell_at = 0.0
+        self._sign_at = self._renew_at = self._retry_at = self._tell_at = 0.0
         self._clock_ms = 0.0  # the server's time, less this process's monotonic time
         self._told = ""
         self._waiting: dict[str, _Waiting] = {}
@@ -139,9 +140,12 @@ class ReadService:
         return True
 
     def _sign(self) -> None:
-        first = not self._sign_at
-        self._clock_ms = self._line.sign(self.home) - monotonic_s() * 1000
+        first, now = not self._sign_at, monotonic_s()
+        renews = first or now >= self._renew_at
+        self._clock_ms = self._line.sign(self.home, renews=renews) - monotonic_s() * 1000
         self._sign_at = monotonic_s() + SIGN_S
+        if renews:
+            self._renew_at = now + RENEW_S
         if first:
             self._line.ask_again(self.home)
         if self._told:

@@ -45,14 +45,16 @@ redis.call('PEXPIRE', KEYS[1], 120000)
 return 1
 """
 )
-# KEYS: readers, taken. ARGV: store id. The time.
+# KEYS: readers, taken. ARGV: store id, whether the keys' lifetimes are renewed ("1"). The time.
 SIGN = (
     _TIME
     + """
 redis.call('ZADD', KEYS[1], now, ARGV[1])
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - 3600000)
-redis.call('PEXPIRE', KEYS[1], 3600000)
-redis.call('PEXPIRE', KEYS[2], 600000)
+if ARGV[2] == '1' then
+    redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - 3600000)
+    redis.call('PEXPIRE', KEYS[1], 3600000)
+    redis.call('PEXPIRE', KEYS[2], 600000)
+end
 return string.format('%.0f', now)
 """
 )
@@ -198,9 +200,10 @@ class Line:
             self._client.eval(PUSH, 1, requests_key(request.home), text, int(lives_ms), REQUESTS_MOST)
         )
 
-    def sign(self, home: str) -> int:
-        """Says that the results of a store are read here. Returns the server's time, ms."""
-        return int(self._client.eval(SIGN, 2, READERS, taken_key(home), home))
+    def sign(self, home: str, *, renews: bool = True) -> int:
+        """Says that the results of a store are read here, and `renews` the lifetimes of the keys: needed now and then.
+        Returns the server's time, ms."""
+        return int(self._client.eval(SIGN, 2, READERS, taken_key(home), home, int(renews)))
 
     def signs(self) -> list[tuple[str, int]]:
         """(store id, ms since its last sign), the newest first; ids are not checked."""

@@ -22,6 +22,7 @@ from kombu.exceptions import ContentDisallowed
 
 from cystore.celery import homes
 from cystore.celery.base.identity import store_id_of
+from cystore.celery.base.leases import connect
 from cystore.celery.redis_urls import RedisLocation
 from cystore.celery.routing import client as client_module
 from cystore.celery.routing import lists
@@ -289,6 +290,21 @@ def test_a_home_answers_what_makes_sense_and_nothing_else(hosts):
             (found,) = ask(line, Request(new_request_id(), home, ("mine",), part=(place, begin))).found
             assert (found.state == states.SUCCESS) == ((place, begin) == (at, 0))
         assert redis.exists(lists.answer_key(json.loads(good)["request"])) == 0
+
+
+def test_a_sign_costs_three_commands(hosts):
+    """The lifetimes of the keys are renewed now and then."""
+    line = line_of(hosts.fleet)
+    with connect(RedisLocation.parse(hosts.fleet.environment[work.BROKER])) as redis:
+        line.sign(UNKNOWN_HOME)
+        redis.persist(lists.READERS)
+        before = line.signs()
+        assert line.sign(UNKNOWN_HOME, renews=False) > 0
+        assert redis.ttl(lists.READERS) == -1
+        line.sign(UNKNOWN_HOME)
+        assert redis.ttl(lists.READERS) > 3000
+        assert UNKNOWN_HOME in dict(before) and UNKNOWN_HOME in dict(line.signs())
+        redis.zrem(lists.READERS, UNKNOWN_HOME)
 
 
 class FalseHome:
