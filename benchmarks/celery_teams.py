@@ -4,6 +4,10 @@ Each round measures both backends in turn, with one prefork worker and the lifec
 the last result read; the same beside idle waiters, which are threads of other processes, each in `.get()` of an id that nobody stores; and
 a chord of many parts. The ratio is of the two halves of a round, and of the rounds the median. "Lost" is what the waiters take from the
 rate of the same backend in the same round.
+
+The floor is the same work of the same worker without any backend; the last task tells the sender through a pipe. Its ratio to Redis is
+the most that a backend without any cost would reach. A second floor of the chord makes one append for each part, durable before the part
+ends, as a part of ours is.
 """
 
 from __future__ import annotations
@@ -23,13 +27,13 @@ from pathlib import Path
 
 from celery import Celery, chord, group
 
-from benchmarks.celery_fleet import add, total
-from benchmarks.peers.celery_peer import ROOT, WAIT_S, _worker
+from benchmarks.celery_fleet import add, append_and_tell, total
+from benchmarks.peers.celery_peer import ROOT, WAIT_S, _told, _worker
 from benchmarks.workload import Job
 from cystore.celery.stores import close_shared
 from tools.processes import ends_with_us
 
-OURS, REDIS = "cystore", "redis"
+OURS, REDIS, NONE = "cystore", "redis", "none"
 PROCESSES = 4  # that wait
 
 
@@ -99,8 +103,32 @@ def half(backend: str, options: argparse.Namespace) -> dict[str, float]:
     return found
 
 
+def floor(options: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """Seconds without a backend: of a task, of a chord, and of a chord with durable parts."""
+    with _told(Job("teams", 0, str(folder), options={"backend": NONE})) as run:
+        run(200)
+
+        def seconds(count: int) -> float:
+            begun = time.perf_counter()
+            group(add.s(number, 1) for number in range(count)).apply_async()
+            run(1)
+            return time.perf_counter() - begun
+
+        found = {"tasks": seconds(options.tasks) / options.tasks}
+        if options.parts:
+            found["chord"] = statistics.median(seconds(options.parts) for _ in range(options.chords))
+            run(1, append_and_tell)
+            begun = time.perf_counter()
+            run(options.parts, append_and_tell)
+            run(1)
+            found["durable"] = time.perf_counter() - begun
+        return found
+
+
 def measure(backend: str, options: argparse.Namespace, folder: Path) -> dict[str, float]:
     """Seconds of each of the three."""
+    if backend == NONE:
+        return floor(options, folder)
     with _worker(Job("teams", 0, str(folder), options={"backend": backend, "lifecycle": True})) as (app, _):
         _tasks(app, 200)
         found = {"tasks": _tasks(app, options.tasks)}
@@ -123,7 +151,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--waiters", type=int, default=200, help="idle ones (%(default)s)")
     parser.add_argument("--parts", type=int, default=1_000, help="of a chord (%(default)s)")
     parser.add_argument("--chords", type=int, default=3, help="in each half (%(default)s)")
-    parser.add_argument("--part", choices=(OURS, REDIS), help=argparse.SUPPRESS)
+    parser.add_argument("--part", choices=(OURS, REDIS, NONE), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.part:
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
@@ -131,29 +159,30 @@ def main(arguments: list[str]) -> int:
         return 0
     rounds: list[dict[str, dict[str, float]]] = []
     for _ in range(options.rounds):
-        rounds.append({backend: half(backend, options) for backend in (OURS, REDIS)})
+        rounds.append({backend: half(backend, options) for backend in (OURS, REDIS, NONE)})
 
     def median(what: str, backend: str) -> float:
         return statistics.median(one[backend][what] for one in rounds)
 
-    def ratio(what: str) -> float:
-        return statistics.median(one[REDIS][what] / one[OURS][what] for one in rounds)
+    def ratio(what: str, backend: str = OURS, of: str = "") -> float:
+        return statistics.median(one[REDIS][what] / one[backend][of or what] for one in rounds)
 
     def lost(backend: str) -> float:
         return 100 * (1 - statistics.median(one[backend]["tasks"] / one[backend]["beside"] for one in rounds))
 
-    print(f"{'':<34}{'cystore':>12}{'Redis':>12}{'ratio':>8}{'goal':>8}")
-    for what, title, goal in (
-        ("tasks", "tasks/s, lifecycle on", 1.25),
-        ("beside", f"tasks/s beside {options.waiters} waiters", 2.0),
-    ):
-        ours, theirs = (1 / median(what, backend) for backend in (OURS, REDIS))
-        print(f"{title:<34}{ours:>12.0f}{theirs:>12.0f}{ratio(what):>8.2f}{goal:>8.2f}")
-    print(f"{'lost to the waiters, %':<34}{lost(OURS):>12.1f}{lost(REDIS):>12.1f}{'':>8}{'5':>8}")
+    def row(title: str, shown: str, what: str, floor_of: str, goal: float, per_s: bool) -> None:
+        values = [median(what, OURS), median(what, REDIS), median(floor_of, NONE)]
+        told = "".join(f"{1 / one if per_s else 1e3 * one:>10{shown}}" for one in values)
+        most = ratio(what, NONE, floor_of)
+        print(f"{title:<34}{told}{ratio(what):>8.2f}{goal:>8.2f}{most:>12.2f}")
+
+    print(f"{'':<34}{'cystore':>10}{'Redis':>10}{'floor':>10}{'ratio':>8}{'goal':>8}{'floor/Redis':>12}")
+    row("tasks/s, lifecycle on", ".0f", "tasks", "tasks", 1.25, per_s=True)
+    row(f"tasks/s beside {options.waiters} waiters", ".0f", "beside", "tasks", 2.0, per_s=True)
+    print(f"{'lost to the waiters, %':<34}{lost(OURS):>10.1f}{lost(REDIS):>10.1f}{'':>18}{'5':>8}")
     if options.parts:
-        ours, theirs = (1e3 * median("chord", backend) for backend in (OURS, REDIS))
-        title = f"chord of {options.parts}, ms"
-        print(f"{title:<34}{ours:>12.0f}{theirs:>12.0f}{ratio('chord'):>8.2f}{2:>8.2f}")
+        row(f"chord of {options.parts}, ms", ".0f", "chord", "chord", 2.0, per_s=False)
+        row("the same, floor with durable parts", ".0f", "chord", "durable", 2.0, per_s=False)
     return 0
 
 
