@@ -3,10 +3,10 @@ PYTHON ?= python3
 VENV_PYTHON := .venv/bin/python
 SETUP = @$(PYTHON) tools/setup_env.py
 
-.PHONY: help build run test test-all crash fuzz bench lint format clean
+.PHONY: help build run test test-all crash fuzz bench bench-check lint format clean
 
 help: ## what there is
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
 build: ## the kernels in place, in .venv
 	$(SETUP) build
@@ -35,6 +35,10 @@ bench: ## all benchmarks beside their peers; ARGS="--quick put" passes arguments
 	$(SETUP) bench
 	@$(VENV_PYTHON) -m benchmarks $(ARGS)
 	@$(if $(ARGS),,$(VENV_PYTHON) -m benchmarks spark)
+
+bench-check: ## core benchmarks; fails when a ratio fell below the committed one; ARGS="--margin 0.2" passes arguments
+	$(SETUP) bench
+	@$(VENV_PYTHON) -m benchmarks --check --rounds 3 $(if $(CASES),$(CASES),get query-many find-new dispatch --peers cystore_read,lmdb,rocketmq) $(ARGS)
 
 lint: ## ruff, formatting, mypy
 	$(SETUP) lint

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from benchmarks import importing, report, runner, scale, writes
+from benchmarks import check, growth, importing, memory, report, runner, scale, writes
 from benchmarks.cases import CASES
 from benchmarks.document import document
 
@@ -19,17 +19,25 @@ RESULTS, PAGE = HERE / "results", HERE.parent / "docs" / "benchmarks.md"
 SCALE = "## scale\n"
 
 
-def main(arguments: list[str]) -> int:
-    if arguments[:1] == ["scale"]:
-        return scale.main(arguments[1:])
-    if arguments[:1] == ["import"]:
-        return importing.main()
-    if arguments[:1] == ["writes"]:
-        return writes.main(arguments[1:])
-    if arguments[:1] == ["spark"]:
-        from benchmarks import spark_questions  # which needs PySpark
+def _spark(arguments: list[str]) -> int:
+    from benchmarks import spark_questions  # which needs PySpark
 
-        return spark_questions.main(arguments[1:])
+    return spark_questions.main(arguments)
+
+
+COMMANDS = {
+    "growth": growth.main,
+    "import": lambda _: importing.main(),
+    "memory": memory.main,
+    "scale": scale.main,
+    "spark": _spark,
+    "writes": writes.main,
+}
+
+
+def main(arguments: list[str]) -> int:
+    if arguments and arguments[0] in COMMANDS:
+        return COMMANDS[arguments[0]](arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
         "cases",
@@ -59,6 +67,15 @@ def main(arguments: list[str]) -> int:
         type=Path,
         metavar="FILE",
         help="write docs/benchmarks.md from a result file; measure nothing",
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="fail when a ratio is lower than in benchmarks/ratios.json by more than --margin",
+    )
+    parser.add_argument("--margin", type=float, default=check.MARGIN, help="as a part (%(default)s)")
+    parser.add_argument(
+        "--keep", action="store_true", help="write this run's ratios to benchmarks/ratios.json"
     )
     parser.add_argument("--list", action="store_true", help="name the cases and end")
     options = parser.parse_args(arguments)
@@ -100,8 +117,13 @@ def main(arguments: list[str]) -> int:
         "cases": [case.name for case in chosen],
         "peers": options.peers,
     }
-    report.write(report.as_json(results, shown, options.folder), path)
+    written = report.as_json(results, shown, options.folder)
+    report.write(written, path)
     print(f"written: {path}")
+    if options.keep:
+        check.keep(written)
+    if options.check:
+        return check.compare(written, margin=options.margin)
     return 0 if all(row.ns for result in results for row in result.rows[:1]) else 1
 
 

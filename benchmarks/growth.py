@@ -1,0 +1,179 @@
+"""`python -m benchmarks growth`: whether put, get and query cost the same in a large store as in a small one.
+
+A store grows tenfold at a time, in messages; others have more and more queues, or segments. Each figure is the median of many short
+slices, so a pause of the machine does not count. Draws the figures, and how single calls are distributed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cystore
+
+ROOT = Path(__file__).resolve().parent.parent
+TOPIC = "Growth"
+BODY = b"0123456789abcdef" * 2
+SLICES, SLICE = 60, 500
+SINGLE_CALLS = 100_000
+FLAT = 0.15
+FEW_MESSAGES = 100_000
+OPERATIONS = ("put", "get", "query")
+
+
+def message(number: int, queues: int) -> cystore.Message:
+    return cystore.Message(topic=TOPIC, body=BODY, queue_id=number % queues, keys=(f"k{number}",))
+
+
+def open_store(root: Path, **settings: Any) -> cystore.MessageStore:
+    ahead = 64 << 20
+    wanted = {"allocate_ahead_bytes": ahead, "populate_ahead_bytes": ahead, "max_queues": 20_000}
+    return cystore.open(root, services=(), **{**wanted, **settings})
+
+
+def fill(store: cystore.MessageStore, first: int, end: int, queues: int) -> None:
+    for start in range(first, end, 1000):
+        store.put_many([message(number, queues) for number in range(start, min(start + 1000, end))])
+    store.dispatch()
+
+
+def calls_of(store: cystore.MessageStore, count: int, queues: int) -> dict[str, Callable[[int], object]]:
+    """One call of each operation, by the number of a message."""
+    put, get, query = store.put, store.get, store.query
+    keys = ("more",)
+    return {
+        "put": lambda number: put(TOPIC, BODY, queue_id=number % queues, keys=keys),
+        "get": lambda number: get(TOPIC, number % queues, number // queues, 32),
+        "query": lambda number: query(TOPIC, f"k{number}"),
+    }
+
+
+def measure(store: cystore.MessageStore, count: int, queues: int) -> dict[str, float]:
+    """Median ns a call, over slices of calls for messages chosen at random."""
+    found: dict[str, float] = {}
+    for name, call in calls_of(store, count, queues).items():
+        draw = random.Random(count)
+        allocator = store._attached().allocator
+        while name == "put" and allocator.run_once().done:
+            pass
+        taken = []
+        for _ in range(SLICES):
+            numbers = [draw.randrange(count) for _ in range(SLICE)]
+            begin = time.perf_counter_ns()
+            for number in numbers:
+                call(number)
+            taken.append((time.perf_counter_ns() - begin) / SLICE)
+        store.dispatch()
+        found[name] = statistics.median(taken[SLICES // 6 :])
+    return found
+
+
+def single(store: cystore.MessageStore, count: int) -> dict[str, list[int]]:
+    """ns of single calls, sorted; the clock's own time is in them."""
+    found = {}
+    for name, call in calls_of(store, count, 1).items():
+        draw = random.Random(name)
+        numbers = [draw.randrange(count) for _ in range(SINGLE_CALLS)]
+        taken, clock = [], time.perf_counter_ns
+        for number in numbers:
+            begin = clock()
+            call(number)
+            taken.append(clock() - begin)
+        store.dispatch()
+        found[name] = sorted(taken)
+    return found
+
+
+def by_messages(folder: Path, upto: int) -> dict[str, Any]:
+    rows, count = [], 0
+    with open_store(folder) as store:
+        while count < upto:
+            size = max(10 * count, FEW_MESSAGES)
+            fill(store, count, size, 1)
+            count = store.next_queue_offset(TOPIC, 0)
+            rows.append({"x": size, **measure(store, size, 1)})
+        return {"rows": rows, "single": single(store, size)}
+
+
+def by_queues(folder: Path, queues: int) -> dict[str, Any]:
+    with open_store(folder) as store:
+        fill(store, 0, FEW_MESSAGES, queues)
+        return {"x": queues, **measure(store, FEW_MESSAGES, queues)}
+
+
+def by_segments(folder: Path, segments: int) -> dict[str, Any]:
+    segment_bytes = max(-(-FEW_MESSAGES * 180 // segments) // 4096 * 4096, 16 << 10)
+    with open_store(
+        folder, mapped_file_size_commit_log_bytes=segment_bytes, allocate_ahead_bytes=segment_bytes
+    ) as store:
+        fill(store, 0, FEW_MESSAGES, 1)
+        return {"x": segments, **measure(store, FEW_MESSAGES, 1)}
+
+
+PARTS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
+    "messages": by_messages,
+    "queues": by_queues,
+    "segments": by_segments,
+}
+
+
+def run(part: str, size: int, folder: Path) -> dict[str, Any]:
+    """A part in a process of its own, with an empty folder."""
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        command = [sys.executable, "-m", "benchmarks.growth", part, str(size), scratch]
+        done = subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, check=True)
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def table(what: str, rows: list[dict[str, Any]]) -> list[str]:
+    lines = [f"{what:>12}" + "".join(f"{name:>12}" for name in OPERATIONS)]
+    for row in rows:
+        shown = [f"{row[name]:,.0f} {row[name] / rows[0][name] - 1:+.0%}" for name in OPERATIONS]
+        lines.append(f"{row['x']:>12,}" + "".join(f"{text:>12}" for text in shown))
+    for name in OPERATIONS:
+        most = max(abs(row[name] / rows[0][name] - 1) for row in rows)
+        lines.append(f"  {name}: within {most:.0%}; goal {FLAT:.0%}: {'pass' if most <= FLAT else 'MISS'}")
+    return lines
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks growth", description=__doc__)
+    parser.add_argument("--upto", type=int, default=10_000_000, help="messages of the largest store")
+    parser.add_argument("--quick", action="store_true", help="only shows that everything runs")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--plots", type=Path, help="write growth.svg and latency.svg into this folder")
+    options = parser.parse_args(arguments)
+    queues, segments = ([1, 100], [1, 10]) if options.quick else ([1, 100, 10_000], [1, 10, 100, 1000])
+    grown = run("messages", FEW_MESSAGES if options.quick else options.upto, options.folder)
+    figures = {
+        "messages": grown["rows"],
+        "queues": [run("queues", count, options.folder) for count in queues],
+        "segments": [run("segments", count, options.folder) for count in segments],
+    }
+    print("ns a call; behind it the difference from the smallest store")
+    for what, rows in figures.items():
+        print("\n".join(table(what, rows)))
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    if options.plots:
+        from benchmarks.plots import draw_growth, draw_latency
+
+        draw_growth(figures, options.plots / "growth.svg")
+        draw_latency(grown["single"], options.plots / "latency.svg")
+    return 0
+
+
+if __name__ == "__main__":
+    part, size, folder = sys.argv[1:]
+    print(json.dumps(PARTS[part](Path(folder) / "store", int(size))))
