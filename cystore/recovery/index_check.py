@@ -123,7 +123,7 @@ class IndexCheck:
         scanner.compare_keys(rows.below(start), rows.limit, rows.files)
         walk = Walk(log, scanner)
         while scanner.position < through:
-            status = walk.run_over_blanks()
+            status = walk.run()
             if status == scan.LIMIT:
                 break
             if status == scan.KEYS:

@@ -164,7 +164,7 @@ class Verifier:
         walk = Walk(self._reader, scanner, self._show)
         finder = Finder(self._reader, check_checksum=True)
         while scanner.position < end:
-            status = walk.run_over_blanks()
+            status = walk.run()
             if status == kernel.LIMIT:
                 return
             if status == kernel.NEW_QUEUE:

@@ -35,8 +35,11 @@ cdef inline int _short(const uint8_t* p, int64_t available, int64_t room, scan_s
     s.needed = HEAD_BYTES if room > HEAD_BYTES else room
     if available < s.needed:
         return SCAN_MORE
+    if available < HEAD_BYTES:      # even of its size not all need be there
+        s.reason = RECORD_BAD_LENGTH
+        return SCAN_INVALID
     size = record_total_size(p)
-    if available < HEAD_BYTES or size > room:
+    if size > room:
         s.reason = RECORD_BAD_LENGTH
         return SCAN_INVALID
     if record_physical_offset(p) != s.position:
@@ -300,6 +303,25 @@ cdef class LogScanner:
         self.data = data
         with nogil:
             status = scan_run(&data[0], begin, begin + length, &self.s)
+        return status
+
+    def run_files(self, const uint8_t[::1] data, Py_ssize_t length, int64_t begin, int64_t file_bytes):
+        """The same over files of `file_bytes` that stand in `data` one behind the other, the first one whole from `begin` on; goes
+        from a blank to the next file as long as there is one. The walk must be in one of them."""
+        cdef int status
+        cdef int64_t end = begin + length
+        if file_bytes <= 0 or length % file_bytes or length > data.shape[0] or self.s.file_end > end or (self.s.file_end - begin) % file_bytes \
+                or self.s.position < self.s.file_end - file_bytes:
+            raise ValueError(f"no file of {file_bytes} bytes ends at {self.s.file_end} in {length} bytes at {begin}")
+        self._check(data, self.s.file_end - begin, begin)
+        self.data = data
+        with nogil:
+            while True:
+                status = scan_run(&data[0], begin, self.s.file_end, &self.s)
+                if status != SCAN_BLANK or self.s.file_end >= end:
+                    break
+                self.s.position = self.s.file_end
+                self.s.file_end += file_bytes
         return status
 
     def find(self, const uint8_t[::1] data, Py_ssize_t length, int64_t begin):

@@ -109,7 +109,7 @@ class LogPass:
     def _to_the_end(self) -> str:
         scanner = self.scanner
         while True:
-            status = self._walk.run_over_blanks()
+            status = self._walk.run()
             if status == scan.NEW_QUEUE:
                 self._add_queue(self._judged())
             elif status == scan.ENTRIES:
@@ -342,7 +342,7 @@ class LogPass:
         position: int | None = self.scanner.position
         while position is not None:
             scanner.move(position, self._reader.base_of(position) + self._reader.file_bytes)
-            walk.run_over_blanks()
+            walk.run()
             found = self._finder.find(scanner.position + 1, self._reader.end)
             position = None if found is None else found[0]
         return scanner.timed_end

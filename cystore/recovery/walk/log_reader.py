@@ -53,6 +53,16 @@ class LogReader:
                 )
 
     def _list(self) -> dict[int, int]:
+        """{base: length} of every file."""
+        try:
+            with folders.open_folder(self.directory) as folder:
+                found = log_files.list_files(folder, OURS[0].encode())
+        except OSError:
+            found = None
+        return self._list_one_by_one() if found is None else found
+
+    def _list_one_by_one(self) -> dict[int, int]:
+        """The same with an error that names the entry that is not a log file."""
         found = {}
         with files.translated(self.directory):
             for entry in files.entries(self.directory, sizes=True):
@@ -221,61 +231,59 @@ class LogReader:
 
 
 class Walk:
-    """A scanner that is fed with pieces of the log."""
+    """A scanner that is fed with pieces of the log. Of short files a piece holds many."""
 
     def __init__(
         self, reader: LogReader, scanner: scan.LogScanner, progress: Callable[[int], None] | None = None
     ) -> None:
         self.reader, self.scanner = reader, scanner
         self._progress = progress
-        self._several = (
-            PIECE_BYTES // reader.file_bytes > 1
-        )  # files are so short that several of them are read at once
+        self._file_bytes = reader.file_bytes
+        self._several = PIECE_BYTES // reader.file_bytes > 1
         self._buffer = bytearray(PIECE_BYTES if self._several else min(PIECE_BYTES, reader.file_bytes))
         self._begin = self._end = 0
+        self._whole_files = False  # the buffer holds whole files
 
     def _fill(self, position: int, file_end: int, needed: int) -> None:
+        if self._progress is not None:
+            self._progress(position)
         if self._several:
-            base = file_end - self.reader.file_bytes
+            base = file_end - self._file_bytes
             count = self.reader.read_files_into(base, self._buffer)
             if count:
-                self._begin, self._end = base, base + count
-                if self._progress is not None:
-                    self._progress(position)
+                self._begin, self._end, self._whole_files = base, base + count, True
                 return
         count = min(max(PIECE_BYTES, needed), file_end - position)
         if count > len(self._buffer):
             self._buffer = bytearray(count)
         self.reader.read_into(position, memoryview(self._buffer)[:count])
-        self._begin, self._end = position, position + count
-        if self._progress is not None:
-            self._progress(position)
+        self._begin, self._end, self._whole_files = position, position + count, False
 
     def run(self) -> int:
-        """Continues until the scanner stops for another reason than missing bytes; GONE without a file."""
-        scanner, reader, needed = self.scanner, self.reader, 0
+        """Continues until the scanner stops for another reason than missing bytes or a blank that another file follows; GONE
+        without a file."""
+        scanner, reader, file_bytes, needed = self.scanner, self.reader, self._file_bytes, 0
         while True:
             position = scanner.position
-            base = reader.base_of(position)
-            if not reader.has(base):
-                return GONE
-            file_end = base + reader.file_bytes
+            file_end = position - position % file_bytes + file_bytes
             scanner.move(position, file_end)
             if not self._begin <= position < self._end or position + needed > min(self._end, file_end):
+                if not reader.has(file_end - file_bytes):
+                    return GONE
                 self._fill(position, file_end, needed)
-            status = scanner.run(self._buffer, min(self._end, file_end) - self._begin, self._begin)
-            if status != scan.MORE:
+            if self._whole_files:
+                status = scanner.run_files(self._buffer, self._end - self._begin, self._begin, file_bytes)
+            else:
+                status = scanner.run(self._buffer, min(self._end, file_end) - self._begin, self._begin)
+            if status == scan.MORE:
+                needed = scanner.needed
+            elif status == scan.BLANK and reader.has(
+                following := scanner.position - scanner.position % file_bytes + file_bytes
+            ):
+                scanner.move(following, following + file_bytes)
+                needed = 0
+            else:
                 return status
-            needed = scanner.needed
-
-    def run_over_blanks(self) -> int:
-        """Like `run`; a blank that another file follows is stepped over."""
-        while (status := self.run()) == scan.BLANK:
-            following = self.reader.base_of(self.scanner.position) + self.reader.file_bytes
-            if not self.reader.has(following):
-                break
-            self.scanner.move(following, following + self.reader.file_bytes)
-        return status
 
 
 class Finder:

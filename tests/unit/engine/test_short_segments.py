@@ -9,10 +9,10 @@ import pytest
 
 import cystore
 from cystore._native.system import log_files
-from cystore.errors import StorePermissionError
+from cystore.errors import StoreFormatError, StorePermissionError
 from cystore.recovery.walk import log_reader
 from cystore.recovery.walk.log_reader import PIECE_BYTES, LogReader
-from cystore.system import files, folders
+from cystore.system import folders
 from cystore.verify import verify
 from tests.support.small_stores import LOG_BYTES, SETTINGS, body_for, open_small
 
@@ -35,7 +35,7 @@ def test_many_short_segments_are_read_together(root, monkeypatch):
     """Seen: each segment cost an open, a read and a listing in Python, twice: `verify` of 10,000 segments took 2.8 times as long as that of
     10 that hold as much."""
     calls, opened, listed = [], [], []
-    read_files, open_file_in, entries = log_files.read_files, folders.open_file_in, files.entries
+    read_files, open_file_in, list_files = log_files.read_files, folders.open_file_in, log_files.list_files
 
     def counted(folder, base, file_bytes, count, buffer):
         calls.append(count)
@@ -43,12 +43,12 @@ def test_many_short_segments_are_read_together(root, monkeypatch):
 
     monkeypatch.setattr(log_reader.log_files, "read_files", counted)
     monkeypatch.setattr(folders, "open_file_in", lambda *a: (opened.append(a), open_file_in(*a))[1])
-    monkeypatch.setattr(files, "entries", lambda path, **n: (listed.append(path.name), entries(path, **n))[1])
+    monkeypatch.setattr(log_reader.log_files, "list_files", lambda *a: (listed.append(a), list_files(*a))[1])
     assert list(verify(root, cystore.StoreConfig(**SETTINGS))) == []
     assert len(calls) <= 4
     assert max(calls) >= SEGMENTS
     assert len([name for _, name in opened if name.startswith("0000")]) < SEGMENTS // 2
-    assert listed.count("commitlog") == 1
+    assert len(listed) == 1
 
 
 @pytest.mark.parametrize("lack", ["nothing", "a file", "an end", "all of a file"])
@@ -80,3 +80,27 @@ def test_a_file_that_cannot_be_read_is_told_by_its_name(root):
 def test_more_than_the_buffer_holds_is_refused(wrong):
     with pytest.raises(ValueError, match="do not fit"):
         log_files.read_files(0, *wrong, bytearray(100))
+
+
+@pytest.mark.parametrize(
+    "name", ["x", f"{7:019d}", f"{7:019d}x", "9" * 20, f"0{(1 << 63):019d}", f"1{7:019d}"]
+)
+def test_a_folder_with_another_name_in_it_is_looked_at_by_itself(root, name):
+    expected = {
+        number * LOG_BYTES: LOG_BYTES for number in range(len(list((root / "commitlog").iterdir())) - 1)
+    }
+    with folders.open_folder(root / "commitlog") as folder:
+        assert log_files.list_files(folder, b"CYSTORE") == expected
+        (root / "commitlog" / name).touch()
+        assert log_files.list_files(folder, b"CYSTORE") is None
+        assert log_files.list_files(folder, name.encode()) is None  # CYSTORE is another name now
+    with pytest.raises(StoreFormatError, match=name):
+        LogReader(root, LOG_BYTES)
+
+
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_a_segment_that_is_no_file_is_refused(root, kind):
+    path = path_of(root, SEGMENTS + 10)
+    path.mkdir() if kind == "folder" else path.symlink_to(path_of(root, 0))
+    with pytest.raises((StoreFormatError, StorePermissionError), match=path.name):
+        LogReader(root, LOG_BYTES)

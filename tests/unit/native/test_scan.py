@@ -246,3 +246,51 @@ def test_what_is_no_queue_is_refused():
 def test_zeros_at_either_end(zeros, rest):
     assert scan.leading_zeros(bytes(zeros) + rest) == zeros
     assert scan.trailing_zeros(rest + bytes(zeros)) == zeros
+
+
+def test_several_files_in_one_call():
+    log, records, end = lay_out(make_records(40), 2048)
+    bases = sorted(log.files)
+    assert len(bases) == 4
+    data = b"".join(log.files[base] for base in bases)
+    walk = scan.LogScanner(follow_queues=False)
+    walk.limit = end
+    walk.move(records[3].physical_offset, 2048)
+    assert walk.run_files(data, len(data), 0, 2048) == scan.LIMIT
+    assert (walk.position, walk.record_count) == (end, 37)
+    # With too few files it stops at the last blank there is.
+    walk.move(0, 2048)
+    assert walk.run_files(data, 3 * 2048, 0, 2048) == scan.BLANK
+    assert 2 * 2048 < walk.position < 3 * 2048
+
+
+@pytest.mark.parametrize(
+    ("position", "file_end", "length", "file_bytes"),
+    [
+        (0, 2048, 4096, 0),
+        (0, 2048, 4096, 1000),
+        (0, 2048, 8192, 2048),
+        (0, 3000, 4096, 2048),
+        (0, 4096, 4096, 2048),
+        (5000, 6144, 4096, 2048),
+        (0, 2048, 0, 2048),
+    ],
+)
+def test_files_that_are_not_in_the_bytes_are_refused(position, file_end, length, file_bytes):
+    walk = scan.LogScanner(follow_queues=False)
+    walk.limit = 1 << 40
+    walk.move(position, file_end)
+    with pytest.raises(ValueError, match="file"):
+        walk.run_files(bytes(4096), length, 0, file_bytes)
+
+
+@pytest.mark.parametrize("left", range(8))
+def test_a_file_that_ends_with_less_than_a_blank_is_damaged(left):
+    """A crafted file; the scanner must not read behind it."""
+    log, _records, end = lay_out(make_records(3), 1 << 16)
+    data = log.files[0][:end] + b"\0" * left
+    walk = scan.LogScanner(follow_queues=False)
+    walk.limit = 1 << 40
+    walk.move(0, len(data))
+    assert walk.run(data, len(data), 0) == scan.INVALID
+    assert walk.position == end
