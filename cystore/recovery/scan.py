@@ -72,18 +72,14 @@ def scan_log(root: Path, config: StoreConfig, reader: LogReader, *, abnormal: bo
     return _Scan(root, config, reader, abnormal=abnormal, progress=None).log()
 
 
-def likely_end(root: Path, config: StoreConfig, *, abnormal: bool) -> int:
+def likely_end(root: Path, config: StoreConfig, reader: LogReader, *, abnormal: bool) -> int:
     """The end that `scan` gives for a sound log; -1 if that is unknown before a walk. Examines only the last record.
 
     It is the watermark: below it no order of times or queue offsets ends a log, and behind it the log must be empty.
     The walk has to judge files that are too short, missing behind the end, or not zero there, known holes, and a walk
     that would begin behind the end.
     """
-    reader = LogReader(root, config.mapped_file_size_commit_log_bytes)
-    try:
-        return _Scan(root, config, reader, abnormal=abnormal, progress=None).likely_end()
-    finally:
-        reader.close()
+    return _Scan(root, config, reader, abnormal=abnormal, progress=None).likely_end()
 
 
 class _Scan:

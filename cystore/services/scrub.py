@@ -27,8 +27,11 @@ from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueues
 from cystore.engine.manifest.manifest import Manifest
 from cystore.errors import StoreConfigError, StoreError, StoreLockedError, StoreTimeoutError
 from cystore.layout import QUEUE_ENTRY, SCHEDULE_TOPIC
+from cystore.recovery.walk.index_reader import list_readable_index
+from cystore.recovery.walk.index_stream import IndexStream
 from cystore.recovery.walk.log_reader import LogReader
 from cystore.recovery.walk.model import Damage
+from cystore.recovery.walk.queue_reader import open_queue
 from cystore.services.scrub_progress import (
     FINDINGS_KEPT,
     SECTION,
@@ -38,8 +41,8 @@ from cystore.services.scrub_progress import (
     progress_of,
 )
 from cystore.system import files
-from cystore.verify.slices import SliceVerifier, WrongEntry
-from cystore.verify.verifier import Bounds
+from cystore.verify.bounds import Bounds
+from cystore.verify.comparison import Comparison, WrongEntry
 
 log = logging.getLogger("cystore")
 
@@ -137,7 +140,7 @@ class Scrubber:
         failpoint("scrub.verified")
         self._manifest.set_section(SECTION, plain_progress(progress))
 
-    def _verify(self, begin: int, end: int, dispatched: int) -> tuple[list[Damage], SliceVerifier | None]:
+    def _verify(self, begin: int, end: int, dispatched: int) -> tuple[list[Damage], Comparison | None]:
         """Damage of the slice, without holes that recovery reported already; None for a slice that holds nothing."""
         if begin >= end:
             return [], None
@@ -145,7 +148,7 @@ class Scrubber:
         try:
             reader = LogReader(self._root, self._config.mapped_file_size_commit_log_bytes)
             try:
-                check = SliceVerifier(self._root, self._config, reader, bounds, None)
+                check = self._comparison(reader, bounds)
                 found = [each for each in check.run() if not each.reason.startswith("known hole")]
             finally:
                 reader.close()
@@ -155,7 +158,19 @@ class Scrubber:
             raise
         return found, check
 
-    def _mend(self, found: list[Damage], check: SliceVerifier | None) -> tuple[int, list[Damage]]:
+    def _comparison(self, reader: LogReader, bounds: Bounds) -> Comparison:
+        """Of the slice alone: it costs only its own records, so it ignores other entries of queues and index."""
+        root, file_bytes = self._root, self._config.mapped_file_size_consume_queue_bytes
+        check = Comparison(
+            root, reader, bounds, lambda key: open_queue(root, *key, file_bytes), each_entry=True
+        )
+        if self._config.message_index_enable:
+            readers, _ = list_readable_index(root, self._config)
+            stream = IndexStream([each for each in readers if each.sound])
+            check.compare_keys(stream, stream.below(bounds.begin))
+        return check
+
+    def _mend(self, found: list[Damage], check: Comparison | None) -> tuple[int, list[Damage]]:
         """Rewrites wrong entries; returns their number, and the damage that is left."""
         wrong = check.wrong_entries if check is not None else []
         if not wrong or len(wrong) > MENDED_AT_ONCE or self._config.enable_consume_queue_ext:

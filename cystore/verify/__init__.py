@@ -3,6 +3,7 @@
 May import `cystore.recovery` and what is below it: docs/architecture.md.
 """
 
-from cystore.verify.verifier import Bounds, verify
+from cystore.verify.bounds import Bounds
+from cystore.verify.verifier import verify
 
 __all__ = ["Bounds", "verify"]

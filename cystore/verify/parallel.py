@@ -18,13 +18,14 @@ from typing import Any
 
 from cystore.config import StoreConfig
 from cystore.engine.manifest.manifest import read_removed
-from cystore.recovery.scan import likely_end
-from cystore.recovery.walk import rules
 from cystore.recovery.walk.index_reader import list_readable_index
-from cystore.recovery.walk.log_pass import Key
 from cystore.recovery.walk.log_reader import LogReader
+from cystore.recovery.walk.log_visitor import Key
 from cystore.recovery.walk.model import Damage
 from cystore.recovery.walk.queue_reader import list_queues
+from cystore.verify.bounds import Bounds, bounds_at_rest, likely_bounds
+from cystore.verify.index_entries import strange_index
+from cystore.verify.queue_entries import QueueEntries
 from cystore.verify.ranges import (
     RangeFindings,
     SeenQueue,
@@ -35,7 +36,6 @@ from cystore.verify.ranges import (
     verify_range,
     without_false_borders,
 )
-from cystore.verify.verifier import Bounds, bounds_at_rest, strange_index
 
 QUEUES_A_TASK = 64
 # (a word for the work, parts, function for each): the results in the order of the parts.
@@ -115,20 +115,15 @@ class VerifyParts:
         ends = [self.bounds.begin, *(part.position for part in seen)]
         if [part.begin for part in seen] != ends[:-1] or ends[-1] != self.bounds.end:
             return False
+        entries = QueueEntries(self._root, self.bounds, self._removed, [])
         for key, spans in self.seen_queues().items():
             if any(before.span.following != after.span.first_offset for before, after in pairwise(spans)):
                 return False
-            if spans and not self._begins_as_expected(key, spans[0].span.first_offset):
+            if not spans:
+                continue
+            if not entries.begins_as_expected(key, self._queues.get(key), spans[0].span.first_offset):
                 return False
         return True
-
-    def _begins_as_expected(self, key: Key, first_offset: int) -> bool:
-        begin, reader = self.bounds.begin, self._queues.get(key)
-        if begin == 0:
-            return first_offset in (0, self._removed.end(key))
-        if reader is None or not reader.bases:
-            return True
-        return abs(first_offset - reader.below(begin)) <= rules.BELIEVED_GAP
 
 
 def verify_at_rest(
@@ -141,8 +136,7 @@ def verify_at_rest(
     """
     reader = LogReader(root, config.mapped_file_size_commit_log_bytes)
     try:
-        end = likely_end(root, config, abnormal=abnormal)
-        likely = None if end < 0 else Bounds(reader.begin, end, end, complete=not abnormal)
+        likely = likely_bounds(root, config, reader, abnormal=abnormal)
         work = None if likely is None else VerifyParts(root, config, likely, range_bytes, workers)
         if work is not None and work.confirmed():
             return work, []

@@ -8,23 +8,25 @@ reads with pread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from cystore._native.read import scan as kernel
 from cystore.config import StoreConfig
 from cystore.engine.manifest.damaged_ranges import DamagedRanges
-from cystore.engine.manifest.manifest import read_holes
-from cystore.recovery.walk.index_reader import IndexReader, list_readable_index
+from cystore.engine.manifest.manifest import read_holes, read_removed
+from cystore.recovery.walk.index_reader import list_readable_index
 from cystore.recovery.walk.index_stream import IndexStream
-from cystore.recovery.walk.log_pass import Key
 from cystore.recovery.walk.log_reader import Finder, LogReader
+from cystore.recovery.walk.log_visitor import Key
 from cystore.recovery.walk.model import Damage
 from cystore.recovery.walk.queue_reader import QueueReader, open_queue
-from cystore.verify.verifier import UNKEYED, Bounds, QueueSpan, Verifier
+from cystore.verify.bounds import Bounds
+from cystore.verify.comparison import UNKEYED, Comparison
+from cystore.verify.index_entries import index_file_damage, past_the_end
+from cystore.verify.queue_entries import QueueEntries, QueueSpan
 
 
 class SeenQueue(NamedTuple):
@@ -83,52 +85,31 @@ def verify_range(root: Path, config: StoreConfig, bounds: Bounds, first: int, la
     try:
         begin, end = (boundary(reader, holes, bounds, at) for at in (first, last))
         part = replace(bounds, begin=begin, end=end)
-        return _RangeVerifier(root, config, reader, part, None).seen(follow=last <= bounds.dispatched)
+        return _findings(root, config, reader, part, follow=last <= bounds.dispatched)
     finally:
         reader.close()
 
 
-class _RangeVerifier(Verifier):
-    _jumps = False
-
-    def _list_queues(self) -> Mapping[Key, QueueReader]:
-        return {}
-
-    def _queue(self, key: Key) -> QueueReader | None:
-        return open_queue(self._root, *key, self._config.mapped_file_size_consume_queue_bytes)
-
-    def seen(self, *, follow: bool) -> RangeFindings:
-        """`follow`: the records are dispatched, so queues and index must know them."""
-        begin, end = self._bounds.begin, self._bounds.end
-        scanner = kernel.LogScanner(compare_tags=True, follow_queues=follow)
-        if follow and self._config.message_index_enable:
-            readers, strange = list_readable_index(self._root, self._config)
-            if not strange:
-                self._stream = IndexStream([reader for reader in readers if reader.sound])
-                scanner.compare_keys(self._stream.near(begin), self._stream.limit, self._stream.files)
-        damage = list(self._walk(scanner, begin, end)) if begin < end else []
-        damage += self._wrong.values()
-        if self._unkeyed is not None:
-            damage.append(self._unkeyed)
-        queues = tuple(
-            SeenQueue(key, begin, end, span, scanner.swallowed_since(self._slots[key]))
-            for key, span in self._spans(scanner).items()
-        )
-        position = max(scanner.position, end) if begin < end else end
-        return RangeFindings(
-            begin,
-            end,
-            position,
-            scanner.record_count,
-            tuple(damage),
-            tuple(self._broken),
-            queues,
-            self._jumps,
-        )
-
-    def _out_of_sequence(self, scanner: kernel.LogScanner) -> Iterator[Damage]:
-        self._jumps = True
-        yield from super()._out_of_sequence(scanner)
+def _findings(
+    root: Path, config: StoreConfig, reader: LogReader, bounds: Bounds, *, follow: bool
+) -> RangeFindings:
+    """`follow`: the records are dispatched, so queues and index must know them."""
+    begin, end = bounds.begin, bounds.end
+    file_bytes = config.mapped_file_size_consume_queue_bytes
+    compared = Comparison(root, reader, bounds, lambda key: open_queue(root, *key, file_bytes), follow=follow)
+    if follow and config.message_index_enable:
+        readers, strange = list_readable_index(root, config)
+        if not strange:
+            stream = IndexStream([each for each in readers if each.sound])
+            compared.compare_keys(stream, stream.near(begin))
+    damage = tuple(compared.run())
+    queues = tuple(
+        SeenQueue(key, begin, end, span, compared.scanner.swallowed_since(compared.slots[key]))
+        for key, span in compared.spans().items()
+    )
+    position = max(compared.position, end)
+    broken = tuple(compared.broken)
+    return RangeFindings(begin, end, position, compared.records, damage, broken, queues, compared.jumps)
 
 
 def without_false_borders(seen: Iterable[RangeFindings]) -> tuple[list[RangeFindings], list[tuple[int, int]]]:
@@ -150,12 +131,14 @@ def without_false_borders(seen: Iterable[RangeFindings]) -> tuple[list[RangeFind
 def verify_index_file(root: Path, config: StoreConfig, bounds: Bounds, name: str) -> list[Damage]:
     """The damage that one index file shows by itself; for the last file also entries of missing records."""
     readers, _ = list_readable_index(root, config)
-    return [
-        damage
-        for reader in readers
-        if reader.path.name == name
-        for damage in _Ends(root, config, bounds, ()).index_file(reader, readers)
-    ]
+    found: list[Damage] = []
+    for reader in readers:
+        if reader.path.name == name:
+            found += index_file_damage(reader, bounds)
+            if reader is readers[-1]:
+                stream = IndexStream([each for each in readers if each.sound])
+                found += past_the_end(stream, stream.near(bounds.end), bounds)
+    return found
 
 
 def verify_queue(
@@ -171,65 +154,56 @@ def verify_queue(
 
     `broken` are all damaged ranges of the log, `seen` are the ranges' findings about the queue, in the log's order.
     """
-    return list(_Ends(root, config, bounds, broken).queue(key, seen))
+    reader = open_queue(root, *key, config.mapped_file_size_consume_queue_bytes)
+    entries = QueueEntries(root, bounds, read_removed(root), list(broken))
+    log = LogReader(root, config.mapped_file_size_commit_log_bytes)
+    try:
+        found = list(_over_borders(entries, log, bounds, reader, seen))
+    finally:
+        log.close()
+    return [*found, *entries.runs(), *entries.end(key, reader, _joined([one.span for one in seen]))]
 
 
-class _Ends(Verifier):
-    def __init__(
-        self, root: Path, config: StoreConfig, bounds: Bounds, broken: Iterable[tuple[int, int]]
-    ) -> None:
-        reader = LogReader(root, config.mapped_file_size_commit_log_bytes)
-        super().__init__(root, config, reader, bounds, None)
-        self._broken = list(broken)
+def _over_borders(
+    entries: QueueEntries,
+    log: LogReader,
+    bounds: Bounds,
+    reader: QueueReader | None,
+    seen: Sequence[SeenQueue],
+) -> Iterator[Damage]:
+    """Gaps between the records of one range and those of the next."""
 
-    def _list_queues(self) -> Mapping[Key, QueueReader]:
-        return {}
-
-    def index_file(self, reader: IndexReader, readers: list[IndexReader]) -> Iterator[Damage]:
-        yield from self._index_file(reader)
-        if reader is readers[-1]:
-            self._stream = IndexStream([each for each in readers if each.sound])
-            yield from self._past_the_end(self._stream.near(self._bounds.end))
-
-    def queue(self, key: Key, seen: Sequence[SeenQueue]) -> Iterator[Damage]:
-        reader = open_queue(self._root, *key, self._config.mapped_file_size_consume_queue_bytes)
-        try:
-            yield from self._over_borders(key, reader, seen)
-        finally:
-            self._reader.close()
-        yield from self._wrong.values()
-        yield from self._queue_end(key, reader, _joined([one.span for one in seen]))
-
-    def _over_borders(
-        self, key: Key, reader: QueueReader | None, seen: Sequence[SeenQueue]
-    ) -> Iterator[Damage]:
-        known = bool(seen) and seen[0].span.first_offset == self._removed.end(key)
-        if (
-            self._bounds.begin == 0 and seen and seen[0].begin > 0 and not known
-        ):  # otherwise the first range has reported it
-            yield from self._border(reader, 0, self._swallowed(0, seen[0]), seen[0])
-        following = -1
-        for before, after in pairwise(seen):
-            following = max(following, before.span.following)
-            swallowed = before.swallowed_behind + self._swallowed(before.end, after)
-            yield from self._border(reader, following, swallowed, after)
-
-    def _swallowed(self, begin: int, after: SeenQueue) -> int:
+    def swallowed(begin: int, after: SeenQueue) -> int:
         """Bytes of damage from a border to the first record of the queue behind it."""
-        return sum(last - at for at, last in self._broken if begin <= at < after.span.first_physical)
+        return sum(last - at for at, last in entries.broken if begin <= at < after.span.first_physical)
 
-    def _border(
-        self, reader: QueueReader | None, following: int, swallowed: int, after: SeenQueue
-    ) -> Iterator[Damage]:
-        (topic, queue_id), offset, position = after.key, after.span.first_offset, after.span.first_physical
-        if offset == following:
-            return
-        record = self._reader.record(position)
-        end = position + (record["total_size"] if record is not None else 0)
-        reason = f"queue offset {offset} of {topic}/{queue_id} where {following} is next"
-        path = self._reader.path(self._reader.base_of(position))
-        place = Damage("record", path, position, end, reason)
-        yield from self._gap(0, reader, (following, offset), swallowed, place)
+    if bounds.begin == 0 and seen and seen[0].begin > 0:  # otherwise the first range has reported it
+        first = seen[0]
+        if first.span.first_offset != entries.removed.end(first.key):
+            yield from _border(entries, log, reader, 0, swallowed(0, first), first)
+    following = -1
+    for before, after in pairwise(seen):
+        following = max(following, before.span.following)
+        lost = before.swallowed_behind + swallowed(before.end, after)
+        yield from _border(entries, log, reader, following, lost, after)
+
+
+def _border(
+    entries: QueueEntries,
+    log: LogReader,
+    reader: QueueReader | None,
+    following: int,
+    swallowed: int,
+    after: SeenQueue,
+) -> Iterator[Damage]:
+    (topic, queue_id), offset, position = after.key, after.span.first_offset, after.span.first_physical
+    if offset == following:
+        return
+    record = log.record(position)
+    end = position + (record["total_size"] if record is not None else 0)
+    reason = f"queue offset {offset} of {topic}/{queue_id} where {following} is next"
+    place = Damage("record", log.path(log.base_of(position)), position, end, reason)
+    yield from entries.gap(reader, (following, offset), swallowed, place)
 
 
 def _joined(spans: Sequence[QueueSpan]) -> QueueSpan | None:

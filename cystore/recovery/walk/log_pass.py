@@ -8,21 +8,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cystore._native.read import scan
-from cystore._native.record.record import STATUS_NAMES
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
 from cystore.engine.manifest.given_up import GivenUp
 from cystore.engine.manifest.removed_queues import Removed
 from cystore.layout import takes_queue_offset
 from cystore.recovery.walk import rules
-from cystore.recovery.walk.log_reader import GONE, Finder, LogReader, Walk
+from cystore.recovery.walk.log_reader import LogReader, Walk
+from cystore.recovery.walk.log_visitor import Key as Key
+from cystore.recovery.walk.log_visitor import LogVisitor
 from cystore.recovery.walk.queue_reader import QueueReader
 
-FIRST_ENTRIES, MORE_ENTRIES = 128, 4096
-LEAST_ENTRIES, ENTRIES_HELD = 16, 1 << 21
 LOOK_AHEAD_RECORDS = 100_000
 EVERYTHING = 1 << 62
-
-Key = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -76,12 +73,12 @@ class PassResult:
     watermark: int = -1
 
 
-class LogPass:
+class LogPass(LogVisitor):
     """Walks once, and judges each stop by the rules of rules.py. Without `follow_queues` it compares no queue."""
 
     def __init__(self, situation: WalkInput, start: int, *, follow_queues: bool = True) -> None:
-        self._about, self._reader = situation, situation.reader
-        self.scanner = scan.LogScanner(
+        self._about = situation
+        scanner = scan.LogScanner(
             check_checksum=situation.check_checksum,
             follow_queues=follow_queues,
             in_time_order=situation.in_time_order and situation.keep,
@@ -89,48 +86,40 @@ class LogPass:
             physic_timestamp=situation.physic_timestamp,
             compare_tags=True,
         )
-        self.scanner.limit = EVERYTHING
-        self.scanner.move(start, start + self._reader.file_bytes)
-        self._walk = Walk(self._reader, self.scanner, situation.progress)
-        self._finder = Finder(self._reader, check_checksum=situation.check_checksum)
+        scanner.limit = EVERYTHING
+        scanner.move(start, start + situation.reader.file_bytes)
+        super().__init__(
+            situation.reader, scanner, check_checksum=situation.check_checksum, progress=situation.progress
+        )
         self._watermark = situation.watermark
-        self._readers: dict[int, QueueReader] = {}
         # Slots whose expected queue offset comes from entries, not from a record.
         self._weak: set[int] = set()
-        self.result = PassResult(start)
+        self.result = PassResult(start, slots=self.slots)
 
     def run(self) -> PassResult:
-        result, scanner = self.result, self.scanner
-        result.reason = self._to_the_end()
-        result.end = scanner.position
+        result, reason = self.result, None
+        while reason is None:
+            reason = self.next_stop()
+        result.reason = reason
+        result.end = self.scanner.position
         result.watermark = self._watermark
         return result
 
-    def _to_the_end(self) -> str:
-        scanner = self.scanner
-        while True:
-            status = self._walk.run()
-            if status == scan.NEW_QUEUE:
-                self._add_queue(self._judged())
-            elif status == scan.ENTRIES:
-                self._load_entries(scanner.slot, scanner.wanted)
-            elif status == scan.OTHER_ENTRY:
-                scanner.limit_entries(scanner.slot, scanner.wanted)
-            elif status == scan.OUT_OF_SEQUENCE:
-                verdict = self._out_of_sequence(self._judged())
-                if verdict:
-                    return verdict
-            elif status == scan.BACK_IN_TIME:
-                if scanner.position >= self._durable_end():
-                    return "a record older than the one before it"
-                scanner.accept()
-            elif status == scan.BLANK:
-                if not self._step_over_missing_file():
-                    return rules.A_BLANK
-            else:
-                reason = "no file" if status == GONE else STATUS_NAMES[scanner.reason]
-                if not self._step_over(reason):
-                    return reason
+    def _other_entry(self) -> str | None:
+        self.scanner.limit_entries(self.scanner.slot, self.scanner.wanted)
+        return None
+
+    def _back_in_time(self) -> str | None:
+        if self.scanner.position >= self._durable_end():
+            return "a record older than the one before it"
+        self.scanner.accept()
+        return None
+
+    def _no_next_file(self) -> str | None:
+        return None if self._step_over_missing_file() else rules.A_BLANK
+
+    def _damaged(self, reason: str) -> str | None:
+        return None if self._step_over(reason) else reason
 
     def _judged(self) -> StoppedRecord:
         topic, queue_id, queue_offset, size, store_timestamp, magic, _ = self.scanner.record()
@@ -139,8 +128,9 @@ class LogPass:
 
     # ----------------------------------------------------------------------------------- queues
 
-    def _add_queue(self, record: StoppedRecord) -> None:
+    def _new_queue(self) -> str | None:
         """Adds a queue to the table. Its entries for records before the start give the first expected offset."""
+        record = self._judged()
         reader, start = self._about.queues.get(record.key), self.result.start
         # At the very start of the log there is nothing before: a queue begins with 0.
         expected, weak = 0, start > 0
@@ -161,20 +151,10 @@ class LogPass:
             self._readers[slot] = reader
         if weak:
             self._weak.add(slot)
+        return None
 
-    def _load_entries(self, slot: int, wanted: int) -> None:
-        reader = self._readers[slot]
-        if wanted < reader.first:
-            # Entries that the queue's files do not hold any more cannot be compared.
-            self.scanner.limit_entries(slot, min(wanted, reader.first))
-            return
-        room = ENTRIES_HELD // len(self.result.slots)  # bounds the entries that all queues hold together
-        count = FIRST_ENTRIES if self.scanner.queue_first(slot)[0] < 0 else MORE_ENTRIES
-        self.scanner.set_entries(slot, reader.read_some(wanted, min(count, max(room, LEAST_ENTRIES))), wanted)
-
-    def _out_of_sequence(self, record: StoppedRecord) -> str | None:
-        """Judges a queue offset that is not the next one. None: continue; otherwise the reason why the log ends
-        here."""
+    def _out_of_sequence(self) -> str | None:
+        record = self._judged()
         scanner, slot = self.scanner, self.scanner.slot
         expected = scanner.queue_next(slot)
         first = scanner.queue_first(slot)[0] < 0
@@ -275,7 +255,7 @@ class LogPass:
         position = scanner.position
         known = about.known_holes.covering(position)
         if known is not None and known[1] <= self._reader.end:
-            self._go_to(known[1])
+            self.go_to(known[1])
             return True
         if not about.keep or position >= self._durable_end():
             return False
@@ -284,7 +264,7 @@ class LogPass:
             self.result.lost_end = self._durable_end()
             return False
         self.result.damage.append(DamagedRange(position, resumed, reason))
-        self._go_to(resumed)
+        self.go_to(resumed)
         return True
 
     def _step_over_missing_file(self) -> bool:
@@ -298,9 +278,6 @@ class LogPass:
             return True
         scanner.move(position, following)
         return False
-
-    def _go_to(self, position: int) -> None:
-        self.scanner.step_over(position, self._reader.base_of(position) + self._reader.file_bytes)
 
     def _resume(self, position: int) -> int | None:
         """The first record behind `position` and below the watermark that belongs to this log."""

@@ -32,8 +32,8 @@ from cystore.layout import CONSTANTS, QUEUE_ENTRY
 from cystore.recovery.walk.log_reader import LogReader
 from cystore.spark.jobs.running import Failed
 from cystore.system import files, platform
+from cystore.verify.bounds import Bounds
 from cystore.verify.ranges import boundary
-from cystore.verify.verifier import Bounds
 
 UNIT_ROOM = 64  # more than a unit without a bitmap and the end mark behind it
 STAGE, NEW, OLD = "rebuild", "new", "old"

@@ -13,12 +13,11 @@ import pytest
 
 import cystore
 from cystore.config import StoreConfig
-from cystore.recovery.scan import likely_end
 from cystore.recovery.walk.log_reader import LogReader
 from cystore.verify import verify
+from cystore.verify.bounds import Bounds, bounds_at_rest, likely_bounds
 from cystore.verify.parallel import VerifyParts, verify_at_rest
 from cystore.verify.ranges import joined_damage
-from cystore.verify.verifier import Bounds, bounds_at_rest
 from tests.golden.cystore_config import cystore_config
 from tests.golden.stores import NAMES, unpack_or_skip
 from tests.oracle.record import ROCKETMQ_MAGIC
@@ -44,11 +43,10 @@ def range_of(log_bytes: int) -> int:
 
 def is_told(root: Path, config: StoreConfig, *, abnormal: bool = False, ranges=range_of) -> bool:
     """Whether the end is told without the walk; where it is, the walk must say the same."""
-    end = likely_end(root, config, abnormal=abnormal)
-    if end < 0:
-        return False
     reader = LogReader(root, config.mapped_file_size_commit_log_bytes)
-    bounds = Bounds(reader.begin, end, end, complete=not abnormal)
+    bounds = likely_bounds(root, config, reader, abnormal=abnormal)
+    if bounds is None:
+        return False
     told = VerifyParts(root, config, bounds, ranges, here).confirmed()
     if told:
         assert bounds_at_rest(root, config, reader, abnormal=abnormal) == (bounds, [])

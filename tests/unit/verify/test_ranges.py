@@ -13,6 +13,7 @@ from cystore.recovery.walk.index_reader import list_index
 from cystore.recovery.walk.log_reader import LogReader
 from cystore.recovery.walk.queue_reader import list_queues
 from cystore.verify import Bounds, verify
+from cystore.verify.bounds import bounds_at_rest
 from cystore.verify.ranges import (
     cut,
     joined_damage,
@@ -21,7 +22,6 @@ from cystore.verify.ranges import (
     verify_range,
     without_false_borders,
 )
-from cystore.verify.verifier import bounds_at_rest
 from tests.oracle import queue
 from tests.oracle.record import ROCKETMQ_MAGIC, encode
 from tests.property import stores

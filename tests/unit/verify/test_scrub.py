@@ -173,9 +173,9 @@ def test_what_is_cleaned_while_it_is_scrubbed_is_no_damage(tmp_path, monkeypatch
             store.put("T", b"x" * 60)
         store.dispatch()
         store.flush()
-        run, reader = scrub.SliceVerifier.run, scrub.LogReader
+        run, reader = scrub.Comparison.run, scrub.LogReader
         if moment == "while it is read":
-            monkeypatch.setattr(scrub.SliceVerifier, "run", lambda check: (store.clean(), run(check))[1])
+            monkeypatch.setattr(scrub.Comparison, "run", lambda check: (store.clean(), run(check))[1])
         else:
             monkeypatch.setattr(scrub, "LogReader", lambda *args: (store.clean(), reader(*args))[1])
         found = store.scrub(SLICE)

@@ -1,0 +1,228 @@
+"""Compares the records of a range of the log with their entries in consume queues and index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from cystore._native.read import scan
+from cystore.derived.files.consume_queue import ENTRY_BYTES
+from cystore.derived.files.index import DIRECTORY as INDEX
+from cystore.engine.manifest.manifest import read_holes, read_removed
+from cystore.recovery.walk.index_stream import IndexStream
+from cystore.recovery.walk.log_reader import LogReader
+from cystore.recovery.walk.log_visitor import Key, LogVisitor
+from cystore.recovery.walk.model import Damage
+from cystore.recovery.walk.queue_reader import QueueReader
+from cystore.verify.bounds import Bounds
+from cystore.verify.queue_entries import QueueEntries, QueueSpan
+
+KEYS_AT_ONCE = 50_000
+UNKEYED = "keys of these records are missing or wrong"
+
+
+class WrongEntry(NamedTuple):
+    """A consume queue entry that disagrees with its intact record."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    size_bytes: int
+    damage: Damage
+
+
+class Comparison(LogVisitor):
+    """The records of [bounds.begin, bounds.end), which begins at a record. `run` gives the damage.
+
+    `find_queue` opens the files of a queue. Without `follow` it verifies the records alone: queues and index need not
+    know them yet. With `each_entry` wrong entries are listed in `wrong_entries`, one damage for each; an entry that is
+    all zero is then wrong too. `jumps`: some queue offset was not the next one, damaged or not.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        reader: LogReader,
+        bounds: Bounds,
+        find_queue: Callable[[Key], QueueReader | None],
+        *,
+        follow: bool = True,
+        each_entry: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        scanner = scan.LogScanner(compare_tags=True, follow_queues=follow)
+        scanner.limit = bounds.end
+        scanner.move(bounds.begin, reader.base_of(bounds.begin) + reader.file_bytes)
+        super().__init__(reader, scanner, progress=progress)
+        self._root, self._bounds, self._find_queue, self._each_entry = root, bounds, find_queue, each_entry
+        self._holes = read_holes(root)
+        self.queues = QueueEntries(root, bounds, read_removed(root), [])
+        self.stream = IndexStream([])
+        self.jumps = False
+        self.wrong_entries: list[WrongEntry] = []
+        # The last run of records whose keys the index lacks; it may still grow.
+        self._unkeyed: Damage | None = None
+        self._found: list[Damage] = []
+
+    def compare_keys(self, stream: IndexStream, first: int) -> None:
+        """The index must hold the records' keys, from entry number `first` of `stream` on."""
+        self.stream = stream
+        self.scanner.compare_keys(first, stream.limit, stream.files)
+
+    def run(self) -> Iterator[Damage]:
+        """Every damaged range."""
+        scanner, found = self.scanner, self._found
+        while scanner.position < self._bounds.end and self.next_stop() is None:
+            if found:
+                yield from found
+                found.clear()
+        yield from found
+        yield from self.queues.runs()
+        if self._unkeyed is not None:
+            yield self._unkeyed
+
+    @property
+    def position(self) -> int:
+        """The end of the walk, so far."""
+        return self.scanner.position
+
+    @property
+    def records(self) -> int:
+        """The number of intact records, so far."""
+        return self.scanner.record_count
+
+    @property
+    def broken(self) -> list[tuple[int, int]]:
+        """The damaged ranges of the log."""
+        return self.queues.broken
+
+    def spans(self) -> dict[Key, QueueSpan]:
+        """The findings of the walk about each queue with a record in it."""
+        scanner = self.scanner
+        return {
+            key: QueueSpan(
+                *scanner.queue_first(slot),
+                scanner.queue_next(slot),
+                scanner.queue_missing(slot),
+                scanner.queue_entries_limit(slot),
+            )
+            for key, slot in sorted(self.slots.items())
+            if scanner.queue_first(slot)[1] >= 0
+        }
+
+    # ---------------------------------------------------------------------------------- records
+
+    def _no_next_file(self) -> str | None:
+        following = self._reader.base_of(self.scanner.position) + self._reader.file_bytes
+        self.scanner.move(following, following + self._reader.file_bytes)
+        return None
+
+    def _damaged(self, reason: str) -> str | None:
+        """The range from here to the next valid record is damaged; the walk continues there."""
+        position, end = self.scanner.position, self._bounds.end
+        known = self._holes.covering(position)
+        if known is not None:
+            following, reason = known[1], f"known hole: {reason}"
+        else:
+            found = self._finder.find(position + 1, end)
+            following = end if found is None else found[0]
+        self.go_to(following)
+        self.broken.append((position, following))
+        path = self._reader.path(self._reader.base_of(position))
+        self._found.append(Damage("record", path, position, following, reason))
+        return None
+
+    # ----------------------------------------------------------------------------------- queues
+
+    def _new_queue(self) -> str | None:
+        scanner = self.scanner
+        topic, queue_id, queue_offset, *_ = scanner.record()
+        key = topic.decode("ascii"), queue_id
+        reader = self._find_queue(key)
+        expected = 0 if self._bounds.begin == 0 else -1
+        removed = self.queues.removed.end(key)
+        limit = reader.limit if reader is not None and reader.first <= max(queue_offset, removed) else 0
+        slot = scanner.add_queue(topic, queue_id, expected, limit, removed)
+        self.slots[key] = slot
+        if reader is not None:
+            self._readers[slot] = reader
+        return None
+
+    def _out_of_sequence(self) -> str | None:
+        self.jumps = True
+        scanner = self.scanner
+        topic, queue_id, queue_offset, size, *_ = scanner.record()
+        slot, position = scanner.slot, scanner.position
+        expected = scanner.queue_next(slot)
+        place = Damage(
+            "record",
+            self._reader.path(self._reader.base_of(position)),
+            position,
+            position + size,
+            f"queue offset {queue_offset} of {topic.decode()}/{queue_id} where {expected} is next",
+        )
+        swallowed = scanner.swallowed_since(slot)
+        self._found += self.queues.gap(self._readers.get(slot), (expected, queue_offset), swallowed, place)
+        scanner.accept()
+        return None
+
+    def _other_entry(self) -> str | None:
+        scanner, number = self.scanner, self.scanner.wanted
+        reader = self._readers[scanner.slot]
+        if self._each_entry:
+            self._found.append(self._listed(reader, number))
+        elif not any(reader.read(number, 1)) and not self._bounds.complete:
+            scanner.limit_entries(scanner.slot, number)  # not dispatched before the crash
+            return None
+        else:
+            self._found += self.queues.wrong(reader, number, "not the entry of the record")
+        scanner.accept_entry()
+        return None
+
+    def _listed(self, reader: QueueReader, number: int) -> Damage:
+        """Lists a wrong entry, which the caller may rewrite from its record."""
+        topic, queue_id, queue_offset, size, *_ = self.scanner.record()
+        position = number * ENTRY_BYTES
+        base = position - position % reader.file_bytes
+        begin = position - base
+        damage = Damage(
+            "consume_queue", reader.path(base), begin, begin + ENTRY_BYTES, "not the entry of the record"
+        )
+        place = self.scanner.position
+        self.wrong_entries.append(
+            WrongEntry(topic.decode("ascii"), queue_id, queue_offset, place, size, damage)
+        )
+        return damage
+
+    # ------------------------------------------------------------------------------------ index
+
+    def _load_keys(self) -> str | None:
+        # All keys of a record are compared at once, however many files they are in.
+        scanner = self.scanner
+        count = scanner.wanted - scanner.keys_at + KEYS_AT_ONCE
+        scanner.set_keys(self.stream.read(scanner.keys_at, count), scanner.keys_at)
+        return None
+
+    def _other_key(self) -> str | None:
+        """The walk continues with the index entries of a later record."""
+        scanner = self.scanner
+        position, size = scanner.position, scanner.record()[3]
+        following = self.stream.first_from(scanner.keys_at, position + 1)
+        if following == self.stream.limit and not self._bounds.complete:
+            scanner.stop_comparing_keys()
+            return None
+        scanner.skip_keys(following)
+        last = self._unkeyed
+        if last is not None and (last.end == position or self._reader.blank_fills(last.end)):
+            self._unkeyed = replace(last, end=position + size)
+            return None
+        if last is not None:
+            self._found.append(last)
+        path = self._root / INDEX
+        if scanner.keys_at < self.stream.limit:
+            path = self.stream.place(scanner.keys_at)[0].path
+        self._unkeyed = Damage("index", path, position, position + size, UNKEYED)
+        return None
