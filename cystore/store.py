@@ -21,10 +21,10 @@ from cystore._native.record.exact import any_text, whole
 from cystore._native.record.message import Message, PutResult
 from cystore._native.system.descriptor import AtDrop
 from cystore.attachment.attach import Attachment, attach
-from cystore.attachment.following import FOLLOWED, follow, has_moved, scan
-from cystore.attachment.housekeeper import housekeeper
-from cystore.attachment.leaving import Leaving, keeping, weakly
-from cystore.attachment.running import start_service
+from cystore.attachment.interrupted_close import Leaving, keeping, weakly
+from cystore.attachment.private_reads import FOLLOWED, follow, has_moved, scan
+from cystore.attachment.release_thread import housekeeper
+from cystore.attachment.service_threads import start_service
 from cystore.clock import monotonic_s, wait_s
 from cystore.config import StoreConfig
 from cystore.derived.reading.reader import DEFAULT_COUNT, FOREVER_MS, INT32_MAX

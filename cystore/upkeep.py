@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cystore._native.memory import store_clock
 from cystore._native.record.exact import any_text
 from cystore.attachment.attach import Attachment
-from cystore.attachment.needs import Maintenance, maintenance_of
+from cystore.attachment.waiting_work import Maintenance, maintenance_of
 from cystore.config import StoreConfig
 from cystore.derived.dispatch.remove import Removal
 from cystore.engine.files.progress import Progress

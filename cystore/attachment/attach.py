@@ -18,8 +18,8 @@ from cystore._native.derived.delay import Delivered
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.system.failpoint import failpoint
-from cystore.attachment.compose import compose
-from cystore.attachment.parts import Attachment as Attachment
+from cystore.attachment.assemble import compose
+from cystore.attachment.attachment import Attachment as Attachment
 from cystore.config import INT_MAX, StoreConfig
 from cystore.derived.files.known_queues import forget_known_queues
 from cystore.engine.files.segments import Mode
@@ -36,14 +36,14 @@ from cystore.errors import (
     StoreLockedError,
 )
 from cystore.layout import CONTROL_BYTES
-from cystore.recovery.walk.mark import ABORT_NAME
+from cystore.recovery.walk.abort_file import ABORT_NAME
 from cystore.services.retention.carry_over import carry_over
-from cystore.system import files, folders, ownership, platform, unreadable
-from cystore.system.arrivals import Ground
+from cystore.system import files, folders, ownership, platform, unreadable_ranges
+from cystore.system.other_processes import Ground
 from cystore.system.store_lock import LOCK_NAME, StoreLocks
 
 if TYPE_CHECKING:
-    from cystore.recovery.walk.model import RecoveredState
+    from cystore.recovery.walk.recovery_types import RecoveredState
 
 log = logging.getLogger("cystore")
 
@@ -333,7 +333,9 @@ def _fill_holes(attachment: Attachment, begin: int) -> None:
     for base in range(segments.base_of(begin), end, segments.file_bytes):
         segment = segments.get(base)
         if segment is not None:
-            unreadable.fill_holes(segments.path(base), segment, 0, min(end - base, segments.file_bytes))
+            unreadable_ranges.fill_holes(
+                segments.path(base), segment, 0, min(end - base, segments.file_bytes)
+            )
 
 
 # -------------------------------------------------------------------------------------------- later arrivals
@@ -406,7 +408,7 @@ def _try_reader(
 ) -> Attachment | None:
     """None if a process came between the look at the lock and the end of a private recovery."""
     check_is_store(root)
-    from cystore.attachment.beside import can_only_be_followed, read_beside
+    from cystore.attachment.other_layout import can_only_be_followed, read_beside
 
     locks = StoreLocks(root, read_only=True) if LOCK_NAME in files.names(root) else None
     beside = False

@@ -14,7 +14,7 @@ from cystore.engine.files.segments import Mode
 from cystore.engine.log.allocate import CONTROL_NAME, HEADROOM_NAME
 from cystore.engine.log.flush import SYNC_FAILED
 from cystore.errors import NotDurableError, StoreError
-from cystore.recovery.walk.mark import ABORT_NAME
+from cystore.recovery.walk.abort_file import ABORT_NAME
 from cystore.system import files
 
 log = logging.getLogger("cystore")

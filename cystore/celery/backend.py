@@ -39,7 +39,7 @@ from cystore.celery.results import memory
 from cystore.celery.results.consumer import ResultConsumer
 from cystore.celery.results.encoding import encode_meta
 from cystore.celery.results.expiry import Expiry
-from cystore.celery.routing.elsewhere import Elsewhere, reader_of
+from cystore.celery.routing.other_homes import Elsewhere, reader_of
 from cystore.celery.stores import DEFAULTS, Location, open_shared, open_to_read, release, shown
 from cystore.celery.versions import decompress_payload
 

@@ -47,7 +47,7 @@ from cystore.errors import (
     StoreIOError,
     StoreTimeoutError,
 )
-from cystore.recovery.walk.mark import ABORT_NAME
+from cystore.recovery.walk.abort_file import ABORT_NAME
 from cystore.store import MessageStore
 from cystore.system import files, ownership, platform
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cystore.engine.inspect.recognize import check_is_store
 from cystore.engine.log.commit_log import DIRECTORY, MARKER
-from cystore.recovery.walk.mark import ABORT_NAME
+from cystore.recovery.walk.abort_file import ABORT_NAME
 from cystore.system import files
 from cystore.system.store_lock import LOCK_NAME, StoreLocks
 

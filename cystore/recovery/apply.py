@@ -20,7 +20,8 @@ from cystore.engine.log.commit_log import DIRECTORY as LOG
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
 from cystore.engine.manifest.manifest import record_given_up, record_holes
 from cystore.layout import INDEX_HEADER
-from cystore.recovery.walk.model import (
+from cystore.recovery.walk.queue_reader import HOLE_BYTES, TOPIC
+from cystore.recovery.walk.recovery_types import (
     CutQueue,
     ExtendLogFile,
     FillQueueHoles,
@@ -36,7 +37,6 @@ from cystore.recovery.walk.model import (
     WriteHoles,
     ZeroLog,
 )
-from cystore.recovery.walk.queue_reader import HOLE_BYTES, TOPIC
 from cystore.system import files
 
 FILE, INDEX_FILE = re.compile(r"[0-9]{20}\Z", re.ASCII), re.compile(r"[0-9]{17}\Z", re.ASCII)
@@ -65,7 +65,7 @@ class Apply:
                 case PutAside(begin, end, _):
                     self._put_aside(begin, end)
                 case WriteHoles():
-                    holes = DamagedRanges(self._named(hole) for hole in holes)
+                    holes = DamagedRanges(self._with_name_of_copy(hole) for hole in holes)
                     record_holes(self._root, holes)
                 case WriteGivenUp(given_up):
                     record_given_up(self._root, given_up)
@@ -104,7 +104,7 @@ class Apply:
 
     # -------------------------------------------------------------------------------- the log
 
-    def _named(self, hole: DamagedRange) -> DamagedRange:
+    def _with_name_of_copy(self, hole: DamagedRange) -> DamagedRange:
         """A new hole with the name its copy was given, and when it was found."""
         name = self._names.get((hole.begin, hole.end))
         return hole if name is None else DamagedRange(hole.begin, hole.end, hole.reason, name, clock.now_ms())
@@ -208,19 +208,19 @@ def drop_derived(root: Path) -> None:
     does a second run.
     """
     for folder in (QUEUES, EXT_QUEUES):
-        for topic in _folders_named(root / folder, TOPIC):
-            for queue in _folders_named(topic, QUEUE_ID):
-                _remove_named(queue, FILE)
+        for topic in _matching_folders(root / folder, TOPIC):
+            for queue in _matching_folders(topic, QUEUE_ID):
+                _remove_matching(queue, FILE)
                 _remove_if_empty(queue)
             _remove_if_empty(topic)
-    _remove_named(root / INDEX, INDEX_FILE)
+    _remove_matching(root / INDEX, INDEX_FILE)
 
 
-def _folders_named(folder: Path, names: re.Pattern[str]) -> list[Path]:
+def _matching_folders(folder: Path, names: re.Pattern[str]) -> list[Path]:
     return [entry.path for entry in files.entries(folder) if entry.is_dir() and names.match(entry.name)]
 
 
-def _remove_named(folder: Path, names: re.Pattern[str]) -> None:
+def _remove_matching(folder: Path, names: re.Pattern[str]) -> None:
     """Removes the files with names that we make; other files are foreign."""
     for entry in files.entries(folder):
         if entry.is_file() and names.match(entry.name):

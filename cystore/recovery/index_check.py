@@ -19,7 +19,7 @@ from cystore.layout import takes_index_entry
 from cystore.recovery.walk.index_reader import IndexReader, knows_its_shape, list_index
 from cystore.recovery.walk.index_stream import IndexStream
 from cystore.recovery.walk.log_reader import LogReader, Walk
-from cystore.recovery.walk.model import IndexMend, IndexScan
+from cystore.recovery.walk.recovery_types import IndexMend, IndexScan
 
 # The search for a record with keys examines this many records before it believes the index.
 LOOK_FOR_KEYS_RECORDS = 2_000

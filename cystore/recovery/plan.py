@@ -11,7 +11,7 @@ from cystore.engine.files.quarantine import copy_name
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
 from cystore.layout import CONSTANTS
 from cystore.recovery.walk import rules
-from cystore.recovery.walk.model import (
+from cystore.recovery.walk.recovery_types import (
     Action,
     CutQueue,
     ExtendLogFile,
@@ -35,7 +35,7 @@ BLANK_SIZE_MIN = CONSTANTS["BLANK_SIZE_MIN"][0]
 
 def plan(scan: ScanResult) -> RecoveryPlan:
     """The steps of recovery for the findings of a scan."""
-    holes = _holes(scan)
+    holes = _all_damaged_ranges(scan)
     actions: list[Action] = [ExtendLogFile(base, length) for base, length in scan.log.short]
     actions += [PutAside(hole.begin, hole.end, hole.reason) for hole in scan.log.damage]
     if scan.log.dirty is not None and not _only_a_blank(scan.log):
@@ -54,7 +54,7 @@ def plan(scan: ScanResult) -> RecoveryPlan:
     return RecoveryPlan(scan, tuple(actions), holes)
 
 
-def _holes(scan: ScanResult) -> DamagedRanges:
+def _all_damaged_ranges(scan: ScanResult) -> DamagedRanges:
     new = [
         DamagedRange(h.begin, h.end, h.reason, copy_name(h.begin, h.end), h.found_ms) for h in scan.log.damage
     ]

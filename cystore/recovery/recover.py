@@ -15,7 +15,7 @@ from cystore.engine.manifest.damaged_ranges import DamagedRanges
 from cystore.recovery.apply import Apply, Pieces, mended
 from cystore.recovery.plan import plan
 from cystore.recovery.scan import Progress, scan
-from cystore.recovery.walk.model import (
+from cystore.recovery.walk.recovery_types import (
     CutQueue,
     PutAside,
     QueueState,

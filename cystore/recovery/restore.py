@@ -20,8 +20,8 @@ from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
 from cystore.engine.manifest.manifest import read_facts, record_holes
 from cystore.errors import CorruptRecordError, OffsetError, StoreFormatError
 from cystore.layout import CONSTANTS, RECORD_MAGIC_BLANK
+from cystore.recovery.walk.abort_file import mark_undispatched
 from cystore.recovery.walk.log_reader import LogReader
-from cystore.recovery.walk.mark import mark_undispatched
 from cystore.system import files, ownership, platform
 from cystore.system.store_lock import StoreLocks
 

@@ -24,8 +24,8 @@ from cystore.recovery.queue_check import QueueCheck, QueueFindings, known_scans,
 from cystore.recovery.walk import rules
 from cystore.recovery.walk.log_pass import EVERYTHING, LogPass, WalkInput
 from cystore.recovery.walk.log_reader import LogReader
-from cystore.recovery.walk.model import IndexScan, LogScan, QueueScan, ScanResult
 from cystore.recovery.walk.queue_reader import QueueReader, list_queues
+from cystore.recovery.walk.recovery_types import IndexScan, LogScan, QueueScan, ScanResult
 
 T = TypeVar("T")
 Progress = Callable[[str, int, int], None]
@@ -102,9 +102,9 @@ class _Scan:
             self._list_queues()
         self._given_up = self._read(read_given_up, GivenUp())
         # Holes below the usual start are known from their list alone.
-        self._holes, newest = self._read(read_holes_or_copy, (DamagedRanges(), False))
+        self._known_damage, newest = self._read(read_holes_or_copy, (DamagedRanges(), False))
         self._from_the_beginning = not newest
-        if not newest and self._holes:
+        if not newest and self._known_damage:
             self._warnings.append(
                 "the list of holes is damaged; its copy may lack holes, so recovery checks all of the log"
             )
@@ -184,7 +184,7 @@ class _Scan:
 
     def likely_end(self) -> int:
         reader = self._reader
-        if not reader.bases or reader.short or self._holes or self._from_the_beginning:
+        if not reader.bases or reader.short or self._known_damage or self._from_the_beginning:
             return -1
         end = self._situation().watermark
         if not reader.begin < end < reader.end or not reader.has(reader.base_of(end)) or self._start() > end:
@@ -260,7 +260,7 @@ class _Scan:
         return WalkInput(
             reader=self._reader,
             queues=self._queues,
-            known_holes=self._holes,
+            known_holes=self._known_damage,
             given_up=self._given_up,
             removed=self._removed,
             watermark=watermark,
@@ -287,13 +287,13 @@ class _Scan:
                 result.end,
                 found.dispatch_from,
                 max(result.start, reader.begin),
-                self._holes.merged(result.damage),
+                self._known_damage.merged(result.damage),
             )
         return ScanResult(
             log=self._log_of(walked),
             queues=found.queues,
             index=index,
-            known_holes=self._holes.within(reader.begin, result.end),
+            known_holes=self._known_damage.within(reader.begin, result.end),
             known_given_up=self._given_up,
             given_up=found.given_up,
             dispatched=max(min(found.dispatch_from, index.through), reader.begin),

@@ -30,14 +30,14 @@ from cystore.layout import QUEUE_ENTRY, SCHEDULE_TOPIC
 from cystore.recovery.walk.index_reader import list_readable_index
 from cystore.recovery.walk.index_stream import IndexStream
 from cystore.recovery.walk.log_reader import LogReader
-from cystore.recovery.walk.model import Damage
 from cystore.recovery.walk.queue_reader import open_queue
+from cystore.recovery.walk.recovery_types import Damage
 from cystore.services.scrub_progress import (
     FINDINGS_KEPT,
     SECTION,
     SLICE_BYTES,
     ScrubProgress,
-    plain_progress,
+    progress_fields,
     progress_of,
 )
 from cystore.system import files
@@ -120,7 +120,7 @@ class Scrubber:
                 else "`cystore rebuild` makes it anew from the log",
             )
         over = position >= dispatched
-        kept = (*before.findings, *({**_plain(each), "found_ms": now} for each in damage))
+        kept = (*before.findings, *({**_finding(each), "found_ms": now} for each in damage))
         self._save(
             dataclasses.replace(
                 before,
@@ -138,7 +138,7 @@ class Scrubber:
 
     def _save(self, progress: ScrubProgress) -> None:
         failpoint("scrub.verified")
-        self._manifest.set_section(SECTION, plain_progress(progress))
+        self._manifest.set_section(SECTION, progress_fields(progress))
 
     def _verify(self, begin: int, end: int, dispatched: int) -> tuple[list[Damage], Comparison | None]:
         """Damage of the slice, without holes that recovery reported already; None for a slice that holds nothing."""
@@ -219,5 +219,5 @@ class Scrubber:
         return file
 
 
-def _plain(damage: Damage) -> dict[str, Any]:
+def _finding(damage: Damage) -> dict[str, Any]:
     return {**dataclasses.asdict(damage), "path": str(damage.path)}

@@ -75,6 +75,6 @@ def parse_progress(data: bytes) -> ScrubProgress:
         return ScrubProgress()
 
 
-def plain_progress(progress: ScrubProgress) -> dict[str, Any]:
+def progress_fields(progress: ScrubProgress) -> dict[str, Any]:
     """The map in JSON that describes the progress."""
     return {**dataclasses.asdict(progress), "findings": list(progress.findings)}

@@ -14,8 +14,8 @@ from cystore.engine.manifest.manifest import read_holes, read_removed
 from cystore.recovery.walk.index_stream import IndexStream
 from cystore.recovery.walk.log_reader import LogReader
 from cystore.recovery.walk.log_visitor import Key, LogVisitor
-from cystore.recovery.walk.model import Damage
 from cystore.recovery.walk.queue_reader import QueueReader
+from cystore.recovery.walk.recovery_types import Damage
 from cystore.verify.bounds import Bounds
 from cystore.verify.queue_entries import QueueEntries, QueueSpan
 
@@ -58,7 +58,7 @@ class Comparison(LogVisitor):
         scanner.move(bounds.begin, reader.base_of(bounds.begin) + reader.file_bytes)
         super().__init__(reader, scanner, progress=progress)
         self._root, self._bounds, self._find_queue, self._each_entry = root, bounds, find_queue, each_entry
-        self._holes = read_holes(root)
+        self._known_damage = read_holes(root)
         self.queues = QueueEntries(root, bounds, read_removed(root), [])
         self.stream = IndexStream([])
         self.jumps = False
@@ -123,7 +123,7 @@ class Comparison(LogVisitor):
     def _damaged(self, reason: str) -> str | None:
         """The range from here to the next valid record is damaged; the walk continues there."""
         position, end = self.scanner.position, self._bounds.end
-        known = self._holes.covering(position)
+        known = self._known_damage.covering(position)
         if known is not None:
             following, reason = known[1], f"known hole: {reason}"
         else:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cystore.recovery.walk.index_reader import IndexReader
 from cystore.recovery.walk.index_stream import IndexStream
-from cystore.recovery.walk.model import Damage
+from cystore.recovery.walk.recovery_types import Damage
 from cystore.verify.bounds import Bounds
 
 

@@ -21,8 +21,8 @@ from cystore.recovery.walk.index_reader import list_readable_index
 from cystore.recovery.walk.index_stream import IndexStream
 from cystore.recovery.walk.log_reader import Finder, LogReader
 from cystore.recovery.walk.log_visitor import Key
-from cystore.recovery.walk.model import Damage
 from cystore.recovery.walk.queue_reader import QueueReader, open_queue
+from cystore.recovery.walk.recovery_types import Damage
 from cystore.verify.bounds import Bounds
 from cystore.verify.comparison import UNKEYED, Comparison
 from cystore.verify.index_entries import index_file_damage, past_the_end

@@ -195,13 +195,13 @@ LOOKS = (
     + """
 from contextlib import contextmanager
 from pathlib import Path
-import cystore, cystore.operate.attached, cystore.operate.positions
+import cystore, cystore.operate.store_parts, cystore.operate.positions
 @contextmanager
 def progress():
     yield show
-cystore.operate.attached.progress = progress
+cystore.operate.store_parts.progress = progress
 config = cystore.StoreConfig(read_only=True, **settings)
-cystore.operate.attached.looked_at(Path(path), config, cystore.operate.positions.positions)["positions"]["wrote"]
+cystore.operate.store_parts.looked_at(Path(path), config, cystore.operate.positions.positions)["positions"]["wrote"]
 """
 )
 

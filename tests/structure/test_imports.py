@@ -11,13 +11,13 @@ from tests.support.process import Process
 
 # What few processes need, and what takes long: each is loaded where it is used.
 LATER = (
-    "cystore.attachment.beside",
+    "cystore.attachment.other_layout",
     "cystore.columns",
     "cystore.derived.reading.snapshot",
     "cystore.operate",
     "cystore.recovery.recover",
     "cystore.recovery.walk.log_reader",
-    "cystore.recovery.walk.model",
+    "cystore.recovery.walk.recovery_types",
     "cystore.services.scrub",
     "cystore.verify",
     "concurrent.futures",

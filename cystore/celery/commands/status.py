@@ -18,7 +18,6 @@ from cystore.celery.lifecycle import recorder
 from cystore.celery.redis_urls import RedisAwayError
 from cystore.celery.registry import StoreStatus
 from cystore.operate import facts
-from cystore.operate.attached import attached
 from cystore.operate.facts import STATES
 from cystore.operate.output import (
     one_line,
@@ -29,6 +28,7 @@ from cystore.operate.output import (
     write_table,
 )
 from cystore.operate.positions import positions
+from cystore.operate.store_parts import attached
 from cystore.services.duty_table import Duties
 from cystore.system import platform
 

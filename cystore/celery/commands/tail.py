@@ -16,7 +16,7 @@ from cystore.celery.base.events import Event
 from cystore.celery.commands.shared import common
 from cystore.celery.history import Transition
 from cystore.operate.output import write_note
-from cystore.operate.watch import follow as follow_store
+from cystore.operate.wait_for_store import follow as follow_store
 
 
 class _Tail:

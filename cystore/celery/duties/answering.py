@@ -18,7 +18,7 @@ from cystore import StoreError
 from cystore.celery.base import greenlets
 from cystore.celery.duties import running
 from cystore.celery.duties.main_process import ForkGuard
-from cystore.celery.routing.elsewhere import reader_of
+from cystore.celery.routing.other_homes import reader_of
 from cystore.services.threads import ServiceThread
 
 log = logging.getLogger("cystore.celery")

@@ -11,7 +11,7 @@ from cystore.operate.command import FOUND_WRONG, OK, Command, add_json, store_co
 from cystore.operate.output import size_text, write_json, write_line
 from cystore.operate.progress import progress
 from cystore.recovery.apply import drop_derived
-from cystore.recovery.walk.mark import mark_undispatched
+from cystore.recovery.walk.abort_file import mark_undispatched
 from cystore.system import ownership, platform
 from cystore.system.store_lock import StoreLocks
 

@@ -13,7 +13,7 @@ from cystore.operate.output import one_line, write_json, write_line
 from cystore.operate.progress import progress
 from cystore.recovery.plan import plan
 from cystore.recovery.scan import scan
-from cystore.recovery.walk.model import RecoveryPlan, RecoveryReport
+from cystore.recovery.walk.recovery_types import RecoveryPlan, RecoveryReport
 from cystore.system.store_lock import StoreLocks
 
 

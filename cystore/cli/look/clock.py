@@ -8,10 +8,10 @@ import cystore
 from cystore import clock
 from cystore._native.memory import store_clock
 from cystore.attachment.attach import Attachment
-from cystore.operate.attached import looked_at
 from cystore.operate.command import FOUND_WRONG, OK, Command, add_json, store_config
 from cystore.operate.output import time_text, write_json, write_line
 from cystore.operate.progress import progress
+from cystore.operate.store_parts import looked_at
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

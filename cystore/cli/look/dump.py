@@ -18,8 +18,8 @@ from cystore.operate.command import (
 )
 from cystore.operate.output import write_message, write_note
 from cystore.operate.progress import progress
-from cystore.operate.reading import (
-    Damage,
+from cystore.operate.queue_messages import (
+    DamageCount,
     queue_messages,
     report_stepped_over,
     whole_queues,
@@ -40,7 +40,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(args: argparse.Namespace) -> int:
     if args.queue is not None and args.topic is None:
         args.usage_error("--queue needs --topic")
-    damage = Damage()
+    damage = DamageCount()
     with progress() as report, cystore.open(args.path, config=reading_config(args), progress=report) as store:
         queues = whole_queues(store, args.topic, [] if args.queue is None else [args.queue])
         if not queues and args.topic is not None:

@@ -13,7 +13,6 @@ from cystore.engine.inspect.control_head import OURS, attached_processes, read_h
 from cystore.engine.manifest.manifest import read_holes
 from cystore.layout import FLAGS
 from cystore.operate import facts
-from cystore.operate.attached import looked_at
 from cystore.operate.command import OK, Command, add_json, store_config
 from cystore.operate.output import (
     one_line,
@@ -24,6 +23,7 @@ from cystore.operate.output import (
     write_table,
 )
 from cystore.operate.positions import positions
+from cystore.operate.store_parts import looked_at
 from cystore.system import files, platform
 
 

@@ -22,13 +22,13 @@ from cystore.operate.command import (
 )
 from cystore.operate.output import write_message, write_note
 from cystore.operate.progress import progress
-from cystore.operate.reading import (
-    Damage,
+from cystore.operate.queue_messages import (
+    DamageCount,
     dispatched_queues,
     has_queue_entry,
     queue_messages,
 )
-from cystore.operate.watch import follow
+from cystore.operate.wait_for_store import follow
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ class _Tail:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
-        self._damage = Damage()
+        self._damage = DamageCount()
         self.position = 0
         self.found: bool | None = None  # whether there was anything at the first look
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 from cystore import StoreConfig, StoreLockedError
 from cystore.operate import facts
-from cystore.operate.attached import attached
 from cystore.operate.command import FOUND_WRONG, OK, Command, add_json, store_config
 from cystore.operate.output import one_line, write_json, write_line, write_note
 from cystore.operate.progress import progress
-from cystore.recovery.walk.model import Damage
+from cystore.operate.store_parts import attached
+from cystore.recovery.walk.recovery_types import Damage
 from cystore.verify import Bounds, verify
 
 

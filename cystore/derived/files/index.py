@@ -25,9 +25,9 @@ from cystore.engine.files.mappings import Mappings
 from cystore.engine.files.segments import Mode
 from cystore.errors import StoreError, StoreFormatError, StoreIOError, StoreResourceError
 from cystore.layout import CONSTANTS, INDEX_ENTRY, INDEX_HEADER, field_of
-from cystore.system import files, unreadable
+from cystore.system import files, unreadable_ranges
+from cystore.system.changed_lengths import has_length, mend_length
 from cystore.system.folders import check_place
-from cystore.system.lengths import has_length, mend_length
 from cystore.system.threads import os_threads
 
 log = logging.getLogger("cystore")
@@ -317,9 +317,9 @@ class IndexFiles:
     @staticmethod
     def _fill_holes(path: Path, mapped: MappedFile, file: IndexFile) -> None:
         entries_at = HEADER_BYTES + SLOT_BYTES * file.slots
-        unreadable.fill_holes(path, mapped, 0, entries_at)
+        unreadable_ranges.fill_holes(path, mapped, 0, entries_at)
         next_entry = min(read_header(mapped).next_entry, file.capacity)
-        unreadable.fill_holes(path, mapped, entries_at, entries_at + ENTRY_BYTES * next_entry)
+        unreadable_ranges.fill_holes(path, mapped, entries_at, entries_at + ENTRY_BYTES * next_entry)
 
     def _shape(self, path: Path, length: int) -> tuple[int, int] | None:
         """(slots, capacity) of a file: the settings' if its length is theirs, else those that its entries imply."""

@@ -14,7 +14,7 @@ from cystore._native.memory.mapping import MappedFile
 from cystore.engine.files.mappings import Mappings
 from cystore.errors import StoreError, StoreFormatError, StoreResourceError
 from cystore.system import files
-from cystore.system.lengths import has_length, mend_length
+from cystore.system.changed_lengths import has_length, mend_length
 from cystore.system.threads import os_threads
 
 log = logging.getLogger("cystore")

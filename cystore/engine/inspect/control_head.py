@@ -32,7 +32,7 @@ class ControlHead(NamedTuple):
 
     @property
     def can_be_followed(self) -> bool:
-        """Whether a reader can follow the files of the processes that are attached to the block (cystore/attachment/beside.py)."""
+        """Whether a reader can follow the files of the processes that are attached to the block (cystore/attachment/other_layout.py)."""
         return self.layout_version >= FIRST_LAYOUT
 
     @property

@@ -11,7 +11,7 @@ from pathlib import Path
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.read import scan
 from cystore.errors import StoreIOError
-from cystore.system import files, unreadable
+from cystore.system import files, unreadable_ranges
 from cystore.system.threads import os_threads
 
 WINDOW_BYTES = 128 * 1024  # or one record
@@ -84,7 +84,7 @@ def read_range(path: Path, base: int, begin: int, count: int, *, least: int) -> 
     file. Raises StoreIOError with the log position of the unreadable sector."""
     try:
         with files.opened(path) as fd:
-            data, error = unreadable.pread_readable(fd, begin - base, count)
+            data, error = unreadable_ranges.pread_readable(fd, begin - base, count)
     except StoreIOError as missing:
         if isinstance(missing.__cause__, FileNotFoundError):
             return None

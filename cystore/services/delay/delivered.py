@@ -238,13 +238,13 @@ class DeliveryProgress:
         elif properties.get("REAL_TOPIC") != message.topic:
             return
         if SOURCE in properties:
-            found = self._named(properties[SOURCE])
+            found = self._place_of_source(properties[SOURCE])
         else:
             found = self._alike(message)
         if found is not None:
             self.move(found[0], found[1] + 1)
 
-    def _named(self, text: str) -> tuple[int, int] | None:
+    def _place_of_source(self, text: str) -> tuple[int, int] | None:
         """(slot, queue offset) of a source; None for one of another store, whose messages were copied here."""
         try:
             queue_id, queue_offset, physical_offset, _ = map(int, text.split(":"))

@@ -30,7 +30,7 @@ def _archived(data: bytes) -> Any:
 
 
 def _scrub(data: bytes) -> Any:
-    return scrub_progress.plain_progress(scrub_progress.parse_progress(data))
+    return scrub_progress.progress_fields(scrub_progress.parse_progress(data))
 
 
 # (section, file in config/, its reader, whether there may be a last good copy)

@@ -128,7 +128,9 @@ def _stream_sink(options: Mapping[str, str]) -> Sink:
     for name in ("sinkId", "checkpointLocation"):
         if name.lower() in options:
             text = options[name.lower()]
-            return Sink(name, _named(name, text.rstrip("/") if name == "checkpointLocation" else text))
+            return Sink(
+                name, _checked_length(name, text.rstrip("/") if name == "checkpointLocation" else text)
+            )
     raise StoreConfigError(
         "a stream needs a name, or a batch that Spark repeats would be appended twice: give option sinkId, or option "
         "checkpointLocation (one in Spark's configuration is not seen here)"
@@ -140,10 +142,12 @@ def _application(options: Mapping[str, str]) -> Sink | None:
         raise StoreConfigError("option sinkId is for streams only; a batch has txnAppId and txnVersion")
     if ("txnappid" in options) != ("txnversion" in options):
         raise StoreConfigError("txnAppId and txnVersion go together: the version is the number of one write")
-    return Sink("txnAppId", _named("txnAppId", options["txnappid"])) if "txnappid" in options else None
+    return (
+        Sink("txnAppId", _checked_length("txnAppId", options["txnappid"])) if "txnappid" in options else None
+    )
 
 
-def _named(name: str, text: str) -> str:
+def _checked_length(name: str, text: str) -> str:
     if not 0 < len(text) <= NAME_MAX:
         raise StoreConfigError(f"{name} must be 1 to {NAME_MAX} characters, not {len(text)}")
     return text

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 import cystore
-from cystore.attachment import detach, leaving
+from cystore.attachment import detach, interrupted_close
 from cystore.derived.files.consume_queue import ConsumeQueue
 from cystore.engine.files.checkpoint import read_checkpoint
 from cystore.engine.files.segments import file_name
@@ -208,7 +208,7 @@ def test_close_waits_once_for_a_stopped_flush(tmp_path, monkeypatch):
         store = cystore.open(path, flush_commit_log_least_pages=0, **settings)
         flusher = store._parts.flusher
         waits = flusher._control = Waits(flusher._control)
-        for module in (flush, leaving, detach):
+        for module in (flush, interrupted_close, detach):
             monkeypatch.setattr(module, "monotonic_s", lambda: waits.now_s)
         stop = ServiceThread.stop
         monkeypatch.setattr(ServiceThread, "stop", lambda self: (stop(self), waits.closing.set()))

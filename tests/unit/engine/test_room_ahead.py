@@ -11,7 +11,7 @@ import threading
 import pytest
 
 import cystore
-from cystore.attachment.housekeeper import housekeeper
+from cystore.attachment.release_thread import housekeeper
 from cystore.derived.dispatch import backlog, dispatcher
 from cystore.engine.files.segments import MappedFileQueue
 from cystore.engine.log.allocate import MOST_PAGES_BYTES

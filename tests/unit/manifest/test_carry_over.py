@@ -14,7 +14,7 @@ from cystore.cli.program import main
 from cystore.engine.manifest.manifest import FILE_NAME, look
 from cystore.services.retention import carry_over
 from cystore.services.retention.named_holds import Hold
-from cystore.services.scrub_progress import ScrubProgress, plain_progress, read_progress
+from cystore.services.scrub_progress import ScrubProgress, progress_fields, read_progress
 from tests.support.small_stores import LOG_BYTES, body_for, open_small
 from tests.unit.services.test_archive_mark import archive_file
 from tests.unit.services.test_named_holds import holds_file
@@ -31,7 +31,7 @@ def filled(path) -> None:
 
 
 def scrub_file(progress: ScrubProgress) -> bytes:
-    fields = plain_progress(progress)
+    fields = progress_fields(progress)
     checksum = crc32c(json.dumps(fields, sort_keys=True).encode())
     return json.dumps({"scrub": fields, "checksum": checksum}).encode()
 

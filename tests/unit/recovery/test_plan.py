@@ -9,7 +9,7 @@ from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
 from cystore.engine.manifest.given_up import GivenUp
 from cystore.recovery.plan import plan
 from cystore.recovery.walk import rules
-from cystore.recovery.walk.model import (
+from cystore.recovery.walk.recovery_types import (
     CutQueue,
     DirtyRange,
     ExtendLogFile,

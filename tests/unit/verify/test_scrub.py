@@ -205,6 +205,6 @@ def test_progress_that_is_none_begins_anew(store, caplog, content):
 
 
 def test_progress_of_another_log_begins_anew(store):
-    progress = scrub_progress.plain_progress(scrub_progress.ScrubProgress(position=1 << 40, began_ms=1))
+    progress = scrub_progress.progress_fields(scrub_progress.ScrubProgress(position=1 << 40, began_ms=1))
     store._attached().manifest.set_section(scrub_progress.SECTION, progress)
     assert store.scrub(SLICE).begin == 0

@@ -18,7 +18,7 @@ from typing import Any
 
 from cystore.attachment.attach import Attachment
 from cystore.attachment.detach import detach
-from cystore.attachment.housekeeper import housekeeper
+from cystore.attachment.release_thread import housekeeper
 from cystore.clock import monotonic_s
 from cystore.errors import StoreClosedError
 from cystore.services.threads import ServiceThread

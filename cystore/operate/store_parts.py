@@ -10,7 +10,7 @@ from typing import NoReturn, TypeVar
 from cystore import StoreConfig, StoreError, StoreNotWritableError
 from cystore.attachment.attach import Attachment, attach
 from cystore.attachment.detach import detach
-from cystore.attachment.following import has_moved
+from cystore.attachment.private_reads import has_moved
 from cystore.operate.progress import progress
 
 T = TypeVar("T")

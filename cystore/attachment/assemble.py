@@ -10,7 +10,7 @@ from pathlib import Path
 from cystore._native.append.appender import Appender
 from cystore._native.derived.delay import Delivered
 from cystore._native.memory.control import Control
-from cystore.attachment.parts import Attachment as Attachment
+from cystore.attachment.attachment import Attachment as Attachment
 from cystore.config import INT_MAX, StoreConfig
 from cystore.derived.dispatch.backlog import BacklogKeeper, room_limit
 from cystore.derived.dispatch.dispatcher import Dispatcher

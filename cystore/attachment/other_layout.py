@@ -21,8 +21,8 @@ from cystore._native.derived.delay import Delivered
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.memory.upkeep import Upkeep
-from cystore.attachment.compose import compose
-from cystore.attachment.parts import Attachment
+from cystore.attachment.assemble import compose
+from cystore.attachment.attachment import Attachment
 from cystore.clock import monotonic_s
 from cystore.config import INT_MAX, StoreConfig
 from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueues
@@ -44,7 +44,7 @@ from cystore.errors import (
 )
 from cystore.layout import takes_queue_offset
 from cystore.recovery.recover import recover
-from cystore.recovery.walk.model import RecoveredState
+from cystore.recovery.walk.recovery_types import RecoveredState
 from cystore.system import files, platform
 from cystore.system.threads import os_threads
 

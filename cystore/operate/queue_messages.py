@@ -14,7 +14,7 @@ BATCH = 1024
 DAMAGE_LINES = 20
 
 
-class Damage:
+class DamageCount:
     """Counts records that cannot be read and reports the first of them."""
 
     def __init__(self) -> None:
@@ -85,7 +85,9 @@ def has_queue_entry(message: Message) -> bool:
     return takes_queue_offset(message.sys_flag)
 
 
-def queue_messages(store: MessageStore, view: QueueView, begin: int, damage: Damage) -> Iterator[Message]:
+def queue_messages(
+    store: MessageStore, view: QueueView, begin: int, damage: DamageCount
+) -> Iterator[Message]:
     """Messages of a queue from queue offset `begin` on; an unreadable one is reported and stepped over."""
     yield from _dispatched(store, view, max(begin, view.begin), damage)
     for physical_offset in view.behind:
@@ -98,7 +100,7 @@ def queue_messages(store: MessageStore, view: QueueView, begin: int, damage: Dam
             yield message
 
 
-def _dispatched(store: MessageStore, view: QueueView, at: int, damage: Damage) -> Iterator[Message]:
+def _dispatched(store: MessageStore, view: QueueView, at: int, damage: DamageCount) -> Iterator[Message]:
     while at < view.end:
         try:
             got = store.get(view.topic, view.queue_id, at, BATCH)

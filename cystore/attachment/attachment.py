@@ -31,11 +31,11 @@ from cystore.services.delay.delivered import DeliveryProgress
 from cystore.services.delay.schedule import Scheduler
 from cystore.services.idle import Sleepers
 from cystore.system import folders
-from cystore.system.arrivals import View
+from cystore.system.other_processes import View
 from cystore.system.store_lock import StoreLocks
 
 if TYPE_CHECKING:
-    from cystore.recovery.walk.model import RecoveredState
+    from cystore.recovery.walk.recovery_types import RecoveredState
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cystore import clock
-from cystore.attachment.parts import Attachment
+from cystore.attachment.attachment import Attachment
 from cystore.services.scrub_progress import SECTION, progress_of
 
 
