@@ -1,0 +1,223 @@
+"""The work of the first process in a store: recovers it, builds the control block from the result of recovery, dispatches the
+tail and makes all of it durable."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cystore._native.append.appender import Appender
+from cystore._native.derived.delay import Delivered
+from cystore._native.memory.control import Control
+from cystore._native.memory.mapping import MappedFile
+from cystore._native.system.failpoint import failpoint
+from cystore.attachment.assemble import compose
+from cystore.attachment.attachment import Attachment
+from cystore.config import INT_MAX, StoreConfig
+from cystore.derived.files.known_queues import forget_known_queues
+from cystore.engine.files.segments import Mode
+from cystore.engine.log.allocate import CONTROL_NAME, HEADROOM_NAME
+from cystore.engine.manifest.manifest import Facts, Manifest
+from cystore.engine.manifest.manifest_file import FILE_NAME as MANIFEST
+from cystore.engine.manifest.store_settings import effective_at, enter_settings
+from cystore.errors import (
+    StoreError,
+    StoreFormatError,
+    StoreFullError,
+)
+from cystore.recovery.walk.abort_file import ABORT_NAME
+from cystore.services.retention.carry_over import carry_over
+from cystore.system import files, platform, unreadable_ranges
+from cystore.system.store_lock import StoreLocks
+
+if TYPE_CHECKING:
+    from cystore.recovery.walk.recovery_types import RecoveredState
+
+log = logging.getLogger("cystore")
+
+
+def recover_and_build(
+    root: Path,
+    config: StoreConfig,
+    locks: StoreLocks,
+    revive: Callable[[], Appender],
+    progress: Callable[[str, int, int], None] | None,
+) -> Attachment:
+    """For the only process in the store: recovers, builds the control block, dispatches the tail, and makes all of it
+    durable."""
+    from cystore.recovery.recover import recover  # a process that joins others needs none of it
+
+    files.clear_temporaries(root)
+    for given_back in (
+        HEADROOM_NAME,
+        CONTROL_NAME,
+    ):  # on a full disk this makes room for the new control block
+        files.remove(root / given_back, durable=False)
+    abort = root / ABORT_NAME
+    made = not (root / MANIFEST).exists()
+    config = effective_at(config, root)
+    state = recover(root, config, Mode.WRITE, abnormal=abort.exists(), progress=progress)
+    failpoint("attach.recovered")
+    if not abort.exists():
+        files.write_whole(root, abort, b"", keep_last=False)
+    failpoint("attach.marked")
+    forget_known_queues(root)
+    manifest = Manifest.load(root, None, lambda: Facts(holes=state.holes, given_up=state.given_up))
+    manifest.set_holes(state.holes)
+    enter_settings(
+        manifest,
+        config,
+        new=made and state.wrote == state.min_physical_offset,
+        log_file_bytes=state.commit_log_file_bytes if state.commit_log_file_bytes <= INT_MAX else 0,
+        queue_file_bytes=state.consume_queue_file_bytes,
+    )
+    carry_over(root, manifest)
+    if manifest.snapshot().log_begin != state.min_physical_offset:
+        manifest.set_log_begin(state.min_physical_offset)
+    failpoint("attach.manifest")
+    attachment = build(root, config, Mode.WRITE, state, manifest, locks, revive)
+    failpoint("attach.built")
+    try:
+        finish(attachment, state, progress)
+    except BaseException:
+        attachment.control.detach()
+        raise
+    attachment.index.recovered = True
+    return attachment
+
+
+def build(
+    root: Path,
+    config: StoreConfig,
+    mode: Mode,
+    state: RecoveredState,
+    manifest: Manifest,
+    locks: StoreLocks | None,
+    revive: Callable[[], Appender],
+) -> Attachment:
+    """Builds a new control block from the result of recovery, and the parts on top of it."""
+    if mode is Mode.WRITE and state.commit_log_file_bytes > INT_MAX:
+        raise StoreFormatError(
+            f"the commit log's files have {state.commit_log_file_bytes} bytes; files above {INT_MAX} cannot be "
+            "written, neither here nor in "
+            "RocketMQ: open the store with read_only=True and copy its messages to a new one",
+            path=root,
+        )
+    size, first = Control.size_bytes(config.max_queues), Control.first_bytes(config.max_queues)
+    if mode is Mode.WRITE:
+        path = root / CONTROL_NAME
+        files.create_sized(root, path, size, first, replace=True)
+        memory = files.map_file(path, 0, size)
+    else:
+        memory = MappedFile.anonymous(0, size)
+    identity = platform.identity()
+    control = Control.create(
+        memory,
+        commit_log_file_bytes=state.commit_log_file_bytes or config.mapped_file_size_commit_log_bytes,
+        consume_queue_file_bytes=state.consume_queue_file_bytes
+        or config.mapped_file_size_consume_queue_bytes,
+        max_hash_slot_num=config.max_hash_slot_num,
+        max_index_num=config.max_index_num,
+        max_queues=config.max_queues,
+        **identity,
+    )
+    manifest.share(control)
+    Delivered(control).set_levels(config.delay_levels_ms())
+    control.min_physical_offset = state.min_physical_offset
+    control.wrote = control.allocated = state.wrote
+    control.dispatched = state.dispatched
+    control.last_store_timestamp_ms = state.last_store_timestamp_ms
+    control.last_record = state.last_record
+    for topic, queue_id, dispatched, minimum, following in state.queues:
+        while control.queue_count >= control.queue_capacity:
+            _more_queues(root, control)
+        control.add_queue(topic, queue_id, next=following, dispatched=dispatched, minimum=minimum)
+    attachment = compose(root, config, mode, control, locks, revive, manifest)
+    if mode is Mode.PRIVATE:
+        attachment.index.hide(state.index_drop)
+        for path, pieces in state.index_pieces.items():
+            attachment.index.overwrite(path, pieces)
+        for topic, queue_id, begin, end in state.queue_holes:
+            attachment.queues.get(control.find_queue(topic, queue_id)).overwrite_with_holes(begin, end)
+    attachment.clock.begin(config.max_clock_jump_s * 1000, state.last_store_timestamp_ms)
+    attachment.clock.look()
+    attachment.recovered = state
+    return attachment
+
+
+def _more_queues(root: Path, control: Control) -> None:
+    """Makes more slots while no other process is attached."""
+    step = control.more_queue_bytes()
+    if step is None:
+        raise StoreFormatError(
+            f"the store has more queues than max_queues = {control.max_queues}: raise it",
+            path=control.file.path,
+        )
+    files.allocate_mapped(root / CONTROL_NAME, control.file, step[0], step[1])
+    control.publish_queue_capacity(step[1])
+
+
+def finish(
+    attachment: Attachment, state: RecoveredState, progress: Callable[[str, int, int], None] | None
+) -> None:
+    """Dispatches the tail, then makes everything from the watermark on dirty again and syncs it: a sync error before
+    the crash may have left pages that look clean and are not on disk."""
+    control = attachment.control
+    if attachment.mode is Mode.WRITE:
+        control.flushed = min(state.watermark, state.wrote)
+        _fill_holes(attachment, min(control.flushed, control.dispatched))
+    try:
+        attachment.dispatcher.run_to_end(progress)
+        attachment.dispatcher.give_up_swallowed()
+    except StoreFullError:
+        log.warning(
+            "%s: no space to dispatch the tail; it becomes readable when there is space", attachment.root
+        )
+    except StoreError as error:
+        log.warning(
+            "%s: the tail could not be dispatched and is not readable yet: %s", attachment.root, error
+        )
+    for slot in range(control.queue_count):
+        if control.queue_next(slot) < control.queue_dispatched(slot):
+            control.set_queue_next(slot, control.queue_dispatched(slot))
+    if attachment.mode is not Mode.WRITE:
+        control.flushed = control.wrote
+        attachment.delivered.load(writable=False)
+        return
+    begin, end = control.flushed, state.wrote
+    segments = attachment.commit_log.files
+    for base in range(segments.base_of(max(begin, state.min_physical_offset)), end, segments.file_bytes):
+        segment = segments.get(base)
+        if segment is not None:
+            first, last = max(begin, base), min(end, segment.end)
+            attachment.commit_log.check_readable(first, last)
+            segment.redirty(first - base, last - base)
+    attachment.flusher.flush_to(end)
+    if state.report.lost is not None:
+        attachment.flusher.restate_watermark()
+    attachment.derived_flusher.flush_dispatched()
+    control.flushed = end
+    attachment.delivered.load(writable=True)
+    try:
+        if not state.offsets_saved:
+            attachment.derived_flusher.save_queue_offsets()
+        attachment.allocator.keep_headroom()
+    except StoreFullError:
+        log.warning("%s: the disk is full; puts are refused until there is space", attachment.root)
+
+
+def _fill_holes(attachment: Attachment, begin: int) -> None:
+    """Reserves space for the holes of a sparse copy, in the segments that are written or dispatched from now on.
+
+    Raises StoreFullError: then nothing has changed, and the store opens when there is space.
+    """
+    segments, end = attachment.commit_log.files, attachment.control.wrote
+    begin = max(begin, attachment.control.min_physical_offset)
+    for base in range(segments.base_of(begin), end, segments.file_bytes):
+        segment = segments.get(base)
+        if segment is not None:
+            unreadable_ranges.fill_holes(
+                segments.path(base), segment, 0, min(end - base, segments.file_bytes)
+            )
