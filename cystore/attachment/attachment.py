@@ -35,7 +35,7 @@ from cystore.system.other_processes import View
 from cystore.system.store_lock import StoreLocks
 
 if TYPE_CHECKING:
-    from cystore.recovery.walk.recovery_types import RecoveredState
+    from cystore.recovery.outcome import RecoveredState
 
 
 @dataclass

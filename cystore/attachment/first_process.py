@@ -33,7 +33,7 @@ from cystore.system import files, platform, unreadable_ranges
 from cystore.system.store_lock import StoreLocks
 
 if TYPE_CHECKING:
-    from cystore.recovery.walk.recovery_types import RecoveredState
+    from cystore.recovery.outcome import RecoveredState
 
 log = logging.getLogger("cystore")
 

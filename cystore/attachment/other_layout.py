@@ -43,8 +43,8 @@ from cystore.errors import (
     StoreLockedError,
 )
 from cystore.layout import takes_queue_offset
+from cystore.recovery.outcome import RecoveredState
 from cystore.recovery.recover import recover
-from cystore.recovery.walk.recovery_types import RecoveredState
 from cystore.system import files, platform
 from cystore.system.threads import os_threads
 

@@ -20,16 +20,13 @@ from cystore.engine.log.commit_log import DIRECTORY as LOG
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
 from cystore.engine.manifest.manifest import record_given_up, record_holes
 from cystore.layout import INDEX_HEADER
-from cystore.recovery.walk.queue_reader import HOLE_BYTES, TOPIC
-from cystore.recovery.walk.recovery_types import (
+from cystore.recovery.actions import (
     CutQueue,
     ExtendLogFile,
     FillQueueHoles,
-    IndexMend,
     MendIndex,
     MoveLogFile,
     PutAside,
-    QueueScan,
     RecoveryPlan,
     RemoveFile,
     RemoveLogFile,
@@ -37,6 +34,8 @@ from cystore.recovery.walk.recovery_types import (
     WriteHoles,
     ZeroLog,
 )
+from cystore.recovery.walk.findings import IndexMend, QueueScan
+from cystore.recovery.walk.queue_reader import HOLE_BYTES, TOPIC
 from cystore.system import files
 
 FILE, INDEX_FILE = re.compile(r"[0-9]{20}\Z", re.ASCII), re.compile(r"[0-9]{17}\Z", re.ASCII)

@@ -16,10 +16,10 @@ from cystore.derived.files.index import SLOT_BYTES
 from cystore.engine.files.checkpoint import CheckpointFields
 from cystore.engine.manifest.damaged_ranges import DamagedRanges
 from cystore.layout import takes_index_entry
+from cystore.recovery.walk.findings import IndexMend, IndexScan
 from cystore.recovery.walk.index_reader import IndexReader, knows_its_shape, list_index
 from cystore.recovery.walk.index_stream import IndexStream
 from cystore.recovery.walk.log_reader import LogReader, Walk
-from cystore.recovery.walk.recovery_types import IndexMend, IndexScan
 
 # The search for a record with keys examines this many records before it believes the index.
 LOOK_FOR_KEYS_RECORDS = 2_000

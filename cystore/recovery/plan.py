@@ -10,25 +10,23 @@ from __future__ import annotations
 from cystore.engine.files.quarantine import copy_name
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
 from cystore.layout import CONSTANTS
-from cystore.recovery.walk import rules
-from cystore.recovery.walk.recovery_types import (
+from cystore.recovery.actions import (
     Action,
     CutQueue,
     ExtendLogFile,
     FillQueueHoles,
-    LogScan,
     MendIndex,
     MoveLogFile,
     PutAside,
-    QueueScan,
     RecoveryPlan,
     RemoveFile,
     RemoveLogFile,
-    ScanResult,
     WriteGivenUp,
     WriteHoles,
     ZeroLog,
 )
+from cystore.recovery.walk import rules
+from cystore.recovery.walk.findings import LogScan, QueueScan, ScanResult
 
 BLANK_SIZE_MIN = CONSTANTS["BLANK_SIZE_MIN"][0]
 

@@ -12,9 +12,9 @@ from cystore.derived.files.known_queues import KnownQueues
 from cystore.derived.files.offsets import QueueOffsets
 from cystore.engine.manifest.given_up import BELIEVED_GAP, OFFSET_LIMIT, GivenUp, GivenUpRange
 from cystore.engine.manifest.removed_queues import Removed
+from cystore.recovery.walk.findings import QueueScan
 from cystore.recovery.walk.log_pass import Key, LogPass, WalkInput
 from cystore.recovery.walk.queue_reader import QueueReader
-from cystore.recovery.walk.recovery_types import QueueScan
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,11 @@ from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
 from cystore.engine.files.segments import Mode
 from cystore.engine.manifest.damaged_ranges import DamagedRanges
+from cystore.recovery.actions import CutQueue, PutAside, RecoveryPlan
 from cystore.recovery.apply import Apply, Pieces, mended
+from cystore.recovery.outcome import QueueState, RecoveredState, RecoveryReport
 from cystore.recovery.plan import plan
 from cystore.recovery.scan import Progress, scan
-from cystore.recovery.walk.recovery_types import (
-    CutQueue,
-    PutAside,
-    QueueState,
-    RecoveredState,
-    RecoveryPlan,
-    RecoveryReport,
-)
 from cystore.recovery.walk.rules import A_BLANK
 
 

@@ -22,10 +22,10 @@ from cystore.errors import StoreFormatError
 from cystore.recovery.index_check import IndexCheck
 from cystore.recovery.queue_check import QueueCheck, QueueFindings, known_scans, take_removed
 from cystore.recovery.walk import rules
+from cystore.recovery.walk.findings import IndexScan, LogScan, QueueScan, ScanResult
 from cystore.recovery.walk.log_pass import EVERYTHING, LogPass, WalkInput
 from cystore.recovery.walk.log_reader import LogReader
 from cystore.recovery.walk.queue_reader import QueueReader, list_queues
-from cystore.recovery.walk.recovery_types import IndexScan, LogScan, QueueScan, ScanResult
 
 T = TypeVar("T")
 Progress = Callable[[str, int, int], None]

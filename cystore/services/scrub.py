@@ -27,11 +27,11 @@ from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueues
 from cystore.engine.manifest.manifest import Manifest
 from cystore.errors import StoreConfigError, StoreError, StoreLockedError, StoreTimeoutError
 from cystore.layout import QUEUE_ENTRY, SCHEDULE_TOPIC
+from cystore.recovery.walk.findings import Damage
 from cystore.recovery.walk.index_reader import list_readable_index
 from cystore.recovery.walk.index_stream import IndexStream
 from cystore.recovery.walk.log_reader import LogReader
 from cystore.recovery.walk.queue_reader import open_queue
-from cystore.recovery.walk.recovery_types import Damage
 from cystore.services.scrub_progress import (
     FINDINGS_KEPT,
     SECTION,

@@ -9,8 +9,8 @@ from cystore.config import StoreConfig
 from cystore.engine.files.checkpoint import read_checkpoint
 from cystore.recovery.scan import likely_end, missing_begin, missing_end, scan_log
 from cystore.recovery.walk import rules
+from cystore.recovery.walk.findings import Damage
 from cystore.recovery.walk.log_reader import LogReader
-from cystore.recovery.walk.recovery_types import Damage
 
 
 @dataclass(frozen=True)

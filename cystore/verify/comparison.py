@@ -11,11 +11,11 @@ from cystore._native.read import scan
 from cystore.derived.files.consume_queue import ENTRY_BYTES
 from cystore.derived.files.index import DIRECTORY as INDEX
 from cystore.engine.manifest.manifest import read_holes, read_removed
+from cystore.recovery.walk.findings import Damage
 from cystore.recovery.walk.index_stream import IndexStream
 from cystore.recovery.walk.log_reader import LogReader
 from cystore.recovery.walk.log_visitor import Key, LogVisitor
 from cystore.recovery.walk.queue_reader import QueueReader
-from cystore.recovery.walk.recovery_types import Damage
 from cystore.verify.bounds import Bounds
 from cystore.verify.queue_entries import QueueEntries, QueueSpan
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from cystore.recovery.walk.findings import Damage
 from cystore.recovery.walk.index_reader import IndexReader
 from cystore.recovery.walk.index_stream import IndexStream
-from cystore.recovery.walk.recovery_types import Damage
 from cystore.verify.bounds import Bounds
 
 

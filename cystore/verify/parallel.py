@@ -18,11 +18,11 @@ from typing import Any
 
 from cystore.config import StoreConfig
 from cystore.engine.manifest.manifest import read_removed
+from cystore.recovery.walk.findings import Damage
 from cystore.recovery.walk.index_reader import list_readable_index
 from cystore.recovery.walk.log_reader import LogReader
 from cystore.recovery.walk.log_visitor import Key
 from cystore.recovery.walk.queue_reader import list_queues
-from cystore.recovery.walk.recovery_types import Damage
 from cystore.verify.bounds import Bounds, bounds_at_rest, likely_bounds
 from cystore.verify.index_entries import strange_index
 from cystore.verify.queue_entries import QueueEntries

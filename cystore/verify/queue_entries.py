@@ -12,9 +12,9 @@ from cystore.derived.files.consume_queue import DIRECTORY as QUEUES
 from cystore.derived.files.consume_queue import ENTRY_BYTES
 from cystore.engine.manifest.removed_queues import Removed
 from cystore.recovery.walk import rules
+from cystore.recovery.walk.findings import Damage
 from cystore.recovery.walk.log_visitor import Key
 from cystore.recovery.walk.queue_reader import HOLE_BYTES, Entry, QueueReader
-from cystore.recovery.walk.recovery_types import Damage
 from cystore.verify.bounds import Bounds
 
 ENTRIES_AT_ONCE = 3200

@@ -17,12 +17,12 @@ from typing import NamedTuple
 from cystore.config import StoreConfig
 from cystore.engine.manifest.damaged_ranges import DamagedRanges
 from cystore.engine.manifest.manifest import read_holes, read_removed
+from cystore.recovery.walk.findings import Damage
 from cystore.recovery.walk.index_reader import list_readable_index
 from cystore.recovery.walk.index_stream import IndexStream
 from cystore.recovery.walk.log_reader import Finder, LogReader
 from cystore.recovery.walk.log_visitor import Key
 from cystore.recovery.walk.queue_reader import QueueReader, open_queue
-from cystore.recovery.walk.recovery_types import Damage
 from cystore.verify.bounds import Bounds
 from cystore.verify.comparison import UNKEYED, Comparison
 from cystore.verify.index_entries import index_file_damage, past_the_end

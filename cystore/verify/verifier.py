@@ -10,11 +10,11 @@ from pathlib import Path
 from cystore.config import StoreConfig
 from cystore.engine.manifest.store_settings import effective_at
 from cystore.recovery.scan import Progress
+from cystore.recovery.walk.findings import Damage
 from cystore.recovery.walk.index_reader import list_readable_index
 from cystore.recovery.walk.index_stream import IndexStream
 from cystore.recovery.walk.log_reader import LogReader
 from cystore.recovery.walk.queue_reader import list_queues
-from cystore.recovery.walk.recovery_types import Damage
 from cystore.verify.bounds import Bounds, bounds_at_rest, likely_bounds
 from cystore.verify.comparison import Comparison
 from cystore.verify.index_entries import index_file_damage, past_the_end, strange_index

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from cystore.config import StoreConfig
 from cystore.engine.files.segments import Mode
+from cystore.recovery.outcome import RecoveredState
 from cystore.recovery.recover import recover
-from cystore.recovery.walk.recovery_types import RecoveredState
 from tests.oracle.checkpoint import Checkpoint
 from tests.oracle.log import Log, lay_out
 from tests.oracle.record import CYSTORE_MAGIC, Record

@@ -11,9 +11,10 @@ from cystore.operate import facts
 from cystore.operate.command import FOUND_WRONG, OK, Command, add_json, store_config
 from cystore.operate.output import one_line, write_json, write_line
 from cystore.operate.progress import progress
+from cystore.recovery.actions import RecoveryPlan
+from cystore.recovery.outcome import RecoveryReport
 from cystore.recovery.plan import plan
 from cystore.recovery.scan import scan
-from cystore.recovery.walk.recovery_types import RecoveryPlan, RecoveryReport
 from cystore.system.store_lock import StoreLocks
 
 

@@ -11,7 +11,7 @@ from cystore.operate.command import FOUND_WRONG, OK, Command, add_json, store_co
 from cystore.operate.output import one_line, write_json, write_line, write_note
 from cystore.operate.progress import progress
 from cystore.operate.store_parts import attached
-from cystore.recovery.walk.recovery_types import Damage
+from cystore.recovery.walk.findings import Damage
 from cystore.verify import Bounds, verify
 
 

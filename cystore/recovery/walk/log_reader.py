@@ -14,7 +14,7 @@ from cystore.engine.files.segments import OURS, base_of_name, file_name
 from cystore.engine.log.commit_log import DIRECTORY
 from cystore.errors import StoreFormatError
 from cystore.layout import CONSTANTS
-from cystore.recovery.walk.recovery_types import DirtyRange, LaterFile
+from cystore.recovery.walk.findings import DirtyRange, LaterFile
 from cystore.system import files, folders
 
 PIECE_BYTES = 4 << 20

@@ -32,9 +32,9 @@ from cystore.errors import CorruptRecordError, StoreConfigError
 from cystore.operate import facts
 from cystore.operate.command import FOUND_WRONG, OK, store_config
 from cystore.operate.progress import Report
+from cystore.recovery.outcome import RecoveredState
 from cystore.recovery.recover import recover
 from cystore.recovery.walk.abort_file import ABORT_NAME, mark_undispatched
-from cystore.recovery.walk.recovery_types import RecoveredState
 from cystore.spark.jobs import rebuild_parts
 from cystore.spark.jobs.rebuild_parts import NEW, OLD, STAGE, Rebuild, Row, Written
 from cystore.spark.jobs.running import (

@@ -25,8 +25,8 @@ from cystore.operate import facts
 from cystore.operate.command import FOUND_WRONG, OK, store_config
 from cystore.operate.progress import Report
 from cystore.operate.store_parts import attached
+from cystore.recovery.walk.findings import Damage
 from cystore.recovery.walk.log_reader import LogReader
-from cystore.recovery.walk.recovery_types import Damage
 from cystore.spark.jobs.running import (
     add_store_arguments,
     own_session,

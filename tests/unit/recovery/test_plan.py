@@ -7,25 +7,20 @@ from pathlib import Path
 
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
 from cystore.engine.manifest.given_up import GivenUp
-from cystore.recovery.plan import plan
-from cystore.recovery.walk import rules
-from cystore.recovery.walk.recovery_types import (
+from cystore.recovery.actions import (
     CutQueue,
-    DirtyRange,
     ExtendLogFile,
     FillQueueHoles,
-    IndexScan,
-    LaterFile,
-    LogScan,
     MoveLogFile,
     PutAside,
-    QueueScan,
     RemoveFile,
     RemoveLogFile,
-    ScanResult,
     WriteHoles,
     ZeroLog,
 )
+from cystore.recovery.plan import plan
+from cystore.recovery.walk import rules
+from cystore.recovery.walk.findings import DirtyRange, IndexScan, LaterFile, LogScan, QueueScan, ScanResult
 
 LOG = LogScan(
     begin=0,

@@ -1,0 +1,170 @@
+"""The plan of recovery: its steps as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cystore.engine.manifest.damaged_ranges import DamagedRanges
+from cystore.engine.manifest.given_up import GivenUp
+from cystore.recovery.walk.findings import IndexMend, ScanResult
+
+
+@dataclass(frozen=True)
+class PutAside:
+    """Copy [begin, end) of the log to quarantine/."""
+
+    begin: int
+    end: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"copy log bytes {self.begin}..{self.end} to quarantine/ ({self.why})"
+
+
+@dataclass(frozen=True)
+class ZeroLog:
+    """Make [begin, end) of the log zero."""
+
+    begin: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"zero log bytes {self.begin}..{self.end}"
+
+
+@dataclass(frozen=True)
+class MoveLogFile:
+    """Rename a commit log file into quarantine/."""
+
+    base: int
+
+    def __str__(self) -> str:
+        return f"move commit log file {self.base} to quarantine/"
+
+
+@dataclass(frozen=True)
+class RemoveLogFile:
+    """Unlink a commit log file that is all zero and follows nothing."""
+
+    base: int
+
+    def __str__(self) -> str:
+        return f"remove empty commit log file {self.base}"
+
+
+@dataclass(frozen=True)
+class RemoveFile:
+    """Unlinks a derived file."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return f"remove {self.path}"
+
+
+@dataclass(frozen=True)
+class ExtendLogFile:
+    """Give a commit log file that was cut short its length back."""
+
+    base: int
+    length: int
+
+    def __str__(self) -> str:
+        return f"extend commit log file {self.base} from {self.length} bytes"
+
+
+@dataclass(frozen=True)
+class CutQueue:
+    """Leave nothing in a consume queue behind queue offset `end`."""
+
+    topic: str
+    queue_id: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"cut consume queue {self.topic}/{self.queue_id} at queue offset {self.end}"
+
+
+@dataclass(frozen=True)
+class FillQueueHoles:
+    """Turn queue offsets [begin, end) into hole entries."""
+
+    topic: str
+    queue_id: int
+    begin: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"mark queue offsets {self.begin}..{self.end} of {self.topic}/{self.queue_id} as lost"
+
+
+@dataclass(frozen=True)
+class MendIndex:
+    """Keep the first entries of an index file and lead its slots to them."""
+
+    mend: IndexMend
+
+    def __str__(self) -> str:
+        return f"keep {self.mend.keep - 1} entries of index file {self.mend.path}"
+
+
+@dataclass(frozen=True)
+class WriteHoles:
+    """Write quarantine/holes.json."""
+
+    holes: DamagedRanges
+
+    def __str__(self) -> str:
+        return f"write {len(self.holes)} holes to quarantine/holes.json"
+
+
+@dataclass(frozen=True)
+class WriteGivenUp:
+    """Write the list of given-up queue offsets."""
+
+    given_up: GivenUp
+
+    def __str__(self) -> str:
+        return f"list {len(self.given_up)} ranges of queue offsets as given up"
+
+
+Action = (
+    PutAside
+    | ZeroLog
+    | MoveLogFile
+    | RemoveLogFile
+    | RemoveFile
+    | ExtendLogFile
+    | CutQueue
+    | FillQueueHoles
+    | MendIndex
+    | WriteHoles
+    | WriteGivenUp
+)
+
+
+@dataclass(frozen=True)
+class RecoveryPlan:
+    """The steps of recovery, in this order; printable. `holes` are those of the log afterwards."""
+
+    scan: ScanResult
+    actions: tuple[Action, ...]
+    holes: DamagedRanges
+
+    def lines(self) -> list[str]:
+        """The plan for people, one thing a line."""
+        log = self.scan.log
+        out = [
+            f"log {log.begin}..{log.end}, checked from {log.start}: {log.records} records, then {log.reason}",
+            f"durable up to {log.watermark} (by {log.watermark_source})",
+            f"dispatch from {self.scan.dispatched}",
+        ]
+        out += [f"damaged: {hole.begin}..{hole.end} ({hole.reason})" for hole in log.damage]
+        if log.lost_end > log.end:
+            out.append(f"lost: {log.end}..{log.lost_end}")
+        return (
+            out
+            + [f"warning: {text}" for text in self.scan.warnings]
+            + [str(action) for action in self.actions]
+        )

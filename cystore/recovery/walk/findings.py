@@ -1,0 +1,136 @@
+"""What a look at a store's files finds: damage, and the state of log, queues and index. No behaviour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
+from cystore.engine.manifest.given_up import GivenUp
+from cystore.layout import CONSTANTS
+
+INDEX_HEADER_BYTES = CONSTANTS["INDEX_HEADER_BYTES"][0]
+INDEX_SLOT_BYTES = CONSTANTS["INDEX_SLOT_BYTES"][0]
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A damaged range of a stored file. `kind`: record, consume_queue or index.
+
+    `begin` and `end` are physical offsets for records and for the index (of the records whose keys are wrong or missing), and
+    positions in the file for consume queues.
+    """
+
+    kind: str
+    path: Path
+    begin: int
+    end: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class DirtyRange:
+    """Bytes that are not zero where the file should be empty: [begin, end) of one commit log file, physical offsets."""
+
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class LaterFile:
+    """A commit log file wholly behind the log's end."""
+
+    base: int
+    zero: bool
+
+
+@dataclass(frozen=True, slots=True)
+class QueueScan:
+    """The findings about one consume queue.
+
+    `holes` are queue offsets [begin, end) of damaged records; their entries must become hole entries. `dirty`: there
+    are bytes behind `dispatched`. `strays` are files that cannot belong to the queue or follow a missing one. `next` is
+    the offset of the next message: the highest that any witness knows.
+    """
+
+    topic: str
+    queue_id: int
+    dispatched: int
+    minimum: int
+    next: int
+    file_bytes: int
+    bases: tuple[int, ...] = ()
+    holes: tuple[tuple[int, int], ...] = ()
+    dirty: bool = False
+    strays: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class IndexMend:
+    """An index file whose entries from number `keep` on cannot be trusted, with its slots mended accordingly.
+
+    `checked`: the kept entries form chains, so they alone determine its slots.
+    """
+
+    path: Path
+    slots: int
+    keep: int
+    end_timestamp: int
+    end_physical_offset: int
+    checked: bool = False
+
+    @property
+    def entries_at(self) -> int:
+        """Position of entry 0 in the file."""
+        return INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * self.slots
+
+
+@dataclass(frozen=True)
+class IndexScan:
+    """The work on the index, after which it holds exactly the keys of the records below `through`."""
+
+    through: int
+    drop: tuple[Path, ...] = ()
+    mend: tuple[IndexMend, ...] = ()
+
+
+@dataclass(frozen=True)
+class LogScan:
+    """The end of the log with its reason, and the bytes around it.
+
+    `reason` describes the bytes at `end`. Below `watermark` the log is known to be durable (`watermark_source`:
+    checkpoint, consume queues, timestamps). `lost_end` > `end` if durable records below it had to be given up.
+    """
+
+    begin: int
+    start: int
+    end: int
+    reason: str
+    watermark: int
+    watermark_source: str
+    damage: tuple[DamagedRange, ...]
+    lost_end: int
+    last_record: int
+    last_checksum: int
+    last_store_timestamp_ms: int
+    records: int
+    dirty: DirtyRange | None
+    later: tuple[LaterFile, ...]
+    short: tuple[tuple[int, int], ...]
+    file_bytes: int
+
+
+@dataclass(frozen=True)
+class ScanResult:
+    """Everything that the plan is made from. Nothing was changed to get it."""
+
+    log: LogScan
+    queues: tuple[QueueScan, ...]
+    index: IndexScan
+    known_holes: DamagedRanges
+    known_given_up: GivenUp
+    given_up: GivenUp
+    dispatched: int
+    queue_file_bytes: int
+    offsets_saved: bool = False
+    warnings: tuple[str, ...] = ()
