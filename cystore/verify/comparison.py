@@ -70,6 +70,8 @@ class Comparison(LogVisitor):
     def compare_keys(self, stream: IndexStream, first: int) -> None:
         """The index must hold the records' keys, from entry number `first` of `stream` on."""
         self.stream = stream
+        self._stops[scan.KEYS] = self._load_keys
+        self._stops[scan.OTHER_KEY] = self._other_key
         self.scanner.compare_keys(first, stream.limit, stream.files)
 
     def run(self) -> Iterator[Damage]:

@@ -91,6 +91,7 @@ class LogPass(LogVisitor):
         super().__init__(
             situation.reader, scanner, check_checksum=situation.check_checksum, progress=situation.progress
         )
+        self._stops[scan.BACK_IN_TIME] = self._back_in_time
         self._watermark = situation.watermark
         # Slots whose expected queue offset comes from entries, not from a record.
         self._weak: set[int] = set()

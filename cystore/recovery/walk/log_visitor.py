@@ -3,6 +3,7 @@ and scrub walk this way."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from cystore._native.read import scan
@@ -17,10 +18,11 @@ AT_LIMIT = "the end of the range"
 Key = tuple[str, int]
 
 
-class LogVisitor:
+class LogVisitor(ABC):
     """A method for each kind of stop returns None to continue, or the reason why the walk ends here.
 
-    `slots` are the numbers of the queues that the walk met; `_readers` has the files of those that have some.
+    A subclass enters more kinds into `_stops` if its scanner looks for more. `slots` are the numbers of the queues that
+    the walk met; `_readers` has the files of those that have some.
     """
 
     def __init__(
@@ -42,9 +44,6 @@ class LogVisitor:
             scan.ENTRIES: self._load_entries,
             scan.OTHER_ENTRY: self._other_entry,
             scan.OUT_OF_SEQUENCE: self._out_of_sequence,
-            scan.BACK_IN_TIME: self._back_in_time,
-            scan.KEYS: self._load_keys,
-            scan.OTHER_KEY: self._other_key,
             scan.BLANK: self._no_next_file,
             scan.INVALID: lambda: self._damaged(STATUS_NAMES[scanner.reason]),
             GONE: lambda: self._damaged("no file"),
@@ -70,34 +69,22 @@ class LogVisitor:
         scanner.set_entries(slot, reader.read_some(wanted, min(count, room)), wanted)
         return None
 
+    @abstractmethod
     def _new_queue(self) -> str | None:
         """The record belongs to a queue that the walk has not met before."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _other_entry(self) -> str | None:
         """The queue's entry is not that of the record."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _out_of_sequence(self) -> str | None:
         """The record's queue offset is not the next one."""
-        raise NotImplementedError
 
-    def _back_in_time(self) -> str | None:
-        """The record is older than the one before it. Only a walk `in_time_order` stops here."""
-        raise NotImplementedError
-
-    def _load_keys(self) -> str | None:
-        """The scanner needs index entries. Only after `compare_keys`, like the next one."""
-        raise NotImplementedError
-
-    def _other_key(self) -> str | None:
-        """The index does not have the record's keys next."""
-        raise NotImplementedError
-
+    @abstractmethod
     def _no_next_file(self) -> str | None:
         """A blank fills the file, and no file follows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _damaged(self, reason: str) -> str | None:
         """No valid record begins here."""
-        raise NotImplementedError
