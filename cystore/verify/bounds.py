@@ -28,6 +28,8 @@ class Bounds:
 
 def likely_bounds(root: Path, config: StoreConfig, reader: LogReader, *, abnormal: bool) -> Bounds | None:
     """The bounds of a sound store that no process has open, without recovery's walk; None if only the walk can tell."""
+    if missing_begin(root, reader) is not None or missing_end(read_checkpoint(root), reader) is not None:
+        return None
     end = likely_end(root, config, reader, abnormal=abnormal)
     return None if end < 0 else Bounds(reader.begin, end, end, complete=not abnormal)
 
