@@ -4,7 +4,7 @@ cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcmp, memcpy, memset
 
 from cpython cimport array
 
@@ -84,6 +84,7 @@ cdef int queue_select(selection* s, log_window* window) noexcept nogil:
     cdef size_t available
     cdef int32_t size
     # The topic was found in the queue table: a record with the same one needs no look at its letters.
+    memset(&v, 0, sizeof(v))
     v.topic = s.topic
     v.topic_len = s.topic_len
     while s.at < s.count:
