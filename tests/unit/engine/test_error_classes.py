@@ -12,6 +12,7 @@ import pickle
 import pytest
 
 import cystore
+from cystore._native.system import log_files
 from cystore.errors import SyncFailedError
 from cystore.system import files
 from tests.support.process import Failed, Process
@@ -91,7 +92,7 @@ def test_a_sync_that_did_not_run_is_no_failed_sync():
 def vanishing(monkeypatch):
     """Lists of a folder whose path holds `name` lose their first file behind the listing, as a clean of another process may take
     it."""
-    listed = os.scandir
+    listed, listed_natively = os.scandir, log_files.list_files
     taken = []
 
     def take(name):
@@ -105,7 +106,17 @@ def vanishing(monkeypatch):
                     os.unlink(os.path.join(folder, entries[0].name))
                 yield entries
 
+        def list_files(fd, marker):
+            found = listed_natively(fd, marker)
+            folder = os.readlink(f"/proc/self/fd/{fd}")
+            if found and len(found) > 1 and folder.endswith(name):
+                first = min(entry for entry in os.listdir(folder) if entry.isdigit())
+                taken.append(first)
+                os.unlink(os.path.join(folder, first))
+            return found
+
         monkeypatch.setattr(os, "scandir", scandir)
+        monkeypatch.setattr(log_files, "list_files", list_files)
         return taken
 
     return take
