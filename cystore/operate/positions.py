@@ -16,8 +16,9 @@ def positions(parts: Attachment) -> dict[str, Any]:
     control = parts.control
     queues = []
     for slot in range(control.queue_count):
-        topic, queue_id, next_offset, dispatched, minimum = control.queue(slot)
-        offsets = {"min_offset": minimum, "max_offset": dispatched, "next_offset": next_offset}
+        topic, queue_id, next_offset, _, minimum = control.queue(slot)
+        maximum = parts.reader.end_of(slot)
+        offsets = {"min_offset": minimum, "max_offset": maximum, "next_offset": max(maximum, next_offset)}
         queues.append({"topic": topic, "queue_id": queue_id, **offsets})
     index_files = [
         {"name": f"{file.name:017d}", "slots": file.slots, "capacity": file.capacity, **header._asdict()}

@@ -9,7 +9,8 @@ cdef class GetResult:
     """Answer of `MessageStore.get` (RocketMQ's GetMessageResult).
 
     `next_offset` is the offset to continue at: behind the last examined entry; the minimum if the asked offset is too
-    small; the asked offset at the maximum. `behind` is True if dispatch has not entered all acknowledged messages of
+    small; the asked offset at the maximum. Read on while it is below `max_offset`: a batch may end earlier, for example
+    where a read-only handle comes to messages that are not dispatched yet. `behind` is True if dispatch has not entered all acknowledged messages of
     this queue yet (it stands still, or its disk is full). An acknowledged offset without an entry gives
     OFFSET_OVERFLOW_ONE, and `next_offset` is the asked one. Only ``get(raw=True)`` fills `raw` and `record_offsets`:
     all records in one buffer, and the begin of each.

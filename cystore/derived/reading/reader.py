@@ -249,22 +249,28 @@ class Reader:
             elif maximum <= queue_offset < following and self._read_only:
                 result = self._batch(*asked, state, dispatched) or result
             if result is not None:
-                if maximum < following:
-                    # A read-only handle reads undispatched messages by itself.
-                    unseen = result.status is GetStatus.OFFSET_OVERFLOW_ONE and queue_offset < following
-                    result.behind = unseen or not self._read_only
-                return result
+                return self._told(result, queue_offset, maximum, following)
             control = self._control
             if (control.queue_minimum(slot), control.min_physical_offset) == (minimum, log_minimum):
                 if not self._heal(slot, queue_offset, healing):
                     result = self._read_from_log(asked, state)
                     if result is None:
                         break
-                    return result
+                    return self._told(result, queue_offset, maximum, following)
                 healing += 1
             # Else a cleaner took the file away, after it had published the new minimum: look again.
         next_offset = self._queues.get(slot).next_file_offset(queue_offset)
         return GetResult(GetStatus.OFFSET_FOUND_NULL, [], next_offset, minimum, maximum)
+
+    def _told(self, result: GetResult, queue_offset: int, dispatched: int, following: int) -> GetResult:
+        """The answer with `behind` and the queue's end. A read-only handle reads undispatched messages by itself, so for it
+        the queue ends behind them."""
+        if dispatched < following:
+            unseen = result.status is GetStatus.OFFSET_OVERFLOW_ONE and queue_offset < following
+            result.behind = unseen or not self._read_only
+            if not result.behind:
+                result.max_offset = following
+        return result
 
     def _heal(self, slot: int, queue_offset: int, tries: int) -> bool:
         """Makes up for a queue file that is gone or wrong; True when it is worth another look.
