@@ -205,7 +205,7 @@ class MessageStore(StoreUpkeep):
         self._leaving = None
         self._unbind()
         if parts is not None:
-            parts.release()
+            parts.forked()
             # The frames of the parent's threads are never cleared in a child, nor are the objects that they refer to.
             parts.control.release()
 

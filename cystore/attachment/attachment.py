@@ -141,6 +141,11 @@ class Attachment:
         self.let_mappings_go()
         folders.let_go(self.root)
 
+    def forked(self) -> None:
+        """In a forked child: `release`, whatever locks of Python the parent's other threads held at the fork."""
+        self.commit_log.files.forked()  # log, queues and index share its mappings
+        self.release()
+
     def let_mappings_go(self) -> None:
         """Ends the mappings that no view uses."""
         self.reader.forget_windows()

@@ -59,6 +59,11 @@ class Mappings:
         """The number of kept mappings."""
         return len(self._kept)
 
+    def forked(self) -> None:
+        """In a forked child: a thread of the parent may have held the lock, and may have been between two changes."""
+        self._lock = os_threads.RLock()
+        self._bytes = sum(file.length for file, _ in self._kept.values())
+
     def get(self, queue: int, base: int) -> MappedFile | None:
         """A mapping that is kept, which becomes the one used last. Takes no lock: readers ask for each record."""
         found = self._kept.get((queue, base))

@@ -343,6 +343,10 @@ class MappedFileQueue:
             self._let_go(base)
         self._imagined = {}
 
+    def forked(self) -> None:
+        """In a forked child, before `close`."""
+        self._mappings.forked()
+
     def is_there(self, file: MappedFile) -> bool:
         """Whether a mapped file still has its name."""
         return file.in_memory or files.is_at(self.path(file.base), file)
