@@ -59,6 +59,7 @@ LIBRARIES: dict[str, list[str]] = {
     "system": [],
     "memory": [],
     "record": ["z"],
+    "filters": [],
     "append": [],
     "derived": [],
     "read": [],

@@ -19,6 +19,7 @@ from cystore.engine.inspect.stats import QueueRange
 from cystore.errors import (
     CorruptRecordError,
     FencedError,
+    FilterError,
     FlushFailedError,
     MessageIllegalError,
     NotDurableError,
@@ -37,6 +38,7 @@ from cystore.errors import (
     StoreResourceError,
     StoreTimeoutError,
 )
+from cystore.filters.sql import SqlFilter
 from cystore.layout import RELEASE
 from cystore.results import GetStatus
 from cystore.store import MessageStore, close_all, open  # noqa: A004 - the surface's name
@@ -63,6 +65,7 @@ _LAZY = {"to_arrow": "cystore.columns.arrow", "scan": "cystore.columns.dataset"}
 __all__ = [
     "CorruptRecordError",
     "FencedError",
+    "FilterError",
     "FlushFailedError",
     "GetResult",
     "GetStatus",
@@ -74,6 +77,7 @@ __all__ = [
     "PageCacheBusyError",
     "PutResult",
     "QueueRange",
+    "SqlFilter",
     "StoreClosedError",
     "StoreConfig",
     "StoreConfigError",

@@ -36,6 +36,15 @@ class StoreConfigError(StoreError, ValueError):
     """A setting with a wrong name, type or value."""
 
 
+class FilterError(StoreError, ValueError):
+    """A filter that cannot be used. `position` counts the characters of the expression before the error, from 0; None: the
+    filter is no expression."""
+
+    def __init__(self, message: str, *, position: int | None = None) -> None:
+        super().__init__(message)
+        self.position = position
+
+
 class StoreFullError(StoreError):
     """No space on the disk, or all queue slots taken. Puts are accepted again when there is space."""
 

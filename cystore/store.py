@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import logging
 import os
@@ -39,6 +40,7 @@ from cystore.errors import (
     StoreNotWritableError,
     StoreResourceError,
 )
+from cystore.filters.chosen import Filter, predicate
 from cystore.services.threads import ServiceThread
 from cystore.system.folders import check_place
 from cystore.system.threads import os_threads
@@ -355,17 +357,23 @@ class MessageStore(StoreUpkeep):
         max_count: int = 32,
         *,
         tags: str | None = None,
+        filter: Filter | None = None,
         group: str | None = None,
         raw: bool = False,
     ) -> GetResult:
         """Reads up to `max_count` messages of a queue from `queue_offset` on (DefaultMessageStore.getMessage).
 
-        `tags` keeps only messages with one of the tags of an expression like ``"A || B"``. A read sees everything that was
-        appended before it. ``raw=True`` gives the records in one buffer and an array of their offsets instead of objects.
-        Raises CorruptRecordError when a record it would return is damaged.
+        `tags` keeps only messages with one of the tags of an expression like ``"A || B"``. `filter` keeps only those that match
+        a SQL92 expression over properties (text, or a `SqlFilter`), or for which a callable with the message gives true; an error
+        that it raises ends the call. A filtered call looks at `max_count` messages, at least at 800, and continues at
+        `next_offset`.
+
+        A read sees everything that was appended before it. ``raw=True`` gives the records in one buffer and an array of
+        their offsets instead of objects.
+        Raises CorruptRecordError when a record it would return is damaged, FilterError for a filter that cannot be parsed.
         """
         return self._attached().reader.get(
-            topic, queue_id, queue_offset, max_count, tags=tags, group=group, raw=raw
+            topic, queue_id, queue_offset, max_count, tags=tags, filter=filter, group=group, raw=raw
         )
 
     def query(
@@ -399,10 +407,15 @@ class MessageStore(StoreUpkeep):
         first later message, the earlier one on a tie; the minimum before all of them, the last message after all."""
         return self._attached().reader.offset_by_time(topic, queue_id, timestamp_ms)
 
-    def scan(self, begin: int | None = None, end: int | None = None) -> Iterator[Message]:
+    def scan(
+        self, begin: int | None = None, end: int | None = None, *, filter: Filter | None = None
+    ) -> Iterator[Message]:
         """Messages in physical order, from the record at `begin` to before `end`; reported holes are stepped over. What is cleaned
-        meanwhile is left out and told in the log. Raises OffsetError where `begin` is below the log's minimum, CorruptRecordError."""
-        return scan(self._attached, begin, end)
+        meanwhile is left out and told in the log. `filter` as for `get`. Raises OffsetError where `begin` is below the log's minimum,
+        CorruptRecordError, FilterError."""
+        wanted = None if filter is None else predicate(filter)
+        messages = scan(self._attached, begin, end)
+        return messages if wanted is None else builtins.filter(wanted, messages)
 
     def wait(self, topic: str, queue_id: int, queue_offset: int, timeout_s: float | None = None) -> bool:
         """Sleeps until the message at `queue_offset` can be read: True; False after `timeout_s`. Not polling: an append in any

@@ -30,13 +30,14 @@ LEAST_PYTHON = (3, 11)
 # Each target's extras in pyproject.toml; the build's own requirements are always installed with them.
 EXTRAS = {
     "build": (),
-    "lint": ("dev", "celery", "cli", "spark", "report", "delta", "iceberg"),
+    "lint": ("dev", "celery", "cli", "filter", "spark", "report", "delta", "iceberg"),
     "run": ("celery", "redis", "cli"),
     "test": (
         "dev",
         "celery",
         "redis",
         "cli",
+        "filter",
         "celery-tests",
         "spark",
         "report",
@@ -46,7 +47,7 @@ EXTRAS = {
         "arrow-tests",
         "connect-tests",
     ),
-    "bench": ("bench", "celery", "redis", "cli", "spark", "report", "delta", "iceberg"),
+    "bench": ("bench", "celery", "redis", "cli", "filter", "spark", "report", "delta", "iceberg"),
 }
 
 # Older Celery versions that are supported. Celery 5.4 does not say that it needs the kombu of its time.

@@ -170,6 +170,11 @@ class RocketMQ:
         """Path, size and digest of each file of a closed store."""
         return self._submit("after", store=str(store)).result(ANSWER_TIMEOUT_S)
 
+    def filter(self, expressions: list[str], messages: list[dict[str, str]]) -> list[dict]:
+        """For each expression: whether RocketMQ refuses it, whether text is left behind it, and what it says to each
+        message's properties."""
+        return self._submit("filter", expressions=expressions, messages=messages).result(ANSWER_TIMEOUT_S)
+
     @contextlib.contextmanager
     def opened(self, store: Path, settings: dict) -> Iterator[OpenStore]:
         """The store, open in the JVM as a master."""

@@ -1,4 +1,4 @@
 """Kernels that append records to the log.
 
-May import `cystore._native.record` and what is below it: docs/architecture.md.
+May import `cystore._native.filters` and what is below it: docs/architecture.md.
 """

@@ -1,5 +1,6 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
+from cystore._native.filters.program cimport filter_program
 from cystore._native.record.record cimport record_view
 from cystore._native.record.window cimport LogWindow, log_window
 
@@ -7,6 +8,7 @@ cdef enum SelectStatus:
     SELECT_DONE = 0
     SELECT_NEED_SEGMENT = 1     # the record at `wanted` is in a segment that is not at hand
     SELECT_DAMAGED = 2          # entry and record do not fit together: `status` says how
+    SELECT_ASK = 3              # the caller says in `answer` whether it wants the record at `wanted`
 
 cdef enum:
     SELECT_BAD_ENTRY = 32       # `status`: the entry itself cannot be one
@@ -18,6 +20,12 @@ cdef struct tag_filter:
     int32_t* codes
     const uint8_t** tags
     int* lengths
+
+# What the caller says about a record that it was asked for.
+cdef enum:
+    ANSWER_NONE = 0
+    ANSWER_TAKE = 1
+    ANSWER_LEAVE = 2
 
 # RocketMQ's limits of one batch; `memory_bytes` behind the log's end counts as held in memory.
 cdef struct batch_limits:
@@ -45,6 +53,9 @@ cdef struct selection:
     bint codes_are_hashes       # not in the queues of delayed messages: theirs are due times
     batch_limits limits
     tag_filter filter
+    const filter_program* program   # NULL: no expression
+    bint asks                   # the caller is asked about each record that is left
+    int answer
     int64_t at                  # how many entries are done with
     int32_t found
     int64_t found_bytes

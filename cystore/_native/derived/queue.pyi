@@ -1,9 +1,12 @@
+from collections.abc import Callable
 from typing import Any, final
 
 from _typeshed import WriteableBuffer
 
+from cystore._native.filters.program import FilterProgram
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
+from cystore._native.record.message import Message
 from cystore._native.record.window import LogWindow
 
 @final
@@ -42,6 +45,8 @@ def read_batch(
     max_count: int,
     tags: TagFilter | None = None,
     raw: bool = False,
+    program: FilterProgram | None = None,
+    predicate: Callable[[Message], object] | None = None,
 ) -> tuple[Any, int, int]: ...
 def put_entry(
     data: WriteableBuffer, position: int, physical_offset: int, size: int, tags_code: int

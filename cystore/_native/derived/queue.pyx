@@ -13,9 +13,10 @@ import array
 from cystore._native.memory.atomics cimport load_i64, load_u32
 from cystore._native.memory.control cimport Control
 from cystore._native.derived.ext cimport ext_is_address
+from cystore._native.filters.program cimport FilterProgram, filter_matches
 from cystore._native.layout cimport *
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.record.message cimport Message, found_message
+from cystore._native.record.message cimport Message, found_message, stored_message
 from cystore._native.memory.queue_table cimport control_find_queue, control_slot
 from cystore._native.record.record cimport (RECORD_BAD_CHECKSUM, RECORD_BAD_POSITION, RECORD_OK, java_hash, property_find, record_view)
 from cystore._native.record.record_read cimport record_intact, record_read
@@ -83,6 +84,7 @@ cdef int queue_select(selection* s, log_window* window) noexcept nogil:
     cdef int64_t physical_offset, tags_code
     cdef size_t available
     cdef int32_t size
+    cdef bint left
     # The topic was found in the queue table: a record with the same one needs no look at its letters.
     memset(&v, 0, sizeof(v))
     v.topic = s.topic
@@ -132,6 +134,17 @@ cdef int queue_select(selection* s, log_window* window) noexcept nogil:
         if not record_intact(at, &v):
             s.status = RECORD_BAD_CHECKSUM
             return SELECT_DAMAGED
+        if s.program != NULL and not filter_matches(s.program, v.properties, v.properties_len):
+            s.at += 1
+            continue
+        if s.asks:
+            if s.answer == ANSWER_NONE:
+                return SELECT_ASK
+            left = s.answer == ANSWER_LEAVE
+            s.answer = ANSWER_NONE
+            if left:
+                s.at += 1
+                continue
         chosen = &s.chosen[s.found]
         chosen.physical_offset = physical_offset
         chosen.start = at
@@ -224,14 +237,19 @@ cdef _damage(const selection* s, LogWindow window, MappedFile file):
                               path=segment.path, offset=s.wanted)
 
 
-cdef int _select(selection* s, LogWindow window, MappedFile file) except -1:
+cdef int _select(selection* s, LogWindow window, MappedFile file, predicate) except -1:
     """Runs the selection to its end; segments are brought in as it goes. A batch that found something ends where one more
     segment would drive another out."""
+    cdef MappedFile segment
     cdef int status
     while True:
         with nogil:
             status = queue_select(s, &window.c)
-        if status == SELECT_NEED_SEGMENT and not (s.found and window.c.count == WINDOW_SEGMENTS):
+        if status == SELECT_ASK:
+            segment = window.file_of(s.wanted)
+            end = min(segment.base + segment.length, window.c.wrote)
+            s.answer = ANSWER_TAKE if predicate(stored_message(segment, s.wanted - segment.base, end - s.wanted, True)) else ANSWER_LEAVE
+        elif status == SELECT_NEED_SEGMENT and not (s.found and window.c.count == WINDOW_SEGMENTS):
             window.need(s.wanted)
         elif status == SELECT_DAMAGED and s.found == 0:
             raise _damage(s, window, file)
@@ -276,8 +294,10 @@ cdef tuple selected_records(selection* s):
 
 def read_batch(LogWindow window not None, int64_t minimum, int64_t wrote, MappedFile file not None, int64_t first,
                int64_t count, bytes topic not None, int32_t queue_id, BatchLimits limits not None, int32_t max_count,
-               TagFilter tags=None, bint raw=False):
+               TagFilter tags=None, bint raw=False, FilterProgram program=None, predicate=None):
     """Messages of the `count` entries of a consume queue file that begin with queue offset `first`.
+
+    Of the messages with one of the `tags` only those are given for which `program`, and then `predicate(message)`, is true.
 
     Gives (messages, entries done with, how many of them stood for no message); with `raw` (bytes of the records, array of
     where each begins) instead of messages. A damaged message is a CorruptRecordError when it would be the first of the batch.
@@ -299,11 +319,14 @@ def read_batch(LogWindow window not None, int64_t minimum, int64_t wrote, Mapped
         s.filter = tags.c
     else:
         s.filter.count = 0
+    s.program = NULL if program is None else &program.c
+    s.asks = predicate is not None
+    s.answer = ANSWER_NONE
     s.at = s.found = s.found_bytes = s.gone = s.wanted = 0
     selection_room(&s, window)
     window.move(minimum, wrote)
     window.make_room()
-    _select(&s, window, file)
+    _select(&s, window, file, predicate)
     found = selected_records(&s) if raw else selected_messages(&s, window)
     return found, s.at, s.gone
 

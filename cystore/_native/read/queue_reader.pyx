@@ -23,7 +23,7 @@ from cystore._native.layout cimport *
 from cystore._native.memory.locks cimport control_intact
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.record.message cimport Message, found_message
-from cystore._native.derived.queue cimport (SELECT_DAMAGED, SELECT_DONE, SELECT_NEED_SEGMENT, BatchLimits,
+from cystore._native.derived.queue cimport (ANSWER_NONE, SELECT_DAMAGED, SELECT_DONE, SELECT_NEED_SEGMENT, BatchLimits,
 queue_select, selected_messages, selected_records, selection,
 selection_room)
 from cystore._native.memory.queue_table cimport control_find_queue, control_slot
@@ -217,6 +217,9 @@ cdef class QueueReader:
         c.select.queue_id = queue_id
         c.select.codes_are_hashes = True  # of no matter: nothing is filtered
         c.select.filter.count = 0
+        c.select.program = NULL
+        c.select.asks = False
+        c.select.answer = ANSWER_NONE
         c.select.limits = self.limits.c
         c.select.limits.max_count = min(max_count, max(self.limits.c.count_in_memory, self.limits.c.count_in_disk))
         c.select.at = c.select.found = c.select.found_bytes = c.select.gone = c.select.wanted = 0
@@ -368,7 +371,7 @@ _get_definition.ml_name = "get"
 _get_definition.ml_meth = <PyCFunction><void*>_get_call
 _get_definition.ml_flags = METH_FASTCALL | METH_KEYWORDS
 _get_definition.ml_doc = (
-    "get($self, topic, queue_id, queue_offset, max_count=32, *, tags=None, group=None, raw=False)\n--\n\n"
+    "get($self, topic, queue_id, queue_offset, max_count=32, *, tags=None, filter=None, group=None, raw=False)\n--\n\n"
     "Reads messages of a queue; see MessageStore.get.")
 
 cdef PyMethodDef _read_definition

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from cystore._native.derived import queue as queue_kernel
-from cystore._native.derived.queue import BatchLimits, TagFilter
+from cystore._native.derived.queue import BatchLimits
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.read import tail as tail_kernel
@@ -23,7 +23,7 @@ from cystore._native.read.get_result import GetResult
 from cystore._native.read.key_reader import KeyReader, QueryResult, find_messages
 from cystore._native.read.many_keys import find_many
 from cystore._native.read.queue_reader import QueueReader
-from cystore._native.record.exact import any_text, text, whole
+from cystore._native.record.exact import text, whole
 from cystore._native.record.message import Message
 from cystore._native.record.window import LogWindow
 from cystore.config import StoreConfig
@@ -33,7 +33,7 @@ from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueues
 from cystore.derived.files.index import IndexFiles
 from cystore.derived.reading.by_time import TimeSearch
 from cystore.derived.reading.many_keys import add_newer, distinct
-from cystore.derived.reading.request import encoded, outside, stored_topic, wanted
+from cystore.derived.reading.request import Wanted, encoded, outside, stored_topic, wanted
 from cystore.derived.reading.tail import TailReader
 from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import (
@@ -43,6 +43,7 @@ from cystore.errors import (
     StoreIOError,
     StoreResourceError,
 )
+from cystore.filters.chosen import Filter
 from cystore.layout import takes_index_entry
 from cystore.results import GetStatus
 from cystore.system.threads.repeated_errors import Trouble
@@ -177,12 +178,14 @@ class Reader:
         max_count: int = 32,
         *,
         tags: str | None = None,
+        filter: Filter | None = None,
         group: str | None = None,
         raw: bool = False,
     ) -> GetResult:
         """Messages of a queue from an offset on, at most `max_count` and within RocketMQ's limits of a batch.
 
-        `group`, RocketMQ's name of the reader, has no effect. `tags`: "A", or "A || B"; None, "" and "*" are all. A
+        `group`, RocketMQ's name of the reader, has no effect. `tags`: "A", or "A || B"; None, "" and "*" are all. `filter`: an
+        expression or a callable. A
         batch ends before a message whose bytes are damaged; if that message comes first, the call raises
         CorruptRecordError. Source: DefaultMessageStore.getMessage.
         """
@@ -194,8 +197,7 @@ class Reader:
             queue_id = whole("queue_id", queue_id, 0, INT32_MAX)
             queue_offset = whole("queue_offset", queue_offset, -FOREVER_MS, FOREVER_MS)
             max_count = whole("max_count", max_count, 1, INT32_MAX)
-        wanted_tags = None if tags is None else wanted(any_text("tags", tags))
-        result = self._get(name, queue_id, queue_offset, max_count, wanted_tags, raw)
+        result = self._get(name, queue_id, queue_offset, max_count, wanted(tags, filter), raw)
         if raw and result.raw is None:
             result.raw, result.record_offsets = b"", array("q")
         if result.status is GetStatus.FOUND:
@@ -219,7 +221,7 @@ class Reader:
         queue_id: int,
         queue_offset: int,
         max_count: int,
-        wanted_tags: TagFilter | None,
+        choice: Wanted,
         raw: bool,
     ) -> GetResult:
         healing = 0
@@ -230,7 +232,7 @@ class Reader:
             if state is None:
                 return GetResult(GetStatus.NO_MATCHED_LOGIC_QUEUE)
             slot, minimum, maximum, following, log_minimum, _ = state
-            asked = (name, queue_id, queue_offset, max_count, wanted_tags, raw)
+            asked = (name, queue_id, queue_offset, max_count, choice, raw)
             result = None
             if not minimum <= queue_offset < maximum:
                 result = outside(queue_offset, minimum, maximum, following)
@@ -285,7 +287,7 @@ class Reader:
 
     def _read_from_log(
         self,
-        asked: tuple[bytes, int, int, int, TagFilter | None, bool],
+        asked: tuple[bytes, int, int, int, Wanted, bool],
         state: tuple[int, int, int, int, int, int],
     ) -> GetResult | None:
         """A read-only handle cannot heal a queue: it makes the entries from the log, for itself. Its usual walk ends before damage; then
@@ -305,7 +307,7 @@ class Reader:
         queue_id: int,
         queue_offset: int,
         max_count: int,
-        wanted_tags: TagFilter | None,
+        choice: Wanted,
         raw: bool,
         state: tuple[int, int, int, int, int, int],
         dispatched: int | None = None,
@@ -339,7 +341,7 @@ class Reader:
                     return None
             found, done, gone = queue_kernel.read_batch(
                 window, log_minimum, wrote, file, queue_offset, min(count, room),
-                name, queue_id, self._limits, max_count, wanted_tags, raw,
+                name, queue_id, self._limits, max_count, choice.tags, raw, choice.program, choice.predicate,
             )  # fmt: skip
         except OffsetError:
             return None

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 from cystore._native.derived.queue import TagFilter
+from cystore._native.filters.program import FilterProgram
 from cystore._native.read.get_result import GetResult
 from cystore._native.record.exact import any_text
+from cystore._native.record.message import Message
+from cystore.filters.chosen import Filter, chosen
 from cystore.results import GetStatus
 
 
-def wanted(expression: str) -> TagFilter | None:
+class Wanted(NamedTuple):
+    """The messages that a reader wants: those that pass each part that is there."""
+
+    tags: TagFilter | None = None
+    program: FilterProgram | None = None
+    predicate: Callable[[Message], Any] | None = None
+
+
+ALL = Wanted()
+
+
+def wanted(tags: str | None, filter: Filter | None) -> Wanted:
+    """The messages that a tag expression and a filter let through. Raises MessageIllegalError, FilterError."""
+    by_tags = None if tags is None else _tags(any_text("tags", tags))
+    if filter is None:
+        return ALL if by_tags is None else Wanted(by_tags)
+    return Wanted(by_tags, *chosen(filter))
+
+
+def _tags(expression: str) -> TagFilter | None:
     """The filter of a tag expression. None: all messages."""
     return None if expression in ("", "*") else _tag_filter(expression)
 

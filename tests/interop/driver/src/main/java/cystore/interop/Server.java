@@ -62,7 +62,7 @@ final class Server {
 
     private Object handle(JSONObject request) throws IOException, InterruptedException {
         String store = request.getString("store");
-        File root = new File(store);
+        File root = store == null ? null : new File(store);
         switch (request.getString("op")) {
             case "write":
                 JSONObject spec = request.getJSONObject("spec");
@@ -78,6 +78,8 @@ final class Server {
                 StringWriter list = new StringWriter();
                 AfterList.write(root.toPath(), list);
                 return list.toString();
+            case "filter":
+                return Filters.evaluate(request);
             case "open":
                 open.put(store, Stores.open(root, Stores.settings(request), BrokerRole.ASYNC_MASTER));
                 return store;

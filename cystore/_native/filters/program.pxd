@@ -1,0 +1,36 @@
+from libc.stdint cimport int32_t, int64_t, uint8_t
+
+# One step of a program. Steps push values, or take values from the stack and push the result.
+cdef struct filter_step:
+    int32_t kind
+    int32_t first           # property, or the step to go on with, or the first text of a list
+    int32_t count           # texts of a list
+    int64_t whole
+    double real
+    const uint8_t* text
+    int text_len
+
+cdef struct filter_text:
+    const uint8_t* text
+    int length
+
+# An expression over the properties of a record, as steps for a small stack machine.
+cdef struct filter_program:
+    int32_t steps_count
+    int32_t names_count
+    const filter_step* steps
+    const filter_text* names    # of the properties that the steps use
+    const filter_text* texts    # of lists; each list is sorted by length, then by bytes
+
+# Whether the expression is TRUE for a property string. An error in a comparison counts as no match.
+cdef bint filter_matches(const filter_program* program, const uint8_t* properties, int length) noexcept nogil
+
+cdef class FilterProgram:
+    cdef filter_program c
+    cdef filter_step* steps
+    cdef filter_text* names
+    cdef filter_text* texts
+    cdef list kept              # the bytes that the program points into
+
+    cdef int _operand(self, filter_step* step, number, text, int lists) except -1
+    cdef int _keep(self, bytes text, filter_text* to) except -1

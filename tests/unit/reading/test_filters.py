@@ -1,0 +1,197 @@
+"""Goal: `get` and `scan` give exactly the messages that a filter lets through, within RocketMQ's limits; a bad filter is refused with its
+field and position. Method: stores with known properties, read by expressions, callables and tags, and compared with a plain choice."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+import cystore
+from cystore import FilterError, GetStatus, SqlFilter
+from cystore._native.filters.program import STEP_KINDS, FilterProgram
+from cystore.derived.reading.reader import FILTERED_ENTRIES
+
+COUNT = 2000
+# A consume queue file holds 1,000 entries; a call reads one file.
+SMALL = {"mapped_file_size_commit_log_bytes": 1 << 20, "mapped_file_size_consume_queue_bytes": 20_000}
+
+
+@pytest.fixture
+def store(tmp_path):
+    with cystore.open(tmp_path / "store", **SMALL) as opened:
+        opened.put_many(
+            [
+                cystore.Message(
+                    topic="T", body=b"x" * (number % 50), tags="AB"[number % 2], keys=(f"k{number}",),
+                    properties={"a": str(number), "b": "xyz"[number % 3]},
+                )
+                for number in range(COUNT)
+            ]
+        )  # fmt: skip
+        yield opened
+
+
+def everything(store, **wanted):
+    """Queue offsets of all that matches, batch by batch."""
+    found, offset = [], 0
+    while offset < COUNT:
+        got = store.get("T", 0, offset, **wanted)
+        assert got.next_offset > offset
+        found += [message.queue_offset for message in got.messages]
+        offset = got.next_offset
+    return found
+
+
+CHOICES = [
+    ("a >= 1990 AND b = 'x'", lambda n: n >= 1990 and n % 3 == 0),
+    ("a BETWEEN 3 AND 5 OR b NOT IN ('x', 'y')", lambda n: 3 <= n <= 5 or n % 3 == 2),
+    ("TAGS = 'A' AND KEYS <> 'k4'", lambda n: n % 2 == 0 and n != 4),
+    ("missing IS NULL AND a < 10", lambda n: n < 10),
+    ("missing = 'x'", lambda n: False),
+    ("TRUE", lambda n: True),
+]
+
+
+@pytest.mark.parametrize(("expression", "choice"), CHOICES)
+def test_every_way_gives_the_same(store, tmp_path, expression, choice):
+    expected = [number for number in range(COUNT) if choice(number)]
+    assert everything(store, filter=expression) == expected
+    assert everything(store, filter=SqlFilter(expression), max_count=5) == expected
+    assert everything(store, filter=SqlFilter(expression).__call__) == expected
+    assert everything(store, filter=lambda message: choice(int(message.properties["a"]))) == expected
+    assert [message.queue_offset for message in store.scan(filter=expression)] == expected
+    with cystore.open(tmp_path / "store", read_only=True, **SMALL) as reader:
+        assert everything(reader, filter=expression) == expected
+
+
+def test_tags_and_filter_both_have_to_match(store):
+    expected = [number for number in range(COUNT) if number % 2 == 1 and number < 50]
+    assert everything(store, tags="B", filter="a < 50") == expected
+    assert everything(store, tags="B", filter=lambda message: int(message.properties["a"]) < 50) == expected
+
+
+@pytest.mark.parametrize("filter", ["a >= 900", lambda message: int(message.properties["a"]) >= 900])
+def test_a_call_looks_at_a_bounded_number_of_messages(store, filter):
+    got = store.get("T", 0, 0, 10, filter=filter)
+    assert (got.status, got.messages) == (GetStatus.NO_MATCHED_MESSAGE, [])
+    assert got.next_offset == FILTERED_ENTRIES
+    got = store.get("T", 0, FILTERED_ENTRIES, 10, filter=filter)
+    assert (got.status, len(got.messages), got.next_offset) == (GetStatus.FOUND, 10, 910)
+    got = store.get("T", 0, 1000, 1000, filter=filter)
+    assert len(got.messages) == 32 == store.config.max_transfer_count_on_message_in_memory
+
+
+def test_raw_records_are_filtered_too(store):
+    got = store.get("T", 0, 0, 10, filter="a > 5 AND b = 'x'", raw=True)
+    plain = store.get("T", 0, 0, 10, filter="a > 5 AND b = 'x'")
+    assert len(got.record_offsets) == len(plain.messages) == 10 and len(got.raw) == sum(
+        message.size_bytes for message in plain.messages
+    )
+
+
+def test_another_process_reads_with_a_filter(store, tmp_path):
+    code = (
+        "import cystore, sys\n"
+        "with cystore.open(sys.argv[1]) as store:\n"
+        "    print([m.queue_offset for m in store.get('T', 0, 0, filter=\"a IN ('7', '70')\").messages])"
+    )
+    command = [sys.executable, "-c", code, tmp_path / "store"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "[7, 70]\n", done.stderr
+
+
+def test_an_error_of_a_callable_ends_the_call_and_nothing_else(store):
+    def fail(message):
+        raise RuntimeError(message.queue_offset)
+
+    with pytest.raises(RuntimeError, match="3"):
+        store.get("T", 0, 3, filter=fail)
+    assert len(store.get("T", 0, 3, 4).messages) == 4
+
+
+def test_a_callable_may_use_the_store(store):
+    got = store.get(
+        "T", 0, 0, 3, filter=lambda m: bool(store.query("T", f"k{m.queue_offset}")) and m.queue_offset % 2
+    )
+    assert [message.queue_offset for message in got.messages] == [1, 3, 5]
+
+
+def test_messages_with_properties_that_are_no_text(store):
+    store.put("U", b"", properties={"a": "ü", "b": "٣"})
+    assert store.get("U", 0, 0, filter="a = 'ü' AND b = 3").status is GetStatus.FOUND
+    assert store.get("U", 0, 0, filter="a = 'u'").status is GetStatus.NO_MATCHED_MESSAGE
+
+
+def test_a_message_without_properties_has_only_nulls(store):
+    store.put("U", b"")
+    assert store.get("U", 0, 0, filter="a IS NULL").status is GetStatus.FOUND
+    assert store.get("U", 0, 0, filter="a = 1 OR NOT (a = 1)").status is GetStatus.NO_MATCHED_MESSAGE
+
+
+MANY = " OR ".join(f"p{n} = 1" for n in range(257))
+REFUSED = [
+    ("", 0), ("a >", 3), ("a = 'x", 4), ("a # b", 2), ("a = 1 b", 6), ("a = NULL", 4), ("a > 'x'", 4), ("a > TRUE", 4),
+    ("3", 0), ("a AND 'x'", 6), ("a BETWEEN 3 AND 1", 10), ("'x' IN ('x')", 0), ("a IN ()", 6), ("a IN (3)", 6), ("(a = 1", 6),
+    ("a = 99999999999999999999", 4), ("a = 0.0", 4), ("a = 1e999", 4), ("TRUE = 'x'", 7), ("NOT 3", 4), ("a = '\ud800'", 4),
+    ("NOT " * 300 + "a", 1200), ("a" + " = 1" * 300, 0), (MANY, MANY.index("p256")),
+    ("x" * 65_537, 65_536), ("a = 1 -- no end of line", 6), ("a = 1 /* no end", 6), ("ä = 1", 0), ("a\x00 = 1", 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("expression", "position"), REFUSED)
+def test_a_bad_expression_is_refused_with_its_position(store, expression, position):
+    for call in (lambda: store.get("T", 0, 0, filter=expression), lambda: store.scan(filter=expression)):
+        with pytest.raises(FilterError, match=r"^filter: ") as caught:
+            call()
+        assert caught.value.position == position
+    assert isinstance(caught.value, cystore.StoreError) and isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("filter", [3, b"a = 1", ["a"], object()])
+def test_what_is_no_filter_is_refused(store, filter):
+    with pytest.raises(FilterError, match=r"filter: must be an expression, a SqlFilter or a callable, not"):
+        store.get("T", 0, 0, filter=filter)
+    with pytest.raises(FilterError, match="filter"):
+        SqlFilter(filter)
+
+
+def test_deep_parentheses_and_long_chains_are_no_trouble():
+    assert SqlFilter("(" * 10_000 + "a = 1" + ")" * 10_000).matches({"a": "1"})
+    assert SqlFilter(" AND ".join(["a = 1"] * 5000)).matches({"a": "1"})
+    assert not SqlFilter(" OR ".join(["a = 2"] * 5000)).matches({"a": "1"})
+    assert SqlFilter("a IN (" + ", ".join(f"'{n}'" for n in range(5000)) + ")").matches({"a": "4999"})
+
+
+def test_a_compiled_filter_travels_and_compares():
+    one = SqlFilter("a > 3")
+    assert pickle.loads(pickle.dumps(one)) == one == SqlFilter("a > 3") != SqlFilter("a > 4")
+    assert repr(one) == "SqlFilter('a > 3')" and len({one, SqlFilter("a > 3")}) == 1
+    for properties in (None, {"a": 3}, {"a": "\x01"}, {"": "x"}, {3: "x"}):
+        with pytest.raises(FilterError):
+            one.matches(properties)
+    with pytest.raises(ValueError, match="no stored properties"):
+        one(cystore.Message(topic="T", body=b""))
+
+
+def test_the_machine_refuses_steps_that_would_leave_its_bounds():
+    kinds = STEP_KINDS
+    true = (kinds["true"], 0, 0, None)
+    for steps in (
+        [],
+        [true, true],
+        [(kinds["and"], 0, 0, None)],
+        [true] * 300 + [(kinds["and"], 0, 0, None)] * 299,
+        [(kinds["property"], 0, 0, None)],
+        [true, (kinds["skip_if_true"], 1, 0, None)],
+        [true, (kinds["skip_if_true"], 9, 0, None)],
+        [true, (kinds["skip_if_true"], 3, 0, None), true, (kinds["and"], 0, 0, None)],
+        [(99, 0, 0, None)],
+        [(kinds["text"], 0, 0, None)],
+    ):
+        with pytest.raises(ValueError):
+            FilterProgram([], steps)
+    with pytest.raises(ValueError):
+        FilterProgram([b"a"] * 257, [true])
