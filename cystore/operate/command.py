@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from cystore.config import StoreConfig
+from cystore.errors import FilterError
+from cystore.filters.sql import SqlFilter
 
 OK, FOUND_WRONG, FAILED = 0, 1, 2  # exit codes; 1 is damage, or an empty answer
 INT64_MAX = (1 << 63) - 1
@@ -99,6 +101,21 @@ def named_path(text: str) -> Path:
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:
     """The option --json."""
     parser.add_argument("--json", action="store_true", help=f"{what}, for programs")
+
+
+def add_filter(parser: argparse.ArgumentParser) -> None:
+    """The option --filter."""
+    parser.add_argument(
+        "--filter", metavar="SQL", type=_sql_filter,
+        help="only messages whose properties match, for example \"a > 3 AND b IN ('x')\"; needs cystore[filter]",
+    )  # fmt: skip
+
+
+def _sql_filter(text: str) -> SqlFilter:
+    try:
+        return SqlFilter(text)
+    except (FilterError, ImportError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def whole_number(text: str) -> int:

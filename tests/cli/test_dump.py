@@ -214,3 +214,11 @@ def test_memory_does_not_grow_with_the_store(command, tmp_path):
         assert status == 0
         peaks.append(peak)
     assert peaks[1] < 1.5 * peaks[0] + 1_000_000, peaks
+
+
+def test_only_what_matches_a_filter(command, store_path):
+    stores.write(store_path, 100)
+    rows = command.json_lines("dump", store_path, "--filter", "number BETWEEN 10 AND 13 OR TAGS IN ('none')")
+    assert sorted(int(row["properties"]["number"]) for row in rows) == [10, 11, 12, 13]
+    rows = command.json_lines("dump", store_path, "--filter", "number > 10", "--count", 3)
+    assert len(rows) == 3

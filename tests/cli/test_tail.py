@@ -133,3 +133,16 @@ def test_the_store_is_removed_meanwhile(command, store_path):
         store_path.rename(store_path.with_name("elsewhere"))
         assert process.wait(60) == 2
         assert b"the store was removed" in process.stderr.read()
+
+
+def test_only_what_matches_a_filter(command, store_path):
+    stores.write(store_path, 100)
+    rows = command.json_lines("tail", store_path, "alpha", "-n", 3, "--filter", "number < 50")
+    assert [int(r["properties"]["number"]) for r in rows] == [44, 46, 48]
+    arguments = (store_path, "alpha", "-n", 1, "--filter", "TAGS = 'tag0'")
+    with cystore.open(store_path, **stores.SMALL) as store, following(command, *arguments) as process:
+        assert number(process.stdout.readline()) == 96
+        put(store, 100, 10)
+        assert [number(process.stdout.readline()) for _ in range(2)] == [102, 108]
+    done = command.run("tail", store_path, "alpha", "--filter", "number <")
+    assert done.returncode == 2 and "filter: the expression ends too early at position 8" in done.stderr

@@ -11,6 +11,7 @@ from cystore.operate.command import (
     FOUND_WRONG,
     OK,
     Command,
+    add_filter,
     add_json,
     count,
     reading_config,
@@ -34,6 +35,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", metavar="O", dest="begin", type=whole_number, default=0,
                         help="from this queue offset on, in each queue")  # fmt: skip
     parser.add_argument("--count", metavar="K", type=count, help="at most this number of messages in all")
+    add_filter(parser)
     add_json(parser, "one JSON object a message, the body in base64")
 
 
@@ -49,7 +51,10 @@ def _run(args: argparse.Namespace) -> int:
         total = sum(max(0, queue.end - max(args.begin, queue.begin)) + len(queue.behind) for queue in queues)
         total = total if args.count is None else min(total, args.count)
         messages = (
-            message for queue in queues for message in queue_messages(store, queue, args.begin, damage)
+            message
+            for queue in queues
+            for message in queue_messages(store, queue, args.begin, damage)
+            if args.filter is None or args.filter(message)
         )
         beside = report if report is not None and not sys.stdout.isatty() else None
         for number, message in enumerate(islice(messages, args.count)):
@@ -73,6 +78,7 @@ COMMAND = Command(
     examples=(
         "cystore dump /var/lib/app/store --json > messages.jsonl",
         "cystore dump /var/lib/app/store --topic orders --queue 0 --from 100 --count 10",
+        "cystore dump /var/lib/app/store --filter \"region = 'north' AND TAGS IS NOT NULL\" --json",
     ),
     add_arguments=_add_arguments,
     run=_run,

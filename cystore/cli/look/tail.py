@@ -16,6 +16,7 @@ from cystore.operate.command import (
     FOUND_WRONG,
     OK,
     Command,
+    add_filter,
     add_json,
     reading_config,
     whole_number,
@@ -24,6 +25,7 @@ from cystore.operate.output import write_message, write_note
 from cystore.operate.progress import progress
 from cystore.operate.queue_messages import (
     DamageCount,
+    QueueView,
     dispatched_queues,
     has_queue_entry,
     queue_messages,
@@ -40,6 +42,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="begin with the newest K messages (default: 10)")  # fmt: skip
     parser.add_argument("--queue", metavar="N", dest="queues", type=whole_number, action="append", default=[],
                         help="only this queue id; may be repeated")  # fmt: skip
+    add_filter(parser)
     add_json(parser, "one JSON object a message, the body in base64")
 
 
@@ -68,8 +71,8 @@ class _Tail:
         below = (
             message
             for queue in queues
-            for message in queue_messages(store, queue, queue.end - args.lines, self._damage)
-            if message.physical_offset < self.position
+            for message in queue_messages(store, queue, self._begin(queue), self._damage)
+            if message.physical_offset < self.position and (args.filter is None or args.filter(message))
         )
         by_place = attrgetter("physical_offset")
         newest = deque(
@@ -78,6 +81,10 @@ class _Tail:
         newest.extend(self._appended(store))
         self._write(newest)
         return bool(queues or newest)
+
+    def _begin(self, queue: QueueView) -> int:
+        """The queue offset from which the newest messages of a queue are looked for: with a filter they may be anywhere."""
+        return queue.end - self._args.lines if self._args.filter is None else queue.begin
 
     def later(self, store: MessageStore) -> None:
         """Writes the messages that were appended behind `position`."""
@@ -104,6 +111,7 @@ class _Tail:
             message.topic == args.topic
             and (not args.queues or message.queue_id in args.queues)
             and has_queue_entry(message)
+            and (args.filter is None or args.filter(message))
         )
 
 
@@ -133,6 +141,7 @@ COMMAND = Command(
     examples=(
         "cystore tail /var/lib/app/store orders -n 20",
         "cystore tail /var/lib/app/store orders -f --json",
+        "cystore tail /var/lib/app/store orders -f --filter \"price > 100 AND region IN ('north', 'south')\"",
     ),
     add_arguments=_add_arguments,
     run=_run,
