@@ -206,6 +206,14 @@ READ_CASES = (
         (Goal(LMDB_BEST.label, 1.0),),
     ),
     Case(
+        "get-filter",
+        "get from one end of a queue to the other with the SQL92 filter a > 89 AND b IN ('x', 'y'), batches of 32",
+        "message that the filter looks at",
+        Job("get_filtered", 300_000, "", batch=32, options={"filter": "a > 89 AND b IN ('x', 'y')"}),
+        (READER, ROCKETMQ),
+        (Goal(ROCKETMQ.label, 2),),
+    ),
+    Case(
         "get-one",
         "get of one of 300,000 messages by its queue offset, chosen at random",
         "get",

@@ -68,6 +68,11 @@ def keys_of(number: int, count: int) -> tuple[str, ...]:
     return (f"key-{number}", *(f"more{n}-{number}" for n in range(1, count)))
 
 
+def properties_of(number: int) -> dict[str, str]:
+    """The properties of message `number`, for filters."""
+    return {"a": str(number % 100), "b": "xyz"[number % 3]}
+
+
 def key_ring(count: int) -> list[tuple[str, ...]]:
     return [keys_of(number, count) for number in range(RING)]
 

@@ -52,7 +52,13 @@ def prepare(store: cystore.MessageStore, job: Job, warm_up: int = WARM_UP) -> No
 def messages(job: Job, first: int, count: int) -> list[cystore.Message]:
     body = workload.body(job.body_bytes)
     return [
-        cystore.Message(topic=TOPIC, body=body, keys=workload.keys_of(number, job.keys), tags=TAG)
+        cystore.Message(
+            topic=TOPIC,
+            body=body,
+            keys=workload.keys_of(number, job.keys),
+            tags=TAG,
+            properties=workload.properties_of(number) if "filter" in job.options else None,
+        )
         for number in range(first, first + count)
     ]
 

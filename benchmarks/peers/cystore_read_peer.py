@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 
+import cystore
 from benchmarks import workload
 from benchmarks.peers.cystore_peer import fill, open_store, prepare
 from benchmarks.workload import TAG, TOPIC, Job, Measure
@@ -75,6 +76,29 @@ def get_bodies(job: Job) -> Measure:
                 offset = found.next_offset
 
         return workload.timed(job.count, work)
+
+
+def get_filtered(job: Job) -> Measure:
+    """From one end of a queue to the other with a SQL92 filter; one operation is a message that the filter looks at."""
+    wanted = cystore.SqlFilter(job.options["filter"])
+    with open_store(job) as store:
+        fill(store, job)
+        store.dispatch()
+        found = 0
+
+        def work() -> None:
+            nonlocal found
+            offset, found, get = 0, 0, store.get
+            while offset < job.count:
+                got = get(TOPIC, 0, offset, job.batch, filter=wanted)
+                found += len(got.messages)
+                offset = got.next_offset
+
+        measure = workload.timed(job.count, work)
+        expected = sum(wanted.matches(workload.properties_of(number)) for number in range(job.count))
+        if found != expected:
+            raise RuntimeError(f"found {found} of {expected}")
+        return measure
 
 
 def query_many(job: Job) -> Measure:

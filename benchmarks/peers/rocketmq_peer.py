@@ -15,6 +15,7 @@ CASES = {
     "put_built": "put",
     "get": "get",
     "get_decoded": "get",
+    "get_filtered": "filter",
     "query": "query",
     "dispatch": "reput",
     "recover": "recover",
@@ -28,6 +29,8 @@ def _run(job: Job) -> Measure:
     options: dict[str, object] = {"count": job.count, "body-bytes": job.body_bytes, "keys": job.keys}
     if job.case.startswith("get"):
         options["batch"] = job.batch
+    if "filter" in job.options:
+        options["filter"] = job.options["filter"]
     if job.case == "query":
         options["queries"] = job.options["queries"]
     if "segment_bytes" in job.options:
@@ -61,4 +64,4 @@ def get_decoded(job: Job) -> Measure:
     return Measure(1_000_000_000, _run(job).facts["decoded_ns_per_op"])
 
 
-put = get = query = dispatch = recover = _run
+put = get = get_filtered = query = dispatch = recover = _run

@@ -19,11 +19,18 @@ final class Load {
 
     final int bodyBytes;
     final int keys;
+    /** Whether each message has two properties of its own, for a filter. */
+    final boolean isFiltered;
     private final byte[] body;
 
     Load(int bodyBytes, int keys) {
+        this(bodyBytes, keys, false);
+    }
+
+    Load(int bodyBytes, int keys, boolean isFiltered) {
         this.bodyBytes = bodyBytes;
         this.keys = keys;
+        this.isFiltered = isFiltered;
         byte[] pattern = "0123456789abcdef".getBytes(StandardCharsets.US_ASCII);
         body = new byte[bodyBytes];
         for (int i = 0; i < bodyBytes; i++) {
@@ -50,6 +57,10 @@ final class Load {
             all.append(" more").append(k).append('-').append(n);
         }
         message.setKeys(all.toString());
+        if (isFiltered) {
+            message.putUserProperty("a", Integer.toString(n % 100));
+            message.putUserProperty("b", "xyz".substring(n % 3, n % 3 + 1));
+        }
         message.setPropertiesString(MessageDecoder.messageProperties2String(message.getProperties()));
         return message;
     }

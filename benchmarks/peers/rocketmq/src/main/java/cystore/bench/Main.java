@@ -8,7 +8,7 @@ import java.util.Arrays;
 
 /** Runs one case and prints one JSON object. */
 public final class Main {
-    private static final String USAGE = "usage: put|get|query|reput|recover --dir D [--count N] [--OPTION VALUE ...]\n";
+    private static final String USAGE = "usage: put|get|filter|query|reput|recover --dir D [--count N] [--OPTION VALUE ...]\n";
 
     private Main() {
     }
@@ -45,6 +45,8 @@ public final class Main {
                 return PutCase.run(root, count, options);
             case "get":
                 return GetCase.run(root, count, options);
+            case "filter":
+                return FilterCase.run(root, count, options);
             case "query":
                 return QueryCase.run(root, count, options);
             case "reput":

@@ -26,6 +26,11 @@ final class Options {
         return value == null ? otherwise : Integer.parseInt(value);
     }
 
+    String text(String name, String otherwise) {
+        String value = given.remove(name);
+        return value == null ? otherwise : value;
+    }
+
     boolean flag(String name, boolean otherwise) {
         String value = given.remove(name);
         return value == null ? otherwise : Boolean.parseBoolean(value);
