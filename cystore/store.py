@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import dataclasses
 import logging
 import os
@@ -415,7 +414,7 @@ class MessageStore(StoreUpkeep):
         CorruptRecordError, FilterError."""
         wanted = None if filter is None else predicate(filter)
         messages = scan(self._attached, begin, end)
-        return messages if wanted is None else builtins.filter(wanted, messages)
+        return messages if wanted is None else (message for message in messages if wanted(message))
 
     def wait(self, topic: str, queue_id: int, queue_offset: int, timeout_s: float | None = None) -> bool:
         """Sleeps until the message at `queue_offset` can be read: True; False after `timeout_s`. Not polling: an append in any

@@ -251,7 +251,8 @@ cdef int _select(selection* s, LogWindow window, MappedFile file, predicate) exc
             s.answer = ANSWER_TAKE if predicate(stored_message(segment, s.wanted - segment.base, end - s.wanted, True)) else ANSWER_LEAVE
         elif status == SELECT_NEED_SEGMENT and not (s.found and window.c.count == WINDOW_SEGMENTS):
             window.need(s.wanted)
-        elif status == SELECT_DAMAGED and s.found == 0:
+        elif status == SELECT_DAMAGED and s.found == 0 and not (s.at and (s.program != NULL or s.asks)):
+            # Behind messages that a filter left out the batch ends, so that the next one begins with the damage.
             raise _damage(s, window, file)
         else:
             return 0

@@ -184,10 +184,9 @@ class Reader:
     ) -> GetResult:
         """Messages of a queue from an offset on, at most `max_count` and within RocketMQ's limits of a batch.
 
-        `group`, RocketMQ's name of the reader, has no effect. `tags`: "A", or "A || B"; None, "" and "*" are all. `filter`: an
-        expression or a callable. A
-        batch ends before a message whose bytes are damaged; if that message comes first, the call raises
-        CorruptRecordError. Source: DefaultMessageStore.getMessage.
+        `group`, RocketMQ's name of the reader, has no effect. `tags`: "A", or "A || B"; None, "" and "*" are all.
+        `filter`: an expression or a callable. A batch ends before a message whose bytes are damaged; if that message comes
+        first, the call raises CorruptRecordError. Source: DefaultMessageStore.getMessage.
         """
         name = encoded(topic) if type(topic) is str else stored_topic(topic)
         if not (

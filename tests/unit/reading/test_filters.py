@@ -195,3 +195,29 @@ def test_the_machine_refuses_steps_that_would_leave_its_bounds():
             FilterProgram([], steps)
     with pytest.raises(ValueError):
         FilterProgram([b"a"] * 257, [true])
+
+
+@pytest.mark.parametrize("filter", ["a = 7", lambda message: message.properties["a"] == "7"])
+def test_damage_behind_messages_that_do_not_match_begins_the_next_batch(tmp_path, filter):
+    with cystore.open(tmp_path / "store", **SMALL) as store:
+        places = [
+            store.put("T", b"body" * 9, properties={"a": str(number)}).physical_offset for number in range(9)
+        ]
+        assert store.get("T", 0, 0, filter=filter).next_offset == 9
+        with open(tmp_path / "store" / "commitlog" / f"{0:020d}", "r+b") as segment:
+            data = segment.read()
+            segment.seek(data.index(b"body" * 9, places[4]))
+            segment.write(b"Body")
+        got = store.get("T", 0, 0, filter=filter)
+        assert (got.status, got.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 4)
+        with pytest.raises(cystore.CorruptRecordError):
+            store.get("T", 0, 4, filter=filter)
+        assert [message.queue_offset for message in store.get("T", 0, 5, filter=filter).messages] == [7]
+
+
+def test_a_callable_that_raises_stop_iteration_does_not_end_a_scan_silently(store):
+    def fail(message):
+        raise StopIteration
+
+    with pytest.raises(RuntimeError):
+        list(store.scan(filter=fail))
