@@ -67,7 +67,7 @@ cdef struct selection:
 cdef void queue_put(uint8_t* p, int64_t physical_offset, int32_t size, int64_t tags_code) noexcept nogil
 cdef void queue_put_holes(uint8_t* p, int64_t count) noexcept nogil
 cdef bint queue_is_hole(const uint8_t* p) noexcept nogil
-cdef int queue_select(selection* s, log_window* window) noexcept nogil
+cdef int queue_select(selection* s, log_window* window) except -1 nogil
 
 # The messages that a selection found, or the bytes of their records and where each begins; all of them are verified.
 cdef list selected_messages(selection* s, LogWindow window)

@@ -75,7 +75,7 @@ cdef inline bint _tag_wanted(const tag_filter* filter, const record_view* v) noe
     return False
 
 
-cdef int queue_select(selection* s, log_window* window) noexcept nogil:
+cdef int queue_select(selection* s, log_window* window) except -1 nogil:
     """Goes on from `s.at` until the batch is full, the entries end, or something stands in the way."""
     cdef const uint8_t* entry
     cdef const uint8_t* at

@@ -22,8 +22,9 @@ cdef struct filter_program:
     const filter_text* names    # of the properties that the steps use
     const filter_text* texts    # of lists; each list is sorted by length, then by bytes
 
-# Whether the expression is TRUE for a property string. An error in a comparison counts as no match.
-cdef bint filter_matches(const filter_program* program, const uint8_t* properties, int length) noexcept nogil
+# Whether the expression is TRUE for a property string. A text that cannot be compared counts as no match; -1 with an
+# exception: a lack of memory, or an interrupt.
+cdef bint filter_matches(const filter_program* program, const uint8_t* properties, int length) except -1 nogil
 
 cdef class FilterProgram:
     cdef filter_program c

@@ -2,6 +2,7 @@
 
 The rules are those of RocketMQ's filter module: NULL is contagious, text is converted to the type of the other side, and
 an error of a conversion ends the evaluation without a match (ComparisonExpression, LogicExpression, UnaryExpression).
+Any other error, such as a lack of memory or an interrupt, is raised: it tells nothing about the message.
 """
 
 cimport cython
@@ -84,7 +85,7 @@ _BLANKS = "".join(map(chr, range(33)))  # what String.trim takes off
 # ------------------------------------------------------------------------------------------- text to numbers, as in Java
 
 
-cdef bint _slow_whole(const uint8_t* text, int length, int64_t* number) noexcept with gil:
+cdef bint _slow_whole(const uint8_t* text, int length, int64_t* number) except -1 with gil:
     """Long.valueOf for text with digits of other scripts; False for what is no number."""
     cdef int64_t sum = 0
     try:
@@ -98,13 +99,13 @@ cdef bint _slow_whole(const uint8_t* text, int length, int64_t* number) noexcept
         if not -(1 << 63) <= whole < 1 << 63:
             return False
         sum = whole
-    except (ValueError, MemoryError):
+    except ValueError:
         return False
     number[0] = sum
     return True
 
 
-cdef bint _text_whole(const uint8_t* text, int length, int64_t* number) noexcept nogil:
+cdef bint _text_whole(const uint8_t* text, int length, int64_t* number) except -1 nogil:
     """Long.valueOf: an optional sign and digits, nothing else; False where Java throws."""
     cdef bint negative = False
     cdef uint64_t sum = 0
@@ -132,7 +133,7 @@ cdef bint _text_whole(const uint8_t* text, int length, int64_t* number) noexcept
     return True
 
 
-cdef bint _slow_real(const uint8_t* text, int length, double* number) noexcept with gil:
+cdef bint _slow_real(const uint8_t* text, int length, double* number) except -1 with gil:
     """Double.valueOf for any text; False where Java throws."""
     cdef double real
     try:
@@ -147,13 +148,13 @@ cdef bint _slow_real(const uint8_t* text, int length, double* number) noexcept w
                 real = float.fromhex(hexadecimal[1])
             except OverflowError:
                 real = float("-inf" if given[0] == "-" else "inf")
-    except (ValueError, MemoryError):
+    except ValueError:
         return False
     number[0] = real
     return True
 
 
-cdef bint _text_real(const uint8_t* text, int length, double* number) noexcept nogil:
+cdef bint _text_real(const uint8_t* text, int length, double* number) except -1 nogil:
     """Double.valueOf. Short plain decimals are exact here; all other text takes the slow way."""
     cdef bint negative = False
     cdef int64_t digits = 0
@@ -210,13 +211,13 @@ cdef inline bint _is_true_text(const value* v) noexcept nogil:
             and (v.text[3] | 32) == 101)
 
 
-cdef inline bint _to_whole(const value* v, bint is_int, int64_t* number) noexcept nogil:
+cdef inline bint _to_whole(const value* v, bint is_int, int64_t* number) except -1 nogil:
     if not _text_whole(v.text, v.text_len, number):
         return False
     return not is_int or INT32_MIN <= number[0] <= INT32_MAX
 
 
-cdef bint _order(const value* left, const value* right, int* order) noexcept nogil:
+cdef bint _order(const value* left, const value* right, int* order) except -1 nogil:
     """ComparisonExpression.__compare; False where it throws. Other types than these are in no order: -1."""
     cdef int64_t whole
     cdef double real
@@ -259,7 +260,7 @@ cdef bint _order(const value* left, const value* right, int* order) noexcept nog
     return True
 
 
-cdef bint _compare(int kind, value* left, const value* right) noexcept nogil:
+cdef bint _compare(int kind, value* left, const value* right) except -1 nogil:
     """Puts the result in the place of `left`. False where RocketMQ throws."""
     cdef int order = 0
     cdef double low, high
@@ -341,7 +342,7 @@ cdef void _three_valued(int kind, value* left, const value* right) noexcept nogi
 # ------------------------------------------------------------------------------------------------------------- running
 
 
-cdef bint _run(const filter_program* program, const filter_text* found) noexcept nogil:
+cdef bint _run(const filter_program* program, const filter_text* found) except -1 nogil:
     cdef value[STACK + 1] stack  # the first one stays unused, so that `top` of an empty stack points into the array
     cdef value* top = &stack[0]
     cdef const filter_step* step
@@ -402,7 +403,7 @@ cdef bint _run(const filter_program* program, const filter_text* found) noexcept
     return top.type == IS_BOOLEAN and top.whole != 0
 
 
-cdef bint _matches(const filter_program* program, const uint8_t* properties, int length) noexcept nogil:
+cdef bint _matches(const filter_program* program, const uint8_t* properties, int length) except -1 nogil:
     cdef filter_text[NAMES_MAX] found
     cdef property_view pair
     cdef const uint8_t* at = properties
@@ -420,17 +421,13 @@ cdef bint _matches(const filter_program* program, const uint8_t* properties, int
     return _run(program, &found[0])
 
 
-cdef bint _matches_text(const filter_program* program, const uint8_t* properties, int length) noexcept with gil:
+cdef bint _matches_text(const filter_program* program, const uint8_t* properties, int length) except -1 with gil:
     """For properties that are more than ASCII: bytes that are no UTF-8 are compared as U+FFFD, as Java reads them."""
-    cdef bytes read
-    try:
-        read = (<const char*>properties)[:length].decode("utf-8", "replace").encode()
-    except MemoryError:
-        return False
+    cdef bytes read = (<const char*>properties)[:length].decode("utf-8", "replace").encode()
     return _matches(program, <const uint8_t*>PyBytes_AS_STRING(read), <int>PyBytes_GET_SIZE(read))
 
 
-cdef bint filter_matches(const filter_program* program, const uint8_t* properties, int length) noexcept nogil:
+cdef bint filter_matches(const filter_program* program, const uint8_t* properties, int length) except -1 nogil:
     cdef uint8_t bits = 0
     cdef int i
     for i in range(length):

@@ -76,7 +76,7 @@ cdef struct get_call:
     int64_t log_minimum
 
 
-cdef int _get(get_call* c, log_window* window) noexcept nogil:
+cdef int _get(get_call* c, log_window* window) except -1 nogil:
     """Makes the turn, then selects. What is published is read in this order: entries below `dispatched` point below `wrote`."""
     if c.turn != NULL:
         dispatch_turn(c.turn)
@@ -92,7 +92,7 @@ cdef int _get(get_call* c, log_window* window) noexcept nogil:
     return _select(c, window)
 
 
-cdef int _select(get_call* c, log_window* window) noexcept nogil:
+cdef int _select(get_call* c, log_window* window) except -1 nogil:
     cdef int64_t position = c.offset * <int64_t>QUEUE_ENTRY_BYTES
     if c.place.address == NULL or not c.place.base <= position < c.place.end or c.place.removals != load_u32(&c.entry.removals):
         return NEED_FILE

@@ -11,6 +11,7 @@ import pytest
 
 import cystore
 from cystore import FilterError, GetStatus, SqlFilter
+from cystore._native.filters import program
 from cystore._native.filters.program import STEP_KINDS, FilterProgram
 from cystore.derived.reading.reader import FILTERED_ENTRIES
 
@@ -32,6 +33,14 @@ def store(tmp_path):
             ]
         )  # fmt: skip
         yield opened
+
+
+def new_process(code, *arguments):
+    """What a process of its own prints."""
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def everything(store, **wanted):
@@ -98,9 +107,7 @@ def test_another_process_reads_with_a_filter(store, tmp_path):
         "with cystore.open(sys.argv[1]) as store:\n"
         "    print([m.queue_offset for m in store.get('T', 0, 0, filter=\"a IN ('7', '70')\").messages])"
     )
-    command = [sys.executable, "-c", code, tmp_path / "store"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout == "[7, 70]\n", done.stderr
+    assert new_process(code, tmp_path / "store") == "[7, 70]\n"
 
 
 def test_an_error_of_a_callable_ends_the_call_and_nothing_else(store):
@@ -221,3 +228,86 @@ def test_a_callable_that_raises_stop_iteration_does_not_end_a_scan_silently(stor
 
     with pytest.raises(RuntimeError):
         list(store.scan(filter=fail))
+
+
+class Failing:
+    """Stands for a step of the slow conversion of text, with an error of its own."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def fullmatch(self, text):
+        raise self.error
+
+    def decimal(self, digit, default):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize(("name", "expression"), [("_DECIMAL", "slow > 3.0"), ("unicodedata", "slow = 33")])
+def test_a_failure_in_the_kernel_reaches_the_caller(store, monkeypatch, name, expression, error):
+    store.put("U", b"first", properties={"slow": "3"})
+    store.put("U", b"second", properties={"slow": "33e0" if name == "_DECIMAL" else "٣٣"})
+    expected = [b"second"]
+    assert [message.body for message in store.get("U", 0, 0, filter=expression).messages] == expected
+    one, message = SqlFilter(expression), store.get("U", 0, 1).messages[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(program, name, Failing(error))
+        for call in (
+            lambda: store.get("U", 0, 0, filter=expression),
+            lambda: store.get("U", 0, 0, filter=one, raw=True),
+            lambda: store.get("U", 0, 0, filter=one.__call__),
+            lambda: list(store.scan(filter=expression)),
+            lambda: one(message),
+            lambda: one.matches(message.properties),
+        ):
+            with pytest.raises(error):
+                call()
+    assert [message.body for message in store.get("U", 0, 0, filter=expression).messages] == expected
+
+
+@pytest.mark.unsanitized  # the sanitizer needs its own memory
+def test_too_little_memory_for_the_properties_reaches_the_caller():
+    code = (
+        "import os, resource\n"
+        "from cystore._native.filters.program import STEP_KINDS, FilterProgram\n"
+        "true = FilterProgram([], [(STEP_KINDS['true'], 0, 0, None)])\n"
+        "properties = b'a\\x01' + bytes([255]) * (1 << 26)\n"
+        "pages = int(open('/proc/self/statm').read().split()[0])\n"
+        "limits = pages * os.sysconf('SC_PAGE_SIZE') + (1 << 25), resource.getrlimit(resource.RLIMIT_AS)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_AS, limits)\n"
+        "try:\n"
+        "    print(true.matches(properties))\n"
+        "except MemoryError:\n"
+        "    print('MemoryError', true.matches(properties[:99]))"
+    )
+    assert new_process(code) == "MemoryError True\n"
+
+
+def test_without_lark_all_but_sql_filters_works(tmp_path):
+    code = (
+        "import sys\n"
+        "class Refuse:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] == 'lark':\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+        "import cystore\n"
+        "with cystore.open(sys.argv[1]) as store:\n"
+        "    store.put('T', b'first', tags='A', properties={'a': '1'})\n"
+        "    store.put('T', b'second', tags='B', properties={'a': '2'})\n"
+        "    wanted = {'filter': lambda message: message.properties['a'] > '1'}\n"
+        "    for batch in (store.get('T', 0, 0, **wanted), store.get('T', 0, 0, tags='B')):\n"
+        "        print([bytes(message.body) for message in batch.messages])\n"
+        "    print([bytes(message.body) for message in store.scan(**wanted)])\n"
+        "    get, scan = (lambda sql: store.get('T', 0, 0, filter=sql)), (lambda sql: store.scan(filter=sql))\n"
+        "    for call in (cystore.SqlFilter, get, scan):\n"
+        "        try:\n"
+        "            call('a > 1')\n"
+        "        except ImportError as error:\n"
+        "            print(error)"
+    )
+    assert new_process(code, tmp_path / "store").splitlines() == [
+        *["[b'second']"] * 3,
+        *["SQL filters need lark: pip install 'cystore[filter]'"] * 3,
+    ]
