@@ -33,7 +33,7 @@ from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueues
 from cystore.derived.files.index import IndexFiles
 from cystore.derived.reading.by_time import TimeSearch
 from cystore.derived.reading.many_keys import add_newer, distinct
-from cystore.derived.reading.request import Wanted, encoded, outside, stored_topic, wanted
+from cystore.derived.reading.request import CallableError, Wanted, encoded, outside, stored_topic, wanted
 from cystore.derived.reading.tail import TailReader
 from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import (
@@ -196,7 +196,10 @@ class Reader:
             queue_id = whole("queue_id", queue_id, 0, INT32_MAX)
             queue_offset = whole("queue_offset", queue_offset, -FOREVER_MS, FOREVER_MS)
             max_count = whole("max_count", max_count, 1, INT32_MAX)
-        result = self._get(name, queue_id, queue_offset, max_count, wanted(tags, filter), raw)
+        try:
+            result = self._get(name, queue_id, queue_offset, max_count, wanted(tags, filter), raw)
+        except CallableError as failed:
+            raise failed.error from failed.error.__cause__
         if raw and result.raw is None:
             result.raw, result.record_offsets = b"", array("q")
         if result.status is GetStatus.FOUND:

@@ -11,6 +11,7 @@ from cystore._native.filters.program import FilterProgram
 from cystore._native.read.get_result import GetResult
 from cystore._native.record.exact import any_text
 from cystore._native.record.message import Message
+from cystore.errors import CorruptRecordError, OffsetError
 from cystore.filters.chosen import Filter, chosen
 from cystore.results import GetStatus
 
@@ -26,12 +27,33 @@ class Wanted(NamedTuple):
 ALL = Wanted()
 
 
+class CallableError(Exception):
+    """Carries an error of a reader's callable past those who would take it for one of the store's own."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 def wanted(tags: str | None, filter: Filter | None) -> Wanted:
     """The messages that a tag expression and a filter let through. Raises MessageIllegalError, FilterError."""
     by_tags = None if tags is None else _tags(any_text("tags", tags))
     if filter is None:
         return ALL if by_tags is None else Wanted(by_tags)
-    return Wanted(by_tags, *chosen(filter))
+    program, call = chosen(filter)
+    return Wanted(by_tags, program, None if call is None else _guarded(call))
+
+
+def _guarded(call: Callable[[Message], Any]) -> Callable[[Message], Any]:
+    """The callable, whose errors nobody but its caller treats. A file that it misses is none that the batch misses."""
+
+    def ask(message: Message) -> Any:
+        try:
+            return call(message)
+        except (OffsetError, CorruptRecordError) as error:
+            raise CallableError(error) from None
+
+    return ask
 
 
 def _tags(expression: str) -> TagFilter | None:

@@ -119,6 +119,20 @@ def test_an_error_of_a_callable_ends_the_call_and_nothing_else(store):
     assert len(store.get("T", 0, 3, 4).messages) == 4
 
 
+@pytest.mark.parametrize("error", [cystore.OffsetError, cystore.CorruptRecordError])
+def test_a_callable_may_fail_as_the_store_does(store, error):
+    """Its error tells nothing about the files of the queue."""
+    asked = []
+
+    def fail(message):
+        asked.append(message.queue_offset)
+        raise error("of another store")
+
+    with pytest.raises(error, match="of another store"):
+        store.get("T", 0, 3, filter=fail)
+    assert asked == [3]
+
+
 def test_a_callable_may_use_the_store(store):
     got = store.get(
         "T", 0, 0, 3, filter=lambda m: bool(store.query("T", f"k{m.queue_offset}")) and m.queue_offset % 2
