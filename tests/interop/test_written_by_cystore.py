@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import cystore
+from cystore import layout
 from tests.golden.cystore_config import cystore_config
 from tests.interop import specs
 from tests.interop.cystore_side import dump_of_copy, killed_while_putting, put_all
@@ -25,6 +26,10 @@ def spec_for_cystore(shape: str, seed: int) -> dict:
     ]
     for message in spec["messages"]:
         message.pop("delayTimeLevel", None)
+    # RocketMQ dispatches what stands behind the last queue entry again when it opens, and indexes the last record twice
+    # then: IndexService skips only records before the last indexed one. A prepared message at the end has no queue entry.
+    while not layout.takes_queue_offset(spec["messages"][-1].get("sysFlag", 0)):
+        spec["messages"].pop()
     return spec
 
 
