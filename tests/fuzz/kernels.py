@@ -10,6 +10,7 @@ from cystore._native.record import checksum
 from cystore._native.record import message as message_kernel
 from cystore._native.record import record as record_kernel
 from cystore.errors import CorruptRecordError, MessageIllegalError
+from cystore.filters.sql import SqlFilter
 from tests.fuzz import records
 from tests.fuzz.target import Target, Wrong, exact, same
 from tests.oracle import index as oracle_index
@@ -28,6 +29,15 @@ NUMBERS = (
     *("store_timestamp_ms", "reconsume_times", "prepared_transaction_offset"),
 )
 SCAN_FILE_BYTES = 512
+# Expressions over the property `a`, and what each says of its value.
+FILTERS = {
+    "a IS NULL": lambda value: value is None,
+    "a = 'x'": lambda value: value == "x",
+    "a IN ('x', '12')": lambda value: value in ("x", "12"),
+    "a > 3 AND a IS NOT NULL OR a < 1.5": None,  # numbers: tests/interop/test_filter.py compares them with RocketMQ
+    "a BETWEEN 2 AND 9223372036854775807 OR a <= b": None,
+}
+PROGRAMS = {expression: SqlFilter(expression).program for expression in FILTERS}
 SLOTS, CAPACITY = 7, 24
 SURROGATE = b"\xed"  # of an encoded surrogate Java makes one U+FFFD and Python three
 KEYS = [f"T#{number}" for number in range(12)]
@@ -74,6 +84,14 @@ def run_message(data: bytes) -> None:
         same("properties", dict(found.properties), expected.properties)
         same("keys", found.keys, expected.keys)
     same("hosts", len(found.born_host) > 0 and len(found.store_host) > 0, True)
+
+
+def run_filter(data: bytes) -> None:
+    value = properties.parse(data).get("a")
+    for expression, program in PROGRAMS.items():
+        found, expected = program.matches(data), FILTERS[expression]
+        if expected is not None and SURROGATE not in data and value != "":
+            same(expression, found, expected(value))
 
 
 def run_properties(data: bytes) -> None:
@@ -273,6 +291,19 @@ TARGETS = (
     Target("record", run_record, records.encoded, records.repaired),
     Target("message", run_message, records.encoded, records.repaired, 15_000),
     Target("properties", run_properties, lambda: sorted({*PROPERTIES, b"a\xed\xa0\x80\x01\xff\x02\x01"})),
+    Target(
+        "filter",
+        run_filter,
+        lambda: sorted(
+            {
+                *PROPERTIES,
+                b"a\x01x\x02b\x0117\x02",
+                b"a\x0112\x02a\x01x",
+                b"a\x019223372036854775808\x02",
+                b"a\x01-1e308",
+            }
+        ),
+    ),
     Target("host", run_host, _hosts),
     Target("tags", run_tags, lambda: [b"a || b", b"*", "键|| x".encode(), b"folvslpu"]),
     Target("checksum", run_checksum, lambda: [b"", b"123456789", bytes(range(200))]),

@@ -60,6 +60,7 @@ REACHED_BY = {
     "message": "message",
     "append": "put",
     "properties": "properties",
+    "program": "filter",
     "appender": "put",
     "put": "put",
     "window": "queue",
