@@ -1,4 +1,5 @@
-"""Makes `format("cystore")` known to Spark: it looks for a `DefaultSource` in every module whose name begins with pyspark_."""
+"""Makes `format("cystore")` known to Spark: it looks for a `DefaultSource` in every module whose name begins with
+pyspark_."""
 
 from cystore.spark.data_source import CystoreDataSource as DefaultSource
 

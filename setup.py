@@ -1,9 +1,9 @@
 """Builds the Cython kernels; all other metadata is in pyproject.toml.
 
-CYSTORE_BUILD=asan builds with the address and undefined-behaviour sanitizers, CYSTORE_BUILD=fuzz with them and a call at every
-branch (see tools/coverage.c), CYSTORE_BUILD=failpoints with the named
-failpoints of the crash tests compiled in, CYSTORE_BUILD=metadata no kernel at all (registers the package beside kernels that
-are built in place). The CRC-32C kernel is the one of the crc32c package: its wheel ships its C sources.
+CYSTORE_BUILD=asan builds with the address and undefined-behaviour sanitizers, CYSTORE_BUILD=fuzz with them and a call
+at every branch (see tools/coverage.c), CYSTORE_BUILD=failpoints with the named failpoints of the crash tests compiled
+in, CYSTORE_BUILD=metadata no kernel at all (registers the package beside kernels that are built in place). The
+CRC-32C kernel is the one of the crc32c package: its wheel ships its C sources.
 """
 
 import os
@@ -99,8 +99,8 @@ class BuildCrc32c(build_clib):
 
 
 class BuildExtensions(build_ext):
-    """Makes the static library first, also when only the extensions are asked for. Compiles one module on each core, whichever
-    library it is for, and only the modules that changed."""
+    """Makes the static library first, also when only the extensions are asked for. Compiles one module on each core,
+    whichever library it is for, and only the modules that changed."""
 
     def finalize_options(self):
         super().finalize_options()
@@ -159,7 +159,8 @@ SOURCES = in_c(LIBRARIES if VARIANT != "metadata" else ())
 setup(
     ext_modules=[
         Extension(
-            f"cystore._native.{room}",  # a library beside the room's folder; cystore/_native/__init__.py finds modules in it
+            # a library beside the room's folder; cystore/_native/__init__.py finds modules in it
+            f"cystore._native.{room}",
             sources,
             include_dirs=[str(NATIVE), *(str(NATIVE / name) for name in LIBRARIES), str(CRC32C)],
             libraries=LIBRARIES[room],

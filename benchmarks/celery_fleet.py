@@ -1,4 +1,5 @@
-"""The app of the Celery cases: `celery -A benchmarks.celery_fleet worker` finds broker and backend in the environment."""
+"""The app of the Celery cases: `celery -A benchmarks.celery_fleet worker` finds broker and backend in the
+environment."""
 
 from __future__ import annotations
 

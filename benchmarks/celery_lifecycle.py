@@ -200,7 +200,8 @@ def main(arguments: list[str]) -> int:
         least_off, least_on = min(off_us), min(on_us)
         print(
             f"{name.removesuffix('_us').replace('_', ' '):<10} {statistics.median(off_us):>10.0f} "
-            f"{statistics.median(on_us):>10.0f} {ratio:>8.2f} {least_off:>10.0f} {least_on:>10.0f} {least_on - least_off:>6.0f}"
+            f"{statistics.median(on_us):>10.0f} {ratio:>8.2f} {least_off:>10.0f} {least_on:>10.0f} "
+            f"{least_on - least_off:>6.0f}"
         )
     return 0
 

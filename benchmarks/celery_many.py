@@ -1,8 +1,9 @@
 """`python -m benchmarks.celery_many`: the results of many tasks in one look, beside a look for each.
 
-The store has as many results as asked for, in a random order of ids. Each round asks for the same ids in both ways, one after the other.
-The ratio is of the processor time of the two, and of the rounds the median. The second table is of a handle that may only read, beside
-a store of which the last records are not dispatched: each look for one id walks over those.
+The store has as many results as asked for, in a random order of ids. Each round asks for the same ids in both ways,
+one after the other. The ratio is of the processor time of the two, and of the rounds the median. The second table is
+of a handle that may only read, beside a store of which the last records are not dispatched: each look for one id
+walks over those.
 """
 
 from __future__ import annotations

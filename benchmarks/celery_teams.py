@@ -1,13 +1,13 @@
 """`python -m benchmarks.celery_teams`: what a team gets from its result backend, as ratios to Redis of one run.
 
-Each round measures both backends in turn, with one prefork worker and the lifecycle log on: whole tasks, from the first message sent to
-the last result read; the same beside idle waiters, which are threads of other processes, each in `.get()` of an id that nobody stores; and
-a chord of many parts. The ratio is of the two halves of a round, and of the rounds the median. "Lost" is what the waiters take from the
-rate of the same backend in the same round.
+Each round measures both backends in turn, with one prefork worker and the lifecycle log on: whole tasks, from the
+first message sent to the last result read; the same beside idle waiters, which are threads of other processes, each
+in `.get()` of an id that nobody stores; and a chord of many parts. The ratio is of the two halves of a round, and of
+the rounds the median. "Lost" is what the waiters take from the rate of the same backend in the same round.
 
-The floor is the same work of the same worker without any backend; the last task tells the sender through a pipe. Its ratio to Redis is
-the most that a backend without any cost would reach. A second floor of the chord makes one append for each part, durable before the part
-ends, as a part of ours is.
+The floor is the same work of the same worker without any backend; the last task tells the sender through a pipe. Its
+ratio to Redis is the most that a backend without any cost would reach. A second floor of the chord makes one append
+for each part, durable before the part ends, as a part of ours is.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ MARGIN = 0.35  # a ratio of two short runs on a machine with other work varies b
 
 
 def ratios(results: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Our speed divided by each peer's, by case and label, of a result file. Rows of our own are no peers: they get faster too."""
+    """Our speed divided by each peer's, by case and label, of a result file. Rows of our own are no peers: they get
+    faster too."""
     return {
         case["name"]: {
             row["label"]: round(row["ratio"], 3)

@@ -1,4 +1,5 @@
-"""`python -m benchmarks.cleanup [--results N]`: removing expired results, beside `celery.backend_cleanup` of the SQL backend on SQLite.
+"""`python -m benchmarks.cleanup [--results N]`: removing expired results, beside `celery.backend_cleanup` of the SQL
+backend on SQLite.
 
 Both hold the same results, all of them expired. The benchmark measures each backend's removal: the store unlinks the
 segments that hold them (`MessageStore.clean`), the SQL backend deletes their rows (`DatabaseBackend.cleanup`). A store
@@ -104,7 +105,8 @@ def main(arguments: list[str]) -> int:
             found.append((seconds * options.results / gone, gone))
         medians[name] = statistics.median(seconds for seconds, _ in found)
         print(
-            f"{name:<10} {medians[name] * 1000:>10.2f} ms for {options.results:,} expired results ({found[0][1]:,} removed in one call)"
+            f"{name:<10} {medians[name] * 1000:>10.2f} ms for {options.results:,} expired results "
+            f"({found[0][1]:,} removed in one call)"
         )
     print(f"ratio      {medians['db+sqlite'] / medians['cystore']:>10.0f} x")
     return 0

@@ -105,12 +105,14 @@ def main() -> int:
                 best[name] = min(took[0], before[0]), min(took[1], before[1])
         for name, (wall, cpu) in best.items():
             print(
-                f"{name:<28}{options.count / cpu / 1e6:>14.2f}{size / cpu / 1e9:>10.2f}{options.count / wall / 1e6:>15.2f}"
+                f"{name:<28}{options.count / cpu / 1e6:>14.2f}{size / cpu / 1e9:>10.2f}"
+                f"{options.count / wall / 1e6:>15.2f}"
             )
         cpu = best["all columns"][1]
         reached = options.count / cpu >= GOAL_ROWS or size / cpu >= GOAL_BYTES
         print(
-            f"goal: {GOAL_ROWS / 1e6} M rows/s or {GOAL_BYTES / 1e9} GB/s for all columns: {'reached' if reached else 'MISSED'}"
+            f"goal: {GOAL_ROWS / 1e6} M rows/s or {GOAL_BYTES / 1e9} GB/s for all columns: "
+            f"{'reached' if reached else 'MISSED'}"
         )
     return 0
 

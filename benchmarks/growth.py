@@ -1,7 +1,8 @@
 """`python -m benchmarks growth`: whether put, get and query cost the same in a large store as in a small one.
 
-A store grows tenfold at a time, in messages; others have more and more queues, or segments. Each figure is the median of many short
-slices, so a pause of the machine does not count. Draws the figures, and how single calls are distributed.
+A store grows tenfold at a time, in messages; others have more and more queues, or segments. Each figure is the median
+of many short slices, so a pause of the machine does not count. Draws the figures, and how single calls are
+distributed.
 """
 
 from __future__ import annotations

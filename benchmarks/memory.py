@@ -1,7 +1,8 @@
 """`python -m benchmarks memory`: private memory of a process that is attached to a large store.
 
-A store of 10 GiB is made; another process attaches and reads all over it. What counts is its anonymous memory (RssAnon), which no other
-process shares, above that of a bare interpreter. Pages of the mapped files belong to the page cache.
+A store of 10 GiB is made; another process attaches and reads all over it. What counts is its anonymous memory
+(RssAnon), which no other process shares, above that of a bare interpreter. Pages of the mapped files belong to the
+page cache.
 """
 
 from __future__ import annotations

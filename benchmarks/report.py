@@ -49,7 +49,8 @@ def summary(results: list[Result]) -> str:
         ratio = result.ratio(row)
         value = f"{ratio:6.2f}" if ratio is not None else "     -"
         lines.append(
-            f"  {result.case.name:<14} / {row.contestant.label:<34} {value}  >= {goal.ratio:<5g} {'pass' if good else 'MISS'}"
+            f"  {result.case.name:<14} / {row.contestant.label:<34} {value}  >= {goal.ratio:<5g} "
+            f"{'pass' if good else 'MISS'}"
         )
     return "\n".join(lines)
 

@@ -1,6 +1,7 @@
 """`python -m benchmarks scale`: what a store costs that has many queues, much to do at once, or many processes.
 
-Each row is a ratio, a difference or a count beside its goal; every measurement runs in processes of its own. Take a folder on a disk.
+Each row is a ratio, a difference or a count beside its goal; every measurement runs in processes of its own. Take a
+folder on a disk.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ def message(number: int) -> cystore.Message:
 
 
 def build(root: Path, queues: int, messages: int) -> None:
-    """A store of so many queues whose process dies. Its queue files are written plainly: dispatch takes long to make each."""
+    """A store of so many queues whose process dies. Its queue files are written plainly: dispatch takes long to make
+    each."""
     store = cystore.open(root, **settings(messages))
     for first in range(0, messages, 10_000):
         upto = min(first + 10_000, messages)
@@ -207,9 +209,10 @@ def segment_rows(folder: Path, sizes: Sizes) -> list[Row]:
 
 
 def beside_rows(folder: Path, sizes: Sizes) -> list[Row]:
-    """The slowest put beside other work, over the slowest turn of a loop that only copies: in memory, and into a mapped file of the same
-    disk that another process syncs as often as the log is flushed. On a busy machine all stand in line for a processor, so a row takes that
-    off. A disk that syncs more slowly than the puts come makes bytes old whatever the store does, so the last row takes its time off.
+    """The slowest put beside other work, over the slowest turn of a loop that only copies: in memory, and into a
+    mapped file of the same disk that another process syncs as often as the log is flushed. On a busy machine all
+    stand in line for a processor, so a row takes that off. A disk that syncs more slowly than the puts come makes
+    bytes old whatever the store does, so the last row takes its time off.
     """
     rows = []
     for work in WORK:

@@ -1,4 +1,5 @@
-"""A hundred processes that are attached to one store and do nothing: how often each wakes up, and who syncs when somebody puts."""
+"""A hundred processes that are attached to one store and do nothing: how often each wakes up, and who syncs when
+somebody puts."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def switches(pid: int) -> int:
 
 
 def stay(root: Path) -> None:
-    """Attached, with all services, until somebody closes the input; then says how often this process flushed and synced."""
+    """Attached, with all services, until somebody closes the input; then says how often this process flushed and
+    synced."""
     counts = {"queues": 0, "checkpoint": 0}
     flush, sync = DerivedFlusher._flush_dispatched, Checkpoint.sync
 
@@ -49,8 +51,8 @@ def stay(root: Path) -> None:
 
 
 def idle(root: Path, processes: int, seconds: float) -> dict[str, float]:
-    """Wake-ups a second, of the mean process and of the busiest one; then, while this process puts now and then, how often queues were
-    flushed and checkpoints synced a second, by all of them together."""
+    """Wake-ups a second, of the mean process and of the busiest one; then, while this process puts now and then, how
+    often queues were flushed and checkpoints synced a second, by all of them together."""
     command = [sys.executable, "-m", "benchmarks.scale", "--part", "stay", str(root)]
     attached: list[subprocess.Popen[bytes]] = []
     try:

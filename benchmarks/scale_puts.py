@@ -1,4 +1,5 @@
-"""The slowest put beside cleaning, dispatch and flushes of a store with many queues, and how old the oldest unflushed byte gets."""
+"""The slowest put beside cleaning, dispatch and flushes of a store with many queues, and how old the oldest unflushed
+byte gets."""
 
 from __future__ import annotations
 
@@ -48,8 +49,8 @@ def _copies(
     memory_ns: Synchronized[int],
     mapped_ns: Synchronized[int],
 ) -> None:
-    """The slowest turns of a loop that copies a record's worth of bytes, into memory and into a mapped file of the store's disk, one behind
-    the other and again from its beginning: what this machine does to any loop."""
+    """The slowest turns of a loop that copies a record's worth of bytes, into memory and into a mapped file of the
+    store's disk, one behind the other and again from its beginning: what this machine does to any loop."""
     source, target = ctypes.create_string_buffer(COPY_BYTES), ctypes.create_string_buffer(COPY_BYTES)
     mapped = _mapped(path, SEGMENT_BYTES)
     begin = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
@@ -151,7 +152,8 @@ class _Timed:
 
 
 def _watch(store: cystore.MessageStore, until: float) -> dict[str, float]:
-    """The greatest age of the oldest byte that is not flushed, in ms: whole, and less the time that the disk took to sync."""
+    """The greatest age of the oldest byte that is not flushed, in ms: whole, and less the time that the disk took to
+    sync."""
     seen: list[tuple[float, int]] = []
     syncs, oldest, own = _Syncs(store), 0.0, 0.0
     while time.time() < until:
@@ -205,7 +207,8 @@ def _leave_behind(store: cystore.MessageStore, queues: int, backlog_bytes: int) 
 
 
 def beside(root: Path, number: int, queues: int, seconds: float, backlog_bytes: int) -> dict[str, float]:
-    """One kind of work: the slowest put and the slowest copy in ms, and the oldest unflushed byte. All queues have their files."""
+    """One kind of work: the slowest put and the slowest copy in ms, and the oldest unflushed byte. All queues have
+    their files."""
     name, work = list(WORK.items())[number]
     context = multiprocessing.get_context("spawn")
     reserved = {"file_reserved_time_h": 0} if name == CLEANING else {}

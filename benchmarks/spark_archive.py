@@ -1,7 +1,8 @@
 """`python -m benchmarks.spark_archive`: archiving a log to verified Parquet on Spark, in MB of log a second and core.
 
-One local session. Each round archives the same segments to a new folder: writing with zstd, fsync, reading back from the disk and
-comparing with the log are all in the time. CPU time is that of the driver, the JVM and its Python workers. Needs a JDK 17 or newer.
+One local session. Each round archives the same segments to a new folder: writing with zstd, fsync, reading back from
+the disk and comparing with the log are all in the time. CPU time is that of the driver, the JVM and its Python
+workers. Needs a JDK 17 or newer.
 """
 
 from __future__ import annotations

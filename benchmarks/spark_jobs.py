@@ -1,11 +1,15 @@
-"""`python -m benchmarks.spark_jobs`: the Spark jobs scrub and rebuild beside what one process does by itself, on the same store.
+"""`python -m benchmarks.spark_jobs`: the Spark jobs scrub and rebuild beside what one process does by itself, on the
+same store.
 
-* scrub beside one process that walks the log and checks every checksum: the goal is its time and 1.5 s more, up to 4 GiB. Of a store in
-  use, of one at rest, and of one that a process left without closing it, whose last segments one process walks once more to find the end.
-* rebuild beside the store's own dispatcher (`cystore rebuild`): the goal is 6 times its time on 2 cores. With the times on 1 and 2 cores
-  it prints the number of cores from which on Spark is the faster way, as far as what can be shared out among them says.
+* scrub beside one process that walks the log and checks every checksum: the goal is its time and 1.5 s more, up to 4
+  GiB. Of a store in use, of one at rest, and of one that a process left without closing it, whose last segments one
+  process walks once more to find the end.
+* rebuild beside the store's own dispatcher (`cystore rebuild`): the goal is 6 times its time on 2 cores. With the
+  times on 1 and 2 cores it prints the number of cores from which on Spark is the faster way, as far as what can be
+  shared out among them says.
 
-Warm cache, best wall time of some rounds, CPU seconds of this process and its children beside it. Needs a JDK 17 or newer.
+Warm cache, best wall time of some rounds, CPU seconds of this process and its children beside it. Needs a JDK 17 or
+newer.
 """
 
 from __future__ import annotations
@@ -143,7 +147,10 @@ def even(one_s: float, two_s: float, dispatcher_s: float) -> str:
         return "rebuild: even on 1 core"
     if fixed >= dispatcher_s or shared == 0:
         return f"rebuild: never even, {fixed:.2f} s of it do not run in parallel"
-    return f"rebuild: even from {shared / (dispatcher_s - fixed):.1f} cores on ({fixed:.2f} s of it do not run in parallel)"
+    return (
+        f"rebuild: even from {shared / (dispatcher_s - fixed):.1f} cores on "
+        f"({fixed:.2f} s of it do not run in parallel)"
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""`python -m benchmarks.spark_plan`: how long Spark's driver plans a read of very many segments, and what the plan takes of its memory.
+"""`python -m benchmarks.spark_plan`: how long Spark's driver plans a read of very many segments, and what the plan
+takes of its memory.
 
-Planning reads no bodies, so what a segment's length is does not matter: those here are short. As many partitions as segments are
-asked for, which is what segments of 1 GiB come to. The store is in use, but for the first row: one at rest is recovered into memory
-for the plan, which reads up to its last GiB (here all of it) or three segments. Needs a JDK 17 or newer, or --no-spark.
+Planning reads no bodies, so what a segment's length is does not matter: those here are short. As many partitions as
+segments are asked for, which is what segments of 1 GiB come to. The store is in use, but for the first row: one at
+rest is recovered into memory for the plan, which reads up to its last GiB (here all of it) or three segments. Needs a
+JDK 17 or newer, or --no-spark.
 """
 
 from __future__ import annotations

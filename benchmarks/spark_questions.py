@@ -1,9 +1,9 @@
 """`python -m benchmarks spark`: how long the questions take that people ask of a store, on `local[2]`, warm.
 
-SQL tables (two columns, `count(*)`, one key) beside a table with option `columns`, beside `cystore.spark.count` and beside `cystore.scan`,
-which needs no Spark; the report on tasks, in a session and without; and archiving to Parquet, to a Delta and to an Iceberg table, beside
-Spark's own copy of the same messages to Parquet, which verifies nothing. Best wall time of some rounds, CPU seconds of this process and
-its children beside it. Needs a JDK 17 or newer.
+SQL tables (two columns, `count(*)`, one key) beside a table with option `columns`, beside `cystore.spark.count` and
+beside `cystore.scan`, which needs no Spark; the report on tasks, in a session and without; and archiving to Parquet,
+to a Delta and to an Iceberg table, beside Spark's own copy of the same messages to Parquet, which verifies nothing.
+Best wall time of some rounds, CPU seconds of this process and its children beside it. Needs a JDK 17 or newer.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
-"""`python -m benchmarks.spark_scan`: reading a store in Spark beside Spark's own reader of uncompressed Parquet, the same rows.
+"""`python -m benchmarks.spark_scan`: reading a store in Spark beside Spark's own reader of uncompressed Parquet, the
+same rows.
 
-One local session, warm cache, best wall time of some rounds and the CPU time of that round: the driver, its JVM and the Python workers.
-Each round runs every row once, so that what else the machine does meets all of them; the tuples are in the first rounds only. A
-DataFrame is planned in the first round, which is not the best one, so planning has rows of its own; this process has the store open
-meanwhile, as those that use a store do.
+One local session, warm cache, best wall time of some rounds and the CPU time of that round: the driver, its JVM and
+the Python workers. Each round runs every row once, so that what else the machine does meets all of them; the tuples
+are in the first rounds only. A DataFrame is planned in the first round, which is not the best one, so planning has
+rows of its own; this process has the store open meanwhile, as those that use a store do.
 
-Beside the two stand `binaryFile` with `mapInArrow` (the same decoder over whole segments, which are small enough for that), a Python
-data source that yields tuples, the source without checksums, which Parquet's reader does not look at either, and ready batches: a data
-source that sends as many rows and reads no log, in batches and tasks of several sizes. The best of these is the least that a Python data
-source takes here; one that sends no row at all shows how much of that is there before the first one. Needs a JDK 17 or newer.
+Beside the two stand `binaryFile` with `mapInArrow` (the same decoder over whole segments, which are small enough for
+that), a Python data source that yields tuples, the source without checksums, which Parquet's reader does not look at
+either, and ready batches: a data source that sends as many rows and reads no log, in batches and tasks of several
+sizes. The best of these is the least that a Python data source takes here; one that sends no row at all shows how
+much of that is there before the first one. Needs a JDK 17 or newer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Other ways to bring the rows of a store to Spark, beside which `python -m benchmarks.spark_scan` measures the source."""
+"""Other ways to bring the rows of a store to Spark, beside which `python -m benchmarks.spark_scan` measures the
+source."""
 
 from __future__ import annotations
 
@@ -80,7 +81,8 @@ class _ReadyReader(DataSourceReader):
 
 
 class ReadySource(CystoreDataSource):
-    """Some rows (option `rows`) in some tasks (option `tasks`): a batch of the store's first ones (option `batchRows`), again and again.
+    """Some rows (option `rows`) in some tasks (option `tasks`): a batch of the store's first ones (option
+    `batchRows`), again and again.
 
     No log is read for them, so this is what a Python data source costs in Spark before it does anything of its own.
     """

@@ -1,8 +1,10 @@
-"""How long other threads of a process stand still because of the store: the longest time for which one call kept the interpreter's lock.
+"""How long other threads of a process stand still because of the store: the longest time for which one call kept the
+interpreter's lock.
 
-A second thread asks for the lock all the time. Each time it has it, it reads the processor time of the thread that calls the store: what
-passed since the last look is what that thread did without letting go. Processor time, and not time: other work on the machine does not
-count. Waits for the disk do not count here either; `tests/unit/native/test_other_threads.py` shows that the lock is not kept over them.
+A second thread asks for the lock all the time. Each time it has it, it reads the processor time of the thread that
+calls the store: what passed since the last look is what that thread did without letting go. Processor time, and not
+time: other work on the machine does not count. Waits for the disk do not count here either;
+`tests/unit/native/test_other_threads.py` shows that the lock is not kept over them.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ RING = 1024  # messages that are made beforehand and put in turn
 
 @dataclass(frozen=True)
 class Job:
-    """One measurement: `count` operations of `case` in `folder`, which the runner makes empty before and removes after."""
+    """One measurement: `count` operations of `case` in `folder`, which the runner makes empty before and removes
+    after."""
 
     case: str
     count: int
@@ -93,8 +94,8 @@ def in_turn(ring: Sequence[Item], count: int) -> list[Item]:
 
 
 def timed_queries(job: Job, find: Callable[[Sequence[str]], None], **facts: Any) -> Measure:
-    """Times `find` for keys of messages chosen at random, after as many others: RocketMQ's run warms up so, and what the load left to
-    be written to disk is not in the way of the first ones."""
+    """Times `find` for keys of messages chosen at random, after as many others: RocketMQ's run warms up so, and what
+    the load left to be written to disk is not in the way of the first ones."""
     draw = random.Random(1)
     count = job.options["queries"]
     keys = [keys_of(draw.randrange(job.count), 1)[0] for _ in range(2 * count)]
@@ -134,7 +135,8 @@ def latencies(begins: Sequence[int], ends: Sequence[int]) -> Measure:
 
 
 def in_processes(job: Job, start: Callable[[int], Callable[[], Any]]) -> Measure:
-    """Forks `job.processes` children. Each prepares itself with `start(number)`, which gives its work; all works begin at once.
+    """Forks `job.processes` children. Each prepares itself with `start(number)`, which gives its work; all works
+    begin at once.
 
     The time is from that moment to the end of the last child. A child that fails fails the measurement.
     """

@@ -1,8 +1,10 @@
-"""`python -m benchmarks writes`: what puts cost all day long, with default settings, beside waiters, and from several processes.
+"""`python -m benchmarks writes`: what puts cost all day long, with default settings, beside waiters, and from several
+processes.
 
-Each row is a ratio beside its goal; every measurement runs in a process of its own. Take a folder on a disk. LMDB has the settings with
-which it is fastest: WRITEMAP, MAPASYNC, NOSYNC, one transaction for each message. The loop of memcpy writes records of the same length into
-a mapped file whose pages are all there; it is synced as often as the log is flushed.
+Each row is a ratio beside its goal; every measurement runs in a process of its own. Take a folder on a disk. LMDB has
+the settings with which it is fastest: WRITEMAP, MAPASYNC, NOSYNC, one transaction for each message. The loop of
+memcpy writes records of the same length into a mapped file whose pages are all there; it is synced as often as the
+log is flushed.
 """
 
 from __future__ import annotations
@@ -174,7 +176,8 @@ def several(folder: Path, count: int, processes: int, services: bool = True) -> 
 
 
 def several_copies(folder: Path, count: int, processes: int) -> float:
-    """The floor of `several` on this machine: loops that take the lock and copy a record behind the last one of all, nothing else."""
+    """The floor of `several` on this machine: loops that take the lock and copy a record behind the last one of all,
+    nothing else."""
     library, each = native.library(), count // processes
     shared = mmap.mmap(-1, mmap.PAGESIZE)
     lock = ctypes.addressof(ctypes.c_char.from_buffer(shared))
@@ -270,8 +273,8 @@ def waiter_rows(folder: Path, count: int, seconds: float) -> list[Row]:
 
 
 def process_rows(folder: Path, count: int, seconds: float) -> list[Row]:
-    """Several processes that append to one store at once: by themselves, and with default services. Beside the first stands what loops that
-    only lock and copy make of as many processes."""
+    """Several processes that append to one store at once: by themselves, and with default services. Beside the first
+    stands what loops that only lock and copy make of as many processes."""
     count, rows = min(count, 2_000_000), []
     goals = {2: 1.3, 4: 1.0, 8: 1.0}
     floor = {number: run(several_copies, folder, 2 * count, number) for number in (1, *goals)}

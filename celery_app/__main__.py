@@ -24,7 +24,8 @@ def main(arguments: list[str]) -> int:
     """0: every acknowledged result is there; 1: one is missing, or the run failed."""
     parser = argparse.ArgumentParser(
         prog="python -m celery_app",
-        description="Indexes Python's own library with a Celery fleet, kills a worker half-way, shows the content of the store.",
+        description="Indexes Python's own library with a Celery fleet, kills a worker half-way, shows the "
+        "content of the store.",
     )
     parser.add_argument("--files", metavar="N", type=int, help="only N files (default: all, some thousands)")
     parser.add_argument("--path", type=Path, default=DEFAULT_STORE.parent,

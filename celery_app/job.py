@@ -1,4 +1,5 @@
-"""The main job: index Python's own library with a Celery fleet whose results go into a store, and lose a worker half-way."""
+"""The main job: index Python's own library with a Celery fleet whose results go into a store, and lose a worker
+half-way."""
 
 from __future__ import annotations
 
@@ -69,10 +70,12 @@ def run_job(folder: RunFolder, count: int | None) -> Run:
             killed_ms = time.time_ns() // 1_000_000
             fleet.kill("worker1")
             say(
-                f"kill    half of the results are in: SIGKILL for worker1 (process {worker}) and its {PROCESSES} processes;"
+                f"kill    half of the results are in: SIGKILL for worker1 (process {worker}) and its "
+                f"{PROCESSES} processes;"
             )
             say(
-                f"        worker2 continues, and gets the unfinished tasks of worker1 after {REDELIVER_AFTER_S} s (acks_late)"
+                "        worker2 continues, and gets the unfinished tasks of worker1 after "
+                f"{REDELIVER_AFTER_S} s (acks_late)"
             )
             fleet.start_worker("worker2")
             collection.take(len(sent))

@@ -124,7 +124,8 @@ def _outcome(run: Run, verdict: Verdict, lives: dict[str, list[Transition]]) -> 
     again = sum(_starts(life) > 1 for life in lives.values())
     done = Counter(meta["status"] for meta in run.metas.values())
     say(
-        f"\nresult  {len(run.metas):,} tasks in {run.seconds:.1f} s: {done['SUCCESS']:,} succeeded, {done['FAILURE']:,} failed"
+        f"\nresult  {len(run.metas):,} tasks in {run.seconds:.1f} s: {done['SUCCESS']:,} succeeded, "
+        f"{done['FAILURE']:,} failed"
     )
     say(
         f"        tasks that began twice, because their worker was killed before it acknowledged them: {again}"

@@ -1,4 +1,5 @@
-"""What every test shares: which build is under test, the seed, the groups, what may be skipped, a Redis, other builds."""
+"""What every test shares: which build is under test, the seed, the groups, what may be skipped, a Redis, other
+builds."""
 
 from __future__ import annotations
 
@@ -81,7 +82,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _sample(items: list[pytest.Item]) -> None:
-    """Of the cases of a test that is marked `sampled(count)` the seed chooses `count` for `make test`. All others are slow.
+    """Of the cases of a test that is marked `sampled(count)` the seed chooses `count` for `make test`. All others are
+    slow.
 
     With sanitized kernels every test is sampled: they need one way through the kernels, not each way to get there.
     """
@@ -163,7 +165,8 @@ def redis() -> Iterator[redis_server.Redis]:
 
 @pytest.fixture(scope="session")
 def build_environment() -> Callable[[str], dict[str, str]]:
-    """`build_environment("failpoints")`: builds that variant and gives the whole environment for a process that imports it."""
+    """`build_environment("failpoints")`: builds that variant and gives the whole environment for a process that
+    imports it."""
     built: dict[str, dict[str, str]] = {}
 
     def environment(variant: str) -> dict[str, str]:

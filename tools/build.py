@@ -91,8 +91,8 @@ def warnings_in(output: str) -> list[str]:
 def environment(variant: str) -> dict[str, str]:
     """Environment variables, to be added to a process's own, under which Python imports the variant's tree.
 
-    `asan` also loads the sanitizers' run time and makes their first finding end the process. Leaks are not looked for: the
-    interpreter itself keeps memory until its end.
+    `asan` also loads the sanitizers' run time and makes their first finding end the process. Leaks are not looked
+    for: the interpreter itself keeps memory until its end.
     """
     env = {
         "CYSTORE_BUILD": variant,
@@ -113,8 +113,8 @@ def environment(variant: str) -> dict[str, str]:
         env["LD_PRELOAD"] = os.path.realpath(library) + (f":{COVERAGE}" if variant == "fuzz" else "")
         # Findings go to files: a test's standard error is captured, and lost with its process.
         findings = f"log_path={SANITIZER_FINDINGS}/finding"
-        # What each allocation pays for: few frames of where it came from (a finding tells its own whole stack), and freed memory that
-        # is watched until so much more was freed, which every process has to touch first.
+        # What each allocation pays for: few frames of where it came from (a finding tells its own whole stack), and
+        # freed memory that is watched until so much more was freed, which every process has to touch first.
         env["ASAN_OPTIONS"] = (
             f"{findings}:detect_leaks=0:halt_on_error=1:abort_on_error=1:allocator_may_return_null=1"
             ":malloc_context_size=4:quarantine_size_mb=32"
@@ -152,7 +152,8 @@ def drop_stale_sources(target: Path) -> None:
 
 
 def drop_stale_libraries(target: Path) -> None:
-    """Removes libraries that no build makes any more: one that has a module's own name would be imported instead of ours."""
+    """Removes libraries that no build makes any more: one that has a module's own name would be imported instead of
+    ours."""
     native = target / "cystore" / "_native"
     for path in native.rglob("*.so"):
         room = native / path.name.partition(".")[0]

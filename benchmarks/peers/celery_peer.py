@@ -1,6 +1,8 @@
-"""Celery result backends, side by side: the same app, the same Redis broker, `options["backend"]` says where results go.
+"""Celery result backends, side by side: the same app, the same Redis broker, `options["backend"]` says where results
+go.
 
-Worker and publisher are separate processes, as in a fleet; memory and disk of 100,000 results are facts of the case `store`.
+Worker and publisher are separate processes, as in a fleet; memory and disk of 100,000 results are facts of the case
+`store`.
 """
 
 from __future__ import annotations
@@ -105,7 +107,8 @@ def _bare(job: Job) -> Path:
 
 @contextmanager
 def _told(job: Job) -> Iterator[Callable[..., None]]:
-    """Gives a function that sends so many of a task that tells (`tell` unless another one is given) and returns when all have run."""
+    """Gives a function that sends so many of a task that tells (`tell` unless another one is given) and returns when
+    all have run."""
     os.mkfifo(_pipe(job))
     pipe = os.open(_pipe(job), os.O_RDWR)  # a reader alone would wait for a first writer
 
@@ -190,8 +193,8 @@ def wait_floor(job: Job) -> Measure:
 
 
 def wait_push_floor(job: Job) -> Measure:
-    """From `.delay()` to an append of the task's that wakes who waits for the log of a store: no backend that pushes through a store
-    can be faster."""
+    """From `.delay()` to an append of the task's that wakes who waits for the log of a store: no backend that pushes
+    through a store can be faster."""
     os.environ[STORE_VARIABLE] = str(_bare(job))
     with bare_store() as store, _worker(job):
 
@@ -232,8 +235,8 @@ def chords_floor(job: Job) -> Measure:
 
 
 def chords_durable_floor(job: Job) -> Measure:
-    """The same, where each of the fifty makes one append that is durable before it ends: no chord in a store can be faster whose parts
-    are to survive a power cut."""
+    """The same, where each of the fifty makes one append that is durable before it ends: no chord in a store can be
+    faster whose parts are to survive a power cut."""
     with _told(job) as run:
         run(1, append_and_tell)
         return _each(job.count, lambda: (run(50, append_and_tell), run(1)))

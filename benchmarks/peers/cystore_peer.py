@@ -124,7 +124,8 @@ def log_file(job: Job) -> Path:
 
 
 def scan(job: Job) -> Measure:
-    """The kernel that recovery and verify walk the log with, over mapped bytes; nothing is compared but each checksum."""
+    """The kernel that recovery and verify walk the log with, over mapped bytes; nothing is compared but each
+    checksum."""
     with open_store(job) as store:
         fill(store, job)
     with open(log_file(job), "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
@@ -200,8 +201,9 @@ def dispatch(job: Job) -> Measure:
 
 
 def recover(job: Job) -> Measure:
-    """A process fills the store, dispatches and kills itself; the next one opens it. `flushed` is the part of the messages that
-    was durable then. RocketMQ's rule, and ours, is to begin at the newest segment that is 3 s older than the checkpoint."""
+    """A process fills the store, dispatches and kills itself; the next one opens it. `flushed` is the part of the
+    messages that was durable then. RocketMQ's rule, and ours, is to begin at the newest segment that is 3 s older
+    than the checkpoint."""
     pid = os.fork()
     if pid == 0:
         _fill_and_die(job)

@@ -1,4 +1,5 @@
-"""cystore as programs use it all day: reads of what was just put, single reads, many keys at once, waiting across processes."""
+"""cystore as programs use it all day: reads of what was just put, single reads, many keys at once, waiting across
+processes."""
 
 from __future__ import annotations
 
@@ -116,7 +117,8 @@ def query_many(job: Job) -> Measure:
 
 
 def find_new(job: Job) -> Measure:
-    """Puts `batch` messages one by one, then reads the last one by its queue and by its key. So all of them are dispatched on the way."""
+    """Puts `batch` messages one by one, then reads the last one by its queue and by its key. So all of them are
+    dispatched on the way."""
     with open_store(job) as store:
         prepare(store, job)
         body, put, get, query = workload.body(job.body_bytes), store.put, store.get, store.query
@@ -133,7 +135,8 @@ def find_new(job: Job) -> Measure:
 
 
 def wake(job: Job) -> Measure:
-    """A process waits for the next message; another one puts it. The time is from before the put to behind the wait, p50 in seconds."""
+    """A process waits for the next message; another one puts it. The time is from before the put to behind the wait,
+    p50 in seconds."""
     with open_store(job) as keeper:
         prepare(keeper, job, warm_up=1)
         first = keeper.next_queue_offset(TOPIC, 0)

@@ -1,6 +1,8 @@
-"""LMDB: an append-only table of records, the key their number. Async is MDB_NOSYNC: written to the page cache at each commit.
+"""LMDB: an append-only table of records, the key their number. Async is MDB_NOSYNC: written to the page cache at each
+commit.
 
-With the option `best` it is LMDB at its best: MDB_WRITEMAP, MDB_MAPASYNC and MDB_NOSYNC, so a commit makes no system call.
+With the option `best` it is LMDB at its best: MDB_WRITEMAP, MDB_MAPASYNC and MDB_NOSYNC, so a commit makes no system
+call.
 """
 
 from __future__ import annotations
@@ -150,7 +152,8 @@ def query_many(job: Job) -> Measure:
 
 
 def find_new(job: Job) -> Measure:
-    """Messages in transactions of `batch`, each indexed by its keys as it is written; then the last one is read both ways."""
+    """Messages in transactions of `batch`, each indexed by its keys as it is written; then the last one is read both
+    ways."""
     env = _open(job)
     records, index = env.open_db(b"records"), env.open_db(b"index")
     values = workload.flat_ring(job)

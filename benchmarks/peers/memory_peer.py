@@ -1,5 +1,5 @@
-"""The floors: copying the very records that cystore wrote, their checksum alone, a free lock (C, benchmarks/native), and a call
-from Python that does nothing."""
+"""The floors: copying the very records that cystore wrote, their checksum alone, a free lock (C, benchmarks/native),
+and a call from Python that does nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def _address(values: array[int]) -> int:
 
 
 def _copy(job: Job, different: int) -> Measure:
-    """memcpy of `count` records, taken in turn from `different` ones, into a file mapping whose every page was written before."""
+    """memcpy of `count` records, taken in turn from `different` ones, into a file mapping whose every page was
+    written before."""
     job.path.joinpath("records").mkdir()
     records, offsets = _records(job, different)
     size = -(-(job.count // different + 1) * len(records) // mmap.PAGESIZE) * mmap.PAGESIZE

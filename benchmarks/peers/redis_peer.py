@@ -1,4 +1,5 @@
-"""Redis Streams, one XADD a message. Async is appendfsync everysec, sync is appendfsync always; memory holds everything besides.
+"""Redis Streams, one XADD a message. Async is appendfsync everysec, sync is appendfsync always; memory holds
+everything besides.
 
 The server is started for the measurement and always our own, because its durability is what is compared.
 """

@@ -1,4 +1,5 @@
-"""RocketMQ 4.9.3 in its own JVM: runs the Java program of benchmarks/peers/rocketmq (its README says what each case measures)."""
+"""RocketMQ 4.9.3 in its own JVM: runs the Java program of benchmarks/peers/rocketmq (its README says what each case
+measures)."""
 
 from __future__ import annotations
 

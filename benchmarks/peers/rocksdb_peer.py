@@ -1,4 +1,5 @@
-"""RocksDB (rocksdict): one key a message, its number. Async writes the WAL to the page cache at each put, sync also fsyncs it."""
+"""RocksDB (rocksdict): one key a message, its number. Async writes the WAL to the page cache at each put, sync also
+fsyncs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""SQLite in WAL mode: one row a message. Async is synchronous=NORMAL (no fsync at a commit), sync is FULL (one at each)."""
+"""SQLite in WAL mode: one row a message. Async is synchronous=NORMAL (no fsync at a commit), sync is FULL (one at
+each)."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ def _open(job: Job) -> sqlite3.Connection:
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute(f"PRAGMA synchronous={'FULL' if job.sync else 'NORMAL'}")
     connection.execute(
-        "CREATE TABLE IF NOT EXISTS log (id INTEGER PRIMARY KEY, topic TEXT, queue_id INT, tags TEXT, keys TEXT, body BLOB)"
+        "CREATE TABLE IF NOT EXISTS log (id INTEGER PRIMARY KEY, topic TEXT, queue_id INT, tags TEXT, keys "
+        "TEXT, body BLOB)"
     )
     return connection
 

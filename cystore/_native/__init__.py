@@ -1,7 +1,7 @@
 """The kernels: compiled modules, one room for each kind, one library for each room.
 
-`cystore/_native/record.*.so` holds every module of `cystore/_native/record`. Python by itself looks for one library a module,
-so `Finder` tells it which library has the module.
+`cystore/_native/record.*.so` holds every module of `cystore/_native/record`. Python by itself looks for one library a
+module, so `Finder` tells it which library has the module.
 
 May import `cystore.results` and what is below it: docs/architecture.md.
 """
@@ -41,7 +41,8 @@ class Finder:
 if _library("record") is None:
     _ROOT = _path.dirname(_path.dirname(_HERE))
     raise ImportError(
-        f"cystore in {_ROOT} is not built for this Python: build it there with `make build`; or, to use an installed cystore "
+        f"cystore in {_ROOT} is not built for this Python: build it there with `make build`; or, to use an "
+        "installed cystore "
         "(`pip install .`), start Python in another folder or as `python -P`, else the source folder comes first",
         name="cystore",
         path=_HERE,

@@ -72,8 +72,8 @@ def scan(attached: Callable[[], Attachment], begin: int | None, end: int | None)
 def _followed_scan(
     attached: Callable[[], Attachment], begin: int | None, end: int | None
 ) -> Iterator[Message]:
-    """`CommitLog.scan` that continues with the newest parts if the old ones fail. The log below the end does not change, except for
-    the cleaner."""
+    """`CommitLog.scan` that continues with the newest parts if the old ones fail. The log below the end does not
+    change, except for the cleaner."""
     control = attached().control
     at = control.min_physical_offset if begin is None else begin
     until = control.wrote if end is None else min(end, control.wrote)

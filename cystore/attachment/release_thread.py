@@ -1,4 +1,5 @@
-"""Lets cleaned segments go in processes whose services do not look for them: a mapping keeps a removed file's space on the disk.
+"""Lets cleaned segments go in processes whose services do not look for them: a mapping keeps a removed file's space
+on the disk.
 
 One thread serves all stores of a process. It wakes twice a second, and ends when the last store that needs it is left.
 """

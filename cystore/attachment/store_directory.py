@@ -40,7 +40,8 @@ def _check_is_there(root: Path) -> None:
     """For create=false: an empty directory may be the mount point of a disk that is not mounted."""
     if not root.is_dir() or not files.names(root) - {"lost+found"}:
         raise StoreFormatError(
-            "there is no store here, and create=false forbids making one: the directory was moved or deleted, or its disk is not "
+            "there is no store here, and create=false forbids making one: the directory was moved or deleted, "
+            "or its disk is not "
             "mounted; to make a new store, open with create=true",
             path=root,
         )

@@ -61,8 +61,8 @@ class CystoreBackend(AsyncBackendMixin, Backend):
     """Stores results in the store that the URL names; opened when first used, once in each process.
 
     Writing never reads: states are appended as they come, and a reader folds them (`records.fold`). Raises
-    ImproperlyConfigured for a URL or options that make no sense, `cystore.StoreError` for a store that cannot be used; a worker
-    finds that out when it starts.
+    ImproperlyConfigured for a URL or options that make no sense, `cystore.StoreError` for a store that cannot be
+    used; a worker finds that out when it starts.
     """
 
     supports_native_join = True
@@ -111,7 +111,8 @@ class CystoreBackend(AsyncBackendMixin, Backend):
 
     @property
     def store(self) -> MessageStore:
-        """The open store; for reading only where this user may not write. Raises `homes.ResultsElsewhereError` where this host has none."""
+        """The open store; for reading only where this user may not write. Raises `homes.ResultsElsewhereError` where
+        this host has none."""
         found = None if self._opened is None else self._opened()
         if found is None or found.closed:
             if not self.location.path:
@@ -146,8 +147,8 @@ class CystoreBackend(AsyncBackendMixin, Backend):
             raise ImproperlyConfigured(f"{where} cannot be used: {error}") from error
 
     def exception_safe_to_retry(self, exc: BaseException) -> bool:
-        """True for a full disk, a busy append lock and a store that refuses writes: with result_backend_always_retry the
-        operation is repeated until it succeeds. Not where this app itself asked for read_only."""
+        """True for a full disk, a busy append lock and a store that refuses writes: with result_backend_always_retry
+        the operation is repeated until it succeeds. Not where this app itself asked for read_only."""
         return isinstance(exc, SAFE_TO_RETRY) and not self.location.settings.get("read_only")
 
     # ------------------------------------------------------------------------------------------ writing
@@ -327,8 +328,8 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         return found[::-1]
 
     def meta_of(self, message: Message) -> dict[str, Any]:
-        """The meta in a record, as Celery wants it. Raises kombu's ContentDisallowed for a serializer that the app does not
-        accept."""
+        """The meta in a record, as Celery wants it. Raises kombu's ContentDisallowed for a serializer that the app
+        does not accept."""
         meta: dict[str, Any] = self.meta_from_decoded(self._content(message))
         return meta
 

@@ -103,8 +103,8 @@ def transitions(
     begin_ms: int = 0,
     end_ms: int | None = None,
 ) -> Iterator[Transition]:
-    """Transitions that meet every condition given, newest first: of a task, of all tasks of a name, into one of `states`,
-    stored from `begin_ms` to `end_ms` (both included)."""
+    """Transitions that meet every condition given, newest first: of a task, of all tasks of a name, into one of
+    `states`, stored from `begin_ms` to `end_ms` (both included)."""
     for message in _stored(store, records.RESULTS, task_id, name, states, begin_ms, end_ms):
         if message.tags in states or not states:
             transition = Transition.of(message)
@@ -123,8 +123,9 @@ def events(
     begin_ms: int = 0,
     end_ms: int | None = None,
 ) -> Iterator[Event]:
-    """Events that meet every condition given, newest first: of a task, of a whole workflow (the root and all below it), of a
-    group, of all tasks of a name, one of `states` (`cystore.celery.base.events.KINDS`), from `begin_ms` to `end_ms`."""
+    """Events that meet every condition given, newest first: of a task, of a whole workflow (the root and all below
+    it), of a group, of all tasks of a name, one of `states` (`cystore.celery.base.events.KINDS`), from `begin_ms` to
+    `end_ms`."""
     span: dict[str, Any] = {"begin_ms": begin_ms, "end_ms": end_ms}
     if task_id is None and root_id is not None:
         found = reading.merged(
@@ -159,7 +160,8 @@ def entries(
     begin_ms: int = 0,
     end_ms: int | None = None,
 ) -> Iterator[Event | Transition]:
-    """Events and transitions, newest first, as one stream. With a root or a group events alone: results do not know theirs."""
+    """Events and transitions, newest first, as one stream. With a root or a group events alone: results do not know
+    theirs."""
     span: dict[str, Any] = {"states": states, "begin_ms": begin_ms, "end_ms": end_ms}
     happened = events(store, task_id=task_id, root_id=root_id, group_id=group_id, name=name, **span)
     if root_id is not None or group_id is not None:
@@ -171,8 +173,8 @@ def entries(
 def failures(
     store: MessageStore, *, name: str | None = None, begin_ms: int = 0, end_ms: int | None = None
 ) -> Iterator[Event | Transition]:
-    """Runs that ended badly and will not be tried again by the broker, newest first. In a store without a lifecycle log the
-    results that are FAILURE."""
+    """Runs that ended badly and will not be tried again by the broker, newest first. In a store without a lifecycle
+    log the results that are FAILURE."""
     span: dict[str, Any] = {"begin_ms": begin_ms, "end_ms": end_ms}
     if not has_events(store):
         yield from transitions(store, name=name, states=(states.FAILURE,), **span)

@@ -114,8 +114,8 @@ class Once(Task):
     # ------------------------------------------------------------------------------------------- running
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the task, unless it succeeded before. A call that no worker makes (`task(...)`, `apply`, task_always_eager) is not
-        guarded."""
+        """Runs the task, unless it succeeded before. A call that no worker makes (`task(...)`, `apply`,
+        task_always_eager) is not guarded."""
         request = self.request
         if request.called_directly or request.is_eager or request.get("cystore_once_runs"):
             return super().__call__(*args, **kwargs)
@@ -127,7 +127,8 @@ class Once(Task):
         home = homes.home_of(backend, request)
         if home != homes.own_id(backend):
             raise OnceElsewhereError(
-                f"{self.name}: the guard of once is in the store of the task's home, {home}, and this worker has another one. Send "
+                f"{self.name}: the guard of once is in the store of the task's home, {home}, and this worker "
+                "has another one. Send "
                 "tasks with once to a queue that only workers of their home consume"
             )
         key = self._once_key(request.id, args, kwargs)
@@ -216,8 +217,8 @@ class Once(Task):
     # ----------------------------------------------------------------------------------------------- keys
 
     def _once_key(self, task_id: str, args: Any, kwargs: Any) -> str:
-        """The key of a call: made of the task's name and the values of `keys` among its arguments, or of its id. Raises TypeError for
-        arguments that the task does not take, OnceKeyError for values that JSON does not."""
+        """The key of a call: made of the task's name and the values of `keys` among its arguments, or of its id.
+        Raises TypeError for arguments that the task does not take, OnceKeyError for values that JSON does not."""
         names = self.once.get("keys")
         if names is None:
             told = task_id

@@ -1,9 +1,11 @@
-"""The jobs of cystore.spark as Celery tasks: each starts `python -m cystore.spark JOB` in a process of its own and returns its summary.
+"""The jobs of cystore.spark as Celery tasks: each starts `python -m cystore.spark JOB` in a process of its own and
+returns its summary.
 
     cystore.celery.spark_tasks.scrub.delay("/var/lib/app/store", ["--master", "local[4]"])
 
-The worker needs `cystore[spark]` and a JDK; a message can say which stores and folders are read and written, so route these tasks to a
-queue that only trusted clients reach. A worker that is killed takes the job with it, and each job can be run again.
+The worker needs `cystore[spark]` and a JDK; a message can say which stores and folders are read and written, so route
+these tasks to a queue that only trusted clients reach. A worker that is killed takes the job with it, and each job
+can be run again.
 """
 
 from __future__ import annotations

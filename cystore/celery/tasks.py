@@ -3,11 +3,11 @@ worker.
 
     cystore.celery.tasks.install(app)    # one line, in the module that makes the app
 
-Workers that know these tasks do all duties of their store, not only the three that no store can be without. They do them in their main
-process when the store needs them, take ticks (`cystore.celery.duties.ticks`), and enter the store in the fleet's
-registry. Beat sends one message
-a minute, `cystore.fan_out`. Ticks wait in the queue ``cystore.<store id>``, which the workers of that store consume whatever their ``-Q``
-says. The store is the one of the app's result backend. Importing this module is enough for a worker to take part.
+Workers that know these tasks do all duties of their store, not only the three that no store can be without. They do
+them in their main process when the store needs them, take ticks (`cystore.celery.duties.ticks`), and enter the store
+in the fleet's registry. Beat sends one message a minute, `cystore.fan_out`. Ticks wait in the queue ``cystore.<store
+id>``, which the workers of that store consume whatever their ``-Q`` says. The store is the one of the app's result
+backend. Importing this module is enough for a worker to take part.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ OPTIONS: dict[str, Any] = {
 
 
 def beat_schedule(period_s: float = FAN_OUT_S) -> dict[str, Any]:
-    """The entry for an app's `beat_schedule`. No duty waits for it: it looks after stores whose workers do not see to them."""
+    """The entry for an app's `beat_schedule`. No duty waits for it: it looks after stores whose workers do not see to
+    them."""
     options = {"queue": queues.SHARED, "expires": ticks.expires_s(period_s)}
     return {FAN_OUT: {"task": FAN_OUT, "schedule": period_s, "options": options}}
 
 
 def install(app: Any, period_s: float = FAN_OUT_S) -> None:
-    """Puts the duties into an app: its workers do them, with leases in Redis, and beat looks after all stores of the fleet."""
+    """Puts the duties into an app: its workers do them, with leases in Redis, and beat looks after all stores of the
+    fleet."""
     app.conf.beat_schedule = {**app.conf.beat_schedule, **beat_schedule(period_s)}
 
 

@@ -1,8 +1,8 @@
 """An archive as a Delta table in its folder `data`. Needs `deltalake`.
 
-Each commit is a transaction of the application `cystore-ARCHIVE` whose version is the physical offset up to which the table goes.
-Delta refuses a second writer at the same version of its log, so a commit is there once. A kill leaves a temporary file in
-`_delta_log` at most.
+Each commit is a transaction of the application `cystore-ARCHIVE` whose version is the physical offset up to which the
+table goes. Delta refuses a second writer at the same version of its log, so a commit is there once. A kill leaves a
+temporary file in `_delta_log` at most.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class DeltaArchive:
         told = table.metadata().configuration.get(ARCHIVE_ID)
         if told != self._id:
             raise StoreConfigError(
-                f"the folder holds the Delta table of {'another archive' if told else 'somebody else'}: name another folder",
+                f"the folder holds the Delta table of {'another archive' if told else 'somebody else'}: name "
+                "another folder",
                 path=self._path,
             )
         if table.schema() != SCHEMA:

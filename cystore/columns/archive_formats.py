@@ -37,7 +37,8 @@ def _opener(name: str) -> Callable[[Path, str, str, Place | None], Table]:
 
 
 def check_place(name: str, home: Path) -> None:
-    """Raises StoreConfigError for a folder where no archive of a format can be: it is a table by itself, or its name cannot be told."""
+    """Raises StoreConfigError for a folder where no archive of a format can be: it is a table by itself, or its name
+    cannot be told."""
     if (home / "_delta_log").exists() or (home / "metadata").exists():
         raise StoreConfigError(
             "the folder is a table already: name another folder for the archive", path=home

@@ -1,8 +1,9 @@
 """An archive as an Iceberg table in its folder `data`. Needs `pyiceberg[sql-sqlite]`.
 
-The catalog is a SQLite file in the archive's folder, or any database that SQLAlchemy knows. Each commit is one snapshot, and sets a
-property of the table to the physical offset up to which it goes: both are one change of the catalog's row. A kill leaves metadata files
-that no snapshot names. Iceberg's metadata holds absolute paths, so an archive that was moved needs its table made anew.
+The catalog is a SQLite file in the archive's folder, or any database that SQLAlchemy knows. Each commit is one
+snapshot, and sets a property of the table to the physical offset up to which it goes: both are one change of the
+catalog's row. A kill leaves metadata files that no snapshot names. Iceberg's metadata holds absolute paths, so an
+archive that was moved needs its table made anew.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ class IcebergArchive:
             told = table.properties.get(ARCHIVE_ID)
             if told != self._id:
                 raise StoreConfigError(
-                    f"the catalog holds the Iceberg table of {'another archive' if told else 'somebody else'}: name another folder",
+                    f"the catalog holds the Iceberg table of {'another archive' if told else 'somebody else'}: "
+                    "name another folder",
                     path=self._home / CATALOG,
                 )
             if table.location() != self._location:
@@ -120,7 +122,8 @@ class IcebergArchive:
 
     def _moved(self, what: str) -> StoreConfigError:
         return StoreConfigError(
-            f"the Iceberg table's metadata names another place ({what}): move the archive back, or remove {CATALOG} and data/metadata, "
+            f"the Iceberg table's metadata names another place ({what}): move the archive back, or remove "
+            f"{CATALOG} and data/metadata, "
             "and the next run makes the table anew",
             path=self._home,
         )

@@ -1,12 +1,13 @@
 """Archives as lakehouse tables: a Delta or Iceberg table whose data files are the archive's own verified Parquet files.
 
-A table is made from the archive's manifests. Each manifest is one commit, which carries the archive's id and the physical offset up
-to which the table goes. The commit comes after the manifest and before the store's mark, which releases the segments. A kill leaves a
-manifest without its commit, which the next run makes, or a commit that the store does not know of, which the next run finds by its
-offset and does not repeat. A table that was lost, or brought back from an old copy, gets the commits that it lacks.
+A table is made from the archive's manifests. Each manifest is one commit, which carries the archive's id and the
+physical offset up to which the table goes. The commit comes after the manifest and before the store's mark, which
+releases the segments. A kill leaves a manifest without its commit, which the next run makes, or a commit that the
+store does not know of, which the next run finds by its offset and does not repeat. A table that was lost, or brought
+back from an old copy, gets the commits that it lacks.
 
-A table may be at a URL instead (`Place`). Then each commit begins with a copy of the manifest's files to the URL. A kill leaves
-copies that no commit names; the next run writes the same copies again, under the same names.
+A table may be at a URL instead (`Place`). Then each commit begins with a copy of the manifest's files to the URL. A
+kill leaves copies that no commit names; the next run writes the same copies again, under the same names.
 """
 
 from __future__ import annotations
@@ -65,13 +66,15 @@ class Place:
         return cls(plain, storage)
 
     def check_empty(self) -> None:
-        """Raises StoreConfigError for a folder that has something in it, StoreFormatError for a bucket that does not exist."""
+        """Raises StoreConfigError for a folder that has something in it, StoreFormatError for a bucket that does not
+        exist."""
         self.storage.check_bucket(self.url)
         if self.storage.files(self.url) or self.storage.folders(self.url):
             raise StoreConfigError(f"there are files in {self.url}: name an empty folder for the table")
 
     def publish(self, home: Path, manifest: Manifest) -> None:
-        """Copies a manifest's files to the URL and reads them back. Raises CorruptRecordError for a copy with other bytes."""
+        """Copies a manifest's files to the URL and reads them back. Raises CorruptRecordError for a copy with other
+        bytes."""
 
         def copy(one: ArchivedFile) -> None:
             content = files.read_all(place_of(home, one))
@@ -117,8 +120,8 @@ class Table(Protocol):
         """What readers are given: for Delta the table's folder, for Iceberg its newest metadata file."""
 
     def committed(self) -> int | None:
-        """The physical offset up to which the table goes; None where there is no table yet. Raises StoreConfigError for a table of
-        another archive, StoreFormatError for one with other columns."""
+        """The physical offset up to which the table goes; None where there is no table yet. Raises StoreConfigError
+        for a table of another archive, StoreFormatError for one with other columns."""
 
     def commit(self, manifest: Manifest) -> None:
         """Adds a manifest's files in one transaction. Makes the table at the first commit."""
@@ -140,7 +143,8 @@ def check_end(table: Table, up_to: int, home: Path) -> None:
     found = table.committed()
     if found is not None and found > up_to:
         raise StoreFormatError(
-            f"the table goes up to {found}, the archive's manifests to {up_to}: bring the newest manifests back from a copy",
+            f"the table goes up to {found}, the archive's manifests to {up_to}: bring the newest manifests "
+            "back from a copy",
             path=home,
         )
 

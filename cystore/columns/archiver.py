@@ -3,10 +3,10 @@ remove them.
 
 Each step takes a range of whole segments from the archived offset on. It writes and verifies files under tmp/ of the
 archive's folder, renames them to their places, and names them in a manifest. If the archive is a lakehouse table, the
-manifest becomes a commit of the table (`cystore.columns.archive_table`). Only then the store's archive mark moves, which lets
-cleaning remove the segments. A kill leaves files that no manifest names: the next run removes them and makes them again
-from the log. Or it leaves a manifest that the table or the store does not know: the next run enters it. So nothing is
-missing and nothing is there twice.
+manifest becomes a commit of the table (`cystore.columns.archive_table`). Only then the store's archive mark moves,
+which lets cleaning remove the segments. A kill leaves files that no manifest names: the next run removes them and
+makes them again from the log. Or it leaves a manifest that the table or the store does not know: the next run enters
+it. So nothing is missing and nothing is there twice.
 
 The caller chooses the writer: this process, or the executors of a cluster (cystore.spark.jobs.archive).
 """
@@ -108,8 +108,8 @@ def archive_store(
     """Archives the segments that expire within `expiring_within_h` (or `all_sealed` ones) to `folder`; cleaning may
     remove them then.
 
-    The first run begins the store's hold and decides the archive's `format`: parquet (the default), or delta or iceberg,
-    which make a table of the same files. Later runs may leave it out. Damage stops the step that contains it
+    The first run begins the store's hold and decides the archive's `format`: parquet (the default), or delta or
+    iceberg, which make a table of the same files. Later runs may leave it out. Damage stops the step that contains it
     (CorruptRecordError); with `skip_damage` the step leaves it out and lists it in the manifest. `restore` takes the
     archive's end from its newest manifest if the store has lost its archive mark.
 
@@ -117,8 +117,8 @@ def archive_store(
     verified files to the URL. The first run decides it, as it decides the format. `storage` are options of its file
     system, as for `cystore.scan`; they are never stored.
 
-    Raises StoreConfigError for a folder that is not this store's, a format that is unknown, not installed or not that of
-    the run before, and the table of another archive; StoreLockedError for a folder in which another run works;
+    Raises StoreConfigError for a folder that is not this store's, a format that is unknown, not installed or not that
+    of the run before, and the table of another archive; StoreLockedError for a folder in which another run works;
     StoreFormatError if log and archive do not meet, and for a table with other columns.
     """
     check_format(format)
@@ -132,7 +132,8 @@ def archive_store(
         raise StoreConfigError("the archive's folder and the store must not contain each other", path=home)
     if not expiring_within_h >= 0 or step_bytes < 1 or piece_bytes < 1:
         raise StoreConfigError(
-            f"expiring_within_h must be 0 or more, step_bytes and piece_bytes 1 or more, not {expiring_within_h!r}, {step_bytes!r}, "
+            "expiring_within_h must be 0 or more, step_bytes and piece_bytes 1 or more, not "
+            f"{expiring_within_h!r}, {step_bytes!r}, "
             f"{piece_bytes!r}"
         )
     files.make_directory(home)
@@ -314,7 +315,8 @@ def _started(
     if archived is None:
         if files.entries(home / MANIFESTS) or files.entries(home / DATA):
             raise StoreConfigError(
-                "the folder has an archive that this store does not know: name another folder, or continue this archive with --restore",
+                "the folder has an archive that this store does not know: name another folder, or continue "
+                "this archive with --restore",
                 path=home,
             )
         check_place(format or PARQUET, home)
@@ -349,7 +351,8 @@ def _started(
     minimum = store.stats()["min_physical_offset"]
     if minimum > archived.up_to:
         raise StoreFormatError(
-            f"the archive ends at {archived.up_to}, and the log begins at {minimum}: neither has the records between. Bring the "
+            f"the archive ends at {archived.up_to}, and the log begins at {minimum}: neither has the records "
+            "between. Bring the "
             "archive's newest manifests back from a copy, or end the hold (`cystore config PATH --end-archive`) and "
             "begin another archive",
             path=home,
@@ -358,7 +361,8 @@ def _started(
 
 
 def _begun(store: MessageStore, home: Path, format: str, place: Place | None) -> Archived:
-    """A new archive's mark. Raises StoreConfigError, StoreIOError before it is written if its table cannot be at the URL."""
+    """A new archive's mark. Raises StoreConfigError, StoreIOError before it is written if its table cannot be at the
+    URL."""
     archive_id = uuid.uuid4().hex
     if place is not None:
         if format == PARQUET:
@@ -373,13 +377,15 @@ def _begun(store: MessageStore, home: Path, format: str, place: Place | None) ->
 def _check_same(archived: Archived, format: str | None, place: Place | None) -> None:
     if place is not None and place.url != archived.table:
         raise StoreConfigError(
-            f"this store's archive has its table in {archived.table or 'its folder'}, not in {place.url}: leave the table out, or end "
+            f"this store's archive has its table in {archived.table or 'its folder'}, not in {place.url}: "
+            "leave the table out, or end "
             "the hold (`cystore config PATH --end-archive`) and begin another archive in another folder",
             path=archived.folder,
         )
     if format not in (None, archived.format):
         raise StoreConfigError(
-            f"this store's archive has format {archived.format}, not {format}: leave the format out, or end the hold (`cystore config "
+            f"this store's archive has format {archived.format}, not {format}: leave the format out, or end "
+            "the hold (`cystore config "
             "PATH --end-archive`) and begin another archive in another folder",
             path=archived.folder,
         )

@@ -1,7 +1,8 @@
 """Log records as Arrow record batches: for pandas, polars, DuckDB, and for Spark's executors.
 
-A plan (`plan_ranges`) is made where the store is; reading (`read_ranges`) needs only the segment files that the plan names. Nothing
-is written, locked or recovered by reading, and a batch's buffers are filled straight from the mapped file.
+A plan (`plan_ranges`) is made where the store is; reading (`read_ranges`) needs only the segment files that the plan
+names. Nothing is written, locked or recovered by reading, and a batch's buffers are filled straight from the mapped
+file.
 """
 
 from __future__ import annotations
@@ -144,13 +145,13 @@ def to_arrow(
 ) -> pa.RecordBatchReader:
     """The records of a store's log, in physical order, as a `pyarrow.RecordBatchReader`.
 
-    `store` is the path of a store, in use or not, recovered or not (`settings` are then fields of StoreConfig), an open
-    store, a glob, or several of these, which are read one after the other. The reader contains the messages that are
-    published at the time of the call. `columns` are names of `cystore.columns.arrow.COLUMNS` (default: all); fewer are faster.
-    Each filter takes one value or several: `topic`, `queue_id`, `tags`, `key` (one of the keys, or the unique key).
-    `begin_ms` and `end_ms` bound the store timestamp, `begin_offset` and `end_offset` the queue offset, `begin` and
-    `end` the physical offset; each end is exclusive. `transactions` adds prepared and rolled back messages, which no
-    consume queue has.
+    `store` is the path of a store, in use or not, recovered or not (`settings` are then fields of StoreConfig), an
+    open store, a glob, or several of these, which are read one after the other. The reader contains the messages that
+    are published at the time of the call. `columns` are names of `cystore.columns.arrow.COLUMNS` (default: all);
+    fewer are faster. Each filter takes one value or several: `topic`, `queue_id`, `tags`, `key` (one of the keys, or
+    the unique key). `begin_ms` and `end_ms` bound the store timestamp, `begin_offset` and `end_offset` the queue
+    offset, `begin` and `end` the physical offset; each end is exclusive. `transactions` adds prepared and rolled back
+    messages, which no consume queue has.
 
     `on_corruption`: "fail" raises CorruptRecordError at the first damage, known holes included. "skip" continues behind
     it. "column" gives a row for it, with the columns `corrupt` (the reason) and `corrupt_end` (its end). Bytes that are
@@ -426,7 +427,8 @@ def damaged(
     yield from taken(reader, settings, part.store)
     if settings.on_corruption == "fail":
         raise CorruptRecordError(
-            f"the log is damaged up to {end}: {reason}; `cystore verify` lists all damage; on_corruption skip or column "
+            f"the log is damaged up to {end}: {reason}; `cystore verify` lists all damage; on_corruption skip "
+            "or column "
             "(onCorruption in Spark) continues behind it",
             path=part.path,
             offset=begin,

@@ -1,9 +1,9 @@
 """Places by URL: folders and files of an object store or another file system, through pyarrow.fs, or fsspec for other
 schemes.
 
-Nothing here is mapped or locked, so files that are read must not change any more. A file is written whole. A URL never holds
-credentials; they come from the environment, as the file system's own library finds them, or from options. No error and
-no `repr` contains them.
+Nothing here is mapped or locked, so files that are read must not change any more. A file is written whole. A URL
+never holds credentials; they come from the environment, as the file system's own library finds them, or from options.
+No error and no `repr` contains them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class ObjectStore:
         plain = f"{parts.scheme}://{host}{parts.path}"
         if user and (":" in user or not parts.scheme.startswith("abfs")):
             raise StoreConfigError(
-                f"plans show URLs, so a URL must not contain credentials: put them into the environment, or give {plain} "
+                "plans show URLs, so a URL must not contain credentials: put them into the environment, or "
+                f"give {plain} "
                 "and options fs.NAME"
             )
         if parts.query or parts.fragment:
@@ -159,7 +160,8 @@ class ObjectStore:
     # ------------------------------------------------------------------------------------------- reading
 
     def open_file(self, url: str) -> pa.NativeFile:
-        """A file for reads at any place. Raises FileNotFoundError, which says to its caller that the file was removed."""
+        """A file for reads at any place. Raises FileNotFoundError, which says to its caller that the file was
+        removed."""
         with self.told(url, missing=FileNotFoundError(url)):
             system, path = self.opened(url)
             return system.open_input_file(path)

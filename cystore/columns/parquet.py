@@ -222,7 +222,8 @@ def verify_files(part: LogRange, data: Path, made: Iterable[ArchivedFile], setti
         if not ours.equals(theirs):
             at = next((n for n in range(len(ours)) if ours[n] != theirs[n]), 0)
             raise CorruptRecordError(
-                f"column {name} of the archive's files differs from the log; the archive mark did not move, run the job again",
+                f"column {name} of the archive's files differs from the log; the archive mark did not move, "
+                "run the job again",
                 path=data,
                 offset=expected["physical_offset"][at].as_py(),
             )
@@ -296,7 +297,8 @@ def read_files(
             if not settings.fail_on_data_loss:
                 continue
             raise OffsetError(
-                "a file of the archive does not exist: is its folder mounted on this host? Bring it back from a copy, or let "
+                "a file of the archive does not exist: is its folder mounted on this host? Bring it back from "
+                "a copy, or let "
                 "failOnDataLoss be false to read the rest",
                 path=path,
                 offset=one.physical[0],

@@ -15,7 +15,8 @@ CACHED = 128
 
 
 class SqlFilter:
-    """A SQL92 expression over the properties of messages, compiled once: for `get` and `scan`, or called with a message.
+    """A SQL92 expression over the properties of messages, compiled once: for `get` and `scan`, or called with a
+    message.
 
     ``SqlFilter("a > 3 AND region IN ('north', 'south')")``. Properties are text; a comparison with a number reads the
     text as Java does. A property that a message does not have is NULL. A message whose property cannot be compared

@@ -47,8 +47,8 @@ HINTS: tuple[tuple[type[StoreError], str], ...] = (
 
 
 def whole_streams() -> None:
-    """Makes the standard streams whole: those for output take any text; a closed one would be None, and the number of its
-    descriptor that of the next file that the store opens."""
+    """Makes the standard streams whole: those for output take any text; a closed one would be None, and the number of
+    its descriptor that of the next file that the store opens."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:

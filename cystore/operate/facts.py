@@ -18,7 +18,8 @@ BLOCK_BYTES = 512  # unit of st_blocks
 
 STATES = {
     "live": "in use by other processes",
-    "exclusive": "in exclusive use by one process (RocketMQ, or exclusive=True); its positions cannot be read meanwhile",
+    "exclusive": "in exclusive use by one process (RocketMQ, or exclusive=True); its positions cannot be read "
+    "meanwhile",
     "crashed": "not in use; the last process did not close it, and the next open recovers it",
     "closed": "not in use; closed cleanly",
 }

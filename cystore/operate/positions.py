@@ -1,4 +1,5 @@
-"""The view of an attached process on its store: positions, queues, index files, delays, and the needs that the cleaner waits for."""
+"""The view of an attached process on its store: positions, queues, index files, delays, and the needs that the
+cleaner waits for."""
 
 from __future__ import annotations
 

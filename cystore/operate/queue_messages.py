@@ -46,8 +46,8 @@ def report_stepped_over(store: MessageStore) -> None:
 
 @dataclass
 class QueueView:
-    """A queue as it was at one moment: offsets from `begin` to before `end` are dispatched, `behind` holds the physical offsets
-    of the messages that follow them."""
+    """A queue as it was at one moment: offsets from `begin` to before `end` are dispatched, `behind` holds the
+    physical offsets of the messages that follow them."""
 
     topic: str
     queue_id: int

@@ -45,8 +45,8 @@ class IndexCheck:
         self._slots: dict[Path, bytes] = {}  # of the examined files: the right content of their hash slots
 
     def run(self, end: int, dispatched: int, start: int, holes: DamagedRanges) -> IndexScan:
-        """`end` of the log, and the position below which every record has its queue entry. From `start` on each kept entry is
-        compared with its record."""
+        """`end` of the log, and the position below which every record has its queue entry. From `start` on each kept
+        entry is compared with its record."""
         if not self._config.message_index_enable:
             return IndexScan(dispatched)
         readers, strange = list_index(self._root, self._config)

@@ -19,8 +19,8 @@ from cystore.recovery.walk.queue_reader import QueueReader
 
 @dataclass(frozen=True)
 class QueueFindings:
-    """`dispatch_from`: every record below it has its entry. `earlier`: walk again from there first. `given_up`: queue offsets that
-    were handed out and have no record."""
+    """`dispatch_from`: every record below it has its entry. `earlier`: walk again from there first. `given_up`: queue
+    offsets that were handed out and have no record."""
 
     queues: tuple[QueueScan, ...]
     dispatch_from: int
@@ -187,7 +187,8 @@ class QueueCheck:
         return self._scan_of(reader, dispatched, following, whole=missing < 0)
 
     def _sound(self, key: Key, following: int, missing: int) -> QueueScan | None:
-        """The short way for most queues: every record of the walk has its entry, these are all, and the first one is readable."""
+        """The short way for most queues: every record of the walk has its entry, these are all, and the first one is
+        readable."""
         reader = self._about.queues.get(key)
         if (
             reader is None
@@ -248,7 +249,8 @@ class QueueCheck:
         )
 
     def _given_up_behind(self, reader: QueueReader, number: int) -> int:
-        """Behind the entries at `number` that stand for records which damage swallowed: their offsets are not used again."""
+        """Behind the entries at `number` that stand for records which damage swallowed: their offsets are not used
+        again."""
         while number < reader.limit:
             entry = reader.entry(number)
             in_damage = entry.written and any(b <= entry.physical_offset < e for b, e in self._gone)

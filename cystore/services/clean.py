@@ -1,9 +1,9 @@
 """The service "clean": rolls the log, watches the disk, removes expired segments, and lets queues and index follow.
 
-Source: DefaultMessageStore.CleanCommitLogService and CleanConsumeQueueService. engine/log/removal.py cleans the log itself.
-Queues and index follow in turns of their own (derived/dispatch/follow.py), and no call waits for that. Waiting delayed messages
-are carried forward. This module collects the needs: undispatched records, delayed messages that were not carried, holds
-and the archive.
+Source: DefaultMessageStore.CleanCommitLogService and CleanConsumeQueueService. engine/log/removal.py cleans the log
+itself. Queues and index follow in turns of their own (derived/dispatch/follow.py), and no call waits for that.
+Waiting delayed messages are carried forward. This module collects the needs: undispatched records, delayed messages
+that were not carried, holds and the archive.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ class Cleaner:
         return self._policy.now()
 
     def run_once(self) -> Progress:
-        """Cleans when the hour has come (delete_when), or when the disk fills up; switches writing off on a disk that is full."""
+        """Cleans when the hour has come (delete_when), or when the disk fills up; switches writing off on a disk that
+        is full."""
         used = self._space.watch()
         self._attempt("begin a new segment", self._roller.run_once)
         forced, due = self._is_time(used)
@@ -231,7 +232,8 @@ class Cleaner:
         except StoreFullError:
             self._undispatched_go = True
             log.warning(
-                "%s: the disk is too full to dispatch the log from %d on; expired segments there are removed undispatched",
+                "%s: the disk is too full to dispatch the log from %d on; expired segments there are removed "
+                "undispatched",
                 self._root,
                 self._control.dispatched,
             )
@@ -252,7 +254,8 @@ class Cleaner:
         paused = self._manifest.snapshot().paused
         if paused and paused != self._told_paused:
             log.error(
-                "%s: cleaning is paused, because the holds are unknown: %s; `cystore config PATH --resume-cleaning` ends the pause",
+                "%s: cleaning is paused, because the holds are unknown: %s; `cystore config PATH "
+                "--resume-cleaning` ends the pause",
                 self._root,
                 paused,
             )

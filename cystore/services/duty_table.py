@@ -120,7 +120,8 @@ class Duties:
     # ------------------------------------------------------------------------------------------- what came of it
 
     def ran(self, duty: str, run: DutyRun) -> None:
-        """Notes a run of this process. The numbers are for people: of two that end at once, parts of both may be read."""
+        """Notes a run of this process. The numbers are for people: of two that end at once, parts of both may be
+        read."""
         values = {
             _BEGUN: run.begun_ms,
             _TOOK: run.took_us,

@@ -52,8 +52,8 @@ class Sleepers:
                 ring()
 
     def ring(self, ring: Callable[[], None], *, watches: bool = True) -> bool:
-        """Has `ring` called with the next append, once, by the thread that watches. False where none does: then the caller has to, if it
-        `watches`, and its `ring` is not kept."""
+        """Has `ring` called with the next append, once, by the thread that watches. False where none does: then the
+        caller has to, if it `watches`, and its `ring` is not kept."""
         with self._lock:
             if self._watched:
                 self._rings.append(ring)
@@ -72,9 +72,9 @@ class Sleepers:
 
 
 class QuietWait:
-    """Waits for one service thread. `idle()` says that the service has nothing left to do; `stopping` ends the thread. `due()` says that
-    it cannot wait for the end of its interval. In a quiet time it sleeps among `sleepers`. An interval in which little was
-    appended is followed by one of `slow_s`, if that is longer."""
+    """Waits for one service thread. `idle()` says that the service has nothing left to do; `stopping` ends the
+    thread. `due()` says that it cannot wait for the end of its interval. In a quiet time it sleeps among `sleepers`.
+    An interval in which little was appended is followed by one of `slow_s`, if that is longer."""
 
     def __init__(
         self,
@@ -128,7 +128,8 @@ class AppendWait:
         self._sleepers, self._look_around = sleepers, look_around
 
     def __call__(self, interval_s: float) -> None:
-        """Returns with the next append, at once while something is not dispatched, or after a while. It may return early."""
+        """Returns with the next append, at once while something is not dispatched, or after a while. It may return
+        early."""
         seen = self._control.append_seq
         if self._control.dispatched >= self._control.wrote and not self._stopping.is_set():
             self._sleepers.sleep(seen, self._stopping, self._look_around)

@@ -1,6 +1,7 @@
 """The store in Apache Spark: `spark.read.format("cystore").load(path)`, and the same as a stream.
 
-Nothing needs to be registered: Spark finds the module pyspark_cystore by its name. `table`, `count` and `views` are shorter ways to it.
+Nothing needs to be registered: Spark finds the module pyspark_cystore by its name. `table`, `count` and `views` are
+shorter ways to it.
 
 May import `cystore.spark.jobs` and what is below it: docs/architecture.md.
 """

@@ -39,7 +39,8 @@ class CystoreDataSource(DataSource):
         return "cystore"
 
     def schema(self) -> StructType:
-        """All columns, or those of option `columns`. Bad options and missing stores are refused here, so `load` refuses them."""
+        """All columns, or those of option `columns`. Bad options and missing stores are refused here, so `load`
+        refuses them."""
         options = parse_any(self.options)
         options.check_places()
         if options.task_attempts:

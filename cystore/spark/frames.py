@@ -31,8 +31,9 @@ def table(
     key: Names = (),
     **options: Any,
 ) -> DataFrame:
-    """The messages of a store (or of all that a glob or URL names) as a DataFrame: of one `topic` or several, with the `columns` named
-    (default: all), and only those with one of the `tags`, or `key`. `options` are others of the source. Raises StoreConfigError."""
+    """The messages of a store (or of all that a glob or URL names) as a DataFrame: of one `topic` or several, with
+    the `columns` named (default: all), and only those with one of the `tags`, or `key`. `options` are others of the
+    source. Raises StoreConfigError."""
     given = {name: str(value) for name, value in options.items()}
     for name, value in (("topic", topic), ("columns", columns), ("tags", tags), ("key", key)):
         if value != () and value != []:
@@ -56,8 +57,9 @@ def views(
     columns: Names = (),
     **options: Any,
 ) -> dict[str, str]:
-    """Registers a temporary view for each topic (default: all that the store has now), called like the topic behind `prefix`. Returns
-    the names by topic, quoted as SQL wants them. Each view has the `columns` named. Raises StoreConfigError."""
+    """Registers a temporary view for each topic (default: all that the store has now), called like the topic behind
+    `prefix`. Returns the names by topic, quoted as SQL wants them. Each view has the `columns` named. Raises
+    StoreConfigError."""
     names = _topics(path, options) if topics is None else list(topics)
     made = {}
     for topic in names:

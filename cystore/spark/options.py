@@ -48,7 +48,8 @@ BATCH_ONLY = (
 
 @dataclass(frozen=True)
 class Bound:
-    """Where reading begins or ends: everywhere (`offset`: EARLIEST or LATEST), at a time, or for each queue by itself."""
+    """Where reading begins or ends: everywhere (`offset`: EARLIEST or LATEST), at a time, or for each queue by
+    itself."""
 
     offset: int | None = None
     timestamp_ms: int | None = None
@@ -96,7 +97,8 @@ class ReadOptions:
         in_parallel(lambda place: place[0].check_folder(place[1]), self.urls())
 
     def urls(self) -> list[tuple[ObjectStore, str]]:
-        """The stores that are read by URL, of their sealed segments. Raises StoreFormatError for a pattern that nothing matches."""
+        """The stores that are read by URL, of their sealed segments. Raises StoreFormatError for a pattern that
+        nothing matches."""
         found = {}
         for pattern in self.patterns:
             if not self._by_url(pattern):
@@ -143,7 +145,8 @@ def parse(given: Mapping[str, str], *, stream: bool) -> ReadOptions:
     for name in options:
         if name not in known and name not in OF_SQL and not name.startswith("option."):
             raise StoreConfigError(
-                f"no option {name}; the options are {', '.join(NAMES)}, {SETTING_PREFIX}SETTING and {STORAGE_PREFIX}NAME"
+                f"no option {name}; the options are {', '.join(NAMES)}, {SETTING_PREFIX}SETTING and "
+                f"{STORAGE_PREFIX}NAME"
             )
     for name in BATCH_ONLY if stream else STREAM_ONLY:
         if name.lower() in options:
@@ -252,7 +255,8 @@ def _moved(options: dict[str, str]) -> dict[str, str]:
     both = sorted(old for old in moved if old in moved.values() and moved[old] != old)
     if both:
         raise StoreConfigError(
-            f"storeMoved names {both[0]} as an old place and as a new one: name one move of a store, from the place that the query knows "
+            f"storeMoved names {both[0]} as an old place and as a new one: name one move of a store, from the "
+            "place that the query knows "
             "to the present one"
         )
     return moved

@@ -1,7 +1,7 @@
 """Numbers of tasks from the lifecycle log: by task name and hour, the most frequent failures, the longest workflows.
 
-`hourly`, `daily`, `names`, `workers`, `tracebacks` and `workflows` are DataFrames over `task_runs`; given `task_events`, they make the
-runs by themselves. `live` is the hourly table as a stream of events.
+`hourly`, `daily`, `names`, `workers`, `tracebacks` and `workflows` are DataFrames over `task_runs`; given
+`task_events`, they make the runs by themselves. `live` is the hourly table as a stream of events.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ COUNTS = ("count", "failed", "failure_rate", "retried")
 
 
 def hourly(runs: DataFrame) -> DataFrame:
-    """By `name` and `hour` in which attempts ended: `count` of runs, `failed`, `failure_rate` (0 to 1), `retried`, and percentiles in
-    seconds of the runtime and of the wait between a message's sending and the moment when the task's code began."""
+    """By `name` and `hour` in which attempts ended: `count` of runs, `failed`, `failure_rate` (0 to 1), `retried`,
+    and percentiles in seconds of the runtime and of the wait between a message's sending and the moment when the
+    task's code began."""
     return _numbers(runs, "name", hour=F.timestamp_seconds(F.floor(F.unix_seconds("ended") / 3600) * 3600))
 
 
@@ -76,8 +77,8 @@ def _each(name: str) -> list[Column]:
 
 
 def tracebacks(runs: DataFrame, top: int = 20) -> DataFrame:
-    """Failures of the same task with the same fingerprint: `count`, first and last time, the newest exception, its traceback and task
-    id; the most frequent first."""
+    """Failures of the same task with the same fingerprint: `count`, first and last time, the newest exception, its
+    traceback and task id; the most frequent first."""
     return (
         runs_of(runs)
         .where("failed")
@@ -98,8 +99,8 @@ def tracebacks(runs: DataFrame, top: int = 20) -> DataFrame:
 
 
 def workflows(runs: DataFrame, top: int = 20) -> DataFrame:
-    """A row for each root task and all its descendants: `name` of the root, `begin`, `seconds` until the last of them ended, `tasks`,
-    `failed`. The longest come first."""
+    """A row for each root task and all its descendants: `name` of the root, `begin`, `seconds` until the last of them
+    ended, `tasks`, `failed`. The longest come first."""
     begin = F.min(F.least("sent", "received", "started", "ended"))
     last = F.max(F.when(F.col("outcome") != RETRIED, F.col("ended")))
     return (
@@ -120,8 +121,8 @@ def workflows(runs: DataFrame, top: int = 20) -> DataFrame:
 
 
 def live(events: DataFrame, window: str = "1 minute", watermark: str = "10 minutes") -> DataFrame:
-    """The numbers of runs by `name` and window, from a stream of events. A window gets its row when an event arrives that is later
-    than the window's end by `watermark`.
+    """The numbers of runs by `name` and window, from a stream of events. A window gets its row when an event arrives
+    that is later than the window's end by `watermark`.
 
     There are no waits: a wait needs two events of a task, which may be hours apart.
     """

@@ -50,8 +50,10 @@ def remember(options: Mapping[str, str], schema: StructType) -> None:
         plain = name.lower()
         if plain.startswith(STORAGE_PREFIX) and plain.removeprefix(STORAGE_PREFIX) not in _HARMLESS:
             raise StoreConfigError(
-                f"option {name} may be a secret, and Spark stores a table's options in its columns, where every query and every file "
-                'written from it shows them: put the secret into the environment, or read with spark.read.format("cystore").option(...)'
+                f"option {name} may be a secret, and Spark stores a table's options in its columns, where "
+                "every query and every file "
+                "written from it shows them: put the secret into the environment, or read with "
+                'spark.read.format("cystore").option(...)'
             )
         if plain in names or plain.startswith((SETTING_PREFIX, STORAGE_PREFIX)):
             kept[name] = value
@@ -72,21 +74,23 @@ def names_place(options: Mapping[str, str]) -> bool:
 
 
 def read_options(options: Mapping[str, str], schema: StructType) -> dict[str, str]:
-    """Options of a read. Those of a table count only where the call names no store. Raises StoreConfigError for a table without any."""
+    """Options of a read. Those of a table count only where the call names no store. Raises StoreConfigError for a
+    table without any."""
     if names_place(options):
         return dict(options)
     kept = remembered(schema)
     if not kept and not options:
         raise StoreConfigError(
-            "the table does not name its store. Make the table without a list of columns, because Spark drops the options with one: "
+            "the table does not name its store. Make the table without a list of columns, because Spark drops "
+            "the options with one: "
             "CREATE TABLE name USING cystore OPTIONS (path '/var/lib/app/store')"
         )
     return {**kept, **options}
 
 
 def write_options(options: Mapping[str, str], schema: StructType) -> dict[str, str]:
-    """Options of a write, which are the call's alone. Raises StoreConfigError where it names no store, as INSERT and CREATE TABLE AS
-    SELECT cannot, and where saveAsTable would make a table that reads another store."""
+    """Options of a write, which are the call's alone. Raises StoreConfigError where it names no store, as INSERT and
+    CREATE TABLE AS SELECT cannot, and where saveAsTable would make a table that reads another store."""
     if not names_place(options):
         raise StoreConfigError(
             "Spark does not tell a Python data source which table a query writes to, so cystore cannot write to a "

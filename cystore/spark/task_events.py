@@ -1,4 +1,5 @@
-"""The lifecycle log of Celery tasks (topic `celery_events`) as a DataFrame: one row for each thing that happened to a task.
+"""The lifecycle log of Celery tasks (topic `celery_events`) as a DataFrame: one row for each thing that happened to a
+task.
 
 The layout is that of `cystore.celery.base.events`, which needs Celery to be imported; executors need not have it.
 """
@@ -21,13 +22,18 @@ COLUMNS = (
     "timestamp TIMESTAMP, tags STRING, keys ARRAY<STRING>, properties MAP<STRING, STRING>, value BINARY, "
     "store STRING"
 )
-DETAILS = "runtime DOUBLE, retries INT, requeue BOOLEAN, exception STRING, traceback STRING, worker STRING, queue STRING, eta STRING"
+DETAILS = (
+    "runtime DOUBLE, retries INT, requeue BOOLEAN, exception STRING, traceback STRING, "
+    "worker STRING, queue STRING, eta STRING"
+)
 
 
 def task_events(reader: Any, paths: str | Sequence[str], **options: str) -> DataFrame:
-    """Events of the tasks of one store or several. `reader` is `spark.read` or `spark.readStream`, `options` are those of the source.
+    """Events of the tasks of one store or several. `reader` is `spark.read` or `spark.readStream`, `options` are
+    those of the source.
 
-    Columns: `time`, `event`, `name`, `task_id`, `root_id`, the details of `DETAILS` (null where not known; `retries` 0), `store`.
+    Columns: `time`, `event`, `name`, `task_id`, `root_id`, the details of `DETAILS` (null where not known; `retries`
+    0), `store`.
     """
     found = reader.format("cystore").schema(COLUMNS).options(**{"topic": TOPIC, **options})
     # A stream reader takes one path only; the option takes what `load` of a batch does.

@@ -1,4 +1,5 @@
-"""Task runs: one row for each attempt of a task, made of the events of the lifecycle log. All numbers of the report come from these rows.
+"""Task runs: one row for each attempt of a task, made of the events of the lifecycle log. All numbers of the report
+come from these rows.
 
 Events without a task id belong to no run. A kill of the job leaves nothing: the table is computed.
 """
@@ -24,8 +25,10 @@ from cystore.spark.task_events import (
 
 # Names and types of `task_runs`, in this order. Docs: docs/spark.md.
 SCHEMA = (
-    "name STRING, task_id STRING, retries INT, root_id STRING, sent TIMESTAMP, received TIMESTAMP, started TIMESTAMP, ended TIMESTAMP, "
-    "wait DOUBLE, runtime DOUBLE, deliveries BIGINT, worker STRING, queue STRING, outcome STRING, failed BOOLEAN, class STRING, "
+    "name STRING, task_id STRING, retries INT, root_id STRING, sent TIMESTAMP, received TIMESTAMP, started "
+    "TIMESTAMP, ended TIMESTAMP, "
+    "wait DOUBLE, runtime DOUBLE, deliveries BIGINT, worker STRING, queue STRING, outcome STRING, failed "
+    "BOOLEAN, class STRING, "
     "fingerprint STRING, exception STRING, traceback STRING, store STRING"
 )
 COLUMNS = tuple(column.split()[0] for column in SCHEMA.split(", "))
@@ -34,9 +37,9 @@ COLUMNS = tuple(column.split()[0] for column in SCHEMA.split(", "))
 def task_runs(events: DataFrame) -> DataFrame:
     """One row for each attempt: a `task_id` with a number of `retries`. Columns: SCHEMA.
 
-    `wait` is the seconds between the sending (where the log does not have that: the arrival at a worker), or the eta where that was
-    later, and the begin. `outcome` is the event that ended the attempt, RETRIED among them, null until it ends. `fingerprint` is the
-    same for failures of one exception class at one place of the code.
+    `wait` is the seconds between the sending (where the log does not have that: the arrival at a worker), or the eta
+    where that was later, and the begin. `outcome` is the event that ended the attempt, RETRIED among them, null until
+    it ends. `fingerprint` is the same for failures of one exception class at one place of the code.
     """
     given = set(events.columns)
     over = ended() | (F.col("event") == RETRIED)
@@ -81,8 +84,8 @@ def task_runs(events: DataFrame) -> DataFrame:
 
 
 def read_runs(reader: Any, paths: str | Sequence[str], **options: str) -> DataFrame:
-    """`task_runs` of stores, the fast way: tasks compute attempts while they read, and only these reach Spark. `reader` is `spark.read`,
-    `options` are those of the source."""
+    """`task_runs` of stores, the fast way: tasks compute attempts while they read, and only these reach Spark.
+    `reader` is `spark.read`, `options` are those of the source."""
     return joined(read_attempts(reader, paths, **options))
 
 

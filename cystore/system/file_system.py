@@ -20,7 +20,8 @@ KEPT = ".kept"
 
 
 def move_onto(source: Path, target: Path, *, exchange: bool) -> None:
-    """Gives `source` the name `target`; with `exchange` the two swap their names. Atomic; not durable before the folder is synced."""
+    """Gives `source` the name `target`; with `exchange` the two swap their names. Atomic; not durable before the
+    folder is synced."""
     with files.translated(target), inside(source) as (here, old), inside(target) as (there, new):
         if not exchange:
             os.rename(old, new, src_dir_fd=here, dst_dir_fd=there)

@@ -40,7 +40,8 @@ class Home:
         self.folder = None
 
     def check(self) -> None:
-        """Raises StoreMovedError when the path does not lead to this directory any more. One look costs 1 to 2 microseconds."""
+        """Raises StoreMovedError when the path does not lead to this directory any more. One look costs 1 to 2
+        microseconds."""
         try:
             status = os.stat(self.path)
         except (FileNotFoundError, NotADirectoryError):
@@ -52,18 +53,20 @@ class Home:
                 return
             found = "its path is another directory now"
         raise StoreMovedError(
-            f"the store's directory was moved, deleted or replaced under this process; {found}. This process does not write any more: "
+            f"the store's directory was moved, deleted or replaced under this process; {found}. This process "
+            "does not write any more: "
             "close the store, and open it at its new place",
             path=self.path,
         )
 
 
 class HomePath(type(Path())):  # type: ignore[misc]
-    """A path at or beneath a store's directory. Each store has its own subclass, so that every path made from one of its paths
-    knows the open directory too.
+    """A path at or beneath a store's directory. Each store has its own subclass, so that every path made from one of
+    its paths knows the open directory too.
 
-    `home` is set once and never replaced. Python deletes the old value of a class attribute before it clears its attribute cache:
-    a thread that reads the attribute in between gets an object that is already deleted (python/cpython issue 118492).
+    `home` is set once and never replaced. Python deletes the old value of a class attribute before it clears its
+    attribute cache: a thread that reads the attribute in between gets an object that is already deleted
+    (python/cpython issue 118492).
     """
 
     __slots__ = ()
@@ -158,8 +161,8 @@ def _walk_to_folder(folder: int, path: Path) -> Descriptor:
 
 
 def inside(path: Path) -> InFolder:
-    """A with block that gives (descriptor of the folder that a path's last part is in, that part), for calls that take a name in a folder.
-    Raises OSError."""
+    """A with block that gives (descriptor of the folder that a path's last part is in, that part), for calls that
+    take a name in a folder. Raises OSError."""
     folder, name = at(path)
     if folder is not None and name == ".":
         return InFolder(folder, ".", owned=False)

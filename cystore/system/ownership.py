@@ -1,8 +1,8 @@
 """Checks which other users could put something in a store's place: owners and modes, before anything is written.
 
-Trusted are root, the user that this process runs as, and the group that the setting `group` names; of the group bits also root's
-group and the user's private group (the one of the user's name with nobody else in it). Access lists count as the group bits that
-stand for them.
+Trusted are root, the user that this process runs as, and the group that the setting `group` names; of the group bits
+also root's group and the user's private group (the one of the user's name with nobody else in it). Access lists count
+as the group bits that stand for them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def check_way(root: Path, group: int | None) -> None:
             return
         if status.st_uid not in (0, user):
             raise StorePermissionError(
-                f"the store {root} is below a directory of {_user(status.st_uid)}, who could put another store in its place; "
+                f"the store {root} is below a directory of {_user(status.st_uid)}, who could put another store "
+                "in its place; "
                 f"keep it below directories of your own or of root ({ALL_THE_SAME})",
                 path=folder,
             )
@@ -85,7 +86,8 @@ def _check_owner(path: Path, status: os.stat_result, trusted: set[int], group: i
     if status.st_uid in trusted or (group is not None and status.st_gid == group):
         return
     raise StorePermissionError(
-        f"it belongs to {_user(status.st_uid)} and you are {_user(os.geteuid())}; run this as that user, open the store with "
+        f"it belongs to {_user(status.st_uid)} and you are {_user(os.geteuid())}; run this as that user, open "
+        "the store with "
         f"read_only=True, or share it (setting group; {ALL_THE_SAME})",
         path=path,
     )
@@ -95,7 +97,8 @@ def _check_mode(path: Path, status: os.stat_result, group: int | None) -> None:
     who = _others(status, group)
     if who:
         raise StorePermissionError(
-            f"{who} may write to it; `chmod go-w {shlex.quote(str(path))}`, or share the store (setting group; {ALL_THE_SAME})",
+            f"{who} may write to it; `chmod go-w {shlex.quote(str(path))}`, or share the store (setting group; "
+            f"{ALL_THE_SAME})",
             path=path,
         )
 

@@ -62,7 +62,8 @@ class StoreLocks:
             if not read_only and os.fstat(self._fd).st_size == 0:
                 with files.translated(self.path):
                     os.pwrite(self._fd, LOCK_TEXT, 0)
-                # Before any other name: whatever a power cut leaves of a store that is being made is known as one by this.
+                # Before any other name: whatever a power cut leaves of a store that is being made is known as one by
+                # this.
                 files.sync(self._fd, self.path)
                 files.sync_directory(self.path.parent)
         except BaseException:
@@ -72,7 +73,8 @@ class StoreLocks:
     def close(self) -> None:
         """Gives everything up. Safe to call twice."""
         with _descriptors:
-            # By hand too: a child that another thread is just starting has the descriptors until it executes its program.
+            # By hand too: a child that another thread is just starting has the descriptors until it executes its
+            # program.
             unlock = os.getpid() == self._owner
             if self._directory >= 0:
                 if unlock:
@@ -170,7 +172,8 @@ class StoreLocks:
             except BlockingIOError:
                 if time.monotonic() > until:
                     raise StoreLockedError(
-                        "somebody deleted or replaced the lock file under live processes, which are attached through the old one; "
+                        "somebody deleted or replaced the lock file under live processes, which are attached "
+                        "through the old one; "
                         "stop them before you open the store",
                         path=self.path,
                     ) from None
@@ -178,8 +181,8 @@ class StoreLocks:
 
 
 def locked_byte(path: Path, byte: int) -> ByteLock:
-    """A with block that excludes every other thread and process in `locked_byte` of the same byte of a file, which is made if it is
-    missing. Waits for them (Ctrl-C works); the kernel ends the lock of a process that is killed."""
+    """A with block that excludes every other thread and process in `locked_byte` of the same byte of a file, which is
+    made if it is missing. Waits for them (Ctrl-C works); the kernel ends the lock of a process that is killed."""
     files.make_directory(path.parent)
     return ByteLock(files.open_file(path, os.O_RDWR | os.O_CREAT), byte, owned=True)
 

@@ -1,5 +1,5 @@
-"""Compares consume queues with the findings of a walk: gaps between records, wrong entries, entries that no record stands
-behind."""
+"""Compares consume queues with the findings of a walk: gaps between records, wrong entries, entries that no record
+stands behind."""
 
 from __future__ import annotations
 

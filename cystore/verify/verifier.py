@@ -48,8 +48,8 @@ def verify(
 def _verify_at_rest(
     root: Path, config: StoreConfig, reader: LogReader, progress: Progress | None, *, abnormal: bool
 ) -> Iterator[Damage]:
-    """Verifies up to the end that recovery would find. The comparison itself proves that end for a sound store, so the log is
-    read once; recovery's walk is made only after damage."""
+    """Verifies up to the end that recovery would find. The comparison itself proves that end for a sound store, so
+    the log is read once; recovery's walk is made only after damage."""
     likely = likely_bounds(root, config, reader, abnormal=abnormal)
     found: Iterator[Damage] = iter(())
     first: list[Damage] = []
@@ -100,8 +100,8 @@ class _Verifier:
             ).run()
 
     def confirmed(self) -> bool:
-        """After a run without damage: whether recovery's walk would end the log at the end of `bounds`, and would truncate
-        nothing. See `VerifyParts.confirmed`."""
+        """After a run without damage: whether recovery's walk would end the log at the end of `bounds`, and would
+        truncate nothing. See `VerifyParts.confirmed`."""
         compared = self._comparison
         if compared.jumps or compared.position != self._bounds.end or not compared.records:
             return False

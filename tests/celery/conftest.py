@@ -28,8 +28,9 @@ from tools.processes import ends_with_us
 from tools.redis_server import Redis, redis_server
 
 ROOT = Path(__file__).resolve().parents[2]
-# Of a pool process that ended a task while its worker was told to stop, Celery may drop the job before it has read that it is done;
-# the process then waits 30 s for its message to be read (billiard's _ensure_messages_consumed). It does so with any backend.
+# Of a pool process that ended a task while its worker was told to stop, Celery may drop the job before it has read
+# that it is done; the process then waits 30 s for its message to be read (billiard's _ensure_messages_consumed). It
+# does so with any backend.
 STOP_S = 90
 WORKER = (
     "worker",
@@ -223,7 +224,8 @@ def fleet_in(folder: Path, options: str = "", **settings: object) -> Iterator[Fl
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """A Redis, a store and one worker with two pool processes, whose main process had the store open before it forked."""
+    """A Redis, a store and one worker with two pool processes, whose main process had the store open before it
+    forked."""
     with fleet_in(tmp_path_factory.mktemp("fleet")) as fleet:
         fleet.start("--concurrency=2", **{work.OPEN_EARLY: "1"})
         yield fleet

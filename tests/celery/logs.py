@@ -9,7 +9,8 @@ from cystore.celery.base import events, records
 
 
 def event_message(
-    event: str, task_id: str, name: str | None = None, root_id: str | None = None, group_id: str | None = None, **details: Any
+    event: str, task_id: str, name: str | None = None, root_id: str | None = None, group_id: str | None = None,
+    **details: Any
 ) -> Message:  # fmt: skip
     """One event as a message that can be put."""
     return Message(

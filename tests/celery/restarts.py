@@ -2,10 +2,11 @@
 
     python -m tests.celery.restarts [--restarts N] [--minutes M] [--pools prefork threads ...]
 
-One round starts a worker, in each pool in turn, with the duties and with a Redis that is reached by its host's name. Beat has to send, and
-tasks have to come back with results. With prefork each task is the last one of its pool process, and the processes are killed, too.
-Then the worker is asked to end, or killed. gevent and eventlet refuse `-B`: there beat is a process of its own. Every wait has a limit. A
-restart is the start of a worker, of a beat, or of a pool process in the place of another one. The counts are printed.
+One round starts a worker, in each pool in turn, with the duties and with a Redis that is reached by its host's name.
+Beat has to send, and tasks have to come back with results. With prefork each task is the last one of its pool
+process, and the processes are killed, too. Then the worker is asked to end, or killed. gevent and eventlet refuse
+`-B`: there beat is a process of its own. Every wait has a limit. A restart is the start of a worker, of a beat, or of
+a pool process in the place of another one. The counts are printed.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def round_of(fleet: Fleet, pool: str, number: int, counts: Counter[str]) -> None
         beat.kill()
     if number % 2:
         worker.kill()
-        # Redis hands a message to a worker that was killed until it has noticed. That message is lost, whatever the result backend is.
+        # Redis hands a message to a worker that was killed until it has noticed. That message is lost, whatever the
+        # result backend is.
         with Redis.from_url(fleet.environment[work.BROKER]) as client:
             wait_until(
                 lambda: not client.info("clients")["blocked_clients"], "Redis knows that it was killed"

@@ -275,6 +275,7 @@ if BROKER in os.environ:
 
     @signals.worker_init.connect(weak=False)
     def open_in_the_main_process(**_: object) -> None:
-        """Where asked for, the store is open before the pool forks: its processes inherit an attachment that is not theirs."""
+        """Where asked for, the store is open before the pool forks: its processes inherit an attachment that is not
+        theirs."""
         if os.environ.get(OPEN_EARLY):
             assert app.backend.store.wrote_position >= 0

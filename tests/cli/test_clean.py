@@ -1,4 +1,5 @@
-"""Goal: `cystore clean` removes what expired, and nothing whose time it does not know. Method: the command on real stores."""
+"""Goal: `cystore clean` removes what expired, and nothing whose time it does not know. Method: the command on real
+stores."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def test_it_refuses_to_guess_how_long_messages_are_kept(tmp_path, capsys):
 
 @pytest.mark.parametrize("hour", [4, 5])
 def test_it_removes_what_expired(tmp_path, capsys, monkeypatch, hour):
-    """Seen: at 04 o'clock (delete_when) the service's turn removed it first, and the command said that it removed nothing."""
+    """Seen: at 04 o'clock (delete_when) the service's turn removed it first, and the command said that it removed
+    nothing."""
     before = fill(tmp_path / "s")
     turn(monkeypatch, (hour - time.localtime().tm_hour) % 24 * HOUR_MS + 24 * HOUR_MS)
     given = [str(tmp_path / "s"), "--json"]

@@ -1,6 +1,6 @@
-"""Goal: whatever is in a store's files, a command ends with its exit code and at most one line of error that names a path: no
-traceback, no hang, no dead interpreter, and what changes nothing changes nothing. Method: many stores with random damage, all
-commands on each, in one process that must live to the end."""
+"""Goal: whatever is in a store's files, a command ends with its exit code and at most one line of error that names a
+path: no traceback, no hang, no dead interpreter, and what changes nothing changes nothing. Method: many stores with
+random damage, all commands on each, in one process that must live to the end."""
 
 from __future__ import annotations
 

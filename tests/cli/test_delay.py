@@ -1,4 +1,5 @@
-"""Goal: the command delays messages and shows what waits. Method: put with it, deliver with the library, ask it before and after."""
+"""Goal: the command delays messages and shows what waits. Method: put with it, deliver with the library, ask it
+before and after."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Goal: `cystore dump` writes every message once, in order, with all fields, and changes nothing. Method: the command on stores
-in every state, compared with what the library wrote."""
+"""Goal: `cystore dump` writes every message once, in order, with all fields, and changes nothing. Method: the command
+on stores in every state, compared with what the library wrote."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Goal: a directory that is no store is refused, and nothing in it changes, whatever names it holds. Method: folders that other programs
-make, with names that a store has, too; every command and every kind of open is tried on each."""
+"""Goal: a directory that is no store is refused, and nothing in it changes, whatever names it holds. Method: folders
+that other programs make, with names that a store has, too; every command and every kind of open is tried on each."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def make(root, files):
 
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_every_command_refuses_a_foreign_folder(tmp_path, kind, capsys, monkeypatch):
-    """Seen: `cystore rebuild DIR` took any folder with an `index/` for a store, and later any with a file `checkpoint`, or with the
-    names `lock`, `tmp` and `config` alone; an open deleted all that was in `tmp/`."""
+    """Seen: `cystore rebuild DIR` took any folder with an `index/` for a store, and later any with a file
+    `checkpoint`, or with the names `lock`, `tmp` and `config` alone; an open deleted all that was in `tmp/`."""
     make(tmp_path, FOREIGN[kind])
     before = content(tmp_path)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"body")))
@@ -119,7 +119,8 @@ def test_links_and_other_kinds_of_files_tell_no_store(tmp_path):
 
 @pytest.mark.parametrize("left", ["checkpoint", "manifest", "commitlog", "lock"])
 def test_one_mark_is_enough(tmp_path, left):
-    """A store that lost nearly all of its files is a store all the same. RocketMQ's has a checkpoint before it has a log."""
+    """A store that lost nearly all of its files is a store all the same. RocketMQ's has a checkpoint before it has a
+    log."""
     with open_small(tmp_path) as store:
         store.put("T", b"1")
     for path in tmp_path.iterdir():

@@ -1,5 +1,5 @@
-"""Goal: `cystore info` says what a store is, holds and takes, in every state, and changes nothing. Method: its numbers against
-the files, the library and RocketMQ's own list."""
+"""Goal: `cystore info` says what a store is, holds and takes, in every state, and changes nothing. Method: its
+numbers against the files, the library and RocketMQ's own list."""
 
 from __future__ import annotations
 

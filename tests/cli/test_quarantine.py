@@ -1,5 +1,5 @@
-"""Goal: what damage took from the log can be listed, looked at and put back, and nothing else can. Method: records damaged on disk; the
-command, what the store gives afterwards, and what `verify` says."""
+"""Goal: what damage took from the log can be listed, looked at and put back, and nothing else can. Method: records
+damaged on disk; the command, what the store gives afterwards, and what `verify` says."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def log_bytes(path, begin, end):
 
 
 def holed(path, first=10, behind=13):
-    """A store with 40 messages, of which recovery stepped over those from `first` on; gives their range, name and true bytes."""
+    """A store with 40 messages, of which recovery stepped over those from `first` on; gives their range, name and
+    true bytes."""
     puts = stores.write(path, 40)
     begin, end = puts[first].physical_offset, puts[behind].physical_offset
     whole = log_bytes(path, begin, end)
@@ -172,7 +173,8 @@ def test_a_store_in_use_is_listed_and_not_changed(command, store_path, exclusive
 
 
 def test_a_restore_that_ends_before_the_list_is_written_can_be_repeated(store_path, monkeypatch):
-    """A kill between any two steps: the range is still damaged, or the store is marked so that its next load mends the rest."""
+    """A kill between any two steps: the range is still damaged, or the store is marked so that its next load mends
+    the rest."""
     _, _, name, whole = holed(store_path)
     path = store_path.with_name("repaired")
     path.write_bytes(whole)

@@ -1,4 +1,5 @@
-"""Goal: `cystore query` finds messages by key as the library does. Method: the command beside the library on the same store."""
+"""Goal: `cystore query` finds messages by key as the library does. Method: the command beside the library on the same
+store."""
 
 from __future__ import annotations
 

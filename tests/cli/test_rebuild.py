@@ -1,5 +1,5 @@
-"""Goal: `cystore rebuild` gives the same queues and index from the log alone, also when it is killed half-way. Method: bytes and
-answers before and after."""
+"""Goal: `cystore rebuild` gives the same queues and index from the log alone, also when it is killed half-way.
+Method: bytes and answers before and after."""
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ def test_golden_stores_read_the_same_afterwards(command, unpack_golden, name):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("change", range(2, 12, 3))
 def test_killed_in_a_store_that_keeps_no_list_of_its_queues(command, store_path, change):
-    """As RocketMQ leaves it; a queue whose messages are all in the first segments is not missed by the usual look at the last
-    three."""
+    """As RocketMQ leaves it; a queue whose messages are all in the first segments is not missed by the usual look at
+    the last three."""
     with cystore.open(store_path, record_format="rocketmq", **stores.SMALL) as store:
         store.put_many([cystore.Message(topic=topic, body=b"early", keys=(topic,)) for topic in ("a", "z")])
         for _ in range(50):

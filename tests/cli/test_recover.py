@@ -1,5 +1,5 @@
-"""Goal: `cystore recover` says what it will do and does just that; `--dry-run` touches nothing. Method: crashed and damaged
-stores, the plan beside what the library finds afterwards."""
+"""Goal: `cystore recover` says what it will do and does just that; `--dry-run` touches nothing. Method: crashed and
+damaged stores, the plan beside what the library finds afterwards."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Goal: `cystore tail` shows the newest messages in the order of appending, and misses none that comes. Method: the command
-follows what this process appends; each line is awaited, no time is."""
+"""Goal: `cystore tail` shows the newest messages in the order of appending, and misses none that comes. Method: the
+command follows what this process appends; each line is awaited, no time is."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Goal: `cystore topics` lists every queue with what can be read of it, and changes nothing. Method: a closed, a crashed and an open store
-beside what the library says."""
+"""Goal: `cystore topics` lists every queue with what can be read of it, and changes nothing. Method: a closed, a
+crashed and an open store beside what the library says."""
 
 from __future__ import annotations
 

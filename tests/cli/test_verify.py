@@ -1,5 +1,5 @@
-"""Goal: `cystore verify` finds what is wrong and nothing else. Method: sound stores in every state, and one byte changed in a
-record, a consume queue, an index file."""
+"""Goal: `cystore verify` finds what is wrong and nothing else. Method: sound stores in every state, and one byte
+changed in a record, a consume queue, an index file."""
 
 from __future__ import annotations
 

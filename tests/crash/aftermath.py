@@ -1,7 +1,7 @@
 """The aftermath: what an operator does with a store after a fault, and what must come of it.
 
-Every episode of the fault matrix ends here. The store is closed and its own check has passed. Then it is cleaned, rebuilt,
-verified and opened again; the commands run in this process, which costs milliseconds.
+Every episode of the fault matrix ends here. The store is closed and its own check has passed. Then it is cleaned,
+rebuilt, verified and opened again; the commands run in this process, which costs milliseconds.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def verified(path: Path, settings: dict[str, Any], reported: Sequence[tuple[int,
 
 
 def aftermath(path: Path, settings: dict[str, Any], check: Callable[[cystore.MessageStore], object]) -> None:
-    """Cleans, rebuilds, verifies, opens; `check` gets the open store and asks for everything that the episode acknowledged. Then
-    one more message is put and read, and the closed store is verified again."""
+    """Cleans, rebuilds, verifies, opens; `check` gets the open store and asks for everything that the episode
+    acknowledged. Then one more message is put and read, and the closed store is verified again."""
     with cystore.open(path, **settings) as store:
         store.clean()
         reported = holes(store)

@@ -1,4 +1,5 @@
-"""Writers on a disk that may stop at any moment: they say through a pipe what was acknowledged to them, and how durable it is."""
+"""Writers on a disk that may stop at any moment: they say through a pipe what was acknowledged to them, and how
+durable it is."""
 
 from __future__ import annotations
 
@@ -83,8 +84,8 @@ class Acknowledgements:
         self.puts, self.durable = [], 0
 
     def wait(self, count: int, writers: Sequence[Process], gone: Sequence[int] = ()) -> bool:
-        """Until so many puts were acknowledged. A writer that answers has failed, but when `gone` has something to read, the disk
-        was gone before: then this is False at once."""
+        """Until so many puts were acknowledged. A writer that answers has failed, but when `gone` has something to
+        read, the disk was gone before: then this is False at once."""
         lines = {writer.answers: writer for writer in writers}
         while len(self.puts) < count:
             ready = select.select([self._read, *lines, *gone], [], [], WAIT_S)[0]
@@ -98,8 +99,8 @@ class Acknowledgements:
         return True
 
     def take(self, *, in_time: bool = True) -> None:
-        """All that was said by now. What was not said in time, before the power was gone, is no promise: the kernel reports a sync
-        that was under way at that moment as done although it is not."""
+        """All that was said by now. What was not said in time, before the power was gone, is no promise: the kernel
+        reports a sync that was under way at that moment as done although it is not."""
         while True:
             try:
                 data = os.read(self._read, 1 << 16)
@@ -129,8 +130,9 @@ class Acknowledgements:
             self.durable = max(self.durable, end)
 
     def check(self, store: cystore.MessageStore) -> tuple[int, int]:
-        """After a power cut: the log is a prefix of what was acknowledged, with all that was promised to be on the disk; and it has
-        no hole, for what was promised was synced. Goes on with what is left. Gives how many are left, and how many are not."""
+        """After a power cut: the log is a prefix of what was acknowledged, with all that was promised to be on the
+        disk; and it has no hole, for what was promised was synced. Goes on with what is left. Gives how many are
+        left, and how many are not."""
         end = store.wrote_position
         assert end >= self.durable, f"the log ends at {end}, durable was promised up to {self.durable}"
         assert store._attached().commit_log.holes.ranges() == []

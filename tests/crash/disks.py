@@ -1,7 +1,8 @@
-"""Small disks of their own: file systems in an image behind a loop device, or in memory. They can be full, and lose their power.
+"""Small disks of their own: file systems in an image behind a loop device, or in memory. They can be full, and lose
+their power.
 
-A disk belongs to a nursery: only it and its children see the mounts, and the kernel takes mounts and loop devices away when these
-have ended, even if nobody was left to do so.
+A disk belongs to a nursery: only it and its children see the mounts, and the kernel takes mounts and loop devices
+away when these have ended, even if nobody was left to do so.
 """
 
 from __future__ import annotations

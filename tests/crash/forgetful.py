@@ -1,4 +1,5 @@
-"""A disk that forgets what was not synced, for the nursery's children and the one who leads: tests/crash/fuse.py in a process."""
+"""A disk that forgets what was not synced, for the nursery's children and the one who leads: tests/crash/fuse.py in a
+process."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Writers by the dozen: one process has everything imported and forks them, so that a victim costs milliseconds.
 
-`ForkServer` is the side of the one who leads; `fork`, `reap` and `wait_stopped` run in the fork server's process (they are sent to it).
+`ForkServer` is the side of the one who leads; `fork`, `reap` and `wait_stopped` run in the fork server's process
+(they are sent to it).
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def no_compiler() -> str:
 
 
 class ForkServer:
-    """A process that forks writers, and the pipe through which those acknowledge. A context manager; nobody outlives it."""
+    """A process that forks writers, and the pipe through which those acknowledge. A context manager; nobody outlives
+    it."""
 
     def __init__(self, given: dict[str, str], *, through: Sequence[str] = ()) -> None:
         self._reading, writing = os.pipe()
@@ -139,7 +141,7 @@ class ForkServer:
             self.acknowledged.append(text.split())
 
 
-# --------------------------------------------------------------------------------------------- in the fork server's process
+# ------------------------------------------------------------------------------------ in the fork server's process
 
 
 def fork(life: str, failpoint: str, names: dict[str, Any]) -> int:

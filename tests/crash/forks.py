@@ -1,7 +1,8 @@
-"""Processes that are forked from one which has everything imported: a start costs milliseconds, not a fifth of a second.
+"""Processes that are forked from one which has everything imported: a start costs milliseconds, not a fifth of a
+second.
 
-`Nursery` is that process; the mounts that it makes are seen by it, its children and the thread that made it alone, and end with
-them, however they end.
+`Nursery` is that process; the mounts that it makes are seen by it, its children and the thread that made it alone,
+and end with them, however they end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Stores as images: their files as bytes, written to memory and changed in place, and what must be there once they are recovered."""
+"""Stores as images: their files as bytes, written to memory and changed in place, and what must be there once they
+are recovered."""
 
 from __future__ import annotations
 
@@ -46,8 +47,8 @@ class Put:
 
 @contextmanager
 def scratch(case: Case) -> Iterator[Path]:
-    """A folder in memory where there is one; after a failure it is kept in the case's folder. Recoveries by the thousand say
-    nothing that is no error."""
+    """A folder in memory where there is one; after a failure it is kept in the case's folder. Recoveries by the
+    thousand say nothing that is no error."""
     logger = logging.getLogger("cystore")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -136,8 +137,8 @@ class Patches:
 
 @dataclass(frozen=True)
 class Whole:
-    """A store without any damage: its files as a clean close left them, its settings, and what was put into it. `before` are
-    the files as they were durable at some earlier time."""
+    """A store without any damage: its files as a clean close left them, its settings, and what was put into it.
+    `before` are the files as they were durable at some earlier time."""
 
     settings: dict[str, Any]
     files: Files
@@ -183,8 +184,9 @@ def recover(
     *,
     read_only: bool,
 ) -> None:
-    """Opens a store that something was done to: `there` is there, nothing else; each of `lost` is reported, and with None, where
-    the log is whole, no damage is. What was not opened for reading alone has no other fault when it is closed."""
+    """Opens a store that something was done to: `there` is there, nothing else; each of `lost` is reported, and with
+    None, where the log is whole, no damage is. What was not opened for reading alone has no other fault when it is
+    closed."""
     with cystore.open(path, read_only=read_only, **store.settings) as opened:
         report = opened.recovery
         assert report is not None

@@ -1,4 +1,5 @@
-"""The fault matrix: rows of faults, run case by case from one seed, counted, and never called passed where they could not run."""
+"""The fault matrix: rows of faults, run case by case from one seed, counted, and never called passed where they could
+not run."""
 
 from __future__ import annotations
 
@@ -28,10 +29,11 @@ MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class Fault:
-    """One row. `run` takes its cases from `Run.cases` and raises AssertionError (or anything else) when an invariant does not hold.
+    """One row. `run` takes its cases from `Run.cases` and raises AssertionError (or anything else) when an invariant
+    does not hold.
 
-    `full` and `part` are the cases of `make crash` and of the slice in `make test`; `obstacle` says why the fault cannot be
-    made on this machine, or nothing.
+    `full` and `part` are the cases of `make crash` and of the slice in `make test`; `obstacle` says why the fault
+    cannot be made on this machine, or nothing.
     """
 
     name: str
@@ -56,8 +58,8 @@ class Case:
 
     @contextmanager
     def in_memory(self) -> Iterator[Path]:
-        """A folder on tmpfs where there is one, for faults that no disk takes part in. What is in it when the case fails goes
-        into the case's own folder."""
+        """A folder on tmpfs where there is one, for faults that no disk takes part in. What is in it when the case
+        fails goes into the case's own folder."""
         if not os.access(MEMORY, os.W_OK):
             yield self.folder
             return

@@ -1,4 +1,5 @@
-"""The failpoints: each with the life of a writer that leads there, who else is attached, and how often it may be passed before."""
+"""The failpoints: each with the life of a writer that leads there, who else is attached, and how often it may be
+passed before."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ def in_sources() -> set[str]:
 
 @dataclass(frozen=True)
 class Place:
-    """`company`: True when somebody else must be attached, False when nobody may be, None when it does not matter. `before`: a
-    place where another writer must have been killed, because this one is on the way to its repair."""
+    """`company`: True when somebody else must be attached, False when nobody may be, None when it does not matter.
+    `before`: a place where another writer must have been killed, because this one is on the way to its repair."""
 
     life: str
     passes: int = 1

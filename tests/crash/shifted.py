@@ -51,6 +51,7 @@ class ShiftedClock:
         self._set(8, value)
 
     def _set(self, at: int, value: int) -> None:
-        """An append has the time from when the system was asked last, up to a millisecond ago: no event says that this is over."""
+        """An append has the time from when the system was asked last, up to a millisecond ago: no event says that
+        this is over."""
         struct.pack_into("=q", self._memory, at, value)
         os_threads.pause(SAME_TIME_S)

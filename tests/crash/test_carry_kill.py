@@ -1,6 +1,6 @@
-"""Goal: a process may be killed anywhere while it carries delayed messages forward (I7, I9): each is delivered once, at its time, and the
-log is cleaned all the same. Method: processes of the build with failpoints that clean, killed at each place and at random, beside others
-that live or alone. The due time of each message is in its body."""
+"""Goal: a process may be killed anywhere while it carries delayed messages forward (I7, I9): each is delivered once,
+at its time, and the log is cleaned all the same. Method: processes of the build with failpoints that clean, killed at
+each place and at random, beside others that live or alone. The due time of each message is in its body."""
 
 from __future__ import annotations
 
@@ -132,7 +132,8 @@ def test_i9_a_kill_while_carrying(path, rng, turned, build_environment, place, s
 
 @pytest.mark.parametrize("rounds", [5, pytest.param(40, marks=pytest.mark.slow)])
 def test_i9_several_carry_and_deliver_at_once_and_are_killed_at_random(path, rng, turned, rounds):
-    """All of them put, deliver and clean while hours pass; in each round one dies, sometimes all. Nothing is lost, early or twice."""
+    """All of them put, deliver and clean while hours pass; in each round one dies, sometimes all. Nothing is lost,
+    early or twice."""
     work = """
 import random
 rng = random.Random(seed)

@@ -1,5 +1,6 @@
-"""Goal: a process may be killed anywhere in a clean (I1, I2, I7): nothing that is still needed is gone, and the next clean ends
-what it began. Method: a process of the build with failpoints cleans a store that lives on, or whose last process it was."""
+"""Goal: a process may be killed anywhere in a clean (I1, I2, I7): nothing that is still needed is gone, and the next
+clean ends what it began. Method: a process of the build with failpoints cleans a store that lives on, or whose last
+process it was."""
 
 from __future__ import annotations
 

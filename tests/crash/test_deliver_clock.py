@@ -1,5 +1,6 @@
-"""Goal: no message is early, lost or twice when a clock jumps (I9): that of who puts, of who delivers, or of both. Method: processes that
-live with clocks which the test turns; everything is due by the time of the store, which a clock that jumped does not move at once."""
+"""Goal: no message is early, lost or twice when a clock jumps (I9): that of who puts, of who delivers, or of both.
+Method: processes that live with clocks which the test turns; everything is due by the time of the store, which a
+clock that jumped does not move at once."""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ def check(process, count):
         "found = store.get('T', 0, 0).messages\n"
         "source = [store.read(int(m.properties['DELAY_SOURCE'].split(':')[2])) for m in found]\n"
         "delay = {'1': 1000, '2': 3600000}\n"
-        "late = [m.store_timestamp_ms - s.store_timestamp_ms - delay[s.properties['DELAY']] for m, s in zip(found, source)]"
+        "late = [m.store_timestamp_ms - s.store_timestamp_ms - delay[s.properties['DELAY']] for m, s in "
+        "zip(found, source)]"
     )
     assert process.do("len({s.physical_offset for s in source})") == process.do("len(found)") == count
     assert min(process.do("late")) >= 0

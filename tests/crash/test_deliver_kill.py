@@ -1,6 +1,7 @@
-"""Goal: a process may be killed anywhere while it delivers (I9): every delayed message reaches its topic once and in order, never before
-it is due, whoever goes on. Method: processes of the build with failpoints that deliver, killed at each place and at random, beside others
-that live or alone; a checker that knows from DELAY_SOURCE what each delivered message was."""
+"""Goal: a process may be killed anywhere while it delivers (I9): every delayed message reaches its topic once and in
+order, never before it is due, whoever goes on. Method: processes of the build with failpoints that deliver, killed at
+each place and at random, beside others that live or alone; a checker that knows from DELAY_SOURCE what each delivered
+message was."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Goal: no mount and no loop device outlives the run that made it, however that ended. Method: a nursery is killed with a disk mounted and
-in use; the kernel is asked for what is left."""
+"""Goal: no mount and no loop device outlives the run that made it, however that ended. Method: a nursery is killed
+with a disk mounted and in use; the kernel is asked for what is left."""
 
 from __future__ import annotations
 

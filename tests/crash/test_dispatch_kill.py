@@ -1,6 +1,7 @@
-"""Goal: whenever a dispatcher is killed, whoever continues makes the same files as if nothing had happened. Method: processes of
-the build with failpoints share one control block and are killed at each named place of the dispatch kernel, once and again and
-again; another process continues, and the files are compared with the oracle's, byte for byte."""
+"""Goal: whenever a dispatcher is killed, whoever continues makes the same files as if nothing had happened. Method:
+processes of the build with failpoints share one control block and are killed at each named place of the dispatch
+kernel, once and again and again; another process continues, and the files are compared with the oracle's, byte for
+byte."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Goal: the disk of the row lost-writes keeps what was synced, forgets the rest, and lets nothing pass that the row should find. Method:
-files written and mapped on it before the power goes; its memory alone, with thousands of seeds; the row itself on a disk that lies."""
+"""Goal: the disk of the row lost-writes keeps what was synced, forgets the rest, and lets nothing pass that the row
+should find. Method: files written and mapped on it before the power goes; its memory alone, with thousands of seeds;
+the row itself on a disk that lies."""
 
 from __future__ import annotations
 

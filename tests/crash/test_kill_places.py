@@ -1,6 +1,7 @@
-"""Goal: a process may be killed at any place where what all share is half changed (I1, I2, I6): whoever lives continues without a
-restart, and when everybody died the next open recovers; everything acknowledged is there. Method: every named place outside of
-the append section (which has its own file), one kill each, with survivors and without; then repairs that are killed themselves."""
+"""Goal: a process may be killed at any place where what all share is half changed (I1, I2, I6): whoever lives
+continues without a restart, and when everybody died the next open recovers; everything acknowledged is there. Method:
+every named place outside of the append section (which has its own file), one kill each, with survivors and without;
+then repairs that are killed themselves."""
 
 from __future__ import annotations
 
@@ -155,7 +156,8 @@ def test_i1_i2_a_repair_that_is_killed_is_done_by_the_next(
 
 
 def test_flush_needs_no_append_to_see_what_a_killed_one_published(path, log, victim):
-    """Between the wrote position and the note of the last record: the next sync covers it, and says so in the checkpoint."""
+    """Between the wrote position and the note of the last record: the next sync covers it, and says so in the
+    checkpoint."""
     with open_small(path) as store:
         store.put("shared", b"first", flush="sync")
         start(victim, path, log, 1)

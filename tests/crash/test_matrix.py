@@ -1,5 +1,5 @@
-"""Goal: invariants I1-I9 hold under every fault that this machine can make. Method: a slice of each row of the fault matrix
-(`make crash` runs them whole)."""
+"""Goal: invariants I1-I9 hold under every fault that this machine can make. Method: a slice of each row of the fault
+matrix (`make crash` runs them whole)."""
 
 from __future__ import annotations
 

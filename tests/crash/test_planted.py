@@ -1,5 +1,5 @@
-"""Goal: a row of the fault matrix that sees nothing wrong has looked. Method: each row gets a fault of its own planted into one of
-its processes, and must find it."""
+"""Goal: a row of the fault matrix that sees nothing wrong has looked. Method: each row gets a fault of its own
+planted into one of its processes, and must find it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ READ_ONLY = (
 KEPT_LOCK = "w.kept = w.store._attached().control.held('dispatch'); w.kept.__enter__()"
 HALF_OPEN = "left = w.open(); left_too = [left]"
 EARLY = "w.store.put('late', b'', keys=('late',))"
-ROT = "file = sorted((w.path / 'commitlog').iterdir())[0]; data = bytearray(file.read_bytes()); data[99] ^= 1; file.write_bytes(data)"
+ROT = (
+    "file = sorted((w.path / 'commitlog').iterdir())[0]; data = bytearray(file.read_bytes()); "
+    "data[99] ^= 1; file.write_bytes(data)"
+)
 
 PLANTED = [
     (signals.FAULT, LOST, "IndexError|KeyError|1000000"),

@@ -1,5 +1,5 @@
-"""Goal: who stands still inside a lock for 30 s is waited for and told of, never robbed. Method: a process stops inside each lock
-that all share, for 30 real seconds with the settings as they are by default."""
+"""Goal: who stands still inside a lock for 30 s is waited for and told of, never robbed. Method: a process stops
+inside each lock that all share, for 30 real seconds with the settings as they are by default."""
 
 from __future__ import annotations
 

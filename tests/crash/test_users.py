@@ -1,5 +1,6 @@
-"""Goal: a store that a group shares continues when a user's process is killed inside of it: what it left belongs to the group, and another
-user repairs it. Method: one user's process dies at named places, another one, that may only what the group may, lives on or comes next."""
+"""Goal: a store that a group shares continues when a user's process is killed inside of it: what it left belongs to
+the group, and another user repairs it. Method: one user's process dies at named places, another one, that may only
+what the group may, lives on or comes next."""
 
 from __future__ import annotations
 
@@ -22,9 +23,13 @@ from tests.support.users import (
 )
 
 OPEN = "store = cystore.open(root, **settings, group=group)"
-WORK = "for n in range(300): store.put(f'T{n % 5}', b'x' * 100, keys=str(n)); store.query(f'T{n % 5}', str(n)); store.flush()"
+WORK = (
+    "for n in range(300): store.put(f'T{n % 5}', b'x' * 100, keys=str(n)); "
+    "store.query(f'T{n % 5}', str(n)); store.flush()"
+)
 LOOK = "[len(list(store.scan())), len(store.query('T', 'after'))]"
-# Inside each lock, and where files are made and replaced: whether the other user is attached at the kill, or comes later.
+# Inside each lock, and where files are made and replaced: whether the other user is attached at the kill, or comes
+# later.
 PLACES = {
     "append.bytes_written": True,
     "append.published": False,

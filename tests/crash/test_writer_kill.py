@@ -1,6 +1,7 @@
-"""Goal: a writer may be killed anywhere (I1, I2, I6): whoever lives continues without a restart, everything acknowledged is there,
-queues have neither gap nor repeat, and the same holds when everybody died and the next open recovers. Method: processes of the
-build with failpoints are killed at every named place of the append section, and plain ones at random."""
+"""Goal: a writer may be killed anywhere (I1, I2, I6): whoever lives continues without a restart, everything
+acknowledged is there, queues have neither gap nor repeat, and the same holds when everybody died and the next open
+recovers. Method: processes of the build with failpoints are killed at every named place of the append section, and
+plain ones at random."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ def test_i1_i2_a_kill_inside_an_append(tmp_path, rng, build_environment, how, fa
     ("how", "failpoint"), [("put", "append.many_begun"), ("put_many", "append.one_begun")]
 )
 def test_each_call_runs_its_own_append_function(tmp_path, build_environment, how, failpoint):
-    """Armed with the other one's first place, nobody dies: so the kills above were where they say. The queue is known, and has room."""
+    """Armed with the other one's first place, nobody dies: so the kills above were where they say. The queue is
+    known, and has room."""
     environment = {**build_environment("failpoints")}
     with Process(environment) as process:
         start(process, tmp_path / "store", tmp_path / "acknowledged", 1)

@@ -1,9 +1,10 @@
-"""Files that know what of them was synced, and forget the rest when their power goes: the model behind tests/crash/fuse.py.
+"""Files that know what of them was synced, and forget the rest when their power goes: the model behind
+tests/crash/fuse.py.
 
-Names, lengths and owners change in one order, like in a journal: a sync of a file or folder keeps the last change of it and all
-before; of those behind, power loss leaves the first few, never one without the ones before it. A new name belongs to its folder
-alone: syncing the file does not keep it. Each page of a file is for itself: what is left is any version that was written since the
-last sync, or the synced one, or a page torn between two of them at a sector.
+Names, lengths and owners change in one order, like in a journal: a sync of a file or folder keeps the last change of
+it and all before; of those behind, power loss leaves the first few, never one without the ones before it. A new name
+belongs to its folder alone: syncing the file does not keep it. Each page of a file is for itself: what is left is any
+version that was written since the last sync, or the synced one, or a page torn between two of them at a sector.
 """
 
 from __future__ import annotations

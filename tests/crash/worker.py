@@ -37,8 +37,9 @@ def right(message: cystore.Message) -> bool:
 
 
 class Worker:
-    """`acknowledged`: topic, queue id, queue offset, key, physical offset, bytes. `raised`: the call, the error's class, its text, and
-    whether it is one of cystore's. `missing`: topic, queue id, queue offset of an acknowledged message, and what came instead."""
+    """`acknowledged`: topic, queue id, queue offset, key, physical offset, bytes. `raised`: the call, the error's
+    class, its text, and whether it is one of cystore's. `missing`: topic, queue id, queue offset of an acknowledged
+    message, and what came instead."""
 
     def __init__(self, path: str, settings: dict[str, Any], seed: int) -> None:
         self.path, self.settings, self.name = Path(path), settings, str(seed)
@@ -94,8 +95,8 @@ class Worker:
                     assert message.keys == (key,), (topic, queue_id, queue_offset, key, message.keys)
 
     def _right(self, message: cystore.Message) -> bool:
-        """Whether the message is right. A body is a view: bytes that were hit after the store had checked them are no wrong answer, and
-        the store refuses them from then on."""
+        """Whether the message is right. A body is a view: bytes that were hit after the store had checked them are no
+        wrong answer, and the store refuses them from then on."""
         if right(message):
             return True
         try:
@@ -220,8 +221,9 @@ Check = Callable[[cystore.MessageStore], object]
 
 
 def check_kept(store: cystore.MessageStore, acknowledged: Sequence[Sequence[Any]]) -> int:
-    """I2 and I7: queues count without a gap from their minimum; each acknowledged message at or behind the log's minimum is served
-    at its place and under its key with its own bytes, and none before it is. Gives how many are kept."""
+    """I2 and I7: queues count without a gap from their minimum; each acknowledged message at or behind the log's
+    minimum is served at its place and under its key with its own bytes, and none before it is. Gives how many are
+    kept."""
     from tests.support.checks import check_chain, everything
 
     check_chain(store)
@@ -252,7 +254,8 @@ def check_kept(store: cystore.MessageStore, acknowledged: Sequence[Sequence[Any]
 
 
 class Acknowledgements:
-    """What writers that may be killed at any moment acknowledged: they write lines into the pipe's end `out`. A context manager."""
+    """What writers that may be killed at any moment acknowledged: they write lines into the pipe's end `out`. A
+    context manager."""
 
     def __init__(self) -> None:
         self._read, self.out = os.pipe()

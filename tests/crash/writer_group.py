@@ -63,8 +63,8 @@ class WriterGroup:
 
 
 def check_reopened(path: Path, fork_server: ForkServer, settings: dict[str, Any] = SETTINGS) -> int:
-    """Nobody is attached any more: the next to open gets in, continues, and finds all that was acknowledged, and so does
-    the aftermath; gives how many."""
+    """Nobody is attached any more: the next to open gets in, continues, and finds all that was acknowledged, and so
+    does the aftermath; gives how many."""
     with cystore.open(path, **settings) as store:
         store.put("shared", b"goes on", keys=("after",), flush="sync")
         assert store.query("shared", "after")

@@ -9,8 +9,9 @@ from tests.support.process import Process
 from tests.support.small_stores import SETTINGS
 from tools import build
 
-# `work(n)` puts n times: one by one and in batches, to queues that all share and to new ones; `sync` tells how durable. With `how` all
-# appends to known queues are made by one of the kernel's two functions: `put` by append_one, `put_many` by append_items.
+# `work(n)` puts n times: one by one and in batches, to queues that all share and to new ones; `sync` tells how
+# durable. With `how` all appends to known queues are made by one of the kernel's two functions: `put` by append_one,
+# `put_many` by append_items.
 WRITER = """
 import cystore, os, random
 store = cystore.open(path, **settings)
@@ -22,7 +23,8 @@ def work(count, flush="async", how="both"):
     for n in range(count):
         topic = f"T{rng.randrange(50)}" if n % 10 == 0 else "shared"
         if how == "put_many" or (how == "both" and n % 4 == 0):
-            batch = [cystore.Message(topic=topic, body=b"b" * rng.randrange(200), queue_id=q % 2, keys=(f"{seed}.{n}.{q}",))
+            batch = [cystore.Message(topic=topic, body=b"b" * rng.randrange(200), queue_id=q % 2,
+                                     keys=(f"{seed}.{n}.{q}",))
                      for q in range(3)]
             for q, r in enumerate(store.put_many(batch, flush=flush)):
                 acknowledge(topic, q % 2, r, f"{seed}.{n}.{q}")

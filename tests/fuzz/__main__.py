@@ -2,9 +2,9 @@
 
     python -m tests.fuzz [TARGET ...] [--seconds N] [--seed TEXT] [--build fuzz|asan|inplace] [--loop] [--replay FILE]
 
-What guides a run is printed with it: the branches of the kernels (`fuzz` build, the default where it can be built), Python's
-branches (atheris, where it is installed and the target is about Python), or nothing. An input that fails or kills its process is
-kept below build/fuzz/found, and the exit code is 1.
+What guides a run is printed with it: the branches of the kernels (`fuzz` build, the default where it can be built),
+Python's branches (atheris, where it is installed and the target is about Python), or nothing. An input that fails or
+kills its process is kept below build/fuzz/found, and the exit code is 1.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Damage anywhere in a store: whatever one or many damages are in whatever files, it opens, serves every undamaged record that was
-acknowledged, takes new puts, and can be cleaned, rebuilt, verified and opened again.
+"""Damage anywhere in a store: whatever one or many damages are in whatever files, it opens, serves every undamaged
+record that was acknowledged, takes new puts, and can be cleaned, rebuilt, verified and opened again.
 
 `python -m tests.fuzz.damage --first SEED --count N` runs episodes; one that fails prints its seed and what was damaged.
 """
@@ -75,8 +75,8 @@ def _flip_in_log(root: Path, stored: Stored) -> None:
 
 @cache
 def template(kind: int) -> Template:
-    """A store of a few segments: with extended units (kinds 1, 4), known holes (2, 4), RocketMQ's records (3), a lost tail (5);
-    of even kinds also messages of a queue that all expired. It has delayed messages, too."""
+    """A store of a few segments: with extended units (kinds 1, 4), known holes (2, 4), RocketMQ's records (3), a lost
+    tail (5); of even kinds also messages of a queue that all expired. It has delayed messages, too."""
     settings: dict[str, Any] = {
         **SETTINGS,
         "enable_consume_queue_ext": kind in (1, 4),
@@ -166,8 +166,8 @@ def _undamaged(before: Files, after: Files, stored: Stored) -> bool:
 
 
 def expected(one: Template, after: Files) -> list[Stored]:
-    """The acknowledged records that must be served. What says how far the log was durable stands in two places; where the damage
-    hit both, and the log too, the log may end at the damage."""
+    """The acknowledged records that must be served. What says how far the log was durable stands in two places; where
+    the damage hit both, and the log too, the log may end at the damage."""
     left = [stored for stored in one.stored if _undamaged(one.files, after, stored)]
     witnesses = ("checkpoint", "config/queueOffset.json")
     damaged_log = any(

@@ -151,7 +151,8 @@ def _log(data: bytes) -> Log:
 
 
 def run_scan(data: bytes) -> None:
-    """The walk of recovery, in pieces whose length is the first byte, and the search for the next record behind damage."""
+    """The walk of recovery, in pieces whose length is the first byte, and the search for the next record behind
+    damage."""
     if len(data) < 2 or len(data) > 2048:
         return
     log, piece_bytes = _log(data[1:]), 40 + 4 * data[0]

@@ -1,5 +1,5 @@
-"""The fuzzer that runs everywhere: seeded mutations of a corpus, which grows by what takes new branches in the kernels of the
-`fuzz` build. In any other build nothing guides it."""
+"""The fuzzer that runs everywhere: seeded mutations of a corpus, which grows by what takes new branches in the
+kernels of the `fuzz` build. In any other build nothing guides it."""
 
 from __future__ import annotations
 
@@ -134,7 +134,8 @@ def run(
     inputs: int | None = None,
     notepad: Path | None = None,
 ) -> Outcome:
-    """The corpus, then mutations of it until the time is over or there were so many inputs. Stops at the first failure."""
+    """The corpus, then mutations of it until the time is over or there were so many inputs. Stops at the first
+    failure."""
     rng, coverage, pad = random.Random(f"{target.name} {seed}"), Coverage(), Notepad(notepad)
     corpus, outcome, begin = target.corpus(), Outcome(), time.monotonic()
     fixed = len(corpus)

@@ -62,7 +62,8 @@ def log_of(file_bytes: int) -> Log:
 
 
 def repaired(data: bytes, *, base: int | None = None) -> bytes:
-    """The same bytes with the checksum of each record in the row that its lengths allow, and (from `base` on) its place."""
+    """The same bytes with the checksum of each record in the row that its lengths allow, and (from `base` on) its
+    place."""
     out, at = bytearray(data), 0
     while at + 60 <= len(out):
         size, magic = int.from_bytes(out[at : at + 4], "big"), int.from_bytes(out[at + 4 : at + 8], "big")

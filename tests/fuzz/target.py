@@ -14,8 +14,8 @@ CORPUS = Path(__file__).resolve().parent / "corpus"
 class Target:
     """`run` takes any bytes and raises what must not happen; what the code under test may raise it catches itself.
 
-    `seeds` makes the inputs of the corpus; `repair` gives an input the checksums that lead deeper; `per_second` is about how
-    many inputs an uninstrumented build runs.
+    `seeds` makes the inputs of the corpus; `repair` gives an input the checksums that lead deeper; `per_second` is
+    about how many inputs an uninstrumented build runs.
     """
 
     name: str
@@ -46,7 +46,8 @@ def exact(data: bytes) -> memoryview:
 
 
 def overlay(data: bytes, parts: Sequence[bytearray]) -> None:
-    """Writes over valid parts what the input says: part, place (3 bytes), how many bytes, those bytes; again and again."""
+    """Writes over valid parts what the input says: part, place (3 bytes), how many bytes, those bytes; again and
+    again."""
     at = 0
     while at + 5 < len(data):
         part = parts[data[at] % len(parts)]

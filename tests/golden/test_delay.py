@@ -1,5 +1,6 @@
-"""Goal: delayed messages that RocketMQ wrote, and in part delivered, reach their topic once. Method: its stores with delay levels, whose
-delayOffset.json is behind what was delivered (or missing, after a halt), opened and delivered by cystore."""
+"""Goal: delayed messages that RocketMQ wrote, and in part delivered, reach their topic once. Method: its stores with
+delay levels, whose delayOffset.json is behind what was delivered (or missing, after a halt), opened and delivered by
+cystore."""
 
 from __future__ import annotations
 

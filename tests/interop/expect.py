@@ -241,8 +241,8 @@ def check_queries(rows: list[dict], stored: list[Stored]) -> None:
 
 
 def check_times(rows: list[dict], queue_file_bytes: int) -> None:
-    """Asked for the store timestamp of a message, RocketMQ points to a message of that very time. Not in a queue of several
-    files: it takes the one file that was modified next."""
+    """Asked for the store timestamp of a message, RocketMQ points to a message of that very time. Not in a queue of
+    several files: it takes the one file that was modified next."""
     times: dict[tuple[str, int], list[int]] = {}
     for row in rows_of(rows, "msg"):
         times.setdefault((row["topic"], row["queueId"]), []).append(row["storeTimestamp"])

@@ -19,7 +19,8 @@ NAMES = (*specs.SHAPES, *DERIVED)
 
 
 def questions(module: ModuleType, at_least: int = 10) -> dict[str, Callable]:
-    """The tests of a module about golden stores that may be asked about any store: they take `golden`, and choose none."""
+    """The tests of a module about golden stores that may be asked about any store: they take `golden`, and choose
+    none."""
     found = {
         name: test
         for name, test in vars(module).items()

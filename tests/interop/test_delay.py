@@ -1,5 +1,6 @@
-"""Goal: delayed messages change hands: what one of both wrote the other delivers, once, and continues counting where the first stopped.
-Method: one directory, opened in turn by cystore and by RocketMQ 4.9.3 with its ScheduleMessageService."""
+"""Goal: delayed messages change hands: what one of both wrote the other delivers, once, and continues counting where
+the first stopped. Method: one directory, opened in turn by cystore and by RocketMQ 4.9.3 with its
+ScheduleMessageService."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ TIMES = {
     "endTimestamp",
     "crc32OfRecord",
 }
-# Delays take their time, an index name needs pauses, and the rest are crashes and derived stores: those are dumped only.
+# Delays take their time, an index name needs pauses, and the rest are crashes and derived stores: those are dumped
+# only.
 WRITTEN_AGAIN = ("a_clean", "d_ext", "e_batch", "g_ipv6", "i_transaction", "k_edge")
 
 

@@ -1,5 +1,6 @@
-"""Goal: a SQL92 filter says to every message what RocketMQ's own filter says. Method: hypothesis makes expressions, whole ones and
-broken ones, and properties of all types; both sides judge them. One difference is on purpose: text behind a whole expression."""
+"""Goal: a SQL92 filter says to every message what RocketMQ's own filter says. Method: hypothesis makes expressions,
+whole ones and broken ones, and properties of all types; both sides judge them. One difference is on purpose: text
+behind a whole expression."""
 
 from __future__ import annotations
 
@@ -13,15 +14,21 @@ from cystore import FilterError, SqlFilter
 NAMES = ("a", "b", "$c_1", "Not_", "KEYS")
 VALUES = (
     "0", "1", "3", "-1", "+7", "007", "2147483647", "2147483648", "-2147483648", "-2147483649", "9223372036854775807",
-    "9223372036854775808", "-9223372036854775808", "-9223372036854775809", "1.5", "-0.0", "0.0", "1e3", "1.", ".5", ".", "-", "1_0",
-    " 1", "1 ", "\t1.5\n", "1d", "1.5F", "1L", "NaN", "-NaN", "Infinity", "-Infinity", "infinity", "0x1p4", "0x.8P-1d", "0x10", "1e400",
-    "-1e400", "1e-400", "0.1", "123456789012345678", "0.30000000000000004", "9007199254740993", "true", "TRUE", "tRuE", "false", "yes",
-    "x", "X", "it's", "ü", "日本", "٣", "１２", "1\u00a0", "\U0001d7d9", "�", "null", "4.9E-324", "2.4703282292062327e-324",
+    "9223372036854775808", "-9223372036854775808", "-9223372036854775809", "1.5", "-0.0", "0.0", "1e3", "1.", ".5",
+    ".", "-", "1_0",
+    " 1", "1 ", "\t1.5\n", "1d", "1.5F", "1L", "NaN", "-NaN", "Infinity", "-Infinity", "infinity", "0x1p4", "0x.8P-1d",
+    "0x10", "1e400",
+    "-1e400", "1e-400", "0.1", "123456789012345678", "0.30000000000000004", "9007199254740993", "true", "TRUE", "tRuE",
+    "false", "yes",
+    "x", "X", "it's", "ü", "日本", "٣", "１２", "1\u00a0", "\U0001d7d9", "�",
+    "null", "4.9E-324", "2.4703282292062327e-324",
     "1.7976931348623159e308", "e5", "1e", "1e+", "1e+05", "--1", "+-1", "0x", "0x1", "0x1.p1", "fd", "1fd",
 )  # fmt: skip
 LITERALS = (
-    "0", "1", "3", "7", "2147483647", "2147483648", "9223372036854775807", "9223372036854775808", "1L", "3l", "1.5", "1.", ".5", "1e3",
-    "5.E1", "0.0", "1e400", "0.1", "9007199254740993", "16.0", "TRUE", "false", "NULL", "'x'", "'it''s'", "'1'", "'true'", "''", "'ü'",
+    "0", "1", "3", "7", "2147483647", "2147483648", "9223372036854775807", "9223372036854775808", "1L", "3l", "1.5",
+    "1.", ".5", "1e3",
+    "5.E1", "0.0", "1e400", "0.1", "9007199254740993", "16.0", "TRUE", "false", "NULL", "'x'", "'it''s'", "'1'",
+    "'true'", "''", "'ü'",
     "'日本'", "0L", "007", "4.9E-324",
 )  # fmt: skip
 BLANKS = (" ", "\t", "\n", " /* a * b */ ", " /***/ ", "--x\n ", "  ")
@@ -66,7 +73,8 @@ spaced = st.tuples(st.one_of(usual, expressions), st.sampled_from(BLANKS)).map(
 )
 # What a hand that slips makes of an expression.
 broken = st.tuples(
-    usual, st.integers(0, 40), st.sampled_from(("", "'", "(", ")", " #", "\x00", " x", "--", "/*", " = ", ",", "5", "İ", "ſ", "\u00a0"))
+    usual, st.integers(0, 40), st.sampled_from(("", "'", "(", ")", " #", "\x00", " x", "--", "/*", " = ", ",", "5",
+                                                "İ", "ſ", "\u00a0"))
 ).map(lambda p: p[0][: p[1]] + p[2] + p[0][p[1] + 1 :])  # fmt: skip
 messages = st.dictionaries(names, st.sampled_from(VALUES), max_size=4)
 

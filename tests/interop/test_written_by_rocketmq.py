@@ -1,6 +1,6 @@
-"""Goal: cystore reads whatever RocketMQ 4.9.3 writes. Method: RocketMQ writes a store of every shape from random messages,
-now; cystore is asked all that `tests/golden/test_reads.py` and `test_store.py` ask about the golden ones, and compared with RocketMQ's own
-view of the same files."""
+"""Goal: cystore reads whatever RocketMQ 4.9.3 writes. Method: RocketMQ writes a store of every shape from random
+messages, now; cystore is asked all that `tests/golden/test_reads.py` and `test_store.py` ask about the golden ones,
+and compared with RocketMQ's own view of the same files."""
 
 from collections.abc import Iterator
 

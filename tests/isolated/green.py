@@ -1,4 +1,5 @@
-"""The standard library, patched by gevent or eventlet. Imports nothing by itself: who is imported before is not patched."""
+"""The standard library, patched by gevent or eventlet. Imports nothing by itself: who is imported before is not
+patched."""
 
 from __future__ import annotations
 

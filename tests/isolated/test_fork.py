@@ -1,5 +1,5 @@
-"""Goal: a forked child neither harms its parent's store nor needs to know that it was forked. Method: fork in a fresh process,
-look at both sides and ask a third process."""
+"""Goal: a forked child neither harms its parent's store nor needs to know that it was forked. Method: fork in a fresh
+process, look at both sides and ask a third process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def test_a_child_attaches_again_at_first_use(tmp_path):
 
 
 def child_ends(path: str, way: str) -> list:
-    """A child that never uses the store ends; then a third process asks for the store alone, while the parent holds it."""
+    """A child that never uses the store ends; then a third process asks for the store alone, while the parent holds
+    it."""
     import os
     import subprocess
     import sys

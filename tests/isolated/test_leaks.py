@@ -1,5 +1,6 @@
 """Goal: what is opened is closed, what is made is freed. Method: in a fresh process, do the same many times and count
-descriptors, mappings, threads and Python's memory blocks before and after: they must not grow with the number of times."""
+descriptors, mappings, threads and Python's memory blocks before and after: they must not grow with the number of
+times."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The append protocol as a model that a checker explores to the end, and faults in it that the checker must find.
 
-append.pml is the model; docs/concurrency.md says which function and which failpoint each of its steps stands for. The checker is Spin: it
-makes a C program of the model, which visits every state that can be reached.
+append.pml is the model; docs/concurrency.md says which function and which failpoint each of its steps stands for. The
+checker is Spin: it makes a C program of the model, which visits every state that can be reached.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ FAULTS = {
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(explore: Explore, fault: str) -> None:
-    """Publishing before the copy, a watermark before its sync, no repair, a leader whose lock stays: the checker finds each."""
+    """Publishing before the copy, a watermark before its sync, no repair, a leader whose lock stays: the checker
+    finds each."""
     world, seen = FAULTS[fault]
     out = explore(fault, **world)
     assert "errors: 1" in out, f"the checker did not find {fault}\n{out}"

@@ -1,6 +1,7 @@
-"""Goal: what an append writes is the format's record to the last byte, whatever its parts are long: its checksum is computed piece by
-piece while they are written. Method: every combination of lengths around the borders of the ways to do that, by `put` and `put_many`, and
-messages with any field values; the bytes on disk are compared with the record that the oracle makes of the same fields."""
+"""Goal: what an append writes is the format's record to the last byte, whatever its parts are long: its checksum is
+computed piece by piece while they are written. Method: every combination of lengths around the borders of the ways to
+do that, by `put` and `put_many`, and messages with any field values; the bytes on disk are compared with the record
+that the oracle makes of the same fields."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ MAGICS = {"cystore": CYSTORE_MAGIC, "rocketmq": ROCKETMQ_MAGIC}
 HOSTS = ("10.0.0.1:10911", "[2001:db8::17]:65535")
 LOG_BYTES = 1 << 20
 
-# Words of eight bytes; thirds from 192 bytes on, of at most 4,096; from 16 KiB on the body's checksum is there before the lock.
+# Words of eight bytes; thirds from 192 bytes on, of at most 4,096; from 16 KiB on the body's checksum is there before
+# the lock.
 BODY_BYTES = (0, 1, 4, 7, 8, 9, 191, 192, 193, 4095, 4096, 4097, 12287, 12288, 12289, 16383, 16384, 70_000)
 KEY_BYTES = (0, 1, 3, 4, 7, 8, 9, 31, 130, 270, 300, 900)
 TAG_BYTES = (0, 1, 8, 55, 56, 57, 270)  # up to 55 a queue keeps its last one as it stands in a record

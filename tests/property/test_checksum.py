@@ -1,5 +1,5 @@
-"""Goal: a checksum is that of RFC 3720, whole, in steps, joined, or computed while its bytes are copied or read. Method: any bytes, and
-every length around the borders of the ways to compute it, against the crc32c package."""
+"""Goal: a checksum is that of RFC 3720, whole, in steps, joined, or computed while its bytes are copied or read.
+Method: any bytes, and every length around the borders of the ways to compute it, against the crc32c package."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Goal: columns hold what the records hold, for any bytes, any choice of columns and rows, however they are cut into batches.
-Method: valid logs, damaged ones and arbitrary bytes; the column kernel against the oracle's rows."""
+"""Goal: columns hold what the records hold, for any bytes, any choice of columns and rows, however they are cut into
+batches. Method: valid logs, damaged ones and arbitrary bytes; the column kernel against the oracle's rows."""
 
 from __future__ import annotations
 

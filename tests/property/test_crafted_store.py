@@ -1,6 +1,6 @@
-"""Goal: nothing that is read from a store is trusted. Method: stores of any content, made from whole ones by one to four changes of bytes,
-numbers, JSON values, names and kinds of files. Every public call on them works or raises an error of the store, in a process that would
-die if it hung; nothing outside of the store changes."""
+"""Goal: nothing that is read from a store is trusted. Method: stores of any content, made from whole ones by one to
+four changes of bytes, numbers, JSON values, names and kinds of files. Every public call on them works or raises an
+error of the store, in a process that would die if it hung; nothing outside of the store changes."""
 
 from __future__ import annotations
 

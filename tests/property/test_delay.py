@@ -1,6 +1,6 @@
-"""Goal: due times and tables of delay levels are what RocketMQ makes of them, and delivery follows them whatever is done in between (I9).
-Method: tables in every spelling beside plain arithmetic; a store that is put to, delivered, closed, killed and robbed of its table at
-random, beside a list of what waits."""
+"""Goal: due times and tables of delay levels are what RocketMQ makes of them, and delivery follows them whatever is
+done in between (I9). Method: tables in every spelling beside plain arithmetic; a store that is put to, delivered,
+closed, killed and robbed of its table at random, beside a list of what waits."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Goal: whatever mixture of old and new sectors of an index file a power cut leaves, its kept entries are found again. Method:
-the file as it was at the last sync and as it was at the cut, sector by sector one or the other, mended and compared with the one at
-the sync."""
+"""Goal: whatever mixture of old and new sectors of an index file a power cut leaves, its kept entries are found
+again. Method: the file as it was at the last sync and as it was at the cut, sector by sector one or the other, mended
+and compared with the one at the sync."""
 
 import pytest
 from hypothesis import given

@@ -1,5 +1,5 @@
-"""Goal: a CPU without instructions for CRC-32C writes and checks the same records. Method: the tests of checksums and of appended records
-again, in a process that is told to use none of them."""
+"""Goal: a CPU without instructions for CRC-32C writes and checks the same records. Method: the tests of checksums and
+of appended records again, in a process that is told to use none of them."""
 
 from __future__ import annotations
 

@@ -158,7 +158,8 @@ def cuts(log: Log, end: int, filler: bytes):
 def assert_every_cut(log: Log, end: int, filler: bytes, first: int = 0, step: int = 1) -> None:
     base = (end - 1) - (end - 1) % log.file_size
     items = list(log.walk(base, end))
-    # Both walk from the last record that no cut touches; the oracle continues behind the records that this cut left whole.
+    # Both walk from the last record that no cut touches; the oracle continues behind the records that this cut left
+    # whole.
     near = max(
         (at + found.size for at, found in items if at + found.size <= max(base, end - TAIL_BYTES)),
         default=base,

@@ -150,7 +150,8 @@ def test_damage_anywhere(written, damaged_range, read_only, data):
         if with_queues:
             stores.write_files(path, stores.queue_images(written.records))
         view = oracle.recover(oracle.read_directory(path), damaged_range)
-        # Offsets of lost messages at a queue's end are not used again, which the oracle does not know: see test_recovery_queues.
+        # Offsets of lost messages at a queue's end are not used again, which the oracle does not know: see
+        # test_recovery_queues.
         assume(damaged_range == "truncate" or not with_queues or _ends_are_there(written, view))
         settings_ = {**stores.config(log), "damaged_range": damaged_range}
         with cystore.open(path, read_only=read_only, **settings_) as store:

@@ -1,5 +1,6 @@
-"""Goal: I1, I2 and I5 with many processes at once: no gap, no repeat, no torn read, while all of them append, read, query and
-dispatch. Method: 8 processes of 4 threads on files so short that they roll all the time; a ninth reads everything back."""
+"""Goal: I1, I2 and I5 with many processes at once: no gap, no repeat, no torn read, while all of them append, read,
+query and dispatch. Method: 8 processes of 4 threads on files so short that they roll all the time; a ninth reads
+everything back."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Goal: a read-only handle sees every acknowledged message in every kind of read, whether the dispatch has come that far or not.
-Method: a writer that never dispatches by itself, alive, closed, killed or come later; each read against what was acknowledged."""
+"""Goal: a read-only handle sees every acknowledged message in every kind of read, whether the dispatch has come that
+far or not. Method: a writer that never dispatches by itself, alive, closed, killed or come later; each read against
+what was acknowledged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Programs with two executors in processes of their own, some of which die: `python -m tests.spark.clusters NAME ARGUMENT...`."""
+"""Programs with two executors in processes of their own, some of which die: `python -m tests.spark.clusters NAME
+ARGUMENT...`."""
 
 from __future__ import annotations
 
@@ -39,14 +40,16 @@ def executor_above(pid: int) -> int:
 
 
 def await_file(staging: Path) -> bool:
-    """Whether the rows that were passed on have begun to be staged; not for ever, for the first of them may be on their way."""
+    """Whether the rows that were passed on have begun to be staged; not for ever, for the first of them may be on
+    their way."""
     return any(any(staging.rglob("*.rows")) or threading.Event().wait(0.1) for _ in range(100))
 
 
 def killing(
     folder: str, part: int, staging: str = ""
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """For mapInArrow: the first attempt of one task passes its first rows on, until something is staged, and then kills its executor."""
+    """For mapInArrow: the first attempt of one task passes its first rows on, until something is staged, and then
+    kills its executor."""
     killed = Path(folder) / "killed"
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -80,7 +83,8 @@ def read(folder: str, store: str) -> None:
 
 
 def write(folder: str, store: str, into: str, named: str) -> None:
-    """A write, one of whose executors is killed while it stages. Rows go from one Python worker to the next a few at a time."""
+    """A write, one of whose executors is killed while it stages. Rows go from one Python worker to the next a few at
+    a time."""
     few = {"spark.sql.execution.arrow.maxRecordsPerBatch": "10", "spark.buffer.size": "1024"}
     spark = session(folder, **few)
     frame = source(spark, store).repartition(1)

@@ -1,5 +1,6 @@
-"""Goal: daily numbers that are kept up to date by small runs are those of one run over everything, whenever a run is killed, and a day
-that is over stays as it is. Method: made-up events with times of their own, in one local session; a run that ends at each write."""
+"""Goal: daily numbers that are kept up to date by small runs are those of one run over everything, whenever a run is
+killed, and a day that is over stays as it is. Method: made-up events with times of their own, in one local session; a
+run that ends at each write."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from cystore.system import files
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 SCHEMA = (
-    "time TIMESTAMP, event STRING, name STRING, task_id STRING, root_id STRING, runtime DOUBLE, retries INT, requeue BOOLEAN, "
+    "time TIMESTAMP, event STRING, name STRING, task_id STRING, root_id STRING, runtime DOUBLE, retries INT, "
+    "requeue BOOLEAN, "
     "exception STRING, traceback STRING, eta STRING"
 )
 

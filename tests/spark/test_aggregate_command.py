@@ -1,5 +1,6 @@
-"""Goal: `python -m cystore.spark aggregate` keeps daily numbers as users run it, and kills change nothing. Method: the command in
-processes of its own, on the log of real tasks and on stores whose events have old times; SIGKILL at several moments."""
+"""Goal: `python -m cystore.spark aggregate` keeps daily numbers as users run it, and kills change nothing. Method:
+the command in processes of its own, on the log of real tasks and on stores whose events have old times; SIGKILL at
+several moments."""
 
 from __future__ import annotations
 
@@ -69,8 +70,8 @@ def record(number: int, at_h: float, event: str, task_id: str) -> Record:
 
 
 def lay(path: Path, days: range, tasks: int = 8) -> list[str]:
-    """Makes the store anew: so many tasks on each of these days, of which the last ends on the next day. Returns its settings as
-    options of the command."""
+    """Makes the store anew: so many tasks on each of these days, of which the last ends on the next day. Returns its
+    settings as options of the command."""
     hours = [
         (24 * day + 3 * task + step, event, f"{day}-{task}")
         for day in range(days.stop)
@@ -179,7 +180,8 @@ def test_a_run_that_is_killed_is_repeated(tmp_path):
 
 @pytest.mark.parametrize("moments", [(0, 5, 10, 11), pytest.param(range(12), marks=pytest.mark.slow)])
 def test_kills_at_several_moments_change_nothing(make_store, tmp_path, monkeypatch, moments):
-    """Processes that are killed before and after the names of files, without Spark. Each continues where the last one was killed."""
+    """Processes that are killed before and after the names of files, without Spark. Each continues where the last one
+    was killed."""
     store, out, calm = str(make_store().path), tmp_path / "out", tmp_path / "calm"
     made_up(monkeypatch, 3)
     assert job.aggregate(None, store, out)["days"] == 3

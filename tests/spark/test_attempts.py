@@ -1,4 +1,5 @@
-"""Goal: attempts and fingerprints come out of odd events right. Method: columns made by hand, beside a look at each row; no session."""
+"""Goal: attempts and fingerprints come out of odd events right. Method: columns made by hand, beside a look at each
+row; no session."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ from cystore.spark.reports import attempts, details
 from cystore.spark.reports.fingerprints import classes, fingerprints
 from tests.spark.test_report import told
 
-FRAME = 'Traceback (most recent call last):\n  File "{file}", line {line}, in {function}\n    raise E(x)\n    ^^^^^\n{message}'
+FRAME = (
+    'Traceback (most recent call last):\n  File "{file}", line {line}, in {function}\n'
+    "    raise E(x)\n    ^^^^^\n{message}"
+)
 
 
 def prints(*tracebacks: str, name: str = "shop.E") -> list[str]:
@@ -118,7 +122,8 @@ BODIES = [
 
 @pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
 def test_an_odd_body_harms_no_other_one(body):
-    """Bodies are parsed by whole batches: the fast way says what the careful one says, and one odd body changes nothing for others."""
+    """Bodies are parsed by whole batches: the fast way says what the careful one says, and one odd body changes
+    nothing for others."""
     good = b'{"runtime":0.25,"worker":"celery@a","retries":1}'
     alone = details.details_of(pa.array([good])).to_pylist()
     careful = details._by_python(pa.array([body], pa.binary())).to_pylist()

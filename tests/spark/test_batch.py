@@ -1,5 +1,6 @@
-"""Goal: a batch read gives each message once, in the columns, ranges and rows that were asked for, or says why it cannot. Method: one
-local Spark session and small stores; scenarios of Spark's Kafka source and its Python data sources, written anew."""
+"""Goal: a batch read gives each message once, in the columns, ranges and rows that were asked for, or says why it
+cannot. Method: one local Spark session and small stores; scenarios of Spark's Kafka source and its Python data
+sources, written anew."""
 
 from __future__ import annotations
 
@@ -214,7 +215,8 @@ def test_a_task_gets_more_log_where_only_numbers_are_wanted(make_store, monkeypa
 
 
 def test_no_task_is_left_with_the_rest(make_store, monkeypatch):
-    """Five segments, the last of which is not full, where two are worth a task: two tasks, not a third one for the last."""
+    """Five segments, the last of which is not full, where two are worth a task: two tasks, not a third one for the
+    last."""
     from cystore.spark.data_source import CystoreDataSource
     from cystore.spark.source import plan
 

@@ -1,5 +1,6 @@
-"""Goal: executors that do not have a store's folder read its sealed segments by URL, in the same table, with the same options. Method: a
-folder's URL in the local session; a copy in an object store, read by a local cluster after the folder is gone."""
+"""Goal: executors that do not have a store's folder read its sealed segments by URL, in the same table, with the same
+options. Method: a folder's URL in the local session; a copy in an object store, read by a local cluster after the
+folder is gone."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Goal: on executors in processes of their own every job does what it does in one process, and an executor that is killed costs no row
-and writes none twice. Method: Spark's local cluster; SIGKILL of an executor from inside of its own task, behind its first rows."""
+"""Goal: on executors in processes of their own every job does what it does in one process, and an executor that is
+killed costs no row and writes none twice. Method: Spark's local cluster; SIGKILL of an executor from inside of its
+own task, behind its first rows."""
 
 from __future__ import annotations
 

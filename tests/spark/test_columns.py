@@ -1,5 +1,5 @@
-"""Goal: only the columns and rows that are named are decoded, by option, in SQL tables, through the helpers and in streams. Method: stores
-of known rows in one local session; plans of the reader itself."""
+"""Goal: only the columns and rows that are named are decoded, by option, in SQL tables, through the helpers and in
+streams. Method: stores of known rows in one local session; plans of the reader itself."""
 
 from __future__ import annotations
 

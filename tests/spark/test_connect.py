@@ -1,5 +1,6 @@
-"""Goal: reading, writing, streams and jobs work through Spark Connect, where there are DataFrames and nothing below them. Method: a
-process of its own starts a Connect server and is its client; without a server only what is decided before a query."""
+"""Goal: reading, writing, streams and jobs work through Spark Connect, where there are DataFrames and nothing below
+them. Method: a process of its own starts a Connect server and is its client; without a server only what is decided
+before a query."""
 
 from __future__ import annotations
 

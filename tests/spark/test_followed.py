@@ -1,6 +1,6 @@
 """Goal: a stream never continues in another store than the one that it followed, nor with other options that choose
-rows, without being told
-so. Method: stores that are deleted and made anew, moved, copied and exchanged between two batches; offsets by the reader itself."""
+rows, without being told so. Method: stores that are deleted and made anew, moved, copied and exchanged between two
+batches; offsets by the reader itself."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def without_manifest(path: Path) -> Path:
 
 @pytest.mark.parametrize("ours", [True, False], ids=["with a manifest", "of a broker"])
 def test_a_store_made_anew_in_the_same_place_is_not_taken_for_the_old_one(tmp_path, ours):
-    """Seen: the query continued at its old position, and the first messages of the new store were skipped without a word."""
+    """Seen: the query continued at its old position, and the first messages of the new store were skipped without a
+    word."""
     path = written(tmp_path / "s", 20)
     if not ours:
         without_manifest(path)
@@ -200,7 +201,8 @@ def test_a_log_that_was_replaced_under_its_manifest_is_another_store(tmp_path):
 
 
 def test_cleaning_makes_no_other_store_of_it(tmp_path):
-    """The id counts where the record that was noted is gone; an offset that did not move stays as it is, so no empty batch is made."""
+    """The id counts where the record that was noted is gone; an offset that did not move stays as it is, so no empty
+    batch is made."""
     with open_small(tmp_path / "s") as store:
         fill(store, 300)
         store.flush()

@@ -1,6 +1,6 @@
-"""Goal: `python -m cystore.spark live` writes windows while tasks run, each window once, also after it was ended and started again.
-Method: the command in a process of its own, ended by Ctrl-C. The test writes events until the command has written windows,
-however long that takes."""
+"""Goal: `python -m cystore.spark live` writes windows while tasks run, each window once, also after it was ended and
+started again. Method: the command in a process of its own, ended by Ctrl-C. The test writes events until the command
+has written windows, however long that takes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Goal: what a user can get wrong in options is refused with a text that names the option; filters take no row away that Spark would
-keep. Method: every option by itself, no JVM; filters against rows, one by one."""
+"""Goal: what a user can get wrong in options is refused with a text that names the option; filters take no row away
+that Spark would keep. Method: every option by itself, no JVM; filters against rows, one by one."""
 
 from __future__ import annotations
 

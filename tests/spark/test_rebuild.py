@@ -1,5 +1,6 @@
-"""Goal: a rebuild in parallel gives the queues that dispatch gives, byte for byte, and an index that answers alike; killed anywhere it
-leaves a store that opens whole. Method: each kind of store is rebuilt by Spark and, as a copy, by `cystore rebuild`."""
+"""Goal: a rebuild in parallel gives the queues that dispatch gives, byte for byte, and an index that answers alike;
+killed anywhere it leaves a store that opens whole. Method: each kind of store is rebuilt by Spark and, as a copy, by
+`cystore rebuild`."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ def answers(path: Path, settings: dict[str, Any]) -> dict[tuple[str, str], list[
 
 
 def assert_rebuilt(spark, path: Path, settings: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """Like dispatch makes it, with nothing dispatched again, nothing left over, and nothing for verify to find but holes."""
+    """Like dispatch makes it, with nothing dispatched again, nothing left over, and nothing for verify to find but
+    holes."""
     copy = dispatched_anew(path, settings)
     summary = rebuilt(spark, path, settings, **more)
     assert queue_bytes(path) == queue_bytes(copy)
@@ -207,7 +209,8 @@ def staged(spark, tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("step", range(len(STEPS)), ids=STEPS)
 def test_killed_at_any_step_of_the_swap_the_store_opens_whole(spark, staged, tmp_path, step):
-    """A process dies at each step; what the next one to open the store finds is what dispatch makes. Run again, it ends as ever."""
+    """A process dies at each step; what the next one to open the store finds is what dispatch makes. Run again, it
+    ends as ever."""
     path, again = tmp_path / "s", tmp_path / "again"
     shutil.copytree(staged, path)
     expected_queues, expected = queue_bytes(path), answers(path, SETTINGS)

@@ -1,5 +1,5 @@
-"""Goal: the report's page is right and harmless for any names and any span of time, and says so when there is nothing. Method: pages of
-made-up rows, parsed; no Spark, no browser."""
+"""Goal: the report's page is right and harmless for any names and any span of time, and says so when there is
+nothing. Method: pages of made-up rows, parsed; no Spark, no browser."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ def test_one_hour_and_one_year_fit(count):
 
 
 def test_no_name_breaks_the_page_or_the_legend():
-    """Seen: a task called others was one with all others, one that begins with _ was not in the legend, long ones swallowed the plot."""
+    """Seen: a task called others was one with all others, one that begins with _ was not in the legend, long ones
+    swallowed the plot."""
     text = made([HOUR], ODD + [f"task-{n}" for n in range(20)])
     found = Parsed(text)
     assert [tag for tag, _ in found.tags].count("script") == 1

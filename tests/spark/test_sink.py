@@ -1,5 +1,5 @@
-"""Goal: what a DataFrame or a stream writes is what a read gives back, each row once. Method: the sink in the local Spark session; a
-driver killed while it streams into a store, and its query started again."""
+"""Goal: what a DataFrame or a stream writes is what a read gives back, each row once. Method: the sink in the local
+Spark session; a driver killed while it streams into a store, and its query started again."""
 
 from __future__ import annotations
 

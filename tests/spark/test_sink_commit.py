@@ -1,5 +1,6 @@
-"""Goal: each batch of a named sink is in the log once and whole, whatever is killed when, and a bad row or option is refused with its
-name before anything is appended. Method: the sink's tasks and commits as Spark calls them, without a JVM; SIGKILL at failpoints."""
+"""Goal: each batch of a named sink is in the log once and whole, whatever is killed when, and a bad row or option is
+refused with its name before anything is appended. Method: the sink's tasks and commits as Spark calls them, without a
+JVM; SIGKILL at failpoints."""
 
 from __future__ import annotations
 

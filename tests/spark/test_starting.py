@@ -1,5 +1,6 @@
-"""Goal: a starting timestamp behind the last message of a partition is an error that names it, or that partition begins with what comes
-next, as in Spark's Kafka source. Method: plans of batches and first offsets of streams, without a JVM; one query through Spark."""
+"""Goal: a starting timestamp behind the last message of a partition is an error that names it, or that partition
+begins with what comes next, as in Spark's Kafka source. Method: plans of batches and first offsets of streams,
+without a JVM; one query through Spark."""
 
 from __future__ import annotations
 

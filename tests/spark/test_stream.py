@@ -1,5 +1,5 @@
-"""Goal: a stream gives each message once, batch by batch within its limits, and continues where its checkpoint says. Method: streams into
-memory and Parquet, restarted, in the local session; offsets by the reader itself."""
+"""Goal: a stream gives each message once, batch by batch within its limits, and continues where its checkpoint says.
+Method: streams into memory and Parquet, restarted, in the local session; offsets by the reader itself."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Goal: a job that a Celery task submits runs in a process of its own, and its summary comes back. Method: the task itself, and in the
-long tests a worker that takes it from a broker."""
+"""Goal: a job that a Celery task submits runs in a process of its own, and its summary comes back. Method: the task
+itself, and in the long tests a worker that takes it from a broker."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Goal: Spark reads the tables of archives as every other reader does. Method: Spark with the jars of Delta and Iceberg, in an
-environment of its own, beside pyarrow."""
+"""Goal: Spark reads the tables of archives as every other reader does. Method: Spark with the jars of Delta and
+Iceberg, in an environment of its own, beside pyarrow."""
 
 from __future__ import annotations
 

@@ -60,7 +60,8 @@ def numbers(store: Any) -> dict[int, list[int]]:
 
 
 def die_at(place: str, work: Any) -> int:
-    """Exit code of a forked child that does `work` and is killed at a failpoint on its way: -9, or 0 where it did not get there."""
+    """Exit code of a forked child that does `work` and is killed at a failpoint on its way: -9, or 0 where it did not
+    get there."""
 
     def doomed() -> None:
         os.environ["CYSTORE_FAILPOINT"] = place
@@ -70,7 +71,8 @@ def die_at(place: str, work: Any) -> int:
 
 
 def killed_then_repeated(folder: str, place: str) -> dict[str, Any]:
-    """A stream's second batch, killed at a failpoint, and repeated as Spark does it: its rows come in another order then."""
+    """A stream's second batch, killed at a failpoint, and repeated as Spark does it: its rows come in another order
+    then."""
     store = Path(folder) / "store"
     tasks = [[rows(100, 60), rows(160, 40)], [], [rows(200, 100)]]
     commit.CHUNK_ROWS = 32

@@ -1,5 +1,5 @@
-"""Goal: a store's files are reached in one way, without following links, and nothing stored is ever executed. Method: rules over
-the syntax of every source of the library."""
+"""Goal: a store's files are reached in one way, without following links, and nothing stored is ever executed. Method:
+rules over the syntax of every source of the library."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def test_every_file_of_a_store_is_opened_by_files_py():
 
 
 def test_the_one_way_follows_no_link():
-    """Each call that opens says so, by itself or by the flags that it names. That it is closed on exec is `open_in`'s own rule."""
+    """Each call that opens says so, by itself or by the flags that it names. That it is closed on exec is `open_in`'s
+    own rule."""
     opening = {"cystore/system/files.py": {"_open"}, "cystore/system/folders.py": None}
     for name, expected in opening.items():
         text = files(".py", under=name)[0].read_text()

@@ -1,7 +1,7 @@
 """Goal: pages stay easy to read. Method: bounds on their lines, and patterns of sentences that had to be read twice.
 
-The patterns are a net for the worst, no measure of good English: docs/development.md has the rules. Each pattern has an example that it
-must find and a plain sentence that it must leave alone.
+The patterns are a net for the worst, no measure of good English: docs/development.md has the rules. Each pattern has
+an example that it must find and a plain sentence that it must leave alone.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ HARD = (
     ),
     Hard(
         "say 'is not a'",
-        r"(?<![Tt]here )\b(?:is|are) no (?:store|file|directory|report|manifest|number|name|topic|offset|record|regular|whole)s?\b",
+        r"(?<![Tt]here )\b(?:is|are) "
+        r"no (?:store|file|directory|report|manifest|number|name|topic|offset|record|regular|whole)s?\b",
         "The directory is no store.",
         "The directory is not a store.",
     ),

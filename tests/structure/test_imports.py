@@ -1,4 +1,5 @@
-"""Goal: `import cystore` loads what every store needs and no more. Method: the names of the modules that a new process has loaded."""
+"""Goal: `import cystore` loads what every store needs and no more. Method: the names of the modules that a new
+process has loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Goal: imports only point down. Method: read every import and cimport of every module, and import each in a fresh process."""
+"""Goal: imports only point down. Method: read every import and cimport of every module, and import each in a fresh
+process."""
 
 from __future__ import annotations
 

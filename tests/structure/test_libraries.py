@@ -1,5 +1,5 @@
-"""Goal: the kernels are few libraries, one for each room, and each module is found in its room's. Method: look at the built tree, import
-from it, and build with a library in the way that no build makes any more."""
+"""Goal: the kernels are few libraries, one for each room, and each module is found in its room's. Method: look at the
+built tree, import from it, and build with a library in the way that no build makes any more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Goal: what is handed out works. Method: make the source archive, a wheel from it, and use the wheel's content alone."""
+"""Goal: what is handed out works. Method: make the source archive, a wheel from it, and use the wheel's content
+alone."""
 
 from __future__ import annotations
 

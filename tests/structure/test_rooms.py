@@ -1,5 +1,5 @@
-"""Goal: a stranger finds the room that he looks for. Method: count each room's modules, read its first docstring, and compare the
-table of layers.py with docs/architecture.md."""
+"""Goal: a stranger finds the room that he looks for. Method: count each room's modules, read its first docstring, and
+compare the table of layers.py with docs/architecture.md."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ def everything(store: cystore.MessageStore) -> Queues:
 
 
 def check_chain(store: cystore.MessageStore) -> int:
-    """I1: from the minimum to the wrote position stands record behind record; only a blank leads to the next file. Gives how
-    many records there are."""
+    """I1: from the minimum to the wrote position stands record behind record; only a blank leads to the next file.
+    Gives how many records there are."""
     stats = store.stats()
     at, records = stats["min_physical_offset"], 0
     end, file_bytes = stats["wrote"], store._attached().commit_log.file_bytes
@@ -45,8 +45,8 @@ def check_chain(store: cystore.MessageStore) -> int:
 
 
 def check(store: cystore.MessageStore, acknowledged: Sequence[Sequence[Any]]) -> int:
-    """I1; I2: queues count without gap or repeat; and each acknowledged (topic, queue id, queue offset, key) is there, by offset
-    and by key. Gives how many were acknowledged."""
+    """I1; I2: queues count without gap or repeat; and each acknowledged (topic, queue id, queue offset, key) is
+    there, by offset and by key. Gives how many were acknowledged."""
     queues = everything(store)
     assert check_chain(store) == sum(map(len, queues.values()))
     for queue, messages in queues.items():

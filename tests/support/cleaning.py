@@ -25,8 +25,8 @@ def filled(store: cystore.MessageStore, count: int = 200) -> list[cystore.PutRes
 
 
 def check_cleaned(store: cystore.MessageStore, put: Sequence[cystore.PutResult]) -> None:
-    """I7: what `fill` put and is not below the log's minimum is whole: queues from their minimum, keys, the chain; what went is
-    refused in RocketMQ's words."""
+    """I7: what `fill` put and is not below the log's minimum is whole: queues from their minimum, keys, the chain;
+    what went is refused in RocketMQ's words."""
     minimum = store.stats()["min_physical_offset"]
     kept = {n for n, one in enumerate(put) if one.physical_offset >= minimum}
     queues = everything(store)

@@ -1,4 +1,5 @@
-"""The parts of a store over a log that a test wrote, put together without recovery: control block, queues, index, reader."""
+"""The parts of a store over a log that a test wrote, put together without recovery: control block, queues, index,
+reader."""
 
 from __future__ import annotations
 

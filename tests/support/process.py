@@ -1,7 +1,8 @@
-"""Other processes that a test leads by the hand: each runs the statements it is sent and answers with the value of the last one.
+"""Other processes that a test leads by the hand: each runs the statements it is sent and answers with the value of
+the last one.
 
-A process is of the build under test, or of another one when it is given that build's environment. It may be killed or stopped
-at any time; what it answered before is known to have happened.
+A process is of the build under test, or of another one when it is given that build's environment. It may be killed or
+stopped at any time; what it answered before is known to have happened.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class Failed(Exception):
 
 
 class Process:
-    """A Python process beside the test; it inherits the descriptors `keep`. A context manager: it is killed at the end unless it
-    ended by itself. `through` is a command that starts it somewhere else, and dies with it."""
+    """A Python process beside the test; it inherits the descriptors `keep`. A context manager: it is killed at the
+    end unless it ended by itself. `through` is a command that starts it somewhere else, and dies with it."""
 
     def __init__(
         self,
@@ -98,7 +99,8 @@ class Process:
         return self._process.stdout.fileno()
 
     def answer(self) -> Any:
-        """The value of the last expression of what was sent longest ago. Raises Failed, EOFError when the process is dead."""
+        """The value of the last expression of what was sent longest ago. Raises Failed, EOFError when the process is
+        dead."""
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], TIMEOUT_S)[0]:
             self.signal(signal.SIGABRT)

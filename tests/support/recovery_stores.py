@@ -88,8 +88,8 @@ def write(
     physic_ms: int = 0,
     file_bytes: int = FILE_BYTES,
 ) -> Written:
-    """A store with these records. `durable`: the checkpoint's watermark stands behind record number `durable` (-1: the last);
-    `derived`: consume queues and index know the first so many records (None: all)."""
+    """A store with these records. `durable`: the checkpoint's watermark stands behind record number `durable` (-1:
+    the last); `derived`: consume queues and index know the first so many records (None: all)."""
     log, written, end = lay_out(records, file_bytes, begin)
     checkpoint = Checkpoint(physic_ms=physic_ms)
     if durable is not None:

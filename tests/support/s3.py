@@ -68,7 +68,8 @@ class S3Server:
 
 @contextmanager
 def object_store() -> Iterator[S3Server]:
-    """Empty; ends with the block. In a process of its own, for deltalake keeps Python's lock while it waits for an answer."""
+    """Empty; ends with the block. In a process of its own, for deltalake keeps Python's lock while it waits for an
+    answer."""
     pytest.importorskip("moto", reason="pip install 'cystore[s3-tests]'")
     command = [sys.executable, "-c", PROGRAM]
     server = subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -1,4 +1,5 @@
-"""A disk of a few megabytes for one script: a file system in memory, mounted in a namespace that only the script sees."""
+"""A disk of a few megabytes for one script: a file system in memory, mounted in a namespace that only the script
+sees."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ MOUNT = 'mount -t tmpfs -o size="$0" none "$1" && shift && exec "$@"'
 
 
 def on_small_disk(size: str, at: Path, script: str, *arguments: str) -> str:
-    """Runs a Python script whose first argument is the folder `at`, which is a disk of that size. Returns what it prints; skips the test
-    where nobody may mount."""
+    """Runs a Python script whose first argument is the folder `at`, which is a disk of that size. Returns what it
+    prints; skips the test where nobody may mount."""
     unshare = ["unshare", "--mount", "--map-root-user", "sh", "-c", MOUNT, size, str(at)]
     done = subprocess.run(
         [*unshare, sys.executable, "-c", script, str(at), *arguments],

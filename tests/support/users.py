@@ -59,7 +59,8 @@ class User(Process):
 
 @contextlib.contextmanager
 def common_place() -> Iterator[Path]:
-    """A folder that every user can get to and only this one can write to. Not below pytest's, which each run closes anew."""
+    """A folder that every user can get to and only this one can write to. Not below pytest's, which each run closes
+    anew."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)

@@ -13,7 +13,8 @@ NOBODY = 65534
 
 @pytest.fixture
 def unprivileged(tmp_path: Path) -> Iterator[None]:
-    """The test runs as a user that file modes apply to: as root, whom nothing is refused, it becomes another one meanwhile."""
+    """The test runs as a user that file modes apply to: as root, whom nothing is refused, it becomes another one
+    meanwhile."""
     if os.geteuid() != 0:
         yield
         return

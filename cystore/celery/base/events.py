@@ -4,8 +4,8 @@ One message of the topic `celery_events` is one event of one task. The record it
 property), so searches need no bodies. The body is a JSON object of details; unknown fields are left out. Queues are
 those of `celery_results`: one for each task name, 0 without a name.
 
-Keys are ids only: a task's own, ``root:`` and the id of the root of its workflow (where that is another task), ``group:`` and
-the id of its group. With the prefixes a question for one task never walks the workflow that it began.
+Keys are ids only: a task's own, ``root:`` and the id of the root of its workflow (where that is another task),
+``group:`` and the id of its group. With the prefixes a question for one task never walks the workflow that it began.
 """
 
 from __future__ import annotations
@@ -32,21 +32,26 @@ KINDS: dict[str, tuple[str, str, str, str]] = {
     SENT: ("a message went to the broker", "`after_task_publish`",
            "the sender: publisher, beat, child (chains, retries)", "the message's headers"),
     RECEIVED: ("a worker took the message", "`task_received`", "main", "the request"),
-    REDELIVERED: ("a worker took a message that the broker had delivered before", "`task_received`", "main", "the request"),
+    REDELIVERED: ("a worker took a message that the broker had delivered before", "`task_received`", "main",
+                  "the request"),
     STARTED: ("the task's code begins", "`task_prerun`", "child", "the task's request"),
     SUCCEEDED: ("it returned, and its result is stored", "`task_success`", "child", "the task's request"),
     FAILED: ("it raised", "`task_failure`",
-             "child; main where storing the failure failed as well", "the task's request, else the signal (task id only)"),
+             "child; main where storing the failure failed as well", ("the task's request, "
+             "else the signal (task id only)")),
     TIMED_OUT: ("a time limit was over: soft, raised out of the task, or hard", "`task_failure`",
                 "soft: child; hard: main (fires twice, counts once)", "the task's request"),
     CHILD_LOST: ("the process that ran the task died", "`task_failure`; with requeuing none: the request's `on_reject`",
                  "main", "the request"),
     INTERNAL_ERROR: ("Celery or a handler of the task raised, outside of its code; FAILED follows",
                      "`task_internal_error`", "child", "the request that the signal brings"),
-    RETRIED: ("it asked to run again", "`task_retry`", "child; main for `retry_on_worker_lost` and shutdown", "the request"),
-    IGNORED: ("it raised `Ignore`", "`task_postrun` with the state IGNORED: nothing else fires", "child", "the task's request"),
+    RETRIED: ("it asked to run again", "`task_retry`", "child; main for `retry_on_worker_lost` and shutdown",
+              "the request"),
+    IGNORED: ("it raised `Ignore`", "`task_postrun` with the state IGNORED: nothing else fires", "child",
+              "the task's request"),
     REJECTED: ("it raised `Reject`; or the message makes no sense",
-               "`task_postrun` with the state REJECTED; `task_rejected`", "child; main", "the task's request; the headers"),
+               "`task_postrun` with the state REJECTED; `task_rejected`", "child; main",
+               "the task's request; the headers"),
     REVOKED: ("it was revoked, terminated, or had expired", "`task_revoked`", "main", "the request"),
     UNKNOWN: ("no worker here has a task of that name", "`task_unknown`", "main", "the message's headers"),
 }  # fmt: skip

@@ -1,7 +1,9 @@
-"""Calls that sleep in the operating system, made so that under gevent and eventlet only the greenlet that makes them waits.
+"""Calls that sleep in the operating system, made so that under gevent and eventlet only the greenlet that makes them
+waits.
 
-They run in the hub's own pool of native threads. Everything else that the store does is short and takes no turn away from anybody;
-its locks are the operating system's (`cystore.system.threads.os_threads`), which a thread of the pool can share.
+They run in the hub's own pool of native threads. Everything else that the store does is short and takes no turn away
+from anybody; its locks are the operating system's (`cystore.system.threads.os_threads`), which a thread of the pool
+can share.
 """
 
 from __future__ import annotations

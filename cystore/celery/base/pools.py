@@ -18,7 +18,8 @@ OWN_PROCESS = ("thread", "solo", "gevent", "eventlet")
 
 
 def tell_what_was_raised(pool: Any) -> None:
-    """From now on a worker hears of errors outside of the code of its tasks, whatever its pool is. Once for each pool."""
+    """From now on a worker hears of errors outside of the code of its tasks, whatever its pool is. Once for each
+    pool."""
     usual = getattr(pool, "on_apply", None)
     package, _, kind = type(pool).__module__.rpartition(".")
     if (

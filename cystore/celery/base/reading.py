@@ -97,7 +97,8 @@ def _of_queue(
     store: MessageStore, topic: str, queue_id: int, bounds: QueueRange, tags: frozenset[str], begin_ms: int,
     end_ms: int | None, dispatched: int,
 ) -> Iterator[Message]:  # fmt: skip
-    """Messages of a queue below a place in the log, from the last one not after `end_ms` to the first not before `begin_ms`."""
+    """Messages of a queue below a place in the log, from the last one not after `end_ms` to the first not before
+    `begin_ms`."""
     high, batch = bounds.max_offset, BATCH
     if end_ms is not None:
         # The nearest one may be the first that is later.
@@ -123,7 +124,8 @@ def _of_queue(
 def _between(
     store: MessageStore, topic: str, queue_id: int, low: int, high: int, tags: frozenset[str]
 ) -> list[Message]:
-    """Messages with queue offsets in [low, high) and one of the tags; a single get may end earlier, at its limit of bytes."""
+    """Messages with queue offsets in [low, high) and one of the tags; a single get may end earlier, at its limit of
+    bytes."""
     found: list[Message] = []
     # The name of an app's own state may mean something else in an expression.
     expression = " || ".join(sorted(tags)) if all(tag.isidentifier() for tag in tags) else ""

@@ -213,7 +213,8 @@ class StoreWatch(bootsteps.StartStopStep):
             return
         self._full = True
         log.critical(
-            "the disk is full: this worker takes no more tasks, and gives unstarted tasks back to the broker, until there "
+            "the disk is full: this worker takes no more tasks, and gives unstarted tasks back to the broker, "
+            "until there "
             "is space: %s", error,
         )  # fmt: skip
         _stop_consuming(consumer)

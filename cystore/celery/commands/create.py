@@ -1,4 +1,5 @@
-"""`celery cystore create`: makes the app's store, with the app's options. For apps whose processes must not (`create=false`)."""
+"""`celery cystore create`: makes the app's store, with the app's options. For apps whose processes must not
+(`create=false`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`celery cystore status`: how things stand. Each section of the answer is one function; more can be added to `SECTIONS`."""
+"""`celery cystore status`: how things stand. Each section of the answer is one function; more can be added to
+`SECTIONS`."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ TOPICS = (records.RESULTS, records.GROUPS, records.CHORDS, events.EVENTS)
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the status: its facts, their display for people, and JSON values (the facts themselves, if they are JSON)."""
+    """A part of the status: its facts, their display for people, and JSON values (the facts themselves, if they are
+    JSON)."""
 
     facts: Callable[[click.Context], Any]
     show: Callable[[Any], None]

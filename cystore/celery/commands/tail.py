@@ -20,7 +20,8 @@ from cystore.operate.wait_for_store import follow as follow_store
 
 
 class _Tail:
-    """Writes entries in the order in which they happened; `position` is the place in the log up to which that is done."""
+    """Writes entries in the order in which they happened; `position` is the place in the log up to which that is
+    done."""
 
     def __init__(self, name: str | None, states: tuple[str, ...], lines: int, as_json: bool) -> None:
         self._name, self._states, self._lines, self._as_json = name, states, lines, as_json

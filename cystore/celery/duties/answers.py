@@ -162,7 +162,8 @@ class ReadService:
         if not self._ended and type(error).__name__ != self._told:
             self._told = type(error).__name__
             log.warning(
-                "other hosts cannot read results of %s: Redis at %s is down or refuses us: %s. Tasks are not affected; trying "
+                "other hosts cannot read results of %s: Redis at %s is down or refuses us: %s. Tasks are not "
+                "affected; trying "
                 "again every %.0f s",
                 self._store.path, self._location, text.rstrip("."), AWAY_S,
             )  # fmt: skip

@@ -90,8 +90,8 @@ TURN = ForkGuard()
 
 
 class DutyHost(bootsteps.StartStopStep):
-    """The step of a worker's consumer: those begin after all processes of the boot were forked. Setting `cystore_host_reput`: dispatch by
-    this process, at once."""
+    """The step of a worker's consumer: those begin after all processes of the boot were forked. Setting
+    `cystore_host_reput`: dispatch by this process, at once."""
 
     label = "cystore duties"
     requires = ("celery.worker.consumer.tasks:Tasks",)
@@ -104,8 +104,8 @@ class DutyHost(bootsteps.StartStopStep):
 
     @staticmethod
     def take_part(worker: Any) -> None:
-        """Before the worker's steps are made. A worker that takes the ticks listens to its store's queue. One without a store does
-        nothing; one whose store cannot be opened says why, and its tasks will say it again."""
+        """Before the worker's steps are made. A worker that takes the ticks listens to its store's queue. One without
+        a store does nothing; one whose store cannot be opened says why, and its tasks will say it again."""
         app = worker.app
         if not isinstance(app.backend, CystoreBackend) or not app.backend.location.path:
             log.debug("no duties: the result backend is not a store")
@@ -244,7 +244,8 @@ class Keeper:
         self._woken.set()
 
     def _is_quiet(self) -> bool:
-        """Whether the next append wakes this thread. Asked before the look, so that none is missed. Greenlets are not woken by threads."""
+        """Whether the next append wakes this thread. Asked before the look, so that none is missed. Greenlets are not
+        woken by threads."""
         if not self._listens and not greenlets.in_use():
             self._listens = True
             self._listens = self._store.ring_at_append(self._ring)

@@ -165,7 +165,8 @@ def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[...
 
 
 def _is_part(message: Any, headers: Mapping[str, Any]) -> bool:
-    """Whether something follows from the message: it is part of a chain, a group or a chord, or has callbacks. Its task is to run."""
+    """Whether something follows from the message: it is part of a chain, a group or a chord, or has callbacks. Its
+    task is to run."""
     if headers.get("group") or headers.get("taskset"):
         return True
     embedded = headers  # protocol 1

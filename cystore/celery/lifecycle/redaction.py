@@ -3,10 +3,10 @@
 Celery has put the arguments' repr into the message (`argsrepr`, which a caller may give as
 `apply_async(argsrepr=...)`). That text is kept if nothing is to be redacted.
 
-`cystore_lifecycle_redact` is either names, of keyword arguments and of keys of dicts anywhere in the arguments, whose values are
-not kept; or a function (or the name of one, `package.module:function`), and then `redact(name, args, kwargs)` gives what may be
-kept of them. A redaction that fails keeps nothing. Exceptions and tracebacks are not redacted: code that puts secrets into the
-text of an exception writes them into every log.
+`cystore_lifecycle_redact` is either names, of keyword arguments and of keys of dicts anywhere in the arguments, whose
+values are not kept; or a function (or the name of one, `package.module:function`), and then `redact(name, args,
+kwargs)` gives what may be kept of them. A redaction that fails keeps nothing. Exceptions and tracebacks are not
+redacted: code that puts secrets into the text of an exception writes them into every log.
 """
 
 from __future__ import annotations

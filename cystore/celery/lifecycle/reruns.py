@@ -55,7 +55,8 @@ def prepare(store: MessageStore, life: Life, *, same_id: bool) -> Rerun:
     headers, notes = dict(message.headers), []
     if headers.get("id") != life.task_id or not isinstance(headers.get("task"), str):
         raise RerunError(
-            f"{life.task_id}: the kept content is not a message of this task (messages of protocol 1 cannot be sent again)"
+            f"{life.task_id}: the kept content is not a message of this task (messages of protocol 1 cannot be "
+            "sent again)"
         )
     for name in OVER:
         due_ms = moment_ms(headers[name]) if isinstance(headers.get(name), str) else None
@@ -153,7 +154,8 @@ def _log(app: Celery, rerun: Rerun) -> None:
         log.append(
             events.SENT, rerun.task_id, headers["task"], headers.get("root_id"), headers.get("group"), **details,
             queue=rerun.message.routing_key, exchange=rerun.message.exchange, args=life.args, kwargs=life.kwargs,
-            home=headers.get(HOME), rerun_of=life.task_id, message=rerun.message.plain() if log.keeps_messages else None,
+            home=headers.get(HOME), rerun_of=life.task_id,
+            message=rerun.message.plain() if log.keeps_messages else None,
         )  # fmt: skip
     except Exception as error:  # noqa: BLE001 - the message is out, and the log is a witness only
         log.trouble(error)

@@ -1,4 +1,5 @@
-"""Searches that read the lifecycle log once, in bounded memory: tasks by the text of their arguments or errors, and the slowest ones."""
+"""Searches that read the lifecycle log once, in bounded memory: tasks by the text of their arguments or errors, and
+the slowest ones."""
 
 from __future__ import annotations
 
@@ -86,7 +87,8 @@ def find(store: MessageStore, newest_first: Iterable[Event | Transition], wanted
 
 
 class Slowest:
-    """The `limit` largest times, or the largest of each task name. Memory grows with the limit, or with the number of names."""
+    """The `limit` largest times, or the largest of each task name. Memory grows with the limit, or with the number of
+    names."""
 
     def __init__(self, limit: int, *, by_name: bool) -> None:
         self._limit, self._by_name = limit, by_name
@@ -112,7 +114,8 @@ class Slowest:
 def slowest(
     store: MessageStore, newest_first: Iterable[Event], sort: Sort, limit: int, *, by_name: bool = False
 ) -> list[tuple[float, Life]]:
-    """The runs that took or waited longest, with the seconds. `newest_first` are events of the kinds SLOW_KINDS[sort]."""
+    """The runs that took or waited longest, with the seconds. `newest_first` are events of the kinds
+    SLOW_KINDS[sort]."""
     largest = Slowest(limit, by_name=by_name)
     if sort == "run":
         for event in newest_first:
@@ -126,7 +129,8 @@ def slowest(
 
 
 def _waits(store: MessageStore, newest_first: Iterable[Event], largest: Slowest) -> None:
-    """Times between SENT and STARTED. A STARTED waits in memory for its SENT; one that has to make room is looked up by its id."""
+    """Times between SENT and STARTED. A STARTED waits in memory for its SENT; one that has to make room is looked up
+    by its id."""
     began = Remembered()
 
     def look_up(task_id: str) -> None:

@@ -23,7 +23,8 @@ from cystore.celery.base.events import Event
 from cystore.celery.history import Transition
 
 ENDS = (
-    events.SUCCEEDED, events.FAILED, events.TIMED_OUT, events.CHILD_LOST, events.REJECTED, events.REVOKED, events.UNKNOWN,
+    events.SUCCEEDED, events.FAILED, events.TIMED_OUT, events.CHILD_LOST, events.REJECTED, events.REVOKED,
+    events.UNKNOWN,
     events.IGNORED,
 )  # fmt: skip
 BEGINS = (events.SENT, events.RECEIVED, events.REDELIVERED, events.STARTED, events.RETRIED)

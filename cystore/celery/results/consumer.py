@@ -69,7 +69,8 @@ class ResultConsumer(BaseResultConsumer):
         self._reading = threading.RLock()
         self._seen = _LastLook()
         self._position = NOWHERE
-        # Sets in dicts, whose single operations need no lock: `cancel_for` is called by the garbage collector at any moment.
+        # Sets in dicts, whose single operations need no lock: `cancel_for` is called by the garbage collector at any
+        # moment.
         self._awaited: dict[str, None] = {}
         self._new: dict[str, None] = {}
         # Listeners for every state of an id (the `on_message` of its `.get()`), and the place of the last delivered
@@ -166,8 +167,8 @@ class ResultConsumer(BaseResultConsumer):
     def drain_events_until(
         self, p: Any, timeout: float | None = None, on_interval: Callable[[], Any] | None = None
     ) -> Iterator[None]:
-        """Drains until `p` is ready. `on_interval` is where `.get()` asks for every parent of its result whether it failed, fifty
-        for the body of a chord of fifty: after a failure and once a second, not after each append."""
+        """Drains until `p` is ready. `on_interval` is where `.get()` asks for every parent of its result whether it
+        failed, fifty for the body of a chord of fifty: after a failure and once a second, not after each append."""
         if p.ready:  # Celery before 5.7 would sleep first, for a second
             return iter(())
         if timeout is not None and timeout <= 0:  # Celery before 5.7 would wait for ever
@@ -191,8 +192,8 @@ class ResultConsumer(BaseResultConsumer):
         return call
 
     def drain_events(self, timeout: float | None = None) -> None:
-        """Sleeps until the id that this thread waits for is woken (for several ids: until the log has grown) since the last look, and
-        delivers. Raises TimeoutError."""
+        """Sleeps until the id that this thread waits for is woken (for several ids: until the log has grown) since
+        the last look, and delivers. Raises TimeoutError."""
         if not self.backend.location.path:  # Celery's own greenlet always drains; this waiter looks elsewhere
             time.sleep(INTERVAL_S if timeout is None else timeout)
             raise TimeoutError

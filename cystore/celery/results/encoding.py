@@ -44,7 +44,8 @@ class _TooLargeError(ValueError):
 def _within(body: bytes, limit_bytes: int) -> bytes:
     if len(body) > limit_bytes:
         raise _TooLargeError(
-            f"has {len(body)} bytes with its meta, more than the store's {limit_bytes}: raise {LIMIT} in result_backend "
+            f"has {len(body)} bytes with its meta, more than the store's {limit_bytes}: raise {LIMIT} in "
+            "result_backend "
             "(a segment must have room for it, see mapped_file_size_commit_log_bytes), "
             "or store less (return the place of the data instead; result_compression helps)"
         )

@@ -1,7 +1,9 @@
-"""Asks homes for results. A thread that asks sends requests, and sleeps in one Redis command until one of them is answered.
+"""Asks homes for results. A thread that asks sends requests, and sleeps in one Redis command until one of them is
+answered.
 
-An id whose home is known is asked there; any other id is asked at every store that gave a sign of late. A wait is the home's: it answers
-when one of the ids is ready, and at the latest after `WAIT_MS_MOST`. Nothing is asked again before that, unless Redis went away.
+An id whose home is known is asked there; any other id is asked at every store that gave a sign of late. A wait is the
+home's: it answers when one of the ids is ready, and at the latest after `WAIT_MS_MOST`. Nothing is asked again before
+that, unless Redis went away.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ log = logging.getLogger("cystore.celery")
 
 ANSWER_S = 5.0  # a live home answers within this time
 SETTING = "cystore_home_silent_s"
-SILENT_S = 300.0  # its default: after this time without an answer a wait without a timeout ends too. A fleet restarts faster
+# its default: after this time without an answer a wait without a timeout ends too. A fleet restarts faster
+SILENT_S = 300.0
 WARNED_S = 10.0  # after this time without an answer the log names the home
 AGAIN_S = 0.25  # between two tries of a Redis that is away, or of a home that is busy
 SIGNS_S = 5.0  # for this time this process believes its list of homes
@@ -114,7 +117,8 @@ class RemoteReader:
 
     def wait(self, ids: Iterable[str], timeout_s: float | None) -> Iterator[Found | None]:
         """Each id as it gets ready, until all are; None about once a second, to give the caller a turn. Raises
-        TimeoutError, and `homes.HomeAwayError` if a home did not answer until then (without a timeout: for `silent_s`)."""
+        TimeoutError, and `homes.HomeAwayError` if a home did not answer until then (without a timeout: for
+        `silent_s`)."""
         until = float("inf") if timeout_s is None else monotonic_s() + timeout_s
         return self._found(ids, until, waits=True)
 
@@ -125,7 +129,8 @@ class RemoteReader:
         for one in listed:
             if not askable(one):
                 raise ProtocolError(
-                    f"task id {one[:40]!r}: other hosts can be asked only for printable ids of up to {ID_CHARS_MOST} characters"
+                    f"task id {one[:40]!r}: other hosts can be asked only for printable ids of up to "
+                    f"{ID_CHARS_MOST} characters"
                 )
         yield from _Look(self, self._backend, listed, until, topic, waits).run()
 
@@ -149,8 +154,10 @@ class RemoteReader:
         """The error for a home that did not answer; without `home`, for an unknown one."""
         who = f"store {home} did not answer" if home else "no store answered"
         return homes.HomeAwayError(
-            f"{who} within {asked_s:.1f} s through the Redis at {self.location}{f' ({why})' if why else ''}. The workers of a store "
-            "answer for it: one of them must run, with this Redis as its reader (the broker, or ?reader= in result_backend), and "
+            f"{who} within {asked_s:.1f} s through the Redis at {self.location}{f' ({why})' if why else ''}. "
+            "The workers of a store "
+            "answer for it: one of them must run, with this Redis as its reader (the broker, or ?reader= in "
+            "result_backend), and "
             "without cystore_read_service = False"
         )
 
@@ -162,7 +169,8 @@ class RemoteReader:
         known = {homes.sent_to(self._backend, one) or self._backend.home for one in ids}
         named = ", ".join(sorted(home for home in known if home))
         return homes.HomeAwayError(
-            f"{f'store {named}' if named else 'a store elsewhere'} cannot be asked for results: the Redis at {self.location} is down, "
+            f"{f'store {named}' if named else 'a store elsewhere'} cannot be asked for results: the Redis at "
+            f"{self.location} is down, "
             f"or refuses us: {text.rstrip('.')}"
         )
 
@@ -441,7 +449,8 @@ class _Look:
             lists.pause(AGAIN_S, self._last)
 
     def _check_part_time(self, home: str, found: Found, silent_since: float | None, why: str) -> None:
-        """Raises HomeAwayError, TimeoutError: when the time is over, and without a timeout when the home says nothing for `silent_s`."""
+        """Raises HomeAwayError, TimeoutError: when the time is over, and without a timeout when the home says nothing
+        for `silent_s`."""
         now = monotonic_s()
         if silent_since is not None:
             self._warn(home, now - silent_since)

@@ -187,7 +187,8 @@ class Elsewhere:
         return known
 
     def looks(self, result: Any, on_interval: Callable[[], Any] | None) -> Callable[[], None]:
-        """`on_interval` for a wait at this store. It raises ComesElsewhere when the home of a task turns out to be another one."""
+        """`on_interval` for a wait at this store. It raises ComesElsewhere when the home of a task turns out to be
+        another one."""
         look_s = FIRST_LOOK_S
         due = monotonic_s() + look_s * 0.9
 

@@ -21,12 +21,14 @@ def _run(args: argparse.Namespace) -> int:
     config = store_config(args)
     if RETENTION not in read_facts(args.path)[0].settings and not config.gives(RETENTION):
         raise StoreConfigError(
-            f"the store does not say how long its messages are kept, and its users may keep them for longer than the default of "
+            "the store does not say how long its messages are kept, and its users may keep them for longer "
+            "than the default of "
             f"{config.file_reserved_time_h} hours: give --set {RETENTION}=HOURS",
             path=args.path,
         )
     with progress() as report, cystore.open(args.path, config=config, progress=report) as store:
-        first = store.clean()  # before the service's turn, which would remove the same where its hour has come, and counts nothing
+        # before the service's turn, which would remove the same where its hour has come, and counts nothing
+        first = store.clean()
         store.clean_due()  # begins a new segment by time: the one before may have expired
         second = store.clean()
     cleaned = replace(
@@ -39,7 +41,8 @@ def _run(args: argparse.Namespace) -> int:
         write_json(asdict(cleaned))
         return OK
     write_line(
-        f"removed {cleaned.segments} segments, {cleaned.queue_files} files of queues and {cleaned.index_files} of the index; the log "
+        f"removed {cleaned.segments} segments, {cleaned.queue_files} files of queues and {cleaned.index_files} "
+        "of the index; the log "
         f"begins at {cleaned.min_physical_offset}"
     )
     return OK
@@ -49,8 +52,10 @@ COMMAND = Command(
     name="clean",
     summary="removes expired segments, now",
     description=(
-        "Ends the current segment if it is old enough (roll_interval_h), and removes segments whose messages are all older\n"
-        "than the store's file_reserved_time_h (see cystore config), at any hour. Segments that a hold, an archive or a delayed message\n"
+        "Ends the current segment if it is old enough (roll_interval_h), and removes segments whose messages "
+        "are all older\n"
+        "than the store's file_reserved_time_h (see cystore config), at any hour. Segments that a hold, an "
+        "archive or a delayed message\n"
         "needs stay. Other processes may use the store at the same time."
     ),
     examples=(

@@ -26,10 +26,18 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tag", metavar="TAG")
     parser.add_argument("--property", metavar="NAME=VALUE", dest="properties", action="append", default=[],
                         type=_property, help="may be repeated")  # fmt: skip
-    parser.add_argument("--delay-level", metavar="N", type=whole_number, default=0,
-                        help="delay before the topic gets the message: a level of the setting message_delay_level, 1 and up")  # fmt: skip
-    parser.add_argument("--flush", choices=("async", "sync"),
-                        help="sync: return only when the message is durable (default: the setting flush_disk_type)")  # fmt: skip
+    parser.add_argument(
+        "--delay-level",
+        metavar="N",
+        type=whole_number,
+        default=0,
+        help="delay before the topic gets the message: a level of the setting message_delay_level, 1 and up",
+    )
+    parser.add_argument(
+        "--flush",
+        choices=("async", "sync"),
+        help="sync: return only when the message is durable (default: the setting flush_disk_type)",
+    )
     parser.add_argument("--lines", action="store_true", help="each line is a message, appended as it comes")
     add_json(parser, "one JSON object for each message appended")
 
@@ -74,7 +82,8 @@ def _write_result(args: argparse.Namespace, put: cystore.PutResult) -> None:
         queue = f"{SCHEDULE_TOPIC}/{waits - 1}" if waits else f"{args.topic}/{args.queue}"
         where = f"{queue}@{put.queue_offset}"
         write_line(
-            f"{where}  {time_text(put.store_timestamp_ms)}  {put.size_bytes} bytes at physical offset {put.physical_offset}"
+            f"{where}  {time_text(put.store_timestamp_ms)}  {put.size_bytes} bytes at physical offset "
+            f"{put.physical_offset}"
         )
 
 
@@ -117,7 +126,8 @@ COMMAND = Command(
     description=(
         "Appends standard input as one message (or each line as one, with --lines) and prints its place.\n"
         "A store that does not exist is made. Other processes may use the store at the same time.\n"
-        "With --delay-level it waits until it is due and a process with the service schedule, or a call of deliver, delivers it."
+        "With --delay-level it waits until it is due and a process with the service schedule, or a call of "
+        "deliver, delivers it."
     ),
     examples=(
         "echo hello | cystore put /var/lib/app/store greetings --key hello --tag first",

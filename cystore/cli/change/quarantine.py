@@ -138,7 +138,8 @@ LIST = Command(
     name="list",
     summary="lists the copies and the damaged ranges of the log",
     description=(
-        "Writes a line for each copy of log bytes, with its range and state: damaged (the log steps over it) or cut (the log\n"
+        "Writes a line for each copy of log bytes, with its range and state: damaged (the log steps over it) "
+        "or cut (the log\n"
         "does not have it). A damaged range without a copy has a line too. Changes nothing."
     ),
     examples=("cystore quarantine list /var/lib/app/store",),
@@ -163,8 +164,10 @@ RESTORE = Command(
     name="restore",
     summary="writes intact records back into a damaged range of the log",
     description=(
-        "Writes the intact records of a copy, or of a repaired file of the same length, back to the log, and mends queues\n"
-        "and index. No other process may have the store open. Refused if the log is not damaged there, or if no record is intact.\n"
+        "Writes the intact records of a copy, or of a repaired file of the same length, back to the log, and "
+        "mends queues\n"
+        "and index. No other process may have the store open. Refused if the log is not damaged there, or if "
+        "no record is intact.\n"
         "Exit code 1: a part of the range stays damaged."
     ),
     examples=(f"cystore quarantine restore /var/lib/app/store {EXAMPLE} --from repaired",),
@@ -175,7 +178,8 @@ COMMAND = Group(
     name="quarantine",
     summary="copies of damaged bytes: lists them, shows them, puts them back",
     description=(
-        "Before cystore steps over damaged bytes of the log, or truncates them, it copies them to the folder quarantine/ of the store."
+        "Before cystore steps over damaged bytes of the log, or truncates them, it copies them to the folder "
+        "quarantine/ of the store."
     ),
     commands=(LIST, SHOW, RESTORE),
 )

@@ -51,7 +51,8 @@ COMMAND = Command(
     name="rebuild",
     summary="consume queues and index anew from the log",
     description=(
-        "Removes consume queues and index and builds them from the log, while no other process has the store open. If it is\n"
+        "Removes consume queues and index and builds them from the log, while no other process has the store "
+        "open. If it is\n"
         "killed half-way, the next open finishes the work. Exit code 1: durable records are damaged or lost."
     ),
     examples=("cystore rebuild /var/lib/app/store",),

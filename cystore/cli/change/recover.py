@@ -95,7 +95,8 @@ COMMAND = Command(
     name="recover",
     summary="recovery with a printed plan",
     description=(
-        "Writes the plan of recovery for a store that no process has open, carries it out and closes the store cleanly. Every\n"
+        "Writes the plan of recovery for a store that no process has open, carries it out and closes the store "
+        "cleanly. Every\n"
         "open recovers a store too; this command shows how. Truncated bytes are kept in quarantine/.\n"
         "Exit code 1: durable records are damaged or lost."
     ),

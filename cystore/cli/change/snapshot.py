@@ -38,9 +38,12 @@ COMMAND = Command(
     name="snapshot",
     summary="a consistent copy of a store, even while others use it",
     description=(
-        "Makes TARGET a store with the content of PATH at one moment: for a backup, and to restore one. It flushes PATH, and copies\n"
-        "the log up to there, with the earlier settings and queue offsets. Queues and index of the copy are made from its\n"
-        "log, and every record is verified. TARGET appears when all of it is on disk. Exit code 1: the log is damaged, in PATH\n"
+        "Makes TARGET a store with the content of PATH at one moment: for a backup, and to restore one. It "
+        "flushes PATH, and copies\n"
+        "the log up to there, with the earlier settings and queue offsets. Queues and index of the copy are "
+        "made from its\n"
+        "log, and every record is verified. TARGET appears when all of it is on disk. Exit code 1: the log is "
+        "damaged, in PATH\n"
         "and in TARGET."
     ),
     examples=(

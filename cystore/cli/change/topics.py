@@ -76,8 +76,10 @@ COMMAND = Command(
     name="topics",
     summary="topics and queues, and the queue offsets that can be read; deletes topics",
     description=(
-        "Writes a line for each queue: its lowest queue offset, the one above its highest, and the number of places between\n"
-        "(damaged messages too). A removed queue is left out; if it gets a message again, it continues to count its offsets.\n"
+        "Writes a line for each queue: its lowest queue offset, the one above its highest, and the number of "
+        "places between\n"
+        "(damaged messages too). A removed queue is left out; if it gets a message again, it continues to "
+        "count its offsets.\n"
         "Changes nothing. See also `cystore topics delete --help` and `cystore topics clean --help`."
     ),
     examples=("cystore topics /var/lib/app/store", "cystore topics /var/lib/app/store --json"),
@@ -88,7 +90,8 @@ DELETE = Command(
     name="topics delete",
     summary="removes topics with all their messages",
     description=(
-        "Removes every queue of the topics, also while other processes have the store open: readers get OFFSET_TOO_SMALL. A topic\n"
+        "Removes every queue of the topics, also while other processes have the store open: readers get "
+        "OFFSET_TOO_SMALL. A topic\n"
         "that gets a message again continues to count its queue offsets. The log keeps the records until their "
         "segments expire: `cystore\n"
         "query` finds them until then. Messages that are still delayed are delivered to the topic all the same.\n"

@@ -56,8 +56,10 @@ COMMAND = Command(
     name="clock",
     summary="the store's time beside the wall clock; --believe accepts a jump",
     description=(
-        "Shows the time by which a store stamps, rolls, delivers and deletes. A wall clock that jumped by more than max_clock_jump_s\n"
-        "is not believed at once: the store continues with the earlier time. It believes the jump after that time, or with\n"
+        "Shows the time by which a store stamps, rolls, delivers and deletes. A wall clock that jumped by more "
+        "than max_clock_jump_s\n"
+        "is not believed at once: the store continues with the earlier time. It believes the jump after that "
+        "time, or with\n"
         "--believe at once. Exit code 1: the wall clock is not believed."
     ),
     examples=("cystore clock /var/lib/app/store", "cystore clock /var/lib/app/store --believe"),

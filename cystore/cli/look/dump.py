@@ -70,9 +70,12 @@ COMMAND = Command(
     name="dump",
     summary="all messages, in the order of topic, queue id and queue offset",
     description=(
-        "Writes one line for each message, in the order of topic, queue id and queue offset. Changes nothing in the store,\n"
-        "whether it is in use, closed, left by a crash, or in a directory that may only be read. Messages that cannot be\n"
-        "read are reported on standard error and stepped over; the exit code is then 1. Damage that recovery has handled\n"
+        "Writes one line for each message, in the order of topic, queue id and queue offset. Changes nothing "
+        "in the store,\n"
+        "whether it is in use, closed, left by a crash, or in a directory that may only be read. Messages that "
+        "cannot be\n"
+        "read are reported on standard error and stepped over; the exit code is then 1. Damage that recovery "
+        "has handled\n"
         "is reported there too."
     ),
     examples=(

@@ -44,7 +44,8 @@ def _run(args: argparse.Namespace) -> int:
 COMMAND = Command(
     name="query",
     summary="messages by key, newest first",
-    description="Writes one line for each message of a topic with this key, newest first. Changes nothing. Exit code 1: there is none.",
+    description="Writes one line for each message of a topic with this key, newest first. Changes nothing. "
+    "Exit code 1: there is none.",
     examples=(
         "cystore query /var/lib/app/store orders order-17",
         "cystore query /var/lib/app/store orders order-17 --begin-ms 1790000000000 --max 1 --json",

@@ -47,7 +47,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class _Tail:
-    """Writes a topic's messages in the order they were appended; `position` is the log position up to which that is done."""
+    """Writes a topic's messages in the order they were appended; `position` is the log position up to which that is
+    done."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
@@ -83,7 +84,8 @@ class _Tail:
         return bool(queues or newest)
 
     def _begin(self, queue: QueueView) -> int:
-        """The queue offset from which the newest messages of a queue are looked for: with a filter they may be anywhere."""
+        """The queue offset from which the newest messages of a queue are looked for: with a filter they may be
+        anywhere."""
         return queue.end - self._args.lines if self._args.filter is None else queue.begin
 
     def later(self, store: MessageStore) -> None:
@@ -135,7 +137,8 @@ COMMAND = Command(
     name="tail",
     summary="the newest messages of a topic, and new ones as they come",
     description=(
-        "Writes the newest messages of a topic in the order of their appends; with -f it continues with new messages of any\n"
+        "Writes the newest messages of a topic in the order of their appends; with -f it continues with new "
+        "messages of any\n"
         "process. Changes nothing. If no process has the store open, -f waits until one opens it."
     ),
     examples=(

@@ -58,7 +58,8 @@ COMMAND = Command(
     name="verify",
     summary="every record's checksum, and queues and index against the log",
     description=(
-        "Reads every record with its checksum and compares consume queues and index with the log; writes a line for each damaged\n"
+        "Reads every record with its checksum and compares consume queues and index with the log; writes a "
+        "line for each damaged\n"
         "range, also for those that recovery has put aside. Changes nothing. Exit code 1: there is damage."
     ),
     examples=("cystore verify /var/lib/app/store", "cystore verify /var/lib/app/store --json"),

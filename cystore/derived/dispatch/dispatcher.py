@@ -102,8 +102,8 @@ class Dispatcher:
         return Progress(done, more=control.dispatched < control.wrote)
 
     def turn_at_once(self) -> bool:
-        """Dispatches what was appended by now, in one turn that the kernel makes by itself. False when it could not: then `run_once`
-        can, or tells why not."""
+        """Dispatches what was appended by now, in one turn that the kernel makes by itself. False when it could not:
+        then `run_once` can, or tells why not."""
         return self._kernel.turn()
 
     @property
@@ -123,8 +123,8 @@ class Dispatcher:
                 progress("dispatch", self._control.dispatched - begin, target - begin)
 
     def forget_below(self, position: int) -> None:
-        """Lets the segment go that was dispatched last, if it ends at or below a log position. Behind a dispatcher at work the
-        next call does it."""
+        """Lets the segment go that was dispatched last, if it ends at or below a log position. Behind a dispatcher at
+        work the next call does it."""
         if 0 < self._kernel.segment_end <= position:
             with self._control.held_if_free("dispatch") as turn:
                 if turn.held:
@@ -136,8 +136,9 @@ class Dispatcher:
             self._index.cut(self._control.dispatched)
 
     def give_up_swallowed(self) -> None:
-        """Makes hole entries of the queue offsets that were given out and whose records damage swallowed: no queue may end before
-        them, or they would be given out again. For the last process, when all is dispatched. Raises StoreFullError."""
+        """Makes hole entries of the queue offsets that were given out and whose records damage swallowed: no queue
+        may end before them, or they would be given out again. For the last process, when all is dispatched. Raises
+        StoreFullError."""
         if self._control.dispatched >= self._control.wrote:
             for slot in queue_kernel.queues_behind(self._control):
                 self._queues.get(slot).fill_gap(self._control.queue_next(slot))
@@ -214,8 +215,9 @@ class Dispatcher:
     def _judge(self, position: int, wrote: int, deadline_s: float) -> bool:
         """Deals with the damage that dispatch stands before; True when it is listed, so that it can be stepped over.
 
-        The end of the damage is searched within the time of this turn. Then the turn ends, and the bytes are copied aside without
-        the lock. The damage is listed in a later turn, in which the kernel has read the record once more.
+        The end of the damage is searched within the time of this turn. Then the turn ends, and the bytes are copied
+        aside without the lock. The damage is listed in a later turn, in which the kernel has read the record once
+        more.
         """
         search = self._search
         if search is None or search.begin != position:
@@ -256,7 +258,8 @@ class Dispatcher:
             self._skip_removed(minimum)
 
     def _add_missing_queue(self) -> None:
-        """Only a log that was just loaded has records of queues that are not in the table: an append enters them first."""
+        """Only a log that was just loaded has records of queues that are not in the table: an append enters them
+        first."""
         control, record = self._control, self._record(self._kernel.position)
         while control.queue_count >= control.queue_capacity and self._more_queues is not None:
             self._more_queues()
@@ -268,14 +271,15 @@ class Dispatcher:
                 self._control.add_queue(topic, queue_id, next=offset, dispatched=offset, minimum=offset)
 
     def _fill_gap(self) -> None:
-        """The records between the queue's last one and this one are lost: they were inside a hole, or below the minimum, or in a
-        tail that was given up."""
+        """The records between the queue's last one and this one are lost: they were inside a hole, or below the
+        minimum, or in a tail that was given up."""
         slot, wanted = self._kernel.slot, self._kernel.wanted
         queue = self._queues.get(slot)
         expected = queue.max_offset
         if not self._is_believed(queue, expected, wanted):
             self._meet_damage(
-                f"queue offset {wanted} of {queue.topic}/{queue.queue_id}, where {expected} is next, is impossible: the log has no room "
+                f"queue offset {wanted} of {queue.topic}/{queue.queue_id}, where {expected} is next, is "
+                "impossible: the log has no room "
                 f"for the records between"
             )
             return
@@ -285,7 +289,8 @@ class Dispatcher:
         queue.fill_gap(wanted)
 
     def _is_believed(self, queue: ConsumeQueue, expected: int, wanted: int) -> bool:
-        """Whether a record's queue offset `wanted` is right although `expected` is next. A checksum of ours covers the number."""
+        """Whether a record's queue offset `wanted` is right although `expected` is next. A checksum of ours covers
+        the number."""
         if not queue.has_files() or self._given_up().explains(
             (queue.topic, queue.queue_id), expected, wanted
         ):

@@ -15,7 +15,8 @@ PIECE_BYTES = 4 * 1024 * 1024  # of log searched at once; some 5 ms
 
 
 class DamageSearch:
-    """Finds the end of the damage at `begin`: the next valid record that stands at its own offset, or the limit of the search.
+    """Finds the end of the damage at `begin`: the next valid record that stands at its own offset, or the limit of
+    the search.
 
     Looks only at bytes below the wrote position: a running append is not damage.
     """

@@ -1,4 +1,5 @@
-"""Extended consume queues: a tags code, a store time and a filter bitmap for each entry of a queue (RocketMQ's ConsumeQueueExt).
+"""Extended consume queues: a tags code, a store time and a filter bitmap for each entry of a queue (RocketMQ's
+ConsumeQueueExt).
 
 The queue's entry holds the address of its unit instead of the tags code. Units are weakly reliable by design: a reader
 that cannot find one uses the message itself. A unit is written before its entry, so bytes behind the last entry's unit,
@@ -23,7 +24,8 @@ ALLOCATE_BYTES = 64 * 1024
 
 
 class ExtUnit(NamedTuple):
-    """`size_bytes` of the unit, the message's `tags_code` and `store_timestamp_ms`, and the filter `bitmap` (may be empty)."""
+    """`size_bytes` of the unit, the message's `tags_code` and `store_timestamp_ms`, and the filter `bitmap` (may be
+    empty)."""
 
     size_bytes: int
     tags_code: int

@@ -43,7 +43,8 @@ class OffsetFile:
 
 
 def parse_offsets(text: str) -> OffsetFile:
-    """The content of an offset file; keys are text, offsets whole numbers ≥ 0, nested at most once. Raises ValueError."""
+    """The content of an offset file; keys are text, offsets whole numbers ≥ 0, nested at most once. Raises
+    ValueError."""
     quoted = _BARE_KEY.sub(lambda m: m[0] if m[2] is None else f'{m[1]}"{m[2]}"', text)
     try:
         data = json.loads(quoted, parse_float=_refuse, parse_constant=_refuse)
@@ -185,7 +186,8 @@ def saved_position(root: Path) -> int:
 
 
 def _checksum(offsets: QueueOffsets) -> int:
-    """CRC-32C of the numbers: a flipped bit often turns one valid number into another. Taken piece by piece, so that other threads run."""
+    """CRC-32C of the numbers: a flipped bit often turns one valid number into another. Taken piece by piece, so that
+    other threads run."""
     value = crc32c(b"[")
     for table in (offsets.next, offsets.minimum):
         rows = _in_order(table)

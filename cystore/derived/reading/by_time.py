@@ -19,7 +19,8 @@ class _UnsoundQueueError(Exception):
 
 
 class TimeSearch:
-    """Finds the message of a time in the queues of one store. A queue file that somebody deleted or damaged is made again first."""
+    """Finds the message of a time in the queues of one store. A queue file that somebody deleted or damaged is made
+    again first."""
 
     def __init__(
         self,
@@ -61,7 +62,8 @@ class TimeSearch:
         return earlier.queue_offset
 
     def _first_from(self, queue: ConsumeQueue, low: int, high: int, timestamp_ms: int) -> int:
-        """Where a queue's messages of a time and later ones begin: the first of them is at or behind that offset, and none is before."""
+        """Where a queue's messages of a time and later ones begin: the first of them is at or behind that offset, and
+        none is before."""
         while low < high:
             middle = (low + high) // 2
             at = self._next(queue, middle, high)
@@ -97,7 +99,8 @@ class TimeSearch:
         return None
 
     def _make_up(self, queue: ConsumeQueue, queue_offset: int) -> None:
-        """Makes up for a queue file that somebody deleted. Raises _UnsoundQueueError in a process that may not write."""
+        """Makes up for a queue file that somebody deleted. Raises _UnsoundQueueError in a process that may not
+        write."""
         if queue.file_of(queue_offset) is not None:
             return
         if self._control.read_only:
@@ -133,7 +136,8 @@ class TimeSearch:
         return self._entered_ms(queue, queue_offset)
 
     def _entered_ms(self, queue: ConsumeQueue, queue_offset: int) -> int | None:
-        """Store timestamp of the record that an entry points to. Raises CorruptRecordError if that is not the message's, as `get` does."""
+        """Store timestamp of the record that an entry points to. Raises CorruptRecordError if that is not the
+        message's, as `get` does."""
         entry = queue.entry(queue_offset)
         if entry is None:
             return None

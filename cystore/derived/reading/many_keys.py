@@ -15,7 +15,8 @@ log = logging.getLogger("cystore")
 
 
 def distinct(keys: Iterable[str]) -> dict[str, Any]:
-    """The keys in their order, each once; without values. A single text is refused, because its letters would become keys."""
+    """The keys in their order, each once; without values. A single text is refused, because its letters would become
+    keys."""
     if isinstance(keys, (str, bytes)) or not isinstance(keys, Iterable):
         raise MessageIllegalError(f"keys must be several keys, for example a list, not {type(keys).__name__}")
     given = list(keys)

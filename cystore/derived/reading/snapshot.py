@@ -26,8 +26,8 @@ ALIGN_QUEUES = 16  # the longest queues are asked where records begin
 
 @dataclass(frozen=True)
 class LogRange:
-    """Records that begin in [begin, end) of one segment: `path` is the segment's, `base` its first byte's physical offset,
-    `file_bytes` its nominal length. Both ends are record boundaries. `holes` are known to be damaged."""
+    """Records that begin in [begin, end) of one segment: `path` is the segment's, `base` its first byte's physical
+    offset, `file_bytes` its nominal length. Both ends are record boundaries. `holes` are known to be damaged."""
 
     store: str
     path: str
@@ -206,7 +206,8 @@ class LogSnapshot:
     def pieces(
         self, begin: int, end: int, piece_bytes: int = PIECE_BYTES, *, at_most: bool = False
     ) -> Iterator[LogRange]:
-        """[begin, end) cut into equal parts of about `piece_bytes` at least (or `at_most`), each beginning with a record."""
+        """[begin, end) cut into equal parts of about `piece_bytes` at least (or `at_most`), each beginning with a
+        record."""
         for whole in self.segments(begin, end):
             count = (
                 -(-whole.size_bytes // piece_bytes) if at_most else max(1, whole.size_bytes // piece_bytes)

@@ -29,7 +29,8 @@ class At(NamedTuple):
 
 
 class TailReader:
-    """Entries of queues that are not in their files yet. Safe for threads: a place that is forgotten only costs a longer walk."""
+    """Entries of queues that are not in their files yet. Safe for threads: a place that is forgotten only costs a
+    longer walk."""
 
     def __init__(self) -> None:
         # For a queue: a queue offset, and a log position before which no record of that offset or a later one stands.
@@ -45,8 +46,8 @@ class TailReader:
         queue_offset: int,
         room: int,
     ) -> tuple[MappedFile, int, int]:
-        """(file, count, reached): the entries of a queue from an offset on, in memory that looks like a consume queue file,
-        and the log position that the walk came to.
+        """(file, count, reached): the entries of a queue from an offset on, in memory that looks like a consume queue
+        file, and the log position that the walk came to.
 
         `dispatched` was read before the queue's own end. Raises OffsetError when a segment goes meanwhile.
         """
@@ -78,9 +79,9 @@ class TailReader:
     ) -> tuple[At | None, At | None]:
         """The last message of a queue before a time, and the first one that is not, from the queue offset `begin` on.
 
-        `bounds`: the log's minimum, its wrote position, and the dispatched position, which was read before the queue's own end.
-        `ms_of(physical offset, size)` is a record's store timestamp. Raises OffsetError if a segment is removed
-        meanwhile.
+        `bounds`: the log's minimum, its wrote position, and the dispatched position, which was read before the
+        queue's own end. `ms_of(physical offset, size)` is a record's store timestamp. Raises OffsetError if a segment
+        is removed meanwhile.
         """
         earlier: At | None = None
         while True:

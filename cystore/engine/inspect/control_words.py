@@ -20,8 +20,8 @@ _SHAPE = struct.Struct("=qqIII")  # from commit_log_file_bytes to max_queues
 
 
 class Words(NamedTuple):
-    """`generation` is another one with each control block. The block is not locked: each word is as of a moment of its own, so `dispatched`
-    may be beyond `wrote`. Then all below `wrote` is dispatched."""
+    """`generation` is another one with each control block. The block is not locked: each word is as of a moment of
+    its own, so `dispatched` may be beyond `wrote`. Then all below `wrote` is dispatched."""
 
     generation: int
     wrote: int

@@ -31,7 +31,8 @@ NAMES = frozenset(
 
 
 def is_store(root: Path) -> bool:
-    """Whether a directory is a store: it has a checkpoint of the right length, a manifest of ours, or a file of a commit log.
+    """Whether a directory is a store: it has a checkpoint of the right length, a manifest of ours, or a file of a
+    commit log.
 
     A store with damaged or removed files counts while its `lock` file has the text of both programs, and the directory
     has no foreign name. A kill while a store is being made leaves that, too. Raises StoreIOError.

@@ -19,7 +19,8 @@ DISK_FULL = FLAGS["FLAG_DISK_FULL"][0]
 
 
 class DiskSpace:
-    """Watches the file system that holds the store, whatever else is mounted where: inside quotas and loop mounts too."""
+    """Watches the file system that holds the store, whatever else is mounted where: inside quotas and loop mounts
+    too."""
 
     def __init__(self, root: Path, control: Control, policy: Policy) -> None:
         self._root, self._control, self._policy = root, control, policy
@@ -48,7 +49,8 @@ class DiskSpace:
         return ""
 
     def watch(self) -> float:
-        """Switches writing off on a full disk, for every attached process, and on again; returns the used percentage."""
+        """Switches writing off on a full disk, for every attached process, and on again; returns the used
+        percentage."""
         reason = self._full()
         if reason and not self._control.flags & DISK_FULL:
             log.error("%s: %s; puts are refused until there is space", self._root, reason)

@@ -1,7 +1,8 @@
 """Given-up queue offsets: offsets that were handed out and whose records are lost. They are not handed out again.
 
-Recovery finds them and lists them in the manifest. The list explains a gap in the queue offsets of the log when nothing else does any more:
-the damaged bytes may be cut, and the hole entries of the consume queue are gone when the queue is rebuilt.
+Recovery finds them and lists them in the manifest. The list explains a gap in the queue offsets of the log when
+nothing else does any more: the damaged bytes may be cut, and the hole entries of the consume queue are gone when the
+queue is rebuilt.
 """
 
 from __future__ import annotations

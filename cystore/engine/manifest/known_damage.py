@@ -22,6 +22,6 @@ class KnownDamage:
         return self.holes.covering(position)
 
     def add(self, begin: int, end: int, reason: str, copy: str) -> None:
-        """Lists [begin, end) as damaged, durably, for all processes. Raises StoreIOError; StoreFullError for a list that outgrows its
-        room on a full disk."""
+        """Lists [begin, end) as damaged, durably, for all processes. Raises StoreIOError; StoreFullError for a list
+        that outgrows its room on a full disk."""
         self._manifest.add_damage(begin, end, reason, copy)

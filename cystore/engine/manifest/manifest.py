@@ -185,7 +185,8 @@ def read_facts(root: Path) -> tuple[Facts, bool]:
 
 
 def read_holes(root: Path) -> DamagedRanges:
-    """The damaged ranges of the log that are known. Raises StoreFormatError when the only list of them cannot be read."""
+    """The damaged ranges of the log that are known. Raises StoreFormatError when the only list of them cannot be
+    read."""
     return read_facts(root)[0].holes
 
 
@@ -212,7 +213,8 @@ def record_given_up(root: Path, given_up: GivenUp) -> None:
 
 
 def record_holes(root: Path, holes: DamagedRanges) -> None:
-    """For recovery, which is alone in the store: the manifest says `holes` from now on, and so does the list for people."""
+    """For recovery, which is alone in the store: the manifest says `holes` from now on, and so does the list for
+    people."""
     Manifest.load(root, None, lambda: Facts(holes=holes)).set_holes(holes)
     write_holes(root, holes)
 
@@ -273,7 +275,8 @@ class Manifest:
         path = self._root / FILE_NAME
         if problem:
             log.error(
-                "%s cannot be read (%s): making it anew from the store's other files; changed settings of the store are "
+                "%s cannot be read (%s): making it anew from the store's other files; changed settings of the "
+                "store are "
                 "lost: see `cystore config`. The holds are unknown, so cleaning is paused until `cystore config PATH "
                 "--resume-cleaning`, or the archive job with --restore, ends the pause",
                 path,
@@ -293,7 +296,8 @@ class Manifest:
         control = self._control
         assert control is not None
         log.error(
-            "%s was damaged or removed under live processes (%s): making it anew; the processes add what they know of the store",
+            "%s was damaged or removed under live processes (%s): making it anew; the processes add what they "
+            "know of the store",
             self._root / FILE_NAME,
             problem or "there is none",
         )
@@ -389,7 +393,8 @@ class Manifest:
     # ------------------------------------------------------------------------------------ what the engine enters
 
     def add_damage(self, begin: int, end: int, reason: str, copy: str = "") -> DamagedRanges:
-        """Enters [begin, end) of the log as damaged; returns all damaged ranges. `copy` names the file in quarantine/."""
+        """Enters [begin, end) of the log as damaged; returns all damaged ranges. `copy` names the file in
+        quarantine/."""
         hole = DamagedRange(begin, end, reason, copy, clock.now_ms())
         return self.update(lambda facts: replace(facts, holes=facts.holes.merged([hole]))).holes
 

@@ -20,7 +20,8 @@ KEPT = 4096
 
 
 class RemovedQueue(NamedTuple):
-    """The messages below queue offset `end` were removed; their records are below the physical offset `physical_end`."""
+    """The messages below queue offset `end` were removed; their records are below the physical offset
+    `physical_end`."""
 
     topic: str
     queue_id: int

@@ -17,8 +17,8 @@ INDEX_SLOT_BYTES = CONSTANTS["INDEX_SLOT_BYTES"][0]
 class Damage:
     """A damaged range of a stored file. `kind`: record, consume_queue or index.
 
-    `begin` and `end` are physical offsets for records and for the index (of the records whose keys are wrong or missing), and
-    positions in the file for consume queues.
+    `begin` and `end` are physical offsets for records and for the index (of the records whose keys are wrong or
+    missing), and positions in the file for consume queues.
     """
 
     kind: str

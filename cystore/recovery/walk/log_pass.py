@@ -59,7 +59,8 @@ class StoppedRecord:
 
 @dataclass
 class PassResult:
-    """`earlier` is set when consume queues turned out to lack entries of records before the start: walk again from there."""
+    """`earlier` is set when consume queues turned out to lack entries of records before the start: walk again from
+    there."""
 
     start: int
     end: int = 0
@@ -204,7 +205,8 @@ class LogPass(LogVisitor):
         )
 
     def _is_believed(self, record: StoppedRecord) -> bool:
-        """A record below the watermark whose queue offset nothing explains: is the number right or the record damaged?"""
+        """A record below the watermark whose queue offset nothing explains: is the number right or the record
+        damaged?"""
         if not self._about.keep or rules.header_is_proven(record.magic):
             return True
         return self._next_of_queue(record) == record.queue_offset + 1
@@ -238,7 +240,8 @@ class LogPass(LogVisitor):
         return True
 
     def entry_is_true(self, key: Key, number: int) -> bool:
-        """Whether the entry of a queue offset leads to the record of that offset. One below the log's minimum is believed."""
+        """Whether the entry of a queue offset leads to the record of that offset. One below the log's minimum is
+        believed."""
         reader = self._about.queues[key]
         if number < 0:
             return False

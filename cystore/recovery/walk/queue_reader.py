@@ -128,7 +128,8 @@ class QueueReader:
         return entry_in(self._block[1], position - at)
 
     def below(self, physical_offset: int) -> int:
-        """Behind the last entry that points below `physical_offset`: entries ascend, hole entries go with the one before."""
+        """Behind the last entry that points below `physical_offset`: entries ascend, hole entries go with the one
+        before."""
         low, high = self.first, self.limit
         while True:
             found = self._bisect(low, high, physical_offset)
@@ -262,8 +263,9 @@ def _folders(path: Path) -> list[str]:
 
 
 def _listed(parent: int, path: Path, queue: str) -> Listed:
-    """The files in a queue's folder, and the beginning of the file if there is one and nothing stands behind. `parent` is open on
-    `path`, the folder of the topic: few system calls a queue, and no link is followed. Raises OSError."""
+    """The files in a queue's folder, and the beginning of the file if there is one and nothing stands behind.
+    `parent` is open on `path`, the folder of the topic: few system calls a queue, and no link is followed. Raises
+    OSError."""
     with folders.open_folder_in(parent, queue) as folder:
         bases = [(base, name) for name in os.listdir(folder) if (base := base_of_name(name)) is not None]
         bases.sort()

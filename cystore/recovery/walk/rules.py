@@ -22,8 +22,8 @@ class FirstRecord(NamedTuple):
 
 
 def start_after_clean_close(bases: list[int], file_bytes: int, check_bytes: int) -> int:
-    """Where checking begins after a clean close: the last three files (CommitLog.recoverNormally), or as many more as hold no
-    more than `check_bytes` together."""
+    """Where checking begins after a clean close: the last three files (CommitLog.recoverNormally), or as many more as
+    hold no more than `check_bytes` together."""
     enough = bases[-FILES_AFTER_CLEAN_CLOSE:][0]
     return min(
         enough, next(base for base in bases if bases[-1] + file_bytes - base <= max(check_bytes, file_bytes))

@@ -52,7 +52,8 @@ def level_of(queue_id: int) -> int:
 
 
 def carried_due_ms(message: Message) -> int | None:
-    """When a message that was carried forward is due; None for any other one. The same rule makes its queue's entry (derive.pxd)."""
+    """When a message that was carried forward is due; None for any other one. The same rule makes its queue's entry
+    (derive.pxd)."""
     if message.topic != SCHEDULE_TOPIC or message.queue_id < RUN_QUEUES:
         return None
     text = message.properties.get(DUE, "")

@@ -36,9 +36,9 @@ _END_IT = "`cystore config PATH --end-archive` ends the hold"
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """Every record below the physical offset `up_to` is in the archive `archive_id` in `folder`. `manifest` is the path
-    of the newest manifest inside the folder, None before the first one. `format` is one of FORMATS. `table` is the URL of
-    the archive's table, empty if the table is in the folder."""
+    """Every record below the physical offset `up_to` is in the archive `archive_id` in `folder`. `manifest` is the
+    path of the newest manifest inside the folder, None before the first one. `format` is one of FORMATS. `table` is
+    the URL of the archive's table, empty if the table is in the folder."""
 
     archive_id: str
     folder: str
@@ -133,7 +133,8 @@ class ArchiveMark:
             return archived_of(content)
         except ValueError as error:
             raise StoreFormatError(
-                f"cannot read the archive mark: {error}; cleaning is paused. The archive job with --restore writes the mark again "
+                f"cannot read the archive mark: {error}; cleaning is paused. The archive job with --restore "
+                "writes the mark again "
                 f"from the archive's newest manifest, or {_END_IT}",
                 path=self.path,
             ) from error
@@ -161,7 +162,8 @@ class ArchiveMark:
             now = self.read()
             if now != before or not before.up_to <= after.up_to <= self._control.flushed:
                 raise StoreConfigError(
-                    f"the archive is at {now and now.up_to}, not at {before.up_to}, or cannot be moved to {after.up_to}: another job "
+                    f"the archive is at {now and now.up_to}, not at {before.up_to}, or cannot be moved to "
+                    f"{after.up_to}: another job "
                     "archives this store; run the job again",
                     path=self.path,
                 )

@@ -1,12 +1,13 @@
 """Keeps daily numbers of tasks: runs, failures, retries, runtimes and waits by task name and day (UTC).
 
-A day is open until the log has an event that is `--watermark-h` hours later than the day's end. A run computes the open days again
-and leaves the final days alone. It reads the events of the open days, and of `--lookback-days` before them: there the attempts may
-have begun that ended on an open day. If an attempt ends on a final day, the summary counts it as `late`, and no file changes.
+A day is open until the log has an event that is `--watermark-h` hours later than the day's end. A run computes the
+open days again and leaves the final days alone. It reads the events of the open days, and of `--lookback-days` before
+them: there the attempts may have begun that ended on an open day. If an attempt ends on a final day, the summary
+counts it as `late`, and no file changes.
 
-You may kill a run at any time; the next run does the same days again. If the cleaner removed events of an open day, that day's file
-stays as it is and becomes final, and the summary counts the day as `kept`. Read the archive too (--include-archive), or run the job
-more often.
+You may kill a run at any time; the next run does the same days again. If the cleaner removed events of an open day,
+that day's file stays as it is and becomes final, and the summary counts the day as `kept`. Read the archive too
+(--include-archive), or run the job more often.
 
 exit codes: 0 done; 1 done, but days were kept that may lack attempts; 2 an error
 
@@ -121,7 +122,8 @@ def aggregate(
     """Updates the daily numbers in the folder `out`: daily/date=YYYY-MM-DD/tasks.parquet has the columns of
     `cystore.spark.report.daily` except the date. `options` are those of the source. Returns a summary.
 
-    Raises StoreConfigError for a folder with other files or of other stores, StoreLockedError while another run works in it.
+    Raises StoreConfigError for a folder with other files or of other stores, StoreLockedError while another run works
+    in it.
     """
     home, state = _check(stores, out, watermark_h, lookback_days)
     given = {STRATEGY: "latest", **({"includeArchive": "true"} if include_archive else {}), **options}
@@ -180,7 +182,8 @@ def _check(
 
 
 def _begin(state: State, lookback_days: int) -> int:
-    """The time from which events are read. It covers the event that the last run noted, even if its lookback was longer."""
+    """The time from which events are read. It covers the event that the last run noted, even if its lookback was
+    longer."""
     if state.open_from is None or state.oldest_ms is None:
         return 0
     return min(begin_of(state.open_from - lookback_days * DAY), begin_of(day_of(state.oldest_ms)))
@@ -214,7 +217,8 @@ def _by_day(found: pa.Table) -> dict[date, pa.Table]:
 
 
 def _kept(home: Path, state: State, oldest_ms: int) -> set[date]:
-    """Open days whose events the cleaner has removed since the last run, entirely or in part: their files know more than the log."""
+    """Open days whose events the cleaner has removed since the last run, entirely or in part: their files know more
+    than the log."""
     if state.oldest_ms is None or oldest_ms <= state.oldest_ms:
         return set()
     last = day_of(oldest_ms)

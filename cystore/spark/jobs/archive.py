@@ -1,7 +1,7 @@
 """Archives expiring segments to Parquet before they may be removed.
 
-Each task writes and verifies one range of the log by itself (`cystore.columns.parquet.write_range`), so no message passes through the
-JVM. `cystore.columns.archiver` describes the order of the steps, and what a kill leaves behind.
+Each task writes and verifies one range of the log by itself (`cystore.columns.parquet.write_range`), so no message
+passes through the JVM. `cystore.columns.archiver` describes the order of the steps, and what a kill leaves behind.
 
 example:
   python -m cystore.spark archive /var/lib/app/store /mnt/archive/app
@@ -44,16 +44,16 @@ def archive(
     settings: dict[str, Any] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Archives the store in directory `store` with the executors of a session; call it on the store's host. `settings` are fields of
-    StoreConfig. `options` and errors are those of `cystore.columns.archiver.archive_store`. Raises StoreFormatError if there is no
-    store. Returns the summary."""
+    """Archives the store in directory `store` with the executors of a session; call it on the store's host.
+    `settings` are fields of StoreConfig. `options` and errors are those of `cystore.columns.archiver.archive_store`.
+    Raises StoreFormatError if there is no store. Returns the summary."""
     with open_store(existing_store(store), **{"services": "none", **(settings or {})}) as opened:
         return archive_store(opened, folder, mapper=on_executors(spark), **options).as_dict()
 
 
 def on_executors(spark: SparkSession) -> Mapper:
-    """Runs each range's task on the cluster. An error of the store's content is raised here as it was there. All other errors are
-    left to Spark, which tries the task again: they may be the fault of one host."""
+    """Runs each range's task on the cluster. An error of the store's content is raised here as it was there. All
+    other errors are left to Spark, which tries the task again: they may be the fault of one host."""
 
     def run(task: Task, parts: Sequence[LogRange]) -> list[WrittenRange]:
         written = []
@@ -86,7 +86,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--table",
         metavar="URL",
-        help="where the table of format delta or iceberg is, as s3://bucket/path (default: in FOLDER); the first run decides it",
+        help="where the table of format delta or iceberg is, as s3://bucket/path (default: in FOLDER); the "
+        "first run decides it",
     )
     parser.add_argument(
         "--expiring-within-h",

@@ -1,6 +1,8 @@
-"""The folder that the job `aggregate` writes: one file of numbers for each day, and the state that a run leaves to the next one.
+"""The folder that the job `aggregate` writes: one file of numbers for each day, and the state that a run leaves to
+the next one.
 
-Each file is replaced as a whole, and the state is written last. So a killed run leaves days that the next run writes again.
+Each file is replaced as a whole, and the state is written last. So a killed run leaves days that the next run writes
+again.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ DAY_MS = 86_400_000
 
 @dataclass(frozen=True)
 class State:
-    """Days before `open_from` are final. `oldest_ms` is the first event that the next run reads, unless the cleaner removes it before.
-    Both are None until a run has found an event."""
+    """Days before `open_from` are final. `oldest_ms` is the first event that the next run reads, unless the cleaner
+    removes it before. Both are None until a run has found an event."""
 
     stores: tuple[str, ...]
     open_from: date | None = None
@@ -49,8 +51,9 @@ def day_of(ms: int) -> date:
 
 
 def read_state(home: Path, stores: tuple[str, ...]) -> State:
-    """The state in a folder, with the stores that are read now; a first one if the folder is missing or has no state yet. Raises
-    StoreConfigError for a folder with other files or of other stores, CorruptRecordError for a damaged state."""
+    """The state in a folder, with the stores that are read now; a first one if the folder is missing or has no state
+    yet. Raises StoreConfigError for a folder with other files or of other stores, CorruptRecordError for a damaged
+    state."""
     path = home / STATE
     data = files.read_if_there(path) if home.exists() else None
     if data is None:
@@ -66,7 +69,8 @@ def read_state(home: Path, stores: tuple[str, ...]) -> State:
         open_from, oldest_ms = date.fromisoformat(content["open_from"]), int(content["oldest_ms"])
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptRecordError(
-            f"the state of the last run is damaged ({error!r}): remove the folder, and the next run computes all days again",
+            f"the state of the last run is damaged ({error!r}): remove the folder, and the next run computes "
+            "all days again",
             path=path,
         ) from None
     if missing := sorted(set(before) - set(stores)):

@@ -1,6 +1,7 @@
-"""Follows a fleet's tasks: a stream into Parquet, which a dashboard can read. A row has the runs, failures, retries and runtimes of one
-task name in one window of time. The job writes a window once: when an event arrives that is later than the window's end by the
-watermark. You may end the job by Ctrl-C or a kill; the next start continues there and repeats no window.
+"""Follows a fleet's tasks: a stream into Parquet, which a dashboard can read. A row has the runs, failures, retries
+and runtimes of one task name in one window of time. The job writes a window once: when an event arrives that is later
+than the window's end by the watermark. You may end the job by Ctrl-C or a kill; the next start continues there and
+repeats no window.
 
 example:
   python -m cystore.spark live /var/lib/app/store --out /var/lib/app/windows --window "1 minute"
@@ -80,8 +81,9 @@ def follow(
     once: bool = False,
     **options: str,
 ) -> dict[str, Any]:
-    """Writes windows into the folder `out` until the stream is stopped: one file for each batch, and at most one batch in each
-    period `every`. Returns the number of batches since the checkpoint began. `options` are those of the source."""
+    """Writes windows into the folder `out` until the stream is stopped: one file for each batch, and at most one
+    batch in each period `every`. Returns the number of batches since the checkpoint began. `options` are those of the
+    source."""
     folder = outside_of(existing_stores(store), out)
     events = task_events(spark.readStream, store, **{"startingOffsets": "earliest", **options})
     writer = (
@@ -101,8 +103,8 @@ def follow(
 def _wait(query: StreamingQuery) -> None:
     """Waits until the query ends. Ctrl-C stops it. Raises the error with which the query failed.
 
-    Another thread asks Spark: PySpark's own handler of Ctrl-C would call Spark on the connection on which this thread waits,
-    which breaks the connection."""
+    Another thread asks Spark: PySpark's own handler of Ctrl-C would call Spark on the connection on which this thread
+    waits, which breaks the connection."""
     failures: list[Exception] = []
 
     def ask() -> None:

@@ -1,7 +1,9 @@
-"""The parts of a rebuild that run on executors: gathering entries from ranges of the log, and writing a queue's files from them.
+"""The parts of a rebuild that run on executors: gathering entries from ranges of the log, and writing a queue's files
+from them.
 
-Everything is written under STORE/rebuild, each attempt of a task in a folder of its own, so a task that Spark runs twice does no harm.
-The files are made by the classes that dispatch makes them with, over a control block of their own in memory.
+Everything is written under STORE/rebuild, each attempt of a task in a folder of its own, so a task that Spark runs
+twice does no harm. The files are made by the classes that dispatch makes them with, over a control block of their own
+in memory.
 """
 
 from __future__ import annotations
@@ -56,8 +58,9 @@ class Run(NamedTuple):
 
 
 class RangeOutcome(NamedTuple):
-    """What a range came to: the part it was asked for, where it began, its end, where the walk came to, and how many records it has in
-    queues. `position` behind `end`: that is no border, for a body holds what looks like a record. `damage` says what stopped the walk."""
+    """What a range came to: the part it was asked for, where it began, its end, where the walk came to, and how many
+    records it has in queues. `position` behind `end`: that is no border, for a body holds what looks like a record.
+    `damage` says what stopped the walk."""
 
     part: tuple[int, int]
     begin: int
@@ -75,7 +78,8 @@ class Gathered(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A queue, or the index, as it was staged below `folder`. `entries`: those of records; `told`: by all ranges (index only)."""
+    """A queue, or the index, as it was staged below `folder`. `entries`: those of records; `told`: by all ranges
+    (index only)."""
 
     key: QueueKey
     folder: str
@@ -159,7 +163,8 @@ def _segment(reader: LogReader, base: int) -> MappedFile:
 
 
 def partition_of(key: tuple[QueueKey, int], partitions: int) -> int:
-    """Which task writes a queue: the index has the first one for itself where there are several. Alike in every process."""
+    """Which task writes a queue: the index has the first one for itself where there are several. Alike in every
+    process."""
     (topic, queue_id), _ = key
     if (topic, queue_id) == INDEX or partitions == 1:
         return 0
@@ -246,12 +251,14 @@ def _write_queue(rebuild: Rebuild, attempt: str, key: QueueKey, runs: Iterable[R
 
 
 def _fill_gap(queue: ConsumeQueue, at: int, room: int, root: Path, given_up: GivenUp) -> None:
-    """Hole entries for records that damage swallowed: there was room for them in the log, or recovery lists them as given up."""
+    """Hole entries for records that damage swallowed: there was room for them in the log, or recovery lists them as
+    given up."""
     missing = at - queue.max_offset
     listed = given_up.explains((queue.topic, queue.queue_id), queue.max_offset, at)
     if queue.has_files() and not listed and missing * RECORD_SIZE_MIN > room:
         raise CorruptRecordError(
-            f"queue offset {at} of {queue.topic}/{queue.queue_id}, where {queue.max_offset} is next, is impossible: the log has no room "
+            f"queue offset {at} of {queue.topic}/{queue.queue_id}, where {queue.max_offset} is next, is "
+            "impossible: the log has no room "
             "for the records between",
             path=root,
         )

@@ -85,12 +85,13 @@ def write_report(
     include_archive: bool = False,
     **options: str,
 ) -> dict[str, Any]:
-    """Writes `hourly`, `names`, `workers`, `tracebacks` and `workflows` as Parquet and `report.html` into the folder `out`, whole or not
-    at all; returns what it found. Times are UTC. `options` are others of the source.
+    """Writes `hourly`, `names`, `workers`, `tracebacks` and `workflows` as Parquet and `report.html` into the folder
+    `out`, whole or not at all; returns what it found. Times are UTC. `options` are others of the source.
 
-    Without a session this process does all of it. That is faster for a log of up to some GiB, and holds all attempts in memory. In a
-    session Spark reads the log. It also counts the attempts of a log of more than 512 MiB; for a smaller one, this process does. Raises
-    StoreConfigError for a folder that is there, unless `overwrite` and it is a report."""
+    Without a session this process does all of it. That is faster for a log of up to some GiB, and holds all attempts
+    in memory. In a session Spark reads the log. It also counts the attempts of a log of more than 512 MiB; for a
+    smaller one, this process does. Raises StoreConfigError for a folder that is there, unless `overwrite` and it is a
+    report."""
     folder = _check(out, stores, begin, end, top, overwrite=overwrite)
     options = {**_options(begin, end, include_archive), **options}
     with replaced(folder) as making:
@@ -119,7 +120,8 @@ def _check(
 
 
 def _options(begin: datetime | None, end: datetime | None, include_archive: bool) -> dict[str, str]:
-    """Options of the source for events in [begin, end). The store's times are whole milliseconds, so bounds are rounded up."""
+    """Options of the source for events in [begin, end). The store's times are whole milliseconds, so bounds are
+    rounded up."""
     chosen = {"startingTimestamp": begin, "endingTimestamp": end}
     options = {
         name: str(math.ceil(time.timestamp() * 1000)) for name, time in chosen.items() if time is not None

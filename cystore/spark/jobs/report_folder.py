@@ -15,8 +15,8 @@ MARKER = ".cystore-report"  # in every report, so that nothing else is replaced 
 
 
 def check_out(out: Path | str, stores: str | Sequence[str], *, overwrite: bool) -> Path:
-    """The folder to make, absolute. Raises StoreConfigError for one that may not be made or replaced, StoreFormatError for a path
-    among `stores` that is not a store."""
+    """The folder to make, absolute. Raises StoreConfigError for one that may not be made or replaced,
+    StoreFormatError for a path among `stores` that is not a store."""
     folder = outside_of(existing_stores(stores), out)
     if not folder.exists():
         return folder
@@ -26,15 +26,16 @@ def check_out(out: Path | str, stores: str | Sequence[str], *, overwrite: bool) 
         )
     if not Path(folder, MARKER).is_file():
         raise StoreConfigError(
-            f"{folder} is not a report: it has no file {MARKER}. Only a report can be replaced; choose another folder, or remove this one"
+            f"{folder} is not a report: it has no file {MARKER}. Only a report can be replaced; choose another "
+            "folder, or remove this one"
         )
     return folder
 
 
 @contextmanager
 def replaced(folder: Path) -> Iterator[Path]:
-    """Yields a folder to write a report into. At the end it is renamed to `folder`. After an error nothing has changed. A kill between
-    the two renames leaves the old report under a name that ends in `.old`."""
+    """Yields a folder to write a report into. At the end it is renamed to `folder`. After an error nothing has
+    changed. A kill between the two renames leaves the old report under a name that ends in `.old`."""
     making = folder.with_name(f".{folder.name}.{os.getpid()}")
     old = folder.with_name(f".{folder.name}.old")
     try:

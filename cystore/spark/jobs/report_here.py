@@ -1,7 +1,8 @@
 """The report's tables computed in this process, for small logs.
 
-Without a session this process also reads the log: that takes less time than a session takes to start. In a session Spark's
-tasks read it, and only the attempts come here. Spark's own aggregation of so few rows costs more than all the rest.
+Without a session this process also reads the log: that takes less time than a session takes to start. In a session
+Spark's tasks read it, and only the attempts come here. Spark's own aggregation of so few rows costs more than all the
+rest.
 """
 
 from __future__ import annotations

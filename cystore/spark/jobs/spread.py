@@ -1,4 +1,5 @@
-"""Work in parts on executors, by DataFrames alone, so that it runs in a classic session and through Spark Connect alike."""
+"""Work in parts on executors, by DataFrames alone, so that it runs in a classic session and through Spark Connect
+alike."""
 
 from __future__ import annotations
 

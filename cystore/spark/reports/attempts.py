@@ -1,8 +1,8 @@
 """Attempts of tasks out of the lifecycle log, as far as one part of the log tells: computed on executors, in columns.
 
-A row of SCHEMA is what the events of one part of the log say about an attempt (a task id with a number of retries). Rows of the same
-attempt from several parts are joined by `task_runs.joined`. The events of an attempt mostly lie close together, so joining has a
-quarter of the rows that the log has.
+A row of SCHEMA is what the events of one part of the log say about an attempt (a task id with a number of retries).
+Rows of the same attempt from several parts are joined by `task_runs.joined`. The events of an attempt mostly lie
+close together, so joining has a quarter of the rows that the log has.
 """
 
 from __future__ import annotations
@@ -190,7 +190,8 @@ def _whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def ranked(column: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
-    """Numbers in the order of the texts, and the distinct texts by number: the greatest of a group is found among numbers."""
+    """Numbers in the order of the texts, and the distinct texts by number: the greatest of a group is found among
+    numbers."""
     coded = _whole(column).dictionary_encode()
     order = pc.sort_indices(coded.dictionary)
     rank = np.empty(len(order), np.int64)

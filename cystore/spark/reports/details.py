@@ -1,6 +1,8 @@
-"""Bodies of the lifecycle log as columns. Whole batches are parsed by Arrow; a body that Arrow might misread is parsed by itself.
+"""Bodies of the lifecycle log as columns. Whole batches are parsed by Arrow; a body that Arrow might misread is
+parsed by itself.
 
-A body that is no JSON object has no details, and a detail of another type is left out: one odd event must not end a report.
+A body that is no JSON object has no details, and a detail of another type is left out: one odd event must not end a
+report.
 """
 
 from __future__ import annotations

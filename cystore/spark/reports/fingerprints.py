@@ -1,6 +1,7 @@
 """Groups failures: a fingerprint of the exception's class and the frames of the traceback, with numbers and ids masked.
 
-Columns in, columns out: no row is looked at by itself. Messages of exceptions are left out, for they differ from failure to failure.
+Columns in, columns out: no row is looked at by itself. Messages of exceptions are left out, for they differ from
+failure to failure.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import pyarrow.compute as pc
 # A line of a traceback, also of one in a group of exceptions, which stands behind bars.
 _FRAME = r'^[\s|+-]*File "(?P<file>.*)", line (?P<line>[0-9]+)(?:, in (?P<function>.*))?$'
 _NAME = r"^\W?(?P<name>[A-Za-z_][\w.]*)"  # `shop.Refused('x')`, `<HTTPError 404: 'x'>`, `<shop.Refused object at 0x7f>`
-# In this order: random names of temporary files, UUIDs, hexadecimal numbers, other numbers, words that hold several of these.
+# In this order: random names of temporary files, UUIDs, hexadecimal numbers, other numbers, words that hold several
+# of these.
 _MASKS = (
     (r"\btmp[a-z0-9_]{8}\b", "#"),
     (r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b", "#"),
@@ -26,18 +28,21 @@ _MASKS = (
     (r"[0-9A-Za-z]*#[0-9A-Za-z]*(?:#[0-9A-Za-z]*)+", "#"),
 )
 CUT = " ... "  # where the lifecycle log left out the middle of a long traceback
-CUT_FRAMES = 5  # of such a traceback only the last frames count: the length of the message decides which frames the cut leaves
+# of such a traceback only the last frames count: the length of the message decides which frames the cut leaves
+CUT_FRAMES = 5
 HEX_DIGITS = 16
 
 
 def classes(exceptions: pa.Array, outcomes: pa.Array) -> pa.Array:
-    """The class of each exception, from its repr. If the repr is unknown or begins with no name, the outcome of the attempt."""
+    """The class of each exception, from its repr. If the repr is unknown or begins with no name, the outcome of the
+    attempt."""
     names = pc.struct_field(pc.extract_regex(exceptions, _NAME), "name")
     return pc.coalesce(names, outcomes)
 
 
 def fingerprints(names: pa.Array, tracebacks: pa.Array) -> pa.Array:
-    """Of classes and tracebacks: the same text of 16 digits for failures of one class at one place. Null where there is no class."""
+    """Of classes and tracebacks: the same text of 16 digits for failures of one class at one place. Null where there
+    is no class."""
     key = pc.binary_join_element_wise(names, _places(tracebacks), "\n")
     coded = key.dictionary_encode()
     made = [

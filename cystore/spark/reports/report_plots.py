@@ -1,4 +1,5 @@
-"""The plots of the report, as SVG in the colours of the page, each with a legend in HTML that takes no room of the plot.
+"""The plots of the report, as SVG in the colours of the page, each with a legend in HTML that takes no room of the
+plot.
 
 Hours are drawn together, by twos, days or weeks, where there are too many for a screen.
 """
@@ -94,7 +95,8 @@ def runs_plot(hours: Rows, shown: Sequence[str], axis: Axis) -> str:
 
 
 def times_plot(hours: Rows, shown: Sequence[str], axis: Axis, column: str) -> str:
-    """A percentile by task, over time; of hours that are drawn together the greatest one. Empty where nothing is known."""
+    """A percentile by task, over time; of hours that are drawn together the greatest one. Empty where nothing is
+    known."""
     figure = _figure(4)
     axes = figure.subplots()
     drawn = []
@@ -155,7 +157,8 @@ def _colour(name: str | None, shown: Sequence[str]) -> str:
 
 
 def _html(figure: Any, drawn: Sequence[str | None], shown: Sequence[str]) -> str:
-    """The plot, and below it which colour is which task; a task may be called like our words, which stand in brackets."""
+    """The plot, and below it which colour is which task; a task may be called like our words, which stand in
+    brackets."""
     figure.patch.set_alpha(0)
     text = io.StringIO()
     with matplotlib.rc_context(_SVG):

@@ -1,11 +1,13 @@
-"""How the report looks and what its tables do in a browser: style, light and dark, and a script of its own. Nothing is fetched."""
+"""How the report looks and what its tables do in a browser: style, light and dark, and a script of its own. Nothing
+is fetched."""
 
 from __future__ import annotations
 
 import math
 
 STYLE = """
-:root { color-scheme: light dark; --ink: #1d1f24; --soft: #6a6f78; --line: #dcdfe4; --back: #fff; --card: #f5f6f8; --bad: #b00020; }
+:root { color-scheme: light dark; --ink: #1d1f24; --soft: #6a6f78; --line: #dcdfe4;
+  --back: #fff; --card: #f5f6f8; --bad: #b00020; }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e6e8ec; --soft: #9aa0aa; --line: #353a42; --back: #15171b; --card: #1e2126; --bad: #ff7a85; }
 }
@@ -19,16 +21,19 @@ h1 { font-size: 1.5rem; overflow-wrap: anywhere; } h2 { font-size: 1.15rem; marg
 .facts b { display: block; font-size: 1.35rem; font-variant-numeric: tabular-nums; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; margin: .5rem 0 1.5rem; }
-th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid var(--line); font-variant-numeric: tabular-nums;
+th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid var(--line);
+  font-variant-numeric: tabular-nums;
   white-space: nowrap; }
 th { color: var(--soft); font-weight: 600; } table.sorts th { cursor: pointer; }
 th[aria-sort="ascending"]::after { content: " \\25B2"; } th[aria-sort="descending"]::after { content: " \\25BC"; }
 th:first-child, td:first-child, td:has(details) { text-align: left; }
 td:has(details) { white-space: normal; overflow-wrap: anywhere; min-width: 20rem; color: var(--bad); }
 td { vertical-align: top; }
-input { font: inherit; padding: .3rem .6rem; border: 1px solid var(--line); border-radius: .4rem; background: var(--card);
+input { font: inherit; padding: .3rem .6rem; border: 1px solid var(--line); border-radius: .4rem;
+  background: var(--card);
   color: inherit; width: 100%; max-width: 20rem; }
-pre { overflow-x: auto; background: var(--card); color: var(--ink); padding: .6rem; font-size: 12px; white-space: pre-wrap; }
+pre { overflow-x: auto; background: var(--card); color: var(--ink); padding: .6rem; font-size: 12px;
+  white-space: pre-wrap; }
 svg { width: 100%; min-width: 44rem; height: auto; fill: currentColor; }
 .legend { display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; padding: 0; list-style: none; font-size: .9rem; }
 .legend li { overflow-wrap: anywhere; } .legend em { color: var(--soft); }
@@ -37,7 +42,8 @@ summary { overflow-wrap: anywhere; cursor: pointer; }
 .bad { color: var(--bad); } .empty { background: var(--card); border-radius: .5rem; padding: 1rem; }
 """
 
-# Sorts a table by the column whose head is clicked, and hides the rows that do not have the text that is typed above it.
+# Sorts a table by the column whose head is clicked, and hides the rows that do not have the text that is typed above
+# it.
 SCRIPT = """
 for (const table of document.querySelectorAll("table.sorts")) {
   const body = table.tBodies[0], rows = [...body.rows], heads = [...table.tHead.rows[0].cells];

@@ -1,4 +1,5 @@
-"""The tables of the report computed in this process, in columns: for logs that are not worth the start of a Spark session.
+"""The tables of the report computed in this process, in columns: for logs that are not worth the start of a Spark
+session.
 
 The tables are those of `cystore.spark.report`, row for row; percentiles are exact. A test compares both.
 """
@@ -22,7 +23,8 @@ Numbers = np.ndarray[Any, Any]
 
 
 def tables_of(parts: Sequence[pa.RecordBatch], top: int) -> dict[str, pa.Table]:
-    """`hourly`, `names`, `workers`, `tracebacks` and `workflows` from the attempts in parts of the log (`attempts.SCHEMA`)."""
+    """`hourly`, `names`, `workers`, `tracebacks` and `workflows` from the attempts in parts of the log
+    (`attempts.SCHEMA`)."""
     runs = joined(pa.Table.from_batches(parts, schema=SCHEMA))
     return {
         "hourly": _numbers(runs, "name", hourly=True),

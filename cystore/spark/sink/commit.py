@@ -1,4 +1,5 @@
-"""The commit of a write, on the driver, which runs on the store's host: staged rows get their offsets and become durable.
+"""The commit of a write, on the driver, which runs on the store's host: staged rows get their offsets and become
+durable.
 
 Without a name a job's rows are appended and flushed. A kill in between leaves some of them, and the repeated job
 appends all again. With a name (`Sink`), a note is written before and behind the records; sinks.py says which states a
@@ -75,7 +76,8 @@ class Commit:
         most = store.snapshot().file_bytes
         if largest > most:
             raise MessageIllegalError(
-                f"column value: a record takes up to {largest} bytes, a whole commit log file {most}; nothing was written",
+                f"column value: a record takes up to {largest} bytes, a whole commit log file {most}; nothing "
+                "was written",
                 path=store.path,
             )
 
@@ -138,7 +140,8 @@ class NamedCommit:
             except StoreIOError as error:
                 if there:
                     raise StoreIOError(
-                        f"batch {begun.batch} of {self._sink} has {there} of {begun.rows} records, and the staged files of the rest "
+                        f"batch {begun.batch} of {self._sink} has {there} of {begun.rows} records, and the "
+                        "staged files of the rest "
                         f"are gone ({error}); restore them, or remove the file to append the whole batch again",
                         path=self.sinks.path,
                     ) from error
@@ -160,13 +163,16 @@ class NamedCommit:
                 )
             if self.batch < note.last:
                 raise StoreConfigError(
-                    f"batch {self.batch} of {self._sink} follows batch {note.last}: the checkpoint is older than the last write, and "
-                    "its batches may begin and end elsewhere; give the query another sinkId, and expect rows that are written twice",
+                    f"batch {self.batch} of {self._sink} follows batch {note.last}: the checkpoint is older "
+                    "than the last write, and "
+                    "its batches may begin and end elsewhere; give the query another sinkId, and expect rows "
+                    "that are written twice",
                     path=self.sinks.path,
                 )
         elif self.batch < note.forgotten_below:
             raise StoreConfigError(
-                f"version {self.batch} of {self._sink} is below {note.forgotten_below}: it is unknown whether it was written",
+                f"version {self.batch} of {self._sink} is below {note.forgotten_below}: it is unknown whether "
+                "it was written",
                 path=self.sinks.path,
             )
 
@@ -244,7 +250,8 @@ def all_there(told: Sequence[object]) -> tuple[TaskMessage, ...]:
     if len(found) != len(told):
         missing = [str(number) for number, message in enumerate(told) if not isinstance(message, TaskMessage)]
         raise StoreError(
-            f"{len(missing)} of {len(told)} tasks did not report their staged files (task {', '.join(missing[:10])}): nothing was written"
+            f"{len(missing)} of {len(told)} tasks did not report their staged files (task "
+            f"{', '.join(missing[:10])}): nothing was written"
         )
     return found
 

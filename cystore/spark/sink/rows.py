@@ -224,7 +224,8 @@ class RowEncoder:
                 found.append(key.decode() if isinstance(key, bytes) else key)
             except UnicodeDecodeError:
                 raise MessageIllegalError(
-                    f"{self._at(row)}: column key is {key[:40]!r}, which is not UTF-8; encode it, for example with hex(key)"
+                    f"{self._at(row)}: column key is {key[:40]!r}, which is not UTF-8; encode it, for example "
+                    "with hex(key)"
                 ) from None
         return found
 
@@ -297,7 +298,8 @@ def _bytes_of(lists: pa.Array, separator: int) -> pa.Array:
 
 
 def messages(batch: pa.RecordBatch, stamp: Callable[[int], str] | None, first: int) -> Iterator[Message]:
-    """The messages of a staged batch; `stamp` gives each the value of its SINK_PROPERTY, from the number of the first one on."""
+    """The messages of a staged batch; `stamp` gives each the value of its SINK_PROPERTY, from the number of the first
+    one on."""
     rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
     for number, (topic, queue_id, body, keys, tags, unique, names, values, flag) in enumerate(rows, first):
         properties = dict(zip(names, values, strict=True))

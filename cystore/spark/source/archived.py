@@ -40,7 +40,8 @@ class ArchivePartition(InputPartition):
         for begin, end, why in self.damaged:
             if settings.on_corruption == "fail":
                 raise CorruptRecordError(
-                    f"the log was damaged up to {end} when it was archived: {why}; onCorruption skip or column continues behind it",
+                    f"the log was damaged up to {end} when it was archived: {why}; onCorruption skip or column "
+                    "continues behind it",
                     path=self.folder,
                     offset=begin,
                 )
@@ -59,7 +60,8 @@ def archive_of(store: MessageStore, snapshot: LogSnapshot, options: ReadOptions)
         return None
     if archived.up_to < snapshot.minimum and options.fail_on_data_loss:
         raise OffsetError(
-            f"the archive ends at {archived.up_to}, and the log begins at {snapshot.minimum}: the records between are lost to this "
+            f"the archive ends at {archived.up_to}, and the log begins at {snapshot.minimum}: the records "
+            "between are lost to this "
             "read; let failOnDataLoss be false to read the rest",
             path=archived.folder,
         )

@@ -95,9 +95,11 @@ def another(path: str, at: At, snapshot: LogSnapshot) -> OffsetError:
     """The error for a store other than the offset's."""
     return OffsetError(
         f"this is not the store that this query followed here (its id was {at.get(ID) or 'not known'}, this one's is "
-        f"{snapshot.store_id or 'not known'}): the old store was deleted and made anew, or replaced. If it was moved, name its new "
+        f"{snapshot.store_id or 'not known'}): the old store was deleted and made anew, or replaced. If it was "
+        "moved, name its new "
         f"place: option storeMoved = {json.dumps({path: '/its/new/place'})}. If this is the same store after all, set "
-        f"storeMoved = {json.dumps({path: path})}. To give up the unread rows of the old store and read this one from its "
+        f"storeMoved = {json.dumps({path: path})}. To give up the unread rows of the old store and read this "
+        "one from its "
         "beginning, let failOnDataLoss be false",
         path=path,
     )
@@ -112,7 +114,8 @@ def gone(path: str, found_at: str | None) -> OffsetError:
             path=path,
         )
     return OffsetError(
-        "a store that this query reads does not exist any more; if it was moved, name its new place with option storeMoved = "
+        "a store that this query reads does not exist any more; if it was moved, name its new place with "
+        "option storeMoved = "
         f"{json.dumps({path: '/its/new/place'})}; let failOnDataLoss be false to continue without it",
         path=path,
     )

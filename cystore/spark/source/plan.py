@@ -75,8 +75,9 @@ def queue_rules(
     rows: RowFilter,
     archived: Mapping[tuple[str, int], int] | None = None,
 ) -> RowFilter:
-    """`rows` with what bounds and choices mean for each queue. Raises StoreConfigError for offsets that are not those of all
-    chosen queues, OffsetError for offsets that were removed and are not `archived` (where each queue begins in the archive)."""
+    """`rows` with what bounds and choices mean for each queue. Raises StoreConfigError for offsets that are not those
+    of all chosen queues, OffsetError for offsets that were removed and are not `archived` (where each queue begins in
+    the archive)."""
     starting, ending = options.starting, options.ending
     times = (
         rows.times_ms[0] if starting.timestamp_ms is None else max(rows.times_ms[0], starting.timestamp_ms),
@@ -144,7 +145,8 @@ def check_loss(
             lowest = min(found.min_offset, (archived or {}).get((topic, queue_id), found.min_offset))
             if offset >= 0 and not lowest <= offset <= found.max_offset and options.fail_on_data_loss:
                 raise OffsetError(
-                    f"offset {offset} of {topic}/{queue_id} is not between {lowest} and {found.max_offset}, the existing "
+                    f"offset {offset} of {topic}/{queue_id} is not between {lowest} and {found.max_offset}, "
+                    "the existing "
                     "offsets: records are lost; let failOnDataLoss be false to read the rest",
                     path=snapshot.path,
                 )
@@ -157,7 +159,8 @@ def worth_bytes(settings: ReadSettings) -> int:
 
 
 def share_bytes(worth: int, total_bytes: int, options: ReadOptions) -> int:
-    """How much log is worth a task where so many bytes are read in all: less than `worth` where cores would be idle otherwise."""
+    """How much log is worth a task where so many bytes are read in all: less than `worth` where cores would be idle
+    otherwise."""
     cores = options.cores or len(os.sched_getaffinity(0))
     return max(worth // CORES_SHARE, min(worth, -(-total_bytes // cores)))
 
@@ -165,8 +168,8 @@ def share_bytes(worth: int, total_bytes: int, options: ReadOptions) -> int:
 def piece_bytes(
     total_bytes: int, min_partitions: int | None, worth: int | None = None, stores: int = 1
 ) -> int:
-    """The size of a partition: large enough to be worth a task, small enough for the number of partitions that was asked for.
-    `total_bytes` is the size of one store; there are so many `stores`."""
+    """The size of a partition: large enough to be worth a task, small enough for the number of partitions that was
+    asked for. `total_bytes` is the size of one store; there are so many `stores`."""
     size = max(worth or PIECE_BYTES, total_bytes * stores // PARTITIONS_MAX)
     return size if min_partitions is None else max(1, min(size, total_bytes // min_partitions))
 
@@ -228,8 +231,8 @@ def together(partitions: Iterable[LogPartition], worth: int) -> Iterator[LogPart
 def by_key(
     store: MessageStore, snapshot: LogSnapshot, rows: RowFilter, options: ReadOptions, begin: int
 ) -> list[LogRange] | None:
-    """The records from `begin` on that the index finds for the wanted keys, and the log that the index does not cover yet. None if a
-    scan is better."""
+    """The records from `begin` on that the index finds for the wanted keys, and the log that the index does not cover
+    yet. None if a scan is better."""
     topics = sorted({topic for topic, queue_id in selected(options, snapshot)})
     topics = [topic for topic in topics if not rows.topics or topic in rows.topics]
     if len(topics) * len(rows.keys) > KEY_LOOKUPS_MAX or not rows.in_queue:

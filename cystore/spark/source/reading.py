@@ -35,12 +35,14 @@ def chosen_columns(options: ReadOptions) -> dict[str, pa.DataType]:
 
 
 def read_settings(options: ReadOptions, schema: StructType) -> ReadSettings:
-    """For the columns of a schema, all or chosen with `.schema(...)`. Raises StoreConfigError for others, and other types."""
+    """For the columns of a schema, all or chosen with `.schema(...)`. Raises StoreConfigError for others, and other
+    types."""
     known = known_columns(options)
     chosen = chosen_columns(options)
     if options.columns and set(schema.fieldNames()) != set(chosen):
         raise StoreConfigError(
-            f"option columns names {', '.join(chosen)}, the schema names {', '.join(schema.fieldNames())}: give only one of both"
+            f"option columns names {', '.join(chosen)}, the schema names {', '.join(schema.fieldNames())}: "
+            "give only one of both"
         )
     for column in schema.fields:
         if column.name not in known:
@@ -49,7 +51,8 @@ def read_settings(options: ReadOptions, schema: StructType) -> ReadSettings:
         kind = from_arrow_type(known[column.name])
         if column.dataType.simpleString() != kind.simpleString():
             raise StoreConfigError(
-                f"column {column.name} is {kind.simpleString()}, not {column.dataType.simpleString()}; cast it after reading"
+                f"column {column.name} is {kind.simpleString()}, not {column.dataType.simpleString()}; cast it "
+                "after reading"
             )
     return ReadSettings(
         columns=tuple(schema.fieldNames()),

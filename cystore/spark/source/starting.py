@@ -33,8 +33,9 @@ def check_matched(
     end: int,
     archive: ArchiveContent | None = None,
 ) -> None:
-    """As in Kafka: each partition that is read has a message at or after its starting timestamp, below `end` or archived, unless
-    startingOffsetsByTimestampStrategy is latest. Raises OffsetError for the first one that has none; one without a message has none."""
+    """As in Kafka: each partition that is read has a message at or after its starting timestamp, below `end` or
+    archived, unless startingOffsetsByTimestampStrategy is latest. Raises OffsetError for the first one that has none;
+    one without a message has none."""
     starting = options.starting
     if options.starting_strategy == "latest":
         return
@@ -50,7 +51,8 @@ def check_matched(
         topic, queue_id = missing[0]
         others = f" (and {len(missing) - 1} more partitions of this store)" if len(missing) > 1 else ""
         raise OffsetError(
-            f"no message of {topic}/{queue_id}{others} was stored at or after {times_ms[missing[0]]}, as {name} asks; let {STRATEGY} "
+            f"no message of {topic}/{queue_id}{others} was stored at or after {times_ms[missing[0]]}, as "
+            f"{name} asks; let {STRATEGY} "
             "be latest to begin there with the next message, or choose an earlier time",
             path=snapshot.path,
         )
@@ -59,8 +61,8 @@ def check_matched(
 def _unmatched(
     snapshot: LogSnapshot, times_ms: PerQueue, end: int, archive: ArchiveContent | None
 ) -> set[Queue]:
-    """The queues without a message at or after their time. The last entry of a queue decides where times ascend; else the log is asked,
-    and always for what no queue has yet."""
+    """The queues without a message at or after their time. The last entry of a queue decides where times ascend; else
+    the log is asked, and always for what no queue has yet."""
     behind: PerQueue = {}
     anywhere: PerQueue = {}
     for queue, at_ms in times_ms.items():
@@ -90,8 +92,8 @@ def _from(queue: Queue, at_ms: int) -> tuple[str, int, int, int, int, int]:
 
 
 def first_at(snapshot: LogSnapshot, times_ms: PerQueue, begin: int, end: int) -> PerQueue:
-    """The offset of each queue's first message in [begin, end) that was stored at or after its time; queues without one are left out. The
-    log is asked: it may be ahead of the queues."""
+    """The offset of each queue's first message in [begin, end) that was stored at or after its time; queues without
+    one are left out. The log is asked: it may be ahead of the queues."""
     found: PerQueue = {}
     if not times_ms:
         return found

@@ -1,9 +1,9 @@
 """Reading a stream: micro-batches between positions of each store's log.
 
-An offset names, for each store, a physical offset at which a record begins, and which store that is:
-{"stores": {PATH: {"position": N, "id": ID, "log": RECORD, ...}}, "reads": OPTIONS}. No stream reads beyond the flushed position. What is
-below it is durable and never changes. So a batch that Spark repeats from its checkpoint is the same batch, after a kill of the driver
-and after a power cut on the store's host.
+An offset names, for each store, a physical offset at which a record begins, and which store that is: {"stores":
+{PATH: {"position": N, "id": ID, "log": RECORD, ...}}, "reads": OPTIONS}. No stream reads beyond the flushed position.
+What is below it is durable and never changes. So a batch that Spark repeats from its checkpoint is the same batch,
+after a kill of the driver and after a power cut on the store's host.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ Offset = dict[str, Any]
 
 
 class Stores:
-    """Opens stores for one look at a time. One that nobody else has open was recovered into memory for that, so it is kept until
-    something changes in its directory; one in use is left again at once, so that its last user can shut it down."""
+    """Opens stores for one look at a time. One that nobody else has open was recovered into memory for that, so it is
+    kept until something changes in its directory; one in use is left again at once, so that its last user can shut it
+    down."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -181,8 +182,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ------------------------------------------------------------------------------- which store, which rows
 
     def _checked_stores(self, offset: Offset, paths: list[str]) -> dict[str, Offset]:
-        """What an offset says of each store, under the place where the store is now. Raises OffsetError where the query chose other
-        rows, and for a store that is not among `paths`."""
+        """What an offset says of each store, under the place where the store is now. Raises OffsetError where the
+        query chose other rows, and for a store that is not among `paths`."""
         followed.check_choice(self._options, offset)
         stores = {self._place_now(path, at, offset, paths): at for path, at in offset["stores"].items()}
         for path in sorted(stores.keys() - set(paths)):
@@ -192,7 +193,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return stores
 
     def _place_now(self, path: str, at: Offset, offset: Offset, paths: list[str]) -> str:
-        """Where storeMoved says that a store is now. Raises OffsetError where it is still at the old place, or followed at both."""
+        """Where storeMoved says that a store is now. Raises OffsetError where it is still at the old place, or
+        followed at both."""
         to = self._options.moved.get(path, path)
         if to == path:
             return path
@@ -214,8 +216,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None
 
     def _followed(self, path: str, snapshot: LogSnapshot, at: Offset | None) -> Offset | None:
-        """What an offset says of the store at a path; None for a store that is read from its beginning. Raises OffsetError for another
-        store than the offset's, unless failOnDataLoss is false: then it is new to the query."""
+        """What an offset says of the store at a path; None for a store that is read from its beginning. Raises
+        OffsetError for another store than the offset's, unless failOnDataLoss is false: then it is new to the
+        query."""
         if at is None or self._options.moved.get(path) == path or followed.is_same(snapshot, at) is not False:
             return at
         if self._options.fail_on_data_loss:
@@ -238,7 +241,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if position < snapshot.minimum:
             problem = f"records from {position} to {snapshot.minimum} were removed before they were read"
         elif position > snapshot.end:
-            problem = f"the log ends at {snapshot.end}, this query was at {position}: it is the log of another store, or it lost its end"
+            problem = (
+                f"the log ends at {snapshot.end}, this query was at {position}: it is the log of another store, or it "
+                "lost its end"
+            )
         if problem is None:
             return position
         if self._options.fail_on_data_loss:
@@ -325,7 +331,8 @@ def _end(snapshot: LogSnapshot) -> int:
 
 
 def _after_rows(snapshot: LogSnapshot, begin: int, end: int, rows: RowFilter, count: int) -> tuple[int, int]:
-    """Where the record begins that is one more than `count` wanted ones, at most `end`; and how many there are up to there."""
+    """Where the record begins that is one more than `count` wanted ones, at most `end`; and how many there are up to
+    there."""
     left = count
     for places in _places(snapshot, begin, end, rows):
         if len(places) > left:
@@ -335,7 +342,8 @@ def _after_rows(snapshot: LogSnapshot, begin: int, end: int, rows: RowFilter, co
 
 
 def _before_bytes(snapshot: LogSnapshot, begin: int, end: int, size: int) -> int:
-    """Where the last record begins that is at most `size` bytes behind `begin`; where the second begins if the first is larger."""
+    """Where the last record begins that is at most `size` bytes behind `begin`; where the second begins if the first
+    is larger."""
     best = begin
     if end - begin <= size:
         return end

@@ -1,4 +1,5 @@
-"""Reading attempts of tasks instead of messages (option `taskAttempts`): each task computes them from its part of the log."""
+"""Reading attempts of tasks instead of messages (option `taskAttempts`): each task computes them from its part of the
+log."""
 
 from __future__ import annotations
 

@@ -100,7 +100,8 @@ def drain() -> None:
 
 
 def relay() -> None:
-    """A greenlet calls it before a native thread begins. Does something only once, and only where threads are greenlets."""
+    """A greenlet calls it before a native thread begins. Does something only once, and only where threads are
+    greenlets."""
     if _relays or not os_threads.patched() or os_threads.is_native():
         return
     _relays.append(None)

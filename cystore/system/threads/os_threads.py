@@ -1,8 +1,8 @@
 """Threads and locks of the operating system, also where gevent or eventlet put their own into `threading`.
 
-Inside the store nothing may switch to another greenlet: a lock of the operating system belongs to the thread, so a greenlet that
-came in between would find it its own. And a flush must not stop every greenlet: the services run in threads that are real. Both
-come from a second copy of the module `_thread`, which no patch has reached.
+Inside the store nothing may switch to another greenlet: a lock of the operating system belongs to the thread, so a
+greenlet that came in between would find it its own. And a flush must not stop every greenlet: the services run in
+threads that are real. Both come from a second copy of the module `_thread`, which no patch has reached.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ native_id: Callable[[], int] = _native.get_native_id
 
 
 def Lock() -> threading.Lock:
-    """A lock of the operating system. Raises MemoryError where there is no memory for one; Python itself raises RuntimeError."""
+    """A lock of the operating system. Raises MemoryError where there is no memory for one; Python itself raises
+    RuntimeError."""
     return _made(_native.allocate_lock)
 
 
@@ -113,7 +114,8 @@ class Flag:
         while not self._set:
             left_s = SLICE_S if until_s is None else min(until_s - time.monotonic(), SLICE_S)
             if self._lock.acquire(timeout=max(left_s, 0)):
-                self._lock.release()  # a handler's exception may come before it: then the others look again after a slice
+                # a handler's exception may come before it: then the others look again after a slice
+                self._lock.release()
             elif left_s < SLICE_S:
                 break
         return self._set
@@ -137,7 +139,8 @@ class Thread:
                     function()
                 start(self._run, ())
             elif threading.current_thread() is threading.main_thread():
-                # A handler's exception inside of Thread.start would leave a thread that waits for ever for a lock of `threading`.
+                # A handler's exception inside of Thread.start would leave a thread that waits for ever for a lock of
+                # `threading`.
                 start(self._start_from_here, ())
                 if not self._begun.wait(begin_s) and self._taken_back():
                     raise RuntimeError(f"can't start new thread: it did not begin within {begin_s:g} s")

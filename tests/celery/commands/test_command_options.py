@@ -1,5 +1,5 @@
-"""Goal: the options and the end of `celery -A APP cystore ...` are as users of other commands expect them. Method: Celery's own program in
-this process on a written log; the real command where a pipe is closed."""
+"""Goal: the options and the end of `celery -A APP cystore ...` are as users of other commands expect them. Method:
+Celery's own program in this process on a written log; the real command where a pipe is closed."""
 
 from __future__ import annotations
 

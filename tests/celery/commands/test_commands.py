@@ -1,5 +1,5 @@
-"""Goal: `celery -A APP cystore ...` shows what the queries find, in lines and in JSON, and says what to do when it cannot. Method: celery's
-own program in this process on a written log; the real command where it must follow one."""
+"""Goal: `celery -A APP cystore ...` shows what the queries find, in lines and in JSON, and says what to do when it
+cannot. Method: celery's own program in this process on a written log; the real command where it must follow one."""
 
 from __future__ import annotations
 
@@ -181,7 +181,8 @@ def test_an_app_with_another_backend(run):
 
 @pytest.mark.parametrize("url", ["cystore+remote://", "cystore://"])
 def test_an_app_without_a_store(run, url):
-    """A publisher's: the commands run on the host that has the store. Seen: "it can send tasks but not read results"."""
+    """A publisher's: the commands run on the host that has the store. Seen: "it can send tasks but not read
+    results"."""
     app = Celery("other", broker="memory://", backend=url, set_as_current=False)
     for words in (("status",), ("history",), ("tail",), ("rerun", "t"), ("timeline", "t")):
         said = run(*words, code=2, app=app).output

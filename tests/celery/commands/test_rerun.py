@@ -1,5 +1,6 @@
-"""Goal: what a real worker did is told by the commands, and a task is sent again with exactly what it had. Method: one worker of two
-processes on a store whose app keeps messages; celery's own program in this process. Redaction and limits on a broker in memory."""
+"""Goal: what a real worker did is told by the commands, and a task is sent again with exactly what it had. Method:
+one worker of two processes on a store whose app keeps messages; celery's own program in this process. Redaction and
+limits on a broker in memory."""
 
 from __future__ import annotations
 
@@ -246,8 +247,9 @@ DUPLICATES = {
 
 @pytest.mark.parametrize("duplicate", DUPLICATES.values(), ids=DUPLICATES)
 def test_a_duplicate_does_not_hide_a_success(make_app, run, rows, duplicate):
-    """Seen: the message of a task that had succeeded came again. The task was then sent again without a question, though its state was
-    SUCCESS; timeline and diff showed the state of the duplicate, and unfinished listed the task."""
+    """Seen: the message of a task that had succeeded came again. The task was then sent again without a question,
+    though its state was SUCCESS; timeline and diff showed the state of the duplicate, and unfinished listed the
+    task."""
     app = make_app()
     task_id, other = sent(app, 1), sent(app, 2)
     for one in (task_id, other):

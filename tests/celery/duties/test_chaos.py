@@ -1,5 +1,5 @@
-"""Goal: results that were handed out stay, whatever is killed when. Method: SIGKILL again and again, for pool processes and
-whole workers at random, under load; in the end a store that nobody has open is read back."""
+"""Goal: results that were handed out stay, whatever is killed when. Method: SIGKILL again and again, for pool
+processes and whole workers at random, under load; in the end a store that nobody has open is read back."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def test_nothing_handed_out_is_lost(fresh_fleet, rng, tasks, kill_every):
         except ResultTimeoutError:
             if client.llen(work.QUEUE) or client.hlen("unacked"):
                 continue
-            # A message that Redis had given to a worker which was killed before it noted that is lost: not by the store.
+            # A message that Redis had given to a worker which was killed before it noted that is lost: not by the
+            # store.
             for task_id in ids.keys() - metas.keys():
                 add.apply_async((ids[task_id], 1), task_id=task_id)
     assert metas.keys() == ids.keys()

@@ -1,5 +1,5 @@
-"""Goal: a duty does its work under a lease, in Redis or in the store, and stops where the lease is lost. Method: a real Redis and
-store, the tasks run in this process."""
+"""Goal: a duty does its work under a lease, in Redis or in the store, and stops where the lease is lost. Method: a
+real Redis and store, the tasks run in this process."""
 
 from __future__ import annotations
 
@@ -165,8 +165,8 @@ def test_a_tick_gives_its_lease_back(app, store, client):
 def test_a_tick_that_lost_its_lease_stops_at_the_next_step(
     app, store, client, monkeypatch, caplog, expired_only
 ):
-    """Paused for longer than the lease in its first step, it finds that out before the second: from Redis, and from the store
-    when the one who has the lease now has done a step already."""
+    """Paused for longer than the lease in its first step, it finds that out before the second: from Redis, and from
+    the store when the one who has the lease now has done a step already."""
     fill(store, 4 * STEP_BYTES)
     store_id = store_id_of(store)
     dispatch, thieves = MessageStore.dispatch, []

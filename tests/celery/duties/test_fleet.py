@@ -1,5 +1,6 @@
-"""Goal: a fleet keeps what it acknowledged and delivers nothing twice, however its processes end. Method: two workers of two pool
-processes each with the store's duties, beat and a Redis of their own; SIGKILL, SIGSTOP, and every kind of shutdown."""
+"""Goal: a fleet keeps what it acknowledged and delivers nothing twice, however its processes end. Method: two workers
+of two pool processes each with the store's duties, beat and a Redis of their own; SIGKILL, SIGSTOP, and every kind of
+shutdown."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 
 class Blocked:
-    """A task that has begun and stands still: until it is told to end, or for ever if it is cut off. It ends at once the second time."""
+    """A task that has begun and stands still: until it is told to end, or for ever if it is cut off. It ends at once
+    the second time."""
 
     def __init__(self, fleet: Fleet, name: str) -> None:
         self._fleet = fleet
@@ -154,7 +156,8 @@ def go_on(worker: Worker) -> None:
 
 @pytest.mark.slow
 def test_a_worker_is_stopped_for_longer_than_its_lease(fleet):
-    """It dispatches all the time, under one lease. It stands between two steps: who stops inside a lock of the store is waited for."""
+    """It dispatches all the time, under one lease. It stands between two steps: who stops inside a lock of the store
+    is waited for."""
     hosting = {**DUTIES, work.SETTINGS: '{"cystore_host_reput": true}'}
     holder = fleet.start("--concurrency=2", **hosting)
     store = fleet.backend.store

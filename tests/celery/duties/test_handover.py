@@ -1,5 +1,5 @@
-"""Goal: `cystore handover` makes workers leave a store between two tasks, so that another version can open it. Method: a real worker with
-a task that runs; a process for which the worker's layout is another one; the command."""
+"""Goal: `cystore handover` makes workers leave a store between two tasks, so that another version can open it.
+Method: a real worker with a task that runs; a process for which the worker's layout is another one; the command."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Goal: the results of many tasks are read in one look, and are those that a look for each gives. Method: ids in every condition; a store
-whose `query` for one key is taken away."""
+"""Goal: the results of many tasks are read in one look, and are those that a look for each gives. Method: ids in
+every condition; a store whose `query` for one key is taken away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Goal: workers, their pool processes and beat start again and again, and nothing hangs. Method: `tests.celery.restarts`."""
+"""Goal: workers, their pool processes and beat start again and again, and nothing hangs. Method:
+`tests.celery.restarts`."""
 
 from __future__ import annotations
 

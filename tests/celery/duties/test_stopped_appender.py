@@ -1,5 +1,5 @@
-"""Goal: a process that stands still inside the append lock takes no event loop with it. Method: such a process, stopped for real, and a
-worker whose main process has events to log meanwhile."""
+"""Goal: a process that stands still inside the append lock takes no event loop with it. Method: such a process,
+stopped for real, and a worker whose main process has events to log meanwhile."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Goal: duties of a fleet that installed them cost it next to nothing: no pool process, no event, no message that stays, next to no
-command of Redis. Method: real workers, beat and Redis; Redis counts its commands."""
+"""Goal: duties of a fleet that installed them cost it next to nothing: no pool process, no event, no message that
+stays, next to no command of Redis. Method: real workers, beat and Redis; Redis counts its commands."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Goal: a store is cleaned, its chords end and its delayed messages come, without anything installed. Method: real workers on stores whose
-clock is hours ahead of the records."""
+"""Goal: a store is cleaned, its chords end and its delayed messages come, without anything installed. Method: real
+workers on stores whose clock is hours ahead of the records."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Goal: Celery 5.4 to 5.7 work, and any other version is refused in one line. Method: the version check by itself; and a slice of the
-other tests, with real workers, in an environment of each older version."""
+"""Goal: Celery 5.4 to 5.7 work, and any other version is refused in one line. Method: the version check by itself;
+and a slice of the other tests, with real workers, in an environment of each older version."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ PYTEST = (
     "-m",
     "not slow",
 )
-# Without what only 5.7 has: `AsyncResult.exists`, several result objects that wait for one task, delivery without a `sleep(0)`,
-# and what only 5.6 has: a hook before each retry. An older kombu looks for a killed worker's tasks every 100 s: too late for the test.
+# Without what only 5.7 has: `AsyncResult.exists`, several result objects that wait for one task, delivery without a
+# `sleep(0)`, and what only 5.6 has: a hook before each retry. An older kombu looks for a killed worker's tasks every
+# 100 s: too late for the test.
 SLICE = {
     "tests/celery/duties/test_workers.py": "not a_saved_group and not test_forget and not killed_loses_nothing",
     "tests/celery/lifecycle/test_events.py": "",

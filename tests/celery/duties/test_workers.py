@@ -1,4 +1,5 @@
-"""Goal: what Celery promises holds with real workers. Method: a Redis, a prefork worker, and this process as the publisher."""
+"""Goal: what Celery promises holds with real workers. Method: a Redis, a prefork worker, and this process as the
+publisher."""
 
 from __future__ import annotations
 
@@ -84,7 +85,8 @@ def test_a_chord(fleet):
 def test_retries(fleet):
     result = fleet.task(work.third_time_lucky).delay()
     assert result.get(timeout=PATIENCE_S) == 2
-    # Celery sends the next try before it stores RETRY, and another worker may be faster: in any order, also after the result.
+    # Celery sends the next try before it stores RETRY, and another worker may be faster: in any order, also after the
+    # result.
     expected = {states.STARTED: 3, states.RETRY: 2, states.SUCCESS: 1}
     while True:
         seen = fleet.backend.store.wrote_position
@@ -113,7 +115,8 @@ def test_forget(fleet):
 
 
 def test_pool_processes_attach_by_themselves(fleet):
-    """Both children of a main process that had the store open before it forked store results, and it does not meddle."""
+    """Both children of a main process that had the store open before it forked store results, and it does not
+    meddle."""
     seen: set[int] = set()
     for _ in range(50):
         seen |= set(

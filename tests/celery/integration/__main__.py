@@ -2,8 +2,8 @@
 
     python -m tests.celery.integration [--backend cystore|redis|both] [--shards N] [--only TEXT] [--json FILE]
 
-Prints what failed with which backend. Exit code 1 when a test fails with ours and passes with Redis, unless it is about the Redis client
-itself (OWN_TO_REDIS).
+Prints what failed with which backend. Exit code 1 when a test fails with ours and passes with Redis, unless it is
+about the Redis client itself (OWN_TO_REDIS).
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def worse_than_redis(found: Found) -> list[str]:
 
 
 def compare(tests: Sequence[str], *, shards: int) -> Found:
-    """The outcomes with both. What is worse with ours gets a second try by itself, as Celery gives most of its tests five: some
-    have a race with the worker in their own process, or a limit of seconds."""
+    """The outcomes with both. What is worse with ours gets a second try by itself, as Celery gives most of its tests
+    five: some have a race with the worker in their own process, or a limit of seconds."""
     found: Found = {backend: run(backend, tests, shards=shards) for backend in BACKENDS}
     if worse := worse_than_redis(found):
         print("a second try: " + "  ".join(worse), flush=True)

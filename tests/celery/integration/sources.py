@@ -1,4 +1,5 @@
-"""Celery's own integration tests: `t/` of the source distribution of the version that is installed here, unpacked under build/."""
+"""Celery's own integration tests: `t/` of the source distribution of the version that is installed here, unpacked
+under build/."""
 
 from __future__ import annotations
 

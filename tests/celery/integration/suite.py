@@ -1,5 +1,5 @@
-"""Runs Celery's own integration tests, unchanged, with one result backend: each shard is a pytest with a Redis, a broker and a
-worker of its own, so several run side by side."""
+"""Runs Celery's own integration tests, unchanged, with one result backend: each shard is a pytest with a Redis, a
+broker and a worker of its own, so several run side by side."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def all_tests() -> list[str]:
 def run(
     backend: str, tests: Sequence[str], *, shards: int, limit_s: float | None = None
 ) -> dict[str, Outcome]:
-    """The outcome of each test with a backend of BACKENDS; tests that a killed or hanging pytest did not get to are errors."""
+    """The outcome of each test with a backend of BACKENDS; tests that a killed or hanging pytest did not get to are
+    errors."""
     parts = [tests[shard::shards] for shard in range(shards)]
     with tempfile.TemporaryDirectory(prefix="cyi") as folder, ThreadPoolExecutor(shards) as pool:
         outcomes = pool.map(

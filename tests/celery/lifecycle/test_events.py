@@ -1,5 +1,6 @@
-"""Goal: queries over the lifecycle log give every event that meets the conditions, newest first, without keeping more than a few; the
-layout is what the documents say. Method: random logs against a list; counting what is read and kept."""
+"""Goal: queries over the lifecycle log give every event that meets the conditions, newest first, without keeping more
+than a few; the layout is what the documents say. Method: random logs against a list; counting what is read and
+kept."""
 
 from __future__ import annotations
 

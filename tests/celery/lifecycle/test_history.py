@@ -1,4 +1,5 @@
-"""Goal: history gives all transitions that meet the conditions, newest first. Method: random lives of tasks against a list."""
+"""Goal: history gives all transitions that meet the conditions, newest first. Method: random lives of tasks against a
+list."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Goal: unfinished, find, slow, diff and timeline tell what the log tells, whatever is in it: retries, late and repeated events, crafted
-records, ids of other homes, cleaned logs, huge and foreign text. Method: celery's own program in this process on a written log."""
+"""Goal: unfinished, find, slow, diff and timeline tell what the log tells, whatever is in it: retries, late and
+repeated events, crafted records, ids of other homes, cleaned logs, huge and foreign text. Method: celery's own
+program in this process on a written log."""
 
 from __future__ import annotations
 
@@ -74,8 +75,8 @@ def test_unfinished(backend, rows, run):
 
 
 def test_what_counts_as_unfinished(backend, rows):
-    """A publisher tells of its message when it is out: a quick task has ended by then. A result is an end, too: events may be lost. What
-    is due later than now waits, and is not stuck."""
+    """A publisher tells of its message when it is out: a quick task has ended by then. A result is an end, too:
+    events may be lost. What is due later than now waits, and is not stuck."""
     put(backend, events.STARTED, "quick")
     put(backend, events.SUCCEEDED, "quick")
     put(backend, events.SENT, "quick")
@@ -95,7 +96,8 @@ def test_what_counts_as_unfinished(backend, rows):
 def test_retry_that_is_told_late(backend, rows):
     """Seen: a child sends the next message, and tells of its RETRIED when another child has done the next try."""
     for kind, tries in (
-        (events.SENT, 0), (events.STARTED, 0), (events.SENT, 1), (events.STARTED, 1), (events.SUCCEEDED, 0), (events.RETRIED, 0),
+        (events.SENT, 0), (events.STARTED, 0), (events.SENT, 1), (events.STARTED, 1), (events.SUCCEEDED, 0),
+        (events.RETRIED, 0),
     ):  # fmt: skip
         put(backend, kind, "t", retries=tries or None)
     put(backend, events.SENT, "open")
@@ -309,7 +311,8 @@ def test_a_log_whose_beginning_was_cleaned(backend, run, rows, monkeypatch):
 
 CRAFTED = (
     b"", b"null", b"[1]", b"{", b"\xff\xfe", b'{"v":1}' + b" " * 10, b"[" * 100_000,
-    json.dumps({"args": 7, "kwargs": [1], "runtime": "x", "retries": -3, "pid": {}, "eta": "x", "worker": None}).encode(),
+    json.dumps({"args": 7, "kwargs": [1], "runtime": "x", "retries": -3, "pid": {}, "eta": "x",
+                "worker": None}).encode(),
     b'{"runtime":NaN,"retries":1e999,"countdown":1e308,"eta":7,"parent_id":["a"],"exception":{"a":1},"home":0}',
     b'{"args":"\\ud800 \\u0000 \\u001b[2J","exception":"\\udfff","worker":"\\ud800","parent_id":"\\ud800"}',
     b'{"runtime":true,"requeue":"yes","eta":"9999-12-31T23:59:59+00:00","countdown":123456789012345678901234567890}',
@@ -331,11 +334,14 @@ def test_crafted_records(backend, run, rows):
     )  # fmt: skip
     backend.store.put_many(
         [Message(topic=records.RESULTS, body=body, keys=("k1",), tags="FAILURE",
-                 properties={"content_type": "application/json", "content_encoding": "utf-8"}) for body in CRAFTED if body]
+                 properties={"content_type": "application/json",
+                             "content_encoding": "utf-8"}) for body in CRAFTED if body]
     )  # fmt: skip
     for words in (
-        ["unfinished", "--older-than", "0s", "--limit", "0"], ["find", "--args", "x"], ["find", "--error", "x"], ["slow"],
-        ["slow", "--by", "wait"], ["diff", "k1", "k8"], ["diff", "k1", "k10", "--all"], ["timeline", "k8"], ["timeline", "k10"],
+        ["unfinished", "--older-than", "0s", "--limit", "0"], ["find", "--args", "x"], ["find", "--error", "x"],
+        ["slow"],
+        ["slow", "--by", "wait"], ["diff", "k1", "k8"], ["diff", "k1", "k10", "--all"], ["timeline", "k8"],
+        ["timeline", "k10"],
     ):  # fmt: skip
         for more in ([], ["--json"]):
             done = run(*words, *more, code=None)

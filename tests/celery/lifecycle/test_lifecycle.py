@@ -1,5 +1,5 @@
-"""Goal: the log never stands in a task's way, and keeps no more of it than the settings allow. Method: messages sent and tasks called in
-this process, on stores that refuse; the log is read back."""
+"""Goal: the log never stands in a task's way, and keeps no more of it than the settings allow. Method: messages sent
+and tasks called in this process, on stores that refuse; the log is read back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from tests.support.process import Process
 
 @pytest.fixture
 def make_app(url):
-    """`make_app(setting=value)`: the current app, with a task `shop.pay`, a broker in memory and its results in a new store."""
+    """`make_app(setting=value)`: the current app, with a task `shop.pay`, a broker in memory and its results in a new
+    store."""
     previous = current_app._get_current_object()
 
     def make(backend: str = url, **settings: object) -> Celery:

@@ -1,5 +1,5 @@
-"""Goal: each kind of event is told once, by whom and with the ids that the table in `events.KINDS` says. Method: one prefork worker and
-tasks that end in every way; the log is read back, each event is awaited."""
+"""Goal: each kind of event is told once, by whom and with the ids that the table in `events.KINDS` says. Method: one
+prefork worker and tasks that end in every way; the log is read back, each event is awaited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Goal: what the backend writes is what it and others read. Method: the backend of a real app on a real store, no worker."""
+"""Goal: what the backend writes is what it and others read. Method: the backend of a real app on a real store, no
+worker."""
 
 from __future__ import annotations
 

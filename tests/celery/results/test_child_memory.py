@@ -1,5 +1,5 @@
-"""Goal: what billiard counts as a child's memory does not grow with the log. Method: processes that store and read a log of many times the
-bound, and say what `getrusage` says of them."""
+"""Goal: what billiard counts as a child's memory does not grow with the log. Method: processes that store and read a
+log of many times the bound, and say what `getrusage` says of them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Goal: what a first-class result backend does, it does with real prefork workers. Method: one worker whose store takes results of
-at most 20,000 bytes, with extended results; and one whose results are pickled and compressed."""
+"""Goal: what a first-class result backend does, it does with real prefork workers. Method: one worker whose store
+takes results of at most 20,000 bytes, with extended results; and one whose results are pickled and compressed."""
 
 from __future__ import annotations
 

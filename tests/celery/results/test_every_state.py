@@ -1,5 +1,5 @@
-"""Goal: `.get(on_message=...)` is told each state of its task once, in order, from the first on. Method: a process that appends without a
-pause beside the task's states."""
+"""Goal: `.get(on_message=...)` is told each state of its task once, in order, from the first on. Method: a process
+that appends without a pause beside the task's states."""
 
 from __future__ import annotations
 

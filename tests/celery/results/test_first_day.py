@@ -1,5 +1,5 @@
-"""Goal: what an app that had a Redis result backend brings with it works here, or an error says what to do. Method: apps and backends
-in this process; a Redis where keys are looked at."""
+"""Goal: what an app that had a Redis result backend brings with it works here, or an error says what to do. Method:
+apps and backends in this process; a Redis where keys are looked at."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ PREFIX = "shop:"
 
 @pytest.mark.parametrize("url", ["cystore:///a;cystore:///b", "cystore:///a;redis://h/1", "cystore:///a;b"])
 def test_a_second_result_backend_is_refused(url):
-    """Celery has no failover for result backends: by_url hands the whole text over. Seen: a directory `a;cystore:/b` was made."""
+    """Celery has no failover for result backends: by_url hands the whole text over. Seen: a directory `a;cystore:/b`
+    was made."""
     with pytest.raises(ImproperlyConfigured, match="more than one store"):
         Location.parse(url)
     assert Location.parse("cystore:///a%3Bb").path == "/a;b"
@@ -51,7 +52,8 @@ def test_options_of_a_redis_result_backend_are_left_out(make_backend, caplog):
 
 
 def test_the_duties_keys_have_the_brokers_prefix(backend):
-    """Seen: redis-py does not take `global_keyprefix`, which stopped the app; and the keys of a shared Redis had no prefix."""
+    """Seen: redis-py does not take `global_keyprefix`, which stopped the app; and the keys of a shared Redis had no
+    prefix."""
     with redis_server(own=True) as server:
         app = Celery("shop", broker=server.broker_url, backend=backend.url, set_as_current=False)
         app.conf.broker_transport_options = {"global_keyprefix": PREFIX, "visibility_timeout": 5}

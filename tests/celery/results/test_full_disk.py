@@ -1,5 +1,5 @@
-"""Goal: a worker whose store's disk is full says so in a line, loses no task, and continues when there is space. Method: real workers in
-every pool; the store is told to keep more space free than any disk has."""
+"""Goal: a worker whose store's disk is full says so in a line, loses no task, and continues when there is space.
+Method: real workers in every pool; the store is told to keep more space free than any disk has."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def make_space(fleet: Fleet) -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent", "eventlet"])
 def test_a_full_disk_is_told_in_one_line_and_no_task_is_lost(tmp_path, pool):
-    """Seen: a hundred lines of tracebacks for each task; a pool of threads stood still for ever, a solo worker ended, greenlets printed
-    tracebacks, and the results were lost."""
+    """Seen: a hundred lines of tracebacks for each task; a pool of threads stood still for ever, a solo worker ended,
+    greenlets printed tracebacks, and the results were lost."""
     with fleet_in(tmp_path) as fleet:
         worker = fleet.start("--concurrency=2", pool=pool)
         assert fleet.task(work.add).delay(1, 2).get(timeout=PATIENCE_S) == 3

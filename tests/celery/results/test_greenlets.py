@@ -1,6 +1,6 @@
-"""Goal: under gevent and eventlet only the greenlet that waits stands still. Method: a fresh interpreter that patches the standard
-library first; what one greenlet waits for is done by another one of the same thread, so a wait that blocked the thread would
-never end."""
+"""Goal: under gevent and eventlet only the greenlet that waits stands still. Method: a fresh interpreter that patches
+the standard library first; what one greenlet waits for is done by another one of the same thread, so a wait that
+blocked the thread would never end."""
 
 from __future__ import annotations
 
@@ -168,7 +168,8 @@ def test_another_greenlet_runs_during_a_step_of_a_duty(url, library):
 
 
 def services_and_locks(path: str, library: str) -> list:
-    """The store's services run in threads of the operating system, whose locks are its own too; patched after the import here."""
+    """The store's services run in threads of the operating system, whose locks are its own too; patched after the
+    import here."""
     import os
     import threading
 
@@ -194,8 +195,8 @@ def test_the_store_keeps_to_threads_of_the_operating_system(tmp_path, library):
 
 
 def native_threads_that_log(path: str, library: str) -> list:
-    """Two native threads log, and five greenlets do, through one handler whose lock is a greenlet's. Some of the store's loggers and
-    levels are asked for the first time by a native thread."""
+    """Two native threads log, and five greenlets do, through one handler whose lock is a greenlet's. Some of the
+    store's loggers and levels are asked for the first time by a native thread."""
     from tests.isolated.green import patched
 
     green = patched(library)
@@ -248,7 +249,7 @@ def native_threads_that_log(path: str, library: str) -> list:
 
 @LIBRARIES
 def test_native_threads_and_greenlets_log_through_one_handler(tmp_path, library):
-    """Seen: eventlet's hub stopped (`Cannot switch to a different thread`), gevent's found that it would block for ever, because the
-    handler's lock, a greenlet's, woke a greenlet in the native thread."""
+    """Seen: eventlet's hub stopped (`Cannot switch to a different thread`), gevent's found that it would block for
+    ever, because the handler's lock, a greenlet's, woke a greenlet in the native thread."""
     got = fresh.run(native_threads_that_log, str(tmp_path / "log"), library)
     assert got == [[1_000, 5_000, 1_000], 1, True, False]

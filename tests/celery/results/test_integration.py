@@ -1,5 +1,6 @@
-"""Goal: what Celery tests of a result backend holds with ours. Method: Celery's own integration tests, unchanged, with real workers and
-a Redis as the broker (tests/celery/integration): some about canvas here, all of them beside the backend of Redis in the slow test."""
+"""Goal: what Celery tests of a result backend holds with ours. Method: Celery's own integration tests, unchanged,
+with real workers and a Redis as the broker (tests/celery/integration): some about canvas here, all of them beside the
+backend of Redis in the slow test."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Goal: a task with `base=Once` that succeeded is not run again, and runs once at a time, whoever is killed when. Method: real workers,
-tasks that note each run and wait for a word, SIGKILL for the one that runs."""
+"""Goal: a task with `base=Once` that succeeded is not run again, and runs once at a time, whoever is killed when.
+Method: real workers, tasks that note each run and wait for a word, SIGKILL for the one that runs."""
 
 from __future__ import annotations
 
@@ -108,7 +108,8 @@ def test_what_a_duplicate_gets(tmp_path, fleet):
     assert joins.delay(1, **noted.words).id == first.id
     assert joins.delay(2, str(tmp_path / "x")).get(timeout=PATIENCE_S)[0] == "at once"
 
-    # Seen: the sender made another key of numbers as keys than the worker that got them as text, and did not find the run.
+    # Seen: the sender made another key of numbers as keys than the worker that got them as text, and did not find the
+    # run.
     by_number, noted = {10: "ten", 9: {2: "two", 11: "eleven"}}, Noted(tmp_path, "n")
     first = joins.delay(by_number, **noted.words)
     noted.begun(1)
@@ -144,8 +145,9 @@ def test_what_a_duplicate_gets(tmp_path, fleet):
 
 
 def test_what_others_wait_for_is_sent(tmp_path, fleet):
-    """Seen: with "running" the call gave the id of the task that runs, and what was hung on the call was lost: the rest of a chain, a
-    chord's body, a callback, a task id. With "refuse" a group raised when some of its members had been sent."""
+    """Seen: with "running" the call gave the id of the task that runs, and what was hung on the call was lost: the
+    rest of a chain, a chord's body, a callback, a task id. With "refuse" a group raised when some of its members had
+    been sent."""
     joins, same, noted = fleet.task(work.once_joins), fleet.task(work.same), Noted(tmp_path, "w")
     first = joins.delay("w", **noted.words)
     noted.begun(1)
@@ -179,8 +181,8 @@ def test_what_others_wait_for_is_sent(tmp_path, fleet):
 
 @pytest.mark.parametrize("task", [work.once_refuses_and_goes_on, work.once_joins_and_goes_on])
 def test_a_run_sends_itself_again(tmp_path, fleet, task):
-    """Seen: a retry inside of a run met the lock of this very run. With "refuse" the task became a FAILURE, with "running" nothing was
-    sent, and it stayed in RETRY for ever."""
+    """Seen: a retry inside of a run met the lock of this very run. With "refuse" the task became a FAILURE, with
+    "running" nothing was sent, and it stayed in RETRY for ever."""
     sent = fleet.task(task).delay(1, str(tmp_path / "runs"))
     assert sent.get(timeout=PATIENCE_S) == 5
     runs = (tmp_path / "runs").read_text().splitlines()
@@ -252,8 +254,8 @@ def test_keys_and_the_window(make_backend, monkeypatch):
 
 
 def test_a_killed_run_gives_its_key_back_at_once(tmp_path, fleet):
-    """The process that runs is killed with SIGKILL. A task with the same key that waits runs then; the killed one comes again, waits for
-    that, and gets its result."""
+    """The process that runs is killed with SIGKILL. A task with the same key that waits runs then; the killed one
+    comes again, waits for that, and gets its result."""
     task, noted = fleet.task(work.once_waits), Noted(tmp_path, "k")
     first = task.delay(7, **noted.words)
     noted.begun(1)
@@ -285,8 +287,8 @@ def test_greenlets_of_one_process_exclude_each_other(tmp_path):
 
 
 def test_a_run_whose_result_is_stored_refuses_nobody(make_backend):
-    """Seen: a caller that had the result, and sent the task again at once, got an OnceRunningError: the lock goes a moment after the result
-    is stored."""
+    """Seen: a caller that had the result, and sent the task again at once, got an OnceRunningError: the lock goes a
+    moment after the result is stored."""
     backend = make_backend()
     task = backend.app.task(
         base=Once, once={"keys": ["a"], "on_duplicate": "refuse"}, name="shop.charge", shared=False
@@ -307,7 +309,8 @@ def test_a_run_whose_result_is_stored_refuses_nobody(make_backend):
 
 
 def test_a_run_refuses_nobody_it_replaced_itself_with(make_backend, monkeypatch):
-    """The head of a chain that replaces a run has an id of its own, and may come to a worker before that run has ended."""
+    """The head of a chain that replaces a run has an id of its own, and may come to a worker before that run has
+    ended."""
     task = make_backend().app.task(
         base=Once, once={"keys": ["a"], "on_duplicate": "refuse"}, name="shop.charge", shared=False
     )(charge)

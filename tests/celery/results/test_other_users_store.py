@@ -1,5 +1,5 @@
-"""Goal: root reads results of another user's store, as it reads every file, and writes nothing into it. Method: a store that is
-given to another user, whose process has it open or not."""
+"""Goal: root reads results of another user's store, as it reads every file, and writes nothing into it. Method: a
+store that is given to another user, whose process has it open or not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def app_on(path: Path) -> Celery:
 
 @pytest.mark.parametrize("in_use", [False, True])
 def test_root_reads_results_of_another_users_store(in_use):
-    """Seen: StorePermissionError for `celery result ID` and `AsyncResult(ID).get()`, for they open the store to write."""
+    """Seen: StorePermissionError for `celery result ID` and `AsyncResult(ID).get()`, for they open the store to
+    write."""
     with common_place() as place, User(ALICE) as alice:
         path = place / "store"
         app_on(path).backend.store_result("t", 7, states.SUCCESS)

@@ -1,4 +1,5 @@
-"""Goal: the contract holds in a worker of every pool. Method: a real worker of each, on a store whose puts are durable."""
+"""Goal: the contract holds in a worker of every pool. Method: a real worker of each, on a store whose puts are
+durable."""
 
 from __future__ import annotations
 
@@ -88,7 +89,8 @@ def test_a_task_that_waits_lets_the_others_of_its_worker_run(fleet):
 
 
 def test_ticks_of_all_duties_beside_a_chord(fleet):
-    """Sent to the store's own queue, as beat's fan-out does it; what nobody asks for comes from the main process much later."""
+    """Sent to the store's own queue, as beat's fan-out does it; what nobody asks for comes from the main process much
+    later."""
     store = fleet.backend.store
     store.put("T", b"x", delay_level=1)
     before = {name: store.duties.last(name).runs for name in ALL}
@@ -105,7 +107,8 @@ def test_ticks_of_all_duties_beside_a_chord(fleet):
 
 
 def test_duties_as_parts_of_a_canvas(fleet):
-    """Seen: the worker's main process took them as ticks, nothing that was to follow was sent, and `.get()` waited for ever."""
+    """Seen: the worker's main process took them as ticks, nothing that was to follow was sent, and `.get()` waited
+    for ever."""
     app, add = fleet.app, fleet.task(work.add)
     duty = {name: app.signature(one.task, immutable=True) for name, one in ALL.items()}
     in_chain = chain(duty["reput"], add.si(1, 2), duty["flush"], add.si(3, 4)).apply_async()

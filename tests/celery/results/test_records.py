@@ -1,5 +1,5 @@
-"""Goal: keys hold any id, and folding an id's records gives what Celery's other backends would. Method: properties, with a
-model that replays the same records oldest first, the way a key-value backend applies them."""
+"""Goal: keys hold any id, and folding an id's records gives what Celery's other backends would. Method: properties,
+with a model that replays the same records oldest first, the way a key-value backend applies them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Goal: a worker whose store is gone takes no task that it cannot store the result of. Method: real workers, and a store that is moved,
-replaced, or whose sync failed under them; the broker's queue is looked at from here."""
+"""Goal: a worker whose store is gone takes no task that it cannot store the result of. Method: real workers, and a
+store that is moved, replaced, or whose sync failed under them; the broker's queue is looked at from here."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def sync_failed(fleet: Fleet) -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
 def test_a_worker_whose_store_was_moved_ends_and_leaves_the_tasks_to_the_broker(tmp_path, pool):
-    """Seen: it continued taking tasks ("Pool callback raised exception"), acknowledged them, and their results were lost."""
+    """Seen: it continued taking tasks ("Pool callback raised exception"), acknowledged them, and their results were
+    lost."""
     with fleet_in(tmp_path) as fleet:
         worker = fleet.start("--concurrency=1", pool=pool)
         ready(worker)

@@ -1,5 +1,5 @@
-"""Goal: whoever waits is woken by the append, and no wake-up is ever lost. Method: real appends from other processes and
-threads, with every periodic second look taken away: then a lost wake-up is a thread that waits for ever."""
+"""Goal: whoever waits is woken by the append, and no wake-up is ever lost. Method: real appends from other processes
+and threads, with every periodic second look taken away: then a lost wake-up is a thread that waits for ever."""
 
 from __future__ import annotations
 
@@ -122,7 +122,8 @@ def test_a_failure_wakes_too(backend, url):
 
 
 def test_threads_that_share_a_backend(backend, url, rng: random.Random):
-    """Whichever thread reads on delivers for all; those it delivered to must notice although nothing is appended any more."""
+    """Whichever thread reads on delivers for all; those it delivered to must notice although nothing is appended any
+    more."""
     threads, rounds = 8, 40
     ids = [[f"{thread}-{number}" for number in range(rounds)] for thread in range(threads)]
 
@@ -252,7 +253,8 @@ def test_a_result_that_cannot_be_read_is_an_error_not_a_hang(make_backend, no_se
 
 
 def test_a_thread_notices_what_another_one_delivered_to_it(backend):
-    """Between its look whether the result is there and its sleep, another thread read on, and nothing comes after that."""
+    """Between its look whether the result is there and its sleep, another thread read on, and nothing comes after
+    that."""
     mine, other = AsyncResult("mine", backend=backend), AsyncResult("other", backend=backend)
     backend.add_pending_result(mine)
     backend.result_consumer.on_wait_for_pending(mine)
@@ -286,7 +288,8 @@ def test_waiting_is_no_polling(make_backend):
 
 
 def test_a_result_is_handed_over_without_a_pause(backend, url, monkeypatch):
-    """Celery's own consumer sleeps for no time after each result, which takes a thread longer than the rest of the way."""
+    """Celery's own consumer sleeps for no time after each result, which takes a thread longer than the rest of the
+    way."""
 
     def pause(seconds: float) -> None:
         raise AssertionError(f"it slept for {seconds} s")

@@ -1,5 +1,6 @@
-"""Goal: a task's results are in the store that its message names, once, whichever host runs it, and nobody waits for what can never
-come. Method: two stores for two hosts, real workers on one Redis; the home's worker consumes none of the tasks' queues."""
+"""Goal: a task's results are in the store that its message names, once, whichever host runs it, and nobody waits for
+what can never come. Method: two stores for two hosts, real workers on one Redis; the home's worker consumes none of
+the tasks' queues."""
 
 from __future__ import annotations
 
@@ -91,7 +92,8 @@ def revoke(hosts: Hosts, task_id: str) -> None:
 
 
 def test_a_revoked_task_is_revoked_at_its_home_alone(hosts):
-    """Seen: every worker stored REVOKED in its own store: a task that had succeeded at home was REVOKED on the other host."""
+    """Seen: every worker stored REVOKED in its own store: a task that had succeeded at home was REVOKED on the other
+    host."""
     ran = hosts.task(work.add).delay(2, 3)
     assert ran.get(timeout=PATIENCE_S) == 5
     waits = hosts.task(work.add).apply_async((2, 3), queue="of_nobody_else")

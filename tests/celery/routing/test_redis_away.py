@@ -1,5 +1,5 @@
-"""Goal: a Redis that is away or refuses us stops no result and no duty, is told once, and is used again when it is back. Method: real
-servers that are killed, started again, or ask for what they are not given."""
+"""Goal: a Redis that is away or refuses us stops no result and no duty, is told once, and is used again when it is
+back. Method: real servers that are killed, started again, or ask for what they are not given."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Goal: one URL serves kombu and redis-py, and no password is ever printed. Method: both connect with what they are given, to a Redis
-that asks for a password; texts are searched for it."""
+"""Goal: one URL serves kombu and redis-py, and no password is ever printed. Method: both connect with what they are
+given, to a Redis that asks for a password; texts are searched for it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def free_port() -> int:
         ("unix:///r.sock?db=2", "unix:///r.sock?db=2", "redis+socket:///r.sock?virtual_host=2"),
         ("redis+socket:///r.sock", "unix:///r.sock?db=0", "redis+socket:///r.sock?virtual_host=0"),
         ("redis+socket:///r.sock?virtual_host=3", "unix:///r.sock?db=3", "redis+socket:///r.sock?virtual_host=3"),
-        ("unix:///a%20b%3F%25.sock", "unix:///a%20b%3F%25.sock?db=0", "redis+socket:///a%20b%3F%25.sock?virtual_host=0"),
+        ("unix:///a%20b%3F%25.sock", "unix:///a%20b%3F%25.sock?db=0",
+         "redis+socket:///a%20b%3F%25.sock?virtual_host=0"),
         ("unix://:p@/r.sock", "unix://:p@/r.sock?db=0", "redis+socket://:p@/r.sock?virtual_host=0"),
         (
             "rediss://host/1?ssl_cert_reqs=CERT_REQUIRED",

@@ -1,4 +1,5 @@
-"""Goal: the fleet knows which stores live, and only those get ticks. Method: a real Redis, two stores, the tasks in this process."""
+"""Goal: the fleet knows which stores live, and only those get ticks. Method: a real Redis, two stores, the tasks in
+this process."""
 
 from __future__ import annotations
 
@@ -151,7 +152,8 @@ def test_every_key_expires_and_is_one_of_those_documented(app, client, store):
             assert f"cystore:{store_id}:lease:{duty.name}" in keys
             kinds = {key.replace(store_id, "ID").replace(duty.name, "DUTY") for key in keys}
             assert kinds - {f"cystore:ID:token:{name}" for name in ALL} == {
-                "cystore:stores", "cystore:ID:seen", "cystore:ID:ticks", "cystore:ID:lease:DUTY", "cystore:ID:token:DUTY",
+                "cystore:stores", "cystore:ID:seen", "cystore:ID:ticks", "cystore:ID:lease:DUTY",
+                "cystore:ID:token:DUTY",
             }  # fmt: skip
     assert not client.keys("_kombu.binding.cystore*")
 

@@ -1,5 +1,5 @@
-"""Goal: a process leaves a store that none of its apps uses any more. Method: apps that are made and dropped, or closed; then threads
-and descriptors are counted, and another handle opens the store for itself alone."""
+"""Goal: a process leaves a store that none of its apps uses any more. Method: apps that are made and dropped, or
+closed; then threads and descriptors are counted, and another handle opens the store for itself alone."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Goal: a result is read wherever its task was sent from or asked about, through its home; where that cannot be, an error names the home.
-Method: two stores for two hosts and a client with none, real workers on one Redis, kills, and messages that nobody should send."""
+"""Goal: a result is read wherever its task was sent from or asked about, through its home; where that cannot be, an
+error names the home. Method: two stores for two hosts and a client with none, real workers on one Redis, kills, and
+messages that nobody should send."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def line_of(fleet: Fleet) -> lists.Line:
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    """The guest's worker runs the tasks; its pool processes are replaced all the time. The home's worker only answers and appends."""
+    """The guest's worker runs the tasks; its pool processes are replaced all the time. The home's worker only answers
+    and appends."""
     with fleet_in(tmp_path_factory.mktemp("remote")) as fleet:
         hosts = Hosts(fleet)
         home = hosts.start_home()
@@ -88,7 +90,8 @@ def test_a_client_without_a_store_reads_results(hosts, client):
 
 
 def test_a_client_that_knows_no_home(hosts):
-    """The worker that runs the task keeps the result, and every home is asked for it. A chord needs a home before it is sent."""
+    """The worker that runs the task keeps the result, and every home is asked for it. A chord needs a home before it
+    is sent."""
     app = client_of(hosts.fleet)
     add = app.tasks[work.add.name]
     result = add.delay(4, 5)
@@ -275,7 +278,8 @@ def test_a_home_answers_what_makes_sense_and_nothing_else(hosts):
         good = Request(new_request_id(), home, ("mine",)).encoded()
         soon = int(redis.time()[0]) * 1000 + 20_000
         for text in (
-            b"", b"x", b" ", b"99999999999999999999 " + good, b"-5 " + good, b"1 " + good, str(soon + 10**9).encode() + b" " + good,
+            b"", b"x", b" ", b"99999999999999999999 " + good, b"-5 " + good, b"1 " + good,
+            str(soon + 10**9).encode() + b" " + good,
             str(soon).encode() + b" {}", str(soon).encode() + b" " + good.replace(home.encode(), UNKNOWN_HOME.encode()),
             str(soon).encode() + b" " + b"[" * 600_000, "٣".encode() + b" " + good,
         ):  # fmt: skip
@@ -373,7 +377,8 @@ def test_a_client_believes_only_what_an_answer_may_be(hosts):
 @pytest.mark.parametrize(
     "content",
     [
-        {"status": "FAILURE", "result": "str"}, {"status": "FAILURE", "result": 7}, {"status": "FAILURE", "result": {"a": 1}},
+        {"status": "FAILURE", "result": "str"}, {"status": "FAILURE", "result": 7}, {"status": "FAILURE",
+                                                                                     "result": {"a": 1}},
         {"children": "xyz"}, {"children": 7}, {"children": [[1, 2, 3]]}, b"{", b"[1]", b"\xff\xfe", b"[" * 100_000,
     ],
     ids=lambda content: str(content)[:40],
@@ -409,7 +414,8 @@ def _as_pickle(data: bytes) -> bytes:
 
 
 def test_what_a_dead_worker_left_is_not_believed(hosts):
-    """Seen: a task whose message names no home had been received on one host, and ended on another: a client believed the first one."""
+    """Seen: a task whose message names no home had been received on one host, and ended on another: a client believed
+    the first one."""
     app, task_id = client_of(hosts.fleet), "began here, ended there"
     hosts.fleet.backend.store_result(task_id, None, states.STARTED)
     body = {"status": "SUCCESS", "result": 1, "task_id": task_id}

@@ -1,4 +1,5 @@
-"""Goal: nothing that comes from Redis is trusted, on either side. Method: messages that are right, and the same with one thing wrong."""
+"""Goal: nothing that comes from Redis is trusted, on either side. Method: messages that are right, and the same with
+one thing wrong."""
 
 from __future__ import annotations
 
@@ -136,11 +137,14 @@ def crafted(payload: bytes = b"123456789", **fields: object) -> bytes:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"v": 2}, {"v": None}, {"request": "1" * 32}, {"home": OTHER}, {"home": None}, {"results": None}, {"results": [1]},
-        {"results": []}, {"results": [{"id": "a", "known": True}] * 2}, {"refused": 1}, {"refused": "x" * 257}, {"more": 1},
+        {"v": 2}, {"v": None}, {"request": "1" * 32}, {"home": OTHER}, {"home": None}, {"results": None},
+        {"results": [1]},
+        {"results": []}, {"results": [{"id": "a", "known": True}] * 2}, {"refused": 1}, {"refused": "x" * 257},
+        {"more": 1},
         {"results__id": "c"}, {"results__id": "b"}, {"results__known": 1}, {"results__home": "elsewhere"},
         {"results__state": 1}, {"results__state": ""}, {"results__at": -1}, {"results__size": RESULT_BYTES_MOST + 1},
-        {"results__size": 8}, {"results__size": True}, {"results__from": 1}, {"results__here": 10}, {"results__here": 8},
+        {"results__size": 8}, {"results__size": True}, {"results__from": 1}, {"results__here": 10},
+        {"results__here": 8},
         {"results__here": -1}, {"results__type": None}, {"results__encoding": "x" * 300}, {"results__more": 1},
         {"payload": b"12345678"}, {"payload": b"1234567890"},
     ],

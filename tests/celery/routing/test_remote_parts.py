@@ -1,5 +1,6 @@
-"""Goal: a large result comes from its home in parts until the timeout, whatever becomes of single parts, and not for longer. Method: a home
-that answers as the test says, on a Redis of its own; a real worker that is killed between two parts."""
+"""Goal: a large result comes from its home in parts until the timeout, whatever becomes of single parts, and not for
+longer. Method: a home that answers as the test says, on a Redis of its own; a real worker that is killed between two
+parts."""
 
 from __future__ import annotations
 
@@ -101,7 +102,8 @@ def test_parts_of_a_home_with_many_requests(app, fleet, monkeypatch):
 
 
 def test_parts_end_when_the_time_is_over(app, fleet, monkeypatch):
-    """Seen: a home that gave a byte at a time held a `get` of 2 s for minutes. A `get` without a timeout ends when the home is silent."""
+    """Seen: a home that gave a byte at a time held a `get` of 2 s for minutes. A `get` without a timeout ends when
+    the home is silent."""
     monkeypatch.setattr(client_module, "ANSWER_S", 0.5)
     monkeypatch.setattr(client_module, "SILENT_S", 1.0)  # a backend asks for it once
 

@@ -31,7 +31,8 @@ SLICE_STEP = (
     8  # in a slice one byte in so many of a queue: each flip is healed from the log, which takes its time
 )
 PART = FLIPS  # one case or two; the seed chooses their kind
-# So large that recovery walks over all of the log after a clean close too: it begins with the last three files at the latest.
+# So large that recovery walks over all of the log after a clean close too: it begins with the last three files at the
+# latest.
 LOG_SETTINGS = {"mapped_file_size_commit_log_bytes": 1 << 20}
 CHECKPOINT_BYTES = 4096
 OFFSETS = "config/queueOffset.json"
@@ -46,7 +47,8 @@ def flip(store: Whole, name: str, at: int, bit: int) -> bytes:
 
 
 def open_some(store: Whole, folder: Path, rng: random.Random, flips: list[tuple[str, int, int]]) -> None:
-    """Opens the store with each of these flips (file, byte, bit), after a clean close or a crash: what the log has is there."""
+    """Opens the store with each of these flips (file, byte, bit), after a clean close or a crash: what the log has is
+    there."""
     path, copy = folder / "image", folder / "copy"
     images.write_files(path, store.files)
     patches = Patches(path)
@@ -224,7 +226,8 @@ def index(run: Run, case: Case, folder: Path) -> None:
 
 
 def checkpoint(run: Run, case: Case, folder: Path) -> None:
-    """Every bit of checkpoints: those that say something else are opened, half of them each time. Some of offset tables too."""
+    """Every bit of checkpoints: those that say something else are opened, half of them each time. Some of offset
+    tables too."""
     for number in range(FLIPS // (8 * CHECKPOINT_BYTES)):
         store = images.whole(
             folder / "live", case.rng, images.settings(case.rng), lambda puts: len(puts) == 40

@@ -1,7 +1,7 @@
 """Clean beside flush: several processes clean, flush, put and scrub at once; segments are tiny and expire at once.
 
-A file that the cleaner took away is no damage and no failing disk: no call raises, nobody turns read-only, and what is not cleaned
-is whole.
+A file that the cleaner took away is no damage and no failing disk: no call raises, nobody turns read-only, and what
+is not cleaned is whole.
 """
 
 from __future__ import annotations

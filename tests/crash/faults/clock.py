@@ -1,8 +1,9 @@
 """Clock: the wall clock jumps by an hour or a day, forwards and back, under live writers and between lives.
 
-The store does not believe any of it: it continues with the time that it began with, and CLOCK_BOOTTIME. So store timestamps never go back
-in the log's order, every message is found by key in its time range and by `offset_by_time`, and recovery, which looks at timestamps too,
-loses nothing. The checker's own clock does not jump: it is one more life with another time.
+The store does not believe any of it: it continues with the time that it began with, and CLOCK_BOOTTIME. So store
+timestamps never go back in the log's order, every message is found by key in its time range and by `offset_by_time`,
+and recovery, which looks at timestamps too, loses nothing. The checker's own clock does not jump: it is one more life
+with another time.
 """
 
 from __future__ import annotations

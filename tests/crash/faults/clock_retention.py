@@ -1,7 +1,8 @@
-"""Clock beyond retention: the wall clock jumps by a year, or by a little more than files are kept for, forwards and back.
+"""Clock beyond retention: the wall clock jumps by a year, or by a little more than files are kept for, forwards and
+back.
 
-It jumps under live processes, which clean and deliver all the time, and between lives. Nothing is removed by a jump alone, and nothing
-is delivered early. When the clock is right again everything continues.
+It jumps under live processes, which clean and deliver all the time, and between lives. Nothing is removed by a jump
+alone, and nothing is delivered early. When the clock is right again everything continues.
 """
 
 from __future__ import annotations
@@ -142,7 +143,8 @@ def told(one: Child) -> list[Any]:
 
 FAULT = Fault(
     "clock-retention",
-    f"the wall clock jumps by a year or {RETENTION_H + 8} h, either way, under processes that clean and deliver, and between lives",
+    f"the wall clock jumps by a year or {RETENTION_H + 8} h, either way, under processes that clean and "
+    "deliver, and between lives",
     1_000,
     4 * JUMPS_A_CASE,
     run,

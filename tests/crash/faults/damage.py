@@ -128,7 +128,8 @@ def run(run: Run) -> None:
 
 FAULT = Fault(
     "damage",
-    "log, queue, index, checkpoint, offset files cut at every byte of their last 4 KiB; every page zeroed, stale, duplicated",
+    "log, queue, index, checkpoint, offset files cut at every byte of their last 4 KiB; every page zeroed, "
+    "stale, duplicated",
     25_000,
     40,
     run,

@@ -1,7 +1,7 @@
 """Forked: children of an attached process do to what they inherited what children should not.
 
-They close the store or its descriptors, unlock what their parent locked, use the store and leave or are killed. The parent stays
-attached, and whoever would have to be alone in the store is refused, until the parent itself is gone.
+They close the store or its descriptors, unlock what their parent locked, use the store and leave or are killed. The
+parent stays attached, and whoever would have to be alone in the store is refused, until the parent itself is gone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Full disk: a store fills a small disk, is read meanwhile, is killed on it, recovers on it, and continues when there is space."""
+"""Full disk: a store fills a small disk, is read meanwhile, is killed on it, recovers on it, and continues when there
+is space."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ SETTINGS_HERE = {
     "flush_consume_queue_thorough_interval_ms": 5,
 }
 
-# `fill` writes until the store is full for the third time, `put` once; both give what was acknowledged. The reader reads on.
+# `fill` writes until the store is full for the third time, `put` once; both give what was acknowledged. The reader
+# reads on.
 WRITER = """
 import cystore, logging, random, threading
 from tests.support.checks import everything

@@ -1,7 +1,7 @@
 """Full disk, cleaned: a disk is full to the last byte, and on it a store is cleaned, closed and opened.
 
-What expired goes although nothing can be written. `close` says so when something could not be made durable. When there is space
-everything continues.
+What expired goes although nothing can be written. `close` says so when something could not be made durable. When
+there is space everything continues.
 """
 
 from __future__ import annotations
@@ -139,7 +139,8 @@ def full(seen: Path, number: int) -> None:
 
 
 def durable(path: Path, acknowledged: Sequence[Any]) -> None:
-    """Everybody closed, and nobody said that something is not durable: the checkpoint's watermark is behind all of it."""
+    """Everybody closed, and nobody said that something is not durable: the checkpoint's watermark is behind all of
+    it."""
     end = max(one[4] + one[5] for one in acknowledged)
     watermark = read_checkpoint(path).watermark
     assert watermark >= end, (watermark, end)
@@ -155,7 +156,8 @@ def told(one: Child, allowed: set[str]) -> list[Any]:
 
 FAULT = Fault(
     "full-disk-clean",
-    "ext4 and tmpfs are full to the last byte; a store is cleaned, closed and opened there, and continues when there is space",
+    "ext4 and tmpfs are full to the last byte; a store is cleaned, closed and opened there, and continues when "
+    "there is space",
     1_000,
     2 * CALLS,
     run,

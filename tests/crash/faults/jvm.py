@@ -1,7 +1,7 @@
 """JVM: RocketMQ opens a store that is in use, or has it open when others come.
 
-Its JVM and we lock the same byte. But RocketMQ loads, and tidies files, before it looks at the lock: then a segment that lost its
-name takes no more durable puts, and what was acknowledged as durable is there for the next to open.
+Its JVM and we lock the same byte. But RocketMQ loads, and tidies files, before it looks at the lock: then a segment
+that lost its name takes no more durable puts, and what was acknowledged as durable is there for the next to open.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def run(run: Run) -> None:
 
 
 def _jvm_late(run: Run, case: Case, fork_server: ForkServer, peer: RocketMQ, path: Path) -> None:
-    """Its start is refused; nothing that was durable is lost, whatever its load removed: surely the segment ahead, when nobody
-    writes meanwhile."""
+    """Its start is refused; nothing that was durable is lost, whatever its load removed: surely the segment ahead,
+    when nobody writes meanwhile."""
     writer_group = WriterGroup(fork_server, path, case.rng, WRITERS, life="live_synced", settings=SETTINGS)
     writer_group.goes_on()
     still = case.rng.random() < 0.5
@@ -85,8 +85,8 @@ def _jvm_late(run: Run, case: Case, fork_server: ForkServer, peer: RocketMQ, pat
 
 @contextlib.contextmanager
 def _closing(store: cystore.MessageStore) -> Iterator[cystore.MessageStore]:
-    """Closes the store. Where RocketMQ's load removed a file under us, nobody can make durable what others appended to that file; close
-    says so."""
+    """Closes the store. Where RocketMQ's load removed a file under us, nobody can make durable what others appended
+    to that file; close says so."""
     try:
         yield store
     finally:

@@ -1,8 +1,9 @@
 """Kill: SIGKILL for any of eight writers, at random moments and at every named place.
 
-A case is one store. A crowd of eight is killed one by one, some at places that they are armed with, while the rest continues; then
-single writers are killed at places whose turn it is. After each round everything is read back: by an observer who was attached
-all the time and continues without a restart, or, where everybody died, by the next to open, who recovers.
+A case is one store. A crowd of eight is killed one by one, some at places that they are armed with, while the rest
+continues; then single writers are killed at places whose turn it is. After each round everything is read back: by an
+observer who was attached all the time and continues without a restart, or, where everybody died, by the next to open,
+who recovers.
 """
 
 from __future__ import annotations

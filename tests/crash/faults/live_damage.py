@@ -1,7 +1,8 @@
-"""Damage under live processes: bytes of a store's files are flipped or zeroed, and files deleted, while several write and read.
+"""Damage under live processes: bytes of a store's files are flipped or zeroed, and files deleted, while several write
+and read.
 
-Survivors go on: puts are accepted, no wrong byte is served, and what was acknowledged and not hit is served. Afterwards recovery
-reports what was hit, and serves the rest.
+Survivors go on: puts are accepted, no wrong byte is served, and what was acknowledged and not hit is served.
+Afterwards recovery reports what was hit, and serves the rest.
 """
 
 from __future__ import annotations
@@ -68,8 +69,9 @@ class Harm:
         self.done: list[str] = []
 
     def strike(self, kind: str, wrote: int, flushed: int) -> None:
-        """Does something to one file of a kind. `wrote`: nobody writes to the log below it any more. `flushed`: it is durable up to there;
-        what is not can never be in a segment that has no name any more, and the store says so."""
+        """Does something to one file of a kind. `wrote`: nobody writes to the log below it any more. `flushed`: it is
+        durable up to there; what is not can never be in a segment that has no name any more, and the store says
+        so."""
         found = [p for p in sorted((self.path / kind).rglob("*")) if p.is_file() and p.stat().st_size]
         if kind == LOG:
             found = [p for p in found if int(p.name) < wrote]
@@ -178,8 +180,8 @@ def live(case: Case, nursery: Nursery, harm: Harm, run: Run, planted: str, kinds
 
 
 def survive(workers: Sequence[Child], harm: Harm, acknowledged: Sequence[Any]) -> None:
-    """Each process serves what was not hit: by its place in the log and by its queue offset. A queue whose files were harmed is asked
-    by offset as long as the log is whole."""
+    """Each process serves what was not hit: by its place in the log and by its queue offset. A queue whose files were
+    harmed is asked by offset as long as the log is whole."""
     rest = [
         (*one[:5], not harm.ranges or (one[0], str(one[1])) not in harm.queues)
         for one in acknowledged
@@ -214,7 +216,8 @@ def is_right(store: cystore.MessageStore, one: Sequence[Any]) -> bool:
 
 
 def whole(store: cystore.MessageStore, harm: Harm, acknowledged: Sequence[Any]) -> None:
-    """Each acknowledged message that was not hit is served at its place and under its key, and no wrong one anywhere."""
+    """Each acknowledged message that was not hit is served at its place and under its key, and no wrong one
+    anywhere."""
     queues = {}
     for topic, numbers in store.topics().items():
         for queue_id in numbers:
@@ -233,7 +236,8 @@ def whole(store: cystore.MessageStore, harm: Harm, acknowledged: Sequence[Any]) 
 
 FAULT = Fault(
     "live-damage",
-    "bytes of log, queue, ext, index and config files are flipped or zeroed, files deleted, under three processes that write",
+    "bytes of log, queue, ext, index and config files are flipped or zeroed, files deleted, under three "
+    "processes that write",
     6_000,
     6 * HARMS_A_CASE,
     run,

@@ -1,7 +1,8 @@
-"""Lost writes: a disk forgets what was not synced, at any request: all of it, some names, some pages, or parts of pages.
+"""Lost writes: a disk forgets what was not synced, at any request: all of it, some names, some pages, or parts of
+pages.
 
-What was acknowledged as durable must be there, whenever that was said: an answer to a sync is the disk's own promise, and after the
-power went it makes none.
+What was acknowledged as durable must be there, whenever that was said: an answer to a sync is the disk's own promise,
+and after the power went it makes none.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def run(run: Run, *, ignores_sync: bool = False) -> None:
 
 
 class Store:
-    """A store that loses its power again and again, while it is written to, while it recovers and after it was closed."""
+    """A store that loses its power again and again, while it is written to, while it recovers and after it was
+    closed."""
 
     def __init__(
         self,
@@ -114,7 +116,8 @@ class Store:
         self._forget()
 
     def _write_back(self) -> None:
-        """The kernel writes what it likes, when it likes: here the pages of some files, which are not synced by that."""
+        """The kernel writes what it likes, when it likes: here the pages of some files, which are not synced by
+        that."""
         with contextlib.suppress(FileNotFoundError), _power_may_be_gone():
             found = sorted(path for path in self._path.rglob("*") if path.is_file())
             for path in self._rng.sample(found, self._rng.choice((0, min(len(found), 3), len(found)))):

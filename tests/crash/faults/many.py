@@ -1,6 +1,8 @@
-"""Many: stores with more queues than the tables of the first step hold, or with more segments than a common limit of descriptors.
+"""Many: stores with more queues than the tables of the first step hold, or with more segments than a common limit of
+descriptors.
 
-Writers fill such a store and are killed while they do; others do it again, scan it and go on. Whoever opens it finds everything.
+Writers fill such a store and are killed while they do; others do it again, scan it and go on. Whoever opens it finds
+everything.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ SEGMENT_SETTINGS = {
     "allocate_ahead_bytes": 4096 * 16,
 }
 
-# `put_to` writes one message to each queue of a range, `fill` one large message after the other; both tell through the pipe, for the
-# writer may be killed at any moment.
+# `put_to` writes one message to each queue of a range, `fill` one large message after the other; both tell through
+# the pipe, for the writer may be killed at any moment.
 MANY = """
 import os, resource
 from tests.crash.worker import body_of
@@ -94,7 +96,8 @@ class Scene:
         return child
 
     def lives(self, work: list[tuple[str, dict[str, Any]]], limit: int = 0) -> None:
-        """Each piece of work is one writer's; all but one are killed at some moment of it, and another one does it again."""
+        """Each piece of work is one writer's; all but one are killed at some moment of it, and another one does it
+        again."""
         with ExitStack() as stack:
             observer = self.writer(stack, limit)
             writers = [(self.writer(stack, limit), *piece) for piece in work]
@@ -174,7 +177,8 @@ MANY_QUEUES = Fault(
 )
 MANY_SEGMENTS = Fault(
     "many-segments",
-    f"two writers with {DESCRIPTORS} descriptors are killed while they fill more than {SEGMENTS:,} segments; others scan and go on",
+    f"two writers with {DESCRIPTORS} descriptors are killed while they fill more than {SEGMENTS:,} segments; "
+    "others scan and go on",
     1_000,
     WRITERS,
     run_segments,

@@ -1,7 +1,8 @@
 """Namespace: somebody in another PID namespace opens a store that is in use.
 
-The kernel knows the owner of a shared lock by a thread id of one namespace. So a writer of the other namespace is refused with an
-error that says so, whoever was there first. A reader takes no lock and is let in. Those who are attached go on.
+The kernel knows the owner of a shared lock by a thread id of one namespace. So a writer of the other namespace is
+refused with an error that says so, whoever was there first. A reader takes no lock and is let in. Those who are
+attached go on.
 """
 
 from __future__ import annotations

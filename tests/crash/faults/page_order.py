@@ -1,4 +1,5 @@
-"""Page order: power cuts after which each page of a file may be the old one or the new one, whatever was written first."""
+"""Page order: power cuts after which each page of a file may be the old one or the new one, whatever was written
+first."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class Unit:
 
 @dataclass
 class Crash:
-    """A store when the power went: `old` is durable, `new` stood in the page cache; the first `durable` puts are on the disk."""
+    """A store when the power went: `old` is durable, `new` stood in the page cache; the first `durable` puts are on
+    the disk."""
 
     settings: dict
     old: Files
@@ -173,10 +175,11 @@ Kind = Callable[[Disk, random.Random, int], Iterator[None]]
 
 
 def recover(crashed: Crash, path: Path, disk: Disk, *, read_only: bool) -> None:
-    """Nothing durable is missing, nothing behind the first lost byte came back, and all that follows from the log is of the log.
+    """Nothing durable is missing, nothing behind the first lost byte came back, and all that follows from the log is
+    of the log.
 
-    With a checkpoint that is neither the old nor the new one the watermark is told by the millisecond: what was stored in the
-    last durable one counts as durable, and what of it did not reach the disk is a reported hole.
+    With a checkpoint that is neither the old nor the new one the watermark is told by the millisecond: what was
+    stored in the last durable one counts as durable, and what of it did not reach the disk is a reported hole.
     """
     there = disk.there()
     assert len(there) >= crashed.durable

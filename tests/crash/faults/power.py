@@ -1,4 +1,5 @@
-"""Power: the file system under a store is shut down while others write; what was promised to be on the disk must be on it."""
+"""Power: the file system under a store is shut down while others write; what was promised to be on the disk must be
+on it."""
 
 from __future__ import annotations
 

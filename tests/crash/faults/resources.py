@@ -1,7 +1,8 @@
 """Resources: a process has no descriptors, or no memory, for a while.
 
-Limits of one of several attached processes are lowered at random moments and raised again. Its calls fail with typed errors, for
-that call alone: nobody turns read-only, and when the limit is raised everything works and all that was acknowledged is there.
+Limits of one of several attached processes are lowered at random moments and raised again. Its calls fail with typed
+errors, for that call alone: nobody turns read-only, and when the limit is raised everything works and all that was
+acknowledged is there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Signals: an exception comes out of a signal handler at any instruction of a public call, as Ctrl-C and a soft time limit do.
+"""Signals: an exception comes out of a signal handler at any instruction of a public call, as Ctrl-C and a soft time
+limit do.
 
-A timer of random microseconds interrupts calls of one attached process, again and again, while others write. Afterwards nobody
-holds a lock, every call works in every process, and all that was acknowledged is there.
+A timer of random microseconds interrupts calls of one attached process, again and again, while others write.
+Afterwards nobody holds a lock, every call works in every process, and all that was acknowledged is there.
 """
 
 from __future__ import annotations
@@ -99,8 +100,8 @@ def free(store: cystore.MessageStore) -> None:
 
 
 def alone(path: Path, workers: list[Child]) -> cystore.MessageStore:
-    """The store, when nobody else has it. A store that an interrupted call dropped is left when it is collected, by a thread that may
-    take its time; Python collects nothing for one thread while another one is collecting."""
+    """The store, when nobody else has it. A store that an interrupted call dropped is left when it is collected, by a
+    thread that may take its time; Python collects nothing for one thread while another one is collecting."""
     until = time.monotonic() + FREE_S
     while True:
         try:

@@ -1,8 +1,8 @@
 """Stop: SIGSTOP for a process that holds a lock which all share, for longer than the others wait.
 
-A holder stops itself at a place inside the lock. Who needs the lock is refused with an error that names the holder, or waits; who
-does not need it continues; nothing is taken from the holder. Then it continues (sometimes it is killed instead), and so does
-everybody who waited.
+A holder stops itself at a place inside the lock. Who needs the lock is refused with an error that names the holder,
+or waits; who does not need it continues; nothing is taken from the holder. Then it continues (sometimes it is killed
+instead), and so does everybody who waited.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Taken away: `lock` or `control` is deleted, replaced or overwritten while processes are attached.
 
-Who comes is refused, for he could not know of those who are there; they go on, or (the block that they share was overwritten)
-notice it and write nothing more. When all are gone, the next to open finds what was acknowledged.
+Who comes is refused, for he could not know of those who are there; they go on, or (the block that they share was
+overwritten) notice it and write nothing more. When all are gone, the next to open finds what was acknowledged.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def overwrite_control(
     writer_group: WriterGroup,
     store: cystore.MessageStore,
 ) -> None:
-    """What all share but the locks, while everybody works; or the locks too, while nobody is inside of one or waits: what the C
-    library does to a process over a broken mutex is not ours."""
+    """What all share but the locks, while everybody works; or the locks too, while nobody is inside of one or waits:
+    what the C library does to a process over a broken mutex is not ours."""
     if rng.random() < 0.5:
         overwrite(path, rng, CONTROL_LOCKS_AT)
         return

@@ -1,4 +1,5 @@
-"""Spark with the jars of Delta and Iceberg, in an environment of its own: the newest PySpark that both have jars for."""
+"""Spark with the jars of Delta and Iceberg, in an environment of its own: the newest PySpark that both have jars
+for."""
 
 from __future__ import annotations
 

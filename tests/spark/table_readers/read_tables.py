@@ -1,7 +1,7 @@
 """Reads a Delta and an Iceberg table by Spark SQL: `python read_tables.py JARS DELTA_FOLDER ICEBERG_METADATA OUT`.
 
-Writes the rows of each table to OUT/delta and OUT/iceberg as Parquet, and the answers of some questions to OUT/answers.json.
-Runs in an environment of its own, which has PySpark and not cystore.
+Writes the rows of each table to OUT/delta and OUT/iceberg as Parquet, and the answers of some questions to
+OUT/answers.json. Runs in an environment of its own, which has PySpark and not cystore.
 """
 
 from __future__ import annotations

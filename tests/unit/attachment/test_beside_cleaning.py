@@ -1,5 +1,5 @@
-"""Goal: a reader beside a control block of another layout reads on while the others clean: a file that a cleaner took away is skipped.
-Method: another process cleans at chosen moments of the reader's recovery, or all the time."""
+"""Goal: a reader beside a control block of another layout reads on while the others clean: a file that a cleaner took
+away is skipped. Method: another process cleans at chosen moments of the reader's recovery, or all the time."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def all_reads(store):
 
 
 def test_a_segment_goes_between_the_new_minimum_and_its_own_end(path, writer, monkeypatch, tmp_path):
-    """Seen: `StoreIOError: No such file or directory`, for the words were the same before and after, and a segment that was listed was
-    not there any more."""
+    """Seen: `StoreIOError: No such file or directory`, for the words were the same before and after, and a segment
+    that was listed was not there any more."""
     stopped, going_on = tmp_path / "stopped", tmp_path / "going_on"
     os.mkfifo(stopped)
     os.mkfifo(going_on)

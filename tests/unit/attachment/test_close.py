@@ -1,5 +1,5 @@
-"""Goal: an orderly close makes the log durable first, whatever state queues and index are in, and says what it could not make
-durable. Method: damage, refused space and failing disks under a store that is closed."""
+"""Goal: an orderly close makes the log durable first, whatever state queues and index are in, and says what it could
+not make durable. Method: damage, refused space and failing disks under a store that is closed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def put_some(store, count: int = 200) -> list[cystore.PutResult]:
 @pytest.mark.parametrize("damaged", [0, 20, 199])
 @pytest.mark.parametrize("at", [0, 4, 100], ids=["size", "magic", "body"])
 def test_damage_that_is_not_dispatched_does_not_stop_the_flush(tmp_path, damaged, at):
-    """Seen: close gave up at the damaged record, the log was not flushed, and the next open cut all behind the old watermark."""
+    """Seen: close gave up at the damaged record, the log was not flushed, and the next open cut all behind the old
+    watermark."""
     store = open_small(tmp_path / "s")
     put = put_some(store)
     flip(store.path, put[damaged].physical_offset + at)
@@ -146,8 +147,8 @@ OPEN = "import cystore; store = cystore.open(path, services='none', sync_flush_t
 
 @pytest.mark.parametrize("stays", ["reader", "writer"])
 def test_a_writer_that_closes_beside_others_makes_the_log_durable(tmp_path, stays):
-    """Seen: only the last handle of all flushed the log. A writer that closed while a reader stayed left it to the kernel: the durable
-    watermark of the checkpoint stood at 0."""
+    """Seen: only the last handle of all flushed the log. A writer that closed while a reader stayed left it to the
+    kernel: the durable watermark of the checkpoint stood at 0."""
     path = tmp_path / "s"
     with open_small(path) as store, Process() as other:
         other.do(OPEN, path=str(path), limit_ms=5000)
@@ -182,7 +183,8 @@ def test_a_writer_that_closes_beside_a_stopped_flush_says_what_is_not_durable(tm
 
 
 class Waits:
-    """The control block of a flusher, whose waits take no time: each moves a clock on. The first one waits for the close."""
+    """The control block of a flusher, whose waits take no time: each moves a clock on. The first one waits for the
+    close."""
 
     def __init__(self, control) -> None:
         self._control, self.now_s, self.count = control, 0.0, 0
@@ -199,7 +201,8 @@ class Waits:
 
 
 def test_close_waits_once_for_a_stopped_flush(tmp_path, monkeypatch):
-    """Seen: close waited sync_flush_timeout_ms for its own thread, which waited for the flush of a stopped process, and then once more."""
+    """Seen: close waited sync_flush_timeout_ms for its own thread, which waited for the flush of a stopped process,
+    and then once more."""
     path = str(tmp_path / "s")
     settings = {"services": ("flush",), "flush_interval_commit_log_ms": 10, "sync_flush_timeout_ms": 1_000}
     with Process() as stopped:

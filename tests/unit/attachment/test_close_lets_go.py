@@ -1,5 +1,6 @@
-"""Goal: a closed store lets go of its files at once. Method: descriptors and mappings of the process, with the garbage collector off;
-seen as a disk that could not be unmounted, and one without space for the next `control`, after a close."""
+"""Goal: a closed store lets go of its files at once. Method: descriptors and mappings of the process, with the
+garbage collector off; seen as a disk that could not be unmounted, and one without space for the next `control`, after
+a close."""
 
 from __future__ import annotations
 
@@ -42,8 +43,9 @@ def test_closed_store_holds_no_file(tmp_path):
 
 
 def test_directory_is_let_go_beside_threads_that_look_paths_up(tmp_path):
-    """Seen: a thread that looked a path up while another closed the store used a deleted object, and the process died. The place
-    of the open directory was a class attribute that was replaced at close, and Python's attribute cache still had the old value."""
+    """Seen: a thread that looked a path up while another closed the store used a deleted object, and the process
+    died. The place of the open directory was a class attribute that was replaced at close, and Python's attribute
+    cache still had the old value."""
     for _ in range(200):
         place = folders.held_open(tmp_path)
         home, looked = type(place).__dict__["home"], threading.Barrier(3)

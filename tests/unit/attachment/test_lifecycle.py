@@ -1,5 +1,6 @@
-"""Goal: whoever is interrupted, dropped or killed leaves nothing behind that others wait for. Method: exceptions and calls out of signal
-handlers at places where something is held, objects that are dropped, killed sleepers, missing threads; then another process looks."""
+"""Goal: whoever is interrupted, dropped or killed leaves nothing behind that others wait for. Method: exceptions and
+calls out of signal handlers at places where something is held, objects that are dropped, killed sleepers, missing
+threads; then another process looks."""
 
 from __future__ import annotations
 

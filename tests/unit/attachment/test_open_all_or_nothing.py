@@ -1,5 +1,5 @@
-"""Goal: `open`, a put and `close` that fail leave nothing behind. Method: the n-th system call fails, for every n until all succeed,
-in a process of its own; after each failure its descriptors, mappings and threads are counted."""
+"""Goal: `open`, a put and `close` that fail leave nothing behind. Method: the n-th system call fails, for every n
+until all succeed, in a process of its own; after each failure its descriptors, mappings and threads are counted."""
 
 from __future__ import annotations
 

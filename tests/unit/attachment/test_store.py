@@ -1,5 +1,6 @@
-"""Goal: a store is opened, shared, forked and closed without harm to anybody, or refused with a typed error that names what is in
-the way. Method: directories of every wrong kind, other processes in every state, and each method of a closed store."""
+"""Goal: a store is opened, shared, forked and closed without harm to anybody, or refused with a typed error that
+names what is in the way. Method: directories of every wrong kind, other processes in every state, and each method of
+a closed store."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Goal: all runs of an archive are one Hive layout that other tools read with no option, and an archive of an earlier version becomes one
-with its next run, also when that run is killed. Method: archives of several runs, read by pyarrow, DuckDB and polars; archives that are
-put back into the old layout. Spark reads them in tests/spark/test_archive.py."""
+"""Goal: all runs of an archive are one Hive layout that other tools read with no option, and an archive of an earlier
+version becomes one with its next run, also when that run is killed. Method: archives of several runs, read by
+pyarrow, DuckDB and polars; archives that are put back into the old layout. Spark reads them in
+tests/spark/test_archive.py."""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ def put_back(folder: Path, store: Any) -> None:
 
 @pytest.mark.parametrize("reader", [by_arrow, by_duckdb, by_polars])
 def test_an_archive_of_several_runs_is_read_with_no_option(tmp_path, reader):
-    """Seen: a folder for each run above topic=T, which Spark refuses, and which others show as no column or as a wrong one."""
+    """Seen: a folder for each run above topic=T, which Spark refuses, and which others show as no column or as a
+    wrong one."""
     with open_small(tmp_path / "s", **EXPIRED) as store:
         for first in (0, 200, 400):
             put_some(store, 200, first)

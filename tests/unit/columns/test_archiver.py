@@ -1,6 +1,6 @@
-"""Goal: an archive holds what the log held, each record once and column for column, whenever a run is killed; nothing goes from the
-log before that is certain (I7). Method: stores of small segments, archived by this process or by one that kills itself at each place
-of a run; archives and files that were changed."""
+"""Goal: an archive holds what the log held, each record once and column for column, whenever a run is killed; nothing
+goes from the log before that is certain (I7). Method: stores of small segments, archived by this process or by one
+that kills itself at each place of a run; archives and files that were changed."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ def archive_rows(store: cystore.MessageStore) -> pa.Table:
 
 
 def check_folder(folder: Path, store: cystore.MessageStore) -> None:
-    """Nothing is there that no manifest names, and nothing is named that is not there: whoever reads the folder reads no row twice."""
+    """Nothing is there that no manifest names, and nothing is named that is not there: whoever reads the folder reads
+    no row twice."""
     content = content_of(store.archived())
     named = {folder / one.path for part in content.manifests for one in part.files}
     assert set((folder / "data").rglob("*.parquet")) == named
@@ -303,7 +304,8 @@ def test_i7_killed_anywhere_nothing_is_missing_and_nothing_twice(tmp_path, place
             assert store.clean().min_physical_offset == before.up_to, (
                 "nothing goes that the store does not know archived"
             )
-        # More is full by now: the range of the next run is another one, and takes the place of what the killed one left.
+        # More is full by now: the range of the next run is another one, and takes the place of what the killed one
+        # left.
         put_some(store, 80, 400)
         known = pa.concat_tables([known, log_rows(store)])
         done = archive_store(store, tmp_path / "a", all_sealed=True)

@@ -1,5 +1,5 @@
-"""Goal: `cystore.to_arrow` gives what `scan` gives, of any store, and says what it cannot give. Method: small stores in use, left by
-a crash, damaged, cleaned under the reader; every batch is checked by Arrow itself."""
+"""Goal: `cystore.to_arrow` gives what `scan` gives, of any store, and says what it cannot give. Method: small stores
+in use, left by a crash, damaged, cleaned under the reader; every batch is checked by Arrow itself."""
 
 from __future__ import annotations
 
@@ -297,7 +297,8 @@ def test_an_empty_store_has_a_schema(tmp_path):
 
 
 def test_reading_does_not_import_pandas(tmp_path):
-    """pyarrow does that by itself for most of what it is asked; in each of Spark's workers that would be most of a second."""
+    """pyarrow does that by itself for most of what it is asked; in each of Spark's workers that would be most of a
+    second."""
     with open_small(tmp_path / "s") as store:
         fill(store, 40)
         code = f"import sys, cystore; cystore.to_arrow({str(store.path)!r}).read_all(); print('pandas' in sys.modules)"

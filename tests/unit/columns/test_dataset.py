@@ -1,5 +1,6 @@
-"""Goal: `cystore.scan` gives polars, DuckDB and pyarrow the rows that they ask for, again and again, and reads little more. Method: small
-stores; each filter beside the same filter on the whole table; what was planned and decoded is watched."""
+"""Goal: `cystore.scan` gives polars, DuckDB and pyarrow the rows that they ask for, again and again, and reads little
+more. Method: small stores; each filter beside the same filter on the whole table; what was planned and decoded is
+watched."""
 
 from __future__ import annotations
 
@@ -110,7 +111,8 @@ def test_every_filter_keeps_what_it_keeps_of_the_whole_table(store):
 
 
 def test_values_that_are_no_plain_strings(store):
-    """A filter with bytes gave no row: their text is that of a string of hex digits. A partition beyond 32 bits was an OverflowError."""
+    """A filter with bytes gave no row: their text is that of a string of hex digits. A partition beyond 32 bits was
+    an OverflowError."""
     data, whole = cystore.scan(store.path), cystore.to_arrow(store.path).read_all()
     for column, value in (("topic", b"orders"), ("tags", b"odd"), ("key", b"key-7")):
         for kind in (pa.binary(), pa.large_binary(), pa.binary(len(value))):

@@ -1,5 +1,6 @@
-"""Goal: what is sealed of a store is read by URL alone, row for row as its host reads it, in bounded memory, and what was copied badly is
-told with its URL. Method: copies of small stores, read in windows of all sizes; copies cut, emptied, damaged, robbed of files."""
+"""Goal: what is sealed of a store is read by URL alone, row for row as its host reads it, in bounded memory, and what
+was copied badly is told with its URL. Method: copies of small stores, read in windows of all sizes; copies cut,
+emptied, damaged, robbed of files."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Goal: sealed segments are read from an object store as from a folder, by ranges, and what is missing or refused there is told with its
-URL and without a secret. Method: a server on this host that speaks S3; copies of a small store in it."""
+"""Goal: sealed segments are read from an object store as from a folder, by ranges, and what is missing or refused
+there is told with its URL and without a secret. Method: a server on this host that speaks S3; copies of a small store
+in it."""
 
 from __future__ import annotations
 

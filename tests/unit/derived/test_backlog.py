@@ -1,5 +1,5 @@
-"""Goal: what waits to be dispatched stays small where any service runs, and a read-only handle sees all that was acknowledged. Method: a
-writer that never reads, beside real processes that only read."""
+"""Goal: what waits to be dispatched stays small where any service runs, and a read-only handle sees all that was
+acknowledged. Method: a writer that never reads, beside real processes that only read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ found
 
 @pytest.mark.parametrize("services", [("flush",), ("allocate",), ("flush", "allocate")])
 def test_a_writer_with_any_service_dispatches_what_it_wrote(tmp_path, services):
-    """Seen: the default services never dispatched, so cleaning removed nothing and the first reader paid for the whole backlog."""
+    """Seen: the default services never dispatched, so cleaning removed nothing and the first reader paid for the
+    whole backlog."""
     with cystore.open(
         tmp_path,
         mapped_file_size_commit_log_bytes=FILE_BYTES,
@@ -122,7 +123,8 @@ def test_a_read_only_handle_reads_what_nobody_dispatched(tmp_path, count):
 
 
 def test_a_read_only_handle_finds_times_that_nobody_dispatched(tmp_path):
-    """Seen: `offset_by_time` gave the last dispatched message for every later time, and `catch_up` the dispatched position."""
+    """Seen: `offset_by_time` gave the last dispatched message for every later time, and `catch_up` the dispatched
+    position."""
     with open_store(tmp_path) as store, Process() as reader:
         reader.do(OPEN, path=str(tmp_path))
         assert reader.do("store.offset_by_time('T', 0, 0)") == 0

@@ -1,5 +1,5 @@
-"""Goal: a file of a consume queue, extended or not, that somebody deletes stops no dispatch. Method: the file that dispatch writes to is
-deleted under a live store; then so much is put that dispatch needs more space in it."""
+"""Goal: a file of a consume queue, extended or not, that somebody deletes stops no dispatch. Method: the file that
+dispatch writes to is deleted under a live store; then so much is put that dispatch needs more space in it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def tagged(store, topic):
 @pytest.mark.parametrize("whole_folder", [False, True])
 @pytest.mark.parametrize("kind", ["consumequeue", "consumequeue_ext"])
 def test_dispatch_goes_on_without_the_file_it_writes_to(tmp_path, kind, whole_folder):
-    """Seen: the deleted file stayed mapped, and dispatch of all topics stopped with StoreIOError where it needed more space there."""
+    """Seen: the deleted file stayed mapped, and dispatch of all topics stopped with StoreIOError where it needed more
+    space there."""
     with open_small(tmp_path / "s", **SETTINGS) as store:
         for n in range(BEFORE + BEHIND):
             if n == BEFORE:

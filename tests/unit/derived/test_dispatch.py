@@ -1,6 +1,6 @@
-"""Goal: dispatch makes RocketMQ's consume queues and an index that finds every key, whoever does it and however often it is
-broken off. Method: logs made by hypothesis are dispatched and compared with what the oracle derives from the same records,
-byte for byte; processes are killed at every step of the kernel's work and another one continues."""
+"""Goal: dispatch makes RocketMQ's consume queues and an index that finds every key, whoever does it and however often
+it is broken off. Method: logs made by hypothesis are dispatched and compared with what the oracle derives from the
+same records, byte for byte; processes are killed at every step of the kernel's work and another one continues."""
 
 from __future__ import annotations
 

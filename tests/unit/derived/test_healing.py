@@ -1,5 +1,5 @@
-"""Goal: a consume queue that is deleted or damaged while processes are attached heals from the log, and everybody stays. Method: files of a
-live store are removed, zeroed or changed; several processes read and put on."""
+"""Goal: a consume queue that is deleted or damaged while processes are attached heals from the log, and everybody
+stays. Method: files of a live store are removed, zeroed or changed; several processes read and put on."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def harm(path: Path, what: str) -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("what", ["first", "last", "all", "zeros", "bits", "shortened", "lengthened"])
 def test_a_queue_heals_while_its_store_is_open(tmp_path, caplog, what):
-    """Seen: `get` of intact messages raised CorruptRecordError, or gave OFFSET_FOUND_NULL, in every process until a rebuild.
-    Where a hand had shortened a file, StoreFormatError."""
+    """Seen: `get` of intact messages raised CorruptRecordError, or gave OFFSET_FOUND_NULL, in every process until a
+    rebuild. Where a hand had shortened a file, StoreFormatError."""
     with open_store(tmp_path) as store, Process() as other, Process() as reader:
         expected = written(store)
         harm(tmp_path, what)
@@ -114,7 +114,8 @@ def test_a_damaged_record_is_not_taken_for_a_damaged_queue(tmp_path):
 
 
 def test_zeros_are_damage_also_where_the_log_was_cleaned(tmp_path, monkeypatch):
-    """Seen: `get` took an entry of zeros for one whose record was cleaned, and said MESSAGE_WAS_REMOVING of messages that the log had."""
+    """Seen: `get` took an entry of zeros for one whose record was cleaned, and said MESSAGE_WAS_REMOVING of messages
+    that the log had."""
     with open_small(tmp_path, file_reserved_time_h=1) as store:
         for _ in range(3 * LOG_BYTES // 1024):
             store.put("T", body_for(1024))
@@ -138,8 +139,8 @@ def test_zeros_are_damage_also_where_the_log_was_cleaned(tmp_path, monkeypatch):
 )
 @pytest.mark.parametrize("read_only", [False, True])
 def test_a_search_by_time_is_right_before_anybody_has_read_the_queue(tmp_path, what, read_only):
-    """Seen: it gave the queue's first offset until a `get` had made the entries again. It raised OffsetError about the log for an entry
-    that leads behind it, and believed one of another message."""
+    """Seen: it gave the queue's first offset until a `get` had made the entries again. It raised OffsetError about
+    the log for an entry that leads behind it, and believed one of another message."""
     with open_store(tmp_path) as store:
         times: list[int] = []
         for n in range(COUNT):

@@ -1,5 +1,6 @@
-"""Goal: a queue heals although records of its own are damaged, too. Method: under a live store, damage in the log and in one queue's files;
-every message that was not hit is read, by who healed the queue, by another process and by a read-only one."""
+"""Goal: a queue heals although records of its own are damaged, too. Method: under a live store, damage in the log and
+in one queue's files; every message that was not hit is read, by who healed the queue, by another process and by a
+read-only one."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ def strike(root, put, what):
 @pytest.mark.parametrize("gone", [1, 3])
 @pytest.mark.parametrize("what", ["length", "magic", "body", "file"])
 def test_a_queue_heals_over_damaged_records(tmp_path, what, gone):
-    """Seen: the entries behind the first damaged record were not written again; `get` of intact messages raised CorruptRecordError
-    until the next open."""
+    """Seen: the entries behind the first damaged record were not written again; `get` of intact messages raised
+    CorruptRecordError until the next open."""
     root = tmp_path / "s"
     with open_small(root) as store, Process() as other, Process() as reader:
         puts = [store.put(topic, b"%d" % n) for n in range(COUNT) for topic in "TU"][::2]

@@ -1,5 +1,6 @@
-"""Goal: index files follow each other as RocketMQ's do, and what is taken back leaves no trace. Method: files over a real
-folder are filled with the kernel, cut at every place a log can be cut at, and compared with files that the oracle built."""
+"""Goal: index files follow each other as RocketMQ's do, and what is taken back leaves no trace. Method: files over a
+real folder are filled with the kernel, cut at every place a log can be cut at, and compared with files that the
+oracle built."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Goal: after an orderly close the next open of a store with many queues looks into no queue's files, and believes nothing that changed.
+"""Goal: after an orderly close the next open of a store with many queues looks into no queue's files, and believes
+nothing that changed.
 
-Method: a store whose table may be written for few queues already. Whatever is done to its files between two lives, every message is
-read afterwards and every queue continues counting.
+Method: a store whose table may be written for few queues already. Whatever is done to its files between two lives,
+every message is read afterwards and every queue continues counting.
 """
 
 from __future__ import annotations

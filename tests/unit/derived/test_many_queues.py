@@ -32,8 +32,8 @@ def cached_pages(path: Path) -> int:
 
 
 def test_dispatch_to_many_queues_does_not_fill_the_page_cache(tmp_path: Path) -> None:
-    """Seen: with 8 MiB of readahead each page fault filled the cache with the whole queue file, 6 MB of zeros. With 10,000 queues the
-    kernel gave up other pages for them, and an entry cost 2 to 8 ms of system time."""
+    """Seen: with 8 MiB of readahead each page fault filled the cache with the whole queue file, 6 MB of zeros. With
+    10,000 queues the kernel gave up other pages for them, and an entry cost 2 to 8 ms of system time."""
     with cystore.open(tmp_path / "store", services="none") as store:
         for queue_id in range(100):
             store.put("T", b"x", queue_id=queue_id)

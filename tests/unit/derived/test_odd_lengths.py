@@ -1,5 +1,5 @@
-"""Goal: an index file, or a file of extended entries, that a hand made shorter or longer under live processes stops nobody. Method: files
-of a live store are cut and lengthened; processes that come later query, read and put on."""
+"""Goal: an index file, or a file of extended entries, that a hand made shorter or longer under live processes stops
+nobody. Method: files of a live store are cut and lengthened; processes that come later query, read and put on."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Goal: offset tables are read as fastjson writes them, written as it reads them, and never half. Method: golden files, the
-oracle's parser, hypothesis, damaged bytes."""
+"""Goal: offset tables are read as fastjson writes them, written as it reads them, and never half. Method: golden
+files, the oracle's parser, hypothesis, damaged bytes."""
 
 import json
 import re
@@ -152,7 +152,8 @@ def test_every_flipped_bit_of_queue_offsets_is_found_out(tmp_path, bit):
 
 @pytest.mark.parametrize("count", [0, 1, 2048, 2049, 9000])
 def test_a_table_of_many_queues_is_the_same_whatever_pieces_it_is_made_in(tmp_path, count):
-    """Sorted, and given its checksum, piece by piece: at 65,536 queues one piece held up every other thread for a tenth of a second."""
+    """Sorted, and given its checksum, piece by piece: at 65,536 queues one piece held up every other thread for a
+    tenth of a second."""
     queues = {(f"T{number % 7}", number): number for number in range(count)}
     offsets = QueueOffsets(queues, dict.fromkeys(queues, 0), 77)
     write_queue_offsets(tmp_path, offsets)

@@ -1,5 +1,6 @@
-"""Goal: damage that nobody has met yet stops nothing: dispatch steps over it while processes are attached, keeps it for repair and says so.
-Method: bytes of a live store's log are changed under it, through the page cache that all processes share."""
+"""Goal: damage that nobody has met yet stops nothing: dispatch steps over it while processes are attached, keeps it
+for repair and says so. Method: bytes of a live store's log are changed under it, through the page cache that all
+processes share."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ def bodies(store: cystore.MessageStore, topic: str, offset: int = 0) -> list[byt
 
 @pytest.mark.parametrize("bit", range(4))
 def test_a_flipped_queue_offset_makes_no_holes_of_intact_records(tmp_path, bit):
-    """Seen: dispatch believed the offset of a damaged record, wrote hole entries up to it and skipped the intact records behind."""
+    """Seen: dispatch believed the offset of a damaged record, wrote hole entries up to it and skipped the intact
+    records behind."""
     with open_store(tmp_path) as store:
         puts = [store.put("T", b"%d" % n, keys=f"k{n}") for n in range(40)]
         flip(tmp_path, puts[10].physical_offset + AT["queue_offset"] + 7, bit)
@@ -90,7 +92,8 @@ def test_a_record_with_any_flipped_bit_is_not_dispatched(tmp_path, field):
 
 @pytest.mark.parametrize("what", ["body", "size", "magic", "zeros"])
 def test_a_damaged_record_is_stepped_over(tmp_path, caplog, what):
-    """Seen: one damaged record that was not dispatched stopped the dispatch of all topics, and `query` silently found nothing."""
+    """Seen: one damaged record that was not dispatched stopped the dispatch of all topics, and `query` silently found
+    nothing."""
     with open_store(tmp_path) as store:
         store.put("A", b"a0", keys="key")
         bad = store.put("B", b"the body", keys="key")
@@ -126,7 +129,8 @@ def test_a_damaged_record_is_stepped_over(tmp_path, caplog, what):
 
 
 def test_damage_at_the_end_of_the_log_is_stepped_over_and_its_queue_offset_is_not_given_out_again(tmp_path):
-    """Seen: dispatch stopped before the newest record when that one was damaged, and so did everything put behind it."""
+    """Seen: dispatch stopped before the newest record when that one was damaged, and so did everything put behind
+    it."""
     with open_store(tmp_path) as store:
         store.put("T", b"0")
         bad = store.put("T", b"1")

@@ -1,5 +1,5 @@
-"""Goal: consume queue files are made, filled, reserved and made durable as the format says. Method: one queue over real files,
-looked at through the oracle; every step of a preparation can be cut off and done again."""
+"""Goal: consume queue files are made, filled, reserved and made durable as the format says. Method: one queue over
+real files, looked at through the oracle; every step of a preparation can be cut off and done again."""
 
 from __future__ import annotations
 

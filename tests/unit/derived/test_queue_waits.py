@@ -1,5 +1,5 @@
-"""Goal: who waits for one queue is woken by appends to it, and by no other. Method: waiters in other processes; the words that they sleep
-on are read from the control block."""
+"""Goal: who waits for one queue is woken by appends to it, and by no other. Method: waiters in other processes; the
+words that they sleep on are read from the control block."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def wait_until_asleep(store: cystore.MessageStore, topic: str) -> None:
 
 
 def test_appends_to_other_queues_wake_nobody(store, waiter):
-    """Seen: with 100 waiters on other topics a put took 432 to 857 ns instead of 92: each made a system call and woke all."""
+    """Seen: with 100 waiters on other topics a put took 432 to 857 ns instead of 92: each made a system call and woke
+    all."""
     waiter.send("store.wait('T', 0, 1, 60.0)")
     wait_until_asleep(store, "T")
     for _ in range(100):
@@ -54,7 +55,8 @@ def test_appends_to_other_queues_wake_nobody(store, waiter):
 
 
 def test_a_waiter_does_not_dispatch_the_messages_of_other_topics(store, waiter):
-    """Seen: 100 waiters dispatched all that was put to another topic, and a put beside them took 370 ns instead of 87."""
+    """Seen: 100 waiters dispatched all that was put to another topic, and a put beside them took 370 ns instead of
+    87."""
     store.dispatch()
     store.put_many([cystore.Message(topic="U", body=b"x")] * 100)
     behind = store.stats()["dispatch_behind_bytes"]

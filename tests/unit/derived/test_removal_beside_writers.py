@@ -1,5 +1,6 @@
-"""Goal: queue files are removed and made anew while several processes dispatch, and no message loses its entry (I2). Method: several
-processes of one store take turns, or work at once; what is on the disk must be right without healing."""
+"""Goal: queue files are removed and made anew while several processes dispatch, and no message loses its entry (I2).
+Method: several processes of one store take turns, or work at once; what is on the disk must be right without
+healing."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def test_two_dispatchers_go_on_in_the_new_file(tmp_path, ext):
 
 
 def test_dispatchers_go_on_in_a_healed_file(tmp_path):
-    """Seen: a reader made a deleted queue file anew, the first dispatcher went on there, and the second one in the file that was gone."""
+    """Seen: a reader made a deleted queue file anew, the first dispatcher went on there, and the second one in the
+    file that was gone."""
     path = tmp_path / "s"
     given = {"path": str(path), "settings": {"services": "none"}}
     with open_small(path) as store, Process() as one, Process() as other:
@@ -69,8 +71,8 @@ def test_dispatchers_go_on_in_a_healed_file(tmp_path):
 
 
 def test_a_message_that_comes_between_the_look_and_the_removal_stays(tmp_path, monkeypatch):
-    """Seen: the remover found a queue unused. Then a message was dispatched to it, and the remover entered the queue's new end as
-    removed: the message was gone."""
+    """Seen: the remover found a queue unused. Then a message was dispatched to it, and the remover entered the
+    queue's new end as removed: the message was gone."""
     path = tmp_path / "s"
     look = kernel.queues_unused
     with open_small(path) as store:

@@ -1,5 +1,6 @@
-"""Goal: topics can be deleted, and queues without messages go, beside readers, writers and dispatchers of other processes; a removed queue
-continues counting (I2). Method: live processes around a removal, crashes and rebuilds behind it."""
+"""Goal: topics can be deleted, and queues without messages go, beside readers, writers and dispatchers of other
+processes; a removed queue continues counting (I2). Method: live processes around a removal, crashes and rebuilds
+behind it."""
 
 from __future__ import annotations
 
@@ -125,8 +126,8 @@ found
 
 @pytest.mark.parametrize("ext", [False, True])
 def test_other_processes_go_on_beside_a_removal(tmp_path, ext):
-    """A writer that dispatches and a reader have the removed files mapped; both must let go of them. The writer dispatches into the new
-    file, and everybody reads from that."""
+    """A writer that dispatches and a reader have the removed files mapped; both must let go of them. The writer
+    dispatches into the new file, and everybody reads from that."""
     path = tmp_path / "s"
     with open_small(path, enable_consume_queue_ext=ext) as store, Process() as writer, Process() as reader:
         fill(store, "U", 3, queues=1)

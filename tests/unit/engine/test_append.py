@@ -1,5 +1,5 @@
-"""Goal: an append puts each message where RocketMQ would, once, or refuses it by name before anything is written (I1, I2).
-Method: messages on and beyond each bound, compared with the oracle's reading of the bytes on disk."""
+"""Goal: an append puts each message where RocketMQ would, once, or refuses it by name before anything is written (I1,
+I2). Method: messages on and beyond each bound, compared with the oracle's reading of the bytes on disk."""
 
 from __future__ import annotations
 

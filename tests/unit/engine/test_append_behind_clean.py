@@ -1,5 +1,6 @@
-"""Goal: a put continues when a cleaner takes away the segment that it is about to ask for. Method: the policy is asked for a position
-that was cleaned meanwhile; seen as an AssertionError out of `put` beside cleaners with a retention of 0 h."""
+"""Goal: a put continues when a cleaner takes away the segment that it is about to ask for. Method: the policy is
+asked for a position that was cleaned meanwhile; seen as an AssertionError out of `put` beside cleaners with a
+retention of 0 h."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Goal: the checkpoint keeps RocketMQ's bytes and ours. Method: compare with the oracle's own parser and with golden stores."""
+"""Goal: the checkpoint keeps RocketMQ's bytes and ours. Method: compare with the oracle's own parser and with golden
+stores."""
 
 import os
 import struct

@@ -1,6 +1,6 @@
-"""Goal: only a failed sync makes a store read-only. A missing resource is an error of the one call that missed it, and a file that
-the cleaner took away is skipped. Method: real limits in real processes, and a file that goes away between a listing and the look at
-it."""
+"""Goal: only a failed sync makes a store read-only. A missing resource is an error of the one call that missed it,
+and a file that the cleaner took away is skipped. Method: real limits in real processes, and a file that goes away
+between a listing and the look at it."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def test_a_sync_that_did_not_run_is_no_failed_sync():
 
 @pytest.fixture
 def vanishing(monkeypatch):
-    """Lists of a folder whose path holds `name` lose their first file behind the listing, as a clean of another process may take
-    it."""
+    """Lists of a folder whose path holds `name` lose their first file behind the listing, as a clean of another
+    process may take it."""
     listed, listed_natively = os.scandir, log_files.list_files
     taken = []
 
@@ -125,8 +125,8 @@ def vanishing(monkeypatch):
 @pytest.mark.parametrize("call", ["clean", "scrub", "flush"])
 @pytest.mark.parametrize("folder", ["commitlog", "consumequeue/T/0", "consumequeue_ext/T/0"])
 def test_a_file_that_goes_away_behind_a_listing_is_skipped(tmp_path, vanishing, folder, call):
-    """Seen: `clean` beside a flush of another process made the store read-only in 3 of 4 runs; `clean` and `scrub` raised
-    FileNotFoundError."""
+    """Seen: `clean` beside a flush of another process made the store read-only in 3 of 4 runs; `clean` and `scrub`
+    raised FileNotFoundError."""
     settings = {"enable_consume_queue_ext": True, "mapped_file_size_consume_queue_ext_bytes": 64}
     settings["mapped_file_size_consume_queue_bytes"] = 40
     with old_store(tmp_path / "s", **settings) as store:

@@ -1,6 +1,6 @@
-"""Goal: with read_through="pread" every read works, in bounded memory, and a sector that cannot be read is an error with path and offset.
-Method: stores with records of many sizes, read in every mode; reads of a range of a file fail as the kernel lets them fail. (A mapping
-of such a file would not fail here: the disk is sound.)"""
+"""Goal: with read_through="pread" every read works, in bounded memory, and a sector that cannot be read is an error
+with path and offset. Method: stores with records of many sizes, read in every mode; reads of a range of a file fail
+as the kernel lets them fail. (A mapping of such a file would not fail here: the disk is sound.)"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Goal: what is appended to a commit log file whose name is gone is never acknowledged as durable (I3). Method: the file is
-unlinked under a live store, as RocketMQ's load does before it looks at the lock."""
+"""Goal: what is appended to a commit log file whose name is gone is never acknowledged as durable (I3). Method: the
+file is unlinked under a live store, as RocketMQ's load does before it looks at the lock."""
 
 from __future__ import annotations
 

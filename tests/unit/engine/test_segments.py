@@ -1,5 +1,5 @@
-"""Goal: a queue of files is what its directory says, or the path that is wrong is named. Method: directories with every kind of
-wrong entry, and each mode's way to make, map and drop files."""
+"""Goal: a queue of files is what its directory says, or the path that is wrong is named. Method: directories with
+every kind of wrong entry, and each mode's way to make, map and drop files."""
 
 from __future__ import annotations
 
@@ -249,8 +249,8 @@ class AtItsEnd:
 
 @pytest.mark.parametrize("way", ["forget", "forget_below", "forget_all", "remove", "too many"])
 def test_a_mapping_ends_under_no_lock(tmp_path, monkeypatch, way):
-    """Seen: a put waited 268 ms for the lock of the segments. The thread that lets cleaned segments go held it while it ended the last
-    mapping of a removed file, which waits until the disk has freed the file's blocks."""
+    """Seen: a put waited 268 ms for the lock of the segments. The thread that lets cleaned segments go held it while
+    it ended the last mapping of a removed file, which waits until the disk has freed the file's blocks."""
     for number in range(3):
         write(tmp_path, number * FILE_BYTES)
     here, free = queue(tmp_path, max_mapped=2 if way == "too many" else None), []
@@ -311,8 +311,8 @@ def test_reading_mode_makes_nothing_and_reserves_nothing(tmp_path):
 
 @pytest.mark.parametrize("there_before", [False, True])
 def test_a_file_that_goes_while_it_is_made_is_made_again(tmp_path, monkeypatch, there_before):
-    """Seen: a file of an extended queue was deleted between the look for its name and the mapping; a `get` that dispatched raised
-    StoreFormatError."""
+    """Seen: a file of an extended queue was deleted between the look for its name and the mapping; a `get` that
+    dispatched raised StoreFormatError."""
     made = queue(tmp_path)
     if there_before:
         write(tmp_path, 0)

@@ -1,5 +1,5 @@
-"""Goal: a log of very many short segments is read at the speed of one of few long ones. Method: what asks for their files is counted, and
-files that lack something are read both ways."""
+"""Goal: a log of very many short segments is read at the speed of one of few long ones. Method: what asks for their
+files is counted, and files that lack something are read both ways."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def path_of(root, number: int):
 
 
 def test_many_short_segments_are_read_together(root, monkeypatch):
-    """Seen: each segment cost an open, a read and a listing in Python, twice: `verify` of 10,000 segments took 2.8 times as long as that of
-    10 that hold as much."""
+    """Seen: each segment cost an open, a read and a listing in Python, twice: `verify` of 10,000 segments took 2.8
+    times as long as that of 10 that hold as much."""
     calls, opened, listed = [], [], []
     read_files, open_file_in, list_files = log_files.read_files, folders.open_file_in, log_files.list_files
 

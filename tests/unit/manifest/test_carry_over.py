@@ -1,5 +1,6 @@
-"""Goal: facts that only the store knows stand in its manifest: an earlier version's files are carried over, a manifest that was lost pauses
-cleaning, and a first log file that somebody removed is reported. Method: stores with the files of before, and damaged manifests."""
+"""Goal: facts that only the store knows stand in its manifest: an earlier version's files are carried over, a
+manifest that was lost pauses cleaning, and a first log file that somebody removed is reported. Method: stores with
+the files of before, and damaged manifests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Goal: the list of holes answers every offset and survives damage. Method: compare with a plain loop, damage the file."""
+"""Goal: the list of holes answers every offset and survives damage. Method: compare with a plain loop, damage the
+file."""
 
 import pytest
 from hypothesis import given

@@ -1,5 +1,6 @@
-"""Goal: a queue offset that was handed out is never handed out again, and what is lost keeps no store from opening. Method: stores
-lose records, entries and saved offsets; they are opened, written to, rebuilt and opened again through the public API."""
+"""Goal: a queue offset that was handed out is never handed out again, and what is lost keeps no store from opening.
+Method: stores lose records, entries and saved offsets; they are opened, written to, rebuilt and opened again through
+the public API."""
 
 from __future__ import annotations
 
@@ -66,8 +67,9 @@ def with_lost_tail(root, count=30, lost=3, **settings):
 @pytest.mark.parametrize("flush", ["sync", "async"])
 @pytest.mark.parametrize("gone", [[], ["consumequeue", "index"], ["consumequeue", "config"]])
 def test_lost_tail_and_a_put_behind_it_can_be_rebuilt_and_opened(tmp_path, record_format, flush, gone):
-    """Seen: three damaged records at the end of a durable log were cut, the next put got the queue offset behind them, and from
-    then on `cystore rebuild` and every open raised CorruptRecordError: the gap "leaves no room in the log"."""
+    """Seen: three damaged records at the end of a durable log were cut, the next put got the queue offset behind
+    them, and from then on `cystore rebuild` and every open raised CorruptRecordError: the gap "leaves no room in the
+    log"."""
     root = tmp_path / "s"
     expected = with_lost_tail(root, record_format=record_format)
     with open_small(root, record_format=record_format) as store:
@@ -157,8 +159,8 @@ def queue_without_messages(root, count=40):
 )
 @pytest.mark.parametrize("gone", [1, 40])
 def test_queue_without_messages_counts_on_whatever_its_entries_say(tmp_path, rot, gone, crashed):
-    """Seen: all messages of a queue cleaned, its last entry rotten; recovery believed the queue and not queueOffset.json, and
-    gave its last offset out a second time (I2)."""
+    """Seen: all messages of a queue cleaned, its last entry rotten; recovery believed the queue and not
+    queueOffset.json, and gave its last offset out a second time (I2)."""
     root = tmp_path / "s"
     file = queue_without_messages(root)
     for number in range(40 - gone, 40):

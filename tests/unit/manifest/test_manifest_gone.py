@@ -1,5 +1,5 @@
-"""Goal: a manifest that is gone, or in whose place something else stands, keeps nobody out, and what a live process knows comes back.
-Method: the file removed or replaced by a folder, with nobody attached and under live processes."""
+"""Goal: a manifest that is gone, or in whose place something else stands, keeps nobody out, and what a live process
+knows comes back. Method: the file removed or replaced by a folder, with nobody attached and under live processes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def test_under_live_processes_everybody_may_come_and_what_they_know_comes_back(t
         take_away(tmp_path, how)
         with Process() as other:
             other.do(
-                "from tests.support.small_stores import open_small; store = open_small(path, message_index_enable=False)",
+                "from tests.support.small_stores import open_small; store = open_small(path, "
+                "message_index_enable=False)",
                 path=str(tmp_path),
             )
             assert other.do("store.put('T', b'x').queue_offset") == 0

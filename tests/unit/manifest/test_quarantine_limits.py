@@ -1,5 +1,5 @@
-"""Goal: quarantine/ is trimmed by age and size, and what damage of late needs stays. Method: a clock that is moved on, copies of given
-ages, the calls that clean."""
+"""Goal: quarantine/ is trimmed by age and size, and what damage of late needs stays. Method: a clock that is moved
+on, copies of given ages, the calls that clean."""
 
 import os
 

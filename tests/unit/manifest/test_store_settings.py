@@ -1,5 +1,5 @@
-"""Goal: what shapes the files and the retention policy are the store's, not a process's. Method: two attachments of one store that
-were given different settings."""
+"""Goal: what shapes the files and the retention policy are the store's, not a process's. Method: two attachments of
+one store that were given different settings."""
 
 import json
 
@@ -17,7 +17,8 @@ HOUR_MS = 3_600_000
 
 
 def test_a_process_without_the_index_cannot_starve_the_queries_of_others(tmp_path):
-    """Seen: a process with message_index_enable=False that dispatched made the queries of all others miss messages, for good."""
+    """Seen: a process with message_index_enable=False that dispatched made the queries of all others miss messages,
+    for good."""
     with open_small(tmp_path / "s") as store:
         store.put("T", b"x", keys=["k"])
         with pytest.raises(cystore.StoreConfigError, match=r"message_index_enable.*True.*False"):
@@ -116,7 +117,8 @@ SIZES = {
 
 @pytest.mark.parametrize("name", SIZES)
 def test_what_shapes_the_files_is_refused_with_both_values(tmp_path, name):
-    """Seen: a process with another length, record format or delay levels went by the files' own, or by its own, without a word."""
+    """Seen: a process with another length, record format or delay levels went by the files' own, or by its own,
+    without a word."""
     with open_small(tmp_path / "s") as store:
         store.put("T", b"x", keys=["k"], delay_level=0)
         own = getattr(store.settings, name)

@@ -1,5 +1,5 @@
-"""Goal: what is gathered from records is what their queues and the index hold. Method: random records against the oracle's queues and
-index, in pieces of every size."""
+"""Goal: what is gathered from records is what their queues and the index hold. Method: random records against the
+oracle's queues and index, in pieces of every size."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Goal: whatever subclass of int, str or float a program gives, the store sees the value and nothing of the subclass (I1, I2); what
-is no value is a typed error. Method: subclasses that compare, hash, print and end as they like, and wrong objects, to every public call."""
+"""Goal: whatever subclass of int, str or float a program gives, the store sees the value and nothing of the subclass
+(I1, I2); what is no value is a typed error. Method: subclasses that compare, hash, print and end as they like, and
+wrong objects, to every public call."""
 
 from __future__ import annotations
 
@@ -77,7 +78,8 @@ def store(tmp_path):
 
 @pytest.mark.parametrize("queue_id", [-5, -1, -(2**31), 2**31, 2**63, 2**80])
 def test_an_int_that_says_that_it_is_in_bounds_is_checked_itself(tmp_path, queue_id):
-    """Seen: the queue id -5 was written; dispatch stopped there, and the next open cut five acknowledged messages behind it."""
+    """Seen: the queue id -5 was written; dispatch stopped there, and the next open cut five acknowledged messages
+    behind it."""
     path = tmp_path / "s"
     with open_small(path) as store:
         store.put("T", b"0", queue_id=0)
@@ -139,7 +141,8 @@ def test_a_text_that_hashes_and_prints_as_another_is_itself(store):
 
 
 def test_the_finalizer_of_a_topic_runs_once(store):
-    """Seen: the cache of topics kept objects of subclasses, and the finalizer of one that was evicted ran a second time."""
+    """Seen: the cache of topics kept objects of subclasses, and the finalizer of one that was evicted ran a second
+    time."""
     ended = []
 
     class Ending(str):
@@ -225,9 +228,11 @@ CALLS = {
     "put_many item": lambda s, x: s.put_many([x]),
     "put_many flush": lambda s, x: s.put_many([], flush=x),
     **{
-        f"Message {field}": lambda s, x, field=field: s.put_many([cystore.Message(**{"topic": "T", "body": b"", field: x})])
+        f"Message {field}": lambda s, x, field=field: s.put_many([cystore.Message(**{"topic": "T", "body": b"",
+                           field: x})])
         for field in (
-            "topic", "body", "queue_id", "keys", "tags", "properties", "flag", "sys_flag", "born_timestamp_ms", "born_host",
+            "topic", "body", "queue_id", "keys", "tags", "properties", "flag", "sys_flag", "born_timestamp_ms",
+            "born_host",
             "store_host", "reconsume_times", "prepared_transaction_offset", "unique_key", "delay_level",
         )
     },

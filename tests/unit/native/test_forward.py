@@ -1,5 +1,6 @@
-"""Goal: no step of the log ever moves back, whatever the length of a segment, and no segment is longer than RocketMQ's int (I1).
-Method: segments of more than 2 GiB, which take no space until they are written to, and every setter of a position."""
+"""Goal: no step of the log ever moves back, whatever the length of a segment, and no segment is longer than
+RocketMQ's int (I1). Method: segments of more than 2 GiB, which take no space until they are written to, and every
+setter of a position."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ GIB = 1 << 30
 
 @pytest.mark.parametrize("length", [INT_MAX + 1, 3 * GIB, 5 * GIB])
 def test_a_segment_of_more_than_an_int_is_refused(tmp_path, length):
-    """Seen: 3 GiB were accepted; the blank at a roll by time had a negative length, and the log continued from position 0."""
+    """Seen: 3 GiB were accepted; the blank at a roll by time had a negative length, and the log continued from
+    position 0."""
     with pytest.raises(StoreConfigError, match=f"must be 4096 to {INT_MAX}"):
         cystore.open(tmp_path / "s", mapped_file_size_commit_log_bytes=length)
     assert not (tmp_path / "s").exists()

@@ -1,5 +1,6 @@
-"""Goal: a free lock that is taken inline is the C library's in every respect: to itself, to waiters, and to the kernel when its owner dies
-(I5). Method: the header compiled into a library of its own; the bytes of a mutex after each step of both; a kill after each instruction."""
+"""Goal: a free lock that is taken inline is the C library's in every respect: to itself, to waiters, and to the
+kernel when its owner dies (I5). Method: the header compiled into a library of its own; the bytes of a mutex after
+each step of both; a kill after each instruction."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ pytestmark = pytest.mark.skipif(
 
 
 class Lock:
-    """A robust mutex in memory that forked processes share, and what can be done to it: `take`, `give`, ... give an errno or 0."""
+    """A robust mutex in memory that forked processes share, and what can be done to it: `take`, `give`, ... give an
+    errno or 0."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
@@ -184,7 +186,8 @@ def test_i5_the_death_of_an_owner_is_noticed(lock, killed):
 
 
 def killed_after(lock: Lock, library: ctypes.CDLL, steps: int) -> bool:
-    """A process that takes the lock and gives it back is killed after so many instructions. False when it was done before."""
+    """A process that takes the lock and gives it back is killed after so many instructions. False when it was done
+    before."""
     child = os.fork()
     if child == 0:
         os._exit(lock("inline_in_steps"))

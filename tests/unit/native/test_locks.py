@@ -1,5 +1,5 @@
-"""Goal: nobody stays behind a lock whose owner is gone, and nobody is inside of one that he does not know of. Method: a control block in a
-file, joined by other processes that take locks, sleep, die, stop and wait."""
+"""Goal: nobody stays behind a lock whose owner is gone, and nobody is inside of one that he does not know of. Method:
+a control block in a file, joined by other processes that take locks, sleep, die, stop and wait."""
 
 from __future__ import annotations
 
@@ -158,7 +158,8 @@ def test_exception_that_leaves_the_block_leaves_a_repair(control):
 
 
 def test_lock_goes_with_its_turn(control):
-    """An exception between the call and the block, which newer interpreters allow, leaves nothing but the object behind."""
+    """An exception between the call and the block, which newer interpreters allow, leaves nothing but the object
+    behind."""
     control.held("dispatch").__enter__()
     assert control.owner("dispatch") == 0
     assert control.repair_is_due("dispatch")
@@ -269,7 +270,8 @@ def test_lock_of_a_handle_that_is_lost_in_a_cycle_does_not_lead_its_thread_astra
 
 
 def test_lock_stays_with_its_thread_when_another_handle_goes(path, control):
-    """That of a store which was closed is collected wherever memory is asked for, inside of a lock of another one, too."""
+    """That of a store which was closed is collected wherever memory is asked for, inside of a lock of another one,
+    too."""
     others = [joined(path) for _ in range(2)]
     with control.held("housekeeping"), control.held("flush"):
         del others
@@ -284,7 +286,8 @@ def mappings(path) -> int:
 
 
 def test_a_handle_that_goes_while_another_one_is_inside_leaves_no_mapping(path, control):
-    """Seen: each handle that a process collected while a thread of it was inside of a lock kept its mapping until the process ended."""
+    """Seen: each handle that a process collected while a thread of it was inside of a lock kept its mapping until the
+    process ended."""
     before = mappings(path)
     others = [joined(path) for _ in range(2)]
     with ThreadPoolExecutor(1) as another, control.held("flush"):

@@ -1,5 +1,5 @@
-"""Goal: a mapped file is readable as long as anybody refers to it, and no call reaches outside of it. Method: every verb at and
-beyond the edges, and the process's list of mappings."""
+"""Goal: a mapped file is readable as long as anybody refers to it, and no call reaches outside of it. Method: every
+verb at and beyond the edges, and the process's list of mappings."""
 
 from __future__ import annotations
 

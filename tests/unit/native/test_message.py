@@ -1,5 +1,5 @@
-"""Goal: a message to be put is checked field by field, and what a put gives back can be compared, kept and sent. Method: every
-parameter with values on and beyond its bounds; stored messages are in tests/property."""
+"""Goal: a message to be put is checked field by field, and what a put gives back can be compared, kept and sent.
+Method: every parameter with values on and beyond its bounds; stored messages are in tests/property."""
 
 from __future__ import annotations
 

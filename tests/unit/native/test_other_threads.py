@@ -1,6 +1,6 @@
-"""Goal: no Python thread stands still because of the store, whatever the sizes. Method: a library that holds the caller
-up inside of a slow system call, or of a page fault, until another Python thread has run. A caller that keeps the interpreter's lock
-there is found out, however fast the machine is."""
+"""Goal: no Python thread stands still because of the store, whatever the sizes. Method: a library that holds the
+caller up inside of a slow system call, or of a page fault, until another Python thread has run. A caller that keeps
+the interpreter's lock there is found out, however fast the machine is."""
 
 from __future__ import annotations
 
@@ -155,15 +155,17 @@ def test_the_disk_is_waited_for_beside_other_threads(child, work):
 
 @pytest.mark.parametrize("given", ["list", "tuple", "iter"])
 def test_a_huge_batch_lets_other_threads_run(child, given):
-    """A batch of 200,000 messages was checked in one piece: 0.1 s in which no other thread ran. The last one is refused, so checking is all
-    that happens. A thread that counts asks for the interpreter's lock all the time; it had it once or twice, and has it dozens of times."""
+    """A batch of 200,000 messages was checked in one piece: 0.1 s in which no other thread ran. The last one is
+    refused, so checking is all that happens. A thread that counts asks for the interpreter's lock all the time; it
+    had it once or twice, and has it dozens of times."""
     turns = child.do(
         "import sys\nturns, done = [0], threading.Event()\n"
         "def count():\n    while not done.is_set(): turns[0] += 1; os.sched_yield()\n"
         "refused = cystore.Message(topic='T', body=b'', keys=('a key with spaces',))\n"
         f"batch = {given}([*messages(200_000, 1), refused])\n"
         "sys.setswitchinterval(1e-9)\ncounting = threading.Thread(target=count)\ncounting.start()\n"
-        "before = turns[0]\ntry:\n    store.put_many(batch)\nexcept cystore.MessageIllegalError:\n    between = turns[0] - before\n"
+        "before = turns[0]\ntry:\n    store.put_many(batch)\nexcept cystore.MessageIllegalError:\n    between "
+        "= turns[0] - before\n"
         "done.set()\ncounting.join()\nbetween"
     )
     assert turns >= 10

@@ -1,5 +1,6 @@
-"""Goal: the scan kernel stops at whatever is not as its queue, its entries or its index say, and continues once it was judged. Method:
-known records, one thing wrong at a time. Damaged and cut bytes are in tests/property/test_scan.py."""
+"""Goal: the scan kernel stops at whatever is not as its queue, its entries or its index say, and continues once it
+was judged. Method: known records, one thing wrong at a time. Damaged and cut bytes are in
+tests/property/test_scan.py."""
 
 from __future__ import annotations
 

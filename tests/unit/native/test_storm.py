@@ -1,5 +1,6 @@
-"""Goal: no exception that a signal handler raises, wherever it comes, leaves a lock, a waiter, a claim or something half done. Method: an
-interval timer whose handler raises, over public calls; then the locks, another process and verify are asked."""
+"""Goal: no exception that a signal handler raises, wherever it comes, leaves a lock, a waiter, a claim or something
+half done. Method: an interval timer whose handler raises, over public calls; then the locks, another process and
+verify are asked."""
 
 from __future__ import annotations
 
@@ -91,7 +92,8 @@ def count(slow: bool) -> int:
 
 @pytest.mark.parametrize("slow", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_storm_of_exceptions_leaves_nothing(tmp_path, rng, slow):
-    """After 9 to 298 exceptions the dispatch or flush lock stayed with a live process: every get of every process took a second then."""
+    """After 9 to 298 exceptions the dispatch or flush lock stayed with a live process: every get of every process
+    took a second then."""
     seen = [0]
     with open_small(tmp_path / "s", services=(), max_queues=1000) as store:
         control = store._parts.control

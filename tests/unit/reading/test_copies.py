@@ -1,5 +1,5 @@
-"""Goal: what a store gives can be copied, pickled and sent to other processes. Method: every public field of copies, after the store is
-closed."""
+"""Goal: what a store gives can be copied, pickled and sent to other processes. Method: every public field of copies,
+after the store is closed."""
 
 from __future__ import annotations
 

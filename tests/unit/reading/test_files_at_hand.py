@@ -1,4 +1,5 @@
-"""Goal: gets all over a queue of many files look for each file once. Method: count what the kernel asks for, on the second way round."""
+"""Goal: gets all over a queue of many files look for each file once. Method: count what the kernel asks for, on the
+second way round."""
 
 from __future__ import annotations
 

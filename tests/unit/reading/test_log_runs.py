@@ -1,4 +1,5 @@
-"""Goal: runs name the same ranges as the ranges that they are made of, in fewer bytes. Method: ranges with gaps, holes, several stores."""
+"""Goal: runs name the same ranges as the ranges that they are made of, in fewer bytes. Method: ranges with gaps,
+holes, several stores."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def test_very_many_segments_are_few_bytes():
 
 
 def test_packs_are_alike_in_size():
-    """Nine segments, the last one not full, in two packs: no third one for the rest, none that is more than half a segment too large."""
+    """Nine segments, the last one not full, in two packs: no third one for the rest, none that is more than half a
+    segment too large."""
     ranges = [*(part(base, base + 1000) for base in range(0, 8000, 1000)), part(8000, 8600)]
     for packs in range(1, 12):
         found = packed_evenly(ranges, packs)

@@ -1,5 +1,5 @@
-"""Goal: `query_many` says of each key what `query` says, whatever is dispatched, damaged or cleaned, and looks at the store once. Method:
-stores with keys of many kinds, answers side by side."""
+"""Goal: `query_many` says of each key what `query` says, whatever is dispatched, damaged or cleaned, and looks at the
+store once. Method: stores with keys of many kinds, answers side by side."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Goal: holes, removed messages and damaged bytes are stepped over or reported, and never served. Method: entries, index files and
-log bytes are damaged one by one, and anywhere by hypothesis, and what is read is held against what was written."""
+"""Goal: holes, removed messages and damaged bytes are stepped over or reported, and never served. Method: entries,
+index files and log bytes are damaged one by one, and anywhere by hypothesis, and what is read is held against what
+was written."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Goal: a reader gets a true answer beside a dispatcher that stands still, beside a cleaner, and where records are damaged. Method: another
-process holds the dispatch lock; a clean runs between the steps of a `get`; bytes of the log are changed under a live store."""
+"""Goal: a reader gets a true answer beside a dispatcher that stands still, beside a cleaner, and where records are
+damaged. Method: another process holds the dispatch lock; a clean runs between the steps of a `get`; bytes of the log
+are changed under a live store."""
 
 from __future__ import annotations
 
@@ -16,15 +17,16 @@ from tests.unit.derived.test_online_damage import AT, BODY_AT, change, flip, ope
 
 
 def test_behind_a_dispatcher_that_stands_still_no_reader_is_sent_back(tmp_path, monkeypatch):
-    """Seen: a reader was told `next_offset` 0 with OFFSET_OVERFLOW_BADLY or NO_MESSAGE_IN_QUEUE for acknowledged offsets, and began
-    again at the start of its queue."""
+    """Seen: a reader was told `next_offset` 0 with OFFSET_OVERFLOW_BADLY or NO_MESSAGE_IN_QUEUE for acknowledged
+    offsets, and began again at the start of its queue."""
     monkeypatch.setattr("cystore.derived.reading.reader.HELP_WAIT_MS", 10)
     with open_store(tmp_path) as store, Process() as other:
         for n in range(3):
             store.put("T", b"%d" % n)
         store.dispatch()
         other.do(
-            "import cystore; store = cystore.open(path, services=()); turn = store._parts.control.held('dispatch'); turn.__enter__()",
+            "import cystore; store = cystore.open(path, services=()); turn = "
+            "store._parts.control.held('dispatch'); turn.__enter__()",
             path=str(tmp_path),
         )
         for n in range(3, 6):
@@ -81,7 +83,8 @@ def test_a_query_gives_the_whole_records_and_names_the_damaged_one(tmp_path, cap
 
 @pytest.mark.parametrize("raw", [False, True])
 def test_get_beside_a_clean_says_that_messages_were_removed(tmp_path, monkeypatch, raw):
-    """Seen: OffsetError, or OFFSET_FOUND_NULL, when the cleaner came between the look at the queue and the look at its files."""
+    """Seen: OffsetError, or OFFSET_FOUND_NULL, when the cleaner came between the look at the queue and the look at
+    its files."""
     passed_ms = [0]
     turn(monkeypatch, lambda: passed_ms[0])
     with open_store(tmp_path) as store:

@@ -1,5 +1,5 @@
-"""Goal: whatever damage is in whatever files, the store opens and serves what is whole. Method: the damages that once kept stores from
-opening, and random ones; after each the store is written to, rebuilt, verified and opened again."""
+"""Goal: whatever damage is in whatever files, the store opens and serves what is whole. Method: the damages that once
+kept stores from opening, and random ones; after each the store is written to, rebuilt, verified and opened again."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def test_flipped_bit_in_the_tags_code_of_a_hole_entry(tmp_path, number, at):
 @pytest.mark.parametrize("units", [1, 3, 30])
 @pytest.mark.parametrize("crashed", [True, False])
 def test_zeroed_last_units_of_an_extended_queue(tmp_path, units, crashed):
-    """Seen: a power cut alone took the last unit; dispatch looked there for the place of the next one, and no process could open
-    the store for writing any more."""
+    """Seen: a power cut alone took the last unit; dispatch looked there for the place of the next one, and no process
+    could open the store for writing any more."""
     root = tmp_path / "s"
     filled(root, enable_consume_queue_ext=True)
     file = root / "consumequeue_ext/T/0" / f"{0:020d}"
@@ -94,8 +94,8 @@ def test_zeroed_last_units_of_an_extended_queue(tmp_path, units, crashed):
 @pytest.mark.parametrize("crashed", [True, False])
 @pytest.mark.parametrize("gone", ["checkpoint", "config"])
 def test_damage_in_the_log_and_one_witness_of_its_durable_end(tmp_path, gone, crashed):
-    """Seen: after a crash, without its checkpoint, the log was cut at the first damaged record; queueOffset.json tells how far the
-    log was durable, too."""
+    """Seen: after a crash, without its checkpoint, the log was cut at the first damaged record; queueOffset.json
+    tells how far the log was durable, too."""
     root = tmp_path / "s"
     puts = filled(root)
     flip(root, puts[5])
@@ -113,7 +113,8 @@ def test_damage_in_the_log_and_one_witness_of_its_durable_end(tmp_path, gone, cr
 @pytest.mark.parametrize("lost", [3, 30])
 @pytest.mark.parametrize("crashed", [True, False])
 def test_a_loss_is_reported_once(tmp_path, crashed, lost):
-    """Seen: until the next put, each open reported the lost tail again, and `cystore rebuild` ended with 1 each time."""
+    """Seen: until the next put, each open reported the lost tail again, and `cystore rebuild` ended with 1 each
+    time."""
     root = tmp_path / "s"
     for put in filled(root)[30 - lost :]:
         flip(root, put)

@@ -1,5 +1,5 @@
-"""Goal: nothing that is read from a store is trusted. Method: stores with names, numbers and kinds of files that no program of ours
-makes; each gives a typed error or is mended, and nothing outside of the store changes."""
+"""Goal: nothing that is read from a store is trusted. Method: stores with names, numbers and kinds of files that no
+program of ours makes; each gives a typed error or is mended, and nothing outside of the store changes."""
 
 from __future__ import annotations
 

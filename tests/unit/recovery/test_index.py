@@ -1,5 +1,6 @@
-"""Goal: after any end of a store every key that a scan of the log finds is found, and as much of the index as is certain is kept.
-Method: index files as a crash, RocketMQ's recovery or rot leaves them; recovered, opened, asked for every key."""
+"""Goal: after any end of a store every key that a scan of the log finds is found, and as much of the index as is
+certain is kept. Method: index files as a crash, RocketMQ's recovery or rot leaves them; recovered, opened, asked for
+every key."""
 
 from __future__ import annotations
 
@@ -189,8 +190,8 @@ def test_files_below_the_logs_minimum_do_no_harm(tmp_path):
     ("number", "clean"), [(0, False), (0, True), (2, False), (2, True), (-1, False), (-1, True)]
 )
 def test_a_flipped_bit_is_found_out(tmp_path, rng, clean, part, number):
-    """Entries are compared with the keys of the log, and slots with the entries, from where the walk begins: after a clean
-    close of a small log that is its beginning."""
+    """Entries are compared with the keys of the log, and slots with the entries, from where the walk begins: after a
+    clean close of a small log that is its beginning."""
     store = write(tmp_path / "s", make_records(100), durable=-1, clean=clean)
     set_checkpoint(store, index_synced=store.end)
     path = index_files(store)[number]

@@ -1,6 +1,6 @@
-"""Goal: after a crash the log ends where docs/recovery.md says, and nothing is destroyed that was not put aside. Method: each
-crash state of that page is written byte by byte, recovered, and compared; read-only recovery must say the same and change
-nothing."""
+"""Goal: after a crash the log ends where docs/recovery.md says, and nothing is destroyed that was not put aside.
+Method: each crash state of that page is written byte by byte, recovered, and compared; read-only recovery must say
+the same and change nothing."""
 
 from __future__ import annotations
 
@@ -390,7 +390,8 @@ def test_rocketmqs_crash_keeps_up_to_the_physic_timestamp(tmp_path, both):
 
 
 def test_leftovers_behind_rocketmqs_cut_do_not_come_back(tmp_path, both):
-    """RocketMQ cut the log, wrote on over the old bytes and crashed: the old records behind are older than the new ones."""
+    """RocketMQ cut the log, wrote on over the old bytes and crashed: the old records behind are older than the new
+    ones."""
     old = write(tmp_path / "old", make_records(40, magic=ROCKETMQ_MAGIC))
     fresh = make_records(33, magic=ROCKETMQ_MAGIC)
     newer = [
@@ -485,7 +486,7 @@ def test_an_older_list_of_holes_does_not_hide_a_newer_hole(tmp_path):
     assert state.holes.ranges() == [(r.physical_offset, r.end) for r in bad]
 
 
-# ------------------------------------------------------------------- a damaged header that RocketMQ's checksum leaves out
+# --------------------------------------------------------- a damaged header that RocketMQ's checksum leaves out
 
 
 def with_queue_offset(store, number: int, queue_offset: int) -> None:

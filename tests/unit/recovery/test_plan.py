@@ -1,4 +1,5 @@
-"""Goal: the plan follows from the scan alone, in an order that a crash cannot hurt. Method: scans made by hand, no disk."""
+"""Goal: the plan follows from the scan alone, in an order that a crash cannot hurt. Method: scans made by hand, no
+disk."""
 
 from __future__ import annotations
 

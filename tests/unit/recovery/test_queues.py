@@ -1,6 +1,6 @@
-"""Goal: consume queues are brought in line with the log, from as late a place as possible. Method: a store whose entries are
-missing, wrong, stale or from the future in every way a crash or rot leaves them is recovered and opened; its queues must then be
-byte for byte those that follow from the log."""
+"""Goal: consume queues are brought in line with the log, from as late a place as possible. Method: a store whose
+entries are missing, wrong, stale or from the future in every way a crash or rot leaves them is recovered and opened;
+its queues must then be byte for byte those that follow from the log."""
 
 from __future__ import annotations
 
@@ -181,7 +181,8 @@ def test_a_file_of_another_length_is_made_again(tmp_path, length):
 
 
 def test_a_long_idle_queue_that_lost_entries_is_found_out(tmp_path):
-    """Its records are far below the place where checking begins; only what was saved at the last close tells of them."""
+    """Its records are far below the place where checking begins; only what was saved at the last close tells of
+    them."""
     early = [replace(r, topic="Idle", queue_id=0, queue_offset=n) for n, r in enumerate(make_records(15))]
     late = [replace(r, store_timestamp_ms=r.store_timestamp_ms + 1_000_000) for r in make_records(300)]
     store = write(tmp_path / "s", [*early, *late], durable=-1, clean=True)
@@ -238,7 +239,8 @@ def test_a_queue_whose_messages_are_all_gone_goes_on_counting(tmp_path):
 
 
 def test_saved_offsets_of_a_log_that_lost_its_tail_count(tmp_path):
-    """The table was written when all it counts was durable: the log lost messages, and their offsets are not handed out again."""
+    """The table was written when all it counts was durable: the log lost messages, and their offsets are not handed
+    out again."""
     store = write(tmp_path / "s", make_records(60), durable=-1)
     write_queue_offsets(store.path, QueueOffsets({("T", 0): 25}, {("T", 0): 0}, store.end + 5000))
     with cystore.open(store.path, **stores.config(store.log)) as opened:
@@ -309,7 +311,8 @@ def test_the_offset_of_a_queues_damaged_last_record_is_not_used_again(tmp_path):
 
 @pytest.mark.parametrize("read_only", [True, False])
 def test_lost_offsets_at_the_end_are_stepped_over(tmp_path, read_only):
-    """The last records of a closed store rotted: reading continues behind them, before and after they were put aside."""
+    """The last records of a closed store rotted: reading continues behind them, before and after they were put
+    aside."""
     store = write(tmp_path / "s", make_records(30), clean=True)
     for record in store.records[-3:]:
         store.flip(record)

@@ -1,5 +1,6 @@
-"""Goal: records that damage took under a live process can be put back, and then queues, index and log say the same again. Method: damage
-that dispatch steps over, a backup of the bytes, and what `verify` and every read say afterwards."""
+"""Goal: records that damage took under a live process can be put back, and then queues, index and log say the same
+again. Method: damage that dispatch steps over, a backup of the bytes, and what `verify` and every read say
+afterwards."""
 
 from __future__ import annotations
 

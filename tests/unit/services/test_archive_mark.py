@@ -1,5 +1,6 @@
-"""Goal: what is not archived stays through every clean, once a store has an archive (I7); what is archived goes; who must act is told.
-Method: stores of small segments in which everything has expired, and config/archive.json written as the archive job does."""
+"""Goal: what is not archived stays through every clean, once a store has an archive (I7); what is archived goes; who
+must act is told. Method: stores of small segments in which everything has expired, and config/archive.json written as
+the archive job does."""
 
 from __future__ import annotations
 

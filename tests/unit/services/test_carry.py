@@ -1,5 +1,6 @@
-"""Goal: a delayed message does not keep the log from being cleaned: it is carried forward when its segment expires, and is delivered once,
-at its time (I7, I9). Method: small stores with a clock that the test turns, cleaned while messages wait."""
+"""Goal: a delayed message does not keep the log from being cleaned: it is carried forward when its segment expires,
+and is delivered once, at its time (I7, I9). Method: small stores with a clock that the test turns, cleaned while
+messages wait."""
 
 from __future__ import annotations
 
@@ -128,12 +129,15 @@ def test_a_carried_message_keeps_its_due_time(path, late):
 
 @pytest.mark.unsanitized  # preloads a library of its own
 def test_what_waits_leaves_in_the_order_of_due_times_however_often_it_was_carried(tmp_path):
-    """Twenty days of puts, cleaned every day; the log never holds more than its retention and what waits. A queue is delivered in its
-    order: what is carried later and due earlier goes to another queue of its level."""
+    """Twenty days of puts, cleaned every day; the log never holds more than its retention and what waits. A queue is
+    delivered in its order: what is carried later and due earlier goes to another queue of its level."""
     clock = ShiftedClock(tmp_path)
     with Process(clock.environment({**os.environ})) as process:
-        process.do("import cystore; store = cystore.open(path, **settings)", path=str(tmp_path / "s"),
-                   settings={**SETTINGS, **LEVELS, "message_delay_level": "1s 5d 12d", "max_clock_jump_s": 60})  # fmt: skip
+        process.do(
+            "import cystore; store = cystore.open(path, **settings)",
+            path=str(tmp_path / "s"),
+            settings={**SETTINGS, **LEVELS, "message_delay_level": "1s 5d 12d", "max_clock_jump_s": 60},
+        )
         process.do("segments, runs, early = [], set(), []")
         for day in range(36):
             if day < 20:
@@ -229,8 +233,8 @@ def test_i7_a_carried_message_is_durable_before_its_segment_goes(path, late, mon
 
 
 def test_i9_a_copy_that_came_after_the_flush_keeps_its_source(path, late, monkeypatch):
-    """Another process delivers, or carries, between the flush of a clean and its look at what waits: a power cut could have taken the
-    copy back after its source was removed."""
+    """Another process delivers, or carries, between the flush of a clean and its look at what waits: a power cut
+    could have taken the copy back after its source was removed."""
     with opened(path) as store, opened(path) as other:
         store.put("T", b"", delay_level=HOUR)
         grow(store)

@@ -1,4 +1,5 @@
-"""Goal: a disk that is 100 % full can be cleaned and closed on. Method: stores on small disks of their own, filled to the last byte."""
+"""Goal: a disk that is 100 % full can be cleaned and closed on. Method: stores on small disks of their own, filled to
+the last byte."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ print("went on")
 @pytest.mark.parametrize("dispatched", ["dispatched", "nobody dispatches"])
 @pytest.mark.parametrize("queues", [3, 100])
 def test_a_full_disk_is_cleaned_and_closed_on(tmp_path, dispatched, queues):
-    """Seen: clean needed space for a state file and gave up; where the disk was too full to dispatch, nothing could ever go."""
+    """Seen: clean needed space for a state file and gave up; where the disk was too full to dispatch, nothing could
+    ever go."""
     out = on_small_disk("3m", tmp_path, FULL, dispatched, str(queues))
     assert out == "went on\n"
 

@@ -1,5 +1,5 @@
-"""Goal: a duty is done by one process at a time, and never by one whose lease is over. Method: leases in the control block, two
-processes that are killed or stopped inside and between steps."""
+"""Goal: a duty is done by one process at a time, and never by one whose lease is over. Method: leases in the control
+block, two processes that are killed or stopped inside and between steps."""
 
 from __future__ import annotations
 

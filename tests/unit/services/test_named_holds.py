@@ -1,5 +1,5 @@
-"""Goal: what a hold names stays through every clean (I7), and a hold that was forgotten does not fill the disk. Method: stores of
-small segments in which everything has expired."""
+"""Goal: what a hold names stays through every clean (I7), and a hold that was forgotten does not fill the disk.
+Method: stores of small segments in which everything has expired."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Goal: delayed messages reach their topic once, never early, never lost (I9), whatever becomes of the progress that is noted.
-Method: small stores with a clock that the test turns; progress files removed, damaged, from before, and from behind a power cut."""
+"""Goal: delayed messages reach their topic once, never early, never lost (I9), whatever becomes of the progress that
+is noted. Method: small stores with a clock that the test turns; progress files removed, damaged, from before, and
+from behind a power cut."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def sources(store, topic="T"):
 
 
 def write_delayed(path, *properties, file_bytes=256 * 1024):
-    """A log of long due messages with these property strings, as another program may have written it; returns its settings."""
+    """A log of long due messages with these property strings, as another program may have written it; returns its
+    settings."""
     bare = [
         replace(record, topic=SCHEDULE, raw_properties=text)
         for record, text in zip(make_records(len(properties), queues=1), properties, strict=True)
@@ -423,7 +425,8 @@ def test_message_that_cannot_be_read_is_stepped_over_and_the_others_are_delivere
 
 
 def test_damaged_due_time_is_neither_early_nor_late(path, late):
-    """An entry of the queue has no checksum of its own, but every due time is whole seconds behind the store timestamp."""
+    """An entry of the queue has no checksum of its own, but every due time is whole seconds behind the store
+    timestamp."""
     with opened(path, services="none") as store:
         fill(store, 3, level=3)
         store.dispatch()
@@ -444,7 +447,8 @@ def test_damaged_due_time_is_neither_early_nor_late(path, late):
 @pytest.mark.parametrize(
     "given",
     [b"DELAY\x011", b"DELAY\x011\x02REAL_TOPIC\x01T", b"DELAY\x011\x02REAL_TOPIC\x01T\x02REAL_QID\x01-1",
-     b"DELAY\x011\x02REAL_TOPIC\x01a/b\x02REAL_QID\x010", b"DELAY\x011\x02REAL_TOPIC\x01SCHEDULE_TOPIC_XXXX\x02REAL_QID\x010",
+     b"DELAY\x011\x02REAL_TOPIC\x01a/b\x02REAL_QID\x010",
+     b"DELAY\x011\x02REAL_TOPIC\x01SCHEDULE_TOPIC_XXXX\x02REAL_QID\x010",
      b"DELAY\x011\x02REAL_TOPIC\x01RMQ_SYS_TRANS_HALF_TOPIC\x02REAL_QID\x010", b""],
 )  # fmt: skip
 def test_message_that_cannot_be_delivered_is_stepped_over(path, caplog, given):
@@ -491,7 +495,8 @@ def test_i9_message_without_room_for_its_source_is_delivered_once_all_the_same(p
 
 
 def test_i9_what_rocketmq_delivered_is_recognised_by_what_it_holds(path):
-    """Its deliveries name no source, and its table is behind them. Of messages that are the same, so many count as there are."""
+    """Its deliveries name no source, and its table is behind them. Of messages that are the same, so many count as
+    there are."""
     where = b"DELAY\x011\x02REAL_TOPIC\x01T\x02REAL_QID\x010"
     config = write_delayed(path, *[where + b"\x02n\x01%d" % n for n in (0, 1, 1, 2, 3)])
     with cystore.open(path, **config) as store:

@@ -1,4 +1,5 @@
-"""Goal: a benchmark run that fell behind the committed ratios is told from one that did not. Method: results beside committed ratios."""
+"""Goal: a benchmark run that fell behind the committed ratios is told from one that did not. Method: results beside
+committed ratios."""
 
 from __future__ import annotations
 

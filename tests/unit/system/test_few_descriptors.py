@@ -1,5 +1,5 @@
-"""Goal: descriptors and mappings are bounded, whatever the number of segments, in every mode. Method: processes with a low limit on
-descriptors over stores with many small segments."""
+"""Goal: descriptors and mappings are bounded, whatever the number of segments, in every mode. Method: processes with
+a low limit on descriptors over stores with many small segments."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def test_scan_of_many_segments_with_few_descriptors(path):
 
 @pytest.mark.slow
 def test_ten_thousand_segments_with_few_descriptors(tmp_path):
-    """The whole size: a process at `ulimit -n 64` makes, recovers, reads, queries, scans and verifies 10,000 segments and 100 index
-    files."""
+    """The whole size: a process at `ulimit -n 64` makes, recovers, reads, queries, scans and verifies 10,000 segments
+    and 100 index files."""
     with Process() as poor:
         poor.do(LIMITED, path=str(tmp_path / "s"), settings={**SMALL, "max_index_num": 101})
         poor.do(f"batch = [cystore.Message(topic='T', body=bytes({SEGMENT_BYTES - 200}), keys=('k',))] * 100")
@@ -87,7 +87,8 @@ def test_ten_thousand_segments_with_few_descriptors(tmp_path):
 @pytest.mark.parametrize("read_only", [False, True])
 @pytest.mark.parametrize("live", [False, True])
 def test_mappings_stay_within_the_budget_in_every_mode(path, read_only, live):
-    """The setting mapped_bytes_max counts what is kept for later use, in processes that write, read, and read privately."""
+    """The setting mapped_bytes_max counts what is kept for later use, in processes that write, read, and read
+    privately."""
     settings = {**SMALL, "mapped_bytes_max": 64 * SEGMENT_BYTES, "read_only": read_only}
     with Process() as holder, Process() as poor:
         if live:
@@ -212,8 +213,8 @@ def test_a_service_lets_cleaned_segments_go(tmp_path):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("mode", ["writer", "live reader", "reader that came first"])
 def test_an_idle_process_without_services_lets_cleaned_segments_go(tmp_path, mode):
-    """Seen: they stayed mapped, and their space taken, until the next call of the process. It makes none here: not even of what it
-    appended and dispatched itself anything may stay."""
+    """Seen: they stayed mapped, and their space taken, until the next call of the process. It makes none here: not
+    even of what it appended and dispatched itself anything may stay."""
     path = tmp_path / "s"
     settings = {**SMALL, "file_reserved_time_h": 0}
     with contextlib.ExitStack() as stack:
@@ -241,7 +242,8 @@ def test_an_idle_process_without_services_lets_cleaned_segments_go(tmp_path, mod
         assert store.clean().segments >= 38
         idle.do(
             "import threading, time\n"
-            "def removed(): return sum('/commitlog/' in line and 'deleted' in line for line in open('/proc/self/maps'))\n"
+            "def removed(): return sum('/commitlog/' in line and 'deleted' in line for line in "
+            "open('/proc/self/maps'))\n"
             "until = time.monotonic() + 60\n"
             "while removed() > 1 and time.monotonic() < until: threading.Event().wait(0.01)"
         )

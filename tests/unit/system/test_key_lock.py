@@ -1,4 +1,5 @@
-"""Goal: a name's lock excludes other threads and processes, and ends with its owner. Method: real processes, forked children, SIGKILL."""
+"""Goal: a name's lock excludes other threads and processes, and ends with its owner. Method: real processes, forked
+children, SIGKILL."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Goal: two names are exchanged on every file system. Method: `move_onto` where the kernel refuses RENAME_EXCHANGE, as it does on FUSE;
-seen as StoreIOError (EINVAL) out of every write of config/queueOffset.json there."""
+"""Goal: two names are exchanged on every file system. Method: `move_onto` where the kernel refuses RENAME_EXCHANGE,
+as it does on FUSE; seen as StoreIOError (EINVAL) out of every write of config/queueOffset.json there."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Goal: a process writes into the directory that it opened, and refuses to write once its path leads elsewhere. Method: the directory
-is moved, replaced and deleted under live processes."""
+"""Goal: a process writes into the directory that it opened, and refuses to write once its path leads elsewhere.
+Method: the directory is moved, replaced and deleted under live processes."""
 
 from __future__ import annotations
 
@@ -130,7 +130,8 @@ def test_a_reader_of_a_deleted_directory_is_told_so(tmp_path, attached):
 
 
 def test_a_query_of_a_deleted_directory_is_told_so(tmp_path):
-    """Seen: beside a live writer, a handle that had not queried before found nothing, although `get` said that the directory is gone."""
+    """Seen: beside a live writer, a handle that had not queried before found nothing, although `get` said that the
+    directory is gone."""
     path = tmp_path / "s"
     writer = open_small(path)
     for n in range(40):

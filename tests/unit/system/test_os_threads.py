@@ -1,4 +1,5 @@
-"""Goal: no memory for a lock is said as what it is. Method: Python's own way to say it, in place of the call that makes a lock."""
+"""Goal: no memory for a lock is said as what it is. Method: Python's own way to say it, in place of the call that
+makes a lock."""
 
 from __future__ import annotations
 

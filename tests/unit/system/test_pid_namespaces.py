@@ -1,4 +1,5 @@
-"""Goal: a store in use is read from any PID namespace, and written from one at a time. Method: real namespaces, made by unshare."""
+"""Goal: a store in use is read from any PID namespace, and written from one at a time. Method: real namespaces, made
+by unshare."""
 
 from __future__ import annotations
 
@@ -115,14 +116,16 @@ def reader_beside(path):
 
 
 def test_a_new_namespace_writes_beside_readers_when_the_old_writers_are_gone(path, elsewhere):
-    """Seen: a container of writers that restarts was refused as long as a reader of another container stayed attached. The old writer
-    dies with locks in its hands, in the middle of an append; the new one repairs what it left."""
+    """Seen: a container of writers that restarts was refused as long as a reader of another container stayed
+    attached. The old writer dies with locks in its hands, in the middle of an append; the new one repairs what it
+    left."""
     elsewhere.do("store = open_small(path); store.put('T', b'1', keys=('k',))", path=str(path))
     with reader_beside(path) as reader:
         with pytest.raises(Failed, match="PID namespace"), Process() as here:
             here.do("from tests.support.small_stores import open_small; open_small(path)", path=str(path))
         elsewhere.send(
-            "import os; control = store._attached().control; turns = [control.held(n) for n in ('dispatch', 'append')]; "
+            "import os; control = store._attached().control; turns = [control.held(n) for n in ('dispatch', "
+            "'append')]; "
             "[turn.__enter__() for turn in turns]; os._exit(9)"
         )
         elsewhere.wait()
@@ -144,7 +147,8 @@ def test_a_new_namespace_writes_beside_readers_when_the_old_writers_are_gone(pat
 
 
 def test_one_writer_that_stays_keeps_the_other_namespace_out(path, elsewhere):
-    """Two writers of one namespace, one leaves in order, then a stopped one still counts; readers of both namespaces are no reason."""
+    """Two writers of one namespace, one leaves in order, then a stopped one still counts; readers of both namespaces
+    are no reason."""
     with Process() as first, Process() as second, Process() as reader:
         for process, settings in ((first, {}), (second, {}), (reader, {"read_only": True})):
             process.do("from tests.support.small_stores import open_small", path=str(path), settings=settings)

@@ -1,5 +1,5 @@
-"""Goal: a signal handler or a finalizer may call the store whatever call of the store it came in between. Method: every public call, and
-`close`, inside of every other one at random places where Python runs handlers."""
+"""Goal: a signal handler or a finalizer may call the store whatever call of the store it came in between. Method:
+every public call, and `close`, inside of every other one at random places where Python runs handlers."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def all_calls(store: cystore.MessageStore, rng):
 
 @pytest.mark.parametrize("count", [QUICK, pytest.param(LONG, marks=pytest.mark.slow)])
 def test_each_call_works_inside_of_each_other(tmp_path, rng, count):
-    """Seen: a flush, checkpoint, hold or release inside of one another raised StoreLockedError, or StoreTimeoutError after
-    sync_flush_timeout_ms: it waited for its own thread."""
+    """Seen: a flush, checkpoint, hold or release inside of one another raised StoreLockedError, or StoreTimeoutError
+    after sync_flush_timeout_ms: it waited for its own thread."""
     with open_small(tmp_path / "s", services=(), max_queues=1000) as store:
         made = all_calls(store, rng)
         for call in made:
@@ -105,7 +105,8 @@ def test_put_in_a_handler_inside_of_a_put_that_repairs(tmp_path):
 
 
 def test_a_handler_that_waits_for_an_undisturbed_call(tmp_path):
-    """The handler comes in between while another thread makes the call; it may use the store, which waits for that thread."""
+    """The handler comes in between while another thread makes the call; it may use the store, which waits for that
+    thread."""
     with open_small(tmp_path / "s", services=()) as store:
         control, begun, seen = store._parts.control, os_threads.Flag(), []
 

@@ -1,5 +1,6 @@
-"""Goal: whoever must be alone in a store is alone, whatever kind of program the others are and whatever was done to the `lock`
-file. Method: other processes take, keep and lose the locks, RocketMQ's JVM played by the system call that it makes."""
+"""Goal: whoever must be alone in a store is alone, whatever kind of program the others are and whatever was done to
+the `lock` file. Method: other processes take, keep and lose the locks, RocketMQ's JVM played by the system call that
+it makes."""
 
 from __future__ import annotations
 

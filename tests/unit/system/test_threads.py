@@ -36,8 +36,8 @@ def test_a_service_whose_first_run_fails_goes_on(caplog):
 
 @pytest.mark.parametrize("asked_each_time", [False, True], ids=["fixed", "asked each time"])
 def test_the_interval_counts_from_the_beginning_of_a_turn(monkeypatch, asked_each_time):
-    """Seen: a byte was not durable for 2.7 times the interval, because the wait began when the disk was done with the last flush. A turn
-    that takes longer than the interval leaves the disk a short rest."""
+    """Seen: a byte was not durable for 2.7 times the interval, because the wait began when the disk was done with the
+    last flush. A turn that takes longer than the interval leaves the disk a short rest."""
     now, turns, waits = [100.0], iter([0.25, 1.0, 7.0]), []
     monkeypatch.setattr(threads, "monotonic_s", lambda: now[0])
 
@@ -55,8 +55,8 @@ def test_the_interval_counts_from_the_beginning_of_a_turn(monkeypatch, asked_eac
 
 @pytest.mark.parametrize("kind", [StoreFullError, StoreResourceError])
 def test_a_full_disk_is_one_line_a_minute(monkeypatch, caplog, kind):
-    """Seen: 206 tracebacks in 18 s of each process, because the numbers in the text changed and some turns went well in between. The log
-    may lie on the same disk."""
+    """Seen: 206 tracebacks in 18 s of each process, because the numbers in the text changed and some turns went well
+    in between. The log may lie on the same disk."""
     now, turns = [100.0], []
     monkeypatch.setattr(repeated_errors, "monotonic_s", lambda: now[0])
 
@@ -73,7 +73,10 @@ def test_a_full_disk_is_one_line_a_minute(monkeypatch, caplog, kind):
     assert len(turns) == 300
     assert caplog.messages == [
         "cystore-allocate: 1 bytes are free [path /store/1]",
-        f"cystore-allocate: {caplog.messages[1].split()[1]} bytes are free [path /store/{caplog.messages[1].split()[1]}]",
+        (
+            f"cystore-allocate: {caplog.messages[1].split()[1]} bytes are free [path "
+            f"/store/{caplog.messages[1].split()[1]}]"
+        ),
     ]
     assert all(record.exc_info is None for record in caplog.records)
 

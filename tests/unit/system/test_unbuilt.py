@@ -16,7 +16,8 @@ IMPORT = "import cystore"
 
 @pytest.mark.unsanitized  # such a build is imported from its own folder, wherever one stands
 def test_import_from_an_unbuilt_source_folder_says_what_to_do(tmp_path):
-    """Seen: after `pip install .` the README's example, run in the clone, ended in "No module named 'cystore._native.record.message'"."""
+    """Seen: after `pip install .` the README's example, run in the clone, ended in "No module named
+    'cystore._native.record.message'"."""
     package = Path(cystore.__file__).parent
     shutil.copytree(package, tmp_path / "cystore", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     done = subprocess.run(

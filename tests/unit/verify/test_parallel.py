@@ -1,6 +1,7 @@
-"""Goal: where a store at rest ends is told without recovery's walk only where that walk would end it there too, so comparing it in parts
-finds what `verify` finds. Method: each state and each kind of damage, and damage at random places of the log, queues, index and checkpoint;
-what the parts say is set beside `verify`, and their bounds beside those of the walk."""
+"""Goal: where a store at rest ends is told without recovery's walk only where that walk would end it there too, so
+comparing it in parts finds what `verify` finds. Method: each state and each kind of damage, and damage at random
+places of the log, queues, index and checkpoint; what the parts say is set beside `verify`, and their bounds beside
+those of the walk."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from tests.unit.recovery.test_queues import damage_entry
 
 SEEDS = range(40) if os.environ.get("CYSTORE_HYPOTHESIS") == "quick" else range(400)
 BEGIN = 5 * FILE_BYTES
-# Closed, and nothing behind the last entry of a queue; of the others RocketMQ was killed, or the log's first files were removed.
+# Closed, and nothing behind the last entry of a queue; of the others RocketMQ was killed, or the log's first files
+# were removed.
 TOLD = ("a_clean", "c_delay", "d_ext", "e_batch", "g_ipv6", "h_multi_index", "i_transaction", "k_edge")
 
 
@@ -178,7 +180,8 @@ def test_a_missing_file_and_one_cut_short(store):
 
 @pytest.mark.parametrize("far", [1, 1 << 19, 1 << 21])
 def test_a_queue_whose_first_record_is_not_the_one_that_its_entries_promise(tmp_path, far):
-    """After a crash, so the entry that claims more is not damage for `verify`: far ahead of its entries a record ends RocketMQ's log."""
+    """After a crash, so the entry that claims more is not damage for `verify`: far ahead of its entries a record ends
+    RocketMQ's log."""
     records = make_records(60, magic=ROCKETMQ_MAGIC, first=3 * far)
     store = write(tmp_path / "s", records, durable=-1, derived=0, begin=BEGIN)
     entry = (BEGIN - 100).to_bytes(8, "big") + (91).to_bytes(4, "big") + bytes(8)
@@ -191,7 +194,8 @@ def test_a_queue_whose_first_record_is_not_the_one_that_its_entries_promise(tmp_
 
 @pytest.mark.parametrize("first", [0, 20])
 def test_offsets_that_hole_entries_stand_for_are_for_the_walk(tmp_path, first):
-    """Two messages of a queue are lost, its first ones or some in its middle; the list of holes is gone, its entries say so."""
+    """Two messages of a queue are lost, its first ones or some in its middle; the list of holes is gone, its entries
+    say so."""
     records = make_records(120)
     for number in range(3 * first, 120, 3):
         records[number] = replace(records[number], queue_offset=number // 3 + 2)
@@ -245,7 +249,8 @@ def spoil(rng: random.Random, root: Path) -> None:
 @pytest.mark.sampled(10)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_damage_anywhere(tmp_path, seed):
-    """Of a store closed or crashed, ours or RocketMQ's, with or without its first records: the same rows, or the same error."""
+    """Of a store closed or crashed, ours or RocketMQ's, with or without its first records: the same rows, or the same
+    error."""
     rng = random.Random(seed)
     magic = rng.choice(({}, {"magic": ROCKETMQ_MAGIC}))
     records = make_records(rng.choice((7, 60, 120)), queues=rng.choice((1, 3, 7)), **magic)

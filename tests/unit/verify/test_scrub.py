@@ -1,5 +1,5 @@
-"""Goal: a scrub looks at every byte that counts, finds what is wrong, and continues where it was. Method: small stores whose bytes are
-turned by hand while they are open."""
+"""Goal: a scrub looks at every byte that counts, finds what is wrong, and continues where it was. Method: small
+stores whose bytes are turned by hand while they are open."""
 
 from __future__ import annotations
 
@@ -119,7 +119,8 @@ def test_a_slice_whose_entries_cannot_be_mended_now_is_done_again(store):
     file.write(3 * ENTRY_BYTES, bytes(ENTRY_BYTES))
     with Process() as other:
         other.do(
-            "import cystore\nstore = cystore.open(path, **settings)\nturn = store._attached().control.held('dispatch'); turn.__enter__()",
+            "import cystore\nstore = cystore.open(path, **settings)\nturn = "
+            "store._attached().control.held('dispatch'); turn.__enter__()",
             path=str(store.path), settings=SETTINGS,
         )  # fmt: skip
         with pytest.raises(cystore.StoreTimeoutError, match="not mended yet"):

@@ -1,5 +1,5 @@
-"""Goal: verify finds every kind of damage, names its place, and finds nothing in a sound store. Method: sound stores of every golden
-shape, recovered ones, and one damage at a time."""
+"""Goal: verify finds every kind of damage, names its place, and finds nothing in a sound store. Method: sound stores
+of every golden shape, recovered ones, and one damage at a time."""
 
 from __future__ import annotations
 

@@ -147,7 +147,8 @@ def location_of(ctx: click.Context) -> Location:
         )
     if not backend.location.path:
         raise CommandError(
-            f"this command needs a store on this host, and result_backend is {backend.as_uri()!r}, which names no store: run it on the "
+            f"this command needs a store on this host, and result_backend is {backend.as_uri()!r}, which names "
+            "no store: run it on the "
             f"host of the store, and name the store there with --result-backend {EXAMPLE}"
         )
     return backend.location

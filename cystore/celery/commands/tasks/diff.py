@@ -15,7 +15,8 @@ from cystore.operate.output import one_line, write_json, write_line, write_note
 
 AROUND = 20  # characters shown before the first difference of two long texts
 FIELDS = (
-    "name", "args", "kwargs", "outcome", "stage", "exception", "retries", "queue", "worker", "pid", "root_id", "parent_id",
+    "name", "args", "kwargs", "outcome", "stage", "exception", "retries", "queue", "worker", "pid", "root_id",
+    "parent_id",
     "group_id", "home", "result_state", "result_type", "result_bytes", "rerun_of",
 )  # fmt: skip
 BODY = "message"

@@ -34,7 +34,8 @@ class Age(click.ParamType):
 )
 @click.option(
     "--older-than", "age_ms", type=Age(), default="1h", show_default=True,
-    help="Only tasks whose last event is at least this old; a task with an ETA or a countdown counts from its due time.",
+    help="Only tasks whose last event is at least this old; a task with an ETA or a countdown counts from its "
+         "due time.",
 )  # fmt: skip
 @common.conditions
 @common.limit_option(100)
