@@ -1,0 +1,204 @@
+"""Waits and reads for asyncio: nothing blocks the event loop, and many waiters share one thread.
+
+A wait is a future of its own event loop, and an entry of the store's watch; whatever ends the wait removes the entry.
+Reads run in the loop's default executor, because a read may wait for a disk, or for another process that dispatches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from cystore._native.read.get_result import GetResult
+from cystore._native.record.exact import any_text, whole
+from cystore._native.record.message import Message
+from cystore.arrivals.watch import Watch, Watched
+from cystore.clock import FOREVER_S, monotonic_s, wait_s
+from cystore.derived.reading.reader import FOREVER_MS, INT32_MAX
+from cystore.errors import CorruptRecordError, StoreClosedError, StoreConfigError, StoreError
+from cystore.filters.chosen import Filter
+from cystore.results import GetStatus
+
+if TYPE_CHECKING:
+    from cystore.arrivals.surface import StoreArrivals
+
+log = logging.getLogger("cystore")
+
+FIRST, LAST = "first", "last"
+T = TypeVar("T")
+
+
+class _Bell:
+    """Rung by the watching thread, heard in one event loop."""
+
+    def __init__(self, topic: str, queue_id: int | None) -> None:
+        self._loop, self._heard = asyncio.get_running_loop(), asyncio.Event()
+        self._error: StoreError | None = None
+        self.entry = Watched(topic, queue_id, self._arrived, self._ended)
+
+    def _arrived(self, queue_id: int, end: int) -> None:
+        self._ring()
+
+    def _ended(self, error: StoreError) -> None:
+        self._error = error
+        self._ring()
+
+    def _ring(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+            self._loop.call_soon_threadsafe(self._heard.set)
+
+    def clear(self) -> None:
+        """From now on a ring is new."""
+        self._heard.clear()
+
+    async def hear(self, timeout_s: float) -> bool:
+        """Waits for a ring: True; False after a time. Raises StoreClosedError when the store is closed."""
+        try:
+            async with asyncio.timeout(None if timeout_s >= FOREVER_S else timeout_s):
+                await self._heard.wait()
+        except TimeoutError:
+            return False
+        if self._error is not None:
+            raise StoreClosedError(str(self._error)) from self._error
+        return True
+
+
+class AsyncStore:
+    """The waits and reads of a store for asyncio; `store.aio`. Any number of event loops and tasks may use it.
+
+    A task that is cancelled leaves nothing behind. When the store is closed, every wait raises StoreClosedError.
+    """
+
+    def __init__(self, store: StoreArrivals, watch: Watch) -> None:
+        self._store, self._watch = store, watch
+
+    async def wait(
+        self, topic: str, queue_id: int, queue_offset: int, timeout_s: float | None = None
+    ) -> bool:
+        """`MessageStore.wait`: sleeps until the message at `queue_offset` can be read: True; False after
+        `timeout_s`."""
+        until_s = monotonic_s() + wait_s(timeout_s)
+        name = any_text("topic", topic)
+        queue_id = whole("queue_id", queue_id, 0, INT32_MAX)
+        queue_offset = whole("queue_offset", queue_offset, -FOREVER_MS, FOREVER_MS)
+        with self._watching(name, queue_id, queue_offset) as bell:
+            while not await self._can_read(name, queue_id, queue_offset):
+                left_s = until_s - monotonic_s()
+                if left_s <= 0:
+                    return False
+                bell.clear()
+                if not await bell.hear(left_s):
+                    return False
+        return True
+
+    async def get(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        max_count: int = 32,
+        *,
+        timeout_s: float | None = 0.0,
+        tags: str | None = None,
+        filter: Filter | None = None,
+        group: str | None = None,
+        raw: bool = False,
+    ) -> GetResult:
+        """`MessageStore.get`, which waits up to `timeout_s` for a message at `queue_offset` (None: for ever). It does
+        not wait for one that matches `tags` or `filter`: a result without messages says in `next_offset` where to
+        continue. Raises the errors of `get`."""
+        wait_s(timeout_s)  # raises for what is no time
+        if timeout_s is None or timeout_s > 0:
+            await self.wait(topic, queue_id, queue_offset, timeout_s)
+        read = partial(
+            self._store.get, topic, queue_id, queue_offset, max_count, tags=tags, filter=filter, group=group, raw=raw,
+        )  # fmt: skip
+        return await self._in_thread(read)
+
+    async def tail(
+        self,
+        topic: str,
+        queue_id: int | None = None,
+        *,
+        begin: str | int = LAST,
+        tags: str | None = None,
+        filter: Filter | None = None,
+    ) -> AsyncIterator[Message]:
+        """Messages of a queue, or of all queues of a topic, as they come, without an end; in the order of each queue.
+
+        `begin`: behind the "last" message of each queue now, at its "first" one, or at a queue offset of a single
+        queue. Queues that come later are read from their first message. Damaged messages are stepped over, with an
+        error in the log; an offset outside of a queue continues where RocketMQ does. Raises StoreClosedError,
+        FilterError, StoreConfigError.
+        """
+        name = any_text("topic", topic)
+        if queue_id is not None:
+            queue_id = whole("queue_id", queue_id, 0, INT32_MAX)
+        if begin not in (FIRST, LAST):
+            if queue_id is None:
+                raise StoreConfigError("begin: a queue offset needs a queue_id")
+            begin = whole("begin", begin, 0, FOREVER_MS, StoreConfigError)
+        with self._watching(name, queue_id, None) as bell:
+            offsets: dict[int, int] = {}
+            if begin == LAST:
+                ids = self._queues(name, queue_id)
+                offsets = {number: self._store.next_queue_offset(name, number) for number in ids}
+            if queue_id is not None and isinstance(begin, int):
+                offsets[queue_id] = begin
+            get = partial(self._store.get, tags=tags, filter=filter)
+            while True:
+                bell.clear()
+                moved = False
+                for number in self._queues(name, queue_id):
+                    at = offsets.get(number, 0)
+                    messages, offsets[number] = await self._in_thread(partial(_read, get, name, number, at))
+                    moved = moved or offsets[number] != at
+                    for message in messages:
+                        yield message
+                if not moved:
+                    await bell.hear(FOREVER_S)
+
+    @contextmanager
+    def _watching(self, topic: str, queue_id: int | None, queue_offset: int | None) -> Iterator[_Bell]:
+        bell = _Bell(topic, queue_id)
+        self._watch.add(bell.entry, from_end=queue_offset)
+        try:
+            yield bell
+        finally:
+            self._watch.remove(bell.entry)
+
+    async def _can_read(self, topic: str, queue_id: int, queue_offset: int) -> bool:
+        """Whether a message can be read now. If it is appended and not dispatched, a thread helps to dispatch."""
+        parts = self._store._attached()
+        slot = parts.control.find_queue(topic, queue_id)
+        if slot < 0 or parts.control.queue_next(slot) <= queue_offset:
+            return False
+        if parts.reader.end_of(slot) <= queue_offset:
+            await self._in_thread(parts.reader.help_dispatch)
+        return parts.reader.end_of(slot) > queue_offset
+
+    def _queues(self, topic: str, queue_id: int | None) -> list[int]:
+        if queue_id is not None:
+            return [queue_id]
+        return self._watch.queues(topic)
+
+    @staticmethod
+    async def _in_thread(call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(None, call)
+
+
+def _read(get: Callable[..., GetResult], topic: str, queue_id: int, at: int) -> tuple[Any, int]:
+    """(messages, where to continue) of one look."""
+    try:
+        result = get(topic, queue_id, at)
+    except CorruptRecordError:
+        log.exception("the damaged message %d of %s/%d is stepped over", at, topic, queue_id)
+        return (), at + 1
+    if result.status is GetStatus.NO_MATCHED_LOGIC_QUEUE:
+        return (), at
+    return result.messages, result.next_offset

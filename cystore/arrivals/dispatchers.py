@@ -1,0 +1,163 @@
+"""All named dispatchers of a store: added, listed, moved, removed."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from cystore._native.record.exact import whole
+from cystore.arrivals.cursor import PREFIX, RUNNING, Cursor, checked_name, names, path_of
+from cystore.arrivals.dispatcher import FIRST, LAST, Dispatcher, Work, write_position
+from cystore.attachment.attachment import Attachment
+from cystore.errors import CorruptRecordError, OffsetError, StoreConfigError
+from cystore.system import files
+from cystore.system.key_lock import is_place_taken
+from cystore.system.threads import os_threads
+
+if TYPE_CHECKING:
+    from cystore.arrivals.surface import StoreArrivals
+
+OFFSET_MAX = (1 << 62) - 1
+
+
+class DispatcherState(NamedTuple):
+    """How far a dispatcher is. `lag_bytes`: of the log that it has still to get. `runs`: a process runs it now.
+    `failures`: how often in a row its function has failed. `holds`: whether cleaning keeps the log for it."""
+
+    name: str
+    position: int
+    lag_bytes: int
+    runs: bool
+    failures: int
+    holds: bool
+
+
+class Dispatchers:
+    """The named dispatchers of a store; `store.dispatchers`. Safe for threads and processes."""
+
+    def __init__(self, store: StoreArrivals) -> None:
+        self._store = store
+
+    def add(
+        self,
+        name: str,
+        function: Work,
+        *,
+        begin: str = FIRST,
+        max_count: int = 256,
+        durable_only: bool = False,
+        hold: bool = False,
+        hold_max_age_ms: int | None = None,
+    ) -> Dispatcher:
+        """Has `function(messages)` called with every record of the log, in the log's order, up to `max_count` at a
+        time.
+
+        At least once: the cursor of `name` moves when the function returns, and outlives every process. After an
+        exception the same messages come again, after 0.1 s and then after twice as long each time, at most 60 s. All
+        processes may add a name; one of them runs it, and another one takes over when that one is closed or killed.
+        The function runs in a thread of its own.
+
+        `begin`: where a name without a cursor begins, at the log's "first" record or behind the "last".
+        `durable_only`: give nothing that a power cut could still take away. `hold`: no clean removes what the
+        function did not get, but for records older than `hold_max_age_ms`. Records of half messages and waiting
+        delayed messages are given too, under RocketMQ's topics for them.
+
+        Raises StoreConfigError (also for a name that this handle runs already), StoreNotWritableError,
+        StoreFullError. Source: CommitLogDispatcher, DefaultMessageStore.getDispatcherList.
+        """
+        parts = self._store._writable()
+        name = checked_name(name)
+        if hold_max_age_ms is not None:
+            hold_max_age_ms = whole("hold_max_age_ms", hold_max_age_ms, error=StoreConfigError)
+        with _adding:
+            known = parts.dispatchers.get(name)
+            if isinstance(known, Dispatcher) and not known.stopped:
+                raise StoreConfigError(f"dispatcher {name} is added to this store already: close it first")
+            found = Dispatcher(
+                parts, name, function, begin=begin, max_count=max_count, durable_only=durable_only, hold=hold,
+                hold_max_age_ms=hold_max_age_ms,
+            )  # fmt: skip
+            if isinstance(known, Dispatcher) and known.stop in parts.at_stop:
+                parts.at_stop.remove(known.stop)
+            parts.dispatchers[name] = found
+            parts.at_stop.append(found.stop)
+        return found
+
+    def states(self) -> list[DispatcherState]:
+        """All dispatchers that ever began and were not removed, by name. Raises StoreFormatError for a damaged
+        cursor."""
+        parts = self._store._attached()
+        held = parts.cleaner.holds.read()
+        return [_state(parts, name, PREFIX + name in held) for name in names(parts.root)]
+
+    def reset(self, name: str, to: int | str) -> int:
+        """Moves a dispatcher to the log's "first" record, behind the "last", or to the physical offset of a record;
+        returns the position. Raises StoreLockedError while a process runs it, OffsetError, StoreConfigError for an
+        unknown name."""
+        parts, cursor = self._existing(name)
+        try:
+            position = _position(parts, to)
+            cursor.own()
+            write_position(parts, cursor, position)
+        finally:
+            cursor.close()
+        return position
+
+    def remove(self, name: str) -> bool:
+        """Forgets a dispatcher, and ends its hold; False if there is none. Raises StoreLockedError while a process
+        runs it."""
+        parts = self._store._writable()
+        if not path_of(parts.root, checked_name(name)).exists():
+            return parts.cleaner.holds.release(PREFIX + name)
+        _, cursor = self._existing(name)
+        try:
+            cursor.own()
+            files.remove(cursor.path)
+        finally:
+            cursor.close()
+        parts.cleaner.holds.release(PREFIX + name)
+        return True
+
+    def _existing(self, name: str) -> tuple[Attachment, Cursor]:
+        parts = self._store._writable()
+        if not path_of(parts.root, checked_name(name)).exists():
+            raise StoreConfigError(f"there is no dispatcher {name}", path=parts.root)
+        return parts, Cursor(parts, name, write=True)
+
+
+def _state(parts: Attachment, name: str, holds: bool) -> DispatcherState:
+    cursor = Cursor(parts, name, write=False)
+    try:
+        state = cursor.read()
+        runs = is_place_taken(cursor.path, RUNNING)
+    finally:
+        cursor.close()
+    position = parts.control.min_physical_offset if state is None else state.position
+    failures = state.failures if state is not None and runs else 0
+    return DispatcherState(name, position, max(parts.control.wrote - position, 0), runs, failures, holds)
+
+
+def _position(parts: Attachment, to: int | str) -> int:
+    control = parts.control
+    if to == FIRST:
+        return control.min_physical_offset
+    if to == LAST:
+        return control.wrote
+    position = whole("to", to, 0, OFFSET_MAX, OffsetError)
+    if position != control.wrote:
+        try:
+            parts.commit_log.read(position)
+        except CorruptRecordError as error:
+            raise OffsetError("no sound record begins there", path=error.path, offset=position) from error
+    return position
+
+
+_adding = os_threads.Lock()
+
+
+def _forked() -> None:
+    global _adding
+    _adding = os_threads.Lock()  # whoever held it is in the parent
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,84 @@
+"""Who follows the log of a store, as methods of MessageStore."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from cystore._native.record.exact import any_text, whole
+from cystore.attachment.attach import Attachment
+from cystore.attachment.interrupted_close import weakly
+from cystore.errors import StoreConfigError
+
+if TYPE_CHECKING:
+    from cystore._native.read.get_result import GetResult
+    from cystore.arrivals.aio import AsyncStore
+    from cystore.arrivals.dispatchers import Dispatchers
+    from cystore.arrivals.listeners import ArrivingListener
+    from cystore.arrivals.watch import Watch
+
+
+class StoreArrivals(ABC):
+    """The part of a `MessageStore` that is about messages as they come. Its modules are imported at their first use."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def _attached(self) -> Attachment: ...
+
+    @abstractmethod
+    def _writable(self) -> Attachment: ...
+
+    @abstractmethod
+    def get(self, *args: Any, **options: Any) -> GetResult: ...
+
+    @abstractmethod
+    def next_queue_offset(self, topic: str, queue_id: int) -> int: ...
+
+    @property
+    def dispatchers(self) -> Dispatchers:
+        """The named dispatchers of the store: functions that get every record of the log, at least once."""
+        from cystore.arrivals.dispatchers import Dispatchers
+
+        self._attached()  # raises StoreClosedError
+        return Dispatchers(self)
+
+    def listen(
+        self, topic: str, function: Callable[[str, int, int], object], *, queue_id: int | None = None
+    ) -> ArrivingListener:
+        """Has `function(topic, queue_id, end)` called after messages of a queue, or of any queue of a topic, can be
+        read: all below the queue offset `end`. One call may stand for several messages. The answer's `close` ends it.
+
+        Best effort: messages of before the call are not told, nor is anything after the process has ended. The
+        function runs in a thread that all listeners of this object share; its errors are logged. Source:
+        MessageArrivingListener.arriving.
+        """
+        from cystore.arrivals.calls import checked_function
+        from cystore.arrivals.listeners import ArrivingListener
+
+        name = any_text("topic", topic, StoreConfigError)
+        if queue_id is not None:
+            queue_id = whole("queue_id", queue_id, 0, (1 << 31) - 1, StoreConfigError)
+        checked_function(function, f"a listener of {name}")
+        return ArrivingListener(self._watch("listeners"), name, queue_id, function)
+
+    @property
+    def aio(self) -> AsyncStore:
+        """`wait`, `get` and `tail` for asyncio."""
+        from cystore.arrivals.aio import AsyncStore
+
+        return AsyncStore(self, self._watch("aio"))
+
+    def _watch(self, name: str) -> Watch:
+        """The watch of this process for listeners, or for asyncio: functions of a program must not hold up event
+        loops."""
+        from cystore.arrivals.watch import Watch
+
+        self._attached()  # raises StoreClosedError
+        watches: dict[str, Watch] = self.__dict__.setdefault("_watches", {})
+        found = watches.get(name)
+        if found is None or found.pid != os.getpid():
+            found = watches[name] = Watch(weakly(self, type(self)._attached), name)
+        return found

@@ -1,0 +1,231 @@
+"""One thread that looks after many queues: it calls whoever waits for a queue's messages when they can be read.
+
+It sleeps until the next append of any process. After each it compares the ends of the watched queues; a queue without
+a new message costs a look at one word. The thread begins with the first entry, and ends some seconds after the last
+one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+
+from cystore.arrivals.doze import Doze
+from cystore.attachment.attachment import Attachment
+from cystore.clock import monotonic_s
+from cystore.errors import StoreClosedError, StoreError
+from cystore.services.idle import RING_S
+from cystore.system.threads import os_threads
+
+log = logging.getLogger("cystore")
+
+IDLE_S = 5.0  # without an entry, before the thread ends
+BETWEEN_S = 0.001  # between two looks that found nothing, while others append
+BEHIND_S = 0.02  # while dispatch has not come to the log's end
+
+
+class Watched:
+    """An entry: a queue, or all queues of a topic for `queue_id` None. `arrived(queue_id, end)` is called when
+    messages of a queue below the queue offset `end` can be read that could not be at the last call, or at the
+    beginning; `ended(error)` when the store is closed. Both are called by the watching thread, so they must be
+    short."""
+
+    def __init__(
+        self,
+        topic: str,
+        queue_id: int | None,
+        arrived: Callable[[int, int], object],
+        ended: Callable[[StoreError], object],
+    ) -> None:
+        self.topic, self.queue_id, self.arrived, self.ended = topic, queue_id, arrived, ended
+        self.ends: dict[int, int] = {}  # of a queue id: where the last call was
+
+
+class _Queue:
+    """A watched queue, its entries, and the lowest end that one of them knows."""
+
+    __slots__ = ("entries", "least", "queue_id")
+
+    def __init__(self, queue_id: int) -> None:
+        self.queue_id, self.least = queue_id, 0
+        self.entries: dict[int, Watched] = {}
+
+    def count(self) -> None:
+        """After an entry came, or was called."""
+        self.least = min(entry.ends.get(self.queue_id, 0) for entry in self.entries.values())
+
+
+class Watch:
+    """Watches queues of one store for this process. `attached()` gives the parts, and raises StoreClosedError."""
+
+    def __init__(self, attached: Callable[[], Attachment], name: str) -> None:
+        self._attached, self._name, self.pid = attached, f"cystore-{name}", os.getpid()
+        self._lock = os_threads.RLock()
+        # Under the lock: the entries by identity, the same by what they watch, and the thread.
+        self._entries: dict[int, Watched] = {}
+        self._wanted: dict[tuple[str, int | None], dict[int, Watched]] = {}
+        self._thread: os_threads.Thread | None = None
+        self._doze, self._stopped = Doze(), False
+        self._parts: Attachment | None = None
+        self._topics: dict[str, dict[int, int]] = {}  # queue id, slot
+        self._queues: dict[int, _Queue] = {}  # by slot: those that somebody watches
+        self._queues_seen, self._looked_s, self._used_s = 0, 0.0, monotonic_s()
+
+    def add(self, entry: Watched, *, from_end: int | None = None) -> None:
+        """Watches from now on. The caller gives the end that it knows of a single queue; else messages that can be
+        read later count."""
+        parts = self._attached()
+        with self._lock:
+            self._follow(parts)
+            slots = self._slots(entry)
+            if from_end is not None and entry.queue_id is not None:
+                entry.ends[entry.queue_id] = from_end
+            else:
+                entry.ends.update({queue_id: parts.reader.end_of(slot) for queue_id, slot in slots.items()})
+            self._entries[id(entry)] = entry
+            self._wanted.setdefault((entry.topic, entry.queue_id), {})[id(entry)] = entry
+            for queue_id, slot in slots.items():
+                self._enter(queue_id, slot, entry)
+            if self._thread is None:
+                self._stopped, self._used_s = False, monotonic_s()
+                self._thread = os_threads.Thread(self._run, self._name)
+            else:
+                self._doze.wake()
+
+    def remove(self, entry: Watched) -> None:
+        """Watches no longer. A call that has begun ends. Safe to call twice."""
+        with self._lock:
+            if self._entries.pop(id(entry), None) is None:
+                return
+            wanted = self._wanted[entry.topic, entry.queue_id]
+            del wanted[id(entry)]
+            if not wanted:
+                del self._wanted[entry.topic, entry.queue_id]
+            for slot in self._slots(entry).values():
+                queue = self._queues.get(slot)
+                if queue is not None and queue.entries.pop(id(entry), None) is not None and not queue.entries:
+                    del self._queues[slot]
+
+    def queues(self, topic: str) -> list[int]:
+        """The queue ids of a topic, in order."""
+        with self._lock:
+            self._follow(self._attached())
+            return sorted(self._topics.get(topic, ()))
+
+    def stop(self) -> None:
+        """When the store is closed."""
+        self._stopped = True
+        self._doze.wake()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    # ----------------------------------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        error: StoreError
+        try:
+            while self._turn():
+                pass
+            return
+        except StoreError as raised:
+            error = raised
+        except Exception as raised:
+            log.exception("%s failed", self._name)
+            error = StoreError(f"the thread that watches queues failed: {raised!r}")
+            error.__cause__ = raised
+        with self._lock:
+            entries, self._entries, self._thread = list(self._entries.values()), {}, None
+            self._wanted, self._queues = {}, {}
+            self._parts = None
+        for entry in entries:
+            entry.ended(error)
+
+    def _turn(self) -> bool:
+        """One look, and the sleep behind it; False when nobody is left."""
+        if self._stopped:
+            raise StoreClosedError("the store is closed")
+        parts = self._attached()
+        if self.stop not in parts.at_stop:
+            parts.at_stop.append(self.stop)
+        control = parts.control
+        seen = control.append_seq
+        found, behind = self._look(parts)
+        now_s = monotonic_s()
+        hurried, self._looked_s = now_s - self._looked_s < BETWEEN_S and not found, now_s
+        if behind:
+            self._doze.nap(BEHIND_S)
+        elif hurried and control.append_seq != seen:
+            self._doze.nap(BETWEEN_S)
+        else:
+            self._doze.sleep(control, parts.sleepers, seen, RING_S if self._entries else IDLE_S)
+        with self._lock:
+            if self._entries:
+                self._used_s = monotonic_s()
+            if monotonic_s() - self._used_s < IDLE_S:
+                return True
+            self._thread = None
+            if self.stop in parts.at_stop:
+                parts.at_stop.remove(self.stop)
+            return False
+
+    def _look(self, parts: Attachment) -> tuple[int, bool]:
+        """Calls those whose messages have come; (their number, whether messages are appended that cannot be read
+        yet)."""
+        control, reader = parts.control, parts.reader
+        with self._lock:
+            self._follow(parts)
+            following = control.queue_next
+            moved = [slot for slot, queue in self._queues.items() if following(slot) > queue.least]
+        if not moved:
+            return 0, False
+        reader.help_dispatch()
+        calls, behind = [], False
+        with self._lock:
+            for slot in moved:
+                queue, end = self._queues.get(slot), reader.end_of(slot)
+                if queue is None:
+                    continue
+                behind = behind or end <= queue.least
+                for entry in queue.entries.values():
+                    if end > entry.ends.get(queue.queue_id, 0):
+                        entry.ends[queue.queue_id] = end
+                        calls.append((entry, queue.queue_id, end))
+                queue.count()
+        for entry, queue_id, end in calls:
+            if id(entry) in self._entries:
+                entry.arrived(queue_id, end)
+        return len(calls), behind
+
+    # ------------------------------------------------------------------------------------ under the lock
+
+    def _follow(self, parts: Attachment) -> None:
+        """Knows the queues that came, and enters who waits for them. A handle that reads alone has other parts when
+        another process came: then all of them."""
+        if parts is not self._parts:
+            self._parts, self._topics, self._queues, self._queues_seen = parts, {}, {}, 0
+        control = parts.control
+        for slot in range(self._queues_seen, control.queue_count):
+            name, queue_id, *_ = control.queue(slot)
+            self._topics.setdefault(name, {})[queue_id] = slot
+            self._queues_seen = slot + 1
+            for wanted in ((name, queue_id), (name, None)):
+                for entry in self._wanted.get(wanted, {}).values():
+                    self._enter(queue_id, slot, entry)
+
+    def _enter(self, queue_id: int, slot: int, entry: Watched) -> None:
+        queue = self._queues.get(slot)
+        if queue is None:
+            queue = self._queues[slot] = _Queue(queue_id)
+        end = entry.ends.get(queue_id, 0)
+        queue.least = min(queue.least, end) if queue.entries else end
+        queue.entries[id(entry)] = entry
+
+    def _slots(self, entry: Watched) -> dict[int, int]:
+        """The queues of an entry that exist: queue id, slot."""
+        found = self._topics.get(entry.topic, {})
+        if entry.queue_id is None:
+            return found
+        slot = found.get(entry.queue_id, -1)
+        return {} if slot < 0 else {entry.queue_id: slot}
