@@ -1,0 +1,433 @@
+"""A consumer: it gets the messages of its share of a group's queues, and acknowledges each (DefaultMQPushConsumer,
+ProcessQueue).
+
+A message stays with the consumer until it is acknowledged. One that is refused (`retry`), or not acknowledged within
+its invisible time, goes to the group's retry topic at a delay level, and after `max_reconsume_times` to its dead
+letters; only then is it settled in its own queue. So a kill between two steps gives it once more, and never loses it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from cystore import clock
+from cystore._native.memory.control import Control
+from cystore._native.record.exact import whole
+from cystore._native.record.message import Message
+from cystore._native.system.failpoint import failpoint
+from cystore.clock import monotonic_s, wait_s
+from cystore.consumers.groups import FIRST, LAST, OFFSET_MAX, GroupTable
+from cystore.consumers.in_flight import QueueInFlight
+from cystore.consumers.names import checked_group, checked_topic, retry_topic
+from cystore.consumers.retries import retry_of
+from cystore.consumers.shares import Leases, Member
+from cystore.consumers.table import NO_OFFSET
+from cystore.derived.reading.request import wanted
+from cystore.engine.files.progress import Progress
+from cystore.errors import (
+    CorruptRecordError,
+    MessageIllegalError,
+    StoreClosedError,
+    StoreConfigError,
+    StoreError,
+)
+from cystore.filters.chosen import Filter
+from cystore.results import GetStatus
+from cystore.services.threads import ServiceThread
+from cystore.system.threads import os_threads
+
+if TYPE_CHECKING:
+    from cystore.consumers.surface import StoreConsumers
+
+log = logging.getLogger("cystore")
+
+PULL_COUNT = 32  # RocketMQ's pullBatchSize
+TURN_S = 1.0  # between two looks at the members of the group
+SAVE_S = 5.0  # RocketMQ's flushConsumerOffsetInterval
+WAIT_SLICE_S = 0.25
+LEAST_TURN_S = 0.05
+LOOKS_AT_ONCE = 8  # at queues where a filter finds nothing, before others have a turn
+MOVED = (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_OVERFLOW_BADLY)
+STEPPED = (GetStatus.NO_MATCHED_MESSAGE, GetStatus.MESSAGE_WAS_REMOVING, GetStatus.OFFSET_FOUND_NULL, *MOVED)
+
+
+class Consumer:
+    """A consumer of a group, made by `store.consumer`. Safe for threads. It belongs to the process that made it.
+
+    All consumers of a group, in all processes of a host, divide the queues of each topic evenly; a new one gets its
+    share within a second or two, and so do the others when one ends or is killed. The consumer also gets the group's
+    retry topic.
+
+    `topics`: one or several. `tags` and `filter`: as for `get`; they do not apply to the retry topic. `begin`: where
+    a group without an offset begins: "first", "last", or a store timestamp in ms. `invisible_ms`: within it a message
+    is acknowledged, or it comes again. `max_reconsume_times`: a message that was given that often again becomes a
+    dead letter. `max_in_flight`: of one queue that are not acknowledged (pullThresholdForQueue).
+
+    Iteration gives one message after the other until the consumer or the store is closed. A thread of its own looks
+    after the queues, so that messages of a program that hangs come to other consumers.
+    """
+
+    def __init__(
+        self,
+        store: StoreConsumers,
+        group: str,
+        topics: str | Sequence[str],
+        *,
+        tags: str | None,
+        filter: Filter | None,
+        begin: str | int,
+        invisible_ms: int,
+        max_reconsume_times: int,
+        max_in_flight: int,
+    ) -> None:
+        self.group = checked_group(group)
+        self.topics = tuple(
+            dict.fromkeys(map(checked_topic, [topics] if isinstance(topics, str) else topics))
+        )
+        if not self.topics:
+            raise StoreConfigError("topics: name at least one")
+        wanted(tags, filter)  # raises for what is no filter
+        self._tags, self._filter = tags, filter
+        self._begin = (
+            begin if begin in (FIRST, LAST) else whole("begin", begin, 0, OFFSET_MAX, StoreConfigError)
+        )
+        self._invisible_s = whole("invisible_ms", invisible_ms, 1, 1 << 40, StoreConfigError) / 1000
+        self._max_times = whole("max_reconsume_times", max_reconsume_times, 0, 1 << 30, StoreConfigError)
+        self._max_in_flight = whole("max_in_flight", max_in_flight, 1, 1 << 30, StoreConfigError)
+        self._store, self._pid, self._closed = store, os.getpid(), False
+        self._lock, self._turn_at_s, self._save_at_s = os_threads.RLock(), 0.0, monotonic_s() + SAVE_S
+        self._queues: dict[tuple[str, int], QueueInFlight] = {}
+        self._parts = store._writable()
+        self._found: GroupTable = store._group_table()
+        self._table = self._found.table
+        self._levels = len(self._parts.config.delay_levels_ms())
+        self._begin_group()
+        self._locks = self._table.locks()
+        try:
+            self._leases = Leases(self._locks)
+            self._members = {
+                topic: Member(self._locks, self._table.row((topic, self.group, -1)))
+                for topic in (*self.topics, retry_topic(self.group))
+            }
+            self._thread = _thread_of(self)
+        except BaseException:
+            self._locks.close()
+            raise
+
+    def _begin_group(self) -> None:
+        """Sets the group's offset in its retry topic, so that its lag counts there from the first message on; and
+        those of a group that begins elsewhere than at the first message. Only one consumer does so for a topic."""
+        again = retry_topic(self.group)
+        for queue_id, slot in self._found.queues(again) or [(0, -1)]:
+            row = self._table.row((again, self.group, queue_id))
+            first = self._parts.control.queue_minimum(slot) if slot >= 0 else 0
+            self._table.set_offset(row, first, expected=NO_OFFSET)
+        if self._begin == FIRST:
+            return
+        groups = self._store.groups
+        for topic in self.topics:
+            mark = self._table.row((topic, self.group, -1))
+            begun = any(of == topic for of, _ in groups.offsets(self.group))
+            if (
+                self._table.set_offset(mark, 0, expected=NO_OFFSET)
+                and not begun
+                and self._found.queues(topic)
+            ):
+                groups.reset(self.group, topic, self._begin)
+
+    # ------------------------------------------------------------------------------------------- the program
+
+    def poll(self, max_count: int = PULL_COUNT, timeout_s: float | None = 0.0) -> list[Message]:
+        """Up to `max_count` messages, as soon as there is one; an empty list after `timeout_s` (None: waits for ever).
+
+        Each is to be acknowledged (`ack`) or refused (`retry`) within the invisible time. Raises StoreClosedError.
+        """
+        max_count = whole("max_count", max_count, 1, 1 << 30, StoreConfigError)
+        until_s = monotonic_s() + wait_s(timeout_s)
+        while True:
+            control = self._usable()
+            seen = control.append_seq
+            with self._lock:
+                if monotonic_s() >= self._turn_at_s:
+                    self._rebalance()
+                given = self._collect(max_count)
+            left_s = until_s - monotonic_s()
+            if given or left_s <= 0:
+                return given
+            control.wait_append(seen, max(1, int(min(left_s, WAIT_SLICE_S) * 1000)))
+
+    def __iter__(self) -> Iterator[Message]:
+        while not self._closed:
+            try:
+                yield from self.poll(1, WAIT_SLICE_S)
+            except StoreClosedError:
+                if self._pid != os.getpid():
+                    raise
+                return
+
+    def ack(self, *messages: Message) -> int:
+        """Acknowledges messages: the group does not get them again. Returns the number of those that were still this
+        consumer's; the others went to the retry topic before, or were reset, and come again."""
+        self._usable()
+        count, touched = 0, set()
+        with self._lock:
+            for message in messages:
+                queue = self._queue_of(message)
+                if queue is not None and queue.settle(message.queue_offset):
+                    touched.add(queue.queue)
+                    count += 1
+            for name in touched:
+                self._commit(self._queues[name])
+        return count
+
+    def retry(self, message: Message, *, delay_level: int = 0) -> bool:
+        """Refuses a message: it comes again after a delay level, 3 + reconsume_times if none is given, or becomes a
+        dead letter when it came `max_reconsume_times` again; a negative level makes it one at once. False if it is
+        not this consumer's any more.
+
+        Raises the errors of `put`; then the message stays with this consumer.
+        """
+        delay_level = whole("delay_level", delay_level, -1, 1 << 30, StoreConfigError)
+        self._usable()
+        with self._lock:
+            queue = self._queue_of(message)
+            if queue is None or message.queue_offset not in queue.given:
+                return False
+            self._send_back(queue, message, delay_level)
+            return True
+
+    @property
+    def queues(self) -> list[tuple[str, int]]:
+        """The queues that this consumer has now: (topic, queue id)."""
+        with self._lock:
+            return sorted(self._queues)
+
+    @property
+    def closed(self) -> bool:
+        """True after `close`."""
+        return self._closed
+
+    def close(self) -> None:
+        """Leaves the group. Messages that are not acknowledged come to the other consumers, at once. Saves the
+        offsets. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._pid != os.getpid():
+            return
+        self._thread.stop()
+        with self._lock:
+            self._queues.clear()
+            self._locks.close()
+        if not self._parts.control.closed:
+            self._table.save()
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except StoreError:
+            if error is None:
+                raise
+            log.exception("consumer of %s: closed after an error", self.group)
+
+    def __repr__(self) -> str:
+        return f"<Consumer {self.group!r} of {', '.join(self.topics)}{' closed' if self._closed else ''}>"
+
+    # -------------------------------------------------------------------------------------------- inside
+
+    def _usable(self) -> Control:
+        """The control block. Raises StoreClosedError."""
+        if self._pid != os.getpid():
+            raise StoreClosedError(
+                f"this consumer of {self.group} belongs to process {self._pid}, which forked this one: make "
+                "another one here"
+            )
+        if self._closed:
+            raise StoreClosedError(f"the consumer of {self.group} is closed")
+        if self._parts.control.closed:
+            raise StoreClosedError("the store is closed", path=self._parts.root)
+        return self._parts.control
+
+    def _queue_of(self, message: Message) -> QueueInFlight | None:
+        if type(message) is not Message or message.physical_offset is None:
+            raise StoreConfigError(f"message: must be a message that this consumer gave, not {message!r}")
+        return self._queues.get((message.topic, message.queue_id))
+
+    def _collect(self, max_count: int) -> list[Message]:
+        """Messages for the program, a share of each queue in turn."""
+        deadline_s = monotonic_s() + self._invisible_s
+        given: list[Message] = []
+        for name in list(self._queues):
+            queue = self._queues[name]
+            if not queue.ready and not queue.leaving and len(queue.given) < self._max_in_flight:
+                self._fetch(queue)
+            while len(given) < max_count and (queue.again or len(queue.given) < self._max_in_flight):
+                message = queue.give(deadline_s)
+                if message is None:
+                    break
+                given.append(message)
+            if len(given) >= max_count:
+                self._queues[name] = self._queues.pop(name)  # behind the others
+                break
+        return given
+
+    def _fetch(self, queue: QueueInFlight) -> None:
+        """Reads a queue on. Damage and missing messages are told in the log and stepped over: nothing stops a queue."""
+        (topic, queue_id), control = queue.queue, self._parts.control
+        own = topic in self.topics
+        tags, chosen = (self._tags, self._filter) if own else (None, None)
+        for _ in range(LOOKS_AT_ONCE):
+            at = queue.next_offset
+            if control.queue_next(queue.slot) == at and control.queue_minimum(queue.slot) <= at:
+                return
+            try:
+                result = self._store.get(topic, queue_id, at, PULL_COUNT, tags=tags, filter=chosen)
+            except CorruptRecordError:
+                log.exception(
+                    "group %s steps over the damaged message %d of %s/%d", self.group, at, topic, queue_id
+                )
+                queue.fetched((), at + 1)
+                self._commit(queue)
+                continue
+            if result.status is GetStatus.FOUND:
+                return queue.fetched(result.messages, result.next_offset)
+            if result.status not in STEPPED or result.next_offset == at:
+                return
+            if result.status in MOVED:
+                log.warning(
+                    "group %s continues at %d of %s/%d: its offset %d is outside of the queue, which is [%d, %d)",
+                    self.group, result.next_offset, topic, queue_id, at, result.min_offset, result.max_offset,
+                )  # fmt: skip
+            queue.fetched((), result.next_offset)
+            self._commit(queue)
+
+    def _commit(self, queue: QueueInFlight) -> None:
+        """Moves the group's offset to the lowest message that is not settled. If a reset moved it meanwhile, the
+        queue begins there."""
+        lowest = queue.lowest
+        if lowest == queue.committed:
+            return
+        failpoint("consumers.commit")
+        if self._table.set_offset(queue.row, lowest, expected=queue.committed):
+            queue.committed = lowest
+        else:
+            self._follow(queue)
+
+    def _follow(self, queue: QueueInFlight) -> None:
+        """Begins where a reset or a commit of another one put the group."""
+        offset = self._table.offset(queue.row)
+        if offset != queue.committed:
+            queue.move(self._first(queue.row, queue.slot) if offset == NO_OFFSET else offset)
+
+    def _first(self, row: int, slot: int) -> int:
+        """Begins a queue in which the group has no offset."""
+        offset = self._parts.control.queue_minimum(slot)
+        self._table.set_offset(row, offset, expected=NO_OFFSET)
+        return self._table.offset(row)
+
+    def _send_back(self, queue: QueueInFlight, message: Message, delay_level: int) -> None:
+        """Puts a message into the retry topic or the dead letters; then it is settled."""
+        record = retry_of(message, self.group, delay_level, self._max_times, self._levels)
+        appender = self._parts.appender
+        assert appender is not None
+        appender.put_many([record])
+        failpoint("consumers.sent_back")
+        queue.settle(message.queue_offset)
+        self._commit(queue)
+
+    # -------------------------------------------------------------------------------------- looking after it
+
+    def _turn(self) -> None:
+        """A turn of the thread: queues that came or went, messages whose time is over, resets, the file of offsets."""
+        self._usable()
+        with self._lock:
+            if self._closed:
+                return
+            if monotonic_s() >= self._turn_at_s:
+                self._rebalance()
+            for queue in list(self._queues.values()):
+                self._follow(queue)
+                self._expire(queue)
+        self._parts.scheduler.run_once()  # messages of the retry topic too: the store may run no service "schedule"
+        if monotonic_s() >= self._save_at_s:
+            self._save_at_s = monotonic_s() + SAVE_S
+            self._table.save()
+
+    def _pause_s(self) -> float:
+        """Until the next turn: the next deadline or delivery, a second at most."""
+        with self._lock:
+            deadlines = [end for queue in self._queues.values() for _, end in list(queue.given.values())[:1]]
+        due_ms = self._parts.scheduler.next_due_ms()
+        delivery_s = TURN_S if due_ms is None else (due_ms - clock.now_ms(self._parts.control)) / 1000
+        return max(LEAST_TURN_S, min([TURN_S, delivery_s, *(end - monotonic_s() for end in deadlines)]))
+
+    def _expire(self, queue: QueueInFlight) -> None:
+        for message in queue.expired(monotonic_s()):
+            if message.queue_offset not in queue.given:
+                return  # a reset moved the queue
+            try:
+                self._send_back(queue, message, 0)
+            except MessageIllegalError as error:
+                log.warning("%s stays in its queue, and is given again at once: %s", message, error)
+                queue.give_again(message.queue_offset, monotonic_s() + self._invisible_s)
+
+    def _rebalance(self) -> None:
+        """Takes the queues of this consumer's share that are free, and gives back those of others when everything is
+        settled."""
+        self._turn_at_s = monotonic_s() + TURN_S
+        for topic, member in self._members.items():
+            slots = dict(self._found.queues(topic))
+            mine = set(member.share(list(slots)))
+            for queue_id in sorted(mine):
+                if (topic, queue_id) not in self._queues:
+                    self._take(topic, queue_id, slots[queue_id])
+            for name in [name for name in self._queues if name[0] == topic]:
+                queue = self._queues[name]
+                queue.leaving = False
+                if name[1] not in mine:
+                    queue.leave()
+                    if not queue.given:
+                        del self._queues[name]
+                        self._leases.give(queue.row)
+
+    def _take(self, topic: str, queue_id: int, slot: int) -> None:
+        row = self._table.row((topic, self.group, queue_id))
+        if not self._leases.try_take(row):
+            return
+        offset = self._table.offset(row)
+        if offset == NO_OFFSET:
+            offset = self._first(row, slot)
+        self._queues[topic, queue_id] = QueueInFlight((topic, queue_id), row, slot, offset)
+        failpoint("consumers.taken")
+
+
+def _thread_of(consumer: Consumer) -> ServiceThread:
+    """The thread that looks after a consumer. It does not keep it, and ends with it."""
+    known = weakref.ref(consumer)
+
+    def turn() -> Progress:
+        found = known()
+        if found is None:
+            raise StoreClosedError("the consumer is gone")
+        try:
+            found._turn()
+        except StoreClosedError:
+            found._locks.close()  # others take the queues over
+            raise
+        return Progress(0)
+
+    def pause_s() -> float:
+        found = known()
+        return LEAST_TURN_S if found is None else found._pause_s()
+
+    return ServiceThread(f"consumer-{consumer.group}", turn, pause_s)

@@ -1,0 +1,363 @@
+"""Groups: the offsets of consumer groups, their lag, their resets, and reads from where a group stands
+(ConsumerOffsetManager)."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from cystore import clock
+from cystore._native.read.get_result import GetResult
+from cystore._native.record.exact import whole
+from cystore.attachment.attachment import Attachment
+from cystore.clock import monotonic_s, wait_s
+from cystore.consumers.names import checked_group, checked_topic
+from cystore.consumers.offset_file import Key
+from cystore.consumers.table import NO_OFFSET, Behind, OffsetTable, Reads
+from cystore.errors import OffsetError, StoreConfigError
+from cystore.filters.chosen import Filter
+from cystore.layout import CONSTANTS, TOTAL_SIZE, field_of, record_store_timestamp
+from cystore.results import GetStatus
+from cystore.system.threads import os_threads
+
+if TYPE_CHECKING:
+    from cystore.consumers.surface import StoreConsumers
+
+QUEUE_ID_MAX = (1 << 31) - 1
+OFFSET_MAX = (1 << 62) - 1
+FIRST, LAST = "first", "last"
+RECORD_HEAD_BYTES = CONSTANTS["RECORD_SIZE_MIN"][0]
+PHYSICAL_OFFSET = field_of("record", "physical_offset")
+NOTHING_YET = (
+    GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.NO_MESSAGE_IN_QUEUE, GetStatus.NO_MATCHED_LOGIC_QUEUE,
+)  # fmt: skip
+
+
+class QueueLag(NamedTuple):
+    """How far a group is in one queue. `lag` counts messages; those that cleaning removed do not count."""
+
+    topic: str
+    queue_id: int
+    offset: int
+    min_offset: int
+    end_offset: int
+    lag: int
+
+
+class GroupTable:
+    """The table of offsets beside the queues it speaks of. One for each attachment."""
+
+    def __init__(self, parts: Attachment) -> None:
+        self.parts, self.table = parts, OffsetTable(parts)
+        self._slots: list[int] = []  # of the rows; -1: the queue has no message yet
+        self._topics: dict[str, list[tuple[int, int]]] = {}
+        self._queues_seen, self._lock = 0, os_threads.RLock()
+        if self.table.writable:
+            parts.at_leave.append(partial(_saved_and_closed, self.table))
+
+    def slots(self) -> list[int]:
+        """The slot of each row's queue."""
+        keys, slots, find = self.table.keys, self._slots, self.parts.control.find_queue
+        with self._lock:
+            if -1 in slots:
+                for row, slot in enumerate(slots):
+                    if slot < 0 <= keys[row][2]:
+                        slots[row] = find(keys[row][0], keys[row][2])
+            for topic, _, queue_id in keys[len(slots) :]:
+                slots.append(find(topic, queue_id) if queue_id >= 0 else -1)
+            return slots
+
+    def queues(self, topic: str) -> list[tuple[int, int]]:
+        """(queue id, slot) of the queues of a topic, by queue id."""
+        control = self.parts.control
+        with self._lock:
+            count = control.queue_count
+            for slot in range(self._queues_seen, count):
+                name, queue_id, *_ = control.queue(slot)
+                self._topics[name] = sorted([*self._topics.get(name, []), (queue_id, slot)])
+            self._queues_seen = count
+            return self._topics.get(topic, [])
+
+
+def _saved_and_closed(table: OffsetTable) -> None:
+    try:
+        table.save()
+    finally:
+        table.close()
+
+
+class Groups:
+    """The consumer groups of a store; `store.groups`. Safe for threads and processes.
+
+    An offset is the queue offset of the message that a group gets next in a queue. All processes share the offsets at
+    once; they are written to config/consumerOffset.json every five seconds while a consumer runs, by `save`, and when
+    a store is closed. A group begins to
+    exist with its first offset. Names of groups are 1 to 120 of letters, digits, % | _ and -; others raise
+    StoreConfigError.
+    """
+
+    def __init__(self, store: StoreConsumers) -> None:
+        self._store = store
+
+    def _table(self) -> GroupTable:
+        return self._store._group_table()
+
+    def _writable(self) -> GroupTable:
+        self._store._writable()
+        return self._table()
+
+    # ------------------------------------------------------------------------------------------- looking
+
+    def names(self) -> list[str]:
+        """All groups that have an offset, sorted."""
+        return sorted({group for (_, group, _), _ in self._offsets()})
+
+    def offsets(self, group: str) -> dict[tuple[str, int], int]:
+        """The offsets of a group by (topic, queue id); empty for an unknown group."""
+        group = checked_group(group)
+        found = {
+            (topic, queue_id): offset for (topic, of, queue_id), offset in self._offsets() if of == group
+        }
+        return dict(sorted(found.items()))
+
+    def offset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The offset of a group in one queue; None if it has none (queryOffset, which says -1)."""
+        table = self._table().table
+        row = table.find(_key(topic, group, queue_id))
+        offset = NO_OFFSET if row is None else table.offset(row)
+        return None if offset == NO_OFFSET else offset
+
+    def _offsets(self) -> list[tuple[Key, int]]:
+        table = self._table().table
+        return [
+            (key, offset)
+            for key, offset in zip(table.keys, table.offsets(), strict=False)
+            if offset != NO_OFFSET and key[2] >= 0
+        ]
+
+    def lag(self, group: str) -> list[QueueLag]:
+        """How far a group is in each queue in which it has an offset, by topic and queue id. Its retry topic is among
+        the topics; messages that wait for a delay level are not counted."""
+        group = checked_group(group)
+        found = self._table()
+        control, table = found.parts.control, found.table
+        offsets = table.offsets()
+        rows = []
+        for (topic, of, queue_id), offset, slot in zip(table.keys, offsets, found.slots(), strict=False):
+            if of != group or offset == NO_OFFSET or queue_id < 0:
+                continue
+            end = control.queue_next(slot) if slot >= 0 else 0
+            minimum = control.queue_minimum(slot) if slot >= 0 else 0
+            rows.append(QueueLag(topic, queue_id, offset, minimum, end, max(end - max(offset, minimum), 0)))
+        return sorted(rows)
+
+    def lags(self) -> dict[str, int]:
+        """The number of messages that each group has still to get, over all its queues, by group. One pass over the
+        table: 8,000 queues take a few milliseconds."""
+        found = self._table()
+        following, minimum = found.parts.control.queue_next, found.parts.control.queue_minimum
+        totals: dict[str, int] = {}
+        offsets = found.table.offsets()
+        for (_, group, queue_id), offset, slot in zip(found.table.keys, offsets, found.slots(), strict=False):
+            if offset == NO_OFFSET or queue_id < 0:
+                continue
+            if slot < 0:
+                totals.setdefault(group, 0)
+                continue
+            low = minimum(slot)
+            left = following(slot) - (offset if offset > low else low)
+            totals[group] = totals.get(group, 0) + (left if left > 0 else 0)
+        return dict(sorted(totals.items()))
+
+    def reads(self, group: str) -> dict[tuple[str, int], Reads]:
+        """The gets with ``group=`` since this boot, by (topic, queue id): their number, messages, bytes, and how far
+        behind the last one was (without the setting disk_fall_recorded: 0)."""
+        group = checked_group(group)
+        table = self._table().table
+        table.refresh()
+        found = {
+            (topic, queue_id): table.reads(row)
+            for row, (topic, of, queue_id) in enumerate(table.keys)
+            if of == group and queue_id >= 0
+        }
+        return {queue: reads for queue, reads in sorted(found.items()) if reads.gets}
+
+    # ------------------------------------------------------------------------------------------ changing
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Moves a group to an offset of a queue, forward or back (commitOffset). Raises OffsetError beyond the
+        queue's end, StoreNotWritableError, StoreConfigError."""
+        key, offset = _key(topic, group, queue_id), whole("offset", offset, 0, OFFSET_MAX, StoreConfigError)
+        found = self._writable()
+        slot = found.parts.control.find_queue(key[0], key[2])
+        end = found.parts.control.queue_next(slot) if slot >= 0 else 0
+        if offset > end:
+            raise OffsetError(
+                f"group {group} cannot stand at {offset} in {topic}/{queue_id}: the queue ends at {end}",
+                path=found.parts.root,
+            )
+        found.table.set_offset(found.table.row(key), offset)
+
+    def reset(
+        self, group: str, topic: str, to: int | str, *, queue_id: int | None = None, force: bool = True
+    ) -> dict[int, int]:
+        """Moves a group in all queues of a topic, or in one: to the store timestamp `to` in ms (as `offset_by_time`
+        finds it), to "first" or to "last". Without `force` it only moves back, never over messages that it has not
+        got (resetOffsetByTimestamp). Returns the offsets by queue id, and saves them.
+
+        Consumers of the group that run follow within a second; messages they have given out and that are not
+        acknowledged yet count no more. Raises StoreConfigError for a topic without queues.
+        """
+        group, topic = checked_group(group), checked_topic(topic)
+        if to not in (FIRST, LAST):
+            to = whole("to", to, 0, OFFSET_MAX, StoreConfigError)
+        if queue_id is not None:
+            queue_id = whole("queue_id", queue_id, 0, QUEUE_ID_MAX, StoreConfigError)
+        found = self._writable()
+        queues = [one for one in found.queues(topic) if queue_id in (None, one[0])]
+        if not queues:
+            where = topic if queue_id is None else f"{topic}/{queue_id}"
+            raise StoreConfigError(f"there is no queue of {where} to reset", path=found.parts.root)
+        moved: dict[int, int] = {}
+        for number, slot in queues:
+            row = found.table.row((topic, group, number))
+            wanted = self._position(found, topic, number, slot, to)
+            while True:
+                old = found.table.offset(row)
+                new = wanted if force or old == NO_OFFSET else min(wanted, old)
+                if found.table.set_offset(row, new, expected=old):
+                    break
+            moved[number] = new
+        found.table.save()
+        return moved
+
+    def _position(self, found: GroupTable, topic: str, queue_id: int, slot: int, to: int | str) -> int:
+        control = found.parts.control
+        if to == FIRST:
+            return control.queue_minimum(slot)
+        if to == LAST:
+            return control.queue_next(slot)
+        assert isinstance(to, int)
+        if to > clock.now_ms(control):
+            return control.queue_next(slot)
+        return found.parts.reader.offset_by_time(topic, queue_id, to)
+
+    def remove(self, group: str) -> int:
+        """Forgets the offsets of a group, and saves that; returns their number (removeOffset). Its retry topic and
+        dead letters stay until they expire."""
+        group = checked_group(group)
+        found, removed = self._writable(), 0
+        for row, offset in enumerate(found.table.offsets()):
+            if found.table.keys[row][1] == group and offset != NO_OFFSET:
+                removed += found.table.keys[row][2] >= 0
+                found.table.set_offset(row, NO_OFFSET)
+        found.table.save()
+        return removed
+
+    def save(self) -> bool:
+        """Makes the offsets durable; False if they were. Raises StoreFullError, FlushFailedError."""
+        return self._writable().table.save()
+
+    # ------------------------------------------------------------------------------------------- reading
+
+    def pull(
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        max_count: int = 32,
+        *,
+        timeout_s: float | None = 0.0,
+        tags: str | None = None,
+        filter: Filter | None = None,
+    ) -> GetResult:
+        """`get` from the group's offset on (the queue's minimum if it has none), which stays where it is: `commit`
+        the result's `next_offset` when the messages are processed. Waits up to `timeout_s` for a message
+        (PullRequestHoldService; None: for ever).
+
+        An offset below the queue's minimum or beyond its end gives OFFSET_TOO_SMALL or OFFSET_OVERFLOW_BADLY, and
+        `next_offset` is where RocketMQ would continue.
+        """
+        key = _key(topic, group, queue_id)
+        until_s = monotonic_s() + wait_s(timeout_s)
+        store = self._store
+        at = self.offset(group, topic, queue_id)
+        while True:
+            if at is None:
+                found = self._table()
+                slot = found.parts.control.find_queue(key[0], key[2])
+                first = found.parts.control.queue_minimum(slot) if slot >= 0 else 0
+            else:
+                first = at
+            result = store.get(key[0], key[2], first, max_count, tags=tags, filter=filter, group=key[1])
+            if result.status is GetStatus.NO_MATCHED_MESSAGE and result.next_offset > first:
+                at = result.next_offset
+                continue
+            left_s = until_s - monotonic_s()
+            if result.status not in NOTHING_YET or left_s <= 0:
+                return result
+            store.wait(key[0], key[2], first, left_s)
+
+    def count_get(self, group: str, topic: str, queue_id: int, result: GetResult) -> None:
+        """Counts a get that named its group. A read-only handle counts nothing."""
+        found = self._table()
+        if not found.table.writable or result.status is GetStatus.NO_MATCHED_LOGIC_QUEUE:
+            return
+        size = len(result.raw) if result.raw else sum(one.size_bytes for one in result.messages)
+        count = len(result.record_offsets) if result.raw else len(result.messages)
+        row = found.table.row((topic, group, queue_id))
+        found.table.count_get(row, count, size, _behind(found, topic, queue_id, result))
+
+
+def _behind(found: GroupTable, topic: str, queue_id: int, result: GetResult) -> Behind | None:
+    """How far behind the last message of a get is. None: it found none, and is not at the queue's end; or nobody wants
+    to know."""
+    parts = found.parts
+    if not parts.config.disk_fall_recorded:
+        return None
+    if result.raw:
+        begin = result.record_offsets[-1]
+        head = result.raw[begin : begin + RECORD_HEAD_BYTES]
+        end = PHYSICAL_OFFSET.read(head) + TOTAL_SIZE.read(head)
+        stored_ms = record_store_timestamp(head)
+    elif result.messages:
+        last = result.messages[-1]
+        end, stored_ms = last.physical_offset + last.size_bytes, last.store_timestamp_ms
+    else:
+        return Behind() if result.status is GetStatus.OFFSET_OVERFLOW_ONE else None
+    slot = parts.control.find_queue(topic, queue_id)
+    messages = max(parts.control.queue_next(slot) - result.next_offset, 0)
+    if messages == 0:
+        return Behind()
+    age_ms = clock.now_ms(parts.control) - stored_ms
+    return Behind(max(parts.control.wrote - end, 0), messages, max(age_ms, 0))
+
+
+def _key(topic: str, group: str, queue_id: int) -> Key:
+    return (
+        checked_topic(topic), checked_group(group), whole("queue_id", queue_id, 0, QUEUE_ID_MAX, StoreConfigError),
+    )  # fmt: skip
+
+
+_making = os_threads.Lock()
+
+
+def table_of(parts: Attachment) -> GroupTable:
+    """The table of an attachment, made at its first use."""
+    found = parts.groups
+    if found is None:
+        with _making:
+            found = parts.groups
+            if found is None:
+                found = parts.groups = GroupTable(parts)
+    assert isinstance(found, GroupTable)
+    return found
+
+
+def _forked() -> None:
+    global _making
+    _making = os_threads.Lock()  # whoever held it is in the parent
+
+
+os.register_at_fork(after_in_child=_forked)

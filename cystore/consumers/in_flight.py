@@ -1,0 +1,79 @@
+"""The messages of one queue between the store and the program: fetched, given out, acknowledged (ProcessQueue)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from cystore._native.record.message import Message
+
+
+class QueueInFlight:
+    """One queue that a consumer has. `next_offset` is where it reads next; `committed` is the group's offset, as this
+    consumer knows it.
+
+    The group's offset is the lowest one that is not acknowledged: messages behind it may be acknowledged already, and
+    come again if the process is killed now.
+    """
+
+    __slots__ = ("again", "committed", "given", "leaving", "next_offset", "queue", "ready", "row", "slot")
+
+    def __init__(self, queue: tuple[str, int], row: int, slot: int, offset: int) -> None:
+        self.queue, self.row, self.slot = queue, row, slot
+        self.leaving = False  # another consumer shall have it when everything given out is settled
+        self.move(offset)
+
+    def move(self, offset: int) -> None:
+        """Begins anew at an offset; what was given out counts no more."""
+        self.committed = self.next_offset = offset
+        self.ready: deque[Message] = deque()
+        self.again: deque[int] = deque()  # offsets of given messages that are given once more
+        self.given: dict[
+            int, tuple[Message, float]
+        ] = {}  # by queue offset, in the order of offsets; with the deadline
+
+    def fetched(self, messages: Iterable[Message], next_offset: int) -> None:
+        """Messages from the store, in order."""
+        self.ready.extend(messages)
+        self.next_offset = next_offset
+
+    def give(self, deadline_s: float) -> Message | None:
+        """The next message for the program; None if there is none at hand."""
+        while self.again:
+            offset = self.again.popleft()
+            if offset in self.given:
+                message = self.given[offset][0]
+                self.given[offset] = message, deadline_s
+                return message
+        if not self.ready or self.leaving:
+            return None
+        message = self.ready.popleft()
+        self.given[message.queue_offset] = message, deadline_s
+        return message
+
+    def settle(self, offset: int) -> bool:
+        """A given message is acknowledged, or stands in another queue now. False if it is not among the given ones."""
+        return self.given.pop(offset, None) is not None
+
+    def leave(self) -> None:
+        """Gives no message that was not given yet."""
+        self.leaving = True
+        if self.ready:
+            self.next_offset = self.ready[0].queue_offset
+            self.ready.clear()
+
+    def expired(self, now_s: float) -> list[Message]:
+        """Given messages whose time is over."""
+        return [message for message, deadline_s in self.given.values() if deadline_s <= now_s]
+
+    def give_again(self, offset: int, deadline_s: float) -> None:
+        """A given message is given once more by this consumer."""
+        self.given[offset] = self.given[offset][0], deadline_s
+        self.again.append(offset)
+
+    @property
+    def lowest(self) -> int:
+        """The lowest offset that is not settled."""
+        for offset in self.given:
+            return offset
+        return self.ready[0].queue_offset if self.ready else self.next_offset

@@ -1,0 +1,51 @@
+"""The names of groups and of their topics (MixAll, Validators)."""
+
+from __future__ import annotations
+
+import re
+
+from cystore._native.record.exact import any_text
+from cystore.derived.files.offsets import TOPIC
+from cystore.errors import StoreConfigError
+
+RETRY_PREFIX, DEAD_LETTER_PREFIX = "%RETRY%", "%DLQ%"
+SEPARATOR = "@"  # between topic and group in the offset table
+TOPIC_BYTES_MAX = 127
+GROUP_BYTES_MAX = TOPIC_BYTES_MAX - len(RETRY_PREFIX)  # a group's retry topic is a topic
+_GROUP = re.compile(rf"[%|a-zA-Z0-9_-]{{1,{GROUP_BYTES_MAX}}}", re.ASCII)
+
+
+def checked_group(group: object) -> str:
+    """The name of a group. Raises StoreConfigError for one that RocketMQ would refuse, or that is too long for a
+    retry topic."""
+    name = any_text("group", group, StoreConfigError)
+    if not is_group(name):
+        raise StoreConfigError(
+            f"group: {name!r} must be 1 to {GROUP_BYTES_MAX} characters of letters, digits, % | _ and -"
+        )
+    return name
+
+
+def checked_topic(topic: object) -> str:
+    """The name of a topic. Raises StoreConfigError."""
+    name = any_text("topic", topic, StoreConfigError)
+    if not TOPIC.match(name):
+        raise StoreConfigError(
+            f"topic: {name!r} must be 1 to {TOPIC_BYTES_MAX} characters of letters, digits, % | _ and -"
+        )
+    return name
+
+
+def is_group(name: str) -> bool:
+    """Whether a text can be the name of a group."""
+    return _GROUP.fullmatch(name) is not None
+
+
+def retry_topic(group: str) -> str:
+    """The topic with the messages that a group gets again (MixAll.getRetryTopic)."""
+    return RETRY_PREFIX + group
+
+
+def dead_letter_topic(group: str) -> str:
+    """The topic with the messages that a group gave up (MixAll.getDLQTopic)."""
+    return DEAD_LETTER_PREFIX + group

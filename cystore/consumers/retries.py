@@ -1,0 +1,53 @@
+"""The records that bring a message to its group again, and the dead letters
+(SendMessageProcessor.asyncConsumerSendMsgBack).
+
+A message that was not processed waits at a delay level for `%RETRY%group`, with one more in `reconsume_times`. After
+`max_reconsume_times` it goes to `%DLQ%group`. Its properties say where it was first: RETRY_TOPIC is its topic,
+ORIGIN_MESSAGE_ID its message id in RocketMQ's spelling.
+"""
+
+from __future__ import annotations
+
+from cystore._native.record.message import Message, due_message
+from cystore.consumers.names import dead_letter_topic, retry_topic
+from cystore.engine.inspect.message_id import MessageId
+from cystore.layout import SCHEDULE_TOPIC
+from cystore.services.delay.delivered import DUE, SOURCE
+
+FIRST_LEVEL = 3  # of a message that was consumed once
+_NAME_END, _PAIR_END = b"\x01", b"\x02"
+
+
+def retry_of(
+    message: Message, group: str, delay_level: int, max_reconsume_times: int, levels: int
+) -> Message:
+    """The record for the next consumption of a message, or its dead letter.
+
+    `delay_level` 0 is 3 + reconsume_times; a negative one makes a dead letter at once. One above the store's `levels`
+    is the last one.
+    """
+    times = message.reconsume_times
+    dead = times >= max_reconsume_times or delay_level < 0
+    level = 0 if dead else min(delay_level or FIRST_LEVEL + times, levels)
+    properties = message.properties
+    notes = {"WAIT": "false", "DELAY": str(level)}
+    if "RETRY_TOPIC" not in properties:
+        notes["RETRY_TOPIC"] = message.topic
+    if not properties.get("ORIGIN_MESSAGE_ID", "").strip():
+        notes["ORIGIN_MESSAGE_ID"] = str(MessageId.of(message))
+    if dead:
+        return due_message(message, dead_letter_topic(group), 0, _with(message, notes), times + 1)
+    notes |= {"REAL_TOPIC": retry_topic(group), "REAL_QID": "0"}
+    return due_message(message, SCHEDULE_TOPIC, level - 1, _with(message, notes), times + 1)
+
+
+def _with(message: Message, notes: dict[str, str]) -> bytes:
+    """The properties of a message, with these instead of their earlier values, and without the notes of its last
+    delivery."""
+    replaced = {name.encode() for name in (*notes, SOURCE, DUE)}
+    kept = [
+        pair
+        for pair in (message.properties_bytes or b"").split(_PAIR_END)
+        if pair and pair.partition(_NAME_END)[0] not in replaced
+    ]
+    return _PAIR_END.join([*kept, *(f"{name}\x01{value}".encode() for name, value in notes.items())])

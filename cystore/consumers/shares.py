@@ -1,0 +1,61 @@
+"""Which consumer of a group has which queues: each works out its own share, as RocketMQ's clients do
+(AllocateMessageQueueAveragely).
+
+A consumer has the lock of a member's place for each topic, and the lock of each queue that it reads. Both are byte
+locks: the kernel ends them with their owner, so a killed process is no member any more and its queues are free. A
+share says what a consumer should have; the lock says what it has. So two consumers never read the same queue, also
+while they see different members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cystore.consumers.table import LEASES, MEMBERS, MEMBERS_MAX
+from cystore.errors import StoreResourceError
+from cystore.system.key_lock import PlaceLocks
+
+
+def share(queue_ids: Sequence[int], members: int, number: int) -> list[int]:
+    """The queues of member `number` of so many: neighbours, and the first members have one more where they do not
+    divide evenly."""
+    each, more = divmod(len(queue_ids), members)
+    begin = number * each + min(number, more)
+    return list(queue_ids[begin : begin + each + (number < more)])
+
+
+class Member:
+    """A consumer as a member of its group for one topic. `row` is the table's row of the topic and group."""
+
+    def __init__(self, locks: PlaceLocks, row: int) -> None:
+        self._locks, self._begin = locks, MEMBERS + row * MEMBERS_MAX
+        self._place = self._take()
+
+    def _take(self) -> int:
+        taken = set(self._locks.others(self._begin, self._begin + MEMBERS_MAX))
+        for place in range(self._begin, self._begin + MEMBERS_MAX):
+            if place not in taken and self._locks.try_take(place):
+                return place
+        raise StoreResourceError(
+            f"the group has {MEMBERS_MAX} consumers for a topic already, and no more have room"
+        )
+
+    def share(self, queue_ids: Sequence[int]) -> list[int]:
+        """This member's share now."""
+        others = self._locks.others(self._begin, self._begin + MEMBERS_MAX)
+        return share(queue_ids, len(others) + 1, sum(place < self._place for place in others))
+
+
+class Leases:
+    """The locks of the queues."""
+
+    def __init__(self, locks: PlaceLocks) -> None:
+        self._locks = locks
+
+    def try_take(self, row: int) -> bool:
+        """Takes the queue of a row; False while another consumer has it."""
+        return self._locks.try_take(LEASES + row)
+
+    def give(self, row: int) -> None:
+        """Gives it back."""
+        self._locks.give(LEASES + row)

@@ -1,0 +1,60 @@
+"""The consumers of a store, as methods of MessageStore."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cystore.arrivals.surface import StoreArrivals
+from cystore.filters.chosen import Filter
+
+if TYPE_CHECKING:
+    from cystore.consumers.consumer import Consumer
+    from cystore.consumers.groups import Groups, GroupTable
+
+
+class StoreConsumers(StoreArrivals):
+    """The part of a `MessageStore` that is about consumer groups. Its modules are imported at their first use."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def wait(self, topic: str, queue_id: int, queue_offset: int, timeout_s: float | None = None) -> bool: ...
+
+    @property
+    def groups(self) -> Groups:
+        """The consumer groups of the store: offsets, lag, reset, pull."""
+        from cystore.consumers.groups import Groups
+
+        self._attached()  # raises StoreClosedError
+        return Groups(self)
+
+    def consumer(
+        self,
+        group: str,
+        topics: str | Sequence[str],
+        *,
+        tags: str | None = None,
+        filter: Filter | None = None,
+        begin: str | int = "first",
+        invisible_ms: int = 60_000,
+        max_reconsume_times: int = 16,
+        max_in_flight: int = 1000,
+    ) -> Consumer:
+        """A consumer of a group: it gets the messages of its share of the topics' queues, and acknowledges each.
+
+        See `cystore.Consumer`, which says what the arguments mean. Raises StoreConfigError, StoreNotWritableError.
+        """
+        from cystore.consumers.consumer import Consumer
+
+        return Consumer(
+            self, group, topics, tags=tags, filter=filter, begin=begin, invisible_ms=invisible_ms,
+            max_reconsume_times=max_reconsume_times, max_in_flight=max_in_flight,
+        )  # fmt: skip
+
+    def _group_table(self) -> GroupTable:
+        """The table of the present attachment."""
+        from cystore.consumers.groups import table_of
+
+        return table_of(self._attached())

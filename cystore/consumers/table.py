@@ -1,0 +1,459 @@
+"""The table of offsets that all processes of a store share: config/consumers.table, a row for each (topic, group,
+queue id).
+
+Every process reads and writes it with pread and pwrite, so what a process acknowledged is there for all others at
+once and survives the kill of every process. config/consumerOffset.json is written from it every few seconds and is
+what a power cut leaves.
+
+Which of the two counts when a store is opened: the table, if it was written since this boot and the file is still the
+one that was written from it; else the file. So a file that was restored, edited, or written by RocketMQ wins.
+
+Rows are only added. Each row is valid by its checksum before the header counts it. An offset changes under the lock
+of its row (a byte lock, which ends with its owner), because `reset` and the owner of a queue may write it at the same
+time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+from cystore._native.record.checksum import crc32c
+from cystore._native.system.descriptor import ByteLock, Descriptor
+from cystore._native.system.failpoint import failpoint
+from cystore.attachment.attachment import Attachment
+from cystore.clock import monotonic_s
+from cystore.consumers import offset_file
+from cystore.consumers.names import GROUP_BYTES_MAX, TOPIC_BYTES_MAX
+from cystore.consumers.offset_file import ConsumerOffsets, Key, read_consumer_offsets
+from cystore.errors import (
+    StoreClosedError,
+    StoreFormatError,
+    StoreIOError,
+    StoreNotWritableError,
+    StoreTimeoutError,
+)
+from cystore.system import files, platform
+from cystore.system.folders import inside
+from cystore.system.key_lock import PlaceLocks
+from cystore.system.ranges import file_ranges
+from cystore.system.threads import os_threads
+
+log = logging.getLogger("cystore")
+
+NAME = "consumers.table"
+MAGIC, VERSION = b"CYSCONS1", 2
+HEADER_BYTES = 128
+# Magic, version, bytes of a row, generation of the control block, boot id; CRC-32C of the file that was written last,
+# and of the one that is being written; number of rows.
+_HEADER = struct.Struct("<8sIIQ40sIIq")
+_GENERATION_AT, _SAVED_AT, _SAVING_AT, _ROWS_AT = 16, 64, 68, 72
+_GENERATION, _CRC, _COUNT, _OFFSET = (struct.Struct(f"<{kind}") for kind in "QIqq")
+# Offset (-1: none); gets, messages and bytes that gets of the group found; how far behind the last one was: bytes of
+# log, messages, ms; queue id, lengths of topic and group, CRC-32C of these and of the names behind them.
+_ROW = struct.Struct("<qQQQqqqiHHI4x")
+_READS = struct.Struct("<QQQqqq")
+_FIXED = struct.Struct("<iHH")
+ROW_BYTES = _ROW.size + TOPIC_BYTES_MAX + GROUP_BYTES_MAX + 1
+_OFFSETS = struct.Struct(f"<q{ROW_BYTES - 8}x")
+GROW_ROWS = 64  # that space is taken for at once
+NO_OFFSET = -1
+NO_CRC = 0  # of a file that is not there
+
+# Places of byte locks: of the opening, of new rows, of the save; then one for each row's offset, its lease, and its
+# members.
+OPENING, ADDING, SAVING = (1 << 40) + 1, (1 << 40) + 2, (1 << 40) + 3
+ROWS, LEASES, MEMBERS = 1 << 41, 1 << 42, 1 << 43
+MEMBERS_MAX = 4096  # of one topic and group
+LOOK_S = 0.005  # between two looks at a byte lock that another process has
+COUNT_WAIT_S = 0.5  # of a get, for the lock of the row that counts it
+NOT_COUNTED_S = 10.0  # gets are not counted after such a wait
+
+
+class _BusyError(Exception):
+    """Another process has the byte lock."""
+
+
+def _busy() -> None:
+    raise _BusyError
+
+
+class _Header(NamedTuple):
+    generation: int
+    boot_id: str
+    saved: int
+    saving: int
+    rows: int
+
+
+class Reads(NamedTuple):
+    """The gets that named a group, of one queue: their number, and the messages and bytes they found. Then how far
+    behind the last message of the last one was: bytes of log, messages of the queue, and the message's age in ms; 0 at
+    the queue's end (BrokerStatsManager: GROUP_GET_NUMS, GROUP_GET_SIZE, GROUP_GET_FALL_SIZE, GROUP_GET_FALL_TIME)."""
+
+    gets: int
+    messages: int
+    bytes: int
+    behind_bytes: int
+    behind_messages: int
+    behind_ms: int
+
+
+class Behind(NamedTuple):
+    """How far behind the last message of a get is; all 0 at the queue's end."""
+
+    bytes: int = 0
+    messages: int = 0
+    ms: int = 0
+
+
+class OffsetTable:
+    """The table of one attachment. Safe for threads. Methods that change something raise StoreNotWritableError on a
+    read-only handle."""
+
+    def __init__(self, parts: Attachment) -> None:
+        self._parts, self._lock = parts, os_threads.RLock()
+        self.path = parts.root / "config" / NAME
+        self.writable = parts.appender is not None
+        self.keys: list[Key] = []
+        self._rows: dict[Key, int] = {}
+        self._boot_id = platform.identity()["boot_id"]
+        self._file: Descriptor | None = None
+        self._frozen: list[int] | None = None  # the offsets, where nobody writes a table
+        self._others: ConsumerOffsets | None = None
+        self._counts_from_s = 0.0  # on a clock that all threads share; before it no get is counted
+        if self.writable:
+            self._open()
+        else:
+            self._look()
+
+    # ------------------------------------------------------------------------------------------- opening
+
+    def _open(self) -> None:
+        files.make_directory(self.path.parent)
+        file = files.open_file(self.path, os.O_RDWR | os.O_CREAT)
+        self._file = file
+        with self._byte_lock(OPENING, self._wait_s):
+            generation = self._parts.control.generation
+            header = self._header()
+            if header is not None and header.generation == generation:
+                return self.refresh()
+            if header is None or not self._counts(header):
+                self._make(self._from_file(header))
+            self._write(_GENERATION_AT, _GENERATION.pack(generation))
+            self.refresh()
+
+    def _look(self) -> None:
+        """For a read-only handle: the table of the processes beside it, or what the next writer would begin with."""
+        if self.path.exists():
+            self._file = files.open_file(self.path, os.O_RDONLY)
+            header = self._header()
+            if header is not None and (
+                header.generation == self._parts.control.generation or self._counts(header)
+            ):
+                return self.refresh()
+            self._file.close()
+        rows = sorted(read_consumer_offsets(self._parts.root).offsets.items())
+        self._frozen = []
+        for number, (key, offset) in enumerate(rows):
+            self.keys.append(key)
+            self._rows[key] = number
+            self._frozen.append(offset)
+
+    def _header(self) -> _Header | None:
+        """None for a header that was never finished, is damaged, or is of another version."""
+        data = self._read(0, HEADER_BYTES)
+        if len(data) < HEADER_BYTES:
+            return None
+        magic, version, row_bytes, generation, boot_id, saved, saving, rows = _HEADER.unpack_from(data)
+        length = file_ranges.length_of(self._fd, self.path)
+        if (
+            (magic, version, row_bytes) != (MAGIC, VERSION, ROW_BYTES)
+            or not 0 <= rows <= (length - HEADER_BYTES) // ROW_BYTES
+        ):  # fmt: skip
+            return None
+        return _Header(generation, boot_id.rstrip(b"\0").decode("ascii", "replace"), saved, saving, rows)
+
+    def _counts(self, header: _Header) -> bool:
+        """Whether the table of earlier processes is newer than the file."""
+        if header.boot_id != self._boot_id:
+            return False
+        data = files.read_if_there(offset_file.path_of(self._parts.root))
+        if (NO_CRC if data is None else crc32c(data)) not in (header.saved, header.saving):
+            return False
+        try:
+            self._rows_from(0, header.rows)
+        except StoreFormatError as error:
+            log.warning("%s; continuing with %s", error, offset_file.path_of(self._parts.root))
+            return False
+        return True
+
+    def _from_file(self, header: _Header | None) -> dict[Key, int]:
+        """The file's offsets. If it is damaged and its copy too, the table counts that was written since this boot."""
+        try:
+            return read_consumer_offsets(self._parts.root).offsets
+        except StoreFormatError as error:
+            if header is None or header.boot_id != self._boot_id:
+                raise
+            log.warning("%s; continuing with %s", error, self.path)
+            return {key: offset for key, offset, _ in self._rows_from(0, header.rows) if offset != NO_OFFSET}
+
+    def _make(self, offsets: dict[Key, int]) -> None:
+        """Makes the table anew. Until the header is complete, the next process makes it again."""
+        self._write(0, bytes(HEADER_BYTES))
+        failpoint("consumers.table_begun")
+        rows = b"".join(_row(key, offset) for key, offset in sorted(offsets.items()))
+        self._grow(len(offsets))
+        self._write(HEADER_BYTES, rows)
+        data = files.read_if_there(offset_file.path_of(self._parts.root))
+        crc = NO_CRC if data is None else crc32c(data)
+        boot_id = self._boot_id.encode("ascii")
+        failpoint("consumers.table_filled")
+        self._write(0, _HEADER.pack(MAGIC, VERSION, ROW_BYTES, 0, boot_id, crc, crc, len(offsets)))
+
+    # --------------------------------------------------------------------------------------------- bytes
+
+    @property
+    def _opened(self) -> Descriptor:
+        if self._parts.control.closed or self._file is None:
+            raise StoreClosedError("the store is closed", path=self._parts.root)
+        return self._file
+
+    @property
+    def _fd(self) -> int:
+        return self._opened.fd
+
+    def _read(self, at: int, count: int) -> bytes:
+        with files.translated(self.path):
+            return files.pread_full(self._fd, at, count, self.path)
+
+    def _write(self, at: int, data: bytes) -> None:
+        with files.translated(self.path):
+            fd = self._fd
+            while data:
+                written = os.pwrite(fd, data, at)
+                at, data = at + written, data[written:]
+
+    def _grow(self, rows: int) -> None:
+        """Takes space for rows. Raises StoreFullError."""
+        with files.translated(self.path):
+            room = os.fstat(self._fd).st_blocks * files.BLOCK_BYTES
+        if room < HEADER_BYTES + ROW_BYTES * rows:
+            more = HEADER_BYTES + ROW_BYTES * (rows + GROW_ROWS)
+            files.allocate(self._fd, 0, more, self.path)
+
+    @property
+    def _wait_s(self) -> float:
+        return self._parts.config.sync_flush_timeout_ms / 1000
+
+    @contextmanager
+    def _locked(self, place: int, wait_s: float | None = None) -> Iterator[None]:
+        """A with block under a byte lock. A process that is stopped keeps its locks, so the wait has an end:
+        StoreTimeoutError."""
+        if not self.writable:
+            raise StoreNotWritableError("the store is open for reading only", path=self._parts.root)
+        with self._lock, self._byte_lock(place, self._wait_s if wait_s is None else wait_s):
+            yield
+
+    @contextmanager
+    def _byte_lock(self, place: int, wait_s: float) -> Iterator[None]:
+        until_s = monotonic_s() + wait_s
+        with ExitStack() as stack:
+            with files.translated(self.path):
+                while True:
+                    try:
+                        stack.enter_context(ByteLock(self._opened, place, waiting=_busy))
+                        break
+                    except _BusyError:
+                        if monotonic_s() >= until_s:
+                            raise StoreTimeoutError(
+                                "another process has had a lock of the offsets of consumer groups for "
+                                f"{wait_s:g} s (byte {place}): it "
+                                "is stopped or its disk does not answer; `cystore info` lists the processes of "
+                                "the store",
+                                path=self.path,
+                            ) from None
+                    time.sleep(LOOK_S)
+            yield
+
+    # ---------------------------------------------------------------------------------------------- rows
+
+    def refresh(self) -> None:
+        """Reads the rows that were added since the last look."""
+        if self._frozen is not None:
+            return
+        (count,) = _COUNT.unpack(self._read(_ROWS_AT, 8))
+        if count <= len(self.keys):
+            return
+        with self._lock:
+            known = len(self.keys)
+            for key, _, _ in self._rows_from(known, count):
+                self._rows[key] = len(self.keys)
+                self.keys.append(key)
+
+    def _rows_from(self, begin: int, end: int) -> list[tuple[Key, int, Reads]]:
+        data = self._read(HEADER_BYTES + begin * ROW_BYTES, (end - begin) * ROW_BYTES)
+        found = []
+        for at in range(0, len(data), ROW_BYTES):
+            offset, *reads, queue_id, topic_bytes, group_bytes, crc = _ROW.unpack_from(data, at)
+            names = data[at + _ROW.size : at + _ROW.size + topic_bytes + group_bytes]
+            if (
+                topic_bytes > TOPIC_BYTES_MAX
+                or group_bytes > GROUP_BYTES_MAX
+                or crc != crc32c(_FIXED.pack(queue_id, topic_bytes, group_bytes) + names)
+            ):
+                raise StoreFormatError(
+                    "a row of the table of consumer groups is damaged: close all processes of the store; the "
+                    "next one makes the "
+                    "table anew",
+                    path=self.path,
+                    offset=HEADER_BYTES + begin * ROW_BYTES + at,
+                )
+            key = (names[:topic_bytes].decode("ascii"), names[topic_bytes:].decode("ascii"), queue_id)
+            found.append((key, offset, Reads(*reads)))
+        return found
+
+    def find(self, key: Key) -> int | None:
+        """The row of a key; None without one."""
+        row = self._rows.get(key)
+        if row is None:
+            self.refresh()
+            row = self._rows.get(key)
+        return row
+
+    def row(self, key: Key) -> int:
+        """The row of a key, which is added if it is missing. Raises StoreFullError."""
+        row = self.find(key)
+        if row is not None:
+            return row
+        with self._locked(ADDING):
+            row = self.find(key)
+            if row is None:
+                count = len(self.keys)
+                self._grow(count + 1)
+                self._write(HEADER_BYTES + count * ROW_BYTES, _row(key, NO_OFFSET))
+                failpoint("consumers.row_written")
+                self._write(_ROWS_AT, _COUNT.pack(count + 1))
+                row = self.find(key)
+            assert row is not None
+            return row
+
+    def offset(self, row: int) -> int:
+        """The offset of a row; NO_OFFSET for none."""
+        if self._frozen is not None:
+            return self._frozen[row]
+        return int(_OFFSET.unpack(self._read(HEADER_BYTES + row * ROW_BYTES, 8))[0])
+
+    def offsets(self) -> list[int]:
+        """The offsets of all rows of `keys`."""
+        if self._frozen is not None:
+            return self._frozen
+        self.refresh()
+        data = self._read(HEADER_BYTES, len(self.keys) * ROW_BYTES)
+        return [offset for (offset,) in _OFFSETS.iter_unpack(data)]
+
+    def set_offset(self, row: int, offset: int, *, expected: int | None = None) -> bool:
+        """Moves the offset of a row; False, and nothing changes, if it is not the `expected` one."""
+        with self._locked(ROWS + row):
+            if expected is not None and self.offset(row) != expected:
+                return False
+            self._write(HEADER_BYTES + row * ROW_BYTES, _OFFSET.pack(offset))
+            return True
+
+    def reads(self, row: int) -> Reads:
+        """The gets of a row that named the group, since this boot."""
+        return Reads(0, 0, 0, 0, 0, 0) if self._frozen is not None else self._rows_from(row, row + 1)[0][2]
+
+    def count_get(self, row: int, messages: int, size_bytes: int, behind: Behind | None) -> None:
+        """Adds a get that named the group; `behind` None leaves that as it was. A get does not fail, and does not wait
+        for long, because it cannot be counted."""
+        if monotonic_s() < self._counts_from_s:
+            return
+        try:
+            self._count_get(row, messages, size_bytes, behind)
+        except StoreTimeoutError as error:
+            self._counts_from_s = monotonic_s() + NOT_COUNTED_S
+            log.warning("%s; gets of groups are not counted for %g s", error, NOT_COUNTED_S)
+
+    def _count_get(self, row: int, messages: int, size_bytes: int, behind: Behind | None) -> None:
+        with self._locked(ROWS + row, COUNT_WAIT_S):
+            old = self.reads(row)
+            fallen = old[3:] if behind is None else behind
+            new = _READS.pack(old.gets + 1, old.messages + messages, old.bytes + size_bytes, *fallen)
+            self._write(HEADER_BYTES + row * ROW_BYTES + 8, new)
+
+    def locks(self) -> PlaceLocks:
+        """Locks of a consumer, which end with it."""
+        return PlaceLocks(self.path)
+
+    # ---------------------------------------------------------------------------------------------- file
+
+    def save(self) -> bool:
+        """Writes config/consumerOffset.json if an offset changed since; the log is made durable first, so that the
+        file never names messages that a power cut takes away. Raises StoreFullError, FlushFailedError; StoreIOError,
+        after it wrote the file, when somebody deleted or replaced the table: then processes that open the store later
+        do not see the offsets of this one."""
+        parts = self._parts
+        with self._locked(SAVING):
+            offsets = {
+                key: offset
+                for key, offset in zip(self.keys, self.offsets(), strict=False)
+                if offset != NO_OFFSET and key[2] >= 0
+            }
+            if self._others is None:
+                self._others = self._kept()
+            data = offset_file.render(offsets, self._others.others)
+            crc = crc32c(data)
+            is_known = self._is_known()
+            if is_known and self._read(_SAVED_AT, 8) == 2 * _CRC.pack(crc):
+                return False
+            if not offsets and not self._others.others and not offset_file.path_of(parts.root).exists():
+                return False
+            parts.flusher.flush_to(parts.control.wrote)
+            self._write(_SAVING_AT, _CRC.pack(crc))
+            failpoint("consumers.saving")
+            offset_file.write(parts.root, data)
+            failpoint("consumers.saved")
+            self._write(_SAVED_AT, _CRC.pack(crc))
+            if not is_known:
+                raise StoreIOError(
+                    "the table of consumer groups was deleted or replaced while processes use it; their offsets are in "
+                    f"{offset_file.path_of(parts.root).name} now: close all processes of the store and open them again",
+                    path=self.path,
+                )
+            return True
+
+    def _is_known(self) -> bool:
+        """Whether the path still leads to the table of this process."""
+        with files.translated(self.path), inside(self.path) as (folder, name):
+            mine = os.fstat(self._fd)
+            try:
+                found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            except FileNotFoundError:
+                return False
+            return os.path.samestat(mine, found)
+
+    def _kept(self) -> ConsumerOffsets:
+        try:
+            return read_consumer_offsets(self._parts.root)
+        except StoreFormatError:
+            return ConsumerOffsets()  # it is damaged; what the table has replaces it
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+def _row(key: Key, offset: int) -> bytes:
+    topic, group, queue_id = key[0].encode("ascii"), key[1].encode("ascii"), key[2]
+    fixed = _FIXED.pack(queue_id, len(topic), len(group))
+    crc = crc32c(fixed + topic + group)
+    return (_ROW.pack(offset, 0, 0, 0, 0, 0, 0, queue_id, len(topic), len(group), crc) + topic + group).ljust(
+        ROW_BYTES, b"\0"
+    )
