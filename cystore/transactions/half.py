@@ -1,0 +1,146 @@
+"""The records of a transaction, as RocketMQ's TransactionalMessageBridge writes them.
+
+A *half message* is in RMQ_SYS_TRANS_HALF_TOPIC; its properties REAL_TOPIC and REAL_QID say where it goes when it is
+committed. An *op message* says that a half message is ended: its body is the queue offset of the half message. Ours
+has more: the transaction's id as a key, and the outcome as a property.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cystore._native.record.message import Message, PutResult, due_message
+from cystore._native.record.properties import message_kept
+from cystore.layout import CONSTANTS, DISCARDED_TOPIC, HALF_TOPIC, OP_TOPIC
+
+OUTCOME = "TRANSACTION_OUTCOME"
+COMMITTED, ROLLED_BACK, ASKED_AGAIN, DISCARDED = "commit", "rollback", "again", "discard"
+CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
+REAL_TOPIC, REAL_QUEUE = "REAL_TOPIC", "REAL_QID"
+PREPARED, PRODUCER_GROUP = "TRAN_MSG", "PGROUP"
+ENDED_TAG = "d"  # TransactionalMessageUtil.REMOVETAG
+OFFSET_DIGITS_MAX = 19
+_NAME_END, _PAIR_END = b"\x01", b"\x02"
+
+
+class HalfMessage(NamedTuple):
+    """An open transaction, wherever its half message stands now. It can be sent to another process, which may end the
+    transaction.
+
+    `id` names the transaction; `topic` and `queue_id` are those of the message when it is committed; `queue_offset` and
+    `physical_offset` are the place of the half message when this was made; `begun_ms` is its store timestamp.
+    """
+
+    id: str
+    topic: str
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    begun_ms: int
+
+
+def half_of(message: Message, host: bytes, producer_group: str) -> Message:
+    """The half message for a message that is to be put. Raises MessageIllegalError."""
+    notes = {
+        PREPARED: "true",
+        PRODUCER_GROUP: producer_group,
+        REAL_TOPIC: message.topic,
+        REAL_QUEUE: str(message.queue_id),
+    }
+    return message_kept(message, HALF_TOPIC, 0, _pairs(notes), host)
+
+
+def handle_of(transaction: str, message: Message, put: PutResult) -> HalfMessage:
+    """The handle of a half message that was just put."""
+    return HalfMessage(
+        transaction,
+        message.topic,
+        message.queue_id,
+        put.queue_offset,
+        put.physical_offset,
+        put.store_timestamp_ms,
+    )
+
+
+def read_half(stored: Message) -> HalfMessage:
+    """The handle of a stored half message. Raises ValueError if it does not say where it goes."""
+    properties = stored.properties
+    topic, queue_id = properties.get(REAL_TOPIC), properties.get(REAL_QUEUE, "")
+    if not topic or topic in (HALF_TOPIC, OP_TOPIC):
+        raise ValueError(f"its {REAL_TOPIC} is {topic!r}")
+    if not (queue_id.isascii() and queue_id.isdecimal() and int(queue_id) <= 0x7FFFFFFF):
+        raise ValueError(f"its {REAL_QUEUE} is {queue_id!r}")
+    transaction = stored.unique_key or f"half-{stored.queue_offset}"
+    return HalfMessage(
+        transaction,
+        topic,
+        int(queue_id),
+        stored.queue_offset,
+        stored.physical_offset,
+        stored.store_timestamp_ms,
+    )
+
+
+def checks_of(stored: Message) -> int:
+    """How often it was asked what became of a transaction."""
+    times = stored.properties.get(CHECK_TIMES, "")
+    return int(times) if times.isascii() and times.isdecimal() and len(times) <= OFFSET_DIGITS_MAX else 0
+
+
+def committed_of(stored: Message, half: HalfMessage) -> Message:
+    """The message that consumers get (EndTransactionProcessor.endMessageTransaction)."""
+    properties = _without(stored, PREPARED, REAL_TOPIC, REAL_QUEUE)
+    expires = CONSTANTS["SYS_FLAG_EXPIRES"][0] if stored.expires_at_ms is not None else 0
+    return due_message(
+        stored,
+        half.topic,
+        half.queue_id,
+        properties,
+        sys_flag=stored.sys_flag & ~CONSTANTS["SYS_FLAG_PREPARED"][0]
+        | CONSTANTS["SYS_FLAG_COMMIT"][0]
+        | expires,
+        prepared_transaction_offset=stored.physical_offset,
+    )
+
+
+def asked_again_of(stored: Message) -> Message:
+    """The half message again, at the end of its queue: it was asked once more (putBackHalfMsgQueue)."""
+    notes = {CHECK_TIMES: str(checks_of(stored) + 1)}
+    return due_message(
+        stored, HALF_TOPIC, 0, _PAIR_END.join([_without(stored, *notes), _pairs(notes)]), sys_flag=stored.sys_flag
+    )  # fmt: skip
+
+
+def discarded_of(stored: Message) -> Message:
+    """The half message, kept aside (DefaultTransactionalMessageCheckListener.resolveDiscardMsg)."""
+    return due_message(stored, DISCARDED_TOPIC, 0, stored.properties_bytes or b"", sys_flag=stored.sys_flag)
+
+
+def op_of(half: HalfMessage, outcome: str) -> Message:
+    """Says that the half message at its queue offset is ended (addRemoveTagInTransactionOp)."""
+    return Message(
+        topic=OP_TOPIC,
+        body=str(half.queue_offset).encode(),
+        tags=ENDED_TAG,
+        keys=(half.id,),
+        properties={OUTCOME: outcome},
+    )
+
+
+def ended_offset(op: Message) -> int | None:
+    """The queue offset of the half message that an op message ends; None if it says none."""
+    body = bytes(op.body[: OFFSET_DIGITS_MAX + 1])
+    if op.tags != ENDED_TAG or not body.isdigit() or len(body) > OFFSET_DIGITS_MAX:
+        return None
+    return int(body)
+
+
+def _pairs(notes: dict[str, str]) -> bytes:
+    return _PAIR_END.join([f"{name}\x01{value}".encode() for name, value in notes.items()])
+
+
+def _without(stored: Message, *names: str) -> bytes:
+    """The properties of a stored message but for these."""
+    gone = {name.encode() for name in names}
+    pairs = (stored.properties_bytes or b"").split(_PAIR_END)
+    return _PAIR_END.join([pair for pair in pairs if pair and pair.partition(_NAME_END)[0] not in gone])

@@ -1,0 +1,101 @@
+"""The transactions of a store, as methods of MessageStore."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cystore._native.record.message import Message, PutResult
+from cystore.config import StoreConfig
+from cystore.consumers.surface import StoreConsumers
+
+if TYPE_CHECKING:
+    from cystore._native.read.key_reader import QueryResult
+    from cystore.transactions.half import HalfMessage
+    from cystore.transactions.transactions import Check, Checked
+
+
+class StoreTransactions(StoreConsumers):
+    """The part of a `MessageStore` that is about transactions. Its modules are imported at their first use."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def put(self, *args: Any, **options: Any) -> PutResult: ...
+
+    @abstractmethod
+    def put_many(
+        self, messages: Sequence[Message], *, flush: str | None = None, batch: bool = False
+    ) -> list[PutResult]: ...
+
+    @abstractmethod
+    def query(self, topic: str, key: str, max_count: int = 32) -> QueryResult: ...
+
+    @property
+    @abstractmethod
+    def settings(self) -> StoreConfig: ...
+
+    def begin(
+        self,
+        topic: str,
+        body: Any,
+        *,
+        queue_id: int = 0,
+        keys: Sequence[str] = (),
+        tags: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        flag: int = 0,
+        producer_group: str = "cystore",
+        flush: str | None = None,
+    ) -> HalfMessage:
+        """Puts a *half message*: nobody reads it in its topic until `commit`; after `rollback` nobody ever does.
+
+        The arguments are those of `put`; there are no delay levels. The answer is the handle of the transaction. It
+        can be pickled, and any process of the store may end the transaction. Source:
+        TransactionalMessageBridge.putHalfMessage. Raises the errors of `put`.
+        """
+        from cystore.transactions.transactions import Transactions
+
+        return Transactions(self).begin(
+            topic, body, queue_id=queue_id, keys=keys, tags=tags, properties=properties, flag=flag,
+            producer_group=producer_group, flush=flush,
+        )  # fmt: skip
+
+    def commit(self, half: HalfMessage | str, *, flush: str | None = None) -> PutResult:
+        """Puts the message of a transaction (a handle, or its id) to its own topic, and ends the transaction; returns
+        the message's place.
+
+        A kill leaves both or none, so the message appears once. Raises TransactionError when the transaction is ended
+        already or unknown, PageCacheBusyError, and the errors of `put`. Source: EndTransactionProcessor.
+        """
+        from cystore.transactions.transactions import Transactions
+
+        return Transactions(self).commit(half, flush=flush)
+
+    def rollback(self, half: HalfMessage | str, *, flush: str | None = None) -> None:
+        """Ends a transaction (a handle, or its id) without its message. Raises the errors of `commit`."""
+        from cystore.transactions.transactions import Transactions
+
+        Transactions(self).rollback(half, flush=flush)
+
+    def open_transactions(self, *, older_than_ms: int = 0) -> list[HalfMessage]:
+        """The transactions that nobody ended, the oldest half message in front; with an age only those that are so
+        old."""
+        from cystore.transactions.transactions import Transactions
+
+        return Transactions(self).open(older_than_ms)
+
+    def check_transactions(self, check: Check) -> Checked:
+        """Asks what became of each transaction that is open for longer than transaction_timeout_ms; call it now and
+        then.
+
+        `check(half, message)` gives ``"commit"``, ``"rollback"``, or None for "not known yet". Such a transaction is
+        asked about again after transaction_check_interval_ms, at most transaction_check_max times. Then, and when it
+        is older than file_reserved_time_h, its message goes to TRANS_CHECK_MAX_TIME_TOPIC. An error of `check` is
+        logged and counts as None. Several processes may check at once: each transaction has one end. Source:
+        TransactionalMessageServiceImpl.check.
+        """
+        from cystore.transactions.transactions import Transactions
+
+        return Transactions(self).check(check)

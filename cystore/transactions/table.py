@@ -1,0 +1,114 @@
+"""Which transactions are open: the queue of half messages, less those that the queue of op messages names.
+
+Both queues only grow, so a table goes on where it stopped. A group of RocketMQ's own, CID_RMQ_SYS_TRANS, keeps in the
+store from where on there may be open ones; a table begins there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from cystore._native.read.get_result import GetResult
+from cystore._native.record.message import Message
+from cystore.errors import CorruptRecordError
+from cystore.layout import HALF_TOPIC, OP_TOPIC
+from cystore.system.threads import os_threads
+from cystore.transactions.half import HalfMessage, ended_offset, read_half
+
+log = logging.getLogger("cystore")
+
+GROUP = "CID_RMQ_SYS_TRANS"  # TransactionalMessageUtil.buildConsumerGroup
+BATCH = 32
+
+Get = Callable[[str, int, int, int], GetResult]
+
+
+class TransactionTable:
+    """The open transactions of a store, as this attachment knows them. Safe for threads."""
+
+    def __init__(self, get: Get, half_offset: int, op_offset: int) -> None:
+        self._get = get
+        self._half_next, self._op_next = half_offset, op_offset
+        self._open: dict[int, HalfMessage] = {}  # by queue offset
+        self._by_id: dict[str, int] = {}
+        # Op messages (queue offset, half message) from the first one on that a new table would have to read.
+        self._ops: deque[tuple[int, int]] = deque()
+        self._ended: set[int] = set()  # half messages that are not read yet
+        self.lock = os_threads.RLock()
+
+    def catch_up(self) -> None:
+        """Reads what came since the last time."""
+        with self.lock:
+            # Ops after halves would be wrong the other way: an op is never in front of its half message.
+            for op in self._messages(OP_TOPIC, self._op_next):
+                self._op_next = op.queue_offset + 1
+                ended = ended_offset(op)
+                if ended is None:
+                    log.warning("%s: op message %d names no half message; it is ignored", op, op.queue_offset)
+                    continue
+                self._ops.append((op.queue_offset, ended))
+                half = self._open.pop(ended, None)
+                if half is not None:
+                    self._forget(half)
+                elif ended >= self._half_next:
+                    self._ended.add(ended)
+            for stored in self._messages(HALF_TOPIC, self._half_next):
+                self._half_next = stored.queue_offset + 1
+                if stored.queue_offset in self._ended:
+                    self._ended.discard(stored.queue_offset)
+                    continue
+                try:
+                    half = read_half(stored)
+                except ValueError as error:
+                    log.warning("half message %d cannot be ended: %s", stored.queue_offset, error)
+                    continue
+                self._open[half.queue_offset] = half
+                self._by_id[half.id] = half.queue_offset
+
+    def _forget(self, half: HalfMessage) -> None:
+        if self._by_id.get(half.id) == half.queue_offset:
+            del self._by_id[half.id]
+
+    def _messages(self, topic: str, offset: int) -> Iterator[Message]:
+        """The messages of a queue from an offset on. Messages that cannot be read any more are left out."""
+        while True:
+            try:
+                found = self._get(topic, 0, offset, BATCH)
+            except CorruptRecordError as error:
+                log.warning(
+                    "%s/0: message %d is damaged, so its transaction is lost: %s", topic, offset, error
+                )
+                offset += 1
+                continue
+            yield from found.messages
+            if found.next_offset <= offset or (not found.messages and found.next_offset >= found.max_offset):
+                return
+            offset = found.next_offset
+
+    def find(self, transaction: str) -> HalfMessage | None:
+        """The present half message of a transaction; None if it is ended, or unknown."""
+        with self.lock:
+            offset = self._by_id.get(transaction)
+            return None if offset is None else self._open[offset]
+
+    def open(self) -> list[HalfMessage]:
+        """All open transactions, the one that was put first in front."""
+        with self.lock:
+            return [self._open[offset] for offset in sorted(self._open)]
+
+    def drop(self, half: HalfMessage) -> None:
+        """Forgets a half message that cleaning removed."""
+        with self.lock:
+            if self._open.get(half.queue_offset) == half:
+                del self._open[half.queue_offset]
+                self._forget(half)
+
+    def begins(self) -> tuple[int, int]:
+        """From which half message and from which op message on a new table has to read."""
+        with self.lock:
+            first = min(self._open, default=self._half_next)
+            while self._ops and self._ops[0][1] < first:
+                self._ops.popleft()
+            return first, self._ops[0][0] if self._ops else self._op_next

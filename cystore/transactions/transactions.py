@@ -1,0 +1,282 @@
+"""Begin, commit and roll back; asking what became of transactions that nobody ended (TransactionalMessageServiceImpl).
+
+A commit appends two records: the message that consumers get, and the op message that ends its half message. One
+segment holds both, and they are published as one, so a kill leaves both or none. All ends of transactions happen
+under the deliver lock, after a look at what others ended: a transaction has one end, whoever asks for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cystore import clock
+from cystore._native.record.exact import any_text, whole
+from cystore._native.record.message import Message, PutResult, encode_host
+from cystore._native.system.failpoint import failpoint
+from cystore.attachment.attachment import Attachment
+from cystore.consumers.names import checked_group
+from cystore.engine.log.append_policy import FLUSH_REPLICATED, FLUSH_SYNC
+from cystore.errors import (
+    CorruptRecordError,
+    MessageIllegalError,
+    OffsetError,
+    PageCacheBusyError,
+    StoreError,
+    TransactionError,
+)
+from cystore.layout import HALF_TOPIC, OP_TOPIC
+from cystore.services.delay.transfer import Room, RoomNeededError
+from cystore.transactions.half import (
+    ASKED_AGAIN,
+    COMMITTED,
+    DISCARDED,
+    OUTCOME,
+    ROLLED_BACK,
+    HalfMessage,
+    asked_again_of,
+    checks_of,
+    committed_of,
+    discarded_of,
+    half_of,
+    handle_of,
+    op_of,
+)
+from cystore.transactions.table import GROUP, TransactionTable
+
+if TYPE_CHECKING:
+    from cystore.transactions.surface import StoreTransactions
+
+log = logging.getLogger("cystore")
+
+PRODUCER_GROUP = "cystore"
+HOUR_MS = 3_600_000
+OUTCOMES = {COMMITTED: "committed", ROLLED_BACK: "rolled back", DISCARDED: "discarded after too many checks"}
+Check = Callable[[HalfMessage, Message], str | None]
+
+
+class Checked(NamedTuple):
+    """The result of `check_transactions`: numbers of transactions. `asked_again` were left open; `failed` counts
+    checks that raised an error, whose transactions are among those."""
+
+    committed: int = 0
+    rolled_back: int = 0
+    asked_again: int = 0
+    discarded: int = 0
+    failed: int = 0
+
+
+class Transactions:
+    """The transactions of one store, for one handle."""
+
+    def __init__(self, store: StoreTransactions) -> None:
+        self._store = store
+
+    # ---------------------------------------------------------------------------------------------- ends
+
+    def begin(
+        self,
+        topic: str,
+        body: Any,
+        *,
+        queue_id: int = 0,
+        keys: Sequence[str] = (),
+        tags: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        flag: int = 0,
+        producer_group: str = PRODUCER_GROUP,
+        flush: str | None = None,
+    ) -> HalfMessage:
+        """See MessageStore.begin."""
+        parts = self._store._writable()
+        group = checked_group(producer_group)
+        name = any_text("topic", topic, MessageIllegalError)
+        if name in (HALF_TOPIC, OP_TOPIC):
+            raise MessageIllegalError(f"topic: {name} is reserved for transactions")
+        transaction = uuid.uuid4().hex.upper()
+        message = Message(
+            topic=name, body=body, queue_id=queue_id, keys=keys, tags=tags, properties=properties, flag=flag,
+            unique_key=transaction,
+        )  # fmt: skip
+        half = half_of(message, encode_host(parts.config.store_host, "store_host"), group)
+        most = parts.config.max_message_size_bytes
+        if len(half.body) > most:
+            raise MessageIllegalError(
+                f"body: {len(half.body)} bytes, at most max_message_size_bytes = {most}"
+            )
+        (put,) = self._store.put_many([half], flush=flush)
+        return handle_of(transaction, message, put)
+
+    def commit(self, half: HalfMessage | str, *, flush: str | None = None) -> PutResult:
+        """See MessageStore.commit."""
+        return self._end(half, COMMITTED, flush)[0]
+
+    def rollback(self, half: HalfMessage | str, *, flush: str | None = None) -> None:
+        """See MessageStore.rollback."""
+        self._end(half, ROLLED_BACK, flush)
+
+    def _end(self, half: HalfMessage | str, outcome: str, flush: str | None) -> list[PutResult]:
+        transaction = _id_of(half)
+        results = self._append(transaction, outcome, None, flush)
+        if results is None:
+            raise self._no_longer_open(transaction)
+        return results
+
+    def _append(
+        self, transaction: str, outcome: str, seen: HalfMessage | None, flush: str | None
+    ) -> list[PutResult] | None:
+        """Ends the half message of a transaction, all or nothing. None: it is not open, or no longer the one that was
+        `seen`."""
+        parts, table = self._store._writable(), self._table()
+        assert parts.appender is not None
+        code = _flush_code(parts, flush)
+        room = Room(parts.appender.policy)
+        table.catch_up()  # the long part of it without the lock
+        while True:
+            try:
+                with parts.control.held(
+                    "deliver", timeout_ms=parts.config.os_page_cache_busy_timeout_ms, busy=PageCacheBusyError
+                ):
+                    table.catch_up()
+                    half = table.find(transaction)
+                    if half is None or (seen is not None and half != seen):
+                        return None
+                    records = self._records(parts, half, outcome)
+                    failpoint("transaction.ending")
+                    results = parts.appender.put_with(room, records, together=True)
+                    failpoint("transaction.ended")
+                break
+            except RoomNeededError as needed:
+                needed.make()
+        if code:
+            try:
+                parts.appender.policy.reach(results[-1].physical_offset + results[-1].size_bytes, code)
+            except StoreError as error:
+                error.results = results[:-1]
+                raise
+        return results
+
+    def _records(self, parts: Attachment, half: HalfMessage, outcome: str) -> list[Message]:
+        """The records that end a half message in this way. Raises TransactionError where the half message is gone."""
+        if outcome == ROLLED_BACK:
+            return [op_of(half, outcome)]
+        try:
+            stored = parts.commit_log.read(half.physical_offset)
+        except (OffsetError, CorruptRecordError) as error:
+            raise TransactionError(
+                f"transaction {half.id}: its half message cannot be read any more: {error}",
+                path=parts.root,
+                offset=half.physical_offset,
+            ) from error
+        if outcome == COMMITTED:
+            return [committed_of(stored, half), op_of(half, outcome)]
+        if outcome == DISCARDED:
+            return [discarded_of(stored), op_of(half, outcome)]
+        return [asked_again_of(stored), op_of(half, outcome)]
+
+    def _no_longer_open(self, transaction: str) -> TransactionError:
+        """The error for a transaction that is ended or unknown, with what is known of it."""
+        found = [
+            op.properties[OUTCOME]
+            for op in self._store.query(OP_TOPIC, transaction)
+            if op.properties.get(OUTCOME) in OUTCOMES
+        ]
+        what = f"it was {OUTCOMES[found[0]]}" if found else "the store knows no open transaction of this id"
+        return TransactionError(f"transaction {transaction}: {what}", path=self._store._attached().root)
+
+    # --------------------------------------------------------------------------------------------- looking
+
+    def _table(self) -> TransactionTable:
+        parts = self._store._attached()
+        if parts.transactions is None:
+            offsets = self._store.groups.offsets(GROUP)
+            parts.transactions = TransactionTable(
+                parts.reader.get, offsets.get((HALF_TOPIC, 0), 0), offsets.get((OP_TOPIC, 0), 0)
+            )
+        assert isinstance(parts.transactions, TransactionTable)
+        return parts.transactions
+
+    def open(self, older_than_ms: int = 0) -> list[HalfMessage]:
+        """See MessageStore.open_transactions."""
+        age_ms = whole("older_than_ms", older_than_ms, 0)
+        table, parts = self._table(), self._store._attached()
+        table.catch_up()
+        until_ms = clock.now_ms(parts.control) - age_ms
+        return [half for half in table.open() if half.begun_ms <= until_ms]
+
+    # -------------------------------------------------------------------------------------------- checking
+
+    def check(self, check: Check) -> Checked:
+        """See MessageStore.check_transactions."""
+        parts, table = self._store._writable(), self._table()
+        if not callable(check):
+            raise TypeError(f"check must be a callable, not {type(check).__name__}")
+        counts = dict.fromkeys(Checked._fields, 0)
+        table.catch_up()
+        for half in table.open():
+            try:
+                stored = parts.commit_log.read(half.physical_offset)
+            except (OffsetError, CorruptRecordError) as error:
+                log.warning("transaction %s is lost with its half message: %s", half.id, error)
+                table.drop(half)
+                continue
+            outcome = self._outcome(parts, half, stored, check, counts)
+            if outcome is not None and self._append(half.id, outcome, half, None) is not None:
+                counts[_COUNTED[outcome]] += 1
+        self._save(table)
+        return Checked(**counts)
+
+    def _outcome(
+        self, parts: Attachment, half: HalfMessage, stored: Message, check: Check, counts: dict[str, int]
+    ) -> str | None:
+        """The next step of an open transaction; None: it is too young to ask."""
+        config, now_ms, times = parts.config, clock.now_ms(parts.control), checks_of(stored)
+        reserved_ms = self._store.settings.file_reserved_time_h * HOUR_MS
+        if times >= config.transaction_check_max or now_ms - stored.born_timestamp_ms > reserved_ms:
+            return DISCARDED
+        patience_ms = config.transaction_check_interval_ms if times else config.transaction_timeout_ms
+        if now_ms - half.begun_ms < patience_ms:
+            return None
+        try:
+            answer = check(half, stored)
+        except Exception:
+            log.exception("the check of transaction %s failed; it is asked again later", half.id)
+            counts["failed"] += 1
+            return ASKED_AGAIN
+        if answer is None:
+            return ASKED_AGAIN
+        if answer not in (COMMITTED, ROLLED_BACK):
+            raise TransactionError(f"check must give 'commit', 'rollback' or None, not {answer!r}")
+        return answer
+
+    def _save(self, table: TransactionTable) -> None:
+        """Lets the next table begin behind what is ended."""
+        table.catch_up()  # the ends of this turn
+        half_offset, op_offset = table.begins()
+        self._store.groups.commit(GROUP, HALF_TOPIC, 0, half_offset)
+        self._store.groups.commit(GROUP, OP_TOPIC, 0, op_offset)
+
+
+_COUNTED = {
+    COMMITTED: "committed",
+    ROLLED_BACK: "rolled_back",
+    ASKED_AGAIN: "asked_again",
+    DISCARDED: "discarded",
+}
+
+
+def _id_of(half: HalfMessage | str) -> str:
+    if isinstance(half, HalfMessage):
+        return half.id
+    return any_text("half", half, TransactionError)
+
+
+def _flush_code(parts: Attachment, flush: str | None) -> int:
+    """FLUSH_SYNC and FLUSH_REPLICATED, as a put takes them."""
+    usual = FLUSH_SYNC if parts.config.flush_disk_type == "sync" else 0
+    codes = {None: usual, "async": 0, "sync": FLUSH_SYNC, "replicated": usual | FLUSH_REPLICATED}
+    if flush not in codes:
+        raise MessageIllegalError(f"flush: must be 'sync', 'async', 'replicated' or None, not {flush!r}")
+    return codes[flush]
