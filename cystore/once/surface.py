@@ -1,0 +1,50 @@
+"""Messages that are put once, as a method of MessageStore."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cystore.transactions.surface import StoreTransactions
+
+if TYPE_CHECKING:
+    from cystore.once.puts import PutOnce
+
+
+class StoreOnce(StoreTransactions):
+    """The part of a `MessageStore` that puts messages once. Its modules are imported at their first use."""
+
+    __slots__ = ()
+
+    def put_once(
+        self,
+        topic: str,
+        body: Any,
+        *,
+        dedup_key: str,
+        window_ms: int,
+        queue_id: int = 0,
+        keys: Sequence[str] = (),
+        tags: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        flag: int = 0,
+        flush: str | None = None,
+        busy_timeout_ms: int | None = None,
+    ) -> PutOnce:
+        """`put`, unless the topic got a message with this `dedup_key` within the last `window_ms`: then nothing is put.
+        Gives the message's place, and whether this call made it.
+
+        The key is the message's unique key, so `query` finds it, and a message that was put with ``unique_key=`` counts
+        too. This holds for all processes and threads, and after a kill: who is not sure whether a put was done calls
+        again. With sync flush the answer comes when the message is durable, whoever put it. A message that cleaning
+        removed, or that is damaged, is not found any more.
+
+        Raises StoreTimeoutError when another process has been putting the same key for busy_timeout_ms,
+        StoreConfigError for a store without an index (message_index_enable), and the errors of `put`.
+        """
+        from cystore.once.puts import put_once
+
+        return put_once(
+            self, topic, body, dedup_key, window_ms, flush=flush, busy_timeout_ms=busy_timeout_ms,
+            put={"queue_id": queue_id, "keys": keys, "tags": tags, "properties": properties, "flag": flag},
+        )  # fmt: skip
