@@ -1,0 +1,227 @@
+"""Numbers of a store under Prometheus names, as text or for `prometheus_client` (StoreStatsService,
+BrokerStatsManager).
+
+Each number is the store's and not a process's: it comes from shared memory, whatever process counted it. So one process
+exports for all, and several that do give the same. Rates over time are Prometheus's work: ``rate(...[1m])``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from cystore._native.append.append import LATENCY_BOUNDS_MS
+from cystore.engine.inspect.stats import latency_labels
+
+if TYPE_CHECKING:
+    from cystore.store import MessageStore
+
+Kind = Literal["counter", "gauge", "histogram"]
+Samples = list[tuple[dict[str, str], float]]
+
+
+class Metric(NamedTuple):
+    """One metric: its samples are labels and a value; those of a histogram are its buckets, each with the ones below
+    it."""
+
+    name: str
+    kind: Kind
+    help: str
+    samples: Samples
+
+
+# Name, kind, key in `MessageStore.stats`, factor to Prometheus's unit, help.
+_OF_STATS: tuple[tuple[str, Kind, str, float, str], ...] = (
+    ("cystore_put_messages_total", "counter", "put_count", 1, "Messages appended since the first process attached."),
+    ("cystore_put_bytes_total", "counter", "put_bytes", 1, ("Bytes of records appended since the first process "
+                                                           "attached.")),
+    ("cystore_put_duration_max_seconds", "gauge", "put_time_max_ms", 1e-3, "The longest put."),
+    ("cystore_put_failed_total", "counter", "put_failed", 1, "Puts that ended in an error of the store."),
+    ("cystore_put_slow_total", "counter", "put_slow", 1, "Puts that took longer than 500 ms."),
+    ("cystore_get_total", "counter", "get_count", 1, "Gets, whatever they found."),
+    ("cystore_get_found_total", "counter", "get_found_count", 1, "Gets that found messages."),
+    ("cystore_get_messages_total", "counter", "get_message_count", 1, "Messages that gets found."),
+    ("cystore_get_duration_max_seconds", "gauge", "get_time_max_ms", 1e-3, "The longest get."),
+    ("cystore_query_total", "counter", "query_count", 1, "Queries by key."),
+    ("cystore_room_requests_total", "counter", "room_requests", 1, "Puts that waited for room in the log."),
+    ("cystore_room_wait_seconds_total", "counter", "room_wait_ms", 1e-3, "How long they waited, all together."),
+    ("cystore_room_wait_max_seconds", "gauge", "room_wait_max_ms", 1e-3, "The longest of these waits."),
+    ("cystore_log_files_made_total", "counter", "files_made", 1, "Files of the log that were made."),
+    ("cystore_mapped_files", "gauge", "mapped_files", 1, "Files that the exporting process has mapped."),
+    ("cystore_mapped_bytes", "gauge", "mapped_bytes", 1, "Length of the files that the exporting process has mapped."),
+    ("cystore_dispatch_messages_total", "counter", "dispatch_count", 1, "Records entered into queues and index."),
+    ("cystore_dispatch_behind_bytes", "gauge", "dispatch_behind_bytes", 1, "Log that is not in queues and index yet."),
+    ("cystore_log_start_offset_bytes", "gauge", "min_physical_offset", 1, "The log's lowest physical offset."),
+    ("cystore_log_end_offset_bytes", "gauge", "wrote", 1, "The physical offset of the next append."),
+    ("cystore_log_flushed_offset_bytes", "gauge", "flushed", 1, "The physical offset below which the log is durable."),
+    ("cystore_log_dispatched_offset_bytes", "gauge", "dispatched", 1, ("The physical offset below which the log "
+                                                                      "is dispatched.")),
+    ("cystore_last_put_timestamp_seconds", "gauge", "last_store_timestamp_ms", 1e-3, ("Store timestamp of the "
+                                                                                     "newest message.")),
+    ("cystore_queues", "gauge", "queues", 1, "Queues of all topics."),
+    ("cystore_clock_clamps_total", "counter", "clock_clamps", 1, ("Store timestamps that the clock's going back "
+                                                                 "did not lower.")),
+    ("cystore_clock_ahead_seconds", "gauge", "clock_ahead_ms", 1e-3, ("How far store timestamps are ahead of "
+                                                                     "the host's clock.")),
+    ("cystore_ha_epoch", "gauge", "epoch", 1, "The epoch of this store as the elected master, 0: it is none."),
+    ("cystore_ha_in_sync_members", "gauge", "in_sync", 1, "Members of the in-sync set, of an elected master."),
+    ("cystore_ha_lease_left_seconds", "gauge", "lease_left_ms", 1e-3, "How long replicated puts are taken still."),
+    ("cystore_ha_replicated_offset_bytes", "gauge", "replicated", 1, "The physical offset below which slaves have it."),
+)  # fmt: skip
+
+
+def metrics(store: MessageStore) -> list[Metric]:
+    """The store's metrics of now. Raises the errors of `MessageStore.stats`, and StoreError if the disk cannot be
+    read."""
+    stats = store.stats()
+    found = [
+        Metric(name, kind, text, [({}, stats[key] * factor)]) for name, kind, key, factor, text in _OF_STATS
+    ]
+    times = [_durations("put", stats["put_latency"]), _durations("get", stats["get_latency"])]
+    return [
+        *found,
+        *times,
+        *_of_topics(store),
+        *_of_groups(store),
+        *_of_dispatchers(store),
+        *_others(store, stats),
+    ]
+
+
+def _durations(what: str, latency: dict[str, int]) -> Metric:
+    """RocketMQ's buckets; whole milliseconds, so its first one, 0 ms, ends at 1 ms. The sum of all times is not
+    counted."""
+    bounds = [1, *LATENCY_BOUNDS_MS[1:]]
+    ends = [*(f"{bound / 1000:g}" for bound in bounds), "+Inf"]
+    samples: Samples = []
+    total = 0
+    for end, label in zip(ends, latency_labels(), strict=True):
+        total += latency[label]
+        samples.append(({"le": end}, total))
+    return Metric(
+        f"cystore_{what}_duration_seconds", "histogram", f"Time of a {what}, of all processes.", samples
+    )
+
+
+def _others(store: MessageStore, stats: dict[str, Any]) -> Iterator[Metric]:
+    holes = stats["holes"]
+    yield Metric(
+        "cystore_flush_behind_bytes",
+        "gauge",
+        "Log that a power cut would take.",
+        [({}, max(stats["wrote"] - stats["flushed"], 0))],
+    )
+    yield Metric(
+        "cystore_hole_bytes",
+        "gauge",
+        "Damaged ranges of the log.",
+        [({}, sum(hole.end - hole.begin for hole in holes))],
+    )
+    yield Metric(
+        "cystore_disk_used_ratio", "gauge", "Used part of the disk.", [({}, store.used_disk_percent() / 100)]
+    )
+    delayed = [({"level": str(level)}, float(count)) for level, count in stats["delayed"].items()]
+    yield Metric("cystore_delayed_messages", "gauge", "Messages that wait to be delivered.", delayed)
+
+
+def _of_topics(store: MessageStore) -> Iterator[Metric]:
+    readable: Samples = []
+    ever: Samples = []
+    for topic, queues in store.topics().items():
+        readable.append(({"topic": topic}, sum(one.max_offset - one.min_offset for one in queues.values())))
+        ever.append(({"topic": topic}, sum(one.max_offset for one in queues.values())))
+    put_bytes: Samples = [({"topic": topic}, size) for topic, size in store.put_bytes_by_topic().items()]
+    yield Metric("cystore_topic_messages", "gauge", "Messages that can be read.", readable)
+    text = "Messages of the topic since its first day, by queue offsets."
+    yield Metric("cystore_topic_put_messages_total", "counter", text, ever)
+    text = "Bytes of records appended to the topic since the first process attached."
+    yield Metric("cystore_topic_put_bytes_total", "counter", text, put_bytes)
+
+
+def _most(numbers: list[int]) -> int:
+    return max(numbers, default=0)
+
+
+# Name, kind, help; the field of the reads of each queue of a group, their total, its factor to Prometheus's unit.
+_OF_GROUPS: tuple[tuple[str, Kind, str, str, Callable[[list[int]], int], float], ...] = (
+    ("cystore_group_get_total", "counter", "Reads that named the group.", "gets", sum, 1),
+    ("cystore_group_get_messages_total", "counter", "Messages that these reads found.", "messages", sum, 1),
+    ("cystore_group_get_bytes_total", "counter", "Bytes that these reads found.", "bytes", sum, 1),
+    ("cystore_group_behind_bytes", "gauge", "Log behind the last read of its slowest queue.", "behind_bytes", _most, 1),
+    ("cystore_group_behind_messages", "gauge", "Messages behind its last reads.", "behind_messages", sum, 1),
+    ("cystore_group_behind_seconds", "gauge", "Age of the last read of its slowest queue.", "behind_ms", _most, 1e-3),
+)  # fmt: skip
+
+
+def _of_groups(store: MessageStore) -> Iterator[Metric]:
+    groups = store.groups.lags()
+    yield Metric(
+        "cystore_group_lag_messages", "gauge", "Messages that a consumer group has not committed.",
+        [({"group": group}, lag) for group, lag in groups.items()],
+    )  # fmt: skip
+    reads = {group: list(store.groups.reads(group).values()) for group in groups}
+    for name, kind, text, field, total, factor in _OF_GROUPS:
+        samples: Samples = [
+            ({"group": group}, factor * total([getattr(one, field) for one in reads[group]]))
+            for group in groups
+        ]
+        yield Metric(name, kind, text, samples)
+
+
+def _of_dispatchers(store: MessageStore) -> Iterator[Metric]:
+    states = store.dispatchers.states()
+    yield Metric(
+        "cystore_dispatcher_lag_bytes", "gauge", "Log that a named dispatcher has not got.",
+        [({"dispatcher": one.name}, one.lag_bytes) for one in states],
+    )  # fmt: skip
+    yield Metric(
+        "cystore_dispatcher_failures", "gauge", "Failures in a row of a named dispatcher's function.",
+        [({"dispatcher": one.name}, one.failures) for one in states],
+    )  # fmt: skip
+
+
+def exposition(found: list[Metric]) -> str:
+    """The metrics in Prometheus's text format 0.0.4."""
+    lines = []
+    for metric in found:
+        lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}"]
+        name = f"{metric.name}_bucket" if metric.kind == "histogram" else metric.name
+        lines += [f"{name}{_labels(labels)} {value:.17g}" for labels, value in metric.samples]
+        if metric.kind == "histogram":
+            lines.append(f"{metric.name}_count {metric.samples[-1][1]:.17g}")
+    return "\n".join(lines) + "\n"
+
+
+def _labels(labels: dict[str, str]) -> str:
+    if not labels:
+        return ""
+    pairs = []
+    for name, value in labels.items():
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        pairs.append(f'{name}="{escaped}"')
+    return "{" + ",".join(pairs) + "}"
+
+
+class Collector:
+    """For `prometheus_client`: ``REGISTRY.register(Collector(store))``. Each scrape reads the store. Needs
+    cystore[metrics]."""
+
+    def __init__(self, store: MessageStore) -> None:
+        try:
+            from prometheus_client import core
+        except ImportError as error:
+            raise ImportError(
+                "cystore.metrics.Collector needs prometheus_client: pip install 'cystore[metrics]'"
+            ) from error
+        self._store, self._core = store, core
+
+    def collect(self) -> Iterator[Any]:
+        """The metrics as families of prometheus_client."""
+        for metric in metrics(self._store):
+            family = self._core.Metric(metric.name.removesuffix("_total"), metric.help, metric.kind)
+            name = f"{metric.name}_bucket" if metric.kind == "histogram" else metric.name
+            for labels, value in metric.samples:
+                family.add_sample(name, labels, value)
+            if metric.kind == "histogram":
+                family.add_sample(f"{metric.name}_count", {}, metric.samples[-1][1])
+            yield family

@@ -1,0 +1,258 @@
+"""Goal: each exported number is the store's. Method: a store with known content, its text read by Prometheus's own
+parser, and the page and the dashboard against the names."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import cystore
+from cystore._native.memory.mapping import mapped_files
+from cystore.cli.program import main
+from cystore.errors import MessageIllegalError, StoreNotWritableError
+from cystore.metrics import Collector, Metric, exposition, metrics
+from tests.structure.sources import ROOT
+from tests.support.small_stores import open_small
+
+NAME = re.compile(r"\bcystore_\w+")
+
+
+@pytest.fixture
+def path(tmp_path):
+    with open_small(tmp_path / "s") as store:
+        for number in range(7):
+            store.put("orders", b"x" * 100, queue_id=number % 2)
+        store.put("bills", b"y", delay_level=3)
+        store.groups.commit("team", "orders", 0, 1)
+        store.get("orders", 0, 0, group="team")
+        yield store.path
+
+
+def by_name(found: list[Metric]) -> dict[str, dict[str, float]]:
+    return {
+        metric.name: {" ".join(labels.values()): value for labels, value in metric.samples}
+        for metric in found
+    }
+
+
+def test_numbers_are_the_stores_in_every_process(path):
+    with cystore.open(path, read_only=True) as other:  # whoever counted
+        found, stats = by_name(metrics(other)), other.stats()
+    assert found["cystore_put_messages_total"] == {"": 8}
+    assert (
+        found["cystore_topic_messages"]["orders"] == found["cystore_topic_put_messages_total"]["orders"] == 7
+    )
+    assert found["cystore_group_lag_messages"] == {"team": 3}
+    assert found["cystore_group_get_total"] == {"team": 1}
+    assert found["cystore_group_get_messages_total"] == {"team": 4}
+    assert found["cystore_delayed_messages"] == {"3": 1}
+    assert found["cystore_log_end_offset_bytes"] == {"": stats["wrote"]}
+    assert 0 < found["cystore_disk_used_ratio"][""] <= 1
+    buckets = list(found["cystore_put_duration_seconds"].items())
+    assert buckets[0][0] == "0.001" and buckets[1][0] == "0.01" and buckets[-1] == ("+Inf", 8)
+    assert [value for _, value in buckets] == sorted(value for _, value in buckets)
+
+
+def test_groups_fall_behind_in_bytes_messages_and_time(tmp_path):
+    with open_small(tmp_path / "s") as store:
+        results = [store.put("T", b"x") for _ in range(5)]
+        store.groups.commit("team", "T", 0, 0)
+        for raw in (False, True):
+            store.get("T", 0, 0, 2, group="team", raw=raw)
+            reads = store.groups.reads("team")["T", 0]
+            assert reads.behind_messages == 3
+            assert reads.behind_bytes == store.wrote_position - results[2].physical_offset
+            assert 0 <= reads.behind_ms < 60_000
+            found = by_name(metrics(store))
+            assert found["cystore_group_behind_messages"] == {"team": 3}
+            assert found["cystore_group_behind_seconds"] == {"team": reads.behind_ms / 1000}
+            store.get("T", 0, 0, 2, tags="none", group="team")  # which says nothing about where the group is
+            assert store.groups.reads("team")["T", 0][3:] == reads[3:]
+            store.get("T", 0, 2, 3, group="team", raw=raw)
+            assert store.groups.reads("team")["T", 0][3:] == (0, 0, 0)
+    with open_small(tmp_path / "s", disk_fall_recorded=False) as store:
+        store.get("T", 0, 0, 2, group="other")
+        assert store.groups.reads("other")["T", 0][3:] == (0, 0, 0)
+
+
+def test_bytes_are_counted_by_topic(path):
+    with cystore.open(path, read_only=True) as store:
+        sizes: dict[str, int] = {}
+        for message in store.scan():
+            sizes[message.topic] = sizes.get(message.topic, 0) + message.size_bytes
+        assert by_name(metrics(store))["cystore_topic_put_bytes_total"] == sizes
+        assert store.put_bytes_by_topic() == sizes
+
+
+READS = """
+import sys, cystore
+with cystore.open(sys.argv[1]) as store:
+    for _ in range(int(sys.argv[2])):
+        assert len(store.get("orders", 0, 0).messages) == 4
+    store.get("orders", 0, 1000)
+    store.query("orders", "none")
+"""
+
+
+def test_reads_of_all_processes_are_counted(path):
+    with cystore.open(path) as store:
+        before = store.stats()
+        for count in (1, 100):
+            subprocess.run([sys.executable, "-c", READS, str(path), str(count)], check=True)
+        after = store.stats()
+        assert after["get_count"] - before["get_count"] == 103
+        assert after["get_found_count"] - before["get_found_count"] == 101
+        assert after["get_message_count"] - before["get_message_count"] == 404
+        assert after["query_count"] - before["query_count"] == 2
+        assert sum(after["get_latency"].values()) == after["get_count"]
+        found = by_name(metrics(store))
+        assert (
+            found["cystore_get_duration_seconds"]["+Inf"]
+            == found["cystore_get_total"][""]
+            == after["get_count"]
+        )
+
+
+def test_a_read_only_handle_reads_the_counters_and_adds_nothing(path):
+    with cystore.open(path, read_only=True) as other:
+        before = other.stats()
+        other.get("orders", 0, 0)
+        assert other.stats()["get_found"] == 1
+        assert other.stats()["get_count"] == before["get_count"]
+
+
+def test_a_forked_child_counts_its_own_reads_only(path):
+    with cystore.open(path) as store:
+        store.get("orders", 0, 0)
+        before = store.stats()["get_count"]
+        for _ in range(3):
+            store.get("orders", 0, 0)
+        child = os.fork()
+        if child == 0:
+            store.get("orders", 0, 0)
+            store.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert store.stats()["get_count"] == before + 4
+
+
+def test_failed_and_slow_puts_are_counted_and_told(tmp_path, caplog):
+    with open_small(tmp_path / "s") as store:
+        store.put("T", b"x")
+        with pytest.raises(MessageIllegalError):
+            store.put("bad topic", b"x")
+        assert store.stats()["put_failed"] == 0
+        store.set_writable(False)
+        for put in (
+            lambda: store.put("T", b"x"),
+            lambda: store.put_many([cystore.Message(topic="T", body=b"x")]),
+        ):
+            with pytest.raises(StoreNotWritableError):
+                put()
+        assert store.stats()["put_failed"] == 2
+        store.set_writable(True)
+        tell = store._attached().appender.policy.slow_put
+        for took_ms in (600, 700):
+            tell(took_ms, "was appended")
+        assert by_name(metrics(store))["cystore_put_slow_total"] == {"": 2}
+        assert [
+            record.message.partition(": ")[2] for record in caplog.records if "a put was" in record.message
+        ] == ["a put was appended after 600 ms"]
+
+
+def test_a_put_that_waits_for_the_lock_is_slow(tmp_path, caplog):
+    """Real: another thread has the append lock for longer than 500 ms."""
+    with open_small(tmp_path / "s") as store:
+        store.put("T", b"x")
+        control, held, waits = store._attached().control, threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with control.held("append"):
+                held.set()
+                waits.wait(0.7)
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        held.wait()
+        store.put("T", b"y")
+        holder.join()
+        stats = store.stats()
+        assert stats["put_slow"] == 1 and stats["put_time_max_ms"] > 500
+        assert stats["put_latency"]["500ms~1s"] == 1
+        assert "a put was appended after" in caplog.text
+
+
+def test_puts_that_wait_for_room_are_counted(tmp_path):
+    with open_small(tmp_path / "s", services=()) as store:
+        before = store.stats()
+        for _ in range(40):
+            store.put("T", b"x" * 2000)
+        stats = store.stats()
+        assert stats["files_made"] > before["files_made"]
+        assert stats["room_requests"] > before["room_requests"]
+        assert 0 <= stats["room_wait_max_ms"] <= stats["room_wait_ms"]
+
+
+def test_mappings_of_the_process_are_counted(path):
+    with cystore.open(path) as store:
+        message = store.read(0)
+        stats = store.stats()
+        assert stats["mapped_files"] >= 2 and stats["mapped_bytes"] >= 2 * 4096
+    body = message.body
+    held = mapped_files()
+    assert held < stats["mapped_files"]
+    del message, body
+    assert mapped_files() == held - 1
+
+
+def test_prometheus_reads_the_text(path, capsys):
+    parser = pytest.importorskip("prometheus_client.parser", reason="pip install 'cystore[metrics]'")
+    assert main(["metrics", str(path)]) == 0
+    families = {
+        family.name: family for family in parser.text_string_to_metric_families(capsys.readouterr().out)
+    }
+    assert families["cystore_put_messages"].type == "counter"
+    assert families["cystore_put_duration_seconds"].type == "histogram"
+    assert families["cystore_group_lag_messages"].samples[0].labels == {"group": "team"}
+
+
+def test_prometheus_client_serves_the_store(path):
+    client = pytest.importorskip("prometheus_client", reason="pip install 'cystore[metrics]'")
+    registry = client.CollectorRegistry()
+    with cystore.open(path, read_only=True) as store:
+        registry.register(Collector(store))
+        text = client.generate_latest(registry).decode()
+        assert registry.get_sample_value("cystore_put_messages_total") == 8
+        assert registry.get_sample_value("cystore_put_duration_seconds_count") == 8
+        assert {line for line in text.splitlines() if line.startswith("# TYPE")} >= {
+            line for line in exposition(metrics(store)).splitlines() if line.startswith("# TYPE")
+        }
+
+
+def test_labels_are_escaped():
+    text = exposition([Metric("cystore_x", "gauge", "x", [({"topic": 'a"\\\n'}, 1.0)])])
+    assert text.splitlines()[2] == r'cystore_x{topic="a\"\\\n"} 1'
+
+
+def test_the_command_writes_json(path, capsys):
+    assert main(["metrics", str(path), "--json"]) == 0
+    rows = {row["name"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert rows["cystore_group_lag_messages"]["samples"] == [{"labels": {"group": "team"}, "value": 3}]
+
+
+def test_page_and_dashboard_name_the_metrics(path):
+    with cystore.open(path, read_only=True) as store:
+        found = metrics(store)
+    names = {metric.name for metric in found}
+    assert set(NAME.findall((ROOT / "docs/metrics.md").read_text())) == names
+    dashboard = json.loads((ROOT / "docs/grafana.json").read_text())
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    shown = {name.removesuffix("_bucket") for text in expressions for name in NAME.findall(text)}
+    assert len(expressions) == len(dashboard["panels"]) == 18
+    assert shown <= names, shown - names
