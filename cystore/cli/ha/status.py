@@ -1,0 +1,158 @@
+"""`cystore ha status`: the role of a store, and how far its slaves, or its master, are away."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from cystore import clock
+from cystore.attachment.attach import Attachment
+from cystore.config import StoreConfig
+from cystore.engine.manifest.manifest import read_facts
+from cystore.errors import ElectionError, StoreError
+from cystore.ha.election.orders import group_of
+from cystore.ha.role import Role, role_of
+from cystore.ha.standing import Standing, read_standing
+from cystore.operate.command import FOUND_WRONG, OK, Command, add_json, store_config
+from cystore.operate.output import one_line, size_text, write_json, write_line
+from cystore.operate.store_parts import looked_at
+
+TOLD = ("epoch", "state", "problem")  # of a standing
+
+
+def _lag_s(parts: Attachment, position: int) -> float | None:
+    """The age of the first record behind a log position: so much may be lost with the rest. None if it cannot be
+    read."""
+    control = parts.control
+    if position >= control.wrote:
+        return 0.0
+    try:
+        record = next(parts.commit_log.scan(max(position, control.min_physical_offset)), None)
+    except StoreError:
+        return None
+    if record is None:
+        return 0.0
+    return float(max(clock.now_ms(control) - (record.store_timestamp_ms or 0), 0) / 1000)
+
+
+def _age_s(parts: Attachment) -> float | None:
+    """The age of the last record that is here: the missing ones are younger."""
+    control = parts.control
+    return float(max(clock.now_ms(control) - control.last_store_timestamp_ms, 0) / 1000)
+
+
+def facts(parts: Attachment) -> dict[str, Any]:
+    """Role, end of the log, and each peer with its lag in bytes and seconds."""
+    role, standing, wrote = role_of(parts.manifest.snapshot()), read_standing(parts.root), parts.control.wrote
+    found: dict[str, Any] = {
+        "role": role.broker_role,
+        "wrote": wrote,
+        "min_physical_offset": parts.control.min_physical_offset,
+        "at_ms": standing.at_ms,
+        "alive": not standing.is_old,
+        "pid": standing.pid,
+    }
+    if role.is_elected:
+        found |= {"group": role.group, "member": role.member}
+        found |= {name: getattr(Standing() if standing.is_old else standing, name) for name in TOLD}
+        if standing.is_old or not standing.listens:
+            role = role._replace(broker_role="slave", master=standing.master)
+    if role.is_slave:
+        behind = max(standing.masters_end - wrote, 0) if standing.masters_end >= 0 else None
+        return {
+            **found,
+            "master": role.master,
+            "connected": standing.connected and not standing.is_old,
+            "lag_bytes": behind,
+            "lag_s": None if behind is None else _age_s(parts) if behind else 0.0,
+        }
+    slaves = [
+        {
+            "name": name,
+            "acknowledged": end,
+            "cystore": ours,
+            "lag_bytes": wrote - end if end >= 0 else None,
+            "lag_s": _lag_s(parts, end) if end >= 0 else None,
+        }
+        for name, end, ours in (() if standing.is_old else standing.slaves)
+    ]
+    return {**found, "listens": "" if standing.is_old else standing.listens, "slaves": slaves}
+
+
+def _group_facts(role: Role, config: StoreConfig) -> dict[str, Any]:
+    """The group as etcd has it now."""
+    try:
+        with group_of(role, config) as group:
+            view = group.look()
+    except ElectionError as error:
+        return {"etcd": str(error)}
+    master, state = view.master, view.state
+    return {
+        "etcd": "",
+        "elected": "" if master is None else master.member,
+        "elected_address": "" if master is None else master.address,
+        "elected_epoch": 0 if master is None else master.epoch,
+        "in_sync": [] if state is None else sorted(state.in_sync),
+    }
+
+
+def _run_status(args: argparse.Namespace) -> int:
+    config = store_config(args, read_only=True, services=())
+    found = looked_at(args.path, config, facts)
+    if "group" in found:
+        found |= _group_facts(role_of(read_facts(args.path)[0]), config)
+    is_replica = "slaves" not in found
+    peers = found["connected"] if is_replica else bool(found["slaves"])
+    if args.json:
+        write_json(found)
+        return OK if peers else FOUND_WRONG
+    write_line(f"role: {found['role']}, log from {found['min_physical_offset']} to {found['wrote']}")
+    if "group" in found:
+        _show_group(found)
+    if is_replica:
+        state = "connected" if found["connected"] else "not connected"
+        lag = "unknown" if found["lag_bytes"] is None else size_text(found["lag_bytes"])
+        age = f", {found['lag_s']:.1f} s" if found["lag_s"] else ""
+        write_line(one_line(f"master {found['master'] or 'unknown'}: {state}, behind by {lag}{age}"))
+        return OK if peers else FOUND_WRONG
+    write_line(one_line(f"listens on {found['listens']}" if found["listens"] else "no process serves slaves"))
+    for slave in found["slaves"]:
+        age = "" if slave["lag_s"] is None else f", {slave['lag_s']:.1f} s"
+        lag = (
+            "nothing reported yet"
+            if slave["lag_bytes"] is None
+            else f"behind by {size_text(slave['lag_bytes'])}{age}"
+        )
+        write_line(one_line(f"slave {slave['name']}: {lag}"))
+    return OK if peers else FOUND_WRONG
+
+
+def _show_group(found: dict[str, Any]) -> None:
+    state = found["state"] if found["alive"] else "no process replicates"
+    write_line(one_line(f"group {found['group']}, member {found['member']}: {state}"))
+    if found["etcd"]:
+        write_line(one_line(found["etcd"]))
+    elif found["elected"]:
+        where = f"{found['elected']} at {found['elected_address']}"
+        write_line(one_line(f"elected: {where}, epoch {found['elected_epoch']}"))
+    else:
+        write_line("elected: nobody")
+    if "elected" in found:
+        write_line(one_line(f"in sync: {', '.join(found['in_sync']) or 'nobody yet'}"))
+    if found["problem"]:
+        write_line(one_line(found["problem"]))
+
+
+STATUS = Command(
+    name="status",
+    summary="role, peers, and how far they are behind",
+    description=(
+        "Shows whether the store is a master or a slave, and each peer that is connected with its lag: the bytes\n"
+        "of log that it does not have yet, and the age of the first of them. Of a store whose master is elected\n"
+        "also the group as etcd has it: master, epoch, members in sync. The process that replicates writes its\n"
+        "part down every second. Exit code 1: no peer is connected."
+    ),
+    examples=("cystore ha status /var/lib/app/store", "cystore ha status /var/lib/app/store --json"),
+    add_arguments=lambda parser: add_json(parser, "one JSON object"),
+    run=_run_status,
+)

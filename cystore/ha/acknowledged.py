@@ -1,0 +1,83 @@
+"""How far slaves have the log, for every process of the master's store: one serves the slaves, all may wait.
+
+Source: HAService.GroupTransferService, HAService.isSlaveOK, CommitLog.handleHA.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+from cystore._native.memory.control import Control
+from cystore.clock import monotonic_s
+from cystore.config import StoreConfig
+from cystore.errors import FlushSlaveTimeoutError, SlaveNotAvailableError
+
+WANTED = zlib.crc32(b"cystore.ha.wanted")  # woken by who waits for slaves
+REPORTED = zlib.crc32(b"cystore.ha.reported")  # woken when a slave reported more
+SLICE_MS = 250
+
+
+class Acknowledged:
+    """The shared words of one store about its slaves."""
+
+    def __init__(self, control: Control, config: StoreConfig) -> None:
+        self._control, self._config = control, config
+
+    def wait_for(self, end: int) -> None:
+        """Returns when a slave has the log up to `end`, or, with an elected master, when each member in sync has it on
+        its disk. Raises SlaveNotAvailableError, FlushSlaveTimeoutError."""
+        control, timeout_ms = self._control, self._config.slave_timeout_ms
+        if control.replicated >= end:
+            return
+        epoch = control.epoch
+        if epoch == 0:
+            self._check_slaves(end)
+        until_s = monotonic_s() + timeout_ms / 1000
+        control.wake_key(WANTED)
+        while True:
+            seen = control.key_seq(REPORTED)
+            if control.replicated >= end:
+                return
+            left_ms = int((until_s - monotonic_s()) * 1000)
+            who = "no slave" if epoch == 0 else "not every member in sync"
+            if left_ms <= 0:
+                raise FlushSlaveTimeoutError(
+                    f"{who} had the log up to {end} within {timeout_ms} ms (slave_timeout_ms); the master has the "
+                    "messages",
+                    path=control.file.path,
+                )
+            if control.epoch != epoch:
+                raise FlushSlaveTimeoutError(
+                    f"epoch {epoch} ended before every member in sync had the log up to {end}; the messages may be cut",
+                    path=control.file.path,
+                )
+            control.wait_key(REPORTED, seen, min(left_ms, SLICE_MS))
+
+    def _check_slaves(self, end: int) -> None:
+        control = self._control
+        if control.replicas == 0:
+            raise SlaveNotAvailableError(
+                "no slave is connected; the master alone has the messages", path=control.file.path
+            )
+        behind = end - control.replicated
+        if behind >= self._config.ha_slave_fallbehind_max_bytes:
+            raise SlaveNotAvailableError(
+                f"the slaves are {behind} bytes behind (ha_slave_fallbehind_max_bytes); the master alone has "
+                "the messages",
+                path=control.file.path,
+            )
+
+    def connected(self, count: int) -> None:
+        """So many slaves follow now."""
+        self._control.replicas = count
+
+    def reported(self, position: int) -> None:
+        """A slave has the log up to `position`."""
+        if position > self._control.replicated:
+            self._control.raise_replicated(position)
+            self._control.wake_key(REPORTED)
+
+    @property
+    def position(self) -> int:
+        """The highest position that a slave reported."""
+        return self._control.replicated

@@ -1,0 +1,314 @@
+"""One slave's connection, as the master sees it. Source: HAConnection; one thread serves all of them here."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import secrets
+import socket
+import ssl
+from collections.abc import Callable
+
+from cystore._native.memory.control import Control
+from cystore._native.system.descriptor import Descriptor
+from cystore.clock import monotonic_s
+from cystore.config import StoreConfig
+from cystore.engine.log.commit_log import CommitLog
+from cystore.errors import ReplicationError, StoreError
+from cystore.ha.epochs.session import Session
+from cystore.ha.link import wire
+from cystore.ha.link.secret import Secret
+from cystore.ha.link.wire import Hello
+from cystore.system import files
+
+log = logging.getLogger("cystore")
+
+IN_BYTES = 4096  # of reports, read at once
+TURN_BYTES = 4 << 20  # shipped to one slave before the others get their turn
+ANSWERS_BYTES_MAX = 64 << 10  # a slave that asks and does not read is no slave
+DIGESTS_MAX = 4096  # of one connection: some 40 are needed to find where two logs part
+
+
+class SlaveConnection:
+    """`acknowledged`: the end of the slave's log as it reported it last, -1 before. Raises ReplicationError for a
+    slave that does not keep to the protocol; OSError when the connection is over."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        name: str,
+        control: Control,
+        commit_log: CommitLog,
+        config: StoreConfig,
+        hello: Callable[[str], Hello],
+        secret: Secret | None,
+        session: Session | None = None,
+    ) -> None:
+        self.socket, self.name = connection, name
+        self._control, self._commit_log, self._config = control, commit_log, config
+        self._hello, self._secret, self._session = hello, secret, session
+        self.member = ""  # its name in the group; "" for a slave that is no member
+        self._nonce = secrets.token_bytes(wire.NONCE_BYTES)
+        self._proved = secret is None
+        self.acknowledged = -1
+        self.is_ours = False
+        self.since_s = self._heard_s = self._sent_s = monotonic_s()
+        self._in = bytearray()
+        self._out = bytearray()  # not sent yet, before `_left` bytes of the file
+        self._next = -1  # log position of the next frame
+        self._at = self._left = 0  # of the frame that is being sent: log position, bytes
+        self._file: Descriptor | None = None
+        self._file_base = -1
+        self._digests = 0
+        self._secured = not isinstance(connection, ssl.SSLSocket)
+
+    def close(self) -> None:
+        self.socket.close()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    @property
+    def is_following(self) -> bool:
+        """Whether the slave said where it stands."""
+        return self._next >= 0
+
+    @property
+    def has_unsent(self) -> bool:
+        return bool(self._out or self._left)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something waits to be sent."""
+        return self.has_unsent or (self.is_following and self._next < self._control.wrote)
+
+    def check_time(self) -> None:
+        """Raises ReplicationError for a slave that was not heard of for ha_housekeeping_interval_ms."""
+        quiet_s = monotonic_s() - self._heard_s
+        if quiet_s * 1000 > self._config.ha_housekeeping_interval_ms:
+            raise ReplicationError(f"the slave sent nothing for {quiet_s:.0f} s")
+
+    def secure(self) -> bool:
+        """Goes on with the handshake of TLS; True when there is none left to do."""
+        if not self._secured:
+            try:
+                self.socket.do_handshake()  # type: ignore[attr-defined]
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return False
+            self._secured = True
+        return True
+
+    # ------------------------------------------------------------------------------------------------ what it says
+
+    def receive(self) -> None:
+        """Takes what has come, at most `IN_BYTES`: a flood gets no more of this thread than a report does."""
+        if not self.secure():
+            return
+        try:
+            data = self.socket.recv(IN_BYTES)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return
+        if not data:
+            raise ConnectionResetError(errno.ECONNRESET, "the slave closed the connection")
+        self._in += data
+        used = 0
+        while (taken := self._take(used)) > 0:
+            used += taken
+        del self._in[:used]
+
+    def _take(self, at: int) -> int:
+        """One word of the slave at `at`; returns its length, 0 when it is not whole yet."""
+        if len(self._in) - at < wire.REPORT.size:
+            return 0
+        (value,) = wire.REPORT.unpack(self._in, at)
+        length = self._word_length(value, at)
+        if not length or len(self._in) - at < length:
+            return 0
+        rest = bytes(self._in[at + wire.REPORT.size : at + length])
+        if value == wire.HELLO:
+            self._greet()
+        elif value == wire.PROOF:
+            self._check_proof(rest)
+        elif not self._proved:
+            raise ReplicationError("the slave did not prove that it knows the secret (ha_secret_file)")
+        elif value == wire.DIGEST:
+            self._digest(*wire.RANGE.unpack(rest))
+        elif value == wire.JOIN:
+            self._join(rest[wire.LENGTH.size :])
+        else:
+            if self.member:
+                self._check_epoch(wire.EPOCH_REPORT.unpack(self._in, at)[1])
+            self._reported(value)
+        return length
+
+    def _word_length(self, value: int, at: int) -> int:
+        """The length of a word that begins with `value`; 0 while that is not known."""
+        words = {wire.HELLO: 0, wire.PROOF: wire.NONCE_BYTES + wire.PROOF_BYTES, wire.DIGEST: wire.RANGE.size}
+        if value >= 0:
+            return wire.EPOCH_REPORT.size if self.member else wire.REPORT.size
+        if value in words:
+            return wire.REPORT.size + words[value]
+        if value != wire.JOIN:
+            raise ReplicationError(f"the slave reported {value}")
+        if len(self._in) - at < wire.REPORT.size + wire.LENGTH.size:
+            return 0
+        (length,) = wire.LENGTH.unpack(self._in, at + wire.REPORT.size)
+        if not 0 < length <= wire.JOIN_BYTES_MAX:
+            raise ReplicationError(f"the slave joins with {length} bytes")
+        return wire.REPORT.size + wire.LENGTH.size + length
+
+    def _join(self, data: bytes) -> None:
+        if self._session is None or not self.is_ours or self.member or self.is_following:
+            raise ReplicationError("the slave joins a group, and this master has none, or it joins too late")
+        asked = wire.Join.parse(data)
+        answer = self._session.admit(asked)
+        self.member = asked.member
+        self._answer(answer.frame())
+
+    def _check_epoch(self, epoch: int) -> None:
+        assert self._session is not None
+        if epoch > self._session.epoch:
+            self._session.replaced()
+        if epoch != self._session.epoch:
+            raise ReplicationError(f"the member reports in epoch {epoch}, and this is {self._session.epoch}")
+
+    def _log_header(self, position: int, size: int) -> bytes:
+        if self.member and self._session is not None:
+            return wire.EPOCH_HEADER.pack(position, size, self._session.epoch)
+        return wire.HEADER.pack(position, size)
+
+    def _greet(self) -> None:
+        if self.is_ours or self.is_following:
+            raise ReplicationError("the slave greeted twice")
+        self.is_ours = True
+        self._answer(self._hello("" if self._secret is None else self._nonce.hex()).frame())
+
+    def _check_proof(self, words: bytes) -> None:
+        nonce, proof = words[: wire.NONCE_BYTES], words[wire.NONCE_BYTES :]
+        if self._secret is None or not self._secret.is_proof("slave", self._nonce, nonce, proof):
+            raise ReplicationError("the slave does not know the secret (ha_secret_file)")
+        self._proved = True
+        self._answer(wire.talk(wire.PROOF, self._secret.proof("master", self._nonce, nonce)))
+
+    def _digest(self, begin: int, end: int) -> None:
+        """Of bytes of one file that the log has."""
+        self._digests += 1
+        if (
+            self.is_following
+            or self._digests > DIGESTS_MAX
+            or not 0 <= begin < end <= begin + wire.DIGEST_RANGE_MAX
+        ):
+            raise ReplicationError(f"the slave asked for the digest of [{begin}, {end})")
+        found = b""
+        base = self._commit_log.files.base_of(begin)
+        readable = self._control.min_physical_offset <= begin and end <= self._control.wrote
+        if readable and end <= base + self._commit_log.file_bytes:
+            file = self._opened(base)
+            found = hashlib.sha256(files.pread_full(file.fd, begin - base, end - begin)).digest()
+        self._answer(wire.talk(wire.DIGEST, found))
+
+    def _answer(self, frame: bytes) -> None:
+        if self._left or len(self._out) + len(frame) > ANSWERS_BYTES_MAX:
+            raise ReplicationError("the slave asks and does not read the answers")
+        self._out += frame
+
+    def _reported(self, offset: int) -> None:
+        """The first report says where the slave's log ends; each later one how far it has come. Only that shows that
+        it lives."""
+        self._heard_s = monotonic_s()
+        wrote, minimum = self._control.wrote, self._control.min_physical_offset
+        if offset > wrote:
+            raise ReplicationError(f"the slave reported {offset}, and the log ends at {wrote}")
+        if not self.is_following:
+            if 0 < offset < minimum:
+                raise ReplicationError(f"the slave's log ends at {offset}, and this one begins at {minimum}")
+            # RocketMQ's master begins with its last file when a slave reports 0; a slave takes any offset then.
+            self._next = max(offset, minimum)
+            log.info("%s: slave %s follows from %d", self._commit_log.files.root, self.name, self._next)
+        elif offset < self.acknowledged or offset > self._next:
+            raise ReplicationError(
+                f"the slave reported {offset} after {self.acknowledged}, and was sent the log up to {self._next}"
+            )
+        self.acknowledged = offset
+
+    # ------------------------------------------------------------------------------------------------ what it is sent
+
+    def send(self) -> int:
+        """Ships what the slave does not have yet, as much as the connection takes and at most `TURN_BYTES`; returns
+        the number of bytes."""
+        if not self.secure():
+            return 0
+        begun = self._at
+        try:
+            while self._send_begun():
+                if not self.is_following or self._at - begun > TURN_BYTES or not self._begin_frame():
+                    break
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            pass
+        return self._at - begun
+
+    def _begin_frame(self) -> bool:
+        """The header of the next frame, or of a heartbeat; False when neither is due."""
+        position, wrote = self._next, self._control.wrote
+        if position >= wrote:
+            if (monotonic_s() - self._sent_s) * 1000 < self._config.ha_send_heartbeat_interval_ms:
+                return False
+            self._out += self._log_header(position, 0)
+            return True
+        if position < self._control.min_physical_offset:
+            raise ReplicationError(
+                f"the log from {position} on is gone; it begins at {self._control.min_physical_offset}"
+            )
+        base = self._commit_log.files.base_of(position)
+        end = min(
+            wrote, base + self._commit_log.file_bytes, position + self._config.ha_transfer_batch_size_bytes
+        )
+        self._opened(base)
+        self._at, self._left, self._next = position, end - position, end
+        self._out += self._log_header(position, self._left)
+        return True
+
+    def _opened(self, base: int) -> Descriptor:
+        if self._file is None or self._file_base != base:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+            path = self._commit_log.files.path(base)
+            with files.translated(path):
+                self._file = files.open_file(path, os.O_RDONLY)
+            self._file_base = base
+        return self._file
+
+    def _send_begun(self) -> bool:
+        """True when all of the frame that was begun is sent. Raises BlockingIOError while the connection takes no
+        more."""
+        while self._out:
+            sent = (
+                self.socket.send(self._out, socket.MSG_MORE)
+                if self._left and self._plain
+                else self.socket.send(self._out)
+            )
+            self._sent_s = monotonic_s()
+            del self._out[:sent]
+        while self._left:
+            sent = self._send_file()
+            if sent == 0:
+                raise StoreError(
+                    "the file is shorter than the log", path=self._commit_log.files.path(self._file_base)
+                )
+            self._sent_s = monotonic_s()
+            self._at, self._left = self._at + sent, self._left - sent
+        return True
+
+    @property
+    def _plain(self) -> bool:
+        return not isinstance(self.socket, ssl.SSLSocket)
+
+    def _send_file(self) -> int:
+        assert self._file is not None
+        place = self._at - self._file_base
+        if self._plain:
+            return os.sendfile(self.socket.fileno(), self._file.fd, place, self._left)
+        return self.socket.send(os.pread(self._file.fd, min(self._left, 16 << 10), place))

@@ -1,0 +1,183 @@
+"""The log of a slave: takes the bytes that the master ships, and appends the whole records among them at the same
+offsets.
+
+Source: DefaultMessageStore.appendToCommitLog. RocketMQ's slave appends halves of records too; this log's end moves by
+whole records, so that every process that is attached may read up to it, and a kill at any point leaves a log that
+goes on.
+"""
+
+from __future__ import annotations
+
+from cystore._native.append import copied
+from cystore._native.append.append import end_segment
+from cystore._native.memory.control import Control
+from cystore._native.system.failpoint import failpoint
+from cystore.engine.log.allocate import PAGE_BYTES
+from cystore.engine.log.append_policy import FLUSH_SYNC, AppendPolicy
+from cystore.engine.log.commit_log import CommitLog
+from cystore.engine.manifest.manifest import Manifest
+from cystore.errors import CorruptRecordError, MessageIllegalError, ReplicationError
+from cystore.layout import CONSTANTS
+
+BLANK_SIZE_MIN = CONSTANTS["BLANK_SIZE_MIN"][0]
+ROOM_BYTES = 2 << 20
+RECORD_MORE_BYTES = 64 << 10  # of a record beside its body, at most
+
+
+class CopiedLog:
+    """One thread uses it, in the process that follows for the whole store."""
+
+    def __init__(
+        self,
+        control: Control,
+        commit_log: CommitLog,
+        policy: AppendPolicy,
+        manifest: Manifest,
+        max_body_bytes: int,
+    ) -> None:
+        self._control, self._commit_log, self._policy = control, commit_log, policy
+        self._manifest, self._max_bytes = manifest, max_body_bytes + RECORD_MORE_BYTES
+        self._records = copied.CopiedRecords(control)
+        self._bytes = bytearray(ROOM_BYTES)
+        self._begin = self._end = 0  # of what is not appended yet
+        self._skip = 0  # bytes of a blank that are still to come
+
+    @property
+    def received(self) -> int:
+        """The log position behind the bytes that were given."""
+        return self._control.wrote - self._skip + self._end - self._begin
+
+    def restart(self) -> None:
+        """Forgets the bytes that were not appended: the next ones belong to the log's end."""
+        self._begin = self._end = self._skip = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the log may still begin anywhere."""
+        return self._control.wrote == 0
+
+    def begin_at(self, position: int) -> None:
+        """Makes an empty log begin at `position`, the begin of a file. Raises ReplicationError.
+
+        Under the locks of all who move a position. The wrote position is the last to move: a kill before leaves an
+        empty log.
+        """
+        control, segments = self._control, self._commit_log.files
+        if position == control.wrote:
+            return
+        if not self.is_empty or position % segments.file_bytes:
+            raise ReplicationError(
+                f"a log of files of {segments.file_bytes} bytes that ends at {control.wrote} cannot begin at "
+                f"{position}",
+                path=segments.directory,
+            )
+        with (
+            control.held("clean"),
+            control.held("housekeeping"),
+            control.held("dispatch"),
+            control.held("append"),
+            control.held("flush"),
+        ):
+            if not self.is_empty:
+                raise ReplicationError("somebody appended", path=segments.directory)
+            for base in segments.refresh():
+                if base != position:
+                    segments.remove(base)
+            segments.create(position, PAGE_BYTES)
+            segments.allocate(position, 0, PAGE_BYTES)
+            self._manifest.set_log_begin(position)
+            failpoint("copied.log_begun")
+            control.min_physical_offset = control.ready_base = control.followed = position
+            control.allocated = position + PAGE_BYTES
+            control.dispatched = control.index_flushed = control.flushed = position
+            failpoint("copied.begin_published")
+            control.wrote = position
+
+    def make_durable(self, position: int) -> None:
+        """Returns when the log is on the disk up to `position`. Raises the errors of a flush."""
+        self._policy.reach(position, FLUSH_SYNC)
+
+    def room(self) -> memoryview:
+        """Where the next bytes go; `took` says how many there are."""
+        if self._end == len(self._bytes):
+            left = self._end - self._begin
+            if self._begin == 0:
+                self._bytes = bytearray(2 * len(self._bytes))  # a record longer than all of it
+            else:
+                self._bytes[:left] = self._bytes[self._begin : self._end]
+                self._begin, self._end = 0, left
+                return self.room()
+        return memoryview(self._bytes)[self._end :]
+
+    def took(self, count: int) -> None:
+        """`room` has so many bytes more. Appends the whole records. Raises CorruptRecordError, ReplicationError and
+        the errors of put."""
+        self._end += count
+        try:
+            while self._step():
+                pass
+        finally:
+            self._records.forget()
+        if self._begin == self._end:
+            self._begin = self._end = 0
+
+    def _step(self) -> bool:
+        """One batch, or one blank; False when more bytes have to come first."""
+        if self._skip:
+            skipped = min(self._skip, self._end - self._begin)
+            self._begin, self._skip = self._begin + skipped, self._skip - skipped
+        if self._begin == self._end:
+            return False
+        segments, position = self._commit_log.files, self._control.wrote
+        file_end = segments.base_of(position) + segments.file_bytes
+        records = self._records
+        if records.check(self._bytes, self._begin, self._end, position, file_end):
+            self._append(file_end)
+            self._begin += records.length
+            return True
+        if records.blank:
+            self._end_file(position, file_end)
+            self._skip = file_end - position
+            return True
+        if records.short > self._max_bytes:
+            raise MessageIllegalError(
+                f"the master's record at {position} has {records.short} bytes: raise max_message_size_bytes of "
+                "the slave"
+            )
+        return False
+
+    def _append(self, file_end: int) -> None:
+        records, policy = self._records, self._policy
+        if records.any_of_ours:
+            self._commit_log.mark_cystore_records()
+        begin, end = records.position, records.position + records.length + BLANK_SIZE_MIN
+        while True:
+            if self._control.allocated < end:
+                policy.make_room(end)
+            segment = policy.segment_at(begin)
+            policy.faulted_in(begin, end)
+            with self._control.held("append"):
+                status = records.append(segment)
+            if status == copied.DONE:
+                return records.wake()
+            if status == copied.NEED_SPACE:
+                policy.make_room(end)
+            elif status == copied.NEED_QUEUES:
+                policy.more_queues()
+            elif status == copied.UNREADABLE:
+                raise CorruptRecordError(
+                    "a queue offset is impossible: too many messages before it are missing", offset=begin
+                )
+            elif status == copied.REFUSED:
+                policy.refused(copying=True)
+            else:
+                policy.overwritten()
+
+    def _end_file(self, position: int, file_end: int) -> None:
+        """The master's file ends in a blank here, and so does this one."""
+        self._policy.make_room(file_end + BLANK_SIZE_MIN)
+        segment = self._policy.segment_at(position)
+        with self._control.held("append"):
+            ended = self._control.wrote == position and end_segment(self._control, segment)
+        if not ended:
+            raise ReplicationError("the file cannot be ended", path=segment.path, offset=position)

@@ -1,0 +1,138 @@
+"""The five calls of etcd that the election needs, at whichever endpoint answers. etcd3gw speaks the protocol."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from cystore.config import StoreConfig
+from cystore.errors import ElectionError, StoreConfigError
+from cystore.ha.link.address import endpoints_of
+
+if TYPE_CHECKING:
+    from etcd3gw.client import Etcd3Client
+
+T = TypeVar("T")
+API = "/v3/"  # etcd 3.4 and later
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A key's value. `created`, `changed`: revisions. `lease`: 0 without one."""
+
+    value: bytes
+    created: int
+    changed: int
+    lease: int
+
+
+class Etcd:
+    """One client at a time uses it. Every call raises ElectionError when no endpoint answers within `timeout_s` each:
+    then nobody knows whether a change was made."""
+
+    def __init__(self, config: StoreConfig, endpoints: str, timeout_s: float) -> None:
+        try:
+            from etcd3gw.client import Etcd3Client
+        except ImportError as error:
+            raise StoreConfigError("an elected store needs etcd3gw: pip install 'cystore[ha]'") from error
+        self._clients: list[Etcd3Client] = [
+            Etcd3Client(
+                host,
+                port,
+                scheme,
+                config.ha_etcd_ca_file or None,
+                config.ha_etcd_key_file or None,
+                config.ha_etcd_certificate_file or None,
+                timeout_s,
+                API,
+            )
+            for scheme, host, port in endpoints_of(endpoints)
+        ]
+        for client in self._clients:
+            client.session.trust_env = False  # no proxy of the environment comes between
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.session.close()
+
+    def _anywhere(self, call: Callable[[Etcd3Client], T]) -> T:
+        """The answer of the first endpoint that gives one; the others are asked later from then on."""
+        from etcd3gw.exceptions import Etcd3Exception
+
+        failed: list[str] = []
+        for client in list(self._clients):
+            try:
+                return call(client)
+            except (Etcd3Exception, OSError, ValueError, KeyError, TypeError) as error:
+                failed.append(f"{client.base_url}: {str(error)[:120] or type(error).__name__}")
+                self._clients.append(self._clients.pop(0))
+        raise ElectionError(f"no endpoint of etcd answers (ha_etcd_endpoints): {'; '.join(failed)}")
+
+    def read(self, prefix: str) -> tuple[int, dict[str, Entry]]:
+        """The revision, and all keys that begin with `prefix`, which ends with "/". A majority of etcd agrees to it."""
+        key, behind = prefix.encode(), prefix.encode()[:-1] + b"0"
+        found = self._call("/kv/range", {"key": _text(key), "range_end": _text(behind)})
+        entries = {
+            base64.b64decode(row["key"]).decode(): Entry(
+                base64.b64decode(row.get("value", "")),
+                int(row["create_revision"]),
+                int(row["mod_revision"]),
+                int(row.get("lease", 0)),
+            )
+            for row in found.get("kvs", ())
+        }
+        return int(found["header"]["revision"]), entries
+
+    def change(
+        self,
+        *,
+        created: Iterable[tuple[str, int]] = (),
+        changed: Iterable[tuple[str, int]] = (),
+        put: Iterable[tuple[str, bytes, int]] = (),
+        delete: Iterable[str] = (),
+    ) -> int:
+        """Puts (key, value, lease) and deletes, all or nothing, if the revisions are those; 0 for a key that is not
+        there. Returns the new revision, 0 when nothing was changed."""
+        compare = [_compared(key, "CREATE", "create_revision", revision) for key, revision in created]
+        compare += [_compared(key, "MOD", "mod_revision", revision) for key, revision in changed]
+        success: list[dict[str, Any]] = [
+            {"request_put": {"key": _text(key.encode()), "value": _text(value), "lease": lease}}
+            for key, value, lease in put
+        ]
+        success += [{"request_delete_range": {"key": _text(key.encode())}} for key in delete]
+        found = self._call("/kv/txn", {"compare": compare, "success": success, "failure": []})
+        return int(found["header"]["revision"]) if found.get("succeeded") else 0
+
+    def grant(self, ttl_s: int) -> int:
+        """A new lease."""
+        return int(self._call("/lease/grant", {"TTL": ttl_s, "ID": 0})["ID"])
+
+    def keep(self, lease: int) -> int:
+        """Its time to live begins anew, s; 0 when it is over."""
+        return int(self._call("/lease/keepalive", {"ID": lease})["result"].get("TTL", 0))
+
+    def revoke(self, lease: int) -> None:
+        """Ends it, and deletes its keys. One that is over is no error."""
+        from etcd3gw.exceptions import Etcd3Exception
+
+        def end(client: Etcd3Client) -> None:
+            try:
+                client.post(client.get_url("/lease/revoke"), json={"ID": lease})
+            except Etcd3Exception as error:
+                if "lease not found" not in f"{error} {error.detail_text}":
+                    raise
+
+        self._anywhere(end)
+
+    def _call(self, path: str, body: dict[str, Any]) -> Any:
+        return self._anywhere(lambda client: client.post(client.get_url(path), json=body))
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _compared(key: str, target: str, field: str, revision: int) -> dict[str, Any]:
+    return {"key": _text(key.encode()), "result": "EQUAL", "target": target, field: revision}

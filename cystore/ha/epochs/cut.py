@@ -1,0 +1,133 @@
+"""Cuts a log at the point where it parts from the master's: a master that was replaced has records that no other member
+has.
+
+No position of the log goes back while a process has the store. So the cut is ordered in the manifest; the processes are
+asked to leave, and the next one that is alone in the store carries it out before recovery. The cut bytes are kept aside
+in quarantine/. A kill at any step leaves the order, and the next process does it again. The order names the copy from
+before its place is touched, so it is made once.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cystore._native.system.failpoint import failpoint
+from cystore.derived.files.known_queues import forget_known_queues
+from cystore.derived.files.offsets import QueueOffsets, read_queue_offsets, write_queue_offsets
+from cystore.engine.files.checkpoint import Checkpoint
+from cystore.engine.files.quarantine import copy_name, pieces_of, put_aside
+from cystore.engine.files.segments import Mode
+from cystore.engine.manifest.damaged_ranges import DamagedRanges
+from cystore.engine.manifest.manifest import Facts, Manifest, look
+from cystore.layout import takes_queue_offset
+from cystore.recovery.apply import drop_derived
+from cystore.recovery.walk.abort_file import mark_undispatched
+from cystore.recovery.walk.log_reader import LogReader
+from cystore.system import files
+from cystore.system.ranges import file_ranges
+
+log = logging.getLogger("cystore")
+
+SECTION = "cut"  # in the manifest
+
+
+def order_cut(manifest: Manifest, position: int, end: int) -> None:
+    """The log is to be cut from `position` to its present `end`."""
+    manifest.set_section(SECTION, {"from": position, "to": end})
+
+
+def ordered_cut(facts: Facts) -> tuple[int, int] | None:
+    """The range of the log that is to be cut."""
+    found: Any = facts.sections.get(SECTION)
+    return None if not isinstance(found, dict) else (int(found["from"]), int(found["to"]))
+
+
+def cut_if_ordered(root: Path, file_bytes: int) -> None:
+    """For the only process in the store, before recovery; `file_bytes` is the configured length of the log's files."""
+    facts = look(root).facts
+    order = None if facts is None else ordered_cut(facts)
+    if facts is None or order is None:
+        return
+    position, end = order
+    manifest = Manifest.load(root, None, lambda: facts)
+    kept = str(facts.sections[SECTION].get("kept", ""))
+    reader = LogReader(root, file_bytes)
+    try:
+        if not kept and _has_content(reader, position):
+            pieces = pieces_of(reader.directory, reader.file_bytes, position, end)
+            kept = put_aside(root, pieces, copy_name(position, end))
+            failpoint("cut.kept")
+            manifest.set_section(SECTION, {"from": position, "to": end, "kept": kept})
+        _cut(root, reader, position)
+    finally:
+        reader.close()
+
+    def without_the_cut(known: Facts) -> Facts:
+        left = replace(known, holes=DamagedRanges(hole for hole in known.holes if hole.end <= position))
+        return left.with_section(SECTION, None)
+
+    manifest.update(without_the_cut)
+    log.warning(
+        "%s: cut the log from %d to %d, kept as %s in quarantine/", root, position, end, kept or "nothing"
+    )
+
+
+def _cut(root: Path, reader: LogReader, position: int) -> None:
+    base = reader.base_of(position)
+    mark_undispatched(root)
+    _count_back(root, reader, position)
+    _say_durable(root, reader, position)
+    failpoint("cut.counted_back")
+    drop_derived(root)
+    forget_known_queues(root)
+    failpoint("cut.derived_dropped")
+    for later in sorted((one for one in reader.bases if one > base), reverse=True):
+        files.remove(reader.path(later))
+        failpoint("cut.file_removed")
+    if reader.has(base):
+        file_ranges.zero_range(reader.path(base), position - base, reader.file_bytes)
+    failpoint("cut.zeroed")
+
+
+def _has_content(reader: LogReader, position: int) -> bool:
+    begins = [max(position, base) for base in reader.bases if base + reader.file_bytes > position]
+    return any(
+        reader.nonzero(begin, reader.base_of(begin) + reader.file_bytes) is not None for begin in begins
+    )
+
+
+def _count_back(root: Path, reader: LogReader, position: int) -> None:
+    """The queues of records that go continue with the offsets of the first of them."""
+    saved = read_queue_offsets(root)
+    following = dict(saved.next)
+    for record in reader.records(position):
+        if takes_queue_offset(record["sys_flag"]):
+            queue = (record["topic"].decode("ascii"), record["queue_id"])
+            following[queue] = min(following.get(queue, record["queue_offset"]), record["queue_offset"])
+    minimum = {queue: min(first, following.get(queue, first)) for queue, first in saved.minimum.items()}
+    write_queue_offsets(root, QueueOffsets(following, minimum, min(saved.physical_offset, position)))
+
+
+def _say_durable(root: Path, reader: LogReader, position: int) -> None:
+    """The rest of the log is on the disk, and the checkpoint says so: damage in it is damage then, and no end."""
+    last: dict[str, Any] | None = None
+    begin = reader.base_of(max(position - 1, reader.begin))
+    for record in reader.records(begin):
+        if record["physical_offset"] >= position:
+            break
+        last = record
+    for base in reader.bases:
+        if base < position:
+            with files.opened(reader.path(base)) as fd:
+                files.sync(fd, reader.path(base))
+    checkpoint = Checkpoint(root, Mode.WRITE)
+    if last is None:
+        checkpoint.set_watermark(0, 0, 0)
+    else:
+        checkpoint.set_watermark(position, last["physical_offset"], last["checksum"])
+        checkpoint.physic_timestamp = last["store_timestamp"]
+    checkpoint.sync()
+    checkpoint.close()

@@ -1,0 +1,63 @@
+"""One epoch of an elected master: it tells its members what it is, and refuses those that do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from cystore.errors import ReplicationError
+from cystore.ha.epochs.history import History
+from cystore.ha.epochs.in_sync import InSync
+from cystore.ha.link.wire import Join, Joined
+
+
+@dataclass
+class Session:
+    """`replaced` is called when a member knows a newer epoch: this master is none any more. `propose` asks etcd for an
+    in-sync set."""
+
+    group: str
+    epoch: int
+    history: History
+    in_sync: InSync
+    replaced: Callable[[], None]
+    propose: Callable[[frozenset[str]], None]
+
+    def admit(self, asked: Join) -> Joined:
+        """Raises ReplicationError for a member of another group, log, or a newer epoch."""
+        if asked.group != self.group:
+            raise ReplicationError(
+                f"the member {asked.member} is of group {asked.group!r}, this is {self.group!r}"
+            )
+        if asked.member == self.in_sync.me:
+            raise ReplicationError(f"another store has this one's name {asked.member} (ha_member)")
+        if asked.log_id and asked.log_id != self.history.log_id:
+            raise ReplicationError(
+                f"the member {asked.member} has another log ({asked.log_id}): start it with an empty directory"
+            )
+        if asked.epoch > self.epoch:
+            self.replaced()
+            raise ReplicationError(
+                f"the member {asked.member} knows epoch {asked.epoch}, this master has {self.epoch}"
+            )
+        return Joined(self.epoch, self.history.plain())
+
+    def acknowledged(
+        self, positions: Mapping[str, int], wrote: int, flushed: int, known: int, now_s: float
+    ) -> int:
+        """Takes what the members reported, asks for another in-sync set if there has to be one, and returns the
+        position below which everything is on the disk of each member in sync. `known` is what was acknowledged
+        before."""
+        self.in_sync.reported(positions, wrote, now_s)
+        position = self.in_sync.acknowledged(flushed)
+        wanted = self.in_sync.wanted(positions, max(position, known), now_s)
+        if wanted is not None:
+            self.in_sync.pending = wanted
+            self.propose(wanted)
+        return position
+
+    def answered(self, in_sync: frozenset[str], has: bool) -> None:
+        """etcd has the set that was asked for, or refused it."""
+        if has:
+            self.in_sync.committed = in_sync
+        self.in_sync.pending = None

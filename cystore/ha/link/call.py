@@ -1,0 +1,113 @@
+"""A slave's call of its master: connects, greets, and lets both sides prove that they know the secret."""
+
+from __future__ import annotations
+
+import secrets
+import select
+import socket
+import ssl
+
+from cystore.config import StoreConfig
+from cystore.errors import ReplicationError
+from cystore.ha.link import wire
+from cystore.ha.link.address import address_of
+from cystore.ha.link.secret import check_plain, read_secret, slaves_context, wrapped
+from cystore.ha.link.sockets import ours
+from cystore.ha.link.wire import Hello
+
+CONNECT_S = 5.0
+GREETING_S = 1.0  # a master of RocketMQ never answers one
+
+
+class MasterCall:
+    """One connection at a time to one master. Raises OSError when it is over, ReplicationError for a master that is
+    none or is not ours."""
+
+    def __init__(self, config: StoreConfig, master: str, wait_s: float = CONNECT_S) -> None:
+        self._config, self.master, self._wait_s = config, master, wait_s
+        self._secret, self._context = read_secret(config), slaves_context(config)
+        self._greeting_s = GREETING_S
+        self.socket: socket.socket | None = None
+
+    def close(self) -> None:
+        connection, self.socket = self.socket, None
+        if connection is not None:
+            connection.close()
+
+    def open(self) -> Hello | None:
+        """Connects; returns the greeting of a cystore master, None for one of RocketMQ."""
+        host, port = address_of(self.master)
+        plain = self.socket = ours(socket.create_connection((host, port), self._wait_s))
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._context is None:
+            check_plain(self._config, plain, peer=True)
+        connection = self.socket = wrapped(self._context, plain, host=host)
+        connection.settimeout(self._wait_s)
+        if isinstance(connection, ssl.SSLSocket):
+            connection.do_handshake()
+        self.send(wire.REPORT.pack(wire.HELLO))
+        if not readable(connection, self._greeting_s):
+            # A cystore master that was late answers in the midst of frames, which ends the connection: then wait
+            # longer.
+            self._greeting_s = min(2 * self._greeting_s, self._config.ha_housekeeping_interval_ms / 1000)
+            if self._secret is not None:
+                raise ReplicationError(
+                    "the master does not answer a greeting, so it cannot prove that it knows the secret"
+                )
+            return None
+        hello = Hello.parse(self.talk(wire.HELLO))
+        self._greeting_s = GREETING_S
+        self._prove(hello)
+        return hello
+
+    def send(self, data: bytes) -> None:
+        if self.socket is None:
+            raise ConnectionResetError("not connected")
+        self.socket.sendall(data)
+
+    def talk(self, kind: int) -> bytes:
+        """The master's answer of a kind."""
+        offset, size = wire.HEADER.unpack(self._exactly(wire.HEADER.size))
+        wire.check_frame(offset, size)
+        if offset != kind:
+            raise ReplicationError(f"the master answered {offset} to {kind}")
+        return self._exactly(size)
+
+    def _exactly(self, count: int) -> bytes:
+        got = bytearray()
+        while len(got) < count:
+            piece = self.socket.recv(count - len(got)) if self.socket is not None else b""
+            if not piece:
+                raise ConnectionResetError("the master closed the connection")
+            got += piece
+        return bytes(got)
+
+    def _prove(self, hello: Hello) -> None:
+        """Each side proves to the other one that it knows the secret."""
+        if not hello.nonce:
+            if self._secret is not None:
+                raise ReplicationError("the master asks for no secret: set its ha_secret_file too")
+            return
+        if self._secret is None:
+            raise ReplicationError("the master asks for a secret: set ha_secret_file")
+        masters, mine = bytes.fromhex(hello.nonce), secrets.token_bytes(wire.NONCE_BYTES)
+        self.send(wire.REPORT.pack(wire.PROOF) + mine + self._secret.proof("slave", masters, mine))
+        if not self._secret.is_proof("master", masters, mine, self.talk(wire.PROOF)):
+            raise ReplicationError("the master does not know the secret (ha_secret_file)")
+
+
+def ask_master(config: StoreConfig, master: str) -> Hello | None:
+    """The greeting of a master, for who makes a slave of it; None for one of RocketMQ. Raises OSError,
+    ReplicationError."""
+    call = MasterCall(config, master)
+    try:
+        return call.open()
+    finally:
+        call.close()
+
+
+def readable(connection: socket.socket, timeout_s: float) -> bool:
+    """Whether there are bytes, within a time."""
+    if isinstance(connection, ssl.SSLSocket) and connection.pending():
+        return True
+    return bool(select.select([connection], [], [], timeout_s)[0])

@@ -1,0 +1,106 @@
+"""The secret that master and slave share, and TLS between them. RocketMQ's HAService has neither."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import socket
+import ssl
+from pathlib import Path
+
+from cystore.config import StoreConfig
+from cystore.errors import ReplicationError, StoreConfigError
+from cystore.ha.link.sockets import is_loopback, ours
+from cystore.system import files
+
+SECRET_BYTES_MIN, SECRET_BYTES_MAX = 16, 4096
+
+
+class Secret:
+    """Proofs that this side knows the secret, each for one connection: who hears them learns nothing. They do not
+    keep a listener in the middle from changing what follows: TLS does."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def proof(self, role: str, masters_nonce: bytes, slaves_nonce: bytes) -> bytes:
+        """The proof of the `role` "master" or "slave"."""
+        words = b"cystore replication: " + role.encode() + masters_nonce + slaves_nonce
+        return hmac.digest(self._secret, words, hashlib.sha256)
+
+    def is_proof(self, role: str, masters_nonce: bytes, slaves_nonce: bytes, proof: bytes) -> bool:
+        """Whether the peer proved it."""
+        return hmac.compare_digest(self.proof(role, masters_nonce, slaves_nonce), proof)
+
+
+def read_secret(config: StoreConfig) -> Secret | None:
+    """The content of ha_secret_file without white space around it; None without the setting. Raises
+    StoreConfigError."""
+    if not config.ha_secret_file:
+        return None
+    path = Path(config.ha_secret_file)
+    with files.translated(path):
+        secret = files.read_all(path, most=SECRET_BYTES_MAX + 1).strip()
+        mode = path.stat().st_mode
+    if mode & 0o077:
+        raise StoreConfigError("other users may read ha_secret_file: chmod 600", path=path)
+    if not SECRET_BYTES_MIN <= len(secret) <= SECRET_BYTES_MAX:
+        raise StoreConfigError(
+            f"ha_secret_file has {len(secret)} bytes, not {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX}", path=path
+        )
+    return Secret(secret)
+
+
+def check_plain(config: StoreConfig, made: socket.socket, *, peer: bool) -> None:
+    """Raises ReplicationError for a connection beyond this host without TLS that nobody asked for."""
+    if not config.ha_allow_plain and not is_loopback(made, peer=peer):
+        raise ReplicationError(
+            "no TLS on a connection beyond this host: give ha_tls_certificate_file and ha_tls_key_file "
+            "(master) or ha_tls_ca_file "
+            "(slave), or ha_allow_plain=True, which anybody in between can read and change"
+        )
+
+
+def masters_context(config: StoreConfig) -> ssl.SSLContext | None:
+    """TLS of a master; with ha_tls_ca_file a slave needs a certificate of it. None without the setting."""
+    if not config.ha_tls_certificate_file:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    _load(config, context)
+    if config.ha_tls_ca_file:
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def slaves_context(config: StoreConfig) -> ssl.SSLContext | None:
+    """TLS of a slave, which checks the master's certificate and name. None without the setting."""
+    if not config.ha_tls_ca_file:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    _load(config, context)
+    return context
+
+
+def _load(config: StoreConfig, context: ssl.SSLContext) -> None:
+    try:
+        if config.ha_tls_certificate_file:
+            context.load_cert_chain(config.ha_tls_certificate_file, config.ha_tls_key_file or None)
+        if config.ha_tls_ca_file:
+            context.load_verify_locations(config.ha_tls_ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise StoreConfigError(
+            f"ha_tls_certificate_file, ha_tls_key_file, ha_tls_ca_file: {error}"
+        ) from error
+
+
+def wrapped(context: ssl.SSLContext | None, plain: socket.socket, *, host: str = "") -> socket.socket:
+    """The socket within TLS, before the handshake: of a master, or of a slave that calls `host`."""
+    if context is None:
+        return plain
+    return ours(
+        context.wrap_socket(
+            plain, server_side=not host, server_hostname=host or None, do_handshake_on_connect=False
+        )
+    )

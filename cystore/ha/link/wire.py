@@ -1,0 +1,150 @@
+"""The bytes between master and slave.
+
+As in RocketMQ 4.9.3 the slave sends reports, 8 bytes each: its log's end. The master sends frames: physical offset (8
+bytes), length (4 bytes), and so many bytes of log; a heartbeat has none. Two cystore peers use negative numbers in
+the place of offsets for what RocketMQ has no words for. A master of RocketMQ ignores HELLO: it is the number that it
+holds for "nothing was reported yet".
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cystore.errors import ReplicationError
+
+
+class Numbers:
+    """Signed big-endian numbers that follow each other, so many bytes each."""
+
+    def __init__(self, *widths: int) -> None:
+        self._widths = widths
+        self.size = sum(widths)
+
+    def pack(self, *numbers: int) -> bytes:
+        return b"".join(
+            number.to_bytes(width, "big", signed=True)
+            for number, width in zip(numbers, self._widths, strict=True)
+        )
+
+    def unpack(self, data: bytes | bytearray, at: int = 0) -> tuple[int, ...]:
+        found = []
+        for width in self._widths:
+            found.append(int.from_bytes(data[at : at + width], "big", signed=True))
+            at += width
+        return tuple(found)
+
+
+REPORT, HEADER, RANGE, LENGTH = Numbers(8), Numbers(8, 4), Numbers(8, 8), Numbers(4)
+# Between members of a group the epoch follows: in each header of the log, and in each report of a position.
+EPOCH_REPORT, EPOCH_HEADER = Numbers(8, 8), Numbers(8, 4, 8)
+
+HELLO = -1  # slave: "I am a cystore"; master: a frame of Hello
+PROOF = -2  # slave: its nonce and the proof that it knows the secret; master: its own proof
+DIGEST = -3  # slave: a RANGE of the log; master: the SHA-256 of these bytes, nothing if it does not have them
+JOIN = -4  # slave: LENGTH and Join: it is a member of the master's group; master: a frame of Joined
+
+NONCE_BYTES = PROOF_BYTES = DIGEST_BYTES = 32
+DIGEST_RANGE_MAX = 8 << 20
+TALK_BYTES_MAX = 32 << 10  # of a frame that is no log
+JOIN_BYTES_MAX = 1024
+FRAME_BYTES_MAX = 64 << 20  # of log in one frame; RocketMQ's slave takes no more than 4 MiB
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The greeting of a cystore master, about its log. `nonce`: hexadecimal, empty if it asks for no secret. `epoch`: 0
+    if nobody elected it."""
+
+    store_id: str
+    min_physical_offset: int
+    wrote: int
+    file_bytes: int
+    nonce: str = ""
+    epoch: int = 0
+
+    def frame(self) -> bytes:
+        return talk(HELLO, json.dumps(asdict(self)).encode())
+
+    @classmethod
+    def parse(cls, data: bytes) -> Hello:
+        """Raises ReplicationError."""
+        try:
+            fields: Any = json.loads(data)
+            numbers = [fields[name] for name in ("min_physical_offset", "wrote", "file_bytes")]
+            numbers.append(fields.get("epoch", 0))
+            texts = [fields["store_id"], fields.get("nonce", "")]
+            bytes.fromhex(texts[1])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ReplicationError(f"the master's greeting cannot be read: {error!r}") from None
+        if any(type(number) is not int for number in numbers) or not all(
+            isinstance(text, str) for text in texts
+        ):
+            raise ReplicationError(f"the master's greeting is no greeting: {fields!r}")
+        begin, end, file_bytes, epoch = numbers
+        if not (
+            0 <= begin <= end < 1 << 62
+            and 4096 <= file_bytes < 1 << 31
+            and begin % file_bytes == 0
+            and 0 <= epoch < 1 << 62
+        ):
+            raise ReplicationError(f"the master's greeting makes no sense: {fields!r}")
+        return cls(texts[0], begin, end, file_bytes, texts[1], epoch)
+
+
+@dataclass(frozen=True)
+class Join:
+    """A member says this of itself. `epoch`: the newest that it knows. `log_id`: "" for an empty log."""
+
+    group: str
+    member: str
+    epoch: int
+    log_id: str
+
+    def word(self) -> bytes:
+        data = json.dumps(asdict(self)).encode()
+        return REPORT.pack(JOIN) + LENGTH.pack(len(data)) + data
+
+    @classmethod
+    def parse(cls, data: bytes) -> Join:
+        """Raises ReplicationError."""
+        return cls(**_fields(data, group=str, member=str, epoch=int, log_id=str))
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The master's epoch, and the history of its log as JSON has it."""
+
+    epoch: int
+    history: Any
+
+    def frame(self) -> bytes:
+        return talk(JOIN, json.dumps(asdict(self)).encode())
+
+    @classmethod
+    def parse(cls, data: bytes) -> Joined:
+        """Raises ReplicationError."""
+        return cls(**_fields(data, epoch=int, history=dict))
+
+
+def _fields(data: bytes, **types: type) -> dict[str, Any]:
+    try:
+        found: Any = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ReplicationError(f"the peer's words cannot be read: {error!r}") from None
+    if not isinstance(found, dict) or any(type(found.get(name)) is not kind for name, kind in types.items()):
+        raise ReplicationError(f"the peer's words make no sense: {str(found)[:200]}")
+    return {name: found[name] for name in types}
+
+
+def talk(kind: int, data: bytes) -> bytes:
+    """A frame that is no log."""
+    return HEADER.pack(kind, len(data)) + data
+
+
+def check_frame(offset: int, size: int) -> None:
+    """Raises ReplicationError for a header that no master sends."""
+    most = TALK_BYTES_MAX if offset < 0 else FRAME_BYTES_MAX
+    if offset < JOIN or offset >= 1 << 62 or not 0 <= size <= most:
+        raise ReplicationError(f"the master sent a frame of {size} bytes at offset {offset}")

@@ -1,0 +1,48 @@
+"""Which process of a store replicates: the one that has a lock on a file. The kernel ends the lock with its owner,
+whatever ends that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cystore.system.key_lock import KeyLock
+
+PATH = ("config", "replication.lock")
+
+
+class _BusyError(Exception):
+    """Another process has the lock."""
+
+
+def _busy() -> None:
+    raise _BusyError
+
+
+class ReplicationLock:
+    """The lock of one store, as one process sees it."""
+
+    def __init__(self, root: Path) -> None:
+        self._path, self._lock = root.joinpath(*PATH), None
+
+    _lock: KeyLock | None
+
+    def take(self) -> bool:
+        """Whether this process has it, from now on if nobody else does."""
+        if self._lock is None:
+            lock = KeyLock(self._path, "ha")
+            try:
+                lock.take(_busy)
+            except _BusyError:
+                lock.give()
+                return False
+            except BaseException:
+                lock.give()
+                raise
+            self._lock = lock
+        return True
+
+    def give(self) -> None:
+        """Gives it to another process. Safe to call twice."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.give()

@@ -1,0 +1,225 @@
+"""The master: listens, and ships the log to the slaves that connect. Source: HAService, HAConnection.
+
+One thread serves all slaves of a store. A slave that sends nonsense, or nothing, loses its connection; the others
+notice nothing of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+from cystore._native.memory.control import Control
+from cystore.clock import monotonic_s
+from cystore.config import StoreConfig
+from cystore.engine.log.commit_log import CommitLog
+from cystore.engine.manifest.manifest import Manifest
+from cystore.errors import ReplicationError, StoreClosedError, StoreError, StoreResourceError
+from cystore.ha.acknowledged import Acknowledged
+from cystore.ha.bell import Bell
+from cystore.ha.connection import SlaveConnection
+from cystore.ha.epochs.session import Session
+from cystore.ha.link.secret import check_plain, masters_context, read_secret, wrapped
+from cystore.ha.link.sockets import ours
+from cystore.ha.link.wire import Hello
+from cystore.ha.needed import SlavesNeed
+from cystore.services.retention.named_holds import Holds
+
+log = logging.getLogger("cystore")
+
+SLAVES_MAX = 64
+BUSY_S, BUSY_WAIT_S, IDLE_WAIT_S = 0.2, 0.001, 0.02  # looks for appends: often for a while after the last one
+LOOK_S = 0.5  # between two looks at who is silent
+
+
+class Master:
+    """Serves the slaves of one store until `close`."""
+
+    def __init__(
+        self,
+        control: Control,
+        commit_log: CommitLog,
+        manifest: Manifest,
+        holds: Holds,
+        config: StoreConfig,
+        session: Session | None = None,
+    ) -> None:
+        self._control, self._commit_log, self._manifest, self._config = control, commit_log, manifest, config
+        self._session = session
+        self._acknowledged = Acknowledged(control, config)
+        self._need = SlavesNeed(control, commit_log, holds, config)
+        self._secret, self._context = read_secret(config), masters_context(config)
+        self._slaves: dict[socket.socket, SlaveConnection] = {}
+        self._looked_s = self._busy_s = monotonic_s()
+        self._listener = _listening(config, plain=self._context is None)
+        self._selector = selectors.DefaultSelector()
+        self._bell = Bell(control)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._bell.hears, selectors.EVENT_READ)
+        self._acknowledged.connected(0)
+        self._counted = 0
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens."""
+        host, port = self._listener.getsockname()[:2]
+        return host, port
+
+    def slaves(self) -> list[SlaveConnection]:
+        """The slaves that are connected."""
+        return list(self._slaves.values())
+
+    def turn(self, wait_s: float = IDLE_WAIT_S) -> int:
+        """Serves whoever wants something, waits at most `wait_s` for it; returns the number of bytes that were
+        shipped."""
+        now_s = monotonic_s()
+        if any(slave.has_work and not slave.has_unsent for slave in self._slaves.values()):
+            wait_s = 0.0
+        elif now_s - self._busy_s < BUSY_S:
+            wait_s = min(wait_s, BUSY_WAIT_S)
+        for key, events in self._selector.select(wait_s):
+            if key.fileobj is self._listener:
+                self._accept()
+            elif key.fileobj is self._bell.hears:
+                self._bell.heard()
+            elif events & selectors.EVENT_READ:
+                self._attempt(key.data, key.data.receive)
+        shipped = sum(self._attempt(slave, slave.send) or 0 for slave in self.slaves())
+        if shipped:
+            self._busy_s = monotonic_s()
+        self._after(now_s)
+        return shipped
+
+    def _after(self, now_s: float) -> None:
+        self._count()
+        self._acknowledge(now_s)
+        for slave in self.slaves():
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if slave.has_unsent else 0)
+            if self._selector.get_key(slave.socket).events != wanted:
+                self._selector.modify(slave.socket, wanted, slave)
+        if now_s - self._looked_s >= LOOK_S:
+            self._looked_s = now_s
+            for slave in self.slaves():
+                self._attempt(slave, slave.check_time)
+            self._need.keep(
+                {slave.name: slave.acknowledged for slave in self.slaves() if slave.acknowledged >= 0}
+            )
+
+    def _acknowledge(self, now_s: float) -> None:
+        """Publishes how far a slave is; of an elected master, how far every member in sync has the log on its disk."""
+        if self._session is None:
+            for slave in self._slaves.values():
+                if slave.acknowledged >= 0:
+                    self._acknowledged.reported(slave.acknowledged)
+            return
+        control = self._control
+        positions = {
+            slave.member: slave.acknowledged
+            for slave in self._slaves.values()
+            if slave.member and slave.acknowledged >= 0
+        }
+        position = self._session.acknowledged(
+            positions, control.wrote, control.flushed, self._acknowledged.position, now_s
+        )
+        self._acknowledged.reported(position)
+
+    def _hello(self, nonce: str) -> Hello:
+        """The minimum is read before the end: a log that is cleaned meanwhile has both."""
+        minimum = self._control.min_physical_offset
+        store_id = self._manifest.snapshot().store_id
+        epoch = 0 if self._session is None else self._session.epoch
+        return Hello(store_id, minimum, self._control.wrote, self._commit_log.file_bytes, nonce, epoch)
+
+    def _accept(self) -> None:
+        try:
+            plain, address = self._listener.accept()
+        except (BlockingIOError, ConnectionError):
+            return
+        ours(plain)
+        name = f"{address[0]}:{address[1]}"
+        connection = plain
+        try:
+            if len(self._slaves) >= SLAVES_MAX:
+                raise ReplicationError(f"there are {SLAVES_MAX} slaves already")
+            plain.setblocking(False)
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = wrapped(self._context, plain)
+            slave = SlaveConnection(
+                connection,
+                name,
+                self._control,
+                self._commit_log,
+                self._config,
+                self._hello,
+                self._secret,
+                self._session,
+            )
+            self._selector.register(connection, selectors.EVENT_READ, slave)
+        except (OSError, StoreError) as error:
+            log.warning("%s: slave %s: %s", self._commit_log.files.root, name, error)
+            connection.close()
+            return
+        self._slaves[connection] = slave
+
+    def _attempt(self, slave: SlaveConnection, work: Callable[[], Any]) -> Any:
+        """An error of one slave costs that slave its connection."""
+        if slave.socket not in self._slaves:
+            return None
+        try:
+            return work()
+        except StoreClosedError:
+            raise
+        except (OSError, StoreError, ssl.SSLError) as error:
+            level = logging.INFO if isinstance(error, ConnectionError) else logging.WARNING
+            log.log(level, "%s: slave %s is let go: %s", self._commit_log.files.root, slave.name, error)
+            self._let_go(slave)
+        return None
+
+    def _let_go(self, slave: SlaveConnection) -> None:
+        self._selector.unregister(slave.socket)
+        del self._slaves[slave.socket]
+        slave.close()
+        self._count()
+
+    def _count(self) -> None:
+        count = sum(slave.is_following for slave in self._slaves.values())
+        if count != self._counted:
+            self._acknowledged.connected(count)
+            self._counted = count
+
+    def close(self) -> None:
+        """Ends all connections."""
+        for slave in self.slaves():
+            self._selector.unregister(slave.socket)
+            slave.close()
+        self._slaves.clear()
+        if not self._control.closed:
+            self._count()
+        self._bell.close()
+        self._selector.close()
+        self._listener.close()
+
+
+def _listening(config: StoreConfig, *, plain: bool) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.ha_listen_host else socket.AF_INET
+    listener = ours(socket.socket(family, socket.SOCK_STREAM))
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setblocking(False)
+        listener.bind((config.ha_listen_host, config.ha_listen_port))
+        if plain:
+            check_plain(config, listener, peer=False)
+        listener.listen(SLAVES_MAX)
+    except OSError as error:
+        listener.close()
+        raise StoreResourceError(
+            f"cannot listen on {config.ha_listen_host}:{config.ha_listen_port}: {error}"
+        ) from error
+    except BaseException:
+        listener.close()
+        raise
+    return listener

@@ -1,0 +1,119 @@
+"""The role of a store: master, or slave of a master. The manifest keeps it, so every process that opens the store
+knows it."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any, NamedTuple, get_args
+
+from cystore._native.memory.control import Control
+from cystore.config import BrokerRole, StoreConfig
+from cystore.engine.manifest.manifest import Facts, Manifest
+from cystore.errors import StoreConfigError
+from cystore.ha.link.address import address_of, endpoints_of
+from cystore.layout import FLAGS
+
+log = logging.getLogger("cystore")
+
+ROLES = get_args(BrokerRole)
+SECTION = "replication"  # in the manifest
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+FLAG_SLAVE = FLAGS["FLAG_SLAVE"][0]
+
+
+class Role(NamedTuple):
+    """`master`: the address that a slave follows, "" for a master. `group`, `member`, `etcd`: of a store whose master
+    is elected."""
+
+    broker_role: str = "async_master"
+    master: str = ""
+    group: str = ""
+    member: str = ""
+    etcd: str = ""
+
+    @property
+    def is_slave(self) -> bool:
+        return self.broker_role == "slave"
+
+    @property
+    def is_elected(self) -> bool:
+        """Whether etcd decides who is master."""
+        return self.broker_role == "elected"
+
+    def plain(self) -> dict[str, str]:
+        """As the manifest has it."""
+        known = {"role": self.broker_role, "master": self.master}
+        return (
+            {**known, "group": self.group, "member": self.member, "etcd": self.etcd}
+            if self.is_elected
+            else known
+        )
+
+
+def role_of(facts: Facts) -> Role:
+    """The role that the manifest has."""
+    found: Any = facts.sections.get(SECTION)
+    if not isinstance(found, dict) or found.get("role") not in ROLES:
+        return Role()
+    texts = [found.get(name) for name in ("master", "group", "member", "etcd")]
+    return Role(found["role"], *(text if isinstance(text, str) else "" for text in texts))
+
+
+def enter_role(manifest: Manifest, config: StoreConfig) -> None:
+    """Takes the given role over, for every process; without one the store keeps its own. Raises StoreConfigError."""
+    known = role = role_of(manifest.snapshot())
+    if config.gives("broker_role"):
+        slave = config.broker_role == "slave"
+        role = Role(config.broker_role, config.ha_master_address or known.master if slave else "")
+        if role.is_elected:
+            role = _elected(known, config)
+    elif config.ha_master_address and known.is_slave:
+        role = Role("slave", config.ha_master_address)
+    elif config.ha_master_address:
+        raise StoreConfigError('ha_master_address is the setting of a slave: give broker_role="slave" too')
+    if role.is_slave:
+        if not role.master:
+            raise StoreConfigError("a slave needs ha_master_address, HOST:PORT of its master")
+        address_of(role.master)
+    if role != known:
+        manifest.set_section(SECTION, role.plain())
+        now = f"a slave of {role.master}" if role.is_slave else role.broker_role
+        if role.is_elected:
+            now = f"{role.member} of group {role.group}, whose master is elected"
+        log.info("%s: now %s", manifest.path.parent, now)
+
+
+def _elected(known: Role, config: StoreConfig) -> Role:
+    """The member that the settings name, or that the store is already. Raises StoreConfigError."""
+    role = Role(
+        "elected",
+        group=config.ha_group or known.group,
+        member=config.ha_member or known.member,
+        etcd=config.ha_etcd_endpoints or known.etcd,
+    )
+    for setting, name in (("ha_group", role.group), ("ha_member", role.member)):
+        if not NAME.fullmatch(name):
+            raise StoreConfigError(f"{setting} must be 1 to 64 letters, digits, dots, - and _, not {name!r}")
+    endpoints_of(role.etcd)
+    if config.ha_listen_port:
+        address_of(advertised(config), "ha_advertised_address")
+    return role
+
+
+def advertised(config: StoreConfig) -> str:
+    """The address at which other members find this one when it is master."""
+    return config.ha_advertised_address or f"{config.ha_listen_host}:{config.ha_listen_port}"
+
+
+def show_role(manifest: Manifest, control: Control) -> None:
+    """Lets the appends of every process know whether the store is a slave. One whose master is elected is one until it
+    has an epoch."""
+    role = role_of(manifest.snapshot())
+    if role.is_elected:
+        if control.epoch == 0:
+            control.set_flag(FLAG_SLAVE)
+    elif role.is_slave:
+        control.set_flag(FLAG_SLAVE)
+    else:
+        control.clear_flag(FLAG_SLAVE)

@@ -1,0 +1,145 @@
+"""The service "ha": one process of a store serves its slaves, or follows its master; where that one dies, another one
+goes on.
+
+A lock on a file says which: the kernel ends it with its owner, whatever ends that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from cystore._native.append.appender import Appender
+from cystore._native.memory.control import Control
+from cystore.clock import monotonic_s
+from cystore.config import StoreConfig
+from cystore.engine.files.progress import Progress
+from cystore.engine.log.commit_log import CommitLog
+from cystore.engine.manifest.manifest import Manifest
+from cystore.errors import StoreError
+from cystore.ha.copied_log import CopiedLog
+from cystore.ha.lock import ReplicationLock
+from cystore.ha.master import Master
+from cystore.ha.role import Role, role_of
+from cystore.ha.slave import Slave
+from cystore.ha.standing import Standing, write_standing
+from cystore.services.retention.named_holds import Holds
+
+log = logging.getLogger("cystore")
+
+TURN_S = 0.5
+TELL_S = 1.0
+RETRY_S = 0.5  # RocketMQ's slave: 5 s
+
+
+class Replication:
+    """The work of the service in one process."""
+
+    def __init__(
+        self,
+        control: Control,
+        commit_log: CommitLog,
+        manifest: Manifest,
+        holds: Holds,
+        appender: Appender,
+        config: StoreConfig,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._control, self._commit_log, self._manifest = control, commit_log, manifest
+        self._holds, self._appender, self._config = holds, appender, config
+        self._stopping = stopping
+        self._lock = ReplicationLock(commit_log.files.root)
+        self._role: Role | None = None
+        self._master: Master | None = None
+        self._slave: Slave | None = None
+        self._failed = ""
+        self._told_s = 0.0
+
+    def _tell(self, *, now: bool = False) -> None:
+        """Writes down how the replication stands, every now and then: `cystore ha status` shows it."""
+        if now or monotonic_s() - self._told_s >= TELL_S:
+            self._told_s = monotonic_s()
+            write_standing(self._commit_log.files.root, self._standing())
+
+    def _standing(self) -> Standing:
+        if self._slave is not None:
+            return Standing("", (), self._slave.master, self._slave.is_connected, self._slave.masters_end)
+        if self._master is None:
+            return Standing()
+        slaves = tuple((slave.name, slave.acknowledged, slave.is_ours) for slave in self._master.slaves())
+        return Standing("{}:{}".format(*self._master.address), slaves)
+
+    @property
+    def master(self) -> Master | None:
+        """The master's part, in the process that serves slaves."""
+        return self._master
+
+    def run_once(self) -> Progress:
+        """Serves or follows for a while; nothing while another process does."""
+        role = role_of(self._manifest.snapshot())
+        if role != self._role:
+            self._end_work()
+            self._role = role
+        if self._idle(role) or not self._lock.take():
+            return Progress(0)
+        until_s, done = monotonic_s() + TURN_S, 0
+        while monotonic_s() < until_s and not self._stopping():
+            if role.is_slave:
+                done += self._follow(role)
+                if self._slave is None or not self._slave.is_connected:
+                    self._tell(now=True)
+                    return Progress(done)
+            else:
+                done += self._serve()
+            self._tell()
+        return Progress(done, more=not self._stopping())
+
+    def _idle(self, role: Role) -> bool:
+        return role.is_elected or (not role.is_slave and not self._config.ha_listen_port)
+
+    def _serve(self) -> int:
+        if self._master is None:
+            self._master = Master(self._control, self._commit_log, self._manifest, self._holds, self._config)
+            log.info("%s: serves slaves on %s:%d", self._commit_log.files.root, *self._master.address)
+        return self._master.turn()
+
+    def _follow(self, role: Role) -> int:
+        if self._slave is None:
+            copied = CopiedLog(
+                self._control,
+                self._commit_log,
+                self._appender.policy,
+                self._manifest,
+                self._config.max_message_size_bytes,
+            )
+            self._slave = Slave(self._control, self._commit_log, copied, self._config, role.master)
+        try:
+            received = self._slave.turn()
+        except OSError as error:
+            if isinstance(error, StoreError):
+                raise
+            if str(error) != self._failed:
+                self._failed = str(error)
+                log.warning(
+                    "%s: the master %s: %s; trying again", self._commit_log.files.root, role.master, error
+                )
+            return 0
+        self._failed = ""
+        return received
+
+    def _end_work(self) -> None:
+        master, self._master = self._master, None
+        slave, self._slave = self._slave, None
+        if master is not None:
+            master.close()
+        if slave is not None:
+            slave.close()
+        if master is not None or slave is not None:
+            self._tell(now=True)
+
+    def close(self) -> None:
+        """Ends all connections, then gives the work to another process."""
+        try:
+            self._end_work()
+        finally:
+            self._lock.give()

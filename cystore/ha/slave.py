@@ -1,0 +1,256 @@
+"""The slave: connects to its master, appends what it ships, and reports how far it has come. Source:
+HAService.HAClient."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import socket
+import ssl
+
+from cystore._native.memory.control import Control
+from cystore.clock import monotonic_s
+from cystore.config import StoreConfig
+from cystore.engine.log.commit_log import CommitLog
+from cystore.errors import ReplicationError
+from cystore.ha.copied_log import CopiedLog
+from cystore.ha.epochs.membership import Membership
+from cystore.ha.link import wire
+from cystore.ha.link.call import CONNECT_S, MasterCall, readable
+from cystore.ha.link.wire import Hello
+
+log = logging.getLogger("cystore")
+
+FIRST_BYTE = 1  # RocketMQ's master takes 0 for "your last file" (HAConnection)
+WAIT_S = 0.1  # for bytes of the master, between two looks at the rest of the world
+TURN_BYTES = 4 << 20
+
+
+class Slave:
+    """Follows one master. `turn` raises OSError when the connection is over, and ReplicationError, CorruptRecordError
+    or an error of the store when it cannot go on: the connection is closed then, and the next turn connects again."""
+
+    def __init__(
+        self,
+        control: Control,
+        commit_log: CommitLog,
+        copied: CopiedLog,
+        config: StoreConfig,
+        master: str,
+        membership: Membership | None = None,
+    ) -> None:
+        self._membership = membership
+        self._headers = wire.HEADER
+        self._control, self._commit_log, self._copied, self._config = control, commit_log, copied, config
+        # A replica that waits for a dead master is no candidate meanwhile.
+        wait_s = CONNECT_S if membership is None else min(CONNECT_S, config.ha_lease_ms / 5000)
+        self._call = MasterCall(config, master, wait_s)
+        self._wait_s = wait_s
+        self._heard_s = self._reported_s = 0.0
+        self._reported = -1
+        self._header = bytearray()
+        self._left = -1  # bytes of the present frame that are still to come; -1: its header is not whole
+        self.masters_end = -1  # as far as frames told
+        self._asked_whole = False  # a master of RocketMQ was asked for all but the log's first byte
+        self._has_last_file_only = False
+
+    @property
+    def master(self) -> str:
+        """The master's address."""
+        return self._call.master
+
+    @property
+    def is_connected(self) -> bool:
+        return self._call.socket is not None
+
+    def close(self) -> None:
+        """Ends the connection. Received bytes that were not appended are forgotten."""
+        self._call.close()
+        self._copied.restart()
+
+    def turn(self) -> int:
+        """Appends the bytes that have come; returns the number of bytes that were received."""
+        try:
+            if self._call.socket is None:
+                self._connect()
+            return self._follow()
+        except BaseException:
+            self.close()
+            raise
+
+    # ------------------------------------------------------------------------------------------------ connecting
+
+    def _connect(self) -> None:
+        self._headers = wire.HEADER
+        hello = self._call.open()
+        if hello is None and self._membership is not None:
+            raise ReplicationError(f"the master {self.master} is no cystore")
+        self._copied.restart()
+        self._header.clear()
+        self._left, self._heard_s = -1, monotonic_s()
+        if hello is None:
+            log.info("%s: master %s is RocketMQ's", self._commit_log.files.root, self.master)
+        else:
+            if self._membership is not None:
+                self._join(self._membership, hello)
+            self._compare(hello)
+            self.masters_end = hello.wrote
+            if self._copied.is_empty:
+                self._copied.begin_at(hello.min_physical_offset)
+        if self._membership is not None:
+            self._membership.follows()
+        position = self._control.wrote
+        self._asked_whole = hello is None and position == 0 and not self._has_last_file_only
+        self._report(FIRST_BYTE if self._asked_whole else position)
+        self._reported = position
+        log.info("%s: follows %s from %d", self._commit_log.files.root, self.master, self._control.wrote)
+
+    def _join(self, membership: Membership, hello: Hello) -> None:
+        """Enters the group of an elected master. Raises ReplicationError, and CutNeededError where the two logs part
+        below the end."""
+        if hello.epoch == 0:
+            raise ReplicationError(f"the master {self.master} was not elected, or is none any more")
+        self._call.send(membership.join().word())
+        joined = wire.Joined.parse(self._call.talk(wire.JOIN))
+        membership.joined(joined, self._control.min_physical_offset, self._control.wrote, hello.wrote)
+        self._headers = wire.EPOCH_HEADER
+
+    def _compare(self, hello: Hello) -> None:
+        """Whether this log is a beginning of the master's. Raises ReplicationError."""
+        control, segments = self._control, self._commit_log.files
+        if hello.file_bytes != segments.file_bytes:
+            raise ReplicationError(
+                f"the master's log has files of {hello.file_bytes} bytes, and this one of "
+                f"{segments.file_bytes}: make the slave anew "
+                f"with mapped_file_size_commit_log_bytes={hello.file_bytes}",
+                path=segments.root,
+            )
+        wrote = control.wrote
+        if self._copied.is_empty:
+            return
+        if wrote < hello.min_physical_offset:
+            raise ReplicationError(
+                f"this log ends at {wrote}, and the master has cleaned its own up to "
+                f"{hello.min_physical_offset}: start with an empty "
+                "directory",
+                path=segments.root,
+            )
+        if wrote > hello.wrote:
+            raise ReplicationError(
+                f"this log ends at {wrote}, and the master's at {hello.wrote}: this one has records that the "
+                "master never had, or lost",
+                path=segments.root,
+                offset=hello.wrote,
+            )
+        last = control.last_record
+        if max(control.min_physical_offset, hello.min_physical_offset) <= last < wrote and not self.has_same(
+            last, wrote
+        ):
+            raise ReplicationError(
+                "the last record is another one in the master's log: the logs have parted",
+                path=segments.root,
+                offset=last,
+            )
+
+    def has_same(self, begin: int, end: int) -> bool:
+        """Whether the master has the same bytes there, as far as one file and 8 MiB go."""
+        end = min(
+            end,
+            self._commit_log.files.base_of(begin) + self._commit_log.files.file_bytes,
+            begin + wire.DIGEST_RANGE_MAX,
+        )
+        piece = self._commit_log.piece(begin, end)
+        self._call.send(wire.REPORT.pack(wire.DIGEST) + wire.RANGE.pack(begin, end))
+        return piece is not None and self._call.talk(wire.DIGEST) == hashlib.sha256(piece).digest()
+
+    # ------------------------------------------------------------------------------------------------ following
+
+    def _report(self, position: int) -> None:
+        """Of a member: what is on its disk, and the epoch."""
+        if self._membership is None:
+            self._call.send(wire.REPORT.pack(position))
+        else:
+            self._copied.make_durable(position)
+            self._call.send(wire.EPOCH_REPORT.pack(position, self._membership.epoch))
+        self._reported, self._reported_s = position, monotonic_s()
+
+    def _follow(self) -> int:
+        connection = self._call.socket
+        assert connection is not None
+        received = 0
+        if readable(connection, WAIT_S):
+            connection.settimeout(0.0)
+            try:
+                while received < TURN_BYTES and (count := self._receive(connection)) > 0:
+                    received += count
+            finally:
+                connection.settimeout(self._wait_s)
+        now_s, wrote = monotonic_s(), self._control.wrote
+        if received:
+            self._heard_s = now_s
+        elif (now_s - self._heard_s) * 1000 > self._config.ha_housekeeping_interval_ms:
+            raise ReplicationError(f"the master {self.master} sent nothing for {now_s - self._heard_s:.0f} s")
+        if self._membership is not None and 0 <= self.masters_end <= wrote:
+            self._membership.caught_up()
+        if (
+            wrote != self._reported
+            or (now_s - self._reported_s) * 1000 >= self._config.ha_send_heartbeat_interval_ms
+        ):
+            self._report(wrote)
+        return received
+
+    def _receive(self, connection: socket.socket) -> int:
+        """A part of a frame: 0 when there is nothing at hand."""
+        try:
+            if self._left < 0:
+                piece = connection.recv(self._headers.size - len(self._header))
+                if not piece:
+                    raise ConnectionResetError("the master closed the connection")
+                self._header += piece
+                if len(self._header) == self._headers.size:
+                    self._begin_frame()
+                return len(piece)
+            room = self._copied.room()[: self._left]
+            count = connection.recv_into(room)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return 0
+        if count == 0:
+            raise ConnectionResetError("the master closed the connection")
+        self._left = self._left - count or -1
+        self._copied.took(count)
+        return count
+
+    def _after_first_byte(self, offset: int, size: int) -> tuple[int, int]:
+        """The first frame of a master of RocketMQ that was asked for its log from byte 1 on. Byte 0 is the first one
+        of a record's length, which is less than 16 MiB. A heartbeat says that it does not have that file any more, or
+        nothing at all."""
+        if size == 0:
+            self._has_last_file_only = True
+            raise ConnectionResetError("the master does not have its whole log: asking for its last file")
+        if offset != FIRST_BYTE:
+            raise ReplicationError(
+                f"the master sent the log from {offset} on, and was asked for {FIRST_BYTE}"
+            )
+        self._asked_whole = False
+        self._copied.room()[0] = 0
+        self._copied.took(1)
+        return offset, size
+
+    def _begin_frame(self) -> None:
+        offset, size, *epoch = self._headers.unpack(self._header)
+        self._header.clear()
+        wire.check_frame(offset, size)
+        if self._membership is not None and epoch != [self._membership.epoch]:
+            raise ReplicationError(
+                f"the master sends epoch {epoch}, and was elected in {self._membership.epoch}"
+            )
+        if self._asked_whole:
+            offset, size = self._after_first_byte(offset, size)
+        if self._copied.is_empty and self._copied.received == 0 and offset > 0 and size:
+            self._copied.begin_at(offset)
+        if offset != self._copied.received and size:
+            raise ReplicationError(
+                f"the master sent the log from {offset} on, and this one goes on at {self._copied.received}"
+            )
+        self.masters_end = max(self.masters_end, offset + size)
+        self._left = size or -1

@@ -1,0 +1,75 @@
+"""How the replication of a store stands, as the process that does it wrote it down a moment ago; for people and
+monitoring."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cystore import clock
+from cystore._native.record.checksum import crc32c
+from cystore.system import files
+
+PATH = ("config", "replication.json")
+ROOM_BYTES = 16 << 10
+OLD_MS = 10_000  # nobody writes any more, or that process stands still
+
+
+@dataclass(frozen=True)
+class Standing:
+    """`listens`: HOST:PORT of a master that serves. `slaves`: name, reported end of the log (-1: none yet), whether it
+    is a cystore. A slave has `master`, `connected` and `masters_end` (-1: not known). A member of a group with an
+    elected master has `epoch`, `in_sync`, `state` and `problem`."""
+
+    listens: str = ""
+    slaves: tuple[tuple[str, int, bool], ...] = ()
+    master: str = ""
+    connected: bool = False
+    masters_end: int = -1
+    at_ms: int = 0
+    pid: int = 0
+    epoch: int = 0
+    in_sync: tuple[str, ...] = ()
+    state: str = ""
+    problem: str = ""
+
+    def with_facts(self, **facts: Any) -> Standing:
+        """With other values."""
+        return replace(self, **facts)
+
+    @property
+    def is_old(self) -> bool:
+        """Whether it was written too long ago to be believed."""
+        return not 0 <= clock.now_ms() - self.at_ms <= OLD_MS
+
+
+def write_standing(root: Path, standing: Standing) -> None:
+    """Overwrites the file in place, and does not wait for the disk: it says nothing after a crash that matters."""
+    fields = {**asdict(standing), "at_ms": clock.now_ms(), "pid": os.getpid()}
+    data = json.dumps(fields)
+    whole = json.dumps({"standing": data, "checksum": crc32c(data.encode())}).encode()
+    if len(whole) > ROOM_BYTES:
+        return
+    path = root.joinpath(*PATH)
+    files.make_directory(path.parent)
+    with files.opened(path, os.O_RDWR | os.O_CREAT) as fd, files.translated(path):
+        os.pwrite(fd, whole.ljust(ROOM_BYTES), 0)
+
+
+def read_standing(root: Path) -> Standing:
+    """The standing that was written last; nothing known if that is unreadable, for example because it is being
+    written."""
+    data = files.read_if_there(root.joinpath(*PATH)) or b""
+    try:
+        whole = json.loads(data)
+        if crc32c(whole["standing"].encode()) != whole["checksum"]:
+            return Standing()
+        fields: Any = json.loads(whole["standing"])
+        fields["slaves"] = tuple((str(name), int(end), bool(ours)) for name, end, ours in fields["slaves"])
+        fields["in_sync"] = tuple(str(name) for name in fields.get("in_sync", ()))
+        return Standing(**fields)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return Standing()

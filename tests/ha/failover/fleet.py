@@ -1,0 +1,159 @@
+"""A group of members, each a process on a host of its own, and their etcd."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import cystore
+from tests.ha.failover.checker import Stored, check
+from tests.ha.failover.etcd import EtcdServer
+from tests.ha.failover.network import Network
+from tests.ha.failover.node import read_journal
+from tests.ha.pair import QUICK, log_bytes, until
+from tests.support.process import Process
+from tests.support.small_stores import SETTINGS
+
+NAMES = ("a", "b", "c")
+LEASE_MS = 2_000
+PORT = 10912
+QUIET = {
+    "PYTHONWARNINGS": "ignore"
+}  # etcd3gw loads eventlet where it is installed, which says that it is old
+START = "from tests.ha.failover.node import Node; node = Node(name, path, journal, settings)"
+
+
+class Fleet:
+    """A context manager. All hosts are reachable, and all members run and write, when it has begun."""
+
+    def __init__(self, folder: Path, names: tuple[str, ...] = NAMES, **more: Any) -> None:
+        self.folder, self.names, self._more = folder, names, more
+        self.network = Network(names)
+        self.etcd = EtcdServer(folder / "etcd", self.network.gateway)
+        self._processes: dict[str, Process] = {}
+        self._stack = contextlib.ExitStack()
+
+    def settings(self, name: str) -> dict[str, Any]:
+        return {
+            **SETTINGS,
+            **QUICK,
+            "services": "all",
+            "broker_role": "elected",
+            "ha_group": "fleet",
+            "ha_member": name,
+            "ha_listen_host": self.network.address(name),
+            "ha_listen_port": PORT,
+            "ha_allow_plain": True,
+            "ha_etcd_endpoints": self.etcd.url,
+            "ha_lease_ms": LEASE_MS,
+            "ha_in_sync_lag_ms": 1_000,
+            "ha_housekeeping_interval_ms": 2_000,
+            "slave_timeout_ms": 1_500,
+            **self._more,
+        }
+
+    def __enter__(self) -> Fleet:
+        try:
+            self._stack.enter_context(self.network)
+            self._stack.enter_context(self.etcd)
+            for name in self.names:
+                self.start(name)
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in list(self._processes):
+            self.kill(name)
+        self._stack.close()
+
+    def start(self, name: str) -> None:
+        process = Process({**os.environ, **QUIET}, through=self.network.through(name))
+        self._processes[name] = process
+        process.do(
+            START,
+            name=name,
+            path=str(self.folder / name),
+            journal=str(self.folder / f"{name}.journal"),
+            settings=self.settings(name),
+        )
+        self.write(name)
+
+    def write(self, name: str, on: bool = True) -> None:
+        self._processes[name].do("node.write(on)", on=on)
+
+    def running(self) -> list[str]:
+        return list(self._processes)
+
+    def do(self, name: str, source: str, **names: Any) -> Any:
+        return self._processes[name].do(source, **names)
+
+    def kill(self, name: str) -> None:
+        self._processes.pop(name).kill()
+
+    def stop(self, name: str) -> None:
+        self._processes[name].stop()
+
+    def go_on(self, name: str) -> None:
+        self._processes[name].go_on()
+
+    def facts(self, name: str) -> dict[str, Any]:
+        return dict(self.do(name, "node.facts()"))
+
+    def acknowledged(self) -> list[dict[str, Any]]:
+        return [line for name in self.names for line in read_journal(self.folder / f"{name}.journal")]
+
+    def newest(self) -> int:
+        """The newest epoch in which something was acknowledged."""
+        return max((line["epoch"] for line in self.acknowledged()), default=0)
+
+    def wait_master(self, after: int = 0) -> str:
+        """The member that acknowledged in an epoch after that."""
+
+        def found() -> str:
+            lines = [line for line in self.acknowledged() if line["epoch"] > after]
+            return max(lines, key=lambda line: line["epoch"])["life"].partition(".")[0] if lines else ""
+
+        return str(until(found))
+
+    def wait_more(self, count: int = 20) -> None:
+        """Returns when so many more puts were acknowledged."""
+        goal = len(self.acknowledged()) + count
+        until(lambda: len(self.acknowledged()) >= goal)
+
+    def wait_in_sync(self, count: int) -> None:
+        """Returns when the master has so many members in sync."""
+        until(
+            lambda: any(
+                facts["epoch"] and facts["in_sync"] >= count for facts in map(self.facts, self.running())
+            )
+        )
+
+    def settle(self) -> None:
+        """Heals and starts everything, waits until all members are in sync, and ends the writing."""
+        self.network.heal()
+        for name in self.names:
+            if name not in self._processes:
+                self.start(name)
+        self.wait_in_sync(len(self.names))
+        for name in self.names:
+            self.write(name, on=False)
+        until(lambda: len({self.facts(name)["wrote"] for name in self.names}) == 1)
+
+    def check(self) -> list[str]:
+        """Settles the fleet, ends its processes, and gives the checker's faults."""
+        self.settle()
+        for name in self.names:
+            self.kill(name)
+        logs, raw = {}, {}
+        for name in self.names:
+            with cystore.open(self.folder / name, services="none") as store:
+                logs[name] = [
+                    Stored(m.queue_id, m.queue_offset, m.physical_offset, bytes(m.body).rstrip(b" ").decode())
+                    for m in store.scan()
+                ]
+                raw[name] = log_bytes(store.path, 0, store.stats()["wrote"])
+        return check(self.acknowledged(), logs, raw)

@@ -1,0 +1,123 @@
+"""Goal: a put that was acknowledged as replicated survives the master, and no two masters acknowledge at the same
+place. Method: three members on hosts of their own with a real etcd; the master is killed, stopped, and cut off, and a
+checker reads everything afterwards."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.ha.failover.episodes import run
+from tests.ha.failover.etcd import needs_etcd
+from tests.ha.failover.fleet import Fleet
+from tests.ha.failover.network import needs_namespaces
+from tests.ha.pair import until
+
+pytestmark = [needs_etcd, needs_namespaces]
+LIMIT_MS = 10_000
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    with Fleet(tmp_path) as fleet:
+        fleet.wait_in_sync(3)
+        fleet.wait_more()
+        yield fleet
+
+
+def failover_ms(fleet: Fleet, epoch: int) -> int:
+    """The time from the last put that was acknowledged in the epoch to the first one after it."""
+    lines = fleet.acknowledged()
+    last = max(line["ms"] for line in lines if line["epoch"] == epoch)
+    return min(line["ms"] for line in lines if line["epoch"] > epoch) - last
+
+
+def test_the_master_is_killed(fleet):
+    epoch, master = fleet.newest(), fleet.wait_master()
+    fleet.kill(master)
+    assert fleet.wait_master(after=epoch) != master
+    fleet.wait_more()
+    assert failover_ms(fleet, epoch) < LIMIT_MS
+    assert fleet.check() == []
+
+
+def test_the_master_stands_still_for_longer_than_its_lease(fleet):
+    epoch, master = fleet.newest(), fleet.wait_master()
+    fleet.stop(master)
+    assert fleet.wait_master(after=epoch) != master
+    fleet.wait_more()
+    fleet.go_on(master)
+    fleet.wait_in_sync(3)
+    assert fleet.check() == []
+
+
+def test_the_master_is_cut_off(fleet):
+    epoch, master = fleet.newest(), fleet.wait_master()
+    for other in ("", *(name for name in fleet.names if name != master)):
+        fleet.network.cut(master, other)
+    assert fleet.wait_master(after=epoch) != master
+    fleet.wait_more()
+    assert failover_ms(fleet, epoch) < LIMIT_MS
+    assert fleet.check() == []
+
+
+def test_a_slice_of_the_episodes(tmp_path, rng):
+    found = run(tmp_path, seed := rng.randrange(2**32), 4)
+    assert not found.faults, f"seed {seed}"
+    assert found.episodes == 4 and found.acknowledged > 0
+
+
+def cystore_ha(fleet: Fleet, name: str, *words: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [*fleet.network.through(name), sys.executable, "-W", "ignore", "-m", "cystore", "ha", *words],
+        text=True, capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_an_operator_chooses_the_master(fleet):
+    master, places = fleet.wait_master(), {name: str(fleet.folder / name) for name in fleet.names}
+    other = next(name for name in fleet.names if name != master)
+    epoch = fleet.newest()
+    code, text = cystore_ha(fleet, other, "promote", places[other])
+    assert (code, text.partition(" in epoch")[0]) == (0, f"{other} is the master of fleet")
+    assert fleet.wait_master(after=epoch) == other
+    fleet.wait_in_sync(3)
+
+    def told() -> dict[str, Any]:
+        """The list of slaves is written down every second."""
+        _, text = cystore_ha(fleet, other, "status", places[other], "--json")
+        found = json.loads(text)
+        return found if len(found["slaves"]) == 2 else {}
+
+    found = until(told)
+    assert found["elected"] == other and found["in_sync"] == list(fleet.names)
+    assert sorted(slave["name"] for slave in found["slaves"]) == [
+        name for name in fleet.names if name != other
+    ]
+    code, text = cystore_ha(fleet, master, "status", places[master])
+    assert code == 0 and f"elected: {other} at" in text and "in sync: a, b, c" in text, text
+    code, text = cystore_ha(fleet, master, "demote", places[master])
+    assert code == 2 and f"{master} is not the master; that is {other}" in text
+    epoch = fleet.newest()
+    code, text = cystore_ha(fleet, other, "demote", places[other])
+    assert code == 0, text
+    assert fleet.wait_master(after=epoch) != other
+    assert fleet.check() == []
+
+
+def test_a_lie_of_the_master_is_found(fleet):
+    """A planted fault: what it acknowledges without its members is lost with it."""
+    epoch, master = fleet.newest(), fleet.wait_master()
+    fleet.do(master, "node.acknowledge_all()")
+    for other in (name for name in fleet.names if name != master):
+        fleet.network.cut(master, other)
+    fleet.wait_more(5)
+    fleet.network.cut(master, "")
+    assert fleet.wait_master(after=epoch) != master
+    fleet.wait_more()
+    assert any("lost" in fault for fault in fleet.check())

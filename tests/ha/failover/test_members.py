@@ -1,0 +1,323 @@
+"""Goal: only a member in sync is elected, a lease ends without anybody's help, and settings that do not fit are
+refused. Method: members in processes of this host with a real etcd."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cystore
+from cystore.ha.election.etcd import Etcd
+from cystore.ha.election.group import Group, View
+from tests.ha.failover.etcd import EtcdServer, needs_etcd
+from tests.ha.pair import QUICK, check_equal, fill, free_port, until, wait_log, wrote
+from tests.support.process import Failed, Process
+from tests.support.small_stores import LOG_BYTES, SETTINGS
+
+pytestmark = needs_etcd
+LEASE_MS = 2_000
+OPENED = "import cystore; store = cystore.open(path, **settings)"
+TRIED = """
+try:
+    put, error = store.put("T", b"x", flush="replicated"), ""
+except cystore.StoreError as raised:
+    put, error = None, type(raised).__name__
+error
+"""
+
+
+@pytest.fixture
+def etcd(tmp_path):
+    with EtcdServer(tmp_path / "etcd") as server:
+        yield server
+
+
+def settings(etcd: EtcdServer, name: str, **more: Any) -> dict[str, Any]:
+    return {
+        **SETTINGS,
+        **QUICK,
+        "services": "all",
+        "broker_role": "elected",
+        "ha_group": "g",
+        "ha_member": name,
+        "ha_listen_port": free_port(),
+        "ha_etcd_endpoints": etcd.url,
+        "ha_lease_ms": LEASE_MS,
+        "ha_in_sync_lag_ms": 500,
+        "slave_timeout_ms": 1_000,
+        **more,
+    }
+
+
+def seen(etcd: EtcdServer) -> View:
+    group = Group(Etcd(cystore.StoreConfig(), etcd.url, 2.0), "g")
+    try:
+        return group.look()
+    finally:
+        group.close()
+
+
+def in_sync(etcd: EtcdServer) -> set[str]:
+    state = seen(etcd).state
+    return set() if state is None else set(state.in_sync)
+
+
+def master(etcd: EtcdServer) -> str:
+    found = seen(etcd).master
+    return "" if found is None else found.member
+
+
+def put(store: cystore.MessageStore, body: bytes = b"x") -> cystore.PutResult:
+    """A replicated put, as soon as it is taken."""
+
+    def tried() -> cystore.PutResult | None:
+        try:
+            return store.put("T", body, flush="replicated")
+        except (cystore.StoreNotWritableError, cystore.FlushSlaveTimeoutError):
+            return None
+
+    return until(tried)
+
+
+def test_the_store_with_a_log_is_the_first_master_and_the_others_get_all_of_it(tmp_path, etcd):
+    with cystore.open(tmp_path / "a", **SETTINGS) as plain:
+        fill(plain, 200)
+    with (
+        cystore.open(tmp_path / "b", **settings(etcd, "b")) as b,
+        cystore.open(tmp_path / "a", **settings(etcd, "a")) as a,
+    ):
+        put(a)
+        assert master(etcd) == "a"
+        until(lambda: in_sync(etcd) == {"a", "b"})
+        for _ in range(20):
+            done = put(a)
+            assert wrote(b) >= done.physical_offset + done.size_bytes
+        check_equal(a, b)
+        with pytest.raises(cystore.StoreIsSlaveError, match=r"a slave of 127\.0\.0\.1:"):
+            b.put("T", b"x")
+
+
+def test_a_member_that_is_not_in_sync_is_never_elected(tmp_path, etcd):
+    a_settings, b_settings = settings(etcd, "a"), settings(etcd, "b")
+    with cystore.open(tmp_path / "a", **a_settings) as a:
+        put(a)
+        with cystore.open(tmp_path / "b", **b_settings):
+            until(lambda: in_sync(etcd) == {"a", "b"})
+        until(lambda: in_sync(etcd) == {"a"})
+        last = put(a, b"only a has it")
+    with cystore.open(tmp_path / "b", **b_settings) as b:
+        until(lambda: not master(etcd))
+        with pytest.raises(TimeoutError):
+            until_some(lambda: master(etcd), 3 * LEASE_MS / 1000)
+        with cystore.open(tmp_path / "a", **a_settings) as a:
+            put(a)
+            assert master(etcd) == "a"
+            wait_log(b, wrote(a))
+            assert bytes(b.read(last.physical_offset).body) == b"only a has it"
+
+
+def test_a_member_whose_disk_lost_records_is_no_candidate_before_it_has_caught_up(tmp_path, etcd):
+    a_settings, b_settings = settings(etcd, "a", ha_in_sync_lag_ms=60_000), settings(etcd, "b")
+    with cystore.open(tmp_path / "a", **a_settings) as a:
+        put(a)
+        with cystore.open(tmp_path / "b", **b_settings):
+            until(lambda: in_sync(etcd) == {"a", "b"})
+            places = [put(a, b"y" * 100) for _ in range(30)]
+    assert in_sync(etcd) == {"a", "b"}  # so b may be elected, as far as etcd knows
+    lost = places[20].physical_offset
+    file = tmp_path / "b" / "commitlog" / f"{lost - lost % LOG_BYTES:020}"
+    with file.open("r+b") as damaged:
+        damaged.seek(lost % LOG_BYTES)
+        damaged.write(bytes(LOG_BYTES - lost % LOG_BYTES))
+    with cystore.open(tmp_path / "b", **b_settings) as b:
+        until(lambda: not master(etcd))
+        with pytest.raises(TimeoutError):
+            until_some(lambda: master(etcd), 2 * LEASE_MS / 1000)
+        with cystore.open(tmp_path / "a", **a_settings) as a:
+            put(a)
+            until(lambda: in_sync(etcd) == {"a", "b"})
+        put(b)
+        assert master(etcd) == "b"
+        assert [bytes(b.read(one.physical_offset).body) for one in places] == [b"y" * 100] * 30
+
+
+def until_some(wanted: Any, seconds: float) -> None:
+    """As `until`, for something that is not to happen."""
+    event = cystore.system.threads.os_threads.Flag()
+    for _ in range(int(seconds / 0.05)):
+        if wanted():
+            return
+        event.wait(0.05)
+    raise TimeoutError
+
+
+def test_a_master_that_returns_with_records_of_its_own_is_cut(tmp_path, etcd):
+    a_settings = settings(etcd, "a", ha_in_sync_lag_ms=60_000)
+    b_settings = settings(etcd, "b")
+    with Process() as b:
+        with Process() as a, Process() as b_before:
+            a.do(OPENED, path=str(tmp_path / "a"), settings=a_settings)
+            until(lambda: a.do(TRIED) == "")
+            b_before.do(OPENED, path=str(tmp_path / "b"), settings=b_settings)
+            until(lambda: in_sync(etcd) == {"a", "b"})
+            b_before.kill()
+            a.do("puts = [store.put('T', b'own %d' % n, queue_id=n % 3) for n in range(40)]")
+            begin, end = a.do("puts[0].physical_offset, store.stats()['wrote']")
+        b.do(OPENED, path=str(tmp_path / "b"), settings=b_settings)
+        until(lambda: b.do(TRIED) == "")
+        common = b.do("put.physical_offset")
+        assert common == begin < end
+        b.do("for n in range(60): store.put('T', b'new %d' % n, queue_id=n % 3)")
+        with cystore.open(tmp_path / "a", **a_settings) as a_again:
+            until(a_again.asked_to_leave)
+        with cystore.open(tmp_path / "a", **a_settings) as a_again:
+            until(lambda: in_sync(etcd) == {"a", "b"})
+            wait_log(a_again, b.do("store.stats()['wrote']"))
+            (kept,) = (tmp_path / "a" / "quarantine").glob("commitlog-*")
+            assert kept.name == f"commitlog-{common:020}-{end:020}" and b"own 39" in kept.read_bytes()
+            b.do("store.close()")
+            put(a_again)
+            bodies = [bytes(message.body) for message in a_again.scan()]
+            assert b"own 39" not in bodies and b"new 59" in bodies
+
+
+def test_too_few_members_in_sync_refuse_replicated_puts(tmp_path, etcd):
+    with cystore.open(tmp_path / "a", **settings(etcd, "a", min_in_sync_replicas=2)) as a:
+        until(lambda: master(etcd) == "a")
+        until(lambda: not a._attached().control.flags)
+        with pytest.raises(cystore.NotAcknowledgingError, match="1 of 2 members"):
+            a.put("T", b"x", flush="replicated")
+        a.put("T", b"taken")
+        with cystore.open(tmp_path / "b", **settings(etcd, "b", min_in_sync_replicas=2)):
+            put(a)
+        # A put that began with two members is not acknowledged by one.
+        with pytest.raises(cystore.FlushSlaveTimeoutError):
+            a.put("T", b"too late", flush="replicated")
+        until(lambda: in_sync(etcd) == {"a"} and a._attached().control.in_sync == 1)
+        end, acknowledged = wrote(a), a.stats()["replicated"]
+        assert refused(a)
+        assert wrote(a) == end > acknowledged == a.stats()["replicated"]
+
+
+def refused(store: cystore.MessageStore) -> bool:
+    try:
+        store.put("T", b"x", flush="replicated")
+    except cystore.NotAcknowledgingError:
+        return True
+    return False
+
+
+def test_another_process_of_the_host_continues_the_epoch(tmp_path, etcd):
+    a_settings = settings(etcd, "a")
+    with Process() as first, Process() as second:
+        first.do(OPENED, path=str(tmp_path / "a"), settings=a_settings)
+        until(lambda: first.do(TRIED) == "")
+        epoch = seen(etcd).master.epoch
+        second.do(OPENED, path=str(tmp_path / "a"), settings=a_settings)
+        assert second.do(TRIED) == ""
+        first.kill()
+        killed_ms = boottime_ms()
+        until(lambda: second.do(TRIED) == "")
+        until(lambda: second.do("store._attached().control.lease_until_ms") > killed_ms + LEASE_MS)
+        for _ in range(20):
+            assert second.do(TRIED) == ""
+        assert seen(etcd).master.epoch == epoch
+
+
+def boottime_ms() -> int:
+    return cystore.clock.boottime_ms()
+
+
+def test_a_lease_ends_while_the_process_that_keeps_it_stands_still(tmp_path, etcd):
+    """The other process of the store has only the clock to go by."""
+    a_settings = settings(etcd, "a")
+    with Process() as keeper, Process() as writer:
+        keeper.do(OPENED, path=str(tmp_path / "a"), settings=a_settings)
+        until(lambda: keeper.do(TRIED) == "")
+        writer.do(OPENED, path=str(tmp_path / "a"), settings={**a_settings, "services": "none"})
+        assert writer.do(TRIED) == ""
+        keeper.stop()
+        until(lambda: writer.do(TRIED) == "NotAcknowledgingError")
+        assert writer.do("lease = store._attached().control; lease.lease_until_ms") <= boottime_ms()
+        keeper.go_on()
+        until(lambda: writer.do(TRIED) == "")
+
+
+def test_the_lease_is_over_before_etcd_says_so(tmp_path, etcd):
+    with cystore.open(tmp_path / "a", **settings(etcd, "a")) as a:
+        put(a)
+        etcd.stop()
+        until(lambda: refused(a))
+        etcd.go_on()
+        put(a)
+
+
+def test_a_store_with_another_log_is_no_member(tmp_path, etcd, caplog):
+    with cystore.open(tmp_path / "a", **settings(etcd, "a")) as a:
+        fill_replicated(a, 20)
+        with cystore.open(tmp_path / "b", **SETTINGS) as other:
+            fill(other, 50)
+        with cystore.open(tmp_path / "b", **settings(etcd, "b")) as b:
+            until(lambda: "start with an empty directory" in caplog.text)
+            assert in_sync(etcd) == {"a"}
+            assert len(list(b.scan())) == 50
+
+
+def fill_replicated(store: cystore.MessageStore, count: int) -> None:
+    for number in range(count):
+        put(store, b"%d" % number)
+
+
+def test_a_second_store_with_the_same_name_is_no_member(tmp_path, etcd, caplog):
+    with cystore.open(tmp_path / "a", **settings(etcd, "a")) as a:
+        put(a)
+        with cystore.open(tmp_path / "b", **settings(etcd, "a")):
+            until(lambda: "has this one's name" in caplog.text)
+        put(a)
+        assert in_sync(etcd) == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "names"),
+    [
+        ({"ha_group": ""}, "ha_group"),
+        ({"ha_group": "a/b"}, "ha_group"),
+        ({"ha_member": "x" * 65}, "ha_member"),
+        ({"ha_member": "ä"}, "ha_member"),
+        ({"ha_etcd_endpoints": ""}, "ha_etcd_endpoints"),
+        ({"ha_etcd_endpoints": "ftp://x:1"}, "ha_etcd_endpoints"),
+        ({"ha_etcd_endpoints": "http://x:99999"}, "ha_etcd_endpoints"),
+        ({"ha_advertised_address": "nowhere"}, "ha_advertised_address"),
+        ({"ha_lease_ms": 10}, "ha_lease_ms"),
+        ({"min_in_sync_replicas": 0}, "min_in_sync_replicas"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(tmp_path: Path, wrong, names):
+    known = {
+        "broker_role": "elected",
+        "ha_group": "g",
+        "ha_member": "m",
+        "ha_etcd_endpoints": "http://127.0.0.1:1",
+    }
+    with pytest.raises(cystore.StoreConfigError, match=names):
+        cystore.open(tmp_path / "s", **{**SETTINGS, **known, "ha_listen_port": 10_912, **wrong})
+
+
+def test_without_etcd_a_store_opens_and_is_a_replica(tmp_path):
+    with Process() as alone:
+        given = {
+            **SETTINGS,
+            "services": "all",
+            "broker_role": "elected",
+            "ha_group": "g",
+            "ha_member": "m",
+            "ha_listen_port": free_port(),
+            "ha_etcd_endpoints": f"http://127.0.0.1:{free_port()}",
+        }
+        alone.do(OPENED, path=str(tmp_path / "s"), settings=given)
+        assert alone.do(TRIED) == "StoreIsSlaveError"
+        with pytest.raises(Failed, match="StoreIsSlaveError"):
+            alone.do("store.put('T', b'x')")
+        alone.do("store.close()")

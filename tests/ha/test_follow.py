@@ -1,0 +1,141 @@
+"""Goal: a slave has its master's log byte for byte, with queues and index, whatever was there before and whoever dies
+in between. Method: two stores of small files on loopback; the process that follows, or serves, is killed at the steps
+of a copy."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+import cystore
+from tests.ha.pair import check_equal, fill, free_port, masters, slaves, until, wait_log, wrote
+from tests.support.process import Process
+
+PLACES = (
+    "append.intent",
+    "copied.claimed",
+    "copied.before_publish",
+    "copied.published",
+    "copied.next_set",
+    "append.intent_cleared",
+    "copied.queue_added",
+    "append.blank_written",
+    "append.blank_published",
+    "allocate.published",
+)
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+def test_a_slave_follows_from_the_first_record_on(tmp_path, port):
+    with cystore.open(tmp_path / "master", **masters(port)) as master:
+        fill(master, 300)
+        with cystore.open(tmp_path / "slave", **slaves(port)) as slave:
+            wait_log(slave, wrote(master))
+            check_equal(master, slave)
+            fill(master, 100, start=300)
+            wait_log(slave, wrote(master))
+            check_equal(master, slave)
+        fill(master, 200, start=400)
+        with cystore.open(
+            tmp_path / "slave", services="all"
+        ) as slave:  # the store knows its role and its master
+            wait_log(slave, wrote(master))
+            check_equal(master, slave)
+
+
+def test_an_empty_slave_begins_where_a_cleaned_master_does(tmp_path, port):
+    with cystore.open(tmp_path / "master", **masters(port, file_reserved_time_h=0)) as master:
+        fill(master, 300)
+        assert master.clean().segments > 2
+        begin = master.stats()["min_physical_offset"]
+        with cystore.open(tmp_path / "slave", **slaves(port)) as slave:
+            wait_log(slave, wrote(master))
+            assert slave.stats()["min_physical_offset"] == begin > 0
+            check_equal(master, slave)
+        with cystore.open(tmp_path / "slave", services="none") as slave:
+            assert slave.stats()["min_physical_offset"] == begin
+            assert slave.recovery.warnings == ()
+            check_equal(master, slave)
+            fill(master, 50, start=300)
+        with cystore.open(tmp_path / "slave", services="all") as slave:
+            wait_log(slave, wrote(master))
+            check_equal(master, slave)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_process_that_follows_is_killed(tmp_path, port, rng, build_environment, place):
+    with cystore.open(tmp_path / "master", **masters(port)) as master:
+        fill(master, 30)
+        passes = 1 if place in ("copied.queue_added", "append.intent_cleared") else rng.randrange(1, 4)
+        environment = {**build_environment("failpoints"), "CYSTORE_FAILPOINT": f"{place}:{passes}"}
+        with Process(environment) as victim:
+            opened = "import cystore; store = cystore.open(path, **settings)"
+            victim.send(opened, path=str(tmp_path / "slave"), settings=slaves(port))
+            if not place.startswith("copied.queue"):
+                fill(master, 200, start=30)
+            assert victim.wait() == -signal.SIGKILL
+        with cystore.open(tmp_path / "slave", **slaves(port)) as slave:
+            wait_log(slave, wrote(master))
+            check_equal(master, slave)
+
+
+@pytest.mark.parametrize("place", ["copied.before_publish", "copied.published", "copied.claimed"])
+def test_another_process_follows_when_one_is_killed(tmp_path, port, build_environment, place):
+    with cystore.open(tmp_path / "master", **masters(port)) as master:
+        fill(master, 20)
+        environment = {**build_environment("failpoints"), "CYSTORE_FAILPOINT": f"{place}:3"}
+        with Process(environment) as victim, Process(build_environment("failpoints")) as other:
+            opened = "import cystore; store = cystore.open(path, **settings)"
+            settings = slaves(port)
+            victim.do(opened, path=str(tmp_path / "slave"), settings=settings)
+            until(lambda: victim.do("store.stats()['wrote']") == wrote(master))
+            other.do(opened, path=str(tmp_path / "slave"), settings=settings)
+            fill(master, 300, start=20)
+            assert victim.wait() == -signal.SIGKILL
+            assert other.do("store.wait_log(end - 1, 30)", end=wrote(master))
+            other.do("store.close()")
+        with cystore.open(tmp_path / "slave", services="none") as slave:
+            check_equal(master, slave)
+
+
+def test_another_process_serves_when_the_one_that_did_is_killed(tmp_path, port):
+    opened = "import cystore; store = cystore.open(path, **settings)"
+    settings = masters(port)
+    with Process() as first:
+        first.do(opened, path=str(tmp_path / "master"), settings=settings)
+        with cystore.open(tmp_path / "slave", **slaves(port)) as slave:
+            first.do("for i in range(100): store.put('T', b'x' * i)")
+            end = first.do("store.stats()['wrote']")
+            wait_log(slave, end)
+            with cystore.open(tmp_path / "master", **settings) as master:
+                first.kill()
+                fill(master, 100)
+                wait_log(slave, wrote(master))
+                check_equal(master, slave)
+
+
+def test_a_slave_refuses_puts_in_every_process(tmp_path, port):
+    with (
+        cystore.open(tmp_path / "master", **masters(port)),
+        cystore.open(tmp_path / "slave", **slaves(port)) as slave,
+    ):
+        for write in (
+            lambda: slave.put("T", b"x"),
+            lambda: slave.put("T", b"x", keys=("k",), flush="sync"),
+            lambda: slave.put_many([cystore.Message(topic="T", body=b"x")]),
+        ):
+            with pytest.raises(cystore.StoreIsSlaveError, match=f"127.0.0.1:{port}"):
+                write()
+        with cystore.open(tmp_path / "slave") as plain, pytest.raises(cystore.StoreIsSlaveError):
+            plain.put("T", b"x")
+        assert wrote(slave) == 0
+    with cystore.open(tmp_path / "slave", broker_role="async_master") as promoted:
+        promoted.put("T", b"x")
+    with cystore.open(tmp_path / "slave") as again:
+        again.put("T", b"y")
+        assert len(list(again.scan())) == 2

@@ -1,0 +1,224 @@
+"""Goal: a peer that is wrong, silent or a stranger costs a connection and nothing else; secret and TLS keep strangers
+out. Method: sockets that say what no peer says, beside a slave that follows; a certificate authority made here."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import cystore
+from cystore.ha.link import wire
+from tests.ha.pair import check_equal, fill, free_port, masters, slaves, until, wait_log, wrote
+
+SECRET = "a secret of more than sixteen bytes"
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+def closed(peer: socket.socket) -> bool:
+    """Whether the other side ended the connection, once it did."""
+    peer.settimeout(20)
+    with contextlib.suppress(ConnectionError):
+        while peer.recv(1 << 16):
+            pass
+    return True
+
+
+WRONG = {
+    "an offset beyond the log": wire.REPORT.pack(1 << 40),
+    "a word that there is not": wire.REPORT.pack(-77),
+    "a digest of too much": wire.REPORT.pack(wire.DIGEST) + wire.RANGE.pack(0, 1 << 30),
+    "a digest backwards": wire.REPORT.pack(wire.DIGEST) + wire.RANGE.pack(10, 3),
+    "an offset that goes back": wire.REPORT.pack(0) + wire.REPORT.pack(0) + wire.REPORT.pack(-2),
+    "a proof without a secret": wire.REPORT.pack(wire.PROOF) + bytes(64),
+    "greetings": 2 * wire.REPORT.pack(wire.HELLO),
+    "noise": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(range(128, 160)),
+}
+
+
+@pytest.mark.parametrize("words", WRONG.values(), ids=WRONG)
+def test_a_slave_that_says_nonsense_is_let_go(tmp_path, port, words):
+    with cystore.open(tmp_path / "master", **masters(port)) as master:
+        fill(master, 20)
+        with cystore.open(tmp_path / "slave", **slaves(port)) as slave:
+            wait_log(slave, wrote(master))
+            with socket.create_connection(("127.0.0.1", port), 20) as peer:
+                peer.sendall(words)
+                assert closed(peer)
+            fill(master, 20, start=20)
+            wait_log(slave, wrote(master))
+            check_equal(master, slave)
+
+
+def test_a_flood_and_a_slow_slave_do_not_stop_the_others(tmp_path, port):
+    settings = masters(port, ha_housekeeping_interval_ms=1000)
+    with (
+        cystore.open(tmp_path / "master", **settings) as master,
+        cystore.open(tmp_path / "slave", **slaves(port)) as slave,
+        socket.create_connection(("127.0.0.1", port)) as silent,
+    ):
+        silent.sendall(b"\0\0\0")  # a part of a report, and no more
+        with socket.create_connection(("127.0.0.1", port)) as flood:
+            flood.sendall(wire.REPORT.pack(0))
+            with contextlib.suppress(ConnectionError):
+                for _ in range(200):
+                    flood.sendall(wire.REPORT.pack(0) * 1000)
+            fill(master, 50)
+            wait_log(slave, wrote(master))
+        assert closed(silent)
+        check_equal(master, slave)
+
+
+FRAMES = {
+    "another place": wire.HEADER.pack(64, 8) + bytes(8),
+    "a length below 0": wire.HEADER.pack(0, -5),
+    "a length beyond all": wire.HEADER.pack(0, 2_000_000_000),
+    "zeros": wire.HEADER.pack(0, 64) + bytes(64),
+    "a huge record": wire.HEADER.pack(0, 64) + (2_000_000_000).to_bytes(4, "big") + b"CYS1" + bytes(56),
+    "noise": bytes(range(200)),
+}
+
+
+@pytest.mark.parametrize("frames", FRAMES.values(), ids=FRAMES)
+def test_a_master_that_says_nonsense_changes_nothing(tmp_path, port, frames, caplog):
+    caplog.set_level(logging.ERROR)
+    with socket.create_server(("127.0.0.1", port)) as wrong:
+        with cystore.open(tmp_path / "slave", **slaves(port)) as slave:
+            wrong.settimeout(20)
+            peer, _ = wrong.accept()
+            with peer:
+                hello = wire.Hello("x", 0, 0, slave.settings.mapped_file_size_commit_log_bytes)
+                peer.sendall(hello.frame() + frames)
+                assert closed(peer)
+            assert wrote(slave) == 0
+        wrong.close()
+        with cystore.open(tmp_path / "master", **masters(port)) as master:
+            fill(master, 50)
+            with cystore.open(tmp_path / "slave", services="all") as slave:
+                wait_log(slave, wrote(master))
+                check_equal(master, slave)
+
+
+def test_a_slave_with_other_files_is_refused(tmp_path, port, caplog):
+    with cystore.open(tmp_path / "master", **masters(port)) as master:
+        fill(master, 20)
+        other = slaves(port, mapped_file_size_commit_log_bytes=32 * 1024)
+        with cystore.open(tmp_path / "slave", **other) as slave:
+            until(lambda: "mapped_file_size_commit_log_bytes=16384" in caplog.text)
+            assert wrote(slave) == 0
+
+
+@pytest.fixture
+def secret(tmp_path) -> str:
+    path = tmp_path / "secret"
+    path.write_text(SECRET)
+    path.chmod(0o600)
+    return str(path)
+
+
+def test_both_sides_prove_that_they_know_the_secret(tmp_path, port, secret, caplog):
+    with cystore.open(tmp_path / "master", **masters(port, ha_secret_file=secret)) as master:
+        fill(master, 20)
+        with cystore.open(tmp_path / "slave", **slaves(port, ha_secret_file=secret)) as slave:
+            wait_log(slave, wrote(master))
+            check_equal(master, slave)
+        with cystore.open(tmp_path / "stranger", **slaves(port)) as stranger:
+            until(lambda: "the master asks for a secret" in caplog.text)
+            assert wrote(stranger) == 0
+        other = tmp_path / "other"
+        other.write_text("another secret of sixteen bytes")
+        other.chmod(0o600)
+        with cystore.open(tmp_path / "guess", **slaves(port, ha_secret_file=str(other))) as guess:
+            until(lambda: "the slave does not know the secret" in caplog.text)
+            assert wrote(guess) == 0
+        with socket.create_connection(("127.0.0.1", port)) as peer:
+            peer.sendall(wire.REPORT.pack(0))
+            assert closed(peer)
+
+
+def test_a_master_without_the_secret_is_not_believed(tmp_path, port, secret, caplog):
+    with cystore.open(tmp_path / "master", **masters(port)) as master:
+        fill(master, 20)
+        with cystore.open(tmp_path / "slave", **slaves(port, ha_secret_file=secret)) as slave:
+            until(lambda: "the master asks for no secret" in caplog.text)
+            assert wrote(slave) == 0
+
+
+def test_a_secret_that_others_may_read_is_refused(tmp_path, port, caplog):
+    path = tmp_path / "secret"
+    path.write_text(SECRET)
+    path.chmod(0o644)
+    with cystore.open(tmp_path / "master", **masters(port, ha_secret_file=str(path))):
+        until(lambda: "chmod 600" in caplog.text)
+        with pytest.raises(ConnectionError):
+            socket.create_connection(("127.0.0.1", port))
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory) -> Path:
+    """An authority, and a certificate of it for localhost."""
+    folder = tmp_path_factory.mktemp("tls")
+    made = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj"
+    for command in (
+        f"{made} /CN=authority -keyout ca.key -out ca.pem",
+        (
+            "openssl req -newkey rsa:2048 -nodes -subj /CN=localhost -addext subjectAltName=DNS:localhost -keyout "
+            "key.pem -out asked.pem"
+        ),
+        "openssl x509 -req -in asked.pem -CA ca.pem -CAkey ca.key -days 2 -copy_extensions copy -out certificate.pem",
+        f"{made} /CN=other -keyout other.key -out other.pem",
+    ):
+        subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+def test_tls_carries_the_log_and_checks_the_certificate(tmp_path, port, secret, certificates, caplog):
+    served = {
+        "ha_tls_certificate_file": str(certificates / "certificate.pem"),
+        "ha_tls_key_file": str(certificates / "key.pem"),
+        "ha_secret_file": secret,
+    }
+    trusts = {"ha_tls_ca_file": str(certificates / "ca.pem"), "ha_secret_file": secret}
+    with cystore.open(tmp_path / "master", **masters(port, **served)) as master:
+        fill(master, 200)
+        with cystore.open(
+            tmp_path / "slave", **slaves(port, ha_master_address=f"localhost:{port}", **trusts)
+        ) as slave:
+            wait_log(slave, wrote(master))
+            fill(master, 100, start=200)
+            wait_log(slave, wrote(master))
+            check_equal(master, slave)
+        for name, more, told in (
+            ("other", {"ha_tls_ca_file": str(certificates / "other.pem")}, "CERTIFICATE_VERIFY_FAILED"),
+            ("name", {"ha_master_address": f"127.0.0.1:{port}"}, "IP address mismatch"),
+        ):
+            settings = slaves(port, **{"ha_master_address": f"localhost:{port}", **trusts, **more})
+            with cystore.open(tmp_path / name, **settings) as slave:
+                until(lambda told=told: told in caplog.text)
+                assert wrote(slave) == 0
+        with socket.create_connection(("127.0.0.1", port)) as plain:
+            plain.sendall(wire.REPORT.pack(0) * 8)
+            assert closed(plain)
+
+
+def test_a_port_beyond_this_host_needs_tls(tmp_path, port, caplog):
+    with cystore.open(tmp_path / "master", **masters(port, ha_listen_host="0.0.0.0")):
+        until(lambda: "no TLS on a connection beyond this host" in caplog.text)
+        with pytest.raises(ConnectionError):
+            socket.create_connection(("127.0.0.1", port))
+    with cystore.open(tmp_path / "master", **masters(port, ha_listen_host="0.0.0.0", ha_allow_plain=True)):
+        until(lambda: listens(port))
+
+
+def listens(port: int) -> bool:
+    with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False

@@ -1,0 +1,107 @@
+"""Goal: replication speaks RocketMQ 4.9.3's protocol both ways: the same bytes, with queues and index.
+Method: a master in the JVM with a slave of cystore, and the other way around, over loopback."""
+
+from __future__ import annotations
+
+import pytest
+
+import cystore
+from tests.golden.cystore_config import cystore_config
+from tests.ha.pair import QUICK, free_port, log_bytes, until, wait_log
+from tests.interop import specs
+from tests.interop.cystore_side import dump_of_copy, put_all
+from tests.interop.expect import Stored, check_queries, check_queues, check_records
+
+JVM_QUICK = {"haSendHeartbeatInterval": 200, "haHousekeepingInterval": 5000}
+
+
+@pytest.fixture
+def writer(rng):
+    return specs.Writer(rng)
+
+
+def of_the_log(rows: list[dict]) -> list[dict]:
+    """Without the checkpoint, which says when each store was flushed."""
+    return [row for row in rows if not row["type"].startswith("checkpoint")]
+
+
+def masters_settings(port: int) -> dict:
+    return {"services": "all", "broker_role": "async_master", "ha_listen_port": port, **QUICK}
+
+
+def slaves_settings(port: int) -> dict:
+    return {"services": "all", "broker_role": "slave", "ha_master_address": f"127.0.0.1:{port}", **QUICK}
+
+
+def test_a_slave_in_the_jvm_follows(rocketmq, writer, tmp_path):
+    port, spec = free_port(), {"config": specs.SMALL}
+    path, there = tmp_path / "slave", tmp_path / "master"
+    with cystore.open(there, **cystore_config(spec), **masters_settings(port)) as master:
+        stored = put_all(master, list(writer.many(150)))
+        config = {**specs.SMALL, **JVM_QUICK, "haMasterAddress": f"127.0.0.1:{port}"}
+        with rocketmq.opened(path, config, role="SLAVE") as slave:
+            end = master.stats()["wrote"]
+            assert slave.reach(end) == (end, 0)
+            stored += put_all(master, list(writer.many(150)))
+            end = master.stats()["wrote"]
+            assert slave.reach(end) == (end, 0)
+            last = master.put("T", b"replicated", flush="replicated")
+            end = last.physical_offset + last.size_bytes
+            assert slave.reach(end) == (end, 0)
+    assert log_bytes(path, 0, end) == log_bytes(there, 0, end)
+    rows = dump_of_copy(rocketmq, path, spec, tmp_path)
+    check_queries(rows, stored)
+    assert of_the_log(rows) == of_the_log(dump_of_copy(rocketmq, there, spec, tmp_path))
+
+
+def test_a_slave_follows_a_master_in_the_jvm(rocketmq, writer, tmp_path):
+    port, spec = free_port(), {"config": specs.SMALL}
+    path, there = tmp_path / "slave", tmp_path / "master"
+    config = {**specs.SMALL, **JVM_QUICK, "haListenPort": port}
+    items = list(writer.many(20))
+    with rocketmq.opened(there, config) as master:
+        stored = [Stored.by_rocketmq(*pair) for pair in zip(items, master.put(items), strict=True)]
+        with cystore.open(path, **cystore_config(spec), **slaves_settings(port)) as slave:
+            end, _ = master.reach(0)
+            wait_log(slave, end)
+            for _ in range(2):
+                items = list(writer.many(120))
+                stored += [Stored.by_rocketmq(*pair) for pair in zip(items, master.put(items), strict=True)]
+                end, _ = master.reach(0)
+                wait_log(slave, end)
+            until(lambda: slave.stats()["dispatch_behind_bytes"] == 0)
+            assert slave.stats()["min_physical_offset"] == 0
+            check_followed(slave, stored)
+    assert log_bytes(path, 0, end) == log_bytes(there, 0, end)
+    rows = dump_of_copy(rocketmq, path, spec, tmp_path)
+    check_records(rows, stored)
+    check_queues(rows, stored, ext=False)
+    check_queries(rows, stored)
+
+
+def check_followed(slave: cystore.MessageStore, stored: list[Stored]) -> None:
+    assert stored
+    assert [m.physical_offset for m in slave.scan()] == [one.physical_offset for one in stored]
+    for one in stored[::7]:
+        (same,) = slave.get(*one.queue, one.queue_offset, 1).messages
+        assert same.physical_offset == one.physical_offset
+
+
+def test_an_empty_slave_gets_the_last_file_of_a_cleaned_master_in_the_jvm(rocketmq, writer, tmp_path):
+    port, spec = free_port(), {"config": specs.SMALL}
+    path, there = tmp_path / "slave", tmp_path / "master"
+    config = {**specs.SMALL, **JVM_QUICK, "haListenPort": port}
+    items = list(writer.many(600))
+    with rocketmq.opened(there, config) as master:
+        stored = [Stored.by_rocketmq(*pair) for pair in zip(items, master.put(items), strict=True)]
+    (there / "commitlog" / f"{0:020}").unlink()
+    with rocketmq.opened(there, config) as master:
+        end, begin = master.reach(0)
+        last = end - end % specs.SMALL["mapedFileSizeCommitLog"]
+        assert last > begin > 0
+        with cystore.open(path, **cystore_config(spec), **slaves_settings(port)) as slave:
+            wait_log(slave, end)
+            until(lambda: slave.stats()["dispatch_behind_bytes"] == 0)
+            assert slave.stats()["min_physical_offset"] == last
+            check_followed(slave, [one for one in stored if one.physical_offset >= last])
+    assert log_bytes(path, last, end) == log_bytes(there, last, end)
