@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV_PYTHON := .venv/bin/python
 SETUP = @$(PYTHON) tools/setup_env.py
 
-.PHONY: help build run test test-all crash fuzz bench bench-check lint format clean
+.PHONY: help build run test test-all crash ha fuzz bench bench-check lint format clean
 
 help: ## what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -26,6 +26,10 @@ test-all: ## the long tests too
 crash: ## the whole fault matrix; ARGS="kill --count 500" passes arguments
 	$(SETUP) test
 	@$(VENV_PYTHON) -m tests.crash --json build/crash.json $(ARGS)
+
+ha: ## a thousand episodes of failover; ARGS="cut_off stop --count 20 --seed 7" passes arguments
+	$(SETUP) test
+	@$(VENV_PYTHON) -m tests.ha.failover $(ARGS)
 
 fuzz: ## every fuzz target for a minute; ARGS="record scan --seconds 600" passes arguments
 	$(SETUP) test

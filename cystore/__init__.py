@@ -15,28 +15,36 @@ from typing import TYPE_CHECKING, Any
 from cystore._native.read.get_result import GetResult
 from cystore._native.record.message import Message, PutResult
 from cystore.config import StoreConfig
+from cystore.engine.inspect.message_id import MessageId
 from cystore.engine.inspect.stats import QueueRange
 from cystore.errors import (
     CorruptRecordError,
+    ElectionError,
     FencedError,
     FilterError,
     FlushFailedError,
+    FlushSlaveTimeoutError,
     MessageIllegalError,
+    NotAcknowledgingError,
     NotDurableError,
     OffsetError,
     PageCacheBusyError,
+    ReplicationError,
+    SlaveNotAvailableError,
     StoreClosedError,
     StoreConfigError,
     StoreError,
     StoreFormatError,
     StoreFullError,
     StoreIOError,
+    StoreIsSlaveError,
     StoreLockedError,
     StoreMovedError,
     StoreNotWritableError,
     StorePermissionError,
     StoreResourceError,
     StoreTimeoutError,
+    TransactionError,
 )
 from cystore.filters.sql import SqlFilter
 from cystore.layout import RELEASE
@@ -44,8 +52,11 @@ from cystore.results import GetStatus
 from cystore.store import MessageStore, close_all, open  # noqa: A004 - the surface's name
 
 if TYPE_CHECKING:
+    from cystore.arrivals.dispatcher import Dispatcher as Dispatcher
     from cystore.columns.arrow import to_arrow as to_arrow
     from cystore.columns.dataset import scan as scan
+    from cystore.consumers.consumer import Consumer as Consumer
+    from cystore.transactions.half import HalfMessage as HalfMessage
 
 __version__ = RELEASE
 
@@ -58,25 +69,37 @@ _EARLIER = {
 for _name, _now in _EARLIER.items():
     sys.modules.setdefault(_name, sys.modules[_now])
 
-# Names that need pyarrow, and their modules.
-_LAZY = {"to_arrow": "cystore.columns.arrow", "scan": "cystore.columns.dataset"}
+# Names that need pyarrow, or that few programs use, and their modules.
+_LAZY = {
+    "Consumer": "cystore.consumers.consumer",
+    "Dispatcher": "cystore.arrivals.dispatcher",
+    "HalfMessage": "cystore.transactions.half",
+    "scan": "cystore.columns.dataset",
+    "to_arrow": "cystore.columns.arrow",
+}
 
 # Without these: `from cystore import *` works where pyarrow is not installed.
 __all__ = [
     "CorruptRecordError",
+    "ElectionError",
     "FencedError",
     "FilterError",
     "FlushFailedError",
+    "FlushSlaveTimeoutError",
     "GetResult",
     "GetStatus",
     "Message",
+    "MessageId",
     "MessageIllegalError",
     "MessageStore",
+    "NotAcknowledgingError",
     "NotDurableError",
     "OffsetError",
     "PageCacheBusyError",
     "PutResult",
     "QueueRange",
+    "ReplicationError",
+    "SlaveNotAvailableError",
     "SqlFilter",
     "StoreClosedError",
     "StoreConfig",
@@ -85,18 +108,20 @@ __all__ = [
     "StoreFormatError",
     "StoreFullError",
     "StoreIOError",
+    "StoreIsSlaveError",
     "StoreLockedError",
     "StoreMovedError",
     "StoreNotWritableError",
     "StorePermissionError",
     "StoreResourceError",
     "StoreTimeoutError",
+    "TransactionError",
     "open",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Loads `to_arrow` and `scan` at first use, because they need pyarrow."""
+    """Loads a name of `_LAZY` at its first use."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

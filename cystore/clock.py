@@ -29,8 +29,14 @@ def monotonic_s() -> float:
     return time.monotonic()
 
 
+def boottime_ms() -> int:
+    """A clock of this host that nobody can set, and that runs while the host sleeps, ms. Leases are measured by it."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
+
 def file_time_ns() -> int:
-    """The clock that a file system stamps changes with, ns since the epoch. It moves on in steps of some milliseconds."""
+    """The clock that a file system stamps changes with, ns since the epoch. It moves on in steps of some
+    milliseconds."""
     return time.clock_gettime_ns(_REALTIME_COARSE)
 
 

@@ -15,7 +15,8 @@ from typing import Any, Literal
 from cystore.errors import StoreConfigError
 from cystore.layout import CONSTANTS
 
-SERVICE_NAMES = ("flush", "allocate", "reput", "schedule", "clean")
+SERVICE_NAMES = ("flush", "allocate", "reput", "schedule", "clean", "ha")
+BrokerRole = Literal["async_master", "sync_master", "slave", "elected"]
 GIB = 1 << 30
 DELAY_LEVELS_MAX = CONSTANTS["DELAY_LEVELS_MAX"][0]
 DELAY_SECONDS_MAX = CONSTANTS["DELAY_SECONDS_MAX"][0]
@@ -24,9 +25,10 @@ INT_MAX = (1 << 31) - 1
 
 
 class _Given:
-    """Holds the names that `from_mapping` was given or suggested; the fields themselves are the settings."""
+    """Holds the names that `from_mapping` was given or suggested, and where the given ones come from; the fields
+    themselves are the settings."""
 
-    __slots__ = ("_names", "_suggested")
+    __slots__ = ("_names", "_sources", "_suggested")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,10 @@ class StoreConfig(_Given):
     message_delay_level: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
     flush_delay_offset_interval_ms: int = 10_000
 
+    transaction_timeout_ms: int = 6_000
+    transaction_check_interval_ms: int = 60_000
+    transaction_check_max: int = 15
+
     flush_disk_type: Literal["async", "sync"] = "async"
     flush_interval_commit_log_ms: int = 500
     flush_commit_log_least_pages: int = 4
@@ -60,6 +66,11 @@ class StoreConfig(_Given):
     os_page_cache_busy_timeout_ms: int = 1_000
     allocate_ahead_bytes: int = 64 * MIB
     populate_ahead_bytes: int = 16 * MIB
+    warm_mapped_file_enable: bool = False
+    flush_least_pages_when_warm_mapped_file: int = 4096
+    active_segment_memory: Literal["usual", "advise", "lock"] = (
+        "usual"  # RocketMQ locks the files that it warms
+    )
 
     mapped_bytes_max: int = (
         256 * GIB
@@ -73,6 +84,7 @@ class StoreConfig(_Given):
     max_transfer_count_on_message_in_disk: int = 8
     access_message_in_memory_max_ratio: int = 40
     default_query_max_num: int = 32
+    disk_fall_recorded: bool = True
 
     check_crc_on_recover: bool = True
     check_at_load_bytes: int = (
@@ -90,6 +102,32 @@ class StoreConfig(_Given):
     min_free_bytes: int = 0
     quarantine_reserved_time_h: int = 720  # copies of damaged bytes; RocketMQ keeps none
     quarantine_bytes_max: int = 4 * GIB
+
+    broker_role: BrokerRole = "async_master"  # a role that is given stays the store's
+    ha_listen_port: int = 0  # RocketMQ: 10912; 0 serves no slaves: a store of one host opens no port
+    ha_listen_host: str = "127.0.0.1"  # RocketMQ listens on every address
+    ha_master_address: str = ""
+    ha_send_heartbeat_interval_ms: int = 5_000
+    ha_housekeeping_interval_ms: int = 20_000
+    ha_transfer_batch_size_bytes: int = 32_768
+    ha_slave_fallbehind_max_bytes: int = 256 * MIB
+    ha_hold_bytes_max: int = GIB  # RocketMQ keeps nothing for a slave that is behind
+    ha_secret_file: str = ""
+    ha_tls_certificate_file: str = ""
+    ha_tls_key_file: str = ""
+    ha_tls_ca_file: str = ""
+    ha_allow_plain: bool = False  # RocketMQ: True; plain connections beyond this host have to be asked for
+    slave_timeout_ms: int = 3_000
+    ha_group: str = ""  # stores that elect their master in etcd: broker_role="elected"
+    ha_member: str = ""
+    ha_advertised_address: str = ""
+    ha_etcd_endpoints: str = ""
+    ha_etcd_ca_file: str = ""
+    ha_etcd_certificate_file: str = ""
+    ha_etcd_key_file: str = ""
+    ha_lease_ms: int = 5_000
+    ha_in_sync_lag_ms: int = 3_000
+    min_in_sync_replicas: int = 1
 
     create: bool = True  # make a missing store; False: that is an error
     exclusive: bool = False
@@ -143,10 +181,15 @@ class StoreConfig(_Given):
 
     @classmethod
     def from_mapping(
-        cls, settings: dict[str, Any], *, suggested: dict[str, Any] | None = None
+        cls,
+        settings: dict[str, Any],
+        *,
+        suggested: dict[str, Any] | None = None,
+        sources: dict[str, str] | None = None,
     ) -> StoreConfig:
         """A configuration from name/value pairs; unknown names are refused with the nearest known ones. `suggested`
-        values replace the defaults: a new store gets them, an existing one keeps its own."""
+        values replace the defaults: a new store gets them, an existing one keeps its own. `sources` says for a name
+        where its value comes from."""
         import difflib
 
         for name in settings:
@@ -158,7 +201,15 @@ class StoreConfig(_Given):
         config = cls(**{**suggestions, **settings})
         object.__setattr__(config, "_names", frozenset(settings))
         object.__setattr__(config, "_suggested", frozenset(suggestions) - frozenset(settings))
+        object.__setattr__(config, "_sources", dict(sources or {}))
         return config
+
+    def source(self, name: str) -> str:
+        """Where the value of a setting comes from: "argument", the name of an environment variable, of a file, or
+        "default"."""
+        if not self.gives(name):
+            return "default"
+        return str(getattr(self, "_sources", {}).get(name, "argument"))
 
     def gives(self, name: str) -> bool:
         """Whether a setting was given: by name (even with the default value), or as another value than the default."""
@@ -169,17 +220,7 @@ class StoreConfig(_Given):
     @classmethod
     def from_toml(cls, path: Path | str, **more: Any) -> StoreConfig:
         """A configuration from the top level (or the table ``[cystore]``) of a TOML file; `more` wins over the file."""
-        import tomllib
-
-        try:
-            with open(path, "rb") as file:
-                data = tomllib.load(file)
-        except (OSError, ValueError) as error:  # TOMLDecodeError, or bytes that are no UTF-8
-            raise StoreConfigError(f"cannot read settings: {error}", path=path) from error
-        table = data.get("cystore", data)
-        if not isinstance(table, dict):
-            raise StoreConfigError("cystore must be a table of settings", path=path)
-        return cls.from_mapping({**table, **more})
+        return cls.from_mapping({**toml_settings(path), **more})
 
     @classmethod
     def parse_setting(cls, text: str) -> tuple[str, Any]:
@@ -214,6 +255,21 @@ class StoreConfig(_Given):
         return name, value
 
 
+def toml_settings(path: Path | str) -> dict[str, Any]:
+    """The settings in a TOML file, unchecked. Raises StoreConfigError for a file that cannot be read."""
+    import tomllib
+
+    try:
+        with open(path, "rb") as file:
+            data = tomllib.load(file)
+    except (OSError, ValueError) as error:  # TOMLDecodeError, or bytes that are no UTF-8
+        raise StoreConfigError(f"cannot read settings: {error}", path=path) from error
+    table = data.get("cystore", data)
+    if not isinstance(table, dict):
+        raise StoreConfigError("cystore must be a table of settings", path=path)
+    return table
+
+
 _BOUNDS = {
     # A length of a file is a Java int in RocketMQ; that of a queue file is a multiple of 20 too.
     "mapped_file_size_commit_log_bytes": (4096, INT_MAX),
@@ -225,12 +281,20 @@ _BOUNDS = {
     "max_message_size_bytes": (1, (1 << 31) - 1024 * 256),
     "max_queues": (1, 1 << 20),
     "flush_interval_commit_log_ms": (1, 86_400_000),
+    "flush_commit_log_least_pages": (0, 1 << 20),
+    "flush_commit_log_thorough_interval_ms": (0, 86_400_000),
     "flush_interval_consume_queue_ms": (1, 86_400_000),
+    "flush_consume_queue_least_pages": (0, 1 << 20),
+    "flush_consume_queue_thorough_interval_ms": (0, 86_400_000),
     "flush_delay_offset_interval_ms": (0, 86_400_000),
     "sync_flush_timeout_ms": (1, 86_400_000),
+    "transaction_timeout_ms": (0, 86_400_000),
+    "transaction_check_interval_ms": (0, 86_400_000),
+    "transaction_check_max": (1, 1_000_000),
     "os_page_cache_busy_timeout_ms": (1, 86_400_000),
     "allocate_ahead_bytes": (4096, 1 << 40),
     "populate_ahead_bytes": (0, 1 << 40),
+    "flush_least_pages_when_warm_mapped_file": (1, 1 << 28),
     "mapped_bytes_max": (4096, 1 << 50),
     "check_at_load_bytes": (0, 1 << 50),
     "file_reserved_time_h": (0, 24 * 366 * 100),
@@ -242,8 +306,21 @@ _BOUNDS = {
     "min_free_bytes": (0, 1 << 60),
     "quarantine_reserved_time_h": (0, 24 * 366 * 100),
     "quarantine_bytes_max": (0, 1 << 60),
+    "ha_listen_port": (0, 65_535),
+    "ha_send_heartbeat_interval_ms": (10, 86_400_000),
+    "ha_housekeeping_interval_ms": (20, 86_400_000),
+    "ha_transfer_batch_size_bytes": (1, 4 * MIB - 12),  # a slave of RocketMQ reads into 4 MiB
+    "ha_slave_fallbehind_max_bytes": (1, 1 << 60),
+    "ha_hold_bytes_max": (0, 1 << 60),
+    "slave_timeout_ms": (1, 86_400_000),
+    "ha_lease_ms": (2_000, 600_000),  # etcd makes shorter leases longer
+    "ha_in_sync_lag_ms": (100, 86_400_000),
+    "min_in_sync_replicas": (1, 64),
     "access_message_in_memory_max_ratio": (0, 100),
+    "max_transfer_bytes_on_message_in_memory": (1, 1 << 50),
     "max_transfer_count_on_message_in_memory": (1, 1 << 20),
+    "max_transfer_bytes_on_message_in_disk": (1, 1 << 50),
+    "default_query_max_num": (1, 1 << 20),
     "max_transfer_count_on_message_in_disk": (1, 1 << 20),
 }
 

@@ -29,7 +29,8 @@ class StoreError(Exception):
 
 
 class MessageIllegalError(StoreError, ValueError):
-    """A message that cannot be stored: topic, properties, body or key out of bounds (PutMessageStatus.MESSAGE_ILLEGAL)."""
+    """A message that cannot be stored: topic, properties, body or key out of bounds
+    (PutMessageStatus.MESSAGE_ILLEGAL)."""
 
 
 class StoreConfigError(StoreError, ValueError):
@@ -37,8 +38,8 @@ class StoreConfigError(StoreError, ValueError):
 
 
 class FilterError(StoreError, ValueError):
-    """A filter that cannot be used. `position` counts the characters of the expression before the error, from 0; None: the
-    filter is no expression."""
+    """A filter that cannot be used. `position` counts the characters of the expression before the error, from 0;
+    None: the filter is no expression."""
 
     def __init__(self, message: str, *, position: int | None = None) -> None:
         super().__init__(message)
@@ -50,12 +51,18 @@ class StoreFullError(StoreError):
 
 
 class StoreNotWritableError(StoreError):
-    """The store refuses writes: read-only, an fsync failed, or switched off (PutMessageStatus.SERVICE_NOT_AVAILABLE)."""
+    """The store refuses writes: read-only, an fsync failed, or switched off
+    (PutMessageStatus.SERVICE_NOT_AVAILABLE)."""
 
 
 class StoreMovedError(StoreNotWritableError):
     """The store's path names another directory now: somebody moved, deleted or replaced it under this process. Nothing
     is written."""
+
+
+class StoreIsSlaveError(StoreNotWritableError):
+    """The store is a slave: only its master appends (PutMessageStatus.SERVICE_NOT_AVAILABLE). Put to the master that
+    is named."""
 
 
 class PageCacheBusyError(StoreError):
@@ -65,6 +72,37 @@ class PageCacheBusyError(StoreError):
 
 class StoreTimeoutError(StoreError, TimeoutError):
     """A bounded wait ended: a sync flush, or a lock whose live owner does not move."""
+
+
+class FlushSlaveTimeoutError(StoreTimeoutError):
+    """No slave had the messages within slave_timeout_ms (PutMessageStatus.FLUSH_SLAVE_TIMEOUT). The master has them:
+    `results`."""
+
+
+class SlaveNotAvailableError(StoreError):
+    """No slave is connected, or all are further behind than ha_slave_fallbehind_max_bytes
+    (PutMessageStatus.SLAVE_NOT_AVAILABLE). The master has the messages: `results`."""
+
+
+class NotAcknowledgingError(StoreNotWritableError):
+    """This elected master acknowledges no replicated put: its lease is over by its own clock, or the in-sync set has
+    fewer members than min_in_sync_replicas. Nothing was appended. Try again, or ask `cystore ha status` who is master
+    now."""
+
+
+class ElectionError(StoreError):
+    """etcd cannot be reached, or has something under the group's name that is no group of cystore. It is not known
+    whether a change was made."""
+
+
+class ReplicationError(StoreError):
+    """A master and its slave do not fit: other files, logs that differ, a range that is gone, a peer that does not
+    keep to the protocol. Nothing was appended."""
+
+
+class TransactionError(StoreError):
+    """A transaction that is not open: it was committed, rolled back or discarded, or the store does not know it.
+    Nothing was written."""
 
 
 class FencedError(StoreError):
@@ -122,7 +160,8 @@ class SyncFailedError(StoreIOError):
 
     @staticmethod
     def of(code: int, path: object = None) -> StoreError:
-        """The error for `errno` of a sync. EINTR and EAGAIN say that the sync did not run: they are errors of the call alone."""
+        """The error for `errno` of a sync. EINTR and EAGAIN say that the sync did not run: they are errors of the
+        call alone."""
         if code in (errno.EINTR, errno.EAGAIN):
             return StoreResourceError(f"{os.strerror(code)}: the sync did not run; try again", path=path)
         error = SyncFailedError(os.strerror(code), path=path)

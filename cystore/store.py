@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import os
 import weakref
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +16,7 @@ from cystore._native.append.put import put_function
 from cystore._native.read.get_result import GetResult
 from cystore._native.read.key_reader import QueryResult
 from cystore._native.read.queue_reader import get_function, read_function
-from cystore._native.record.exact import any_text, whole
+from cystore._native.record.exact import whole
 from cystore._native.record.message import Message, PutResult
 from cystore._native.system.descriptor import AtDrop
 from cystore.attachment.attach import Attachment, attach
@@ -25,12 +24,13 @@ from cystore.attachment.interrupted_close import Leaving, keeping, weakly
 from cystore.attachment.private_reads import FOLLOWED, follow, has_moved, scan
 from cystore.attachment.release_thread import housekeeper
 from cystore.attachment.service_threads import start_service
-from cystore.clock import monotonic_s, wait_s
+from cystore.clock import wait_s
 from cystore.config import StoreConfig
-from cystore.derived.reading.reader import DEFAULT_COUNT, FOREVER_MS, INT32_MAX
+from cystore.config_sources import resolve
+from cystore.consumers.names import checked_group
+from cystore.derived.reading.reader import DEFAULT_COUNT
 from cystore.engine.files.segments import Mode
-from cystore.engine.inspect.stats import QueueRange, store_stats
-from cystore.engine.log.commit_log import check_offset
+from cystore.engine.inspect.stats import QueueRange
 from cystore.errors import (
     NotDurableError,
     StoreClosedError,
@@ -40,18 +40,19 @@ from cystore.errors import (
     StoreResourceError,
 )
 from cystore.filters.chosen import Filter, predicate
+from cystore.once.surface import StoreOnce
 from cystore.services.threads import ServiceThread
+from cystore.surface.places import StorePlaces
+from cystore.surface.upkeep import StoreUpkeep
+from cystore.surface.waits import StoreWaits
 from cystore.system.folders import check_place
 from cystore.system.threads import os_threads
-from cystore.upkeep import StoreUpkeep
 
 if TYPE_CHECKING:
     from cystore.derived.reading.snapshot import LogSnapshot
 
 log = logging.getLogger("cystore")
 
-WAIT_SLICE_S = 0.25
-KEY_SLICE_S = 1.0
 _open_stores: weakref.WeakSet[MessageStore] = weakref.WeakSet()
 _leavings: weakref.WeakSet[Leaving] = weakref.WeakSet()  # a thread that leaves a store keeps its own
 
@@ -59,22 +60,28 @@ _leavings: weakref.WeakSet[Leaving] = weakref.WeakSet()  # a thread that leaves 
 def open(  # noqa: A001 - the surface's name
     path: str | os.PathLike[str],
     *,
-    config: StoreConfig | None = None,
+    config: StoreConfig | str | os.PathLike[str] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     **settings: Any,
 ) -> MessageStore:
     """Attaches this process to the store in directory `path`; makes the store if it is missing.
 
-    `settings` are fields of `StoreConfig` (or give a whole `config`). Any number of processes and threads may attach at once;
-    ``exclusive=True`` refuses others, ``read_only=True`` writes nothing. `progress(what, done, total)` is called during long
-    recovery. Close the store, or use it as a context manager.
+    `settings` are fields of `StoreConfig`. They win over environment variables ``CYSTORE_<FIELD>``, and these over a
+    TOML file, which `config` or the variable CYSTORE_CONFIG names. A whole `StoreConfig` as `config` is taken as it
+    is.
+
+    Any number of processes and threads may attach at once; ``exclusive=True`` refuses others, ``read_only=True``
+    writes nothing. `progress(what, done, total)` is called during long recovery. Close the store, or use it as a
+    context manager.
 
     A symbolic link to a store is resolved here, once; inside a store no link is followed.
 
     Raises StoreConfigError, StoreLockedError, StoreFormatError (no store, foreign directory, other version attached),
     StorePermissionError (also for a store that another user could replace), StoreFullError.
     """
-    if config is not None and settings:
+    if config is not None and not isinstance(config, (StoreConfig, str, os.PathLike)):
+        raise StoreConfigError(f"config must be a StoreConfig or name a TOML file, not {config!r}")
+    if isinstance(config, StoreConfig) and settings:
         raise StoreConfigError("give a config or single settings, not both")
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
         raise StoreConfigError(f"path must name a directory, not {path!r}")
@@ -82,14 +89,17 @@ def open(  # noqa: A001 - the surface's name
         real = Path(os.path.realpath(path))
     except ValueError as error:
         raise StoreConfigError(f"path must name a directory, not {path!r}: {error}") from error
-    return MessageStore(real, config or StoreConfig.from_mapping(settings), progress)
+    if not isinstance(config, StoreConfig):
+        config = resolve(settings, file=config)
+    return MessageStore(real, config, progress)
 
 
-class MessageStore(StoreUpkeep):
+class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
     """A store that this process is attached to; made by `cystore.open`. Safe for threads.
 
-    A forked child attaches again by itself at first use. Offsets: a *queue offset* counts messages of one (topic, queue id), a
-    *physical offset* is a byte position in the commit log. Times are ms since the epoch. Source: DefaultMessageStore.
+    A forked child attaches again by itself at first use. Offsets: a *queue offset* counts messages of one (topic,
+    queue id), a *physical offset* is a byte position in the commit log. Times are ms since the epoch. Source:
+    DefaultMessageStore.
     """
 
     def __init__(
@@ -176,20 +186,21 @@ class MessageStore(StoreUpkeep):
         return parts.appender
 
     def _start(self, parts: Attachment, threads: list[ServiceThread]) -> None:
-        """Puts the kernel's own methods in front of `put`, `put_many` and `query` (a call through Python costs as much as the append
-        itself) and starts the services."""
+        """Puts the kernel's own methods in front of `put`, `put_many` and `query` (a call through Python costs as
+        much as the append itself) and starts the services."""
         self._unbind()
         if parts.ground is not None:
             return follow(self, self._attached)
         if type(self).query is MessageStore.query:
-            self.query = keeping(self, parts.reader.key_reader(weakly(self, type(self).query)).query)  # type: ignore[method-assign]
-        if parts.appender is None:
-            return
+            key_reader = parts.reader.key_reader(weakly(self, type(self).query))
+            self.query = keeping(self, key_reader.query)  # type: ignore[method-assign]
         cls = type(self)
         if cls.get is MessageStore.get and cls.read is MessageStore.read:
             reader = parts.reader.queue_reader(weakly(self, cls.get), weakly(self, cls.read))
             self.get = get_function(reader, self)  # type: ignore[method-assign]
             self.read = read_function(reader, self)  # type: ignore[method-assign]
+        if parts.appender is None:
+            return
         if type(self).put is MessageStore.put:
             self.put = put_function(parts.appender, self)  # type: ignore[method-assign]
         if type(self).put_many is MessageStore.put_many:
@@ -220,8 +231,8 @@ class MessageStore(StoreUpkeep):
         return self._closed
 
     def close(self) -> None:
-        """Detaches. A handle that may write makes the log durable. The last process out makes everything durable, the log first, and marks
-        the store clean. Views of bodies stay readable.
+        """Detaches. A handle that may write makes the log durable. The last process out makes everything durable, the
+        log first, and marks the store clean. Views of bodies stay readable.
 
         Waits for calls of other threads that are inside the store. In a signal handler, or a finalizer, that interrupts
         a call of the same thread, it returns at once; it takes effect when that call ends, which may raise
@@ -277,17 +288,20 @@ class MessageStore(StoreUpkeep):
         unique_key: str | None = None,
         delay_level: int = 0,
         busy_timeout_ms: int | None = None,
+        expires_at_ms: int | None = None,
     ) -> PutResult:
         """Appends one message and returns its place.
 
-        `topic` is 1 to 127 of letters, digits, % | _ and -; `body` any bytes-like object of at most max_message_size_bytes
-        (anything but `bytes` is copied); `keys` are found by `query`, `tags` filters `get`, both together with `properties`
-        take at most 32,767 bytes. ``flush="sync"`` returns only when the message is durable, ``"async"`` at once; the default
-        is the setting flush_disk_type.
+        `topic` is 1 to 127 of letters, digits, % | _ and -; `body` any bytes-like object of at most
+        max_message_size_bytes (anything but `bytes` is copied); `keys` are found by `query`, `tags` filters `get`,
+        both together with `properties` take at most 32,767 bytes. ``flush="sync"`` returns only when the message is
+        durable, ``"async"`` at once; the default is the setting flush_disk_type.
 
         With a `delay_level` from 1 on (of message_delay_level; a higher one than the last is refused) the message waits
         in SCHEDULE_TOPIC_XXXX, and the result describes it there, until it is due and a process delivers it
         (`deliver`).
+
+        From `expires_at_ms` on (ms since the epoch) reads leave the message out.
 
         Waits up to `busy_timeout_ms` (default: the setting os_page_cache_busy_timeout_ms) for a holder of the append
         lock that makes no progress, for example a stopped process.
@@ -299,15 +313,23 @@ class MessageStore(StoreUpkeep):
         return self._revive().put(
             topic, body, queue_id=queue_id, keys=keys, tags=tags, properties=properties, flag=flag, flush=flush,
             unique_key=unique_key, delay_level=delay_level, busy_timeout_ms=busy_timeout_ms,
+            expires_at_ms=expires_at_ms,
         )  # fmt: skip
 
-    def put_many(self, messages: Sequence[Message], *, flush: str | None = None) -> list[PutResult]:
+    def put_many(
+        self, messages: Sequence[Message], *, flush: str | None = None, batch: bool = False
+    ) -> list[PutResult]:
         """Appends messages in order, with one lock and one flush; all are checked before the first is written.
 
         A kill leaves all or none of the messages that share a segment. Raises the errors of `put`; `results` of an
         error hold the messages that were appended before it.
+
+        ``batch=True`` appends them as RocketMQ appends a batch of a producer: one segment holds all of them, so a
+        kill leaves all or none. They have one topic and one queue, follow each other there, and have one store
+        timestamp. Their records together have at most max_message_size_bytes; none is delayed, prepared or rolled
+        back. Otherwise the call raises MessageIllegalError. Source: CommitLog.asyncPutMessages.
         """
-        return self._revive().put_many(messages, flush=flush)
+        return self._revive().put_many(messages, flush=flush, batch=batch)
 
     def flush(self) -> None:
         """Makes everything appended so far durable, queues and index too. Raises FlushFailedError."""
@@ -362,27 +384,33 @@ class MessageStore(StoreUpkeep):
     ) -> GetResult:
         """Reads up to `max_count` messages of a queue from `queue_offset` on (DefaultMessageStore.getMessage).
 
-        `tags` keeps only messages with one of the tags of an expression like ``"A || B"``. `filter` keeps only those that match
-        a SQL92 expression over properties (text, or a `SqlFilter`), or for which a callable with the message gives true; an error
-        that it raises ends the call. A filtered call looks at `max_count` messages, at least at 800, and continues at
-        `next_offset`.
+        `tags` keeps only messages with one of the tags of an expression like ``"A || B"``. `filter` keeps only those
+        that match a SQL92 expression over properties (text, or a `SqlFilter`), or for which a callable with the
+        message gives true; an error that it raises ends the call. A filtered call looks at `max_count` messages, at
+        least at 800, and continues at `next_offset`.
 
-        A read sees everything that was appended before it. ``raw=True`` gives the records in one buffer and an array of
-        their offsets instead of objects.
-        Raises CorruptRecordError when a record it would return is damaged, FilterError for a filter that cannot be parsed.
+        `group` names the consumer group that reads: the call counts in `groups.reads`, for all processes.
+
+        A read sees everything that was appended before it. ``raw=True`` gives the records in one buffer and an array
+        of their offsets instead of objects. Raises CorruptRecordError when a record it would return is damaged,
+        FilterError for a filter that cannot be parsed, StoreConfigError for a name that is no group's.
         """
-        return self._attached().reader.get(
-            topic, queue_id, queue_offset, max_count, tags=tags, filter=filter, group=group, raw=raw
-        )
+        reader = self._attached().reader
+        if group is None:
+            return reader.get(topic, queue_id, queue_offset, max_count, tags=tags, filter=filter, raw=raw)
+        group = checked_group(group)
+        result = reader.get(topic, queue_id, queue_offset, max_count, tags=tags, filter=filter, raw=raw)
+        self.groups.count_get(group, topic, queue_id, result)
+        return result
 
     def query(
         self, topic: str, key: str, max_count: int = 32, *, begin_ms: int = 0, end_ms: int | None = None
     ) -> QueryResult:
-        """The newest `max_count` messages of `topic` with `key` among their keys (or as unique key), newest first, whose store
-        timestamp is in [begin_ms, end_ms] (DefaultMessageStore.queryMessage).
+        """The newest `max_count` messages of `topic` with `key` among their keys (or as unique key), newest first,
+        whose store timestamp is in [begin_ms, end_ms] (DefaultMessageStore.queryMessage).
 
-        The result is a list. Its `damaged` holds a CorruptRecordError for each record that the index names for the key and that is
-        damaged.
+        The result is a list. Its `damaged` holds a CorruptRecordError for each record that the index names for the
+        key and that is damaged.
         """
         return self._attached().reader.query(topic, key, max_count, begin_ms=begin_ms, end_ms=end_ms)
 
@@ -402,113 +430,20 @@ class MessageStore(StoreUpkeep):
         return self._attached().commit_log.read(physical_offset)
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """The queue offset for a store timestamp: the lowest with exactly that one; else the nearer of the last earlier and the
-        first later message, the earlier one on a tie; the minimum before all of them, the last message after all."""
+        """The queue offset for a store timestamp: the lowest with exactly that one; else the nearer of the last
+        earlier and the first later message, the earlier one on a tie; the minimum before all of them, the last
+        message after all."""
         return self._attached().reader.offset_by_time(topic, queue_id, timestamp_ms)
 
     def scan(
         self, begin: int | None = None, end: int | None = None, *, filter: Filter | None = None
     ) -> Iterator[Message]:
-        """Messages in physical order, from the record at `begin` to before `end`; reported holes are stepped over. What is cleaned
-        meanwhile is left out and told in the log. `filter` as for `get`. Raises OffsetError where `begin` is below the log's minimum,
-        CorruptRecordError, FilterError."""
+        """Messages in physical order, from the record at `begin` to before `end`; reported holes are stepped over.
+        What is cleaned meanwhile is left out and told in the log. `filter` as for `get`. Raises OffsetError where
+        `begin` is below the log's minimum, CorruptRecordError, FilterError."""
         wanted = None if filter is None else predicate(filter)
         messages = scan(self._attached, begin, end)
         return messages if wanted is None else (message for message in messages if wanted(message))
-
-    def wait(self, topic: str, queue_id: int, queue_offset: int, timeout_s: float | None = None) -> bool:
-        """Sleeps until the message at `queue_offset` can be read: True; False after `timeout_s`. Not polling: an append in any
-        process wakes it."""
-        until = monotonic_s() + wait_s(timeout_s)
-        name = any_text("topic", topic)
-        queue_id = whole("queue_id", queue_id, 0, INT32_MAX)
-        queue_offset = whole("queue_offset", queue_offset, -FOREVER_MS, FOREVER_MS)
-        while True:
-            parts = self._attached()
-            control, seen = parts.control, parts.control.append_seq
-            slot = control.find_queue(name, queue_id)
-            # Before the message is appended, a dispatch would only give this reader the work for other topics.
-            appended = slot >= 0 and control.queue_next(slot) > queue_offset
-            if appended:
-                parts.reader.help_dispatch()
-                if parts.reader.end_of(slot) > queue_offset:
-                    return True
-            left_s = min(WAIT_SLICE_S, until - monotonic_s())
-            if left_s <= 0:
-                return False
-            left_ms = max(1, int(left_s * 1000))
-            if slot < 0 or appended or control.read_only:
-                control.wait_append(seen, left_ms)
-            else:
-                control.wait_queue(slot, queue_offset, left_ms)  # appends to other queues let it sleep
-
-    def next_queue_offset(self, topic: str, queue_id: int) -> int:
-        """The queue offset of the next append to a queue, dispatched or not: every earlier message has a lower one. 0
-        for an unknown queue. Costs almost nothing: no dispatch, no wait."""
-        name, queue_id = any_text("topic", topic), whole("queue_id", queue_id, 0, INT32_MAX)
-        control = self._attached().control
-        slot = control.find_queue(name, queue_id)
-        return control.queue_next(slot) if slot >= 0 else 0
-
-    @property
-    def wrote_position(self) -> int:
-        """The physical offset behind the last record (or blank): the next append begins there."""
-        return self._attached().control.wrote
-
-    def catch_up(self) -> int:
-        """Helps to dispatch, as every read does, and returns the log position below which `get` and `query` see everything.
-
-        Behind a dispatcher that stands still that is less than the wrote position. A read-only handle may not dispatch, but sees all
-        that was acknowledged.
-        """
-        parts = self._attached()
-        parts.reader.help_dispatch()
-        return parts.reader.covered
-
-    def wait_log(self, physical_offset: int, timeout_s: float | None = None) -> bool:
-        """Sleeps until the wrote position is beyond `physical_offset`: True; False after `timeout_s`.
-
-        With the wrote position of an earlier look no append can be missed: a later append makes the call return at
-        once. `scan` finds the records, dispatched or not.
-        """
-        until = monotonic_s() + wait_s(timeout_s)
-        physical_offset = check_offset(physical_offset)
-        while True:
-            control = self._attached().control
-            seen = control.append_seq
-            if control.wrote > physical_offset:
-                return True
-            left_s = min(WAIT_SLICE_S, until - monotonic_s())
-            if left_s <= 0:
-                return False
-            control.wait_append(seen, max(1, int(left_s * 1000)))
-
-    def ring_at_append(self, ring: Callable[[], None]) -> bool:
-        """Lets a thread of this store call `ring` once, with the next append of any process; sometimes earlier. False
-        if no thread of this handle sleeps until an append: there was an append a moment ago, or the handle runs no
-        services. Then look again after a while. Register first, then look, then sleep: no append can be missed."""
-        return self._attached().sleepers.ring(ring, watches=False)
-
-    def key_seen(self, key: str) -> int:
-        """A number that changes with each `wake_key` for a key. For `wait_key`: read it first, then look, then wait."""
-        return self._attached().control.key_seq(_hash(key))
-
-    def wait_key(self, key: str, seen: int, timeout_s: float | None = None) -> bool:
-        """Sleeps until `key_seen` of a key is not `seen` any more: True; False after `timeout_s`. Few other keys wake it too."""
-        until, number = monotonic_s() + wait_s(timeout_s), _hash(key)
-        while True:
-            control = self._attached().control
-            if control.key_seq(number) != seen:
-                return True
-            left_s = min(WAIT_SLICE_S if control.read_only else KEY_SLICE_S, until - monotonic_s())
-            if left_s <= 0:
-                return False
-            control.wait_key(number, seen, max(1, int(left_s * 1000)))
-
-    def wake_key(self, key: str) -> None:
-        """Wakes the waiters for a key. An append does not do so by itself: call this after a put that others wait
-        for."""
-        self._writable().control.wake_key(_hash(key))
 
     def snapshot(self) -> LogSnapshot:
         """The log's present bounds, for readers beside the store; the log below its end does not change."""
@@ -534,25 +469,11 @@ class MessageStore(StoreUpkeep):
                 found.setdefault(topic, {})[queue_id] = QueueRange(minimum, parts.reader.end_of(slot))
         return {topic: dict(sorted(queues.items())) for topic, queues in sorted(found.items())}
 
-    def stats(self) -> dict[str, Any]:
-        """Positions, counters since the first attach, and put latency buckets (StoreStatsService)."""
-        parts = self._attached()
-        return {
-            **store_stats(parts.control),
-            **parts.reader.counters(),
-            "delayed": parts.delivered.pending(),
-            "holes": parts.commit_log.holes.ranges(),
-        }
-
     @property
     def recovery(self) -> Any:
         """The RecoveryReport of this attachment; None if other processes had the store open already."""
         recovered = self._attached().recovered
         return None if recovered is None else recovered.report
-
-
-def _hash(key: str) -> int:
-    return zlib.crc32(key.encode())
 
 
 def _forked() -> None:

@@ -2,7 +2,8 @@
 
     python tools/run_tests.py [--all] [GROUP ...]
 
-Without --all the tests marked `slow` are left out. Exit code not 0 when a test failed, a group hung or had no test, or all were skipped.
+Without --all the tests marked `slow` are left out. Exit code not 0 when a test failed, a group hung or had no test,
+or all were skipped.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ GROUPS = (
         workers=WORKERS,
     ),
     Group("celery", 240, "celery", workers=WORKERS),
-    Group("spark", 180, "spark"),
+    Group("spark", 180, "spark", workers=2),  # each with a JVM of its own
 )
 
 

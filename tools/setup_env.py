@@ -1,4 +1,5 @@
-"""Sets up everything that a make target needs, from nothing: system packages, .venv, Python packages, the kernels in place.
+"""Sets up everything that a make target needs, from nothing: system packages, .venv, Python packages, the kernels in
+place.
 
     python3 tools/setup_env.py {build,lint,run,test,bench}
 
@@ -30,7 +31,7 @@ LEAST_PYTHON = (3, 11)
 # Each target's extras in pyproject.toml; the build's own requirements are always installed with them.
 EXTRAS = {
     "build": (),
-    "lint": ("dev", "celery", "cli", "filter", "spark", "report", "delta", "iceberg"),
+    "lint": ("dev", "celery", "cli", "filter", "metrics", "ha", "spark", "report", "delta", "iceberg"),
     "run": ("celery", "redis", "cli"),
     "test": (
         "dev",
@@ -38,6 +39,8 @@ EXTRAS = {
         "redis",
         "cli",
         "filter",
+        "metrics",
+        "ha",
         "celery-tests",
         "spark",
         "report",
@@ -132,6 +135,22 @@ SYSTEM = (
         otherwise="power failures are tried on ext4 alone",
     ),
     SystemPackage(
+        "etcd",
+        "etcd-server",
+        lambda: bool(shutil.which("etcd")),
+        frozenset({"test"}),
+        required=False,
+        otherwise="the election of a master is not tried",
+    ),
+    SystemPackage(
+        "ip of iproute2",
+        "iproute2",
+        lambda: bool(shutil.which("ip", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")),
+        frozenset({"test"}),
+        required=False,
+        otherwise="networks that fail are not tried",
+    ),
+    SystemPackage(
         "the model checker Spin",
         "spin",
         lambda: bool(shutil.which("spin")),
@@ -207,8 +226,8 @@ def python_packages(target: str) -> None:
 
 
 def cystore_in_place(target: str) -> None:
-    """Builds the kernels here, for tests their variants too; registers the package in .venv once, and again when its metadata
-    changes."""
+    """Builds the kernels here, for tests their variants too; registers the package in .venv once, and again when its
+    metadata changes."""
     variants = ("inplace", "asan", "failpoints") if target == "test" else ("inplace",)
     _call(
         [str(VENV_PYTHON), str(ROOT / "tools" / "build.py"), *variants],
@@ -226,8 +245,8 @@ def cystore_in_place(target: str) -> None:
 
 
 def with_older_celery(version: str) -> Path:
-    """The Python of an environment with an older Celery, made at the first call. It has the entry points of the package in .venv; the
-    modules come from PYTHONPATH."""
+    """The Python of an environment with an older Celery, made at the first call. It has the entry points of the
+    package in .venv; the modules come from PYTHONPATH."""
     folder = ROOT / "build" / f"celery-{version}"
     python, stamp = folder / "bin" / "python", folder / "setup"
     wanted = [*OLDER_CELERY[version], *BESIDE_CELERY]

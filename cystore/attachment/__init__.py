@@ -1,4 +1,4 @@
 """One process's access to one store: attach, its parts, detach.
 
-May import `cystore.services.clean` and what is below it: docs/architecture.md.
+May import `cystore.ha.election` and what is below it: docs/architecture.md.
 """

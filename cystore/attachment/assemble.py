@@ -33,6 +33,9 @@ from cystore.engine.log.flush import Flusher
 from cystore.engine.log.roll import Roller
 from cystore.engine.manifest.manifest import Manifest
 from cystore.engine.manifest.store_settings import Policy
+from cystore.ha.acknowledged import Acknowledged
+from cystore.ha.role import role_of, show_role
+from cystore.ha.standing import read_standing
 from cystore.services.clean import Cleaner
 from cystore.services.delay.carry import Carrier
 from cystore.services.delay.delivered import DeliveryProgress
@@ -52,7 +55,8 @@ def compose(
     revive: Callable[[], Appender],
     manifest: Manifest,
 ) -> Attachment:
-    """The parts over a control block. Sizes and delay levels are the block's: the first attacher's, or the files' own."""
+    """The parts over a control block. Sizes and delay levels are the block's: the first attacher's, or the files'
+    own."""
     config = dataclasses.replace(
         config,
         mapped_file_size_commit_log_bytes=min(control.commit_log_file_bytes, INT_MAX),
@@ -97,6 +101,7 @@ def compose(
         allocator.limit_ahead(partial(room_limit, control))
     appender = None
     if mode is Mode.WRITE:
+        show_role(manifest, control)
         cystore_records = config.record_format == "cystore"
         append_policy = AppendPolicy(
             control,
@@ -107,6 +112,8 @@ def compose(
             revive,
             cystore_records=cystore_records,
             relieve=backlog.relieve if keeps_backlog else None,
+            master=lambda: role_of(manifest.snapshot()).master or read_standing(root).master,
+            replicated=Acknowledged(control, config).wait_for,
         )
         appender = Appender(
             control,
@@ -117,6 +124,7 @@ def compose(
             max_body_bytes=config.max_message_size_bytes,
             busy_timeout_ms=config.os_page_cache_busy_timeout_ms,
             sync_by_default=config.flush_disk_type == "sync",
+            replicated_by_default=role_of(manifest.snapshot()).broker_role == "sync_master",
             delay_levels=len(config.delay_levels_ms()),
         )
     reader = Reader(control, commit_log, queues, index, dispatcher, config)
@@ -138,8 +146,10 @@ def compose(
         policy,
         manifest,
     )
-    return Attachment(
+    composed = Attachment(
         root, config, mode, control, manifest, checkpoint, clock, commit_log, queues, index, dispatcher, flusher,
         derived_flusher, allocator, delivered, scheduler, cleaner, remover, reader,
         backlog, appender, locks, None, Sleepers(control),
     )  # fmt: skip
+    composed.at_leave.append(reader.counts.merge)
+    return composed

@@ -29,6 +29,7 @@ from cystore.errors import (
     StoreFormatError,
     StoreLockedError,
 )
+from cystore.ha.role import enter_role
 from cystore.layout import CONTROL_BYTES
 from cystore.recovery.walk.abort_file import ABORT_NAME
 from cystore.services.retention.carry_over import carry_over
@@ -64,10 +65,13 @@ def attach(
             place = folders.held_open(root)
         try:
             opening = _Opening(place, config, revive, progress)
-            return opening.as_reader() if config.read_only else opening.as_writer()
+            attachment = opening.as_reader() if config.read_only else opening.as_writer()
         except BaseException:
             folders.let_go(place)
             raise
+    if attachment.recovered is not None:
+        platform.give_memory_back()
+    return attachment
 
 
 class _Opening:
@@ -111,8 +115,8 @@ class _Opening:
             raise
 
     def _join(self, mode: Mode, locks: StoreLocks, *, sole_writer: bool = False) -> Attachment:
-        """Maps the control block of the attached processes. A `sole_writer` knows that all of them are readers: it may come
-        from another PID namespace than the writers before it."""
+        """Maps the control block of the attached processes. A `sole_writer` knows that all of them are readers: it
+        may come from another PID namespace than the writers before it."""
         root, config = self._root, self._config
         path = root / CONTROL_NAME
         head = read_head(root)
@@ -138,6 +142,7 @@ class _Opening:
         manifest = Manifest.load(root, control)
         if mode is Mode.WRITE:
             enter_settings(manifest, config, new=False)
+            enter_role(manifest, config)
         config = effective(config, manifest.snapshot())
         attachment = compose(root, config, mode, control, locks, self._revive, manifest)
         attachment.index.recovered = True
@@ -146,8 +151,8 @@ class _Opening:
     # ------------------------------------------------------------------------------------------ readers
 
     def as_reader(self) -> Attachment:
-        """Opens without writing: joins live processes, or, alone, recovers into private memory; again if a process comes
-        meanwhile."""
+        """Opens without writing: joins live processes, or, alone, recovers into private memory; again if a process
+        comes meanwhile."""
         for _ in range(READER_TRIES):
             attachment = self._try_reader()
             if attachment is not None:

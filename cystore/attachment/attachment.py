@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,15 +67,27 @@ class Attachment:
     recovered: RecoveredState | None
     sleepers: Sleepers
     ground: View | None = None  # of a private view of files: tells when the view is outdated
+    groups: object = None  # the table of consumer groups, when it is in use
+    transactions: object = None  # the table of open transactions, when it is in use
+    once: object = None  # the locks of messages that are put once, when they are in use
+    dispatchers: dict[str, object] = field(default_factory=dict)  # of the program, by name
+    at_stop: list[Callable[[], object]] = field(
+        default_factory=list
+    )  # when the services are asked to end; none fails
+    at_leave: list[Callable[[], object]] = field(
+        default_factory=list
+    )  # before a writer detaches; errors of the store are logged
 
     def let_cleaned_go(self) -> None:
         """Ends the mappings of cleaned segments. A private view cannot tell which: it ends all when another process
         came."""
         self.reader.forget_cleaned()
+        self.reader.counts.merge()
         minimum = self.control.min_physical_offset
         self.dispatcher.forget_below(minimum)
         if self.appender is not None and self.appender.segment_end <= minimum:
             self.appender.forget_segment()
+            self.allocator.active.forget()
         if self.ground is not None and self.ground.moved():
             self.let_mappings_go()
 
@@ -143,12 +155,17 @@ class Attachment:
 
     def forked(self) -> None:
         """In a forked child: `release`, whatever locks of Python the parent's other threads held at the fork."""
+        self.groups = self.once = None
+        self.at_leave.clear()
+        self.at_stop.clear()
+        self.dispatchers.clear()
         self.commit_log.files.forked()  # log, queues and index share its mappings
         self.release()
 
     def let_mappings_go(self) -> None:
         """Ends the mappings that no view uses."""
         self.reader.forget_windows()
+        self.allocator.active.forget()
         if not self.control.closed:
             self.dispatcher.forget_below(INT_MAX << 32)
         self.queues.close()

@@ -34,6 +34,7 @@ def detach(attachment: Attachment, begun_s: float | None = None) -> None:
         attachment.release()
         return
     missing: NotDurableError | None = None
+    _leave(attachment)
     until_s = (monotonic_s() if begun_s is None else begun_s) + attachment.config.sync_flush_timeout_ms / 1000
     try:
         # Before the gate, so that a process that opens the store does not wait for the disk, nor for a stopped process
@@ -59,6 +60,16 @@ def detach(attachment: Attachment, begun_s: float | None = None) -> None:
         attachment.release()
     if missing is not None:
         raise missing
+
+
+def _leave(attachment: Attachment) -> None:
+    """Lets the users of this attachment save what only they know. The detach goes on, whatever comes of it."""
+    for save in attachment.at_leave:
+        try:
+            save()
+        except StoreError as error:
+            log.warning("%s: closing: %s", attachment.root, error)
+    attachment.at_leave.clear()
 
 
 def _flush_log(attachment: Attachment, until_s: float) -> NotDurableError | None:
@@ -105,6 +116,7 @@ def _shut_down(attachment: Attachment, until_s: float) -> NotDurableError | None
         attachment.flusher.flush_to(control.wrote, _left_ms(until_s))
         if not control.flags & SYNC_FAILED:
             attachment.flusher.sync_checkpoint()
+            attachment.allocator.remove_files_ahead()
     except StoreError as error:
         if control.flushed >= control.wrote:
             log.warning(

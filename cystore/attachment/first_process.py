@@ -1,5 +1,5 @@
-"""The work of the first process in a store: recovers it, builds the control block from the result of recovery, dispatches the
-tail and makes all of it durable."""
+"""The work of the first process in a store: recovers it, builds the control block from the result of recovery,
+dispatches the tail and makes all of it durable."""
 
 from __future__ import annotations
 
@@ -27,9 +27,12 @@ from cystore.errors import (
     StoreFormatError,
     StoreFullError,
 )
+from cystore.ha.epochs.history import doubt_history
+from cystore.ha.role import enter_role
 from cystore.recovery.walk.abort_file import ABORT_NAME
 from cystore.services.retention.carry_over import carry_over
-from cystore.system import files, platform, unreadable_ranges
+from cystore.system import files, platform
+from cystore.system.ranges import unreadable_ranges
 from cystore.system.store_lock import StoreLocks
 
 if TYPE_CHECKING:
@@ -47,7 +50,9 @@ def recover_and_build(
 ) -> Attachment:
     """For the only process in the store: recovers, builds the control block, dispatches the tail, and makes all of it
     durable."""
-    from cystore.recovery.recover import recover  # a process that joins others needs none of it
+    # A process that joins others needs none of it.
+    from cystore.ha.epochs.cut import cut_if_ordered
+    from cystore.recovery.recover import recover
 
     files.clear_temporaries(root)
     for given_back in (
@@ -57,7 +62,8 @@ def recover_and_build(
         files.remove(root / given_back, durable=False)
     abort = root / ABORT_NAME
     made = not (root / MANIFEST).exists()
-    config = effective_at(config, root)
+    given, config = config, effective_at(config, root)
+    cut_if_ordered(root, config.mapped_file_size_commit_log_bytes)
     state = recover(root, config, Mode.WRITE, abnormal=abort.exists(), progress=progress)
     failpoint("attach.recovered")
     if not abort.exists():
@@ -73,6 +79,9 @@ def recover_and_build(
         log_file_bytes=state.commit_log_file_bytes if state.commit_log_file_bytes <= INT_MAX else 0,
         queue_file_bytes=state.consume_queue_file_bytes,
     )
+    enter_role(manifest, given)
+    if state.report.lost is not None or state.report.new_holes:
+        doubt_history(manifest)
     carry_over(root, manifest)
     if manifest.snapshot().log_begin != state.min_physical_offset:
         manifest.set_log_begin(state.min_physical_offset)

@@ -118,6 +118,8 @@ class Leaving:
         housekeeper.unwatch(parts)
         for thread in self._threads:
             thread.stop()
+        for stop in list(parts.at_stop):
+            stop()
         if not parts.control.closed and not parts.control.read_only and parts.control.intact:
             parts.control.wake_append()
         for thread in self._threads:

@@ -20,7 +20,6 @@ from cystore._native.append.appender import Appender
 from cystore._native.derived.delay import Delivered
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
-from cystore._native.memory.upkeep import Upkeep
 from cystore.attachment.assemble import compose
 from cystore.attachment.attachment import Attachment
 from cystore.clock import monotonic_s
@@ -164,17 +163,16 @@ class Beside:
     def _follow(self, control: Control, minimum: int) -> None:
         """Moves the queues' minimums on to the log's. The others do so too, and remove files of queues meanwhile."""
         assert self._queues is not None
-        upkeep = Upkeep(control)
         for slot in range(control.queue_count):
             queue, begin = self._queues.get(slot), -1
             while (bases := queue.files.refresh()) and bases[
                 0
             ] != begin:  # otherwise no file was removed meanwhile
                 begin = bases[0]
-                upkeep.raise_queue_minimum(slot, min(begin // ENTRY_BYTES, queue.max_offset))
-                upkeep.raise_queue_minimum(slot, queue.offset_at(minimum))
+                control.raise_queue_minimum(slot, min(begin // ENTRY_BYTES, queue.max_offset))
+                control.raise_queue_minimum(slot, queue.offset_at(minimum))
             if not bases:  # the others removed the queue's files: no dispatched message is left
-                upkeep.raise_queue_minimum(slot, queue.max_offset)
+                control.raise_queue_minimum(slot, queue.max_offset)
         self._followed = minimum
 
     def _facts_changed(self, control: Control) -> bool:

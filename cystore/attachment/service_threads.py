@@ -1,8 +1,10 @@
-"""The services of a store that this process runs in threads. They keep the parts of an attachment, not the store that a program holds."""
+"""The services of a store that this process runs in threads. They keep the parts of an attachment, not the store that
+a program holds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from cystore.attachment.attach import Attachment
 from cystore.config import StoreConfig
@@ -56,11 +58,40 @@ def start_service(name: str, parts: Attachment, config: StoreConfig, threads: li
             ServiceThread(name, parts.turn(parts.scheduler.run_once), parts.scheduler.idle_s, among=threads)
         case "clean":
             ServiceThread(name, parts.turn(parts.cleaner.run_once), CLEAN_INTERVAL_S, among=threads)
+        case "ha":
+            _start_replication(parts, config, threads)
         case _:
             stopping = os_threads.Flag()
             run_once = parts.turn(parts.dispatcher.run_once)
             wait = AppendWait(control, parts.sleepers, parts.look_while_quiet, stopping)
             ServiceThread(name, run_once, WAIT_SLICE_S, wait, flag=lambda: stopping, among=threads)
+
+
+def _start_replication(parts: Attachment, config: StoreConfig, threads: list[ServiceThread]) -> None:
+    """Starts nothing in a store that is no slave and serves none."""
+    from cystore.ha.role import role_of
+
+    if parts.appender is None or not (config.ha_listen_port or role_of(parts.manifest.snapshot()).is_slave):
+        return
+    from cystore.ha.service import RETRY_S, Replication
+
+    made: Callable[..., Any] = Replication
+    if role_of(parts.manifest.snapshot()).is_elected:
+        from cystore.ha.election.member import ElectedReplication
+
+        made = ElectedReplication
+    stopping = os_threads.Flag()
+    work = made(
+        parts.control,
+        parts.commit_log,
+        parts.manifest,
+        parts.cleaner.holds,
+        parts.appender,
+        config,
+        stopping.is_set,
+    )
+    run_once = parts.turn(work.run_once)
+    ServiceThread("ha", run_once, RETRY_S, flag=lambda: stopping, among=threads, at_end=work.close)
 
 
 def _start_quiet(
@@ -73,8 +104,8 @@ def _start_quiet(
     due: Callable[[], bool] | None = None,
     slow_s: float = 0.0,
 ) -> None:
-    """Starts a service that sleeps until the next append when there is nothing to do. It comes back before the interval is over when its
-    work is `due`."""
+    """Starts a service that sleeps until the next append when there is nothing to do. It comes back before the
+    interval is over when its work is `due`."""
     stopping = os_threads.Flag()
     wait = QuietWait(parts.control, parts.sleepers, parts.look_while_quiet, idle, stopping, due, slow_s)
     ServiceThread(name, run_once, interval_s, wait, flag=lambda: stopping, among=threads)

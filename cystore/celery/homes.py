@@ -92,15 +92,16 @@ def home_of(backend: CystoreBackend, request: Any = None) -> str:
         found = (task is not None and getattr(task.request, HOME, None)) or backend.home or own_id(backend)
     if not found:
         raise ImproperlyConfigured(
-            f"this process has no store (its result_backend is {backend.as_uri()!r}): the setting {HOME} must name the store "
+            f"this process has no store (its result_backend is {backend.as_uri()!r}): the setting {HOME} must "
+            "name the store "
             f"that keeps its results, by the id in that store's file config/storeId"
         )
     return str(found)
 
 
 def is_home_of(backend: CystoreBackend, task_id: str) -> bool:
-    """Whether this process's store is the home of a task of which only the id is known: it has heard of the task, and not that
-    its home is another one."""
+    """Whether this process's store is the home of a task of which only the id is known: it has heard of the task, and
+    not that its home is another one."""
     if not backend.location.path or (backend.location.path, task_id) in _foreign:
         return False
     if records.records_of(backend.store, records.RESULTS, records.key_of(task_id)):
@@ -129,7 +130,8 @@ def _event_home(found: Iterable[Message], task_id: str) -> tuple[bool, str | Non
 
 
 def sent_to(backend: CystoreBackend, task_id: str) -> str | None:
-    """The other home of a task, as far as this process remembers: it sent the task there, or the home has answered for it."""
+    """The other home of a task, as far as this process remembers: it sent the task there, or the home has answered
+    for it."""
     found: str | None = _foreign.get((backend.location.path, task_id))
     return found
 
@@ -150,7 +152,8 @@ def at(home: str) -> Iterator[None]:
 
 
 HOW = (
-    "workers answer for their store through a Redis: name it on both sides, as the broker or as ?reader=redis://... in result_backend "
+    "workers answer for their store through a Redis: name it on both sides, as the broker or as "
+    "?reader=redis://... in result_backend "
     "(docs/remote.md)"
 )
 
@@ -158,9 +161,15 @@ HOW = (
 def no_store(backend: CystoreBackend) -> ResultsElsewhereError:
     """The error for a read without a store and without a home to ask."""
     home = backend.home
+    keeper = (
+        f"store {home}, named by the setting {HOME}, keeps them"
+        if home
+        else f"the setting {HOME} names no store"
+    )
     return ResultsElsewhereError(
-        f"this process has no store (its result_backend is {backend.as_uri()!r}), so it can send tasks but not read results: "
-        f"{f'store {home}, named by the setting {HOME}, keeps them' if home else f'the setting {HOME} names no store'}. "
+        f"this process has no store (its result_backend is {backend.as_uri()!r}), so it can send tasks but not "
+        "read results: "
+        f"{keeper}. "
         f"Read them on that store's host, with result_backend = 'cystore:///path/of/the/store'. Or {HOW}"
     )
 
@@ -169,7 +178,8 @@ def elsewhere(task_id: str, home: str) -> ResultsElsewhereError:
     """The error for a task whose result never comes to this store, if no home can be asked."""
     return ResultsElsewhereError(
         f"store {home} keeps the result of task {task_id} (by the task's header or the setting {HOME}), and "
-        f"this process does not have that store: read the result on that store's host, or send it with another {HOME}. Or {HOW}"
+        "this process does not have that store: read the result on that store's host, or send it with another "
+        f"{HOME}. Or {HOW}"
     )
 
 
@@ -187,8 +197,8 @@ def ids_of(result: Any) -> Iterator[str]:
 
 
 def calling(backend: CystoreBackend, task_id: str) -> None:
-    """A task is about to be sent by the app of this backend (`Backend.on_task_call`): finds its home, because the signal that
-    follows names no app, and an error raised there is only logged. Raises ImproperlyConfigured."""
+    """A task is about to be sent by the app of this backend (`Backend.on_task_call`): finds its home, because the
+    signal that follows names no app, and an error raised there is only logged. Raises ImproperlyConfigured."""
     _calling.set((task_id, backend, _home_or_none(backend)))
 
 

@@ -1,11 +1,12 @@
-"""One URL for a Redis, as kombu and as redis-py spell it. Imports no redis; no password ever stands in a message or a repr.
+"""One URL for a Redis, as kombu and as redis-py spell it. Imports no redis; no password ever stands in a message or a
+repr.
 
-| given                                          | redis-py                    | kombu                                      |
-|------------------------------------------------|-----------------------------|--------------------------------------------|
-| ``redis://host:6379/1``, ``rediss://``         | the same                    | the same                                   |
-| ``unix:///run/r.sock?db=1``                    | the same                    | ``redis+socket:///run/r.sock?virtual_host=1`` |
-| ``redis+socket:///run/r.sock?virtual_host=1``  | ``unix:///run/r.sock?db=1`` | the same                                   |
-| ``sentinel://a:26379;sentinel://b:26379/1``    | a `Sentinel` of its own     | the same, with `master_name` as an option  |
+| given | redis-py | kombu |
+|---|---|---|
+| ``redis://host:6379/1``, ``rediss://`` | the same | the same |
+| ``unix:///run/r.sock?db=1`` | the same | ``redis+socket:///run/r.sock?virtual_host=1`` |
+| ``redis+socket:///run/r.sock?virtual_host=1`` | ``unix:///run/r.sock?db=1`` | the same |
+| ``sentinel://a:26379;sentinel://b:26379/1`` | a `Sentinel` of its own | the same, with `master_name` as an option |
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ PREFIX = "global_keyprefix"  # kombu's name for the prefix of every key; the dut
 # Other options of kombu's Redis transport and of Celery's Redis result backend. Duties and stores have no use for them.
 OF_TRANSPORT = {
     "sep", "ack_emulation", "unacked_key", "unacked_index_key", "unacked_mutex_key", "unacked_mutex_expire",
-    "visibility_timeout", "unacked_restore_limit", "unacked_restore_interval", "unacked_restore_throttle", "fanout_prefix",
+    "visibility_timeout", "unacked_restore_limit", "unacked_restore_interval", "unacked_restore_throttle",
+    "fanout_prefix",
     "fanout_patterns", "queue_order_strategy", "priority_steps", "body_encoding", "polling_interval", "retry_policy",
     "result_chord_ordered", "result_chord_join_timeout", "min_other_sentinels",
 }  # fmt: skip
@@ -37,7 +39,8 @@ OF_CLIENT = {
     "credential_provider", "connection_class",
 }  # fmt: skip
 WANTED = (
-    "the duties need a Redis: cystore_redis_url (or the broker's URL) must begin with redis://, rediss://, redis+socket://, "
+    "the duties need a Redis: cystore_redis_url (or the broker's URL) must begin with redis://, rediss://, "
+    "redis+socket://, "
     "unix:// or sentinel://"
 )
 
@@ -67,7 +70,8 @@ class RedisLocation:
         scheme = text.partition("://")[0].lower() if "://" in text else ""
         if "cluster" in scheme:
             raise ImproperlyConfigured(
-                "cystore_redis_url: Redis Cluster is not supported, because the keys of a store would lie on several nodes; "
+                "cystore_redis_url: Redis Cluster is not supported, because the keys of a store would lie on "
+                "several nodes; "
                 "name a single Redis or a Sentinel (a store sends it about two hundred bytes a second)"
             )
         if scheme not in SCHEMES:
@@ -75,14 +79,16 @@ class RedisLocation:
         parts = [part for part in text.split(";") if part]
         if len(parts) > 1 and scheme != SENTINEL:
             raise ImproperlyConfigured(
-                f"cystore_redis_url: {len(parts)} servers are named, but leases need a single one; name that one, or a Sentinel"
+                f"cystore_redis_url: {len(parts)} servers are named, but leases need a single one; name that "
+                "one, or a Sentinel"
             )
         try:
             return cls._of(scheme, parts, dict(options or {}))
         except ValueError:
             # Python's own text may contain the password.
             raise ImproperlyConfigured(
-                f"cystore_redis_url: {hidden(text)} is not a valid URL: write SCHEME://USER:PASSWORD@HOST:PORT/DATABASE, with "
+                f"cystore_redis_url: {hidden(text)} is not a valid URL: write "
+                "SCHEME://USER:PASSWORD@HOST:PORT/DATABASE, with "
                 "special characters of the password percent-encoded"
             ) from None
 

@@ -2,11 +2,11 @@
 
 Keys, all of which expire by themselves (`cystore.celery.base.leases` has the other ones):
 
-| key                        | holds                                                                    | lives                    |
-|----------------------------|--------------------------------------------------------------------------|--------------------------|
-| `cystore:stores`           | sorted set: store ids by the time of their last heartbeat                | a day after the last one |
-| `cystore:<store id>:seen`  | hash: `store` (what `describe` says) and `worker:<name>`, each "ms JSON" | a day after the last one |
-| `cystore:<store id>:ticks` | hash: duty and when its last tick was sent, ms                           | an hour after that       |
+| key | holds | lives |
+|---|---|---|
+| `cystore:stores` | sorted set: store ids by the time of their last heartbeat | a day after it |
+| `cystore:<store id>:seen` | hash: `store` (see `describe`) and `worker:<name>`, each "ms JSON" | a day |
+| `cystore:<store id>:ticks` | hash: duty and when its last tick was sent, ms | an hour after that |
 
 Times are those of the Redis server: clocks of hosts differ. `client` is a redis-py client; nothing here imports redis.
 """
@@ -32,8 +32,9 @@ TICKS_LIVE_S = 3600.0
 
 STORES = "cystore:stores"
 _TIME = "local t = redis.call('TIME') local now = t[1] * 1000 + math.floor(t[2] / 1000)\n"
-# KEYS: stores, seen. ARGV: id, what describes the store, field of the worker, what describes it, ms that all is remembered, whether what
-# is older than that goes now ("1"): one in ten minutes looks after it, and the others cost four commands.
+# KEYS: stores, seen. ARGV: id, what describes the store, field of the worker, what describes it, ms that all is
+# remembered, whether what is older than that goes now ("1"): one in ten minutes looks after it, and the others cost
+# four commands.
 BEAT = (
     _TIME
     + """
@@ -61,7 +62,8 @@ for i = 2, #found, 2 do found[i] = string.format('%.0f', now - tonumber(found[i]
 return found
 """
 )
-# KEYS: ticks. ARGV: ms that the key lives, then pairs of duty and the least ms since its last tick. The duties that are due.
+# KEYS: ticks. ARGV: ms that the key lives, then pairs of duty and the least ms since its last tick. The duties that
+# are due.
 DUE = (
     _TIME
     + """
@@ -213,7 +215,8 @@ def needs_of(client: Any, store_ids: Sequence[str]) -> dict[str, list[str] | Non
 def due_ticks(
     client: Any, store_ids: Collection[str], periods_s: Mapping[str, float], slack_s: float
 ) -> dict[str, list[str]]:
-    """Duties of each store whose last tick is a period ago, less the slack; they count as sent. One round trip for all."""
+    """Duties of each store whose last tick is a period ago, less the slack; they count as sent. One round trip for
+    all."""
     pipeline = client.pipeline(transaction=False)
     least = [
         word

@@ -19,6 +19,7 @@ from celery.exceptions import ImproperlyConfigured
 import cystore
 from cystore import MessageStore, NotDurableError, StoreConfig, StoreConfigError, StorePermissionError
 from cystore.celery.redis_urls import OF_CLIENT, OF_TRANSPORT, PREFIX, hidden
+from cystore.config_sources import given_outside
 
 log = logging.getLogger("cystore")
 
@@ -33,13 +34,15 @@ DAY_H = 24
 ANY_HOUR = ";".join(f"{hour:02}" for hour in range(DAY_H))
 ALIASES = {"flush": "flush_disk_type"}
 
-# A result is small: files that suit a laptop, where RocketMQ's would reserve a gigabyte. They hold for a store that is new.
+# A result is small: files that suit a laptop, where RocketMQ's would reserve a gigabyte. They hold for a store that
+# is new.
 DEFAULTS: dict[str, Any] = {
     "mapped_file_size_commit_log_bytes": 64 * MIB,
     "mapped_file_size_consume_queue_bytes": 20 * 50_000,
     "allocate_ahead_bytes": 8 * MIB,
     "populate_ahead_bytes": 4 * MIB,
-    # A client of RocketMQ's tries again elsewhere; here a task that has done its work would fail because its host is busy.
+    # A client of RocketMQ's tries again elsewhere; here a task that has done its work would fail because its host is
+    # busy.
     "os_page_cache_busy_timeout_ms": 30_000,
     # The limit of a result, encoded with its meta. Redis takes up to 512 MB, and apps that come from there may have
     # large results.
@@ -55,7 +58,8 @@ SERVER: dict[str, Any] = {
     "allocate_ahead_bytes": 64 * MIB,
     "populate_ahead_bytes": 16 * MIB,
     "min_free_bytes": 2048 * MIB,
-    "create": False,  # an unmounted disk must not lead to a second store: `celery -A APP cystore create` makes the first
+    # an unmounted disk must not lead to a second store: `celery -A APP cystore create` makes the first
+    "create": False,
 }
 
 
@@ -95,7 +99,8 @@ class Location:
             )
         if ";" in parts.path:
             raise ImproperlyConfigured(
-                f"result_backend names more than one store, {url!r}: results go to one store only, so name one (a broker may have others "
+                f"result_backend names more than one store, {url!r}: results go to one store only, so name one "
+                "(a broker may have others "
                 "after a semicolon, a result backend may not; a semicolon in the path itself is written %3B)"
             )
         where = f"result_backend {hidden(url)!r}"
@@ -108,8 +113,11 @@ class Location:
                     raise StoreConfigError(
                         f"{name} is {value!r} here and {settings[name]!r} in result_backend; give it once"
                     )
+            where = "settings"
+            outside = {name: value for name, (value, _) in given_outside().items()}
         except ValueError as error:
             raise ImproperlyConfigured(f"{where}: {error}") from error
+        settings = {**outside, **settings}
         return cls(os.path.realpath(unquote(parts.path)), settings, reader=reader)
 
     def keeping(self, result_expires_s: float | None) -> Location:
@@ -138,8 +146,8 @@ class Location:
         return StoreConfig.from_mapping(given, suggested=suggested)
 
     def keep_at_least(self, store: MessageStore) -> None:
-        """Makes the store keep records as long as the results need. A store that keeps them longer is left as it is: another app, or an
-        operator (`cystore config`), wants that."""
+        """Makes the store keep records as long as the results need. A store that keeps them longer is left as it is:
+        another app, or an operator (`cystore config`), wants that."""
         wanted_h, now_h = self.file_reserved_time_h, store.settings.file_reserved_time_h
         if wanted_h is None or store.config.read_only or wanted_h == now_h:
             return
@@ -148,7 +156,8 @@ class Location:
             log.info("%s: raised file_reserved_time_h to %d from %d", store.path, wanted_h, now_h)
         else:
             log.info(
-                "%s: records are kept for %d h, longer than the %d h that this app needs; `cystore config` can shorten that",
+                "%s: records are kept for %d h, longer than the %d h that this app needs; `cystore config` can "
+                "shorten that",
                 store.path,
                 now_h,
                 wanted_h,

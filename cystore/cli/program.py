@@ -18,14 +18,23 @@ from cystore.cli.change.put import COMMAND as PUT
 from cystore.cli.change.quarantine import COMMAND as QUARANTINE
 from cystore.cli.change.rebuild import COMMAND as REBUILD
 from cystore.cli.change.recover import COMMAND as RECOVER
+from cystore.cli.change.replicate import COMMAND as REPLICATE
+from cystore.cli.change.reset_offset import COMMAND as RESET_OFFSET
 from cystore.cli.change.snapshot import COMMAND as SNAPSHOT
 from cystore.cli.change.topics import CLEAN as TOPICS_CLEAN
 from cystore.cli.change.topics import COMMAND as TOPICS
 from cystore.cli.change.topics import DELETE as TOPICS_DELETE
+from cystore.cli.change.transactions import COMMAND as TRANSACTIONS
+from cystore.cli.ha.group import COMMAND as HA
 from cystore.cli.look.clock import COMMAND as CLOCK
+from cystore.cli.look.dispatchers import COMMAND as DISPATCHERS
 from cystore.cli.look.dump import COMMAND as DUMP
+from cystore.cli.look.groups import COMMAND as GROUPS
+from cystore.cli.look.groups import LAG
 from cystore.cli.look.info import COMMAND as INFO
+from cystore.cli.look.metrics import COMMAND as METRICS
 from cystore.cli.look.query import COMMAND as QUERY
+from cystore.cli.look.read import COMMAND as READ
 from cystore.cli.look.tail import COMMAND as TAIL
 from cystore.cli.look.verify import COMMAND as VERIFY
 from cystore.errors import StoreError
@@ -41,8 +50,9 @@ from cystore.operate.exits import (
 from cystore.operate.output import one_line, write_note
 
 COMMANDS: tuple[Command | Group, ...] = (
-    INFO, TOPICS, TOPICS_DELETE, TOPICS_CLEAN, DUMP, QUERY, PUT, TAIL, VERIFY, RECOVER, REBUILD, QUARANTINE, CONFIG, CLEAN, CLOCK, HANDOVER,
-    SNAPSHOT,
+    INFO, TOPICS, TOPICS_DELETE, TOPICS_CLEAN, DUMP, QUERY, READ, PUT, TAIL, VERIFY, RECOVER, REBUILD, QUARANTINE,
+    CONFIG, CLEAN, CLOCK,
+    HANDOVER, SNAPSHOT, TRANSACTIONS, GROUPS, LAG, RESET_OFFSET, DISPATCHERS, REPLICATE, HA, METRICS,
 )  # fmt: skip
 ALIKE = 3  # reports that differ in numbers and names only
 

@@ -1,4 +1,4 @@
 """Records as columns: Arrow, Parquet, sealed segments, archive.
 
-May import `cystore` and what is below it: docs/architecture.md.
+May import `cystore.metrics` and what is below it: docs/architecture.md.
 """

@@ -1,4 +1,5 @@
-"""The sealed segments of a store, read by URL: from a copy in an object store, or over a file system where nothing may be mapped.
+"""The sealed segments of a store, read by URL: from a copy in an object store, or over a file system where nothing
+may be mapped.
 
 A segment is sealed when a later one begins with a record: no process writes to it any more. Later segments (the current
 one, and those that are kept ready) are left out. The reader only asks for listings and ranges of files; it does not
@@ -30,7 +31,14 @@ from cystore.engine.files.segments import OURS, base_of_name, file_name
 from cystore.engine.inspect.stats import QueueRange
 from cystore.engine.log.commit_log import DIRECTORY
 from cystore.errors import OffsetError, StoreFormatError
-from cystore.layout import RECORD_MAGIC_BLANK, RECORD_MAGIC_CYSTORE, RECORD_MAGIC_ROCKETMQ
+from cystore.layout import (
+    BLANK_SIZE_MIN,
+    MAGIC,
+    RECORD_MAGIC_BLANK,
+    RECORD_MAGIC_CYSTORE,
+    RECORD_MAGIC_ROCKETMQ,
+    TOTAL_SIZE,
+)
 from cystore.recovery.walk.queue_reader import entry_in
 
 WINDOW_BYTES = 16 * 1024 * 1024
@@ -73,7 +81,8 @@ class SealedLog:
         if fail_on_data_loss and len(self._bases) != (self.end - self.minimum) // self.file_bytes:
             missing = next(self.missing())
             raise OffsetError(
-                "the segment is missing between others, so its records are lost; copy it, or read the rest with on_corruption skip or "
+                "the segment is missing between others, so its records are lost; copy it, or read the rest "
+                "with on_corruption skip or "
                 "column (failOnDataLoss=false in Spark)",
                 path=missing.path,
                 offset=missing.begin,
@@ -104,8 +113,8 @@ class SealedLog:
         """The base of the current segment: the last one with a record. A segment behind it is kept ready and has
         none."""
         for base in reversed(bases):
-            head = self._read(base, 0, min(8, lengths[base]))
-            if int.from_bytes(head[4:], "big") in MAGICS:
+            head = self._read(base, 0, min(BLANK_SIZE_MIN, lengths[base]))
+            if len(head) == BLANK_SIZE_MIN and MAGIC.read(head) in MAGICS:
                 return base
         return bases[0]
 
@@ -167,7 +176,7 @@ class SealedLog:
         """Store timestamp of a segment's first record; None if it says nothing about the records around it."""
         try:
             data = self._read(base, 0, min(HEAD_BYTES, self.file_bytes))
-            size = int.from_bytes(data[:4], "big")
+            size = TOTAL_SIZE.read(data) if len(data) >= BLANK_SIZE_MIN else 0
             if HEAD_BYTES < size <= self.file_bytes:
                 data = self._read(base, 0, size)
         except OffsetError:
@@ -185,7 +194,8 @@ class SealedLog:
         topics = self.storage.folders(folder)
         if not topics and self._bases:
             raise StoreFormatError(
-                "there are no consume queues here, so the queues are unknown; copy the folder consumequeue too, or choose with topic, "
+                "there are no consume queues here, so the queues are unknown; copy the folder consumequeue "
+                "too, or choose with topic, "
                 "startingTimestamp and endingTimestamp",
                 path=folder,
             )
@@ -274,7 +284,8 @@ class _QueueRanges(Mapping[tuple[str, int], QueueRange]):
 
 def _removed(url: str, base: int) -> NoReturn:
     raise OffsetError(
-        "the segment was removed after the read was planned, so its records are lost; read again (in Spark, failOnDataLoss=false reads "
+        "the segment was removed after the read was planned, so its records are lost; read again (in Spark, "
+        "failOnDataLoss=false reads "
         "the rest)",
         path=url,
         offset=base,
@@ -316,7 +327,8 @@ def read_sealed(
 
 @dataclass
 class _Windows:
-    """A segment's bytes, a window at a time, the next one fetched meanwhile. `data` begins at physical offset `first`."""
+    """A segment's bytes, a window at a time, the next one fetched meanwhile. `data` begins at physical offset
+    `first`."""
 
     file: pa.NativeFile
     storage: ObjectStore

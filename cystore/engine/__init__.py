@@ -1,5 +1,5 @@
 """The engine: the log, and the parts that append to it, make it durable and make room in it. It never imports
 `derived`.
 
-May import `cystore.system` and what is below it: docs/architecture.md.
+May import `cystore.system.ranges` and what is below it: docs/architecture.md.
 """

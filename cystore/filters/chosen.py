@@ -1,4 +1,4 @@
-"""What a caller may give as a filter, in the form that readers use."""
+"""A caller's filter, in the form that readers use."""
 
 from __future__ import annotations
 

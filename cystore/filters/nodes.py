@@ -14,7 +14,9 @@ from cystore.errors import FilterError
 Step = tuple[int, int, float, bytes | list[bytes] | None]
 DEPTH_MAX = STACK_MAX - 56  # parts inside of each other; each may need one place of the stack
 INT_MIN, INT_MAX, LONG_MAX = -(1 << 31), (1 << 31) - 1, (1 << 63) - 1
+LONG_DIGITS = len(str(LONG_MAX))
 DOUBLE_MIN = 5e-324
+SHOWN_CHARS = 20  # of the expression in an error
 
 
 class Steps:
@@ -49,6 +51,11 @@ class Steps:
 def wrong(what: str, position: int) -> FilterError:
     """The error of an expression, with the place of the character."""
     return FilterError(f"filter: {what} at position {position}", position=position)
+
+
+def shown(text: str) -> str:
+    """The begin of a text of the expression, for an error."""
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
 
 
 @dataclass
@@ -279,9 +286,10 @@ def within(value: Node, texts: list[str], *, is_not: bool) -> Node:
 
 def whole_number(text: str, position: int) -> Constant:
     """A literal without point and exponent (ConstantExpression.createFromDecimal)."""
-    value = int(text.rstrip("lL"))
+    digits = text.rstrip("lL")
+    value = int(digits) if len(digits) <= LONG_DIGITS else LONG_MAX + 1  # Python refuses thousands of digits
     if value > LONG_MAX:
-        raise wrong(f"the number {text} is above {LONG_MAX}", position)
+        raise wrong(f"the number {shown(text)} is above {LONG_MAX}", position)
     return Constant(position, "int" if value <= INT_MAX else "long", value)
 
 
@@ -289,7 +297,7 @@ def real_number(text: str, position: int) -> Constant:
     """A literal with a point or an exponent (ConstantExpression.createFloat)."""
     value = float(text)
     if value == float("inf"):
-        raise wrong(f"the number {text} is too large", position)
+        raise wrong(f"the number {shown(text)} is too large", position)
     if value < DOUBLE_MIN:
-        raise wrong(f"the number {text} is too small: write 0 without a point", position)
+        raise wrong(f"the number {shown(text)} is too small: write 0 without a point", position)
     return Constant(position, "double", value)

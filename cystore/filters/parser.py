@@ -1,4 +1,5 @@
-"""Parses SQL92 expressions as RocketMQ's SelectorParser does; one difference: text behind a whole expression is an error."""
+"""Parses SQL92 expressions as RocketMQ's SelectorParser does; one difference: text behind a whole expression is an
+error."""
 
 from __future__ import annotations
 
@@ -56,7 +57,6 @@ BLANK.1: /[ \t\n\r\f]+/
 %ignore COMMENT
 %ignore BLANK
 """
-SHOWN = 20  # characters of the expression in an error
 
 
 class _Build(lark.Transformer):
@@ -147,9 +147,9 @@ def parse(expression: str) -> Node:
         if error.token.type == "$END":
             raise wrong("the expression ends too early", len(expression)) from None
         at = _at(error.token)
-        raise wrong(f"{expression[at : at + SHOWN]!r} is not expected", at) from None
+        raise wrong(f"{nodes.shown(expression[at:])!r} is not expected", at) from None
     except lark.exceptions.UnexpectedCharacters as error:
         at = error.pos_in_stream or 0
-        raise wrong(f"{expression[at : at + SHOWN]!r} cannot be read", at) from None
+        raise wrong(f"{nodes.shown(expression[at:])!r} cannot be read", at) from None
     assert isinstance(parsed, Node)
     return parsed

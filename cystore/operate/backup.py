@@ -25,6 +25,7 @@ from pathlib import Path
 
 import cystore
 from cystore.config import StoreConfig
+from cystore.consumers.table import NAME as GROUP_TABLE
 from cystore.derived.files.known_queues import NAME as QUEUE_TABLE
 from cystore.derived.files.offsets import (
     QUEUE_OFFSETS,
@@ -50,6 +51,7 @@ from cystore.errors import (
 from cystore.recovery.walk.abort_file import ABORT_NAME
 from cystore.store import MessageStore
 from cystore.system import files, ownership, platform
+from cystore.system.ranges import file_ranges
 
 CONFIG = "config"
 DRAFT_SUFFIX = ".incomplete"
@@ -68,7 +70,8 @@ class TargetError(StoreError):
 
 @dataclass(frozen=True)
 class Taken:
-    """A finished copy: records of [begin, end) of the log, and the ranges that turned out to be damaged in the store as well."""
+    """A finished copy: records of [begin, end) of the log, and the ranges that turned out to be damaged in the store
+    as well."""
 
     path: str
     begin: int
@@ -91,7 +94,7 @@ class _Small:
         kept = {}
         for entry in files.entries(root / CONFIG):
             # The offsets are rewritten from the checked content.
-            ours = entry.name.startswith(QUEUE_OFFSETS) or entry.name == QUEUE_TABLE
+            ours = entry.name.startswith(QUEUE_OFFSETS) or entry.name in (QUEUE_TABLE, GROUP_TABLE)
             if ours or entry.name.endswith(".bak") or not entry.is_file():
                 continue
             data = files.read_if_there(entry.path)
@@ -164,6 +167,7 @@ class _Copy:
         log = self._draft / DIRECTORY
         files.make_directory(log)
         files.create_sized(self._draft, log / INCOMPLETE, 0, 0)
+        self._store.groups.save()  # the file; the table of the processes here stays
         small = _Small.of(self._store.path)
         minimum, at = self._minimum(), self._durable()
         begin = self._copy_log(minimum, at.watermark)
@@ -235,8 +239,8 @@ class _Copy:
     def _copy_segment(self, base: int, end: int) -> None:
         """A segment's bytes up to a place in the log, and zeros behind it."""
         source, copy = self._path(self._store.path, base), self._path(self._draft, base)
-        files.copy_ranges(self._draft, [(source, 0, min(self._file_bytes, end - base))], copy)
-        files.extend(copy, self._file_bytes)
+        file_ranges.copy_ranges(self._draft, [(source, 0, min(self._file_bytes, end - base))], copy)
+        file_ranges.extend(copy, self._file_bytes)
 
     @staticmethod
     def _path(root: Path, base: int) -> Path:
@@ -265,8 +269,8 @@ class _Copy:
     def _copy_quarantined(self, source: Path, copy: Path) -> None:
         try:
             with files.opened(source) as fd:
-                length = files.length_of(fd, source)
-            files.copy_ranges(self._draft, [(source, 0, length)], copy)
+                length = file_ranges.length_of(fd, source)
+            file_ranges.copy_ranges(self._draft, [(source, 0, length)], copy)
         except StoreIOError as error:
             if not isinstance(error.__cause__, FileNotFoundError):  # the time was over
                 raise

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cystore.config import StoreConfig
+from cystore.config_sources import resolve
 from cystore.errors import FilterError
 from cystore.filters.sql import SqlFilter
 
@@ -77,12 +78,14 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     settings = parser.add_argument_group("settings of the store")
     settings.add_argument(
         "--set", metavar="NAME=VALUE", dest="settings", action="append", default=[],
-        help="a field of cystore.StoreConfig; may be repeated and wins over --config",
+        help="a field of cystore.StoreConfig; may be repeated, wins over the environment (CYSTORE_<FIELD>) and "
+             "over --config",
     )  # fmt: skip
     settings.add_argument(
         "--config",
         metavar="FILE.toml",
-        help="fields of cystore.StoreConfig, at the top or in the table [cystore]",
+        help="fields of cystore.StoreConfig, at the top or in the table [cystore]; default: the file that "
+        "CYSTORE_CONFIG names",
     )
 
 
@@ -140,11 +143,7 @@ def count(text: str) -> int:
 def store_config(args: argparse.Namespace, **fixed: Any) -> StoreConfig:
     """The settings that the arguments give; `fixed` are the command's own and win. Raises StoreConfigError."""
     given = dict(StoreConfig.parse_setting(text) for text in args.settings) | fixed
-    return (
-        StoreConfig.from_toml(args.config, **given)
-        if args.config is not None
-        else StoreConfig.from_mapping(given)
-    )
+    return resolve(given, file=args.config, told="--set")
 
 
 def reading_config(args: argparse.Namespace) -> StoreConfig:

@@ -37,6 +37,7 @@ from cystore.recovery.actions import (
 from cystore.recovery.walk.findings import IndexMend, QueueScan
 from cystore.recovery.walk.queue_reader import HOLE_BYTES, TOPIC
 from cystore.system import files
+from cystore.system.ranges import file_ranges
 
 FILE, INDEX_FILE = re.compile(r"[0-9]{20}\Z", re.ASCII), re.compile(r"[0-9]{17}\Z", re.ASCII)
 QUEUE_ID = re.compile(r"[0-9]{1,10}\Z", re.ASCII)
@@ -60,7 +61,7 @@ class Apply:
         for action in self._plan.actions:
             match action:
                 case ExtendLogFile(base, _):
-                    files.extend(self._log_path(base), self._log_bytes)
+                    file_ranges.extend(self._log_path(base), self._log_bytes)
                 case PutAside(begin, end, _):
                     self._put_aside(begin, end)
                 case WriteHoles():
@@ -70,7 +71,7 @@ class Apply:
                     record_given_up(self._root, given_up)
                 case ZeroLog(begin, end):
                     base = begin - begin % self._log_bytes
-                    files.zero_range(self._log_path(base), begin - base, end - base)
+                    file_ranges.zero_range(self._log_path(base), begin - base, end - base)
                 case MoveLogFile(base):
                     self._move(base)
                 case RemoveLogFile(base):
@@ -137,7 +138,9 @@ class Apply:
             if base >= position and base != queue.bases[0]:
                 files.remove(self._queue_path(queue, base))
             else:
-                files.zero_range(self._queue_path(queue, base), max(position - base, 0), queue.file_bytes)
+                file_ranges.zero_range(
+                    self._queue_path(queue, base), max(position - base, 0), queue.file_bytes
+                )
                 if base < position:
                     break
 
@@ -146,7 +149,7 @@ class Apply:
             first, last = max(begin, base // ENTRY_BYTES), min(end, (base + queue.file_bytes) // ENTRY_BYTES)
             if first < last:
                 holes = HOLE_BYTES * (last - first)
-                files.write_at(self._queue_path(queue, base), [(first * ENTRY_BYTES - base, holes)])
+                file_ranges.write_at(self._queue_path(queue, base), [(first * ENTRY_BYTES - base, holes)])
 
 
 Pieces = list[tuple[int, bytes]]
@@ -169,7 +172,7 @@ def mended(index: IndexMend) -> Pieces:
             slots[:] = bytes(len(slots))
             for first in range(1, index.keep, PIECE_ENTRIES):
                 index_chains.chain(slots, entries(first, min(PIECE_ENTRIES, index.keep - first)), first)
-        behind = (files.length_of(fd, path) - entries_at) // INDEX_ENTRY_BYTES - index.keep
+        behind = (file_ranges.length_of(fd, path) - entries_at) // INDEX_ENTRY_BYTES - index.keep
         count = max(min(index_chains.newest(slots) + 1 - index.keep, behind), 0)
         if index_chains.mend_slots(slots, entries(index.keep, count), index.keep, index.keep):
             for first in range(1, index.keep, PIECE_ENTRIES):
@@ -192,11 +195,11 @@ def mend_index(index: IndexMend) -> None:
     zeroed before, so that no later crash takes an old entry for a new one.
     """
     *slots, header = mended(index)
-    files.write_at(index.path, slots)
+    file_ranges.write_at(index.path, slots)
     with files.opened(index.path) as fd:
-        length = files.length_of(fd, index.path)
-    files.zero_range(index.path, index.entries_at + INDEX_ENTRY_BYTES * index.keep, length)
-    files.write_at(index.path, [header])
+        length = file_ranges.length_of(fd, index.path)
+    file_ranges.zero_range(index.path, index.entries_at + INDEX_ENTRY_BYTES * index.keep, length)
+    file_ranges.write_at(index.path, [header])
 
 
 def drop_derived(root: Path) -> None:

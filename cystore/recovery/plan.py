@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from cystore.engine.files.quarantine import copy_name
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
-from cystore.layout import CONSTANTS
+from cystore.layout import BLANK_SIZE_MIN
 from cystore.recovery.actions import (
     Action,
     CutQueue,
@@ -27,8 +27,6 @@ from cystore.recovery.actions import (
 )
 from cystore.recovery.walk import rules
 from cystore.recovery.walk.findings import LogScan, QueueScan, ScanResult
-
-BLANK_SIZE_MIN = CONSTANTS["BLANK_SIZE_MIN"][0]
 
 
 def plan(scan: ScanResult) -> RecoveryPlan:

@@ -19,13 +19,12 @@ from cystore.engine.files.quarantine import QuarantinedCopy, kept, kept_of
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
 from cystore.engine.manifest.manifest import read_facts, record_holes
 from cystore.errors import CorruptRecordError, OffsetError, StoreFormatError
-from cystore.layout import CONSTANTS, RECORD_MAGIC_BLANK
+from cystore.layout import BLANK_SIZE_MIN, MAGIC, RECORD_MAGIC_BLANK, TOTAL_SIZE
 from cystore.recovery.walk.abort_file import mark_undispatched
 from cystore.recovery.walk.log_reader import LogReader
 from cystore.system import files, ownership, platform
+from cystore.system.ranges import file_ranges
 from cystore.system.store_lock import StoreLocks
-
-BLANK_SIZE_MIN = CONSTANTS["BLANK_SIZE_MIN"][0]
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,8 @@ class Listed:
 
 @dataclass(frozen=True)
 class Part:
-    """Log bytes [begin, end) as a copy has them: a whole record at its own place, a blank that fills its file, or other bytes."""
+    """Log bytes [begin, end) as a copy has them: a whole record at its own place, a blank that fills its file, or
+    other bytes."""
 
     kind: str
     begin: int
@@ -88,7 +88,7 @@ def parts(root: Path, name: str, config: StoreConfig, source: Path | None = None
     path = _source(root, copy, source)
     file_bytes = LogReader(root, config.mapped_file_size_commit_log_bytes).file_bytes
     with files.opened(path) as fd:
-        length = files.length_of(fd, path)
+        length = file_ranges.length_of(fd, path)
         if length != copy.end - copy.begin:
             raise StoreFormatError(
                 f"it has {length} bytes, the range {copy.begin}..{copy.end} of the log has {copy.end - copy.begin}",
@@ -124,14 +124,14 @@ def _parts(data: bytes, begin: int, end: int, file_end: int) -> Iterator[Part]:
             yield from _between(data, begin, at, place, file_end)
         at = place
         if found >= 0:
-            size = int.from_bytes(data[at - begin : at - begin + 4], "big")
+            size = TOTAL_SIZE.read(data, at - begin)
             yield Part("record", at, at + size, data[at - begin : at - begin + size])
             at += size
 
 
 def _between(data: bytes, begin: int, at: int, until: int, file_end: int) -> Iterator[Part]:
     head = data[at - begin : at - begin + BLANK_SIZE_MIN]
-    blank = (file_end - at).to_bytes(4, "big") + RECORD_MAGIC_BLANK.to_bytes(4, "big")
+    blank = TOTAL_SIZE.form.pack(file_end - at) + MAGIC.form.pack(RECORD_MAGIC_BLANK)
     kind = "blank" if until == file_end and head == blank else "bytes"
     yield Part(kind, at, until, data[at - begin : until - begin])
 
@@ -177,7 +177,8 @@ def _restore(root: Path, name: str, config: StoreConfig, source: Path | None) ->
     records = sum(part.kind == "record" for part in found)
     if records == 0:
         raise CorruptRecordError(
-            f"no valid record stands at its own place in the damaged part of {copy.begin}..{copy.end}: the bytes are still damaged",
+            f"no valid record stands at its own place in the damaged part of {copy.begin}..{copy.end}: the "
+            "bytes are still damaged",
             path=_source(root, copy, source),
             offset=copy.begin,
         )
@@ -187,8 +188,8 @@ def _restore(root: Path, name: str, config: StoreConfig, source: Path | None) ->
         if base not in log.lengths:
             files.create_sized(root, path, log.file_bytes, log.file_bytes)
         elif log.lengths[base] < log.file_bytes:
-            files.extend(path, log.file_bytes)
-        files.write_at(path, [(part.begin - base, part.data)])
+            file_ranges.extend(path, log.file_bytes)
+        file_ranges.write_at(path, [(part.begin - base, part.data)])
     mark_undispatched(root)
     left = _without(holes, [(part.begin, part.end) for part in found])
     record_holes(root, left)

@@ -28,7 +28,7 @@ class ServiceThread:
     An error of the store is logged by the rules of `Trouble`, and the service continues: space may come back. It ends
     by itself when the store is closed or collected. Any other error is logged, and the service continues after a pause
     that doubles with each error in a row. `thread` and `flag` are made like those of `os_threads`, the default. It is
-    appended to `among` before it starts, so that others can stop it.
+    appended to `among` before it starts, so that others can stop it. It calls `at_end` last, whatever ends it.
     """
 
     def __init__(
@@ -41,11 +41,13 @@ class ServiceThread:
         thread: Callable[[Callable[[], None], str], Any] = os_threads.Thread,
         flag: Callable[[], Any] = os_threads.Flag,
         among: list[ServiceThread] | None = None,
+        at_end: Callable[[], None] | None = None,
     ) -> None:
         self._run_once, self._interval_s = run_once, interval_s
         self._stopping = flag()
         self._wait = wait or self._stopping.wait
         self._name = f"cystore-{name}"
+        self._at_end = at_end
         self._thread: Any = None
         if among is not None:
             among.append(self)
@@ -56,6 +58,13 @@ class ServiceThread:
             raise
 
     def _run(self) -> None:
+        try:
+            self._turns()
+        finally:
+            if self._at_end is not None:
+                self._at_end()
+
+    def _turns(self) -> None:
         trouble, pause_s = Trouble(), ERROR_INTERVAL_S
         while not self._stopping.is_set():
             begun_s = monotonic_s()

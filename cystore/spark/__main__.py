@@ -1,7 +1,8 @@
 """`python -m cystore.spark JOB ...`: jobs over whole stores, on Spark.
 
-A job is a module of cystore.spark.jobs with HELP, `add_arguments(parser)`, `run(options)`, which gets a function for progress as
-`options.report` and returns its summary, and, if it can find something wrong, `exit_code(summary)`. Its docstring is its help.
+A job is a module of cystore.spark.jobs with HELP, `add_arguments(parser)`, `run(options)`, which gets a function for
+progress as `options.report` and returns its summary, and, if it can find something wrong, `exit_code(summary)`. Its
+docstring is its help.
 """
 
 from __future__ import annotations
@@ -90,11 +91,15 @@ def _failed(job: str, text: str) -> int:
 
 
 def cause(error: BaseException) -> str:
-    """The cause of a failure, taken from Spark's long report of it: the last named error of the store, else the first
-    line."""
+    """The cause of a failure, taken from Spark's long report of it: the last named error of the store, else Java's
+    own message, else the first line."""
     text = str(error)
     ours = OURS.findall(text)
-    return ours[-1] if ours else f"{type(error).__name__}: {text.strip().partition(chr(10))[0]}"
+    if ours:
+        return ours[-1]
+    first, _, rest = text.strip().partition("\n")
+    second = rest.partition("\n")[0]
+    return second[2:] if second.startswith(": ") else f"{type(error).__name__}: {first}"
 
 
 def _write(summary: dict[str, Any]) -> None:

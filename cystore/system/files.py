@@ -1,7 +1,8 @@
 """The only callers of open, fsync, rename, unlink and fallocate on the Python side.
 
-No symbolic link is followed, not as the last part of a path and not on the way to it: a store's root is resolved once, when it is
-opened. A new file or folder takes the access of the folder it is made in: for the owner alone, or for a group (`share`).
+No symbolic link is followed, not as the last part of a path and not on the way to it: a store's root is resolved
+once, when it is opened. A new file or folder takes the access of the folder it is made in: for the owner alone, or
+for a group (`share`).
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def open_file(path: Path, flags: int) -> Descriptor:
 def map_file(
     path: Path, base: int, length: int, *, writable: bool = True, private: bool = False, sealed: bool = False
 ) -> MappedFile:
-    """`MappedFile.of` a file opened without following a link. Raises OSError; StoreError when the file has another length.
+    """`MappedFile.of` a file opened without following a link. Raises OSError; StoreError when the file has another
+    length.
 
     No process writes to a `sealed` file any more, and a private mapping belongs to one process: holes of such files (of
     a sparse copy) are mapped as memory. Reading a hole through an ordinary mapping takes space on some file systems,
@@ -216,7 +218,8 @@ def sync(fd: int, path: Path | str = "", *, data_only: bool = False, named: bool
 
 
 def make_directory(path: Path, *, durable: bool = True) -> None:
-    """`path` and its parents, each name durable unless that is done later, with the access of the folder that each is made in."""
+    """`path` and its parents, each name durable unless that is done later, with the access of the folder that each is
+    made in."""
     if _is_folder(path):
         return
     make_directory(path.parent, durable=durable)
@@ -324,7 +327,8 @@ class FileReplacedError(StoreIOError):
 
 
 def allocate_mapped(path: Path, file: MappedFile, begin: int, end: int) -> None:
-    """`allocate` of a mapped file, opened for as long as that takes. Raises FileReplacedError when its name leads elsewhere by now."""
+    """`allocate` of a mapped file, opened for as long as that takes. Raises FileReplacedError when its name leads
+    elsewhere by now."""
     if end <= begin or file.in_memory:
         return
     try:
@@ -469,18 +473,12 @@ def free_space(path: Path) -> tuple[int, int]:
 # ------------------------------------------------------------------------------- ranges: recovery, verify, scrub
 
 
-def pread_into(fd: int, offset: int, buffer: memoryview, path: Path | str = "") -> int:
-    """Fills `buffer` from `offset` on; fewer bytes only at the end of the file. A bad sector is a StoreIOError."""
-    done = 0
-    try:
-        while done < len(buffer):
-            count = os.preadv(fd, [buffer[done:]], offset + done)
-            if count == 0:
-                break
-            done += count
-    except OSError as error:
-        raise StoreIOError(f"cannot be read: {error.strerror}", path=path, offset=offset + done) from error
-    return done
+def move(source: Path, target: Path) -> None:
+    """Renames durably, never over another file (FileExistsError)."""
+    make_directory(target.parent)
+    rename_no_replace(source, target)
+    sync_directory(target.parent)
+    sync_directory(source.parent)
 
 
 def data_ranges(fd: int, begin: int, end: int, path: Path | str = "") -> list[tuple[int, int]]:
@@ -502,98 +500,3 @@ def data_ranges(fd: int, begin: int, end: int, path: Path | str = "") -> list[tu
             found.append((data, hole))
             begin = hole
     return found
-
-
-def write_at(path: Path, pieces: list[tuple[int, bytes]]) -> None:
-    """Overwrites (offset, bytes) of a file in place; all of it is durable afterwards."""
-    with opened(path, os.O_WRONLY) as fd, translated(path):
-        for offset, data in pieces:
-            view = memoryview(data)
-            while view:
-                count = os.pwrite(fd, view, offset)
-                view, offset = view[count:], offset + count
-        sync(fd, path, data_only=True)
-
-
-def length_of(fd: int, path: Path | str = "") -> int:
-    """Length of an open file."""
-    with translated(path):
-        return os.fstat(fd).st_size
-
-
-def zero_range(path: Path, begin: int, end: int) -> None:
-    """Makes [begin, end) of a file zero, durably; holes stay holes."""
-    zeros = bytes(1 << 20)
-    with opened(path, os.O_RDWR) as fd:
-        for data, hole in data_ranges(fd, begin, end, path):
-            with translated(path):
-                while data < hole:
-                    data += os.pwrite(fd, memoryview(zeros)[: hole - data], data)
-        sync(fd, path, data_only=True)
-
-
-def copy_ranges(root: Path, pieces: list[tuple[Path, int, int]], target: Path) -> None:
-    """Makes `target` from [begin, end) of each file in turn, completely and durably or not at all; FileExistsError if
-    it exists.
-
-    Holes of a source stay holes.
-    """
-    make_directory(target.parent)
-    with temporary(root) as draft:
-        with opened(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as out:
-            at = 0
-            for path, begin, end in pieces:
-                with opened(path) as fd:
-                    for data, hole in data_ranges(fd, begin, end, path):
-                        for place in range(data, hole, 1 << 20):
-                            chunk = pread_full(fd, place, min(1 << 20, hole - place), path)
-                            view = memoryview(chunk)
-                            to = at + place - begin
-                            while view:
-                                with translated(target):
-                                    count = os.pwrite(out, view, to)
-                                view, to = view[count:], to + count
-                at += end - begin
-            with translated(target):
-                os.ftruncate(out, at)
-            sync(out, target, named=False)
-        rename_no_replace(draft, target)
-    sync_directory(target.parent)
-
-
-def same_bytes(pieces: list[tuple[Path, int, int]], target: Path) -> bool:
-    """Whether `target` equals the result of `copy_ranges`."""
-    with opened(target) as copy:
-        at = 0
-        for path, begin, end in pieces:
-            with opened(path) as fd:
-                for place in range(begin, end, 1 << 20):
-                    piece = pread_full(fd, place, min(1 << 20, end - place), path)
-                    if pread_full(copy, at, len(piece), target) != piece:
-                        return False
-                    at += len(piece)
-        return length_of(copy, target) == at
-
-
-def move(source: Path, target: Path) -> None:
-    """Renames durably, never over another file (FileExistsError)."""
-    make_directory(target.parent)
-    rename_no_replace(source, target)
-    sync_directory(target.parent)
-    sync_directory(source.parent)
-
-
-def extend(path: Path, length: int) -> None:
-    """Makes a file that is too short `length` bytes long, durably; the new part reads as zero."""
-    with opened(path, os.O_RDWR) as fd, translated(path):
-        if os.fstat(fd).st_size < length:
-            os.ftruncate(fd, length)
-            sync(fd, path)
-
-
-def shorten(path: Path, length: int) -> None:
-    """Shortens a file that is too long to `length` bytes, durably. No process may have mapped the rest."""
-    with opened(path, os.O_RDWR) as fd, translated(path):
-        if os.fstat(fd).st_size > length:
-            os.ftruncate(fd, length)
-            sync(fd, path)

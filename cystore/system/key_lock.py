@@ -1,7 +1,7 @@
 """Locks for names: of any number of names in one file, and gone with the process that has one.
 
-A name is hashed to a byte's place in the file, which needs not be that long. The lock is an open-file-description lock on that byte: other
-processes and other threads of this one wait. The kernel ends it when its owner is killed.
+A name is hashed to a byte's place in the file, which needs not be that long. The lock is an open-file-description
+lock on that byte: other processes and other threads of this one wait. The kernel ends it when its owner is killed.
 """
 
 from __future__ import annotations
@@ -11,16 +11,21 @@ import hashlib
 import os
 import struct
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from cystore._native.system.descriptor import ByteLock, Descriptor
+from cystore.clock import monotonic_s
+from cystore.errors import StoreTimeoutError
 from cystore.system import files
+from cystore.system.threads import os_threads
 
 PLACES = 1 << 62  # bytes of a file have places up to twice that
-_F_OFD_GETLK = 36
+LOOK_S = 0.001  # between two looks at a lock that another one has
+_F_OFD_GETLK, _F_OFD_SETLK = 36, 37
 _FLOCK = struct.Struct("hhqqi0q")
-_held: weakref.WeakSet[KeyLock] = weakref.WeakSet()
+_held: weakref.WeakSet[KeyLock | PlaceLocks] = weakref.WeakSet()
 
 
 def _place(name: str) -> int:
@@ -52,16 +57,118 @@ class KeyLock:
         self._file.close()
 
     def _forked(self) -> None:
-        """Only closes the child's descriptor: an unlock would end the parent's lock, and an open descriptor would make it last."""
+        """Only closes the child's descriptor: an unlock would end the parent's lock, and an open descriptor would
+        make it last."""
         self._file.close()
+
+
+class PlaceLocks:
+    """Locks of any number of places of one file, which this object has or other ones: nobody waits. All of them end
+    with `close`, with this object, or with the process."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: Descriptor = files.open_file(path, os.O_RDWR)
+        _held.add(self)
+
+    def try_take(self, place: int) -> bool:
+        """Takes a lock; False if another one has it. True also if this one has it already."""
+        with files.translated(self._path):
+            try:
+                self._set(fcntl.F_WRLCK, place)
+            except BlockingIOError:
+                return False
+        return True
+
+    def give(self, place: int) -> None:
+        """Gives a lock back."""
+        with files.translated(self._path):
+            self._set(fcntl.F_UNLCK, place)
+
+    def others(self, begin: int, end: int) -> list[int]:
+        """The places in [begin, end) whose locks other ones have, in order. A system call for each, and one or two
+        more."""
+        found: list[int] = []
+        left = [(begin, end)]
+        with files.translated(self._path):
+            while left:
+                low, high = left.pop()
+                if low >= high:
+                    continue
+                asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, low, high - low, 0)
+                kind, _, first, count, _ = _FLOCK.unpack(fcntl.fcntl(self._file.fd, _F_OFD_GETLK, asked))
+                if kind == fcntl.F_UNLCK:
+                    continue
+                last = min(first + count, high)
+                first = max(first, low)
+                found += range(first, last)
+                left += [(low, first), (last, high)]
+        return sorted(found)
+
+    def close(self) -> None:
+        """Gives all back."""
+        self._file.close()
+
+    def _set(self, kind: int, place: int) -> None:
+        fcntl.fcntl(self._file.fd, _F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, place, 1, 0))
+
+    def _forked(self) -> None:
+        self._file.close()
+
+
+class NameLocks:
+    """Locks of any number of names in one file, for all threads of a process. A name's lock is waited for, for a
+    time."""
+
+    def __init__(self, path: Path) -> None:
+        files.make_directory(path.parent)
+        files.open_file(path, os.O_RDWR | os.O_CREAT).close()
+        self._path = path
+        self._spare: list[
+            PlaceLocks
+        ] = []  # each thread uses one of its own: an opening does not wait for itself
+
+    @contextmanager
+    def held(self, name: str, wait_s: float) -> Iterator[None]:
+        """A with block under the lock of a name. Raises StoreTimeoutError when another one keeps it for so long."""
+        place, until_s = _place(name), monotonic_s() + wait_s
+        try:
+            locks = self._spare.pop()
+        except IndexError:
+            locks = PlaceLocks(self._path)
+        try:
+            while not locks.try_take(place):
+                if monotonic_s() >= until_s:
+                    raise StoreTimeoutError(
+                        f"another process or thread has had the lock of {name!r} for {wait_s:g} s: it is stopped, or "
+                        "its disk does not answer",
+                        path=self._path,
+                    )
+                os_threads.pause(LOOK_S)
+            try:
+                yield
+            finally:
+                locks.give(place)
+        except BaseException:
+            locks.close()
+            raise
+        self._spare.append(locks)
+
+    def close(self) -> None:
+        """Lets the file go."""
+        while self._spare:
+            self._spare.pop().close()
 
 
 def is_taken(path: Path, name: str) -> bool:
     """Whether a process has the lock of a name now."""
-    if not path.exists():
-        return False
+    return path.exists() and is_place_taken(path, _place(name))
+
+
+def is_place_taken(path: Path, place: int) -> bool:
+    """Whether somebody has the lock of a place of a file now."""
     with files.opened(path) as fd:
-        asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, _place(name), 1, 0)
+        asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, place, 1, 0)
         kind = _FLOCK.unpack(fcntl.fcntl(fd, _F_OFD_GETLK, asked))[0]
     return bool(kind != fcntl.F_UNLCK)
 

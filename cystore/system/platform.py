@@ -32,6 +32,14 @@ OTHERS = {0x65735546: "fuse"}
 LIBC = ctypes.CDLL(None, use_errno=True)  # once: each CDLL keeps a class of its own for ever
 
 
+def give_memory_back() -> None:
+    """Gives memory that is free back to the system. The C library would keep what a recovery used for its largest
+    tables, tens of MB, for the rest of the process's life. Does nothing with another C library than glibc."""
+    trim = getattr(LIBC, "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def file_system(path: Path) -> str:
     """Name of the filesystem type that holds `path`, or its magic number in hexadecimal."""
     buffer = ctypes.create_string_buffer(256)
@@ -52,12 +60,14 @@ def check_writable_file_system(path: Path, *, allow_any: bool) -> None:
     kind = file_system(path)
     if kind in NETWORK.values():
         raise StoreFormatError(
-            f"the store is on a network file system ({kind}), where shared memory does not work: move it to a local disk",
+            f"the store is on a network file system ({kind}), where shared memory does not work: move it to a "
+            "local disk",
             path=path,
         )
     if kind not in PROMISED.values() and not allow_any:
         raise StoreFormatError(
-            f"file system {kind} is not one of {', '.join(PROMISED.values())}, and a full disk may kill the process there; "
+            f"file system {kind} is not one of {', '.join(PROMISED.values())}, and a full disk may kill the "
+            "process there; "
             "set allow_any_file_system=True to accept that",
             path=path,
         )
@@ -98,7 +108,8 @@ def command_of(pid: int) -> str | None:
 
 
 def processes_with(path: Path) -> list[tuple[int, str]]:
-    """(pid, command) of each other process that has a file open, by pid. Processes of other users and PID namespaces may not show."""
+    """(pid, command) of each other process that has a file open, by pid. Processes of other users and PID namespaces
+    may not show."""
     with files.opened(path) as fd:
         status = os.fstat(fd)
         wanted = status.st_dev, status.st_ino

@@ -1,17 +1,27 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from cystore._native.memory.atomics cimport (load_i64, load_u32, prefetch_for_write, release_fence, store_i64, store_u32)
-from cystore._native.layout cimport *
+from cystore._native.memory.atomics cimport (
+    load_i64, load_u32, prefetch_for_write, release_fence, store_i64, store_u32, store_u64
+)
+from cystore._native.layout cimport (
+    BLANK_SIZE_MIN, FLAG_DISK_FULL, FLAG_NOT_WRITABLE, FLAG_SLAVE, FLAG_SYNC_FAILED, PROPERTIES_BYTES_MAX,
+    RECORD_FIXED_BYTES, RECORD_MAGIC_CYSTORE, TOPIC_BYTES_MAX, control_block, takes_queue_offset
+)
 from cystore._native.record.record_write cimport append_item, failpoint, write_record
 
 cdef enum:
     CLAMP_REPORT_MS = 60_000
+    SLOW_PUT_MS = 500           # DefaultMessageStore and CommitLog warn of longer ones
     CACHE_LINE = 64
     EXPECTED_BYTES = 4096
     AHEAD_BYTES = 1024          # from a record to where one of the next will be
     AHEAD_LINES = 4
-    FORBID_WRITING = FLAG_SYNC_FAILED | FLAG_NOT_WRITABLE | FLAG_DISK_FULL
-    FILE_BYTES_MAX = 0x7FFFFFFF  # of a segment; the length of a blank is 32 bits, and a length of a file is an int in RocketMQ
+    FORBID_COPYING = FLAG_SYNC_FAILED | FLAG_NOT_WRITABLE | FLAG_DISK_FULL
+    FORBID_WRITING = FORBID_COPYING | FLAG_SLAVE
+    # no flag: a put that is to be replicated, which an elected master takes with a lease only
+    NEEDS_LEASE = 0x40000000
+    # of a segment; the length of a blank is 32 bits, and a length of a file is an int in RocketMQ
+    FILE_BYTES_MAX = 0x7FFFFFFF
 
 cdef enum AppendStatus:
     APPEND_OK = 0
@@ -25,6 +35,8 @@ cdef enum AppendStatus:
 cdef extern from "wallclock.h" nogil:
     ctypedef struct wall_clock:
         int64_t ms
+    int CLOCK_BOOTTIME
+    int64_t clock_read_ms(int which)
     int64_t wall_clock_ms(wall_clock* clock, control_block* block)
     int64_t wall_clock_took_ms(wall_clock* clock)
 
@@ -39,6 +51,7 @@ cdef struct append_target:
     int64_t last_seen
     int64_t needed
     int64_t wanted
+    int64_t slow_ms             # a put took so long, and nobody was told yet; 0: none
     wall_clock clock
 
 cdef inline int latency_bucket(int64_t ms) noexcept nogil:
@@ -71,27 +84,42 @@ cdef inline void expect_next_records(const uint8_t* p) noexcept nogil:
     expect_write(p + AHEAD_BYTES, AHEAD_LINES * CACHE_LINE)
 
 
-# The steps of an append, in their order, under the append lock. What a kill between two of them leaves: docs/concurrency.md.
+# The steps of an append, in their order, under the append lock. What a kill between two of them leaves:
+# docs/concurrency.md.
+
+cdef inline bint may_acknowledge(control_block* block) noexcept nogil:
+    """Whether a replicated put may begin: without an election always, else before the lease ends, with enough members
+    in sync. Nobody has to run for the lease to end: the clock does it."""
+    if load_i64(&block.epoch) == 0:  # acquire; release in Control.epoch
+        return True
+    if clock_read_ms(CLOCK_BOOTTIME) >= load_i64(&block.lease_until_ms):
+        return False
+    return load_u32(&block.in_sync) >= load_u32(&block.in_sync_needed)
+
 
 cdef inline int append_allowed(control_block* block, append_target* target, uint32_t forbidding) noexcept nogil:
-    """Asked of a control block that is intact. `forbidding`: the flags that forbid this append."""
+    """Asked of a control block that is intact. `forbidding`: the flags that forbid this append, and NEEDS_LEASE."""
     if block.wrote < target.last_seen:
         return APPEND_OVERWRITTEN
     if load_u32(&block.flags) & forbidding:  # acquire; release in Control.set_flag
+        return APPEND_REFUSED
+    if forbidding & NEEDS_LEASE and not may_acknowledge(block):
         return APPEND_REFUSED
     return APPEND_OK
 
 
 cdef inline bint item_readable(const append_item* item) noexcept nogil:
-    """The checks of `record_read`. The callers have made them too; but a record that dispatch refuses would stop all queues."""
-    cdef int64_t size = RECORD_FIXED_BYTES + <int64_t>item.born_host_len + item.store_host_len + item.body_len + item.topic_len + item.properties_len
+    """The checks of `record_read`. The callers have made them too; but a record that dispatch refuses would stop all
+    queues."""
+    cdef int64_t size = RECORD_FIXED_BYTES + <int64_t>item.born_host_len + item.store_host_len + item.body_len \
+        + item.topic_len + item.properties_len
     return (item.queue_id | item.body_len | item.properties_len) >= 0 and size == item.size \
         and item.properties_len <= <int32_t>PROPERTIES_BYTES_MAX and <uint32_t>(item.topic_len - 1) < TOPIC_BYTES_MAX
 
 
 cdef inline int64_t append_now(control_block* block, append_target* target) noexcept nogil:
-    """The store timestamp. It does not go back, except behind a timestamp that is further ahead than a clock may jump: a wrong
-    clock made that one, and the append does not wait for it."""
+    """The store timestamp. It does not go back, except behind a timestamp that is further ahead than a clock may
+    jump: a wrong clock made that one, and the append does not wait for it."""
     cdef int64_t now = wall_clock_ms(&target.clock, block), ahead = block.last_store_timestamp - now
     if 0 < ahead <= block.clock_jump_ms:
         if ahead > CLAMP_REPORT_MS:
@@ -122,14 +150,16 @@ cdef inline void claim_place(append_item* item, int64_t at, int64_t now) noexcep
 
 
 cdef inline bint move_wrote(control_block* block, int64_t to) noexcept nogil:
-    """Publishes the log's new end. False, and nothing moves, when that would be a step back: it would overwrite records."""
+    """Publishes the log's new end. False, and nothing moves, when that would be a step back: it would overwrite
+    records."""
     if to <= block.wrote:
         return False
     store_i64(&block.wrote, to)  # release: publishes the records; acquire in Control.wrote, queue.pyx, key_reader.pyx
     return True
 
 
-cdef inline bint publish_records(control_block* block, append_target* target, int64_t wrote, int64_t last_record) noexcept nogil:
+cdef inline bint publish_records(control_block* block, append_target* target, int64_t wrote,
+                                 int64_t last_record) noexcept nogil:
     failpoint("append.before_publish")
     if not move_wrote(block, wrote):
         return False
@@ -143,6 +173,7 @@ cdef inline void publish_place(append_item* item) noexcept nogil:
     if takes_queue_offset(item.sys_flag):
         store_i64(&item.entry.next, item.queue_offset + 1)  # release; acquire in queue.pyx
         failpoint("append.next_set")
+    store_u64(&item.entry.put_bytes, item.entry.put_bytes + item.size)
 
 
 cdef inline void end_intent(control_block* block, uint64_t count, uint64_t size) noexcept nogil:
@@ -153,15 +184,21 @@ cdef inline void end_intent(control_block* block, uint64_t count, uint64_t size)
     block.put_bytes += size
 
 
-cdef inline void count_latency(control_block* block, int64_t took_ms, uint64_t count) noexcept nogil:
+cdef inline void count_latency(control_block* block, append_target* target, int64_t took_ms,
+                               uint64_t count) noexcept nogil:
+    if took_ms <= 0:
+        block.put_latency[0] += count
+        return
     block.put_latency[latency_bucket(took_ms)] += count
     if took_ms > block.put_time_max_ms:
         block.put_time_max_ms = took_ms
+    if took_ms > <int64_t>SLOW_PUT_MS:
+        target.slow_ms = took_ms
 
 
 cdef inline int append_one(control_block* block, append_target* target, append_item* item) noexcept nogil:
-    """Appends one item whose queue is known to a log of our record format, where there is room for it; otherwise that is for
-    `append_items`. The caller has just found the control block intact."""
+    """Appends one item whose queue is known to a log of our record format, where there is room for it; otherwise that
+    is for `append_items`. The caller has just found the control block intact."""
     cdef int64_t wrote = block.wrote, end = wrote + item.size, now
     cdef int status = append_allowed(block, target, FORBID_WRITING)
     cdef uint8_t* p
@@ -185,13 +222,16 @@ cdef inline int append_one(control_block* block, append_target* target, append_i
         return APPEND_OVERWRITTEN
     publish_place(item)
     end_intent(block, 1, item.size)
-    count_latency(block, wall_clock_took_ms(&target.clock), 1)
+    count_latency(block, target, wall_clock_took_ms(&target.clock), 1)
     return APPEND_OK
 
 
-# Appends items[done:count]; every run of them that fits a segment is published as one.
+# Appends items[done:count]; every run of them that fits a segment is published as one. `together`: all of them are
+# one run, which one segment holds; what is left of a segment that is too small for them becomes a blank.
 #
-# `block` is the caller's: another thread's `detach` takes the target's away at any time. `waits_since_ms` (coarse clock) is
-# when the caller began to wait for the lock or for room, 0 when it did not. `forbidding`: the flags that forbid this append.
-cdef int append_items(control_block* block, append_target* target, append_item* items, Py_ssize_t count, Py_ssize_t* done,
-                      int64_t waits_since_ms, uint32_t forbidding) noexcept nogil
+# `block` is the caller's: another thread's `detach` takes the target's away at any time. `waits_since_ms` (coarse
+# clock) is when the caller began to wait for the lock or for room, 0 when it did not. `forbidding`: the flags that
+# forbid this append.
+cdef int append_items(control_block* block, append_target* target, append_item* items, Py_ssize_t count,
+                      Py_ssize_t* done,
+                      int64_t waits_since_ms, uint32_t forbidding, bint together) noexcept nogil

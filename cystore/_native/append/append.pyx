@@ -1,14 +1,15 @@
 """Append: the one critical section in which messages get their place in the log.
 
-Order inside it, and what a kill leaves (docs/concurrency.md): intent, claimed queue offsets, bytes and checksum, wrote
-position (the commit point), next queue offsets, intent cleared. Source: CommitLog.asyncPutMessage, DefaultAppendMessageCallback.
+Order inside it, and what a kill leaves (docs/concurrency.md): intent, claimed queue offsets, bytes and checksum,
+wrote position (the commit point), next queue offsets, intent cleared. Source: CommitLog.asyncPutMessage,
+DefaultAppendMessageCallback.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from cystore._native.memory.atomics cimport (clock_coarse_ms, load_i64, release_fence, store_i64, store_u32)
+from cystore._native.memory.atomics cimport clock_coarse_ms, load_i64, release_fence, store_u32
 from cystore._native.memory.control cimport Control
-from cystore._native.layout cimport *
+from cystore._native.layout cimport RECORD_MAGIC_BLANK, record_set_magic, record_set_total_size
 from cystore._native.memory.locks cimport control_intact
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.memory.queue_table cimport control_add_queue, control_find_queue
@@ -19,8 +20,8 @@ LATENCY_BOUNDS_MS: tuple[int, ...] = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000
 
 
 cdef bint end_file(control_block* block, uint8_t* p, int64_t wrote, int64_t room) noexcept nogil:
-    """Fills the room that is left in a file with a blank and publishes that: appends go on in the next file. False, and nothing is
-    written, when a blank cannot say how much room that is: its length is 32 bits."""
+    """Fills the room that is left in a file with a blank and publishes that: appends go on in the next file. False,
+    and nothing is written, when a blank cannot say how much room that is: its length is 32 bits."""
     if not <int64_t>BLANK_SIZE_MIN <= room <= FILE_BYTES_MAX:
         return False
     block.intent_from = wrote
@@ -38,8 +39,8 @@ cdef bint end_file(control_block* block, uint8_t* p, int64_t wrote, int64_t room
 
 
 def end_segment(Control control not None, MappedFile file not None):
-    """Ends the segment that is written to, under the append lock. False when the log does not stand inside of `file`, or its
-    successor has no room yet."""
+    """Ends the segment that is written to, under the append lock. False when the log does not stand inside of `file`,
+    or its successor has no room yet."""
     cdef control_block* block = control.checked()
     cdef int64_t wrote = block.wrote
     if not file.writable or wrote <= file.base or wrote > file.base + file.length - BLANK_SIZE_MIN:
@@ -49,8 +50,9 @@ def end_segment(Control control not None, MappedFile file not None):
     return end_file(block, file.address + (wrote - file.base), wrote, file.base + file.length - wrote)
 
 
-cdef int append_items(control_block* block, append_target* target, append_item* items, Py_ssize_t count, Py_ssize_t* done,
-                      int64_t waits_since_ms, uint32_t forbidding) noexcept nogil:
+cdef int append_items(control_block* block, append_target* target, append_item* items, Py_ssize_t count,
+                      Py_ssize_t* done,
+                      int64_t waits_since_ms, uint32_t forbidding, bint together) noexcept nogil:
     cdef append_item* item
     cdef int64_t wrote = block.wrote, total, room, now, at, size
     cdef Py_ssize_t i, end, begin = done[0]
@@ -73,9 +75,15 @@ cdef int append_items(control_block* block, append_target* target, append_item* 
         while end < count and total + items[end].size + BLANK_SIZE_MIN <= room:
             total += items[end].size
             end += 1
+        size = items[begin].size
+        if together and end < count:  # all of them go to the next file
+            for i in range(begin + 1, count):
+                size += items[i].size
+            if size + BLANK_SIZE_MIN > target.length:
+                return APPEND_UNREADABLE  # the caller has checked that a file holds them
+            end = begin
         if end == begin:
             # Step over the end of the file only when its successor has room, or the log would end in a blank.
-            size = items[end].size
             at = target.base + target.length
             if load_i64(&block.allocated) < at + size + BLANK_SIZE_MIN:
                 target.needed = at + size + BLANK_SIZE_MIN
@@ -106,8 +114,8 @@ cdef int append_items(control_block* block, append_target* target, append_item* 
         for i in range(begin, end):
             claim_place(&items[i], at, now)
             at += items[i].size
-        # From the last to the first: when everybody dies the wrote position is lost, and recovery takes what stands in the log.
-        # It finds none of them until the first one is whole, and then all.
+        # From the last to the first: when everybody dies the wrote position is lost, and recovery takes what stands
+        # in the log. It finds none of them until the first one is whole, and then all.
         for i in range(end - 1, begin - 1, -1):
             if i > begin:  # the CPU does not guess that the next one comes before this one
                 expect_write(target.address + (items[i - 1].physical_offset - target.base), items[i - 1].size)
@@ -123,5 +131,6 @@ cdef int append_items(control_block* block, append_target* target, append_item* 
         end_intent(block, <uint64_t>(end - begin), <uint64_t>total)
         begin = end
         done[0] = end
-    count_latency(block, clock_coarse_ms() - waits_since_ms if waits_since_ms else wall_clock_took_ms(&target.clock), <uint64_t>count)
+    count_latency(block, target, clock_coarse_ms() - waits_since_ms if waits_since_ms else
+                  wall_clock_took_ms(&target.clock), <uint64_t>count)
     return APPEND_OK

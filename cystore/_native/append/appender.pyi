@@ -21,6 +21,7 @@ class Appender(PlainAppender):
         busy_timeout_ms: int,
         sync_by_default: bool,
         delay_levels: int,
+        replicated_by_default: bool = False,
     ) -> None: ...
     @property
     def active_calls(self) -> int: ...
@@ -45,8 +46,11 @@ class Appender(PlainAppender):
         unique_key: str | None = None,
         delay_level: int = 0,
         busy_timeout_ms: int | None = None,
+        expires_at_ms: int | None = None,
     ) -> PutResult: ...
-    def put_many(self, messages: Iterable[Message], *, flush: str | None = None) -> list[PutResult]: ...
+    def put_many(
+        self, messages: Iterable[Message], *, flush: str | None = None, batch: bool = False
+    ) -> list[PutResult]: ...
     def put_with(
-        self, policy: Any, messages: Iterable[Message], *, makes_space: bool = False
+        self, policy: Any, messages: Iterable[Message], *, makes_space: bool = False, together: bool = False
     ) -> list[PutResult]: ...

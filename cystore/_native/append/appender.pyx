@@ -5,35 +5,47 @@ The checks are PutMessageStatus's of RocketMQ (CommitLog, DefaultMessageStore.ch
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
-from cpython.exc cimport PyErr_CheckSignals
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_XDECREF, Py_XINCREF
 from cpython.pythread cimport PyThread_get_thread_ident
-from cpython.unicode cimport PyUnicode_CheckExact
-from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uintptr_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcpy, memset
 
-from cystore._native.append.append cimport *
-from cystore._native.append.arguments cimport *
-from cystore._native.memory.atomics cimport *
+from cystore._native.append.append cimport (
+    APPEND_NEED_QUEUES, APPEND_NEED_SEGMENT, APPEND_NEED_SPACE, APPEND_OK, APPEND_REFUSED, APPEND_UNREADABLE,
+    FILE_BYTES_MAX, FORBID_WRITING, NEEDS_LEASE, append_items
+)
+from cystore._native.append.batch cimport check_batch, check_together, results_of
+from cystore._native.memory.atomics cimport (
+    EDEADLK, ETIMEDOUT, add_u64, clock_coarse_ms, load_i64, pthread_mutex_t, pthread_mutex_trylock,
+    pthread_mutex_unlock, robust_owner
+)
 from cystore._native.record.checksum cimport crc32_body, crc32c_update
 from cystore._native.memory.control cimport Control
 from cystore._native.record.exact cimport exact_bytes, exact_text, exact_whole
-from cystore._native.layout cimport *
-from cystore._native.memory.locks cimport (control_intact, control_lock_at, control_locked, control_repair_due)
-from cystore._native.memory.locks cimport control_wake_queue, control_wake_sleepers
+from cystore._native.layout cimport (
+    BLANK_SIZE_MIN, DELAY_PROPERTY_ROOM, FLAG_DISK_FULL, HOST_V4_BYTES, LOCK_APPEND, PROPERTIES_BYTES_MAX,
+    RECORD_FIXED_BYTES, RECORD_MAGIC_CYSTORE, RECORD_MAGIC_ROCKETMQ, RECORD_SIZE_MIN, SCHEDULE_TOPIC_BYTES,
+    SYS_FLAG_BORN_HOST_V6, SYS_FLAG_EXPIRES, SYS_FLAG_STORE_HOST_V6, TOPIC_BYTES_MAX, control_block, takes_queue_offset
+)
+from cystore._native.memory.locks cimport (
+    control_intact, control_lock_at, control_locked, control_repair_due, control_wake_queue, control_wake_sleepers,
+    wait_for_lock
+)
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.record.message cimport Message, PutResult, put_result
-from cystore._native.record.properties cimport (property_buffer, property_room, put_delay, put_properties)
-from cystore._native.append.put cimport *
+from cystore._native.record.properties cimport (property_buffer, property_room, put_delay, put_expiry, put_properties)
+from cystore._native.append.put cimport (
+    FLUSH_REPLICATED, FLUSH_SYNC, LARGE_BODY_BYTES, PUT_BUSY_TIMEOUT_MS, PUT_DELAY_LEVEL, PUT_EXPIRES_AT_MS, PUT_FLAG,
+    PUT_FLUSH, PUT_KEYS, PUT_PROPERTIES, PUT_QUEUE_ID, PUT_TAGS, PUT_UNIQUE_KEY, PlainAppender, TAIL_BYTES,
+    TOPIC_CACHE, cached_topic, exact_topic, forbidden, int32_of, put_options, refuse_waiting, set_born_host,
+    set_store_host, topic_place
+)
 from cystore._native.memory.queue_table cimport control_find_queue
 from cystore._native.record.record_read cimport topic_valid
 from cystore._native.record.record_write cimport append_item
 from cystore._native.append.steps cimport BATCH_STEP, in_steps, let_go, let_others_run
-
-import logging
-import sys
 
 from cystore._native.record.message import encode_host
 from cystore.errors import (
@@ -41,44 +53,28 @@ from cystore.errors import (
 )
 from cystore.layout import SCHEDULE_TOPIC
 
-log = logging.getLogger("cystore")
-
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size)
 
 cdef enum:
     SHORT_PROPERTIES = 512          # longer ones are not written on the stack
-    WAIT_SLICE_MS = 250
-    REPORT_EVERY_MS = 5_000
+cdef int64_t EXPIRES_AT_MAX_MS = 99_999_999_999_999_999  # DUE_TIME_DIGITS
 
 cdef PyObject* NONE = <PyObject*>None
-
-
-cdef str _exact_topic(object topic):
-    """The topic as a str. A subclass's object is never kept: it may run code when it goes. Its text is interned, so that the same text is
-    the same object next time too."""
-    if PyUnicode_CheckExact(topic):
-        return exact_text("topic", topic, MessageIllegalError)
-    return <str>sys.intern(exact_text("topic", topic, MessageIllegalError))
-
-
-cdef int _refuse_waiting(object topic, append_item* item) except -1:
-    """For a topic as long as that of waiting messages."""
-    if memcmp(item.topic, SCHEDULE_TOPIC_TEXT, SCHEDULE_TOPIC_BYTES) == 0:
-        raise MessageIllegalError(f"topic: {topic} is reserved for delayed messages; put to the message's own topic with delay_level")
-    return 0
+cdef dict _FLUSHES = {"async": 0, "sync": FLUSH_SYNC, "replicated": FLUSH_REPLICATED}
 
 
 @cython.final
 cdef class Appender(PlainAppender):
     """`put` and `put_many` of one attached store. Safe for threads; the lock it takes is shared by all processes.
 
-    `policy` (AppendPolicy) mends what the kernel reports, or raises. When this object was detached, its revive() gives the Appender of a
-    new attachment (after a fork) or raises StoreClosedError.
+    `policy` (AppendPolicy) mends what the kernel reports, or raises. When this object was detached, its revive()
+    gives the Appender of a new attachment (after a fork) or raises StoreClosedError.
     """
 
     def __init__(self, Control control not None, policy, *, str record_format, str store_host, int64_t file_bytes,
-                 int32_t max_body_bytes, int64_t busy_timeout_ms, bint sync_by_default, int32_t delay_levels):
+                 int32_t max_body_bytes, int64_t busy_timeout_ms, bint sync_by_default, int32_t delay_levels,
+                 bint replicated_by_default=False):
         self.control = control
         self.target.block = control.checked()
         self.target.magic = RECORD_MAGIC_ROCKETMQ if record_format == "rocketmq" else RECORD_MAGIC_CYSTORE
@@ -98,8 +94,9 @@ cdef class Appender(PlainAppender):
         self.usual.properties = self.usual.unique_key = NONE
         self.usual.busy_ms = busy_timeout_ms
         self.usual.queue_id = self.usual.flag = self.usual.delay_level = 0
-        self.usual.sync = sync_by_default
+        self.usual.flush = (FLUSH_SYNC if sync_by_default else 0) | (FLUSH_REPLICATED if replicated_by_default else 0)
         self.usual.special = False
+        self.usual.expires_at_ms = 0
         self.delay_levels = delay_levels
         self.callers = []
 
@@ -134,7 +131,8 @@ cdef class Appender(PlainAppender):
         return 0
 
     def detach(self):
-        """Refuses further puts. The caller waits for `active_calls` to become 0 before it lets go of the control block."""
+        """Refuses further puts. The caller waits for `active_calls` to become 0 before it lets go of the control
+        block."""
         self.target.block = NULL
 
     def release(self):
@@ -148,7 +146,8 @@ cdef class Appender(PlainAppender):
     cdef inline int _topic(self, object topic, int32_t queue_id, append_item* item) except -1:
         """Checks the topic and finds its queue; the text stays valid as long as the topic object."""
         cdef cached_topic* cached = topic_place(self, <PyObject*>topic, queue_id)
-        if self.target.block == NULL or cached.topic != <PyObject*>topic or cached.queue_id != queue_id or cached.entry == NULL:
+        if self.target.block == NULL or cached.topic != <PyObject*>topic or cached.queue_id != queue_id \
+                or cached.entry == NULL:
             self._find_topic(topic, queue_id, cached)
         item.topic = cached.text
         item.topic_len = cached.length
@@ -163,7 +162,7 @@ cdef class Appender(PlainAppender):
         if self.target.block == NULL:
             raise StoreClosedError("the store was closed meanwhile")
         if cached.topic != <PyObject*>topic or cached.queue_id != queue_id:
-            text = PyUnicode_AsUTF8AndSize(topic, &length)  # known to be valid: `_exact_topic`
+            text = PyUnicode_AsUTF8AndSize(topic, &length)  # known to be valid: `exact_topic`
             if not topic_valid(<const uint8_t*>text, length):
                 raise MessageIllegalError(
                     f"topic: {topic!r} must be 1 to {TOPIC_BYTES_MAX} characters of letters, digits, % | _ and -")
@@ -206,14 +205,16 @@ cdef class Appender(PlainAppender):
     cdef inline int _own_topic(self, object topic, int32_t queue_id, append_item* item) except -1:
         """`_topic` for one that is the user's to choose."""
         self._topic(topic, queue_id, item)
-        return 0 if item.topic_len != SCHEDULE_TOPIC_BYTES else _refuse_waiting(topic, item)
+        return 0 if item.topic_len != SCHEDULE_TOPIC_BYTES else refuse_waiting(topic, item)
 
     cdef int _delay(self, int32_t level, append_item* item, property_buffer* buffer) except -1:
-        """Turns a message whose properties are in the buffer into one that waits for its time (CommitLog.asyncPutMessage). Prepared and
-        rollback messages do not: their properties say how long the commit is to be delayed."""
+        """Turns a message whose properties are in the buffer into one that waits for its time
+        (CommitLog.asyncPutMessage). Prepared and rollback messages do not: their properties say how long the commit
+        is to be delayed."""
         cdef int32_t begin = buffer.length - item.properties_len, longer = max(item.topic_len - SCHEDULE_TOPIC_BYTES, 0)
         if level > self.delay_levels:
-            raise MessageIllegalError(f"delay_level: {level}, this store has levels 1 to {self.delay_levels} (message_delay_level)")
+            raise MessageIllegalError(f"delay_level: {level}, this store has levels 1 to {self.delay_levels} "
+                                      "(message_delay_level)")
         if not takes_queue_offset(item.sys_flag):
             item.properties_len = put_delay(buffer, begin, level, NULL, 0, 0)
             return 0
@@ -222,7 +223,8 @@ cdef class Appender(PlainAppender):
         self._finish(item)
         if item.size + longer + <int64_t>DELAY_PROPERTY_ROOM + BLANK_SIZE_MIN > self.file_bytes:
             raise MessageIllegalError(
-                f"body: delivered, the record has up to {item.size + longer + <int64_t>DELAY_PROPERTY_ROOM} bytes, a whole commit "
+                f"body: delivered, the record has up to {item.size + longer + <int64_t>DELAY_PROPERTY_ROOM} "
+                "bytes, a whole commit "
                 f"log file {self.file_bytes}")
         return 0
 
@@ -242,7 +244,7 @@ cdef class Appender(PlainAppender):
         return 0
 
     cdef int _append(self, append_item* items, Py_ssize_t count, Py_ssize_t* done, bint may_hold_gil, int64_t busy_ms,
-                     object policy, uint32_t forbidding) except -1:
+                     object policy, uint32_t forbidding, bint together) except -1:
         """Takes the lock and appends; asks the policy for what is missing, outside of the lock, and goes on."""
         cdef control_block* block = self.target.block
         cdef pthread_mutex_t* mutex
@@ -259,7 +261,11 @@ cdef class Appender(PlainAppender):
             status = control_locked(block, LOCK_APPEND, pthread_mutex_trylock(mutex))
             if status != 0:
                 waits_since_ms = waits_since_ms or clock_coarse_ms()
-                self._wait_for_lock(block, mutex, status, busy_ms)
+                try:
+                    self._wait_for_lock(block, mutex, status, busy_ms)
+                except PageCacheBusyError:
+                    add_u64(&block.put_failed, 1)
+                    raise
             if self.target.block == NULL:
                 pthread_mutex_unlock(mutex)
                 raise StoreClosedError("the store was closed meanwhile")
@@ -269,46 +275,31 @@ cdef class Appender(PlainAppender):
                 continue
             keep_segment, before = self.segment, done[0]
             if may_hold_gil:
-                status = append_items(block, &self.target, items, count, done, waits_since_ms, forbidding)
+                status = append_items(block, &self.target, items, count, done, waits_since_ms, forbidding, together)
                 pthread_mutex_unlock(mutex)
             else:
                 with nogil:
-                    status = append_items(block, &self.target, items, count, done, waits_since_ms, forbidding)
+                    status = append_items(block, &self.target, items, count, done, waits_since_ms, forbidding, together)
                     pthread_mutex_unlock(mutex)
             control_wake_sleepers(block)
             for i in range(before, done[0]): control_wake_queue(items[i].entry)
             if status == APPEND_OK:
+                if self.target.slow_ms: self.tell_slow()
                 return 0
             waits_since_ms = waits_since_ms or clock_coarse_ms()
-            self._mend(status, busy_ms, policy)
+            try:
+                self._mend(status, busy_ms, policy, forbidding)
+            except StoreError:
+                if policy is self.policy: add_u64(&block.put_failed, 1)
+                raise
 
     cdef int _wait_for_lock(self, control_block* block, pthread_mutex_t* mutex, int status, int64_t busy_ms) except -1:
-        """Another thread or process holds the append lock: waits for it as long as appends go on, and for one that does not
-        at most `busy_ms`."""
-        cdef int64_t waited = 0, piece
-        cdef uint32_t seen = load_u32(&block.append_seq)
-        while status == EBUSY or status == ETIMEDOUT:
-            if load_u32(&block.append_seq) != seen:
-                seen = load_u32(&block.append_seq)
-                waited = 0
-            if waited >= busy_ms:
-                raise PageCacheBusyError(
-                    f"thread {robust_owner(mutex)} has held the append lock for {waited} ms; nothing was appended")
-            piece = min(<int64_t>WAIT_SLICE_MS, busy_ms - waited)
-            with nogil:
-                status = control_locked(block, LOCK_APPEND, robust_lock(mutex, piece))
-            waited += piece
-            if status == ETIMEDOUT and waited % REPORT_EVERY_MS == 0:
-                log.warning("%s: waiting for the append lock for %d s; thread %d holds it", self.control.file.path,
-                            waited // 1000, robust_owner(mutex))
-            try:
-                PyErr_CheckSignals()
-                if not control_intact(block):
-                    self.policy.overwritten()
-            except BaseException:
-                if status == 0:
-                    pthread_mutex_unlock(mutex)
-                raise
+        """Another thread or process holds the append lock: waits for it as long as appends go on, and for one that
+        does not at most `busy_ms`."""
+        status = wait_for_lock(self.control, block, LOCK_APPEND, status, busy_ms, &block.append_seq)
+        if status == ETIMEDOUT:
+            raise PageCacheBusyError(
+                f"thread {robust_owner(mutex)} has held the append lock for {busy_ms} ms; nothing was appended")
         if status == EDEADLK:
             raise PageCacheBusyError("an interrupted call of this thread holds the append lock; nothing was appended")
         if status != 0:
@@ -317,7 +308,7 @@ cdef class Appender(PlainAppender):
             raise StoreError(f"the append lock is unusable (error {status})")
         return 0
 
-    cdef int _mend(self, int status, int64_t busy_ms, object policy) except -1:
+    cdef int _mend(self, int status, int64_t busy_ms, object policy, uint32_t forbidding) except -1:
         cdef MappedFile file = self.segment
         if status == APPEND_NEED_SEGMENT:
             if file is None or not file.base <= self.target.needed < file.base + file.length:
@@ -328,7 +319,7 @@ cdef class Appender(PlainAppender):
         elif status == APPEND_NEED_QUEUES:
             policy.more_queues()
         elif status == APPEND_REFUSED:
-            policy.refused()
+            policy.not_acknowledging() if forbidding & NEEDS_LEASE else policy.refused()
         elif status == APPEND_UNREADABLE:
             raise StoreError("the record would not be readable; nothing was written")
         else:
@@ -341,10 +332,12 @@ cdef class Appender(PlainAppender):
         cdef pthread_mutex_t* mutex
         cdef int status
         if not file.writable:
-            if block != NULL and file.base + file.length <= load_i64(&block.flushed): return 0  # filled meanwhile: look again
+            # filled meanwhile: look again
+            if block != NULL and file.base + file.length <= load_i64(&block.flushed): return 0
             raise StoreError("the segment is mapped for reading only", path=file.path)
         if file.length > <int64_t>FILE_BYTES_MAX:
-            raise StoreFormatError(f"a segment of {file.length} bytes is not written to, at most {<int64_t>FILE_BYTES_MAX}",
+            raise StoreFormatError(f"a segment of {file.length} bytes is not written to, at most "
+                                   f"{<int64_t>FILE_BYTES_MAX}",
                                    path=file.path, offset=file.base)
         if block == NULL:
             raise StoreClosedError("the store was closed meanwhile")
@@ -361,7 +354,8 @@ cdef class Appender(PlainAppender):
         return 0
 
     def forget_segment(self):
-        """Makes the next put ask its policy for the segment again. Does nothing while somebody appends; call it again then."""
+        """Makes the next put ask its policy for the segment again. Does nothing while somebody appends; call it again
+        then."""
         cdef control_block* block = self.target.block
         cdef pthread_mutex_t* mutex
         if block == NULL or not control_intact(block):
@@ -379,22 +373,22 @@ cdef class Appender(PlainAppender):
         """Log position behind the segment that is written to; beyond every log where there is none at hand."""
         return self.target.base + <int64_t>self.target.length if self.target.address != NULL else INT64_MAX
 
-    cdef int _wants_sync(self, object flush) except -1:
+    cdef int _wanted_flush(self, object flush) except -1:
+        cdef object wanted
         if flush is None:
-            return self.usual.sync
-        wanted = exact_text("flush", flush, MessageIllegalError)
-        if wanted == "sync":
-            return True
-        if wanted == "async":
-            return False
-        raise MessageIllegalError(f"flush: must be 'sync', 'async' or None, not {wanted!r}")
+            return self.usual.flush
+        if (wanted := _FLUSHES.get(exact_text("flush", flush, MessageIllegalError))) is None:
+            raise MessageIllegalError(f"flush: must be 'sync', 'async', 'replicated' or None, not {flush!r}")
+        return wanted | (self.usual.flush & FLUSH_SYNC if wanted == FLUSH_REPLICATED else 0)
 
     def put(self, topic, body, *, queue_id=0, keys=(), tags=None, properties=None, flag=0, flush=None, unique_key=None,
-            delay_level=0, busy_timeout_ms=None):
+            delay_level=0, busy_timeout_ms=None, expires_at_ms=None):
         """Appends one message; see MessageStore.put."""
         cdef PyObject** values = [
-            <PyObject*>queue_id, <PyObject*>keys, <PyObject*>tags, <PyObject*>properties, <PyObject*>flag, <PyObject*>flush,
-            <PyObject*>unique_key, <PyObject*>delay_level, <PyObject*>busy_timeout_ms]
+            <PyObject*>queue_id, <PyObject*>keys, <PyObject*>tags, <PyObject*>properties, <PyObject*>flag,
+            <PyObject*>flush,
+            <PyObject*>unique_key, <PyObject*>delay_level, <PyObject*>busy_timeout_ms,
+            <PyObject*>expires_at_ms]
         cdef put_options options
         self.read_options(values, &options)
         return self.put_any(topic, body, values[PUT_KEYS], values[PUT_TAGS], &options)
@@ -404,13 +398,17 @@ cdef class Appender(PlainAppender):
         options[0] = self.usual
         options.properties = values[PUT_PROPERTIES]
         options.unique_key = values[PUT_UNIQUE_KEY]
-        options.sync = self._wants_sync(<object>values[PUT_FLUSH])
-        options.queue_id = _int32("queue_id", <object>values[PUT_QUEUE_ID], 0)
-        options.delay_level = _int32("delay_level", <object>values[PUT_DELAY_LEVEL], 0)
-        options.flag = _int32("flag", <object>values[PUT_FLAG], -0x80000000)
+        options.flush = self._wanted_flush(<object>values[PUT_FLUSH])
+        options.queue_id = int32_of("queue_id", <object>values[PUT_QUEUE_ID], 0)
+        options.delay_level = int32_of("delay_level", <object>values[PUT_DELAY_LEVEL], 0)
+        options.flag = int32_of("flag", <object>values[PUT_FLAG], -0x80000000)
         if values[PUT_BUSY_TIMEOUT_MS] != NONE:
-            options.busy_ms = _int32("busy_timeout_ms", <object>values[PUT_BUSY_TIMEOUT_MS], 0)
-        options.special |= options.properties != NONE or options.unique_key != NONE or options.delay_level != 0
+            options.busy_ms = int32_of("busy_timeout_ms", <object>values[PUT_BUSY_TIMEOUT_MS], 0)
+        if values[PUT_EXPIRES_AT_MS] != NONE:
+            options.expires_at_ms = exact_whole(
+                "expires_at_ms", <object>values[PUT_EXPIRES_AT_MS], 1, EXPIRES_AT_MAX_MS, MessageIllegalError)
+        options.special |= options.properties != NONE or options.unique_key != NONE or options.delay_level != 0 \
+            or options.expires_at_ms != 0
         return 0
 
     cdef PutResult put_any(self, object topic, object body, PyObject* keys, PyObject* tags, const put_options* options):
@@ -425,35 +423,40 @@ cdef class Appender(PlainAppender):
         buffer.start = room
         buffer.length = 0
         buffer.capacity = SHORT_PROPERTIES
-        buffer.on_heap = False
+        buffer.on_heap = buffer.expires = False
         self._enter()
         try:
-            topic = _exact_topic(topic)  # kept until the end: what runs meanwhile may take its place in the cache
+            topic = exact_topic(topic)  # kept until the end: what runs meanwhile may take its place in the cache
             self._own_topic(topic, options.queue_id, &item)
             item.flag = options.flag
             body = exact_bytes(body)
             self._body(body, &item)
             item.properties_len = put_properties(&buffer, keys, tags, options.properties, options.unique_key)
+            if options.expires_at_ms:
+                item.properties_len = put_expiry(&buffer, 0, options.expires_at_ms)
+            if buffer.expires:
+                item.sys_flag |= <int32_t>SYS_FLAG_EXPIRES
             if options.delay_level:
                 self._delay(options.delay_level, &item, &buffer)
             item.properties = buffer.start
             self._finish(&item)
             if item.body_len >= LARGE_BODY_BYTES or self.target.magic == RECORD_MAGIC_ROCKETMQ:
                 self._body_checksums(&item, 1)
-            self._append(&item, 1, &done, item.body_len < LARGE_BODY_BYTES, options.busy_ms, self.policy, FORBID_WRITING)
+            self._append(&item, 1, &done, item.body_len < LARGE_BODY_BYTES, options.busy_ms, self.policy,
+                         forbidden(options.flush), False)
             result = put_result(item.physical_offset, item.queue_offset, item.size, item.store_timestamp)
-            if options.sync:
-                self.sync_result(result)
+            if options.flush:
+                self.sync_result(result, options.flush)
             return result
         finally:
             self._leave()
             if buffer.on_heap:
                 free(buffer.start)
 
-    cdef int sync_result(self, PutResult result) except -1:
+    cdef int sync_result(self, PutResult result, int flush) except -1:
         self._enter()
         try:
-            self.policy.sync(result.physical_offset + result.size_bytes)
+            self.policy.reach(result.physical_offset + result.size_bytes, flush)
         except StoreError as error:
             error.results = [result]
             raise
@@ -461,22 +464,24 @@ cdef class Appender(PlainAppender):
             self._leave()
         return 0
 
-    def put_many(self, messages, *, flush=None):
+    def put_many(self, messages, *, flush=None, bint batch=False):
         """Appends messages in order; see MessageStore.put_many."""
         if self.target.block == NULL:
-            return self.policy.revive().put_many(messages, flush=flush)
-        return self._put_batch(messages, self._wants_sync(flush), self.policy, FORBID_WRITING)
+            return self.policy.revive().put_many(messages, flush=flush, batch=batch)
+        wanted = self._wanted_flush(flush)
+        return self._put_batch(messages, wanted, self.policy, forbidden(wanted), batch, batch)
 
-    def put_with(self, policy, messages, *, bint makes_space=False):
-        """`put_many` without a flush, for a caller that holds a lock: what is missing is asked of another policy. What that raises ends
-        the call; `results` of a StoreError hold what was appended before. With `makes_space` a disk that is fuller than the settings
-        allow does not forbid it."""
+    def put_with(self, policy, messages, *, bint makes_space=False, bint together=False):
+        """`put_many` without a flush, for a caller that holds a lock: what is missing is asked of another policy.
+        What that raises ends the call; `results` of a StoreError hold what was appended before. With `makes_space` a
+        disk that is fuller than the settings allow does not forbid it. `together`: one segment holds all, so a kill
+        leaves all of them or none."""
         cdef uint32_t forbidding = FORBID_WRITING
         if makes_space:
             forbidding &= ~<uint32_t>FLAG_DISK_FULL
-        return self._put_batch(messages, False, policy, forbidding)
+        return self._put_batch(messages, 0, policy, forbidding, together, False)
 
-    cdef list _put_batch(self, messages, bint sync, object policy, uint32_t forbidding):
+    cdef list _put_batch(self, messages, int flush, object policy, uint32_t forbidding, bint together, bint is_batch):
         cdef list batch
         cdef append_item* items = NULL
         cdef append_item* item
@@ -522,7 +527,7 @@ cdef class Appender(PlainAppender):
                     set_born_host(item, <const uint8_t*>PyBytes_AS_STRING(host), <int32_t>PyBytes_GET_SIZE(host))
                 elif message.source is None:
                     if message._topic is not last_topic:  # which is a str, as long as this batch keeps it
-                        last_topic = _exact_topic(message._topic)
+                        last_topic = exact_topic(message._topic)
                         keep.append(last_topic)
                     self._own_topic(last_topic, message._queue_id, item)
                     item.born_timestamp = message._born_timestamp_ms
@@ -533,7 +538,11 @@ cdef class Appender(PlainAppender):
                         work += PyBytes_GET_SIZE(body) >> 10
                     self._body(body, item)
                     item.properties_len = put_properties(&buffer, <PyObject*>message._keys, <PyObject*>message._tags,
-                                                          <PyObject*>message._properties, <PyObject*>message._unique_key)
+                                                          <PyObject*>message._properties,
+                                                          <PyObject*>message._unique_key)
+                    if buffer.expires:
+                        item.sys_flag |= <int32_t>SYS_FLAG_EXPIRES
+                        buffer.expires = False
                     host = self.store_host if message._born_host is None else <bytes>message._born_host
                     set_born_host(item, <const uint8_t*>PyBytes_AS_STRING(host), <int32_t>PyBytes_GET_SIZE(host))
                     if message._delay_level:
@@ -556,16 +565,20 @@ cdef class Appender(PlainAppender):
                 for i in range(count):
                     items[i].properties = buffer.start + room
                     room += items[i].properties_len
+            if is_batch:
+                check_batch(items, count, self.max_body_bytes)
+            if together:
+                check_together(items, count, self.file_bytes)
             self._body_checksums(items, count)
             try:
-                self._append(items, count, &done, False, self.usual.busy_ms, policy, forbidding)
-                if sync:
-                    self.policy.sync(items[count - 1].physical_offset + items[count - 1].size)
+                self._append(items, count, &done, False, self.usual.busy_ms, policy, forbidding, together)
+                if flush:
+                    self.policy.reach(items[count - 1].physical_offset + items[count - 1].size, flush)
             except StoreError as error:
                 if done:
-                    error.results = self._results(items, done)
+                    error.results = results_of(items, done)
                 raise
-            return self._results(items, count)
+            return results_of(items, count)
         finally:
             self._leave()
             with nogil:
@@ -585,16 +598,3 @@ cdef class Appender(PlainAppender):
         buffer.length += <int32_t>length
         item.properties_len = <int32_t>length
         return 0
-
-    cdef list _results(self, append_item* items, Py_ssize_t count):
-        cdef Py_ssize_t i
-        cdef list results = []
-        for i in range(count):
-            results.append(put_result(items[i].physical_offset, items[i].queue_offset, items[i].size, items[i].store_timestamp))
-            if i & (<Py_ssize_t>BATCH_STEP - 1) == <Py_ssize_t>BATCH_STEP - 1:
-                let_others_run()
-        return results
-
-
-cdef inline int32_t _int32(str field, object value, int64_t low) except? -1:
-    return <int32_t>exact_whole(field, value, low, 0x7FFFFFFF, MessageIllegalError)

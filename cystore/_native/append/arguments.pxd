@@ -1,7 +1,7 @@
 """Arguments of a call, read where the caller left them.
 
-A method with many optional arguments takes and gives back a reference to each default at every call; for `put` that is a tenth of what
-an append takes.
+A method with many optional arguments takes and gives back a reference to each default at every call; for `put` that
+is a tenth of what an append takes.
 """
 
 from cpython.object cimport PyObject
@@ -27,7 +27,8 @@ cdef enum:
     KEYWORDS_UNKNOWN = -1
     CALLERS = 16
 
-# The keywords of one place in a program that calls: a tuple of names that belongs to its code, and where their values go.
+# The keywords of one place in a program that calls: a tuple of names that belongs to its code, and where their values
+# go.
 cdef struct caller_keywords:
     PyObject* names
     int count
@@ -40,8 +41,8 @@ cdef struct known_callers:
 
 
 cdef inline bint learn_caller(caller_keywords* caller, PyObject* names, PyObject* known) noexcept:
-    """Finds the places of the names, which are interned, as names in source text are: a pointer tells which one it is. False when it
-    does not. Keeps the tuple, or another one could come to stand where it stood."""
+    """Finds the places of the names, which are interned, as names in source text are: a pointer tells which one it
+    is. False when it does not. Keeps the tuple, or another one could come to stand where it stood."""
     cdef Py_ssize_t i, place, known_count = PyTuple_GET_SIZE(<tuple>known), count = PyTuple_GET_SIZE(<tuple>names)
     cdef PyObject* name
     if count > KEYWORDS_MAX:
@@ -64,8 +65,10 @@ cdef inline bint learn_caller(caller_keywords* caller, PyObject* names, PyObject
     return True
 
 
-cdef inline int place_keywords(PyObject** given, PyObject* names, PyObject* known, known_callers* seen, PyObject** values) noexcept:
-    """Puts the values of keywords in the places of the names in the tuple `known`, and says which there are, or KEYWORDS_UNKNOWN."""
+cdef inline int place_keywords(PyObject** given, PyObject* names, PyObject* known, known_callers* seen,
+                               PyObject** values) noexcept:
+    """Puts the values of keywords in the places of the names in the tuple `known`, and says which there are, or
+    KEYWORDS_UNKNOWN."""
     cdef caller_keywords* caller
     cdef int i
     if names == NULL:
@@ -87,7 +90,8 @@ cdef inline void place_defaults(tuple defaults, int named, PyObject** values) no
 
 
 cdef inline object call_as_usual(object function, PyObject** given, Py_ssize_t positional, PyObject* names):
-    """The same call of a function that takes its arguments the usual way, and raises the usual TypeError when they are wrong."""
+    """The same call of a function that takes its arguments the usual way, and raises the usual TypeError when they
+    are wrong."""
     cdef Py_ssize_t i, count = 0 if names == NULL else PyTuple_GET_SIZE(<tuple>names)
     arguments = [<object>given[i] for i in range(positional)]
     keywords = {<object>PyTuple_GET_ITEM(<tuple>names, i): <object>given[positional + i] for i in range(count)}

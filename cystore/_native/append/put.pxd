@@ -2,12 +2,17 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 
-from cystore._native.append.append cimport append_target
+from cystore._native.append.append cimport FORBID_WRITING, NEEDS_LEASE, append_target
 from cystore._native.memory.control cimport Control
-from cystore._native.layout cimport SYS_FLAG_BORN_HOST_V6, SYS_FLAG_STORE_HOST_V6, queue_entry
+from cystore._native.layout cimport (
+    HOST_V4_BYTES, SYS_FLAG_BORN_HOST_V6, SYS_FLAG_STORE_HOST_V6, queue_entry
+)
 from cystore._native.memory.mapping cimport MappedFile
+from cystore._native.record.exact cimport exact_whole
 from cystore._native.record.message cimport PutResult
 from cystore._native.record.record_write cimport append_item
+
+from cystore.errors import MessageIllegalError
 
 # The keyword arguments of `put`, in their order.
 cdef enum:
@@ -20,17 +25,23 @@ cdef enum:
     PUT_UNIQUE_KEY
     PUT_DELAY_LEVEL
     PUT_BUSY_TIMEOUT_MS
+    PUT_EXPIRES_AT_MS
     PUT_KEYWORDS
+
+cdef enum:
+    FLUSH_SYNC = 1              # until it is on the disk
+    FLUSH_REPLICATED = 2        # until a slave has it
 
 # The other keyword arguments of a put; what they point to is the caller's.
 cdef struct put_options:
     PyObject* properties
     PyObject* unique_key
     int64_t busy_ms
+    int64_t expires_at_ms   # 0: never
     int32_t queue_id
     int32_t flag
     int32_t delay_level
-    bint sync
+    int flush               # FLUSH_SYNC, FLUSH_REPLICATED; 0: at once
     bint special            # not for the plain way
 
 cdef enum:
@@ -75,8 +86,20 @@ cdef class PlainAppender:
     cdef int read_options(self, PyObject** values, put_options* options) except -1
     # Appends one message of any kind, and waits for what is in the way.
     cdef PutResult put_any(self, object topic, object body, PyObject* keys, PyObject* tags, const put_options* options)
-    # Returns when the message is durable.
-    cdef int sync_result(self, PutResult result) except -1
+    # Tells the policy of a put that took long.
+    cdef int tell_slow(self) except -1
+    # Returns when the message is durable, or replicated.
+    cdef int sync_result(self, PutResult result, int flush) except -1
+
+
+cdef inline uint32_t forbidden(int flush) noexcept:
+    """The flags that forbid a put with this flush, and whether it needs a lease."""
+    return FORBID_WRITING | (NEEDS_LEASE if flush & FLUSH_REPLICATED else 0)
+
+
+cdef str exact_topic(object topic)
+# Refuses the topic of waiting messages.
+cdef int refuse_waiting(object topic, append_item* item) except -1
 
 
 cdef inline cached_topic* topic_place(PlainAppender self, PyObject* topic, int32_t queue_id) noexcept:
@@ -87,12 +110,16 @@ cdef inline cached_topic* topic_place(PlainAppender self, PyObject* topic, int32
 cdef inline void set_born_host(append_item* item, const uint8_t* packed, int32_t length) noexcept:
     item.born_host = packed
     item.born_host_len = length
-    if length != 8:
+    if length != <int32_t>HOST_V4_BYTES:
         item.sys_flag |= <int32_t>SYS_FLAG_BORN_HOST_V6
 
 
 cdef inline void set_store_host(append_item* item, bytes packed) noexcept:
     item.store_host = <const uint8_t*>PyBytes_AS_STRING(packed)
     item.store_host_len = <int32_t>PyBytes_GET_SIZE(packed)
-    if item.store_host_len != 8:
+    if item.store_host_len != <int32_t>HOST_V4_BYTES:
         item.sys_flag |= <int32_t>SYS_FLAG_STORE_HOST_V6
+
+
+cdef inline int32_t int32_of(str field, object value, int64_t low) except? -1:
+    return <int32_t>exact_whole(field, value, low, 0x7FFFFFFF, MessageIllegalError)

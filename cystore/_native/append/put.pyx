@@ -1,25 +1,35 @@
-"""`put` as programs call it: nearly every message takes the plain way, which asks for nothing twice; all others, and those that meet
-something in the way, are Appender's to append. What a kill leaves is the same (append.pxd).
+"""`put` as programs call it: nearly every message takes the plain way, which asks for nothing twice; all others, and
+those that meet something in the way, are Appender's to append. What a kill leaves is the same (append.pxd).
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_REFCNT, Py_XDECREF, Py_XINCREF
 from cpython.unicode cimport PyUnicode_CheckExact
-from libc.stdint cimport int32_t, uint8_t, uint16_t
-from libc.string cimport memcpy
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t
+from libc.string cimport memcmp, memcpy
 
-from cystore._native.append.append cimport APPEND_OK, append_one, append_target
-from cystore._native.append.arguments cimport *
-from cystore._native.memory.atomics cimport *
-from cystore._native.layout cimport *
+from cystore._native.append.append cimport APPEND_OK, append_one
+from cystore._native.append.arguments cimport (
+    KEYWORDS_UNKNOWN, METH_FASTCALL, METH_KEYWORDS, PyCFunction, PyCFunction_NewEx, PyMethodDef, call_as_usual,
+    known_callers, place_defaults, place_keywords
+)
+from cystore._native.memory.atomics cimport pthread_mutex_t
+from cystore._native.layout cimport (
+    HOST_V4_BYTES, LOCK_APPEND, PROPERTY_END, RECORD_SIZE_MIN, RECORD_TAIL_FIXED_BYTES, RECORD_TOPIC_LENGTH_BYTES,
+    SCHEDULE_TOPIC_BYTES, SCHEDULE_TOPIC_TEXT,
+    control_block, store_be16
+)
 from cystore._native.memory.locks cimport (control_intact, control_lock_at, control_locked, control_repair_due,
 control_wake_queue, control_wake_sleepers)
+from cystore._native.record.exact cimport exact_text
 from cystore._native.record.message cimport PutResult, put_result
 from cystore._native.record.properties cimport FIRST_IN_KEY, FIRST_IN_TEXT, plain_key, put_plain
 from cystore._native.record.record_write cimport append_item
 
 import sys
+
+from cystore.errors import MessageIllegalError
 
 cdef extern from "free_lock.h" nogil:
     int robust_trylock_spinning(pthread_mutex_t* mutex)
@@ -33,6 +43,22 @@ cdef enum:
     NOTHING_APPENDED = -1
 
 
+cdef str exact_topic(object topic):
+    """The topic as a str. A subclass's object is never kept: it may run code when it goes. Its text is interned, so
+    that the same text is the same object next time too."""
+    if PyUnicode_CheckExact(topic):
+        return exact_text("topic", topic, MessageIllegalError)
+    return <str>sys.intern(exact_text("topic", topic, MessageIllegalError))
+
+
+cdef int refuse_waiting(object topic, append_item* item) except -1:
+    """For a topic as long as that of waiting messages."""
+    if memcmp(item.topic, SCHEDULE_TOPIC_TEXT, SCHEDULE_TOPIC_BYTES) == 0:
+        raise MessageIllegalError(f"topic: {topic} is reserved for delayed messages; put to the message's own "
+                                  "topic with delay_level")
+    return 0
+
+
 cdef class PlainAppender:
     """Appends plain messages; what is for all others is Appender's."""
 
@@ -42,8 +68,14 @@ cdef class PlainAppender:
     cdef PutResult put_any(self, object topic, object body, PyObject* keys, PyObject* tags, const put_options* options):
         raise TypeError("only an Appender appends")
 
-    cdef int sync_result(self, PutResult result) except -1:
+    cdef int sync_result(self, PutResult result, int flush) except -1:
         raise TypeError("only an Appender appends")
+
+    cdef int tell_slow(self) except -1:
+        cdef int64_t took_ms = self.target.slow_ms
+        self.target.slow_ms = 0
+        self.policy.slow_put(took_ms, "was appended")
+        return 0
 
 
 cdef inline int append_at_once(PlainAppender self, append_item* item) noexcept:
@@ -66,13 +98,14 @@ cdef inline int append_at_once(PlainAppender self, append_item* item) noexcept:
 
 
 cdef bint learn_tag(cached_topic* cached, PyObject* tag) noexcept:
-    """Keeps a tag as the property that it makes. False when it is no short text in ASCII, or more than that to Python."""
+    """Keeps a tag as the property that it makes. False when it is no short text in ASCII, or more than that to
+    Python."""
     cdef uint8_t* end
     if not PyUnicode_CheckExact(<object>tag):
         return False
     Py_XDECREF(cached.tag)
     cached.tag = NULL
-    cached.tag_property[0] = 2
+    cached.tag_property[0] = PROPERTY_END
     end = put_plain(&cached.tag_property[1], &cached.tag_property[TAG_BYTES], b"TAGS\x01\0\0\0", tag, FIRST_IN_TEXT)
     if end == NULL:
         return False
@@ -83,8 +116,9 @@ cdef bint learn_tag(cached_topic* cached, PyObject* tag) noexcept:
 
 
 cdef inline int32_t plain_properties(cached_topic* cached, PyObject* keys, PyObject* tag) noexcept:
-    """Writes them into the topic's tail and gives their length, or -1 when they are not plain: then they are the general way's."""
-    cdef uint8_t* begin = cached.tail + cached.length + 3
+    """Writes them into the topic's tail and gives their length, or -1 when they are not plain: then they are the
+    general way's."""
+    cdef uint8_t* begin = cached.tail + cached.length + <int32_t>RECORD_TAIL_FIXED_BYTES
     cdef uint8_t* at = begin
     cdef const uint8_t* source
     cdef int32_t length
@@ -106,17 +140,18 @@ cdef inline int32_t plain_properties(cached_topic* cached, PyObject* keys, PyObj
 
 cdef inline bint append_plain(PlainAppender self, PyObject* topic, PyObject* body, PyObject* keys, PyObject* tags,
                               const put_options* options, append_item* item) noexcept:
-    """Appends the message (`item` is then what became of it) if it is a plain one and nothing is in the way. No Python code runs
-    meanwhile, so no other thread does: what this uses of `self` is ours."""
+    """Appends the message (`item` is then what became of it) if it is a plain one and nothing is in the way. No
+    Python code runs meanwhile, so no other thread does: what this uses of `self` is ours."""
     cdef cached_topic* cached = topic_place(self, topic, options.queue_id)
     cdef int32_t properties_len
     if self.target.block == NULL or cached.plain != topic or cached.queue_id != options.queue_id or options.special \
+            or options.flush & FLUSH_REPLICATED \
             or not PyBytes_CheckExact(<object>body) or PyBytes_GET_SIZE(<object>body) > self.plain_body_bytes:
         return False
     properties_len = plain_properties(cached, keys, tags)
     if properties_len < 0:
         return False
-    store_be16(cached.tail + cached.length + 1, <uint16_t>properties_len)
+    store_be16(cached.tail + cached.length + RECORD_TOPIC_LENGTH_BYTES, <uint16_t>properties_len)
     item.body = <const uint8_t*>PyBytes_AS_STRING(<object>body)
     item.body_len = <int32_t>PyBytes_GET_SIZE(<object>body)
     item.topic_len = cached.length
@@ -154,9 +189,9 @@ cdef inline PutResult result_of(PlainAppender self, const append_item* item):
 
 cdef tuple _keywords = tuple([sys.intern(name) for name in (
     "queue_id", "keys", "tags", "properties", "flag", "flush", "unique_key", "delay_level",
-    "busy_timeout_ms")])
+    "busy_timeout_ms", "expires_at_ms")])
 cdef PyObject* _known = <PyObject*>_keywords  # without a reference for each call
-cdef tuple _defaults = (0, (), None, None, 0, None, None, 0, None)
+cdef tuple _defaults = (0, (), None, None, 0, None, None, 0, None, None)
 
 
 cdef known_callers _callers
@@ -178,11 +213,15 @@ cdef object _put(object appender, PyObject** given, Py_ssize_t positional, PyObj
         place_defaults(_defaults, named, values)
         options = &own
         (<PlainAppender>appender).read_options(values, options)
-    if not append_plain(<PlainAppender>appender, given[0], given[1], values[PUT_KEYS], values[PUT_TAGS], options, &item):
-        return (<PlainAppender>appender).put_any(<object>given[0], <object>given[1], values[PUT_KEYS], values[PUT_TAGS], options)
+    if not append_plain(<PlainAppender>appender, given[0], given[1], values[PUT_KEYS], values[PUT_TAGS], options,
+                        &item):
+        return (<PlainAppender>appender).put_any(<object>given[0], <object>given[1], values[PUT_KEYS],
+                                                 values[PUT_TAGS], options)
     result = result_of(<PlainAppender>appender, &item)
-    if options.sync:
-        (<PlainAppender>appender).sync_result(result)
+    if (<PlainAppender>appender).target.slow_ms:
+        (<PlainAppender>appender).tell_slow()
+    if options.flush:
+        (<PlainAppender>appender).sync_result(result, options.flush)
     return result
 
 
@@ -195,7 +234,7 @@ _definition.ml_meth = <PyCFunction><void*>_put
 _definition.ml_flags = METH_FASTCALL | METH_KEYWORDS
 _definition.ml_doc = (
     "put($self, topic, body, *, queue_id=0, keys=(), tags=None, properties=None, flag=0, flush=None, unique_key=None, "
-    "delay_level=0, busy_timeout_ms=None)\n--\n\nAppends one message; see MessageStore.put.")
+    "delay_level=0, busy_timeout_ms=None, expires_at_ms=None)\n--\n\nAppends one message; see MessageStore.put.")
 
 
 def put_function(PlainAppender appender not None, owner=None):

@@ -1,7 +1,7 @@
 """The shared state of delayed messages: the levels of this store, and the progress of each level's queue.
 
-Everything but the levels is written under the deliver lock; a reader without the lock sees an offset that is never too high.
-Source: ScheduleMessageService.offsetTable, kept by each broker alone.
+Everything but the levels is written under the deliver lock; a reader without the lock sees an offset that is never
+too high. Source: ScheduleMessageService.offsetTable, kept by each broker alone.
 """
 
 cimport cython
@@ -10,7 +10,7 @@ from libc.stdint cimport int64_t, uint32_t
 from cystore._native.memory.atomics cimport load_i64, load_u32, store_i64, store_u32
 from cystore._native.memory.control cimport Control
 from cystore._native.record.derive cimport due_time_possible
-from cystore._native.layout cimport *
+from cystore._native.layout cimport DELAY_LEVELS_MAX, control_block
 
 
 def is_due_time(int64_t due_ms, int64_t store_timestamp_ms):
@@ -21,8 +21,8 @@ def is_due_time(int64_t due_ms, int64_t store_timestamp_ms):
 @cython.final
 @cython.auto_pickle(False)
 cdef class Delivered:
-    """The part of a control block that is about delayed messages. Offsets count messages of a level's queue, positions are physical
-    offsets in bytes."""
+    """The part of a control block that is about delayed messages. Offsets count messages of a level's queue,
+    positions are physical offsets in bytes."""
 
     cdef Control control
 
@@ -57,7 +57,8 @@ cdef class Delivered:
 
     @property
     def unfinished(self):
-        """Whether there may be delivered messages behind `position`, which have to be counted before anything is delivered."""
+        """Whether there may be delivered messages behind `position`, which have to be counted before anything is
+        delivered."""
         return load_u32(&self.control.checked().delivering) != 0
 
     @unfinished.setter
@@ -66,10 +67,10 @@ cdef class Delivered:
 
     def offset(self, int64_t slot):
         """Offset behind the last delivered message of a queue."""
-        return load_i64(&self.control._slot(slot).delivered)
+        return load_i64(&self.control.slot_at(slot).delivered)
 
     def set_offset(self, int64_t slot, int64_t value):
-        store_i64(&self.control._slot(slot).delivered, value)
+        store_i64(&self.control.slot_at(slot).delivered, value)
 
     @property
     def saved(self):

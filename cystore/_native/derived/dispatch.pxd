@@ -24,7 +24,8 @@ cdef struct queue_files:
     uint8_t* address                # NULL: not at hand
     int64_t base
     int64_t end
-    uint32_t removals               # that of the queue's slot when the file was handed over: another number means another file
+    # that of the queue's slot when the file was handed over: another number means another file
+    uint32_t removals
     uint64_t used                   # round of the last write
     uint8_t* ext_address            # NULL: not at hand
     int64_t ext_base
@@ -71,8 +72,10 @@ cdef struct dispatch_state:
     const uint8_t* seeded_topic     # `seed` belongs to this topic, which stands in the control block
     int seeded_topic_len
     int32_t seed
-    int64_t stopped_at              # where this process's last turn ended; elsewhere than `dispatched` when another one was at work since
-    int64_t offered                 # index_seq when `index` was handed over; -1: not yet, or it has to be handed over again
+    # where this process's last turn ended; elsewhere than `dispatched` when another one was at work since
+    int64_t stopped_at
+    # index_seq when `index` was handed over; -1: not yet, or it has to be handed over again
+    int64_t offered
     int64_t sound_until             # where the first hole behind the last turn began that is known
     int64_t sound_seq               # by the manifest with this sequence number
     int pending_count

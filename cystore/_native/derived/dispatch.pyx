@@ -1,29 +1,35 @@
-"""Dispatch: from the records of the log to consume queues and index (RocketMQ's ReputMessageService), by one process at a time.
+"""Dispatch: from the records of the log to consume queues and index (RocketMQ's ReputMessageService), by one process
+at a time.
 
-Order for each record: the queue's entry, the queue's `dispatched`, the index entries, the log's `dispatched` (release). A kill
-in between repeats the record: its queue entry is there or is written again with the same bytes, and its index entries are
-taken back first (`index_trim` from the log's `dispatched` on, by whoever goes on).
+Order for each record: the queue's entry, the queue's `dispatched`, the index entries, the log's `dispatched`
+(release). A kill in between repeats the record: its queue entry is there or is written again with the same bytes, and
+its index entries are taken back first (`index_trim` from the log's `dispatched` on, by whoever goes on).
 """
 
 cimport cython
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc, PyMem_Realloc
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcmp, memset
 
-from cystore._native.memory.atomics cimport *
-from cystore._native.memory.control cimport Control
-from cystore._native.record.derive cimport derive_begin, derive_next_key, derived
 from cystore._native.derived.ext cimport EXT_NO_ROOM, ext_address, ext_put
-from cystore._native.derived.index cimport (INDEX_FULL, index_entry_end, index_key_hash, index_next_entry,
-index_prefetch, index_put, index_topic_seed, index_view_of)
-from cystore._native.layout cimport *
-from cystore._native.memory.locks cimport (control_intact, control_lock_at, control_locked, control_repair_due)
-from cystore._native.memory.mapping cimport MappedFile
+from cystore._native.derived.index cimport (
+    INDEX_FULL, index_entry_end, index_key_hash, index_next_entry, index_prefetch, index_put, index_topic_seed,
+    index_view_of
+)
 from cystore._native.derived.queue cimport queue_put
+from cystore._native.layout cimport (
+    LOCK_DISPATCH, QUEUE_ENTRY_BYTES, index_header_end_physical_offset, takes_index_entry, takes_queue_offset
+)
+from cystore._native.memory.atomics cimport add_u32, load_i64, load_u32, pthread_mutex_t, store_i64
+from cystore._native.memory.control cimport Control
+from cystore._native.memory.locks cimport control_intact, control_lock_at, control_locked, control_repair_due
+from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.memory.queue_table cimport control_find_queue, control_slot
-from cystore._native.record.record cimport (RECORD_BAD_CHECKSUM, RECORD_BAD_LENGTH, RECORD_BAD_POSITION,
-RECORD_BLANK, RECORD_OK, record_view)
+from cystore._native.record.derive cimport derive_begin, derive_next_key, derived
 from cystore._native.record.record_read cimport record_intact, record_read, same_text
+from cystore._native.record.record_view cimport (
+    RECORD_BAD_CHECKSUM, RECORD_BAD_LENGTH, RECORD_BAD_POSITION, RECORD_BLANK, RECORD_OK, record_view
+)
 
 cdef extern from "failpoints.h" nogil:
     void failpoint(const char* name)
@@ -76,9 +82,11 @@ cdef inline void _seed_for(dispatch_state* d, const record_view* v, queue_entry*
 
 
 cdef int _gather(dispatch_state* d) noexcept nogil:
-    """Parses and verifies records from `position` on into `pending`. What stops it is the caller's once it stands at the front.
+    """Parses and verifies records from `position` on into `pending`. What stops it is the caller's once it stands at
+    the front.
 
-    Nothing of a record is believed before its checksum: a wrong queue offset would make holes of intact records behind it."""
+    Nothing of a record is believed before its checksum: a wrong queue offset would make holes of intact records
+    behind it."""
     cdef record_view v
     cdef pending_record* r
     cdef queue_entry* queue = NULL
@@ -217,13 +225,15 @@ cdef int _enter(dispatch_state* d, pending_record* r) noexcept nogil:
     failpoint("dispatch.index")
     d.keys_done = 0
     d.position = r.end
-    store_i64(&d.block.dispatched, r.end)  # release: publishes all entries; acquire in Control.dispatched, key_reader.pyx
+    # release: publishes all entries; acquire in Control.dispatched, key_reader.pyx
+    store_i64(&d.block.dispatched, r.end)
     failpoint("dispatch.record")
     return DISPATCH_DONE
 
 
 cdef int dispatch_run(dispatch_state* d) noexcept nogil:
-    """Goes on from `position` until `end` is reached or something has to be fetched first; then it may be called again."""
+    """Goes on from `position` until `end` is reached or something has to be fetched first; then it may be called
+    again."""
     cdef int i, status, stopped_by
     d.round += 1
     while True:
@@ -237,8 +247,8 @@ cdef int dispatch_run(dispatch_state* d) noexcept nogil:
 
 
 cdef void dispatch_turn(dispatch_state* d) noexcept nogil:
-    """A turn that needs nothing but what is at hand. Where it needs more it ends: the next turn goes the usual way, which begins the
-    record again."""
+    """A turn that needs nothing but what is at hand. Where it needs more it ends: the next turn goes the usual way,
+    which begins the record again."""
     cdef control_block* block = d.block
     dispatch_run(d)
     d.stopped_at = d.position
@@ -264,8 +274,9 @@ DAMAGED = DISPATCH_DAMAGED
 
 
 cdef inline bint _is_plain(dispatch_state* d, control_block* block, int64_t position) noexcept:
-    """Whether a turn at a position can begin with what is at hand. Another process may have been at work since the last one: then its
-    extended units are not known here, and what it entered of a record that it did not finish has to be taken back."""
+    """Whether a turn at a position can begin with what is at hand. Another process may have been at work since the
+    last one: then its extended units are not known here, and what it entered of a record that it did not finish has
+    to be taken back."""
     if d.keys_done != 0 or not load_i64(&block.min_physical_offset) <= position < d.sound_until \
             or d.sound_seq != load_i64(&block.manifest_seq):
         return False
@@ -281,8 +292,8 @@ cdef inline bint _is_plain(dispatch_state* d, control_block* block, int64_t posi
 cdef class DispatchKernel:
     """One process's dispatcher. Everything but the constructor is called under the dispatch lock.
 
-    `run` says what it needs; the caller hands that over (`use_...`) and calls it again. The mappings handed over are kept
-    until they are replaced.
+    `run` says what it needs; the caller hands that over (`use_...`) and calls it again. The mappings handed over are
+    kept until they are replaced.
     """
 
     def __cinit__(self, Control control not None, *, delay_levels_ms=(), bint with_index=True, bint with_ext=False):
@@ -326,8 +337,9 @@ cdef class DispatchKernel:
         return status
 
     cdef bint take_turn(self) noexcept:
-        """Takes the dispatch lock for `dispatch_turn`, with the GIL: no close of another thread comes in between. False when another one
-        has it, and when the usual way has to come first: after a dead owner, a record that was half entered, or a change of files."""
+        """Takes the dispatch lock for `dispatch_turn`, with the GIL: no close of another thread comes in between.
+        False when another one has it, and when the usual way has to come first: after a dead owner, a record that was
+        half entered, or a change of files."""
         cdef control_block* block = self.control.block
         cdef dispatch_state* d = self.d
         cdef pthread_mutex_t* mutex
@@ -348,7 +360,8 @@ cdef class DispatchKernel:
         return True
 
     def turn(self):
-        """One turn of a reader that helps. True when all that was appended before it is dispatched; False asks for the usual way."""
+        """One turn of a reader that helps. True when all that was appended before it is dispatched; False asks for
+        the usual way."""
         cdef control_block* block = self.control.checked()
         cdef int64_t wrote = load_i64(&block.wrote)
         cdef dispatch_state* d = self.d
@@ -446,9 +459,10 @@ cdef class DispatchKernel:
         return &self.d.queues[slot]
 
     def use_queue(self, uint32_t slot, MappedFile file not None):
-        """The consume queue file that the next entries of a queue go into. It is used until the queue's files are removed."""
+        """The consume queue file that the next entries of a queue go into. It is used until the queue's files are
+        removed."""
         cdef queue_files* files = self._files(slot)
-        cdef uint32_t removals = self.control._slot(slot).removals
+        cdef uint32_t removals = self.control.slot_at(slot).removals
         if not file.writable:
             raise ValueError(f"{file!r} is mapped for reading only")
         if files.removals != removals:  # the extended files were removed, too
@@ -462,7 +476,8 @@ cdef class DispatchKernel:
         files.used = self.d.round
 
     def use_ext(self, uint32_t slot, MappedFile file not None, int64_t next_position, int64_t allocated):
-        """The extended file that the next unit of a queue goes into, at `next_position`; space is there up to `allocated`."""
+        """The extended file that the next unit of a queue goes into, at `next_position`; space is there up to
+        `allocated`."""
         cdef queue_files* files = self._files(slot)
         if not file.writable:
             raise ValueError(f"{file!r} is mapped for reading only")

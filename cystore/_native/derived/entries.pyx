@@ -1,23 +1,27 @@
-"""What consume queues and index hold of a part of the log, gathered without writing a file: what a rebuild in parallel is made of.
+"""What consume queues and index hold of a part of the log, gathered without writing a file: what a rebuild in
+parallel is made of.
 
-`EntryReader` walks records and keeps their queue entries, each queue's together, and their key hashes in the log's order; `put_keys`
-enters such hashes into an index file.
+`EntryReader` walks records and keeps their queue entries, each queue's together, and their key hashes in the log's
+order; `put_keys` enters such hashes into an index file.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcmp, memcpy, memset
 
-from cystore._native.record.derive cimport derive_begin, derive_next_key, derived
-from cystore._native.derived.index cimport (INDEX_FULL, index_key_hash, index_prefetch, index_put, index_topic_seed,
-index_view, index_view_of)
-from cystore._native.layout cimport *
-from cystore._native.memory.mapping cimport MappedFile
+from cystore._native.derived.index cimport (
+    INDEX_FULL, index_key_hash, index_prefetch, index_put, index_topic_seed, index_view, index_view_of
+)
 from cystore._native.derived.queue cimport queue_put
+from cystore._native.layout cimport QUEUE_ENTRY_BYTES, takes_index_entry, takes_queue_offset
+from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.memory.queue_table cimport queue_hash
-from cystore._native.record.record cimport (RECORD_BAD_CHECKSUM, RECORD_BAD_LENGTH, RECORD_BAD_POSITION,
-RECORD_BLANK, RECORD_OK, RECORD_SHORT, record_check, record_parse, record_view)
+from cystore._native.record.derive cimport derive_begin, derive_next_key, derived
+from cystore._native.record.record cimport record_check, record_parse
+from cystore._native.record.record_view cimport (
+    RECORD_BAD_CHECKSUM, RECORD_BAD_LENGTH, RECORD_BAD_POSITION, RECORD_BLANK, RECORD_OK, RECORD_SHORT, record_view
+)
 
 cdef enum:
     BUCKETS = 1024
@@ -163,7 +167,8 @@ KEY_BYTES = sizeof(gathered_key)
 
 
 cdef class EntryReader:
-    """Gathers at most `rows` records at a time: `run` with a segment's bytes until it says LIMIT, `take` after each time."""
+    """Gathers at most `rows` records at a time: `run` with a segment's bytes until it says LIMIT, `take` after each
+    time."""
 
     cdef entries_state s
     cdef int64_t* delay_ms
@@ -195,7 +200,8 @@ cdef class EntryReader:
         PyMem_Free(self.delay_ms)
 
     def run(self, const uint8_t[::1] data, int64_t begin, int64_t position, int64_t limit):
-        """Goes on at `position`; `data` is a segment that begins at `begin` in the log. Gives LIMIT, FULL, BLANK or INVALID."""
+        """Goes on at `position`; `data` is a segment that begins at `begin` in the log. Gives LIMIT, FULL, BLANK or
+        INVALID."""
         cdef int status
         if not begin <= position <= limit or data.shape[0] == 0 or position >= begin + data.shape[0]:
             raise ValueError(f"position {position} is not in {data.shape[0]} bytes at {begin} or behind {limit}")
@@ -215,8 +221,9 @@ cdef class EntryReader:
         return self.s.reason
 
     def take(self, bint with_timestamps=False):
-        """(runs, keys) of what was gathered since the last time. A run is (topic, queue id, first queue offset, physical offset of its
-        first record, end of its last, entries as they are stored, store timestamps): queue offsets that follow each other."""
+        """(runs, keys) of what was gathered since the last time. A run is (topic, queue id, first queue offset,
+        physical offset of its first record, end of its last, entries as they are stored, store timestamps): queue
+        offsets that follow each other."""
         cdef int64_t* places = <int64_t*>PyMem_Calloc(self.s.queue_count + 1, sizeof(int64_t))
         cdef int64_t* order = <int64_t*>PyMem_Malloc(max(self.s.row_count, 1) * sizeof(int64_t))
         cdef int64_t i, first, last, count
@@ -273,8 +280,8 @@ cdef class EntryReader:
 
 
 def put_keys(MappedFile file not None, uint32_t slots, uint32_t capacity, const uint8_t[::1] keys, int64_t first):
-    """Enters keys that `EntryReader.take` gave into an index file, from number `first` on, until it is full or all are in; gives the
-    number of the next. The file's bytes must be allocated."""
+    """Enters keys that `EntryReader.take` gave into an index file, from number `first` on, until it is full or all
+    are in; gives the number of the next. The file's bytes must be allocated."""
     cdef index_view index = index_view_of(file, slots, capacity)
     cdef gathered_key key
     cdef gathered_key ahead

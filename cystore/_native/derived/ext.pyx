@@ -6,10 +6,12 @@ Source of the format: ConsumeQueueExt of RocketMQ 4.9.3.
 from libc.stdint cimport INT64_MIN, int16_t, int64_t, uint8_t, uint64_t
 from libc.string cimport memcpy
 
-from cystore._native.layout cimport *
+from cystore._native.layout cimport (
+    EXT_UNIT_BYTES_MAX, EXT_UNIT_FIXED_BYTES, ext_unit_bitmap_bytes, ext_unit_set_bitmap_bytes, ext_unit_set_size,
+    ext_unit_set_store_timestamp, ext_unit_set_tags_code, ext_unit_size, ext_unit_store_timestamp, ext_unit_tags_code
+)
 
-cdef int FIXED_BYTES = 20
-cdef int UNIT_BYTES_MAX = 32767
+cdef int16_t END_SIZE = -1
 cdef size_t END_BYTES = 4           # a unit leaves room for the end mark of its file
 cdef int64_t ADDRESS_MAX = -2147483649  # tags codes are not below -2^31
 
@@ -31,35 +33,35 @@ cdef int ext_read(const uint8_t* p, size_t available, ext_view* v) noexcept nogi
     cdef int size
     if available < 2:
         return EXT_END
-    size = <int16_t>load_be16(p)
-    if size == 0 or size == -1:
+    size = ext_unit_size(p)
+    if size == 0 or size == END_SIZE:
         return EXT_END
-    if size < FIXED_BYTES or <size_t>size > available:
+    if size < <int>EXT_UNIT_FIXED_BYTES or <size_t>size > available:
         return EXT_BAD
     v.size = size
-    v.tags_code = <int64_t>load_be64(p + 2)
-    v.store_timestamp = <int64_t>load_be64(p + 10)
-    v.bitmap_len = <int16_t>load_be16(p + 18)
-    v.bitmap = p + FIXED_BYTES
-    return EXT_OK if v.bitmap_len == size - FIXED_BYTES else EXT_BAD
+    v.tags_code = ext_unit_tags_code(p)
+    v.store_timestamp = ext_unit_store_timestamp(p)
+    v.bitmap_len = ext_unit_bitmap_bytes(p)
+    v.bitmap = p + EXT_UNIT_FIXED_BYTES
+    return EXT_OK if v.bitmap_len == size - <int>EXT_UNIT_FIXED_BYTES else EXT_BAD
 
 
 cdef int ext_put(uint8_t* p, size_t room, int64_t tags_code, int64_t store_timestamp, const uint8_t* bitmap,
                  int bitmap_len, int* size) noexcept nogil:
     """Writes a unit where `room` bytes are left in the file; without room the end mark, once and for all."""
-    size[0] = FIXED_BYTES + bitmap_len
-    if bitmap_len < 0 or size[0] > UNIT_BYTES_MAX:
+    size[0] = <int>EXT_UNIT_FIXED_BYTES + bitmap_len
+    if bitmap_len < 0 or size[0] > <int>EXT_UNIT_BYTES_MAX:
         return EXT_BAD
     if <size_t>size[0] + END_BYTES > room:
         if room >= 2:
-            store_be16(p, 0xFFFF)
+            ext_unit_set_size(p, END_SIZE)
         return EXT_NO_ROOM
-    store_be16(p, size[0])
-    store_be64(p + 2, <uint64_t>tags_code)
-    store_be64(p + 10, <uint64_t>store_timestamp)
-    store_be16(p + 18, bitmap_len)
+    ext_unit_set_size(p, <int16_t>size[0])
+    ext_unit_set_tags_code(p, tags_code)
+    ext_unit_set_store_timestamp(p, store_timestamp)
+    ext_unit_set_bitmap_bytes(p, <int16_t>bitmap_len)
     if bitmap_len:
-        memcpy(p + FIXED_BYTES, bitmap, bitmap_len)
+        memcpy(p + EXT_UNIT_FIXED_BYTES, bitmap, bitmap_len)
     return EXT_OK
 
 
@@ -103,7 +105,7 @@ def put(uint8_t[::1] data, Py_ssize_t position, int64_t tags_code, int64_t store
     cdef int status
     if not 0 <= position < data.shape[0]:
         raise ValueError(f"position {position} is outside {data.shape[0]} bytes")
-    if len(bitmap) > UNIT_BYTES_MAX:
+    if len(bitmap) > <Py_ssize_t>EXT_UNIT_BYTES_MAX:
         raise ValueError(f"a bitmap of {len(bitmap)} bytes is longer than a unit can be")
     status = ext_put(&data[position], data.shape[0] - position, tags_code, store_timestamp,
                      <const uint8_t*><const char*>bitmap, <int>len(bitmap), &size)

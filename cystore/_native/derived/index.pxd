@@ -1,7 +1,7 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.record.record cimport record_view
+from cystore._native.record.record_view cimport record_view
 from cystore._native.record.window cimport log_window
 
 cdef enum IndexStatus:
@@ -44,7 +44,8 @@ cdef struct key_query:
     int64_t* found
     int64_t found_count
     int64_t room
-    # Where entries with the hash lead to and no whole record stands: the first of them, and what is wrong there (a RecordStatus).
+    # Where entries with the hash lead to and no whole record stands: the first of them, and what is wrong there (a
+    # RecordStatus).
     int64_t[QUERY_DAMAGED_MAX] damaged
     int[QUERY_DAMAGED_MAX] damaged_status
     int damaged_count

@@ -1,21 +1,35 @@
 """Index files in memory: entering keys, walking the chain of a key, taking entries back.
 
-Publication order of an entry: the file's end (so that a repair knows where to look), the entry's bytes, the count, the slot.
-A process killed between two of them leaves an entry that is not counted, or counted and in no chain; never a chain that
-leads to bytes nobody wrote. `index_trim` takes back what is at or behind a log position, which makes dispatch repeatable.
+Publication order of an entry: the file's end (so that a repair knows where to look), the entry's bytes, the count,
+the slot. A process killed between two of them leaves an entry that is not counted, or counted and in no chain; never
+a chain that leads to bytes nobody wrote. `index_trim` takes back what is at or behind a log position, which makes
+dispatch repeatable.
 
-Nothing read from a file is trusted: entry numbers are checked against the count, and a chain only ever goes to lower numbers,
-so a cyclic one ends. Source of the format: IndexFile and IndexHeader of RocketMQ 4.9.3.
+Nothing read from a file is trusted: entry numbers are checked against the count, and a chain only ever goes to lower
+numbers, so a cyclic one ends. Source of the format: IndexFile and IndexHeader of RocketMQ 4.9.3.
 """
 
 from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp
 
-from cystore._native.memory.atomics cimport (observe_be32, prefetch_for_read, prefetch_for_write, publish_be32, release_fence)
-from cystore._native.layout cimport *
+from cystore._native.layout cimport (
+    INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_HEADER_NEXT_ENTRY_AT, INDEX_HEADER_USED_SLOTS_AT, INDEX_SLOT_BYTES,
+    PROPERTY_KEYS, PROPERTY_KEYS_BYTES, PROPERTY_UNIQ_KEY, PROPERTY_UNIQ_KEY_BYTES, index_entry_key_hash,
+    index_entry_physical_offset, index_entry_previous, index_entry_seconds, index_entry_set_key_hash,
+    index_entry_set_physical_offset, index_entry_set_previous, index_entry_set_seconds, index_header_begin_timestamp,
+    index_header_end_timestamp, index_header_set_begin_physical_offset, index_header_set_begin_timestamp,
+    index_header_set_end_physical_offset, index_header_set_end_timestamp, index_header_used_slots, load_be32,
+    store_be64, takes_index_entry
+)
+from cystore._native.memory.atomics cimport (
+    observe_be32, prefetch_for_read, prefetch_for_write, publish_be32, release_fence
+)
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.record.record cimport (RECORD_BAD_CHECKSUM, RECORD_OK, java_hash, property_find, record_check, record_view)
-from cystore._native.record.window cimport (WINDOW_BEYOND, WINDOW_GONE, WINDOW_NEED_SEGMENT, log_window, window_record)
+from cystore._native.record.record cimport java_hash, property_find, record_check
+from cystore._native.record.record_view cimport RECORD_BAD_CHECKSUM, RECORD_OK, record_view
+from cystore._native.record.window cimport (
+    WINDOW_BEYOND, WINDOW_GONE, WINDOW_NEED_SEGMENT, log_window, record_expired, window_record
+)
 
 cdef extern from "failpoints.h" nogil:
     void failpoint(const char* name)
@@ -42,7 +56,8 @@ cdef inline uint8_t* _entry(const index_view* index, int32_t number) noexcept no
 
 
 cdef bint index_view_fits(const index_view* index, size_t length) noexcept nogil:
-    """Whether a file of `length` bytes holds that many slots and entries, so that no number below them leads outside."""
+    """Whether a file of `length` bytes holds that many slots and entries, so that no number below them leads
+    outside."""
     return (
         0 < index.slots <= <uint32_t>INT32_MAX
         and 1 < index.capacity <= <uint32_t>INT32_MAX
@@ -124,7 +139,8 @@ cdef int index_put(index_view* index, int32_t hash, int64_t physical_offset, int
     failpoint("index.entry_written")
     _set_counts(index, <uint32_t>index_header_used_slots(index.p) + (previous == 0), number + 1)
     failpoint("index.counted")
-    publish_be32(slot, <uint32_t>number)  # release: publishes the entry and the count; acquire: observe_be32 of the slot
+    # release: publishes the entry and the count; acquire: observe_be32 of the slot
+    publish_be32(slot, <uint32_t>number)
     failpoint("index.linked")
     return INDEX_OK
 
@@ -132,8 +148,8 @@ cdef int index_put(index_view* index, int32_t hash, int64_t physical_offset, int
 cdef int32_t index_trim(index_view* index, int64_t physical_offset) noexcept nogil:
     """Takes back the newest entries that point at or past `physical_offset`; returns how many are left.
 
-    A kill half-way leaves fewer of them: slots are put back before the count, and a slot that no longer names its entry is
-    left alone. The header's end is the caller's to mend.
+    A kill half-way leaves fewer of them: slots are put back before the count, and a slot that no longer names its
+    entry is left alone. The header's end is the caller's to mend.
     """
     cdef int32_t number = index_next_entry(index) - 1
     cdef uint8_t* slot
@@ -154,7 +170,8 @@ cdef int32_t index_trim(index_view* index, int64_t physical_offset) noexcept nog
 
 
 cdef bint index_may_hold(const index_view* index, int64_t begin_ms, int64_t end_ms) noexcept nogil:
-    """Whether the file may have entries from a range of store timestamps. One that ends before it begins has timestamps of a wrong clock."""
+    """Whether the file may have entries from a range of store timestamps. One that ends before it begins has
+    timestamps of a wrong clock."""
     if index_header_end_timestamp(index.p) < index_header_begin_timestamp(index.p):
         return True
     return index_header_end_timestamp(index.p) >= begin_ms - CLOCK_STEP_MS \
@@ -169,10 +186,11 @@ cdef void index_walk_begin(const index_view* index, index_walk* walk) noexcept n
 
 
 cdef int index_walk_step(const index_view* index, index_walk* walk, int64_t* offset) noexcept nogil:
-    """Looks at one entry and goes on to the next. 1 when the entry has the hash and its time may lie in the range: `offset` is set.
+    """Looks at one entry and goes on to the next. 1 when the entry has the hash and its time may lie in the range:
+    `offset` is set.
 
-    An entry knows its time by the second only, and the first one of a file, and one at or before the file's begin, not even
-    that: what is dropped here cannot be in the range, what is kept may not be.
+    An entry knows its time by the second only, and the first one of a file, and one at or before the file's begin,
+    not even that: what is dropped here cannot be in the range, what is kept may not be.
     """
     cdef int64_t begin = index_header_begin_timestamp(index.p)
     cdef int64_t earliest
@@ -212,10 +230,10 @@ cdef bint index_key_matches(const record_view* v, const uint8_t* key, int key_le
     cdef const uint8_t* end
     cdef const uint8_t* space
     cdef int value_len
-    if property_find(v.properties, v.properties_len, "UNIQ_KEY", 8, &value, &value_len):
+    if property_find(v.properties, v.properties_len, PROPERTY_UNIQ_KEY, PROPERTY_UNIQ_KEY_BYTES, &value, &value_len):
         if value_len == key_len and memcmp(value, key, key_len) == 0:
             return True
-    if property_find(v.properties, v.properties_len, "KEYS", 4, &value, &value_len):
+    if property_find(v.properties, v.properties_len, PROPERTY_KEYS, PROPERTY_KEYS_BYTES, &value, &value_len):
         end = value + value_len
         while value < end:
             space = <const uint8_t*>memchr(value, 32, end - value)
@@ -253,10 +271,11 @@ cdef inline void _keep_damaged(key_query* q, int64_t offset, int status) noexcep
 
 
 cdef int index_query(const index_view* index, key_query* q, log_window* window) noexcept nogil:
-    """Goes on down the chain of `q.walk` and keeps the whole records that hold the key, and where none stands that is whole.
+    """Goes on down the chain of `q.walk` and keeps the whole records that hold the key, and where none stands that is
+    whole.
 
-    An entry that leads to a hole or to a part of the log that is gone is passed over, and one of another key with the same hash.
-    A record without the key is verified too: its key may be what came to harm."""
+    An entry that leads to a hole or to a part of the log that is gone is passed over, and one of another key with the
+    same hash. A record without the key is verified too: its key may be what came to harm."""
     cdef record_view v
     cdef const uint8_t* at
     cdef int status
@@ -284,7 +303,8 @@ cdef int index_query(const index_view* index, key_query* q, log_window* window) 
             _keep_damaged(q, q.wanted, RECORD_BAD_CHECKSUM)
         elif v.topic_len == q.topic_len and memcmp(v.topic, q.topic, q.topic_len) == 0 \
                 and takes_index_entry(v.sys_flag) \
-                and (q.key == NULL or index_key_matches(&v, q.key, q.key_len)):
+                and (q.key == NULL or index_key_matches(&v, q.key, q.key_len)) \
+                and not record_expired(window, &v):
             _keep(q, q.wanted)
 
 

@@ -1,11 +1,15 @@
-"""Leading the hash slots of an index file back to the entries that are kept, when those behind them may be half on disk.
+"""Leading the hash slots of an index file back to the entries that are kept, when those behind them may be half on
+disk.
 
 Slots and entries come as bytes that were read, not mapped. Source of the format: IndexFile of RocketMQ 4.9.3.
 """
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t
 
-from cystore._native.layout cimport *
+from cystore._native.layout cimport (
+    INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES, index_entry_key_hash, index_entry_physical_offset,
+    index_entry_previous, load_be32, store_be32
+)
 
 # What a disk writes whole or not at all; an entry across two of them may be half there.
 cdef size_t SECTOR_BYTES = 512
@@ -13,7 +17,8 @@ cdef size_t SECTOR_BYTES = 512
 cdef uint32_t BROKEN = 0x80000000u
 
 
-cdef inline uint32_t _kept(const uint8_t* tail, uint32_t first, uint32_t count, uint32_t slot, uint32_t slots, uint32_t keep,
+cdef inline uint32_t _kept(const uint8_t* tail, uint32_t first, uint32_t count, uint32_t slot, uint32_t slots,
+                           uint32_t keep,
                            uint32_t number) noexcept nogil:
     """The newest entry below `keep` in the chain from entry `number` on, or BROKEN."""
     cdef const uint8_t* entry
@@ -153,8 +158,8 @@ def settle(uint8_t[::1] slots):
 
 
 def chain(uint8_t[::1] slots, const uint8_t[::1] entries, int64_t first):
-    """Enters entries into `slots` (zero at first), oldest first; the number of the first one that does not lead to the entry
-    before it in its slot, -1 when all do."""
+    """Enters entries into `slots` (zero at first), oldest first; the number of the first one that does not lead to
+    the entry before it in its slot, -1 when all do."""
     cdef int64_t bad
     cdef uint8_t* p
     _check(slots.shape[0], entries.shape[0], first)
@@ -168,8 +173,8 @@ def chain(uint8_t[::1] slots, const uint8_t[::1] entries, int64_t first):
 
 
 def other_slot(const uint8_t[::1] slots, const uint8_t[::1] stored, int64_t count):
-    """The first slot that does not hold what it should, -1 when all do; one that leads to an entry at or behind `count` was
-    changed since and is right."""
+    """The first slot that does not hold what it should, -1 when all do; one that leads to an entry at or behind
+    `count` was changed since and is right."""
     cdef uint32_t slot, number
     cdef uint32_t total = <uint32_t>(slots.shape[0] // INDEX_SLOT_BYTES)
     cdef const uint8_t* p

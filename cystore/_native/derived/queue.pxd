@@ -1,7 +1,7 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from cystore._native.filters.program cimport filter_program
-from cystore._native.record.record cimport record_view
+from cystore._native.record.record_view cimport record_view
 from cystore._native.record.window cimport LogWindow, log_window
 
 cdef enum SelectStatus:
@@ -61,6 +61,7 @@ cdef struct selection:
     int64_t found_bytes
     int64_t gone                # hole entries, and messages below the log's minimum
     int64_t wanted
+    int64_t passed              # physical offset of the last entry that was looked at; -1: none
     int status
     chosen_record* chosen       # room for limits.max_count
 
@@ -72,6 +73,7 @@ cdef int queue_select(selection* s, log_window* window) except -1 nogil
 # The messages that a selection found, or the bytes of their records and where each begins; all of them are verified.
 cdef list selected_messages(selection* s, LogWindow window)
 cdef tuple selected_records(selection* s)
+cdef bint selection_behind(const selection* s, const log_window* window) noexcept nogil
 # Room in the window for what a selection chooses, until the next call.
 cdef int selection_room(selection* s, LogWindow window) except -1
 

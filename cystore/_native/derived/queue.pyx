@@ -1,4 +1,5 @@
-"""Consume queue entries: writing them, and choosing the messages of a batch (ConsumeQueue, DefaultMessageStore.getMessage)."""
+"""Consume queue entries: writing them, and choosing the messages of a batch (ConsumeQueue,
+DefaultMessageStore.getMessage)."""
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -10,18 +11,25 @@ from cpython cimport array
 
 import array
 
-from cystore._native.memory.atomics cimport load_i64, load_u32
-from cystore._native.memory.control cimport Control
 from cystore._native.derived.ext cimport ext_is_address
 from cystore._native.filters.program cimport FilterProgram, filter_matches
-from cystore._native.layout cimport *
+from cystore._native.layout cimport (
+    HOLE_ENTRY_SIZE, PROPERTY_TAGS, PROPERTY_TAGS_BYTES, QUEUE_ENTRY_BYTES, SCHEDULE_TOPIC_TEXT, TOPIC_BYTES_MAX,
+    control_block, queue_entry, queue_entry_disk_physical_offset, queue_entry_disk_set_physical_offset,
+    queue_entry_disk_set_size, queue_entry_disk_set_tags_code, queue_entry_disk_size, queue_entry_disk_tags_code
+)
+from cystore._native.memory.atomics cimport load_i64, load_u32
+from cystore._native.memory.control cimport Control
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.record.message cimport Message, found_message, stored_message
 from cystore._native.memory.queue_table cimport control_find_queue, control_slot
-from cystore._native.record.record cimport (RECORD_BAD_CHECKSUM, RECORD_BAD_POSITION, RECORD_OK, java_hash, property_find, record_view)
+from cystore._native.record.message cimport Message, found_message, stored_message
+from cystore._native.record.record cimport java_hash, property_find
 from cystore._native.record.record_read cimport record_intact, record_read
+from cystore._native.record.record_view cimport RECORD_BAD_CHECKSUM, RECORD_BAD_POSITION, RECORD_OK, record_view
+from cystore._native.record.window cimport (
+    LogWindow, WINDOW_GONE, WINDOW_NEED_SEGMENT, WINDOW_SEGMENTS, log_window, record_expired, window_bytes
+)
 from cystore._native.record.record import STATUS_NAMES as _STATUS_NAMES
-from cystore._native.record.window cimport (WINDOW_GONE, WINDOW_NEED_SEGMENT, WINDOW_SEGMENTS, LogWindow, log_window, window_bytes)
 from cystore.errors import CorruptRecordError, MessageIllegalError
 
 cdef array.array _POSITIONS = array.array("q")
@@ -67,7 +75,7 @@ cdef inline bint _tag_wanted(const tag_filter* filter, const record_view* v) noe
     """By the text: two tags may share a hash."""
     cdef const uint8_t* value
     cdef int value_len, i
-    if not property_find(v.properties, v.properties_len, "TAGS", 4, &value, &value_len):
+    if not property_find(v.properties, v.properties_len, PROPERTY_TAGS, PROPERTY_TAGS_BYTES, &value, &value_len):
         return False
     for i in range(filter.count):
         if filter.lengths[i] == value_len and memcmp(filter.tags[i], value, value_len) == 0:
@@ -104,6 +112,7 @@ cdef int queue_select(selection* s, log_window* window) except -1 nogil:
         if size > window.wrote - physical_offset:
             s.status = SELECT_BAD_ENTRY
             return SELECT_DAMAGED
+        s.passed = physical_offset
         if _batch_full(s, size, window.wrote - physical_offset > s.limits.memory_bytes):
             return SELECT_DONE
         if s.filter.count and s.codes_are_hashes and not ext_is_address(tags_code) \
@@ -134,6 +143,9 @@ cdef int queue_select(selection* s, log_window* window) except -1 nogil:
         if not record_intact(at, &v):
             s.status = RECORD_BAD_CHECKSUM
             return SELECT_DAMAGED
+        if record_expired(window, &v):
+            s.at += 1
+            continue
         if s.program != NULL and not filter_matches(s.program, v.properties, v.properties_len):
             s.at += 1
             continue
@@ -208,7 +220,8 @@ cdef class BatchLimits:
 def queue_state(Control control not None, bytes topic not None, int32_t queue_id):
     """(slot, minimum, dispatched, next, log minimum, wrote) of a queue, None when it is unknown.
 
-    Acquire loads, in this order: entries below `dispatched` (released in dispatch.pyx) point below `wrote` (append.pxd).
+    Acquire loads, in this order: entries below `dispatched` (released in dispatch.pyx) point below `wrote`
+    (append.pxd).
     """
     cdef control_block* block = control.checked()
     cdef queue_entry* entry
@@ -238,8 +251,8 @@ cdef _damage(const selection* s, LogWindow window, MappedFile file):
 
 
 cdef int _select(selection* s, LogWindow window, MappedFile file, predicate) except -1:
-    """Runs the selection to its end; segments are brought in as it goes. A batch that found something ends where one more
-    segment would drive another out."""
+    """Runs the selection to its end; segments are brought in as it goes. A batch that found something ends where one
+    more segment would drive another out."""
     cdef MappedFile segment
     cdef int status
     while True:
@@ -248,7 +261,8 @@ cdef int _select(selection* s, LogWindow window, MappedFile file, predicate) exc
         if status == SELECT_ASK:
             segment = window.file_of(s.wanted)
             end = min(segment.base + segment.length, window.c.wrote)
-            s.answer = ANSWER_TAKE if predicate(stored_message(segment, s.wanted - segment.base, end - s.wanted, True)) else ANSWER_LEAVE
+            s.answer = ANSWER_TAKE if predicate(stored_message(segment, s.wanted - segment.base, end - s.wanted,
+                                                               True)) else ANSWER_LEAVE
         elif status == SELECT_NEED_SEGMENT and not (s.found and window.c.count == WINDOW_SEGMENTS):
             window.need(s.wanted)
         elif status == SELECT_DAMAGED and s.found == 0 and not (s.at and (s.program != NULL or s.asks)):
@@ -256,6 +270,11 @@ cdef int _select(selection* s, LogWindow window, MappedFile file, predicate) exc
             raise _damage(s, window, file)
         else:
             return 0
+
+
+cdef bint selection_behind(const selection* s, const log_window* window) noexcept nogil:
+    """Whether what comes next lies so far behind the log's end that memory does not hold it, by the settings."""
+    return s.passed >= 0 and window.wrote - s.passed > s.limits.memory_bytes
 
 
 cdef int selection_room(selection* s, LogWindow window) except -1:
@@ -298,10 +317,13 @@ def read_batch(LogWindow window not None, int64_t minimum, int64_t wrote, Mapped
                TagFilter tags=None, bint raw=False, FilterProgram program=None, predicate=None):
     """Messages of the `count` entries of a consume queue file that begin with queue offset `first`.
 
-    Of the messages with one of the `tags` only those are given for which `program`, and then `predicate(message)`, is true.
+    Of the messages with one of the `tags` only those are given for which `program`, and then `predicate(message)`, is
+    true.
 
-    Gives (messages, entries done with, how many of them stood for no message); with `raw` (bytes of the records, array of
-    where each begins) instead of messages. A damaged message is a CorruptRecordError when it would be the first of the batch.
+    Gives (messages, entries done with, how many of them stood for no message, whether what comes next is no longer
+    held in memory by the limits); with `raw` (bytes of the records,
+    array of where each begins) instead of messages. A damaged message is a CorruptRecordError when it would be the
+    first of the batch.
     """
     cdef selection s
     cdef int64_t begin = first * QUEUE_ENTRY_BYTES - file.base
@@ -324,12 +346,13 @@ def read_batch(LogWindow window not None, int64_t minimum, int64_t wrote, Mapped
     s.asks = predicate is not None
     s.answer = ANSWER_NONE
     s.at = s.found = s.found_bytes = s.gone = s.wanted = 0
+    s.passed = -1
     selection_room(&s, window)
     window.move(minimum, wrote)
     window.make_room()
     _select(&s, window, file, predicate)
     found = selected_records(&s) if raw else selected_messages(&s, window)
-    return found, s.at, s.gone
+    return found, s.at, s.gone, selection_behind(&s, &window.c)
 
 
 def put_entry(uint8_t[::1] data, Py_ssize_t position, int64_t physical_offset, int32_t size, int64_t tags_code):
@@ -363,7 +386,8 @@ def put_holes(MappedFile file not None, Py_ssize_t position, Py_ssize_t count):
 
 
 def step_over_holes(MappedFile file not None, Py_ssize_t begin, Py_ssize_t end, bint backwards=False):
-    """Position of the first entry in [begin, end) of the file that stands for a message (the last one: `backwards`), or -1."""
+    """Position of the first entry in [begin, end) of the file that stands for a message (the last one: `backwards`),
+    or -1."""
     cdef Py_ssize_t step = -<Py_ssize_t>QUEUE_ENTRY_BYTES if backwards else <Py_ssize_t>QUEUE_ENTRY_BYTES
     cdef Py_ssize_t at = end + step if backwards else begin
     if not 0 <= begin <= end <= file.length or begin % step or end % step:
@@ -394,7 +418,8 @@ NO_FILES = REMOVED
 
 
 def queues_unused(Control control not None):
-    """Slots of the queues without a message that can be read, whose files are not removed yet: `allocated` is NO_FILES then."""
+    """Slots of the queues without a message that can be read, whose files are not removed yet: `allocated` is
+    NO_FILES then."""
     cdef control_block* block = control.checked()
     cdef queue_entry* entry
     cdef uint32_t slot

@@ -1,8 +1,9 @@
 """Runs a SQL92 expression over a record's property string, without an object for the record or its properties.
 
-The rules are those of RocketMQ's filter module: NULL is contagious, text is converted to the type of the other side, and
-an error of a conversion ends the evaluation without a match (ComparisonExpression, LogicExpression, UnaryExpression).
-Any other error, such as a lack of memory or an interrupt, is raised: it tells nothing about the message.
+The rules are those of RocketMQ's filter module: NULL is contagious, text is converted to the type of the other side,
+and an error of a conversion ends the evaluation without a match (ComparisonExpression, LogicExpression,
+UnaryExpression). Any other error, such as a lack of memory or an interrupt, is raised: it tells nothing about the
+message.
 """
 
 cimport cython
@@ -52,9 +53,11 @@ cdef enum:
     KINDS
 
 STEP_KINDS = {
-    "property": PUSH_PROPERTY, "null": PUSH_NULL, "false": PUSH_FALSE, "true": PUSH_TRUE, "int": PUSH_INT, "long": PUSH_LONG,
+    "property": PUSH_PROPERTY, "null": PUSH_NULL, "false": PUSH_FALSE, "true": PUSH_TRUE, "int": PUSH_INT,
+    "long": PUSH_LONG,
     "double": PUSH_DOUBLE, "text": PUSH_TEXT, "negate": NEGATE, "not": NOT, "cast": CAST, "=": EQUAL, ">": GREATER,
-    ">=": GREATER_EQUAL, "<": LESS, "<=": LESS_EQUAL, "in": IN_LIST, "and": AND, "or": OR, "skip_if_false": SKIP_IF_FALSE,
+    ">=": GREATER_EQUAL, "<": LESS, "<=": LESS_EQUAL, "in": IN_LIST, "and": AND, "or": OR,
+    "skip_if_false": SKIP_IF_FALSE,
     "skip_if_true": SKIP_IF_TRUE,
 }
 
@@ -82,7 +85,7 @@ _HEXADECIMAL = re.compile(r"([+-]?0[xX](?:[0-9a-fA-F]+\.?|[0-9a-fA-F]*\.[0-9a-fA
 _BLANKS = "".join(map(chr, range(33)))  # what String.trim takes off
 
 
-# ------------------------------------------------------------------------------------------- text to numbers, as in Java
+# ----------------------------------------------------------------------------- text to numbers, as in Java
 
 
 cdef bint _slow_whole(const uint8_t* text, int length, int64_t* number) except -1 with gil:
@@ -93,7 +96,8 @@ cdef bint _slow_whole(const uint8_t* text, int length, int64_t* number) except -
         sign = given[:1] if given[:1] in ("+", "-") else ""
         digits = given[len(sign):]
         # Java looks at each 16-bit unit, so a digit above U+FFFF is none.
-        if not digits or not all([digit <= "\uffff" and unicodedata.decimal(digit, None) is not None for digit in digits]):
+        if not digits or not all([digit <= "\uffff" and unicodedata.decimal(digit,
+                                                                            None) is not None for digit in digits]):
             return False
         whole = int(sign + "".join([str(unicodedata.decimal(digit)) for digit in digits]))
         if not -(1 << 63) <= whole < 1 << 63:
@@ -414,7 +418,8 @@ cdef bint _matches(const filter_program* program, const uint8_t* properties, int
         found[i].length = 0
     while property_next(&at, end, &pair):
         for i in range(program.names_count):
-            if program.names[i].length == pair.name_len and memcmp(program.names[i].text, pair.name, pair.name_len) == 0:
+            if program.names[i].length == pair.name_len \
+                    and memcmp(program.names[i].text, pair.name, pair.name_len) == 0:
                 found[i].text = pair.value  # the last of a name wins
                 found[i].length = pair.value_len
                 break
@@ -445,7 +450,8 @@ cdef bint filter_matches(const filter_program* program, const uint8_t* propertie
 cdef class FilterProgram:
     """The steps of an expression: (kind, first, number, text or texts). `names` are the properties that they use.
 
-    The compiler of expressions checks what an expression may be. Here the steps are checked for the bounds of the machine.
+    The compiler of expressions checks what an expression may be. Here the steps are checked for the bounds of the
+    machine.
     """
 
     def __cinit__(self, list names not None, list steps not None):
@@ -523,7 +529,8 @@ cdef class FilterProgram:
 
     def matches(self, bytes properties not None):
         """Whether the expression is TRUE for a property string."""
-        return bool(filter_matches(&self.c, <const uint8_t*>PyBytes_AS_STRING(properties), <int>PyBytes_GET_SIZE(properties)))
+        return bool(filter_matches(&self.c, <const uint8_t*>PyBytes_AS_STRING(properties),
+                                   <int>PyBytes_GET_SIZE(properties)))
 
     def matches_message(self, Message message not None):
         """The same for a stored message."""

@@ -20,6 +20,7 @@ cdef extern from "atomics.h" nogil:
     uint64_t load_u64(const uint64_t* p)
     void store_u64(uint64_t* p, uint64_t v)
     uint32_t add_u32(uint32_t* p, uint32_t v)
+    uint64_t add_u64(uint64_t* p, uint64_t v)
     uint32_t sub_u32(uint32_t* p, uint32_t v)
     uint32_t exchange_u32(uint32_t* p, uint32_t v)
     uint32_t sleepers_after_unlock(const uint32_t* word)

@@ -11,11 +11,19 @@ from libc.string cimport memcpy, memset
 
 import os
 
-from cystore._native.memory.atomics cimport *
-from cystore._native.layout cimport *
-from cystore._native.memory.locks cimport SharedLocks, control_intact, control_lock_at
+from cystore._native.memory.atomics cimport (
+    add_u32, add_u64, and_u32, exchange_u32, full_fence, futex_wait, futex_wake_all, load_i64, load_u32, load_u64,
+    or_u32, pthread_mutex_t, raise_i64, robust_init, store_i64, store_u32, store_u64
+)
+from cystore._native.layout cimport (
+    CONTROL_BUCKETS, CONTROL_MAGIC, CONTROL_QUEUES_AT, DUTIES_MAX, KEY_WORDS, LATENCY_BUCKETS, LAYOUT_FINGERPRINT,
+    TOPIC_BYTES_MAX, WORDS_OF_DUTY, control_block, queue_entry
+)
+from cystore._native.memory.control_fields cimport ControlFields
+from cystore._native.memory.locks cimport control_intact, control_lock_at
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.memory.queue_table cimport (control_add_queue, control_find_queue, control_relink_newest, control_slot)
+from cystore._native.memory.queue_table cimport (control_add_queue, control_find_queue, control_relink_newest,
+                                                 control_slot)
 from cystore.errors import StoreClosedError, StoreFormatError, StoreFullError
 from cystore.layout import LAYOUT_VERSION, MUTEX_NAMES, RELEASE
 
@@ -29,10 +37,16 @@ cdef uint32_t SLOTS_PER_STEP = 256
 
 # What only writers must have in common, and what to do about it.
 cdef dict HINTS = {
-    "PID namespace": ". Writers must share one, because the kernel knows the owner of a lock by its thread id: start this process with "
-                     "`--pid=host` or `--pid=container:NAME` (in a pod: shareProcessNamespace). Reading (read_only=True) works from here",
-    "C library": ". Writers must share one, because a lock is its own affair: use the same image. Reading (read_only=True) works from here",
+    "PID namespace": ". Writers must share one, because the kernel knows the owner of a lock by its thread id: "
+                     "start this process with "
+                     "`--pid=host` or `--pid=container:NAME` (in a pod: shareProcessNamespace). Reading "
+                     "(read_only=True) works from here",
+    "C library": ". Writers must share one, because a lock is its own affair: use the same image. Reading "
+                 "(read_only=True) works from here",
 }
+
+# Of the layout of everything that is shared: a process of another one is refused.
+FINGERPRINT = LAYOUT_FINGERPRINT
 
 
 cdef str _text(const char* constant):
@@ -41,14 +55,8 @@ cdef str _text(const char* constant):
 
 
 @cython.no_gc_clear  # as what it inherits from
-cdef class Control(SharedLocks):
+cdef class Control(ControlFields):
     """A handle on the control block of one store. Positions are physical offsets in bytes, times are ms."""
-
-    cdef int _forward(self, str name, int64_t* position, int64_t value) except -1:
-        """Publishes a position of the log, none of which ever goes back."""
-        if value < load_i64(position):
-            raise StoreFormatError(f"{name} stands at {load_i64(position)} and cannot go back to {value}", path=self.file.path)
-        store_i64(position, value)
 
     @staticmethod
     def size_bytes(uint32_t max_queues):
@@ -64,7 +72,8 @@ cdef class Control(SharedLocks):
     def create(MappedFile file not None, *, int64_t commit_log_file_bytes, int64_t consume_queue_file_bytes,
                uint32_t max_hash_slot_num, uint32_t max_index_num, uint32_t max_queues, uint64_t pid_namespace,
                str boot_id, str c_library):
-        """Builds a new block in zeroed memory whose `first_bytes` are allocated. Only for a process that is alone in the store."""
+        """Builds a new block in zeroed memory whose `first_bytes` are allocated. Only for a process that is alone in
+        the store."""
         cdef Control self = Control.__new__(Control)
         cdef control_block* block = <control_block*>file.address
         cdef int which
@@ -103,10 +112,12 @@ cdef class Control(SharedLocks):
 
     @staticmethod
     def attach(MappedFile file not None, *, uint64_t pid_namespace, str boot_id, str c_library, bint sole_writer=False):
-        """A handle on a block that another live process built. A block of another kind is refused, never guessed around.
+        """A handle on a block that another live process built. A block of another kind is refused, never guessed
+        around.
 
-        PID namespace and C library matter to the owners of locks alone: memory that is mapped for reading may come from others, and
-        a `sole_writer` (only readers are attached beside it, and no writer can come meanwhile) puts its own in their place.
+        PID namespace and C library matter to the owners of locks alone: memory that is mapped for reading may come
+        from others, and a `sole_writer` (only readers are attached beside it, and no writer can come meanwhile) puts
+        its own in their place.
         """
         cdef Control self = Control.__new__(Control)
         cdef control_block* block = <control_block*>file.address
@@ -121,7 +132,8 @@ cdef class Control(SharedLocks):
             ("C library", c_library[:39], _text(&block.c_library[0])),
         ):
             if mine != theirs and ((file.writable and not sole_writer) or name not in HINTS):
-                raise StoreFormatError(f"attached processes differ in {name}: theirs {theirs}, ours {mine}{HINTS.get(name, '')}",
+                raise StoreFormatError(f"attached processes differ in {name}: theirs {theirs}, ours "
+                                       f"{mine}{HINTS.get(name, '')}",
                                        path=file.path)
         if file.length < <Py_ssize_t>Control.size_bytes(block.max_queues):
             raise StoreFormatError("the control block is shorter than it says", path=file.path)
@@ -132,9 +144,9 @@ cdef class Control(SharedLocks):
         return self
 
     cdef int _take_over(self, uint64_t pid_namespace, str c_library) except -1:
-        """Makes the block one of this namespace and C library. All writers of before are gone. What they left in the mutexes means nothing here:
-        each lock is made anew, and whoever takes it next repairs first. Until all is done the block has no namespace: after a kill on the
-        way the next writer does all of it again."""
+        """Makes the block one of this namespace and C library. All writers of before are gone. What they left in the
+        mutexes means nothing here: each lock is made anew, and whoever takes it next repairs first. Until all is done
+        the block has no namespace: after a kill on the way the next writer does all of it again."""
         cdef control_block* block = self.block
         cdef bytes library = c_library.encode()[:39]
         cdef int which
@@ -152,9 +164,14 @@ cdef class Control(SharedLocks):
         return 0
 
     def follow(self):
-        """From now on the block stands for one of another layout that this process cannot attach to: nobody appends or dispatches through it."""
+        """From now on the block stands for one of another layout that this process cannot attach to: nobody appends
+        or dispatches through it."""
         self.checked()
         self.read_only = True
+
+    def index_files_changed(self):
+        """Index files came or went: every process lists them anew."""
+        add_u32(&self.checked().index_seq, 1)
 
     def key_changed(self, uint32_t key):
         """In a block of this process's own: a record with the key was found."""
@@ -171,26 +188,10 @@ cdef class Control(SharedLocks):
         """Lets the mapping go, after `detach`; in a forked child only, whose threads hold no locks."""
         self.file = None
 
-    # ---------------------------------------------------------------------------------------- positions
+    # ------------------------------------------------------------------------------------ state of the store
 
     @property
     def closed(self): return self.block == NULL
-
-    @property
-    def wrote(self):
-        return load_i64(&self.checked().wrote)
-
-    @wrote.setter
-    def wrote(self, int64_t value):
-        self._forward("the wrote position", &self.checked().wrote, value)
-
-    @property
-    def flushed(self):
-        return load_i64(&self.checked().flushed)
-
-    @flushed.setter
-    def flushed(self, int64_t value):
-        self._forward("the flushed position", &self.checked().flushed, value)
 
     def advance_flushed(self, int64_t value):
         """Moves the flushed position forward, never back. Under the flush lock."""
@@ -198,157 +199,12 @@ cdef class Control(SharedLocks):
         if value > load_i64(&block.flushed):
             store_i64(&block.flushed, value)
 
-    @property
-    def dispatched(self):
-        return load_i64(&self.checked().dispatched)
-
-    @dispatched.setter
-    def dispatched(self, int64_t value):
-        store_i64(&self.checked().dispatched, value)
-        self.block.dispatch_seq += 1
-
-    @property
-    def allocated(self):
-        return load_i64(&self.checked().allocated)
-
-    @allocated.setter
-    def allocated(self, int64_t value):
-        self._forward("the allocated position", &self.checked().allocated, value)
-        add_u32(&self.block.segment_seq, 1)
-        futex_wake_all(&self.block.segment_seq)
-
-    @property
-    def min_physical_offset(self):
-        return load_i64(&self.checked().min_physical_offset)
-
-    @min_physical_offset.setter
-    def min_physical_offset(self, int64_t value):
-        self._forward("the log's minimum", &self.checked().min_physical_offset, value)
-
-    @property
-    def ready_base(self):
-        return load_i64(&self.checked().ready_base)
-
-    @ready_base.setter
-    def ready_base(self, int64_t value):
-        store_i64(&self.checked().ready_base, value)
-
-    @property
-    def last_store_timestamp_ms(self):
-        return load_i64(&self.checked().last_store_timestamp)
-
-    @last_store_timestamp_ms.setter
-    def last_store_timestamp_ms(self, int64_t value):
-        store_i64(&self.checked().last_store_timestamp, value)
-
-    @property
-    def last_record(self):
-        """Physical offset of the last record, -1 when there is none. Its end is never past the wrote position."""
-        return load_i64(&self.checked().last_record)
-
-    @last_record.setter
-    def last_record(self, int64_t value):
-        store_i64(&self.checked().last_record, value)
-
-    @property
-    def dispatched_timestamp_ms(self):
-        return load_i64(&self.checked().dispatched_timestamp)
-
-    @dispatched_timestamp_ms.setter
-    def dispatched_timestamp_ms(self, int64_t value):
-        store_i64(&self.checked().dispatched_timestamp, value)
-
-    @property
-    def queues_flushed_timestamp_ms(self):
-        return load_i64(&self.checked().queues_flushed_timestamp)
-
-    @queues_flushed_timestamp_ms.setter
-    def queues_flushed_timestamp_ms(self, int64_t value):
-        store_i64(&self.checked().queues_flushed_timestamp, value)
-
-    @property
-    def index_flushed(self):
-        return load_i64(&self.checked().index_flushed)
-
-    @index_flushed.setter
-    def index_flushed(self, int64_t value):
-        store_i64(&self.checked().index_flushed, value)
-
-    @property
-    def index_base(self):
-        return load_i64(&self.checked().index_base)
-
-    @index_base.setter
-    def index_base(self, int64_t value):
-        store_i64(&self.checked().index_base, value)
-        add_u32(&self.block.index_seq, 1)
-
-    @property
-    def index_allocated(self):
-        return load_i64(&self.checked().index_allocated)
-
-    @index_allocated.setter
-    def index_allocated(self, int64_t value):
-        store_i64(&self.checked().index_allocated, value)
-
-    @property
-    def index_seq(self): return load_u32(&self.checked().index_seq)
-
-    @property
-    def append_seq(self): return load_u32(&self.checked().append_seq)
-
-    @property
-    def segment_seq(self): return load_u32(&self.checked().segment_seq)
-
-    @property
-    def put_count(self):
-        """Messages appended since the first attach."""
-        return load_u64(&self.checked().put_count)
-
-    @property
-    def flags(self):
-        return load_u32(&self.checked().flags)
-
     def set_flag(self, uint32_t flag):
         """Sets a FLAG_*; seen by the next put of every process."""
         or_u32(&self.checked().flags, flag)
 
     def clear_flag(self, uint32_t flag):
         and_u32(&self.checked().flags, ~flag)
-
-    @property
-    def failed_errno(self):
-        return self.checked().failed_errno
-
-    @failed_errno.setter
-    def failed_errno(self, int32_t value):
-        self.checked().failed_errno = value
-
-    @property
-    def manifest_seq(self):
-        return load_i64(&self.checked().manifest_seq)
-
-    @manifest_seq.setter
-    def manifest_seq(self, int64_t value):
-        store_i64(&self.checked().manifest_seq, value)
-
-    @property
-    def commit_log_file_bytes(self): return self.checked().commit_log_file_bytes
-
-    @property
-    def consume_queue_file_bytes(self): return self.checked().consume_queue_file_bytes
-
-    @property
-    def max_hash_slot_num(self): return self.checked().max_hash_slot_num
-
-    @property
-    def max_index_num(self): return self.checked().max_index_num
-
-    @property
-    def max_queues(self): return self.checked().max_queues
-
-    @property
-    def generation(self): return self.checked().generation
 
     @property
     def handover(self):
@@ -390,17 +246,35 @@ cdef class Control(SharedLocks):
             "dispatch_count": block.dispatch_count,
             "put_time_max_ms": block.put_time_max_ms,
             "put_latency": [block.put_latency[i] for i in range(LATENCY_BUCKETS)],
+            "put_failed": load_u64(&block.put_failed),
+            "put_slow": load_u64(&block.put_slow),
+            "room_requests": load_u64(&block.room_requests),
+            "room_wait_ms": load_u64(&block.room_wait_ms),
+            "room_wait_max_ms": load_i64(&block.room_wait_max_ms),
+            "files_made": load_u64(&block.files_made),
+            "get_latency": [load_u64(&block.get_latency[i]) for i in range(LATENCY_BUCKETS)],
+            "get_time_max_ms": load_i64(&block.get_time_max_ms),
+            "get_found": load_u64(&block.get_found),
+            "get_messages": load_u64(&block.get_messages),
+            "query_count": load_u64(&block.query_count),
         }
 
+    def count_room_wait(self, int64_t took_ms):
+        """A put had to wait for room in the log."""
+        cdef control_block* block = self._writable()
+        add_u64(&block.room_requests, 1)
+        add_u64(&block.room_wait_ms, <uint64_t>max(took_ms, 0))
+        raise_i64(&block.room_wait_max_ms, took_ms)
+
+    def count_slow_put(self):
+        """A put took longer than it should (SLOW_PUT_MS)."""
+        add_u64(&self._writable().put_slow, 1)
+
+    def count_file_made(self):
+        """A file of the log was made."""
+        add_u64(&self._writable().files_made, 1)
+
     # ------------------------------------------------------------------------------------------- queues
-
-    @property
-    def queue_count(self):
-        return load_u32(&self.checked().queue_count)
-
-    @property
-    def queue_capacity(self):
-        return load_u32(&self.checked().queue_capacity)
 
     def find_queue(self, str topic not None, int32_t queue_id):
         """Slot of a queue, -1 when there is none."""
@@ -411,25 +285,16 @@ cdef class Control(SharedLocks):
         entry = control_find_queue(self.checked(), <const uint8_t*><const char*>name, <int>len(name), queue_id)
         return -1 if entry == NULL else entry - control_slot(self.block, 0)
 
-    cdef queue_entry* _slot(self, int64_t slot) except NULL:
-        cdef control_block* block = self.checked()
-        if not 0 <= slot < min(load_u32(&block.queue_count), block.max_queues):
-            raise IndexError(f"no queue slot {slot}")
-        return control_slot(block, <uint32_t>slot)
-
     def queue(self, int64_t slot):
         """(topic, queue id, next, dispatched, minimum) of a slot."""
-        cdef queue_entry* entry = self._slot(slot)
+        cdef queue_entry* entry = self.slot_at(slot)
         topic = (<const char*>&entry.topic[0])[:min(entry.topic_bytes, TOPIC_BYTES_MAX)].decode("utf-8", "replace")
         return (topic, entry.queue_id, load_i64(&entry.next), load_i64(&entry.dispatched), load_i64(&entry.minimum))
 
-    def queue_next(self, int64_t slot):
-        return load_i64(&self._slot(slot).next)
-
     def wait_queue(self, int64_t slot, int64_t queue_offset, int64_t timeout_ms):
-        """Sleeps until a queue's next offset is beyond `queue_offset`, at most `timeout_ms`; it may return early. Signals are handled. Not for
-        a handle for reading only."""
-        cdef queue_entry* entry = self._slot(slot)
+        """Sleeps until a queue's next offset is beyond `queue_offset`, at most `timeout_ms`; it may return early.
+        Signals are handled. Not for a handle for reading only."""
+        cdef queue_entry* entry = self.slot_at(slot)
         keep = self.file  # a close meanwhile must not unmap what we sleep on
         self._writable()
         with nogil:
@@ -439,41 +304,13 @@ cdef class Control(SharedLocks):
                 futex_wait(&entry.sleepers, 1, timeout_ms)
         PyErr_CheckSignals()
 
-    def queue_dispatched(self, int64_t slot):
-        return load_i64(&self._slot(slot).dispatched)
-
-    def queue_minimum(self, int64_t slot):
-        return load_i64(&self._slot(slot).minimum)
-
-    def queue_flushed(self, int64_t slot):
-        return load_i64(&self._slot(slot).flushed)
-
-    def queue_allocated(self, int64_t slot):
-        return load_i64(&self._slot(slot).allocated)
-
-    def set_queue_dispatched(self, int64_t slot, int64_t value):
-        store_i64(&self._slot(slot).dispatched, value)
-
-    def set_queue_minimum(self, int64_t slot, int64_t value):
-        store_i64(&self._slot(slot).minimum, value)
-
-    def set_queue_flushed(self, int64_t slot, int64_t value):
-        store_i64(&self._slot(slot).flushed, value)
-
-    def set_queue_allocated(self, int64_t slot, int64_t value):
-        store_i64(&self._slot(slot).allocated, value)
-
-    def queue_removals(self, int64_t slot):
-        """Changes when the files of a queue are removed: a process that has them mapped must open them by name again."""
-        return load_u32(&self._slot(slot).removals)
-
     def count_queue_removal(self, int64_t slot):
         """Before the files of a queue are removed. Under the dispatch lock."""
-        add_u32(&self._slot(slot).removals, 1)
+        add_u32(&self.slot_at(slot).removals, 1)
 
     def set_queue_next(self, int64_t slot, int64_t value):
         """Next and claimed offset; under the append lock, or alone."""
-        cdef queue_entry* entry = self._slot(slot)
+        cdef queue_entry* entry = self.slot_at(slot)
         store_i64(&entry.claimed, value)
         store_i64(&entry.next, value)
 
@@ -488,7 +325,8 @@ cdef class Control(SharedLocks):
                 entry = control_slot(block, slot)
                 store_i64(&entry.claimed, load_i64(&entry.next))
 
-    def add_queue(self, str topic not None, int32_t queue_id, *, int64_t next=0, int64_t dispatched=0, int64_t minimum=0):
+    def add_queue(self, str topic not None, int32_t queue_id, *, int64_t next=0, int64_t dispatched=0,
+                  int64_t minimum=0):
         """Adds a queue at the first attach, or under the append lock. Raises StoreFullError when the table is full."""
         cdef bytes name = topic.encode()
         cdef control_block* block = self.checked()

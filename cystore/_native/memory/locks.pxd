@@ -1,7 +1,10 @@
 from libc.stdint cimport int64_t, uint32_t
 
-from cystore._native.memory.atomics cimport *
-from cystore._native.layout cimport *
+from cystore._native.memory.atomics cimport (
+    EOWNERDEAD, control_block_opaque, control_mutex, exchange_u32, futex_wake_all, load_u32, or_u32,
+    pthread_mutex_consistent, pthread_mutex_t, sleepers_after_unlock
+)
+from cystore._native.layout cimport CONTROL_MAGIC, LAYOUT_FINGERPRINT, control_block, queue_entry
 from cystore._native.memory.mapping cimport MappedFile
 
 
@@ -35,7 +38,8 @@ cdef inline void control_wake_sleepers(control_block* block) noexcept nogil:
 
 
 cdef inline void control_wake_queue(queue_entry* entry) noexcept nogil:
-    """The same for who sleeps until the next append to one queue (`Control.wait_queue`); behind `control_wake_sleepers`."""
+    """The same for who sleeps until the next append to one queue (`Control.wait_queue`); behind
+    `control_wake_sleepers`."""
     if load_u32(&entry.sleepers) != 0 and exchange_u32(&entry.sleepers, 0) != 0:
         futex_wake_all(&entry.sleepers)
 
@@ -44,7 +48,8 @@ cdef class SharedLocks:
     cdef control_block* block
     cdef readonly object file       # the MappedFile (or anonymous memory) that block points into
     cdef readonly bint read_only
-    cdef dict repairs               # what to call when the owner of a lock left something half done, by the lock's number
+    # what to call when the owner of a lock left something half done, by the lock's number
+    cdef dict repairs
     cdef object __weakref__
     cdef control_block* checked(self) except NULL
     cdef control_block* _writable(self) except NULL
@@ -60,6 +65,14 @@ cdef class Held:
     cdef int64_t timeout_ms, budget_ms, since_ns
     cdef bint if_free
     cdef readonly bint held         # True inside the with block; False there when somebody else has the lock
-    cdef readonly bint mine         # True when somebody else is this very thread: a signal handler inside of its own turn
+    # True when somebody else is this very thread: a signal handler inside of its own turn
+    cdef readonly bint mine
     cdef int _take(self) except -1
     cdef int64_t _give(self, bint failed) noexcept
+
+
+# Waits for a lock whose first attempt gave `status`: below 0 for ever, else until `timeout_ms` passed in which the
+# word `progress` (NULL: there is none) did not change. Gives 0 with the lock, ETIMEDOUT without it, or the error of
+# an unusable lock. Handles signals, and raises when the store is closed or its control block overwritten.
+cdef int wait_for_lock(SharedLocks locks, control_block* block, int which, int status, int64_t timeout_ms,
+                       const uint32_t* progress) except -1

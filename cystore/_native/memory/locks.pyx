@@ -1,20 +1,25 @@
 """The locks that all processes of a store share, and the words that they sleep on.
 
-`with control.held("dispatch"):` is the only way into a lock. Taking it, the repair that a dead owner left, and giving it back are C code of
-one object: no exception that a signal handler raises falls between them. When the interpreter drops that object without leaving the with
-block (it may, between the call and the block), the object gives the lock back as well.
+`with control.held("dispatch"):` is the only way into a lock. Taking it, the repair that a dead owner left, and giving
+it back are C code of one object: no exception that a signal handler raises falls between them. When the interpreter
+drops that object without leaving the with block (it may, between the call and the block), the object gives the lock
+back as well.
 """
 
 cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.ref cimport Py_INCREF
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint32_t
 
 import logging
 import os
 
-from cystore._native.memory.atomics cimport *
-from cystore._native.layout cimport *
+from cystore._native.memory.atomics cimport (
+    EBUSY, EDEADLK, ETIMEDOUT, add_u32, and_u32, full_fence, futex_wait, futex_wait_bits, futex_wake_bits,
+    monotonic_ns, pthread_mutex_trylock, pthread_mutex_unlock, robust_lock, robust_owned_beside, robust_owner,
+    thread_id
+)
+from cystore._native.layout cimport KEY_WORDS
 from cystore._native.memory.mapping cimport MappedFile
 from cystore.errors import StoreClosedError, StoreFormatError, StoreLockedError, StoreNotWritableError
 from cystore.layout import MUTEX_NAMES
@@ -28,11 +33,13 @@ cdef int64_t FOREVER = -1       # as a timeout
 cdef int64_t NO_BUDGET = -1
 cdef int64_t NS_PER_MS = 1_000_000
 
-cdef dict BUDGETS_MS = {"housekeeping": 10, "clean": 20, "deliver": 100, "dispatch": 20, "append": 10}  # of one turn; the others have none
+# of one turn; the others have none
+cdef dict BUDGETS_MS = {"housekeeping": 10, "clean": 20, "deliver": 100, "dispatch": 20, "append": 10}
 cdef tuple REPAIRED = ("dispatch", "append", "flush")  # what a dead owner leaves in the others needs no repair
 
 OVERWRITTEN = (
-    "the control block was overwritten while processes were attached; nothing was appended. Stop all of them, then open the "
+    "the control block was overwritten while processes were attached; nothing was appended. Stop all of them, "
+    "then open the "
     "store again: it recovers from its files"
 )
 
@@ -46,7 +53,8 @@ cdef class SharedLocks:
         self.repairs = {}
 
     cdef control_block* checked(self) except NULL:
-        """The block, unless the store was closed, or somebody else's bytes stand in it: then nothing is read or written."""
+        """The block, unless the store was closed, or somebody else's bytes stand in it: then nothing is read or
+        written."""
         if self.block == NULL:
             raise StoreClosedError("the store is closed")
         if not control_intact(self.block):
@@ -61,20 +69,22 @@ cdef class SharedLocks:
 
     # ------------------------------------------------------------------------------------------- locks
 
-    def held(self, str name not None, *, int64_t timeout_ms=FOREVER, budget_ms=None, entered=None, busy=StoreLockedError):
+    def held(self, str name not None, *, int64_t timeout_ms=FOREVER, budget_ms=None, entered=None,
+             busy=StoreLockedError):
         """A with block under a lock. What an owner left half done is repaired before the block begins.
 
-        Waits for a live owner for ever (Ctrl-C works; a long wait is logged) or `timeout_ms`, then raises `busy(reason, path=)`; at once when the owner is
-        this thread. `entered` is called with the lock held, before the block; what it raises gives the lock
-        back. An exception that leaves the block makes the repair due, too. A turn of more than `budget_ms` is counted.
+        Waits for a live owner for ever (Ctrl-C works; a long wait is logged) or `timeout_ms`, then raises
+        `busy(reason, path=)`; at once when the owner is this thread. `entered` is called with the lock held, before
+        the block; what it raises gives the lock back. An exception that leaves the block makes the repair due, too. A
+        turn of more than `budget_ms` is counted.
         """
         cdef Held turn = _turn(self, name, timeout_ms, budget_ms)
         turn.entered, turn.busy = entered, busy
         return turn
 
     def held_if_free(self, str name not None, *, int64_t within_ms=0, budget_ms=None):
-        """As `held`; when the lock is not free within `within_ms` (below 0: for ever), or this thread has it, the block runs without it: it
-        asks `held` of what `with` gives it."""
+        """As `held`; when the lock is not free within `within_ms` (below 0: for ever), or this thread has it, the
+        block runs without it: it asks `held` of what `with` gives it."""
         cdef Held turn = _turn(self, name, within_ms, budget_ms)
         turn.if_free = True
         return turn
@@ -93,7 +103,8 @@ cdef class SharedLocks:
         if repair is not None:
             repair()
         elif MUTEX_NAMES[which] in REPAIRED:
-            raise StoreFormatError(f"the last owner of the {MUTEX_NAMES[which]} lock died while it held it, and this handle cannot repair "
+            raise StoreFormatError(f"the last owner of the {MUTEX_NAMES[which]} lock died while it held it, "
+                                   "and this handle cannot repair "
                                    "its work: open the store as usual", path=self.file.path)
         and_u32(&self.checked().repair_due, ~(1u << which))
         return 0
@@ -128,8 +139,9 @@ cdef class SharedLocks:
     def wait_append(self, uint32_t seen, int64_t timeout_ms):
         """Sleeps until `append_seq` differs from `seen`, at most `timeout_ms`. Signals are handled.
 
-        The sleeper sets a word and sleeps on it; an append sets it back and wakes all. It may be set back before the sleep: then there
-        is none. A handle for reading only cannot set it, and sleeps on `append_seq`: only `wake_append` and the time wake it.
+        The sleeper sets a word and sleeps on it; an append sets it back and wakes all. It may be set back before the
+        sleep: then there is none. A handle for reading only cannot set it, and sleeps on `append_seq`: only
+        `wake_append` and the time wake it.
         """
         cdef control_block* block = self.checked()
         keep = self.file  # a close meanwhile must not unmap what we sleep on
@@ -162,8 +174,9 @@ cdef class SharedLocks:
         return load_u32(&self.checked().key_seq[key % KEY_WORDS])
 
     def wait_key(self, uint32_t key, uint32_t seen, int64_t timeout_ms):
-        """Sleeps until somebody wakes the key, or another one with the same word and bit, at most `timeout_ms`. Returns at once where the word
-        is not `seen` any more. Signals are handled. A handle for reading only is woken by the time alone."""
+        """Sleeps until somebody wakes the key, or another one with the same word and bit, at most `timeout_ms`.
+        Returns at once where the word is not `seen` any more. Signals are handled. A handle for reading only is woken
+        by the time alone."""
         cdef control_block* block = self.checked()
         cdef uint32_t* word = &block.key_seq[key % KEY_WORDS]
         cdef uint32_t bit = 1u << (key // KEY_WORDS % 32)
@@ -176,8 +189,8 @@ cdef class SharedLocks:
         PyErr_CheckSignals()
 
     def wake_key(self, uint32_t key):
-        """Wakes who waits for a key. The word changes before the look at the sleepers: who begins to wait meanwhile sees that. It changes again
-        after their bit went: so does somebody who set the bit in between."""
+        """Wakes who waits for a key. The word changes before the look at the sleepers: who begins to wait meanwhile
+        sees that. It changes again after their bit went: so does somebody who set the bit in between."""
         cdef control_block* block = self._writable()
         cdef uint32_t* word = &block.key_seq[key % KEY_WORDS]
         cdef uint32_t bit = 1u << (key // KEY_WORDS % 32)
@@ -204,6 +217,36 @@ cdef class SharedLocks:
         cdef control_block* block = self.checked()
         add_u32(&block.flush_seq, 1)
         futex_wake_all(&block.flush_seq)
+
+
+cdef int wait_for_lock(SharedLocks locks, control_block* block, int which, int status, int64_t timeout_ms,
+                       const uint32_t* progress) except -1:
+    cdef pthread_mutex_t* mutex = control_lock_at(block, which)
+    cdef int64_t waited = 0, piece
+    cdef uint32_t seen = 0 if progress == NULL else load_u32(progress)
+    while status == EBUSY or status == ETIMEDOUT:
+        if progress != NULL and load_u32(progress) != seen:
+            seen = load_u32(progress)
+            waited = 0
+        piece = WAIT_SLICE_MS if timeout_ms < 0 else min(WAIT_SLICE_MS, timeout_ms - waited)
+        if piece <= 0:
+            return ETIMEDOUT
+        with nogil:
+            status = control_locked(block, which, robust_lock(mutex, piece))
+        waited += piece
+        if status == ETIMEDOUT and waited % REPORT_EVERY_MS == 0:
+            log.warning("%s: waiting for the %s lock for %d s; thread %d holds it", locks.file.path, MUTEX_NAMES[which],
+                        waited // 1000, robust_owner(mutex))
+        try:
+            PyErr_CheckSignals()
+            if locks.block == NULL:
+                raise StoreClosedError("the store was closed meanwhile")
+            locks.checked()
+        except BaseException:
+            if status == 0:
+                pthread_mutex_unlock(mutex)
+            raise
+    return status
 
 
 cdef Held _turn(SharedLocks locks, str name, int64_t timeout_ms, budget_ms):
@@ -261,32 +304,15 @@ cdef class Held:
         cdef control_block* block = locks.block
         cdef pthread_mutex_t* mutex = control_lock_at(block, self.which)
         cdef int status = control_locked(block, self.which, pthread_mutex_trylock(mutex))
-        cdef int64_t waited = 0, piece
         if self.if_free and (status == EBUSY or status == EDEADLK):
             self.mine = robust_owner(mutex) == thread_id()
             if self.mine:
                 return 0
-        while status == EBUSY or status == ETIMEDOUT:
-            piece = WAIT_SLICE_MS if self.timeout_ms < 0 else min(WAIT_SLICE_MS, self.timeout_ms - waited)
-            if piece <= 0:
-                if self.if_free:
-                    return 0
-                raise self.busy(f"the {self.name} lock is held by thread {robust_owner(mutex)}", path=locks.file.path)
-            with nogil:
-                status = control_locked(block, self.which, robust_lock(mutex, piece))
-            waited += piece
-            if status == ETIMEDOUT and waited % REPORT_EVERY_MS == 0:
-                log.warning("%s: waiting for the %s lock for %d s; thread %d holds it", locks.file.path, self.name,
-                            waited // 1000, robust_owner(mutex))
-            try:
-                PyErr_CheckSignals()
-                if locks.block == NULL:
-                    raise StoreClosedError("the store was closed meanwhile")
-                locks.checked()
-            except BaseException:
-                if status == 0:
-                    pthread_mutex_unlock(mutex)
-                raise
+        status = wait_for_lock(locks, block, self.which, status, self.timeout_ms, NULL)
+        if status == ETIMEDOUT:
+            if self.if_free:
+                return 0
+            raise self.busy(f"the {self.name} lock is held by thread {robust_owner(mutex)}", path=locks.file.path)
         if status == EDEADLK:
             if self.if_free:
                 return 0
@@ -297,9 +323,9 @@ cdef class Held:
         return 1
 
     cdef int64_t _give(self, bint failed) noexcept:
-        """Gives the lock back, also when the store was closed meanwhile: it belongs to all processes, who would wait for ever. Returns
-        how long it was held. In a child that was forked inside nothing happens: the lock is the parent's. A turn that another thread
-        collects cannot be ended there: the lock goes with its owner."""
+        """Gives the lock back, also when the store was closed meanwhile: it belongs to all processes, who would wait
+        for ever. Returns how long it was held. In a child that was forked inside nothing happens: the lock is the
+        parent's. A turn that another thread collects cannot be ended there: the lock goes with its owner."""
         cdef control_block* block = <control_block*>self.file.address
         cdef pthread_mutex_t* mutex = control_lock_at(block, self.which)
         cdef int32_t owner = robust_owner(mutex)
@@ -310,5 +336,6 @@ cdef class Held:
         if 0 <= self.budget_ms * NS_PER_MS < spent_ns:
             add_u32(&block.turns_over_budget, 1)
         if pthread_mutex_unlock(mutex) != 0 and robust_owned_beside(mutex):
-            Py_INCREF(self.file)  # for ever: the owner's next lock looks at this memory, and a page too many is better than a crash
+            # for ever: the owner's next lock looks at this memory, and a page too many is better than a crash
+            Py_INCREF(self.file)
         return spent_ns

@@ -40,7 +40,16 @@ cdef extern from "<sys/mman.h>" nogil:
     int msync(void* address, size_t length, int flags)
     void* MAP_FAILED
     int PROT_READ, PROT_WRITE, MAP_SHARED, MAP_PRIVATE, MAP_ANONYMOUS, MAP_FIXED, MAP_NORESERVE, MS_SYNC
-    int MADV_RANDOM, MADV_DONTNEED
+    int MADV_RANDOM, MADV_DONTNEED, MADV_WILLNEED
+    int munlock(const void* address, size_t length)
+    int mincore(void* address, size_t length, unsigned char* pages)
+
+cdef extern from "<sys/syscall.h>" nogil:
+    long SYS_mlock2
+    long syscall(long number, void* address, size_t length, int flags)
+
+cdef int MLOCK_ONFAULT = 1      # Linux 4.4
+cdef int MADV_PAGEOUT = 21      # Linux 5.4
 
 cdef int MADV_POPULATE_WRITE = 23  # Linux 5.14; older C libraries do not name it
 cdef Py_ssize_t PAGE = os.sysconf("SC_PAGESIZE")
@@ -51,8 +60,23 @@ cdef enum:
     UNMAP_STEP = 16 << 20     # about 1 ms; between two steps other threads may map and fault
 
 
+# Mappings of this process (MappedFile.TOTAL_MAPPED_FILES, TOTAL_MAPPED_VIRTUAL_MEMORY); changed under the GIL.
+cdef int64_t _files = 0, _bytes = 0
+
+
+def mapped_files():
+    """Files that this process has mapped now, of all its stores, with those that views keep."""
+    return _files
+
+
+def mapped_bytes():
+    """Their length."""
+    return _bytes
+
+
 cdef void _unmap(uint8_t* address, Py_ssize_t length) noexcept nogil:
-    """Ends a mapping piece by piece: the kernel holds up every other thread's mappings and page faults during each piece."""
+    """Ends a mapping piece by piece: the kernel holds up every other thread's mappings and page faults during each
+    piece."""
     cdef Py_ssize_t step
     while length > 0:
         step = min(length, <Py_ssize_t>UNMAP_STEP)
@@ -62,11 +86,15 @@ cdef void _unmap(uint8_t* address, Py_ssize_t length) noexcept nogil:
 
 
 cdef class MappedFile:
-    """A file (or anonymous memory) of fixed length, mapped whole; `base` is its first byte's offset in its queue of files."""
+    """A file (or anonymous memory) of fixed length, mapped whole; `base` is its first byte's offset in its queue of
+    files."""
 
     def __dealloc__(self):
+        global _files, _bytes
         if self.address == NULL:
             return
+        _files -= 1
+        _bytes -= self.length
         if self.length < UNMAP_WITH_GIL:
             munmap(self.address, self.length)
         else:
@@ -77,8 +105,9 @@ cdef class MappedFile:
     def of(int fd, path, int64_t base, Py_ssize_t length, *, bint writable=True, bint private=False):
         """Maps an open file of exactly `length` bytes. `private`: writes stay in this process.
 
-        A mapping needs no descriptor afterwards: the kernel keeps the open file for it, and reports to msync of the mapping what it would
-        report to fsync of that descriptor. Raises OSError; StoreError when the file has another length.
+        A mapping needs no descriptor afterwards: the kernel keeps the open file for it, and reports to msync of the
+        mapping what it would report to fsync of that descriptor. Raises OSError; StoreError when the file has another
+        length.
         """
         cdef MappedFile self = MappedFile.__new__(MappedFile)
         cdef int flags = MAP_PRIVATE if private else MAP_SHARED
@@ -97,8 +126,8 @@ cdef class MappedFile:
     def over_holes(int fd, path, int64_t base, Py_ssize_t length, data, *, bint private=False):
         """Maps an open file that nobody changes while it is mapped, of which only the ranges `data` are on the disk.
 
-        What lies between them is zeroed memory: a page fault never asks the file system for space. Short ranges are copied, so the
-        number of mappings stays small. Raises what `of` raises.
+        What lies between them is zeroed memory: a page fault never asks the file system for space. Short ranges are
+        copied, so the number of mappings stays small. Raises what `of` raises.
         """
         cdef MappedFile self = MappedFile.__new__(MappedFile)
         cdef int protection = PROT_READ | (PROT_WRITE if private else 0)
@@ -138,12 +167,15 @@ cdef class MappedFile:
         return self
 
     cdef object _map(self, int fd, int64_t base, Py_ssize_t length, int protection, int flags):
+        global _files, _bytes
         cdef void* address
         if length <= 0:
             raise StoreError(f"cannot map {length} bytes", path=self.path)
         address = mmap(NULL, length, protection, flags, fd, 0)
         if address == MAP_FAILED:
             raise OSError(errno, os.strerror(errno), self.path)
+        _files += 1
+        _bytes += length
         self.address = <uint8_t*>address
         self.base = base
         self.length = length
@@ -167,11 +199,11 @@ cdef class MappedFile:
         return self.inode == 0
 
     def is_at(self, int folder, name):
-        """Whether `name` in an open folder (or AT_FDCWD) is this very file: somebody may have unlinked or replaced it, and what is
-        written to it will be lost. Raises OSError.
+        """Whether `name` in an open folder (or AT_FDCWD) is this very file: somebody may have unlinked or replaced
+        it, and what is written to it will be lost. Raises OSError.
 
-        Nothing else is asked for: from Linux 6.13 on who was told a file's times makes its next change get a new one, and so
-        the next sync a commit of the file system's journal.
+        Nothing else is asked for: from Linux 6.13 on who was told a file's times makes its next change get a new one,
+        and so the next sync a commit of the file system's journal.
         """
         cdef file_status found
         cdef bytes encoded = os.fsencode(name)
@@ -185,8 +217,8 @@ cdef class MappedFile:
                 and found.stx_dev_minor == self.device_minor)
 
     def expect_scattered(self):
-        """Tells the kernel that this file is touched here and there: a page fault brings in one page. Else each fault reads ahead, up to
-        megabytes, and fills the page cache even where the file has no blocks yet."""
+        """Tells the kernel that this file is touched here and there: a page fault brings in one page. Else each fault
+        reads ahead, up to megabytes, and fills the page cache even where the file has no blocks yet."""
         if madvise(self.address, self.length, MADV_RANDOM):
             raise OSError(errno, os.strerror(errno), self.path)
 
@@ -204,13 +236,71 @@ cdef class MappedFile:
             raise OSError(errno, os.strerror(errno), self.path)
         return not failed
 
+    def lock(self):
+        """Keeps the file's pages in memory from the moment on when they are there; those behind the allocated space are
+        not touched. Raises OSError, for example when RLIMIT_MEMLOCK is too small."""
+        cdef long failed
+        with nogil:
+            failed = syscall(SYS_mlock2, self.address, self.length, MLOCK_ONFAULT)
+        if failed:
+            raise OSError(errno, os.strerror(errno), self.path)
+        self.locked = True
+
+    def unlock(self):
+        """Ends `lock`. Raises OSError."""
+        cdef int failed
+        with nogil:
+            failed = munlock(self.address, self.length)
+        if failed:
+            raise OSError(errno, os.strerror(errno), self.path)
+        self.locked = False
+
+    def will_need(self, Py_ssize_t begin, Py_ssize_t end):
+        """Asks the kernel to have the pages of [begin, end) in memory soon. Raises OSError."""
+        cdef int failed
+        self._check(begin, end)
+        begin -= begin % PAGE
+        with nogil:
+            failed = madvise(self.address + begin, end - begin, MADV_WILLNEED)
+        if failed:
+            raise OSError(errno, os.strerror(errno), self.path)
+
+    def pages_in_memory(self):
+        """A byte for each page of the file: 1 where the page cache has it. Raises OSError."""
+        cdef bytes pages = PyBytes_FromStringAndSize(NULL, (self.length + PAGE - 1) // PAGE)
+        cdef unsigned char* found = <unsigned char*>PyBytes_AS_STRING(pages)
+        cdef Py_ssize_t i
+        cdef int failed
+        with nogil:
+            failed = mincore(self.address, self.length, found)
+            for i in range((self.length + PAGE - 1) // PAGE):
+                found[i] &= 1
+        if failed:
+            raise OSError(errno, os.strerror(errno), self.path)
+        return pages
+
+    def page_out(self, Py_ssize_t first, Py_ssize_t last):
+        """Takes pages [first, last) of a shared file out of the page cache, as far as no other process has them mapped.
+        False where the kernel cannot (before Linux 5.4, and of a locked file)."""
+        cdef Py_ssize_t begin = first * PAGE, end = min(last * PAGE, self.length)
+        cdef int failed
+        self._check(begin, end)
+        if self.private or self.copied or self.inode == 0:
+            return False
+        with nogil:
+            failed = madvise(self.address + begin, end - begin, MADV_PAGEOUT)
+        if failed and errno != EINVAL:
+            raise OSError(errno, os.strerror(errno), self.path)
+        return not failed
+
     def let_pages_go(self, Py_ssize_t end):
-        """Takes the file's pages below `end` out of this process's memory. They stay in the page cache, changes too: the next touch is a
-        page fault. What is not a plain shared mapping holds data of its own and stays. Raises OSError."""
+        """Takes the file's pages below `end` out of this process's memory. They stay in the page cache, changes too:
+        the next touch is a page fault. What is not a plain shared mapping holds data of its own and stays; so does
+        a locked one. Raises OSError."""
         cdef int failed
         self._check(0, end)
         end -= end % PAGE
-        if self.private or self.copied or self.inode == 0 or end == 0:
+        if self.private or self.copied or self.inode == 0 or self.locked or end == 0:
             return
         with nogil:
             failed = madvise(self.address, end, MADV_DONTNEED)
@@ -250,7 +340,8 @@ cdef class MappedFile:
                 at = at - at % PAGE + PAGE
 
     def mark_written(self):
-        """Notes that somebody writes here. What is written to a private mapping is nowhere else: it must stay mapped."""
+        """Notes that somebody writes here. What is written to a private mapping is nowhere else: it must stay
+        mapped."""
         self.touched = True
 
     def zero(self, Py_ssize_t begin, Py_ssize_t end):
@@ -262,7 +353,8 @@ cdef class MappedFile:
             memset(self.address + begin, 0, end - begin)
 
     def write(self, Py_ssize_t begin, data):
-        """Copies `data` to `begin`; for small things outside the hot paths. Pages are faulted in without the GIL, here and in `read`."""
+        """Copies `data` to `begin`; for small things outside the hot paths. Pages are faulted in without the GIL,
+        here and in `read`."""
         cdef bytes copy = bytes(data)
         cdef const char* source = PyBytes_AS_STRING(copy)
         cdef Py_ssize_t length = len(copy)

@@ -1,8 +1,8 @@
-from libc.stdint cimport int32_t, uint8_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcmp
 
 from cystore._native.memory.atomics cimport load_u32
-from cystore._native.layout cimport *
+from cystore._native.layout cimport CONTROL_BUCKETS, CONTROL_BUCKETS_AT, CONTROL_QUEUES_AT, control_block, queue_entry
 
 
 cdef inline uint32_t* control_buckets(control_block* block) noexcept nogil:
@@ -44,3 +44,5 @@ cdef queue_entry* control_add_queue(control_block* block, const uint8_t* topic, 
                                     int32_t queue_id) noexcept nogil
 # Links the newest slot into its bucket if a kill kept that from happening. Under the append lock.
 cdef void control_relink_newest(control_block* block) noexcept nogil
+# The slot of this number, which must be published. Raises IndexError.
+cdef queue_entry* checked_slot(control_block* block, int64_t slot) except NULL

@@ -1,10 +1,10 @@
 """The control block's table of queues: a slot for each, found by its hash."""
 
-from libc.stdint cimport int32_t, uint8_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy, memset
 
 from cystore._native.memory.atomics cimport load_u32, store_u32
-from cystore._native.layout cimport *
+from cystore._native.layout cimport TOPIC_BYTES_MAX
 
 cdef extern from "failpoints.h" nogil:
     void failpoint(const char* name)
@@ -46,3 +46,9 @@ cdef void control_relink_newest(control_block* block) noexcept nogil:
     entry = control_slot(block, count - 1)
     if control_find_queue(block, <const uint8_t*>&entry.topic[0], <int>entry.topic_bytes, entry.queue_id) == NULL:
         _link(block, count - 1)
+
+
+cdef queue_entry* checked_slot(control_block* block, int64_t slot) except NULL:
+    if not 0 <= slot < min(load_u32(&block.queue_count), block.max_queues):
+        raise IndexError(f"no queue slot {slot}")
+    return control_slot(block, <uint32_t>slot)

@@ -17,8 +17,8 @@ cdef extern from "wallclock.h" nogil:
 
 
 def begin(Control control not None, int64_t jump_ms, int64_t last_store_timestamp_ms, witness=None):
-    """The clock of a block that nobody else has yet. `witness`: what `words` said earlier in this boot of the host; without one the wall
-    clock counts, but for deleting: nobody knows what it said before."""
+    """The clock of a block that nobody else has yet. `witness`: what `words` said earlier in this boot of the host;
+    without one the wall clock counts, but for deleting: nobody knows what it said before."""
     cdef control_block* block = control.checked()
     cdef int64_t boot = clock_read_ms(CLOCK_BOOTTIME), wall = clock_read_ms(CLOCK_REALTIME)
     block.clock_jump_ms = jump_ms

@@ -1,10 +1,10 @@
-"""The columns that are being filled, and whether one more record fits: all that is known before is how long its parts are; for text,
-the most that may come of it."""
+"""The columns that are being filled, and whether one more record fits: all that is known before is how long its parts
+are; for text, the most that may come of it."""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
-from cystore._native.record.record cimport record_view
 from cystore._native.read.row_filter cimport record_filter
+from cystore._native.record.record_view cimport record_view
 
 cdef enum ColumnBit:
     COLUMN_KEY = 1

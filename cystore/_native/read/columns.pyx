@@ -1,7 +1,7 @@
 """Records as columns: a walk over log bytes that fills the buffers of Arrow arrays, with no Python object a row.
 
-`columns_run` takes the records that the filter wants until the columns are full, the limit is reached, or the bytes are not
-a record; the caller takes the columns (`ColumnReader.take`) and calls again. The layouts are those of Arrow's
+`columns_run` takes the records that the filter wants until the columns are full, the limit is reached, or the bytes
+are not a record; the caller takes the columns (`ColumnReader.take`) and calls again. The layouts are those of Arrow's
 columnar format, so nothing of Arrow is needed to build this.
 """
 
@@ -12,12 +12,21 @@ from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
-from cystore._native.read.column_state cimport *
-from cystore._native.layout cimport *
+from cystore._native.layout cimport (
+    PROPERTIES_BYTES_MAX, PROPERTY_KEYS, PROPERTY_KEYS_BYTES, PROPERTY_TAGS, PROPERTY_TAGS_BYTES, TOPIC_BYTES_MAX,
+    record_total_size
+)
 from cystore._native.memory.queue_table cimport queue_hash
-from cystore._native.record.record cimport (RECORD_BAD_CHECKSUM, RECORD_BAD_LENGTH, RECORD_BAD_POSITION,
-RECORD_BLANK, RECORD_OK, property_next, property_view, record_check, record_parse, record_view, text_character)
-from cystore._native.read.row_filter cimport (RULE_BUCKETS, is_wanted, queue_rule, record_filter, word)
+from cystore._native.read.column_state cimport (
+    COLUMN_BORN_TIMESTAMP, COLUMN_KEY, COLUMN_KEYS, COLUMN_OFFSET, COLUMN_PARTITION, COLUMN_PHYSICAL_OFFSET,
+    COLUMN_PROPERTIES, COLUMN_SYS_FLAG, COLUMN_TAGS, COLUMN_TIMESTAMP, COLUMN_TOPIC, COLUMN_VALUE, TEXT_GROWTH,
+    column_state, has_room, text_column
+)
+from cystore._native.read.row_filter cimport RULE_BUCKETS, is_wanted, queue_rule, record_filter, word
+from cystore._native.record.record cimport property_next, property_view, record_check, record_parse, text_character
+from cystore._native.record.record_view cimport (
+    RECORD_BAD_CHECKSUM, RECORD_BAD_LENGTH, RECORD_BAD_POSITION, RECORD_BLANK, RECORD_OK, record_view
+)
 
 cdef int64_t MICROSECONDS_MAX = INT64_MAX // 1000
 # So much more than is in it a buffer may have.
@@ -148,8 +157,8 @@ cdef inline void _put_keys(column_state* s, const uint8_t* at, const uint8_t* en
 
 
 cdef void _put_properties(column_state* s, const record_view* v, name_table* table) noexcept nogil:
-    """What comes of the properties, in one pass: tags and keys, of which the last pair of a name counts, and all pairs, where a
-    name that comes again keeps its first place and takes the last value."""
+    """What comes of the properties, in one pass: tags and keys, of which the last pair of a name counts, and all
+    pairs, where a name that comes again keeps its first place and takes the last value."""
     cdef const uint8_t* at = v.properties
     cdef const uint8_t* end = at + v.properties_len
     cdef text_column* names = &s.names
@@ -164,9 +173,9 @@ cdef void _put_properties(column_state* s, const record_view* v, name_table* tab
         memset(&table.places[0], 0, sizeof(table.places))
     while property_next(&at, end, &pair):
         if pair.name_len == 4:
-            if memcmp(pair.name, b"TAGS", 4) == 0:
+            if memcmp(pair.name, PROPERTY_TAGS, PROPERTY_TAGS_BYTES) == 0:
                 tags = pair
-            elif memcmp(pair.name, b"KEYS", 4) == 0:
+            elif memcmp(pair.name, PROPERTY_KEYS, PROPERTY_KEYS_BYTES) == 0:
                 keys = pair
         if not all_pairs:
             continue
@@ -228,7 +237,8 @@ cdef inline void _put(column_state* s, const record_view* v, name_table* table) 
 
 
 cdef int columns_fill(const uint8_t* p, int64_t begin, column_state* s, name_table* table) noexcept nogil:
-    """Goes on from `position` to the record that begins at or behind `stop`; `p` holds the log's bytes from `begin` to `limit`."""
+    """Goes on from `position` to the record that begins at or behind `stop`; `p` holds the log's bytes from `begin`
+    to `limit`."""
     cdef record_view v
     cdef const uint8_t* at
     cdef int status
@@ -264,14 +274,16 @@ BLANK = COLUMNS_BLANK
 INVALID = COLUMNS_INVALID
 
 COLUMN_BITS = {
-    "key": COLUMN_KEY, "value": COLUMN_VALUE, "topic": COLUMN_TOPIC, "partition": COLUMN_PARTITION, "offset": COLUMN_OFFSET,
+    "key": COLUMN_KEY, "value": COLUMN_VALUE, "topic": COLUMN_TOPIC, "partition": COLUMN_PARTITION,
+    "offset": COLUMN_OFFSET,
     "timestamp": COLUMN_TIMESTAMP, "physical_offset": COLUMN_PHYSICAL_OFFSET, "tags": COLUMN_TAGS, "keys": COLUMN_KEYS,
     "properties": COLUMN_PROPERTIES, "born_timestamp": COLUMN_BORN_TIMESTAMP, "sys_flag": COLUMN_SYS_FLAG,
 }
 
 # Of each row, without text: numbers, and where its texts begin.
 cdef dict ROW_BYTES = {
-    "key": 5, "value": 4, "topic": 4, "partition": 4, "offset": 8, "timestamp": 8, "physical_offset": 8, "tags": 5, "keys": 4,
+    "key": 5, "value": 4, "topic": 4, "partition": 4, "offset": 8, "timestamp": 8, "physical_offset": 8, "tags": 5,
+    "keys": 4,
     "properties": 4, "born_timestamp": 8, "sys_flag": 4,
 }
 
@@ -349,9 +361,10 @@ cdef tuple _words(list texts, word** to):
 
 @cython.final
 cdef class ColumnReader:
-    """Reads log bytes into columns. `wanted`: bits of COLUMN_BITS. The filter, all optional: `in_queue` (only what a consume
-    queue holds), `physical_begin` and `physical_end`, `offsets` and `times_ms` as (begin, end), `queue_ids`, `tags` and `keys` (bytes, any of them),
-    `rules` of (topic, queue id or -1, offsets begin, end, times begin, end), of which one must fit."""
+    """Reads log bytes into columns. `wanted`: bits of COLUMN_BITS. The filter, all optional: `in_queue` (only what a
+    consume queue holds), `physical_begin` and `physical_end`, `offsets` and `times_ms` as (begin, end), `queue_ids`,
+    `tags` and `keys` (bytes, any of them), `rules` of (topic, queue id or -1, offsets begin, end, times begin, end),
+    of which one must fit."""
 
     cdef column_state s
     cdef name_table* table
@@ -361,8 +374,10 @@ cdef class ColumnReader:
     cdef list held              # what the filter points into
     cdef bint made
 
-    def __cinit__(self, uint32_t wanted, int64_t rows_max, int64_t bytes_max, *, bint check_checksum=True, bint in_queue=False,
-                  int64_t physical_begin=INT64_MIN, int64_t physical_end=INT64_MAX, offsets=None, times_ms=None, queue_ids=(), tags=(), keys=(), rules=()):
+    def __cinit__(self, uint32_t wanted, int64_t rows_max, int64_t bytes_max, *, bint check_checksum=True,
+                  bint in_queue=False,
+                  int64_t physical_begin=INT64_MIN, int64_t physical_end=INT64_MAX, offsets=None, times_ms=None,
+                  queue_ids=(), tags=(), keys=(), rules=()):
         cdef record_filter* f = &self.s.filter
         if rows_max < 1 or bytes_max < 1 or bytes_max > 0x3FFFFFFF:
             raise ValueError(f"columns of {rows_max} rows and {bytes_max} bytes")
@@ -420,8 +435,8 @@ cdef class ColumnReader:
         return 0
 
     cdef ColumnBuffer _memory(self, str name, Py_ssize_t length):
-        """Memory for a column: that of an earlier one whose batch is gone, for new memory costs more than filling it; else new. What
-        one large record needed is not kept for small ones."""
+        """Memory for a column: that of an earlier one whose batch is gone, for new memory costs more than filling it;
+        else new. What one large record needed is not kept for small ones."""
         cdef list lent = self.lent.get(name, [])
         cdef ColumnBuffer memory
         cdef Py_ssize_t i
@@ -448,7 +463,8 @@ cdef class ColumnReader:
         self.columns[name] = memory
         return memory.data
 
-    cdef int _text(self, str name, text_column* column, int64_t count_max, int64_t count_least, int64_t length_least) except -1:
+    cdef int _text(self, str name, text_column* column, int64_t count_max, int64_t count_least,
+                   int64_t length_least) except -1:
         """Room for what is expected, for one record of that many items and bytes at least."""
         cdef _Text text = _Text()
         column.count_max, column.length_max = self.expected.get(name, (count_max, self.s.bytes_max))
@@ -512,9 +528,9 @@ cdef class ColumnReader:
 
     def run(self, const uint8_t[::1] data, int64_t begin, int64_t position, int64_t limit, int64_t file_end,
             int64_t stop=INT64_MAX):
-        """Goes on from `position`; `data` are the log's bytes from `begin` on, in the file that ends at `file_end`. No record
-        reaches past `limit`, and none that begins at or past `stop` is read. Returns the status; `position` then says how far
-        it came."""
+        """Goes on from `position`; `data` are the log's bytes from `begin` on, in the file that ends at `file_end`.
+        No record reaches past `limit`, and none that begins at or past `stop` is read. Returns the status; `position`
+        then says how far it came."""
         cdef int status
         cdef const uint8_t* p
         if not begin <= position <= limit <= begin + data.shape[0]:

@@ -13,6 +13,7 @@ class GetResult:
     raw: bytes | None
     record_offsets: Any
     behind: bool
+    suggest_pulling_from_slave: bool
     def __init__(
         self,
         status: GetStatus,
@@ -23,4 +24,5 @@ class GetResult:
         raw: bytes | None = None,
         record_offsets: Any = None,
         behind: bool = False,
+        suggest_pulling_from_slave: bool = False,
     ) -> None: ...

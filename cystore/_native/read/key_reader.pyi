@@ -3,6 +3,7 @@ from typing import Any, final
 
 from cystore._native.derived.dispatch import DispatchKernel
 from cystore._native.memory.control import Control
+from cystore._native.read.counts import ReadCounts
 from cystore._native.record.message import Message
 from cystore._native.record.window import LogWindow
 from cystore.errors import CorruptRecordError
@@ -30,13 +31,13 @@ def find_messages(
 
 @final
 class KeyReader:
-    queries: int
     def __init__(
         self,
         control: Control,
         shapes: Callable[[], list[Any]],
         new_window: Callable[[], LogWindow],
         general: Callable[..., QueryResult],
+        counts: ReadCounts,
         dispatcher: DispatchKernel | None = None,
     ) -> None: ...
     def forget_windows(self) -> None: ...

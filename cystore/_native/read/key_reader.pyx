@@ -1,7 +1,8 @@
 """`query`: from a key to the messages that hold it, through the index files and a window on the log.
 
-A query is about ten cache misses long, which is what one call through Python costs: `KeyReader.query` answers the usual one by itself
-and leaves the rest (odd arguments, an index that is behind the log, a detached store) to whom it was made with.
+A query is about ten cache misses long, which is what one call through Python costs: `KeyReader.query` answers the
+usual one by itself and leaves the rest (odd arguments, an index that is behind the log, a detached store) to whom it
+was made with.
 """
 
 cimport cython
@@ -12,9 +13,13 @@ from libc.stdint cimport INT32_MAX, INT64_MAX, int64_t, uint8_t, uint32_t
 from cystore._native.memory.atomics cimport load_i64, load_u32
 from cystore._native.memory.control cimport Control
 from cystore._native.derived.dispatch cimport DispatchKernel
-from cystore._native.derived.index cimport *
-from cystore._native.layout cimport *
+from cystore._native.derived.index cimport (
+    QUERY_DONE, QUERY_FULL, QUERY_NEED_SEGMENT, index_key_hash, index_may_hold, index_query, index_time,
+    index_topic_seed, index_view, index_view_of, index_walk_begin, key_query
+)
+from cystore._native.layout cimport control_block
 from cystore._native.memory.mapping cimport MappedFile
+from cystore._native.read.counts cimport ReadCounts
 from cystore._native.record.message cimport found_message
 from cystore._native.record.window cimport LogWindow
 
@@ -43,8 +48,8 @@ cdef object ZERO = 0  # the small integer that the default is: recognised withou
 cdef class QueryResult(list):
     """What `query` gives: a list of messages, newest first.
 
-    `damaged` holds a CorruptRecordError for each place that the index names for the key and where no whole record stands: the
-    record may have held the key. It is logged too.
+    `damaged` holds a CorruptRecordError for each place that the index names for the key and where no whole record
+    stands: the record may have held the key. It is logged too.
     """
 
     def __init__(self, messages=(), damaged=()):
@@ -61,9 +66,11 @@ cdef class QueryResult(list):
         return QueryResult, (list(self), self.damaged)
 
 
-cdef QueryResult _find(LogWindow window, control_block* block, list files, key_query* q, const uint8_t* key, int64_t max_count,
+cdef QueryResult _find(LogWindow window, control_block* block, list files, key_query* q, const uint8_t* key,
+                       int64_t max_count,
                 int64_t begin_ms, int64_t end_ms):
-    """Messages with the topic of `q` and a key that has the hash of `key`, and is `q.key` where that is set; newest first."""
+    """Messages with the topic of `q` and a key that has the hash of `key`, and is `q.key` where that is set; newest
+    first."""
     cdef index_view index
     cdef MappedFile file
     cdef int64_t i
@@ -141,8 +148,9 @@ cdef list _damaged(LogWindow window, key_query* q, list errors):
 
 def find_messages(LogWindow window not None, Control control not None, list files not None, bytes topic not None,
                   bytes key not None, int64_t max_count, int64_t begin_ms, int64_t end_ms, *, bint any_key=False):
-    """Messages of a topic that hold the key, newest first, from `files`: (mapped file, slots, capacity), newest first; or (reference to
-    the mapped file, slots, capacity, what maps it again), where a reference to what was mapped is left in the list.
+    """Messages of a topic that hold the key, newest first, from `files`: (mapped file, slots, capacity), newest
+    first; or (reference to the mapped file, slots, capacity, what maps it again), where a reference to what was
+    mapped is left in the list.
 
     At most `max_count`, store timestamps from `begin_ms` to `end_ms`. `any_key`: all messages whose key has that hash.
     """
@@ -162,8 +170,9 @@ def find_messages(LogWindow window not None, Control control not None, list file
 cdef class KeyReader:
     """`query` of one attached store. Safe for threads.
 
-    `shapes()` gives the index files as `find_messages` takes them, and is asked again when the store has others; `new_window()`
-    makes a window; `general` is asked for whatever is not the usual query, and by whom a fork or `close` detached.
+    `shapes()` gives the index files as `find_messages` takes them, and is asked again when the store has others;
+    `new_window()` makes a window; `general` is asked for whatever is not the usual query, and by whom a fork or
+    `close` detached.
     """
 
     cdef Control control
@@ -172,10 +181,11 @@ cdef class KeyReader:
     cdef list windows           # spare ones
     cdef list files             # what `shapes` gave; None: not asked yet
     cdef uint32_t seen          # index_seq before it was asked
-    cdef readonly long long queries
+    cdef ReadCounts counts
 
-    def __init__(self, Control control not None, shapes not None, new_window not None, general not None, DispatchKernel dispatcher=None):
-        self.dispatcher = dispatcher
+    def __init__(self, Control control not None, shapes not None, new_window not None, general not None,
+                 ReadCounts counts not None, DispatchKernel dispatcher=None):
+        self.dispatcher, self.counts = dispatcher, counts
         self.control, self.shapes, self.new_window, self.general = control, shapes, new_window, general
         self.windows = []
 
@@ -197,7 +207,8 @@ cdef class KeyReader:
         ):
             return self.general(topic, key, max_count, begin_ms=begin_ms, end_ms=end_ms)
         block = self.control.checked()
-        if load_i64(&block.dispatched) < load_i64(&block.wrote) and (self.dispatcher is None or not self.dispatcher.turn()):
+        if load_i64(&block.dispatched) < load_i64(&block.wrote) \
+                and (self.dispatcher is None or not self.dispatcher.turn()):
             return self.general(topic, key, max_count, begin_ms=begin_ms, end_ms=end_ms)
         keep_block = self.control.file
         seq = load_u32(&block.index_seq)
@@ -207,7 +218,7 @@ cdef class KeyReader:
         q.topic_len = <int>PyUnicode_GET_LENGTH(topic)
         q.key = <const uint8_t*>PyUnicode_DATA(key)
         q.key_len = <int>PyUnicode_GET_LENGTH(key)
-        self.queries += 1
+        self.counts.asked()
         window = self.windows.pop() if PyList_GET_SIZE(self.windows) else self.new_window()
         found = _find(window, block, self.files, &q, q.key, DEFAULT_COUNT, 0, INT64_MAX)
         if PyList_GET_SIZE(self.windows) < SPARE_WINDOWS:

@@ -1,5 +1,6 @@
-"""`query_many`: messages of many keys. A lookup is a row of cache misses, each of which needs the one before. So a group of lookups goes on
-side by side, one step of each in turn, and what the next step of each needs is on its way from memory meanwhile.
+"""`query_many`: messages of many keys. A lookup is a row of cache misses, each of which needs the one before. So a
+group of lookups goes on side by side, one step of each in turn, and what the next step of each needs is on its way
+from memory meanwhile.
 
 Answers only the usual: few messages, all whole, and keys of ASCII. The other keys are left to the caller.
 """
@@ -11,11 +12,15 @@ from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t
 
 from cystore._native.memory.atomics cimport load_i64
 from cystore._native.memory.control cimport Control
-from cystore._native.derived.index cimport *
-from cystore._native.layout cimport *
+from cystore._native.derived.index cimport (
+    QUERY_CANDIDATES, QUERY_DONE, QUERY_FULL, QUERY_NEED_SEGMENT, index_key_hash, index_may_hold, index_prefetch,
+    index_query, index_time, index_topic_seed, index_view, index_view_of, index_walk_begin, index_walk_prefetch,
+    index_walk_step, key_query
+)
+from cystore._native.layout cimport control_block
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.read.key_reader cimport QueryResult
-from cystore._native.record.message cimport Message, found_message
+from cystore._native.record.message cimport found_message
 from cystore._native.record.window cimport LogWindow, log_window, window_prefetch
 
 from weakref import ref
@@ -32,7 +37,8 @@ cdef enum:
     GROUP = 32
     ROOM = 8        # messages of one key
 
-# Lookups that go on side by side. `left`: the caller has to look the key up by itself. `full`: it has as many messages as were wanted.
+# Lookups that go on side by side. `left`: the caller has to look the key up by itself. `full`: it has as many
+# messages as were wanted.
 cdef struct lookups:
     int count
     key_query[GROUP] queries
@@ -67,7 +73,8 @@ cdef void _walk(const index_view* index, lookups* g, const log_window* window) n
 
 
 cdef int _keep_all(const index_view* index, lookups* g, int* at, log_window* window) noexcept nogil:
-    """Keeps the candidates that are messages of their keys, from lookup `at` on. QUERY_NEED_SEGMENT: lookup `at` needs one."""
+    """Keeps the candidates that are messages of their keys, from lookup `at` on. QUERY_NEED_SEGMENT: lookup `at`
+    needs one."""
     cdef key_query* q
     cdef int status
     while at[0] < g.count:
@@ -129,10 +136,11 @@ cdef QueryResult _result(LogWindow window, const key_query* q):
     return messages
 
 
-def find_many(LogWindow window not None, Control control not None, list files not None, bytes topic not None, dict found not None,
+def find_many(LogWindow window not None, Control control not None, list files not None, bytes topic not None,
+              dict found not None,
               int64_t max_count):
-    """Sets the values of `found`, whose keys are what is looked for, to their messages, newest first. Leaves those as they are that have
-    to be looked up one by one with `find_messages`, and says how many."""
+    """Sets the values of `found`, whose keys are what is looked for, to their messages, newest first. Leaves those as
+    they are that have to be looked up one by one with `find_messages`, and says how many."""
     cdef control_block* block
     cdef lookups g
     cdef key_query* q

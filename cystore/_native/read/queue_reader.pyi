@@ -5,6 +5,7 @@ from cystore._native.derived.dispatch import DispatchKernel
 from cystore._native.derived.queue import BatchLimits
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
+from cystore._native.read.counts import ReadCounts
 from cystore._native.read.get_result import GetResult
 from cystore._native.record.message import Message
 from cystore._native.record.window import LogWindow
@@ -12,15 +13,13 @@ from cystore._native.record.window import LogWindow
 @final
 class QueueReader:
     cleaned_below: int
-    found: int
-    missed: int
-    messages: int
     def __init__(
         self,
         control: Control,
         dispatcher: DispatchKernel,
         limits: BatchLimits,
         windows: list[LogWindow],
+        counts: ReadCounts,
         file_of: Callable[[int, int], MappedFile | None],
         new_window: Callable[[], LogWindow],
         general: Callable[..., GetResult],

@@ -1,12 +1,11 @@
-"""`get` and `read` as programs call them: nearly every one is answered here, in one call that lets the GIL go once. It helps with dispatch
-where that is behind, selects the messages and verifies them.
+"""`get` and `read` as programs call them: nearly every one is answered here, in one call that lets the GIL go once.
+It helps with dispatch where that is behind, selects the messages and verifies them.
 
-What needs more than that is for the general way (reader.py): a filter, another dispatcher at work, a queue that was cleaned, damage. No
-answer but FOUND and MESSAGE_WAS_REMOVING is made here.
+What needs more than that is for the general way (reader.py): a filter, another dispatcher at work, a queue that was
+cleaned, damage. No answer but FOUND and MESSAGE_WAS_REMOVING is made here.
 """
 
 cimport cython
-from cpython cimport array
 from cpython.list cimport PyList_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.unicode cimport PyUnicode_CheckExact
@@ -14,21 +13,27 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t
 
 import sys
 
-from cystore._native.append.arguments cimport *
-from cystore._native.memory.atomics cimport *
-from cystore._native.memory.control cimport Control
+from cystore._native.append.arguments cimport (
+    KEYWORDS_UNKNOWN, METH_FASTCALL, METH_KEYWORDS, PyCFunction, PyCFunction_NewEx, PyMethodDef, call_as_usual,
+    known_callers, place_defaults, place_keywords
+)
 from cystore._native.derived.dispatch cimport DispatchKernel, dispatch_state, dispatch_turn
-from cystore._native.read.get_result cimport GetResult, get_result
-from cystore._native.layout cimport *
+from cystore._native.derived.queue cimport (
+    ANSWER_NONE, BatchLimits, SELECT_DAMAGED, SELECT_DONE, SELECT_NEED_SEGMENT, queue_select, selected_messages,
+    selected_records, selection, selection_behind, selection_room
+)
+from cystore._native.layout cimport QUEUE_ENTRY_BYTES, TOPIC_BYTES_MAX, control_block, queue_entry
+from cystore._native.memory.atomics cimport clock_coarse_ms, load_i64, load_u32
+from cystore._native.memory.control cimport Control
 from cystore._native.memory.locks cimport control_intact
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.record.message cimport Message, found_message
-from cystore._native.derived.queue cimport (ANSWER_NONE, SELECT_DAMAGED, SELECT_DONE, SELECT_NEED_SEGMENT, BatchLimits,
-queue_select, selected_messages, selected_records, selection,
-selection_room)
 from cystore._native.memory.queue_table cimport control_find_queue, control_slot
-from cystore._native.record.record cimport RECORD_OK, record_check, record_view
-from cystore._native.record.window cimport (WINDOW_NEED_SEGMENT, WINDOW_SEGMENTS, LogWindow, log_window, window_record)
+from cystore._native.read.get_result cimport GetResult, get_result
+from cystore._native.read.counts cimport ReadCounts
+from cystore._native.record.message cimport Message, found_message
+from cystore._native.record.record cimport record_check
+from cystore._native.record.record_view cimport RECORD_OK, record_view
+from cystore._native.record.window cimport LogWindow, WINDOW_NEED_SEGMENT, WINDOW_SEGMENTS, log_window, window_record
 from cystore.errors import CorruptRecordError, OffsetError
 from cystore.results import GetStatus
 
@@ -77,7 +82,8 @@ cdef struct get_call:
 
 
 cdef int _get(get_call* c, log_window* window) except -1 nogil:
-    """Makes the turn, then selects. What is published is read in this order: entries below `dispatched` point below `wrote`."""
+    """Makes the turn, then selects. What is published is read in this order: entries below `dispatched` point below
+    `wrote`."""
     if c.turn != NULL:
         dispatch_turn(c.turn)
         c.turn = NULL
@@ -94,7 +100,8 @@ cdef int _get(get_call* c, log_window* window) except -1 nogil:
 
 cdef int _select(get_call* c, log_window* window) except -1 nogil:
     cdef int64_t position = c.offset * <int64_t>QUEUE_ENTRY_BYTES
-    if c.place.address == NULL or not c.place.base <= position < c.place.end or c.place.removals != load_u32(&c.entry.removals):
+    if c.place.address == NULL or not c.place.base <= position < c.place.end \
+            or c.place.removals != load_u32(&c.entry.removals):
         return NEED_FILE
     c.select.entries = c.place.address + (position - c.place.base)
     c.select.count = min(min(c.dispatched, c.place.end // <int64_t>QUEUE_ENTRY_BYTES) - c.offset,
@@ -114,10 +121,11 @@ cdef int _read(log_window* window, int64_t offset) noexcept nogil:
 @cython.auto_pickle(False)
 @cython.final
 cdef class QueueReader:
-    """`get` and `read` of one attached store that may be written to. Safe for threads.
+    """`get` and `read` of one attached store, for handles that follow live processes. Safe for threads.
 
-    `file_of(slot, queue_offset)` gives a consume queue's mapped file, or None; `new_window()` makes a window, `windows` holds spare ones.
-    `general` and `general_read` are asked for whatever is not usual, and by whom a fork or `close` detached.
+    `file_of(slot, queue_offset)` gives a consume queue's mapped file, or None; `new_window()` makes a window,
+    `windows` holds spare ones. `general` and `general_read` are asked for whatever is not usual, and by whom a fork
+    or `close` detached.
     """
 
     cdef Control control
@@ -130,10 +138,11 @@ cdef class QueueReader:
     cdef int64_t file_entries       # all queue files of a store have the same length
     cdef int64_t manifest_seq       # the spare windows know the damage of this manifest
     cdef public int64_t cleaned_below  # the log's minimum when what was cleaned was let go
-    cdef readonly long long found, missed, messages
+    cdef ReadCounts counts
 
-    def __init__(self, Control control not None, DispatchKernel dispatcher not None, BatchLimits limits not None, list windows not None,
-                 file_of, new_window, general, general_read):
+    def __init__(self, Control control not None, DispatchKernel dispatcher not None, BatchLimits limits not None,
+                 list windows not None, ReadCounts counts not None, file_of, new_window, general, general_read):
+        self.counts = counts
         self.control, self.dispatcher, self.limits, self.windows = control, dispatcher, limits, windows
         self.file_of, self.new_window, self.general, self.general_read = file_of, new_window, general, general_read
         self.files = [None] * PLACES
@@ -182,7 +191,8 @@ cdef class QueueReader:
         self.files[self.place_of(slot, c.offset)] = file
         return file
 
-    cdef GetResult get(self, const uint8_t* topic, int topic_len, int32_t queue_id, int64_t offset, int32_t max_count, bint raw):
+    cdef GetResult get(self, const uint8_t* topic, int topic_len, int32_t queue_id, int64_t offset, int32_t max_count,
+                       bint raw):
         """The answer, or None when the general way has to give it."""
         cdef control_block* block = self.control.block
         cdef get_call c
@@ -190,7 +200,7 @@ cdef class QueueReader:
         cdef MappedFile file
         cdef GetResult result
         cdef uint32_t slot, at
-        cdef int64_t seq
+        cdef int64_t seq, since_ms = clock_coarse_ms()
         cdef int status
         if block == NULL or not control_intact(block):
             return None
@@ -223,6 +233,7 @@ cdef class QueueReader:
         c.select.limits = self.limits.c
         c.select.limits.max_count = min(max_count, max(self.limits.c.count_in_memory, self.limits.c.count_in_disk))
         c.select.at = c.select.found = c.select.found_bytes = c.select.gone = c.select.wanted = 0
+        c.select.passed = -1
         window = self.window(block)
         seq = self.manifest_seq
         selection_room(&c.select, window)
@@ -256,7 +267,11 @@ cdef class QueueReader:
             self.places[at].queue = 0
             return None
         result = get_result(FOUND, None, offset + c.select.at, c.minimum, c.dispatched)
-        result.behind = c.dispatched < c.following
+        if self.control.read_only:  # `general` reads what is not dispatched: so the queue ends behind that
+            result.max_offset = max(c.dispatched, c.following)
+        else:
+            result.behind = c.dispatched < c.following
+        result.suggest_pulling_from_slave = selection_behind(&c.select, &window.c)
         if c.select.found == 0:
             result.status = REMOVING if c.select.gone == c.select.at else NO_MATCH
         if raw:
@@ -264,11 +279,7 @@ cdef class QueueReader:
             result.raw, result.record_offsets = selected_records(&c.select)
         else:
             result.messages = selected_messages(&c.select, window)
-        if c.select.found:
-            self.found += 1
-        else:
-            self.missed += 1
-        self.messages += c.select.found
+        self.counts.got(since_ms, c.select.found)
         self.give_back(window, seq)
         return result
 
@@ -342,13 +353,15 @@ cdef object _get_call(object reader, PyObject** given, Py_ssize_t positional, Py
         values[GET_MAX_COUNT] = given[GET_POSITIONAL]
     topic = given[0]
     if (
-        values[GET_TAGS] == <PyObject*>None and (values[GET_RAW] == Py_False or values[GET_RAW] == Py_True)
+        values[GET_TAGS] == <PyObject*>None and values[GET_GROUP] == <PyObject*>None and (values[GET_RAW] == Py_False \
+            or values[GET_RAW] == Py_True)
         and PyUnicode_CheckExact(<object>topic) and PyUnicode_IS_COMPACT_ASCII(<object>topic)
         and PyUnicode_GET_LENGTH(<object>topic) <= <Py_ssize_t>TOPIC_BYTES_MAX
         and _whole(given[1], INT32_MAX, &queue_id) and _whole(given[2], 1 << 58, &offset)
         and _whole(values[GET_MAX_COUNT], INT32_MAX, &max_count) and max_count > 0
     ):
-        result = self.get(<const uint8_t*>PyUnicode_DATA(<object>topic), <int>PyUnicode_GET_LENGTH(<object>topic), <int32_t>queue_id,
+        result = self.get(<const uint8_t*>PyUnicode_DATA(<object>topic), <int>PyUnicode_GET_LENGTH(<object>topic),
+                          <int32_t>queue_id,
                           offset, <int32_t>max_count, values[GET_RAW] == Py_True)
         if result is not None:
             return result

@@ -3,9 +3,13 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memchr, memcmp
 
-from cystore._native.layout cimport takes_queue_offset
+from cystore._native.layout cimport (
+    PROPERTY_KEYS, PROPERTY_KEYS_BYTES, PROPERTY_TAGS, PROPERTY_TAGS_BYTES, PROPERTY_UNIQ_KEY,
+    PROPERTY_UNIQ_KEY_BYTES, takes_queue_offset
+)
 from cystore._native.memory.queue_table cimport queue_hash
-from cystore._native.record.record cimport property_next, property_view, record_view
+from cystore._native.record.record cimport property_next, property_view
+from cystore._native.record.record_view cimport record_view
 
 # Only records of this topic (and queue, if not below 0) within these bounds; each end is exclusive.
 cdef struct queue_rule:
@@ -87,11 +91,13 @@ cdef inline bint _words_match(const record_filter* f, const record_view* v) noex
     tags.value_len = keys.value_len = unique.value_len = 0
     tags.value = keys.value = unique.value = at
     while property_next(&at, end, &pair):
-        if pair.name_len == 4 and memcmp(pair.name, b"TAGS", 4) == 0:
+        if pair.name_len == <int32_t>PROPERTY_TAGS_BYTES and memcmp(pair.name, PROPERTY_TAGS, PROPERTY_TAGS_BYTES) == 0:
             tags = pair
-        elif pair.name_len == 4 and memcmp(pair.name, b"KEYS", 4) == 0:
+        elif pair.name_len == <int32_t>PROPERTY_KEYS_BYTES \
+                and memcmp(pair.name, PROPERTY_KEYS, PROPERTY_KEYS_BYTES) == 0:
             keys = pair
-        elif pair.name_len == 8 and memcmp(pair.name, b"UNIQ_KEY", 8) == 0:
+        elif pair.name_len == <int32_t>PROPERTY_UNIQ_KEY_BYTES \
+                and memcmp(pair.name, PROPERTY_UNIQ_KEY, PROPERTY_UNIQ_KEY_BYTES) == 0:
             unique = pair
     if f.tag_count and not (tags.value_len and _is_word(f.tags, f.tag_count, tags.value, tags.value_len)):
         return False
@@ -104,7 +110,8 @@ cdef inline bint is_wanted(const record_filter* f, const record_view* v) noexcep
     cdef int i
     if f.in_queue and not takes_queue_offset(v.sys_flag):
         return False
-    if not f.physical_begin <= v.physical_offset < f.physical_end or not f.offset_begin <= v.queue_offset < f.offset_end \
+    if not f.physical_begin <= v.physical_offset < f.physical_end \
+            or not f.offset_begin <= v.queue_offset < f.offset_end \
             or not f.time_begin <= v.store_timestamp < f.time_end:
         return False
     if f.queue_id_count:

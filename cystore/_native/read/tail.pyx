@@ -1,4 +1,5 @@
-"""The tail of the log that dispatch has not entered yet, read by a process that may not dispatch: one that opened the store for reading only.
+"""The tail of the log that dispatch has not entered yet, read by a process that may not dispatch: one that opened the
+store for reading only.
 
 The walk goes from the dispatched position to the wrote position. Whoever runs a service keeps that distance short.
 """
@@ -7,14 +8,17 @@ from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.string cimport memcmp
 
-from cystore._native.record.derive cimport derive_begin, derived
 from cystore._native.derived.index cimport index_key_matches
-from cystore._native.layout cimport *
-from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.record.message cimport found_message
 from cystore._native.derived.queue cimport queue_put, queue_put_holes
-from cystore._native.record.record cimport RECORD_BLANK, RECORD_OK, record_check, record_view
-from cystore._native.record.window cimport (WINDOW_BEYOND, WINDOW_GONE, WINDOW_NEED_SEGMENT, LogWindow, log_window, window_record)
+from cystore._native.layout cimport QUEUE_ENTRY_BYTES, takes_index_entry, takes_queue_offset
+from cystore._native.memory.mapping cimport MappedFile
+from cystore._native.record.derive cimport derive_begin, derived
+from cystore._native.record.message cimport found_message
+from cystore._native.record.record cimport record_check
+from cystore._native.record.record_view cimport RECORD_BLANK, RECORD_OK, record_view
+from cystore._native.record.window cimport (
+    LogWindow, WINDOW_BEYOND, WINDOW_GONE, WINDOW_NEED_SEGMENT, log_window, record_expired, window_record
+)
 
 cdef enum:
     FOUND_AT_ONCE = 1024
@@ -45,7 +49,8 @@ cdef inline int64_t _behind_hole(const log_window* window, int64_t at) noexcept 
 
 
 cdef int _next(log_window* window, tail_walk* t, record_view* v, const uint8_t** p) noexcept nogil:
-    """The next record of the topic, at `t.at`: RECORD_OK; WINDOW_BEYOND at the end, WINDOW_NEED_SEGMENT, or what is wrong at `t.at`."""
+    """The next record of the topic, at `t.at`: RECORD_OK; WINDOW_BEYOND at the end, WINDOW_NEED_SEGMENT, or what is
+    wrong at `t.at`."""
     cdef int status
     while True:
         status = window_record(window, t.at, v, p)
@@ -98,7 +103,8 @@ cdef int _find(log_window* window, tail_walk* t, int64_t* offsets) noexcept nogi
             return status
         if t.begin_ms <= v.store_timestamp <= t.end_ms \
                 and takes_index_entry(v.sys_flag) \
-                and index_key_matches(&v, t.key, t.key_len) and record_check(p, &v):
+                and index_key_matches(&v, t.key, t.key_len) and record_check(p, &v) \
+                and not record_expired(window, &v):
             offsets[t.count] = t.at
             t.count += 1
         t.at += v.total_size
@@ -114,8 +120,8 @@ cdef void _begin(tail_walk* t, int64_t position, bytes topic) noexcept:
 
 def entries_into(MappedFile out not None, LogWindow window not None, int64_t minimum, int64_t wrote, int64_t position,
                  bytes topic not None, int32_t queue_id):
-    """Fills `out`, memory with a consume queue file's interface, with the entries that dispatch will make of the records in
-    [position, wrote); gives how many, and the log position that the walk came to. It ends before damage.
+    """Fills `out`, memory with a consume queue file's interface, with the entries that dispatch will make of the
+    records in [position, wrote); gives how many, and the log position that the walk came to. It ends before damage.
 
     Raises OffsetError when a segment goes meanwhile.
     """
@@ -139,8 +145,8 @@ def entries_into(MappedFile out not None, LogWindow window not None, int64_t min
 
 def find_messages(LogWindow window not None, int64_t minimum, int64_t wrote, int64_t position, bytes topic not None,
                   bytes key not None, int64_t max_count, int64_t begin_ms, int64_t end_ms):
-    """(messages, end): the newest `max_count` messages in [position, wrote) with the key, newest first, and where the walk ended: the
-    wrote position, or damage. Raises OffsetError when a segment goes meanwhile."""
+    """(messages, end): the newest `max_count` messages in [position, wrote) with the key, newest first, and where the
+    walk ended: the wrote position, or damage. Raises OffsetError when a segment goes meanwhile."""
     cdef tail_walk t
     cdef int64_t* offsets = window.room(FOUND_AT_ONCE)
     cdef int64_t i, at

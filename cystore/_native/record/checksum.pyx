@@ -69,7 +69,8 @@ def crc32c(const uint8_t[::1] data, uint32_t value=0):
 
 
 def crc32c_of_copy(const uint8_t[::1] data, uint32_t value=0):
-    """A copy of `data`, and the CRC-32C of it, continuing from `value`: made as records are (crc_copy.h), where the CPU can."""
+    """A copy of `data`, and the CRC-32C of it, continuing from `value`: made as records are (crc_copy.h), where the
+    CPU can."""
     cdef size_t length = data.shape[0]
     cdef bytes copied = PyBytes_FromStringAndSize(NULL, length)
     cdef uint8_t* to = <uint8_t*>PyBytes_AS_STRING(copied)

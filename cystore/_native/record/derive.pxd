@@ -1,10 +1,15 @@
 # What consume queue and index hold of a record: its tags code, and its keys in the order they are entered.
 
-from libc.stdint cimport INT32_MAX, int64_t, uint8_t
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t
 from libc.string cimport memchr, memcmp
 
-from cystore._native.layout cimport DELAY_RUN_QUEUES, DELAY_SECONDS_MAX, SCHEDULE_TOPIC_BYTES, SCHEDULE_TOPIC_TEXT
-from cystore._native.record.record cimport java_hash, property_next, property_view, record_view
+from cystore._native.layout cimport (
+    DELAY_RUN_QUEUES, DELAY_SECONDS_MAX, PROPERTY_DELAY, PROPERTY_DELAY_BYTES, PROPERTY_DELAY_DUE,
+    PROPERTY_DELAY_DUE_BYTES, PROPERTY_KEYS, PROPERTY_KEYS_BYTES, PROPERTY_TAGS, PROPERTY_TAGS_BYTES,
+    PROPERTY_UNIQ_KEY, PROPERTY_UNIQ_KEY_BYTES, SCHEDULE_TOPIC_BYTES, SCHEDULE_TOPIC_TEXT
+)
+from cystore._native.record.record cimport java_hash, property_next, property_view
+from cystore._native.record.record_view cimport record_view
 
 cdef enum:
     DUE_TIME_DIGITS = 17        # DELAY_PROPERTY_ROOM has room for so many
@@ -51,7 +56,8 @@ cdef inline int64_t derive_due_time(const uint8_t* text, int length) noexcept no
     return value
 
 
-cdef inline void derive_begin(const record_view* v, const int64_t* delay_ms, int delay_levels, derived* d) noexcept nogil:
+cdef inline void derive_begin(const record_view* v, const int64_t* delay_ms, int delay_levels,
+                              derived* d) noexcept nogil:
     """In one pass over the properties; of a repeated name the last pair counts. `delay_ms`: level 1 first."""
     cdef const uint8_t* at = v.properties
     cdef const uint8_t* end = at + v.properties_len
@@ -60,22 +66,27 @@ cdef inline void derive_begin(const record_view* v, const int64_t* delay_ms, int
     tags.value_len = keys.value_len = d.unique.value_len = delay.value_len = due.value_len = 0
     tags.value = keys.value = d.unique.value = delay.value = due.value = at
     while property_next(&at, end, &pair):
-        if pair.name_len == 4 and memcmp(pair.name, b"KEYS", 4) == 0:
+        if pair.name_len == <int32_t>PROPERTY_KEYS_BYTES and memcmp(pair.name, PROPERTY_KEYS, PROPERTY_KEYS_BYTES) == 0:
             keys = pair
-        elif pair.name_len == 4 and memcmp(pair.name, b"TAGS", 4) == 0:
+        elif pair.name_len == <int32_t>PROPERTY_TAGS_BYTES \
+                and memcmp(pair.name, PROPERTY_TAGS, PROPERTY_TAGS_BYTES) == 0:
             tags = pair
-        elif pair.name_len == 8 and memcmp(pair.name, b"UNIQ_KEY", 8) == 0:
+        elif pair.name_len == <int32_t>PROPERTY_UNIQ_KEY_BYTES \
+                and memcmp(pair.name, PROPERTY_UNIQ_KEY, PROPERTY_UNIQ_KEY_BYTES) == 0:
             d.unique = pair
-        elif pair.name_len == 5 and memcmp(pair.name, b"DELAY", 5) == 0:
+        elif pair.name_len == <int32_t>PROPERTY_DELAY_BYTES \
+                and memcmp(pair.name, PROPERTY_DELAY, PROPERTY_DELAY_BYTES) == 0:
             delay = pair
-        elif pair.name_len == 9 and memcmp(pair.name, b"DELAY_DUE", 9) == 0:
+        elif pair.name_len == <int32_t>PROPERTY_DELAY_DUE_BYTES \
+                and memcmp(pair.name, PROPERTY_DELAY_DUE, PROPERTY_DELAY_DUE_BYTES) == 0:
             due = pair
     d.keys = keys.value
     d.keys_end = keys.value + keys.value_len
     d.tags_code = java_hash(0, tags.value, tags.value_len) if tags.value_len else 0
     d.delayed = False
     d.due_ms = 0
-    if delay.value_len and v.topic_len == SCHEDULE_TOPIC_BYTES and memcmp(v.topic, SCHEDULE_TOPIC_TEXT, SCHEDULE_TOPIC_BYTES) == 0:
+    if delay.value_len and v.topic_len == SCHEDULE_TOPIC_BYTES \
+            and memcmp(v.topic, SCHEDULE_TOPIC_TEXT, SCHEDULE_TOPIC_BYTES) == 0:
         level = derive_integer(delay.value, delay.value_len)
         d.delayed = level > 0
         if d.delayed and v.queue_id >= <int>DELAY_RUN_QUEUES:
@@ -87,8 +98,9 @@ cdef inline void derive_begin(const record_view* v, const int64_t* delay_ms, int
 
 
 cdef inline bint due_time_possible(int64_t due, int64_t store_timestamp) noexcept nogil:
-    """Whether some table of delay levels gives this due time. The level used is not recorded, but all levels are whole seconds.
-    A damaged due time is almost never a whole number of seconds away; after one flipped bit it never is."""
+    """Whether some table of delay levels gives this due time. The level used is not recorded, but all levels are
+    whole seconds. A damaged due time is almost never a whole number of seconds away; after one flipped bit it never
+    is."""
     return store_timestamp <= due <= store_timestamp + 1000 * <int64_t>DELAY_SECONDS_MAX \
         and (due - store_timestamp) % 1000 == 0
 

@@ -1,7 +1,7 @@
 """Arguments of every public call: converted to exact types first, then checked in C.
 
-A subclass of int or str may compare, hash or print itself as it likes. So its value is read from the object, as the kernels read it, and
-everything behind this module sees an int or a str and nothing else.
+A subclass of int or str may compare, hash or print itself as it likes. So its value is read from the object, as the
+kernels read it, and everything behind this module sees an int or a str and nothing else.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize

@@ -3,14 +3,16 @@
 cimport cython
 from cpython.buffer cimport PyObject_CheckBuffer
 from cpython.memoryview cimport PyMemoryView_FromObject
-from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t
 
-from cystore._native.record.exact cimport exact_text, exact_whole
-from cystore._native.layout cimport *
+from cystore._native.layout cimport BLANK_SIZE_MIN, RECORD_MAGIC_BLANK, RECORD_MAGIC_CYSTORE, record_magic
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.record.record cimport (RECORD_BAD_CHECKSUM, RECORD_BAD_POSITION, RECORD_BLANK, RECORD_OK,
-record_check, record_parse, record_view)
+from cystore._native.record.exact cimport exact_text, exact_whole
+from cystore._native.record.record cimport record_check, record_parse
 from cystore._native.record.record_read cimport record_read
+from cystore._native.record.record_view cimport (
+    RECORD_BAD_CHECKSUM, RECORD_BAD_POSITION, RECORD_BLANK, RECORD_OK, record_view
+)
 from cystore._native.record.window cimport LogWindow, segment_view
 
 cdef extern from "Python.h":
@@ -40,8 +42,9 @@ cdef inline int64_t _whole(str field, object value, int64_t low, int64_t high) e
 @cython.freelist(256)
 @cython.no_gc
 cdef class PutResult:
-    """Where a message was appended: `physical_offset` (bytes, in the commit log), `queue_offset` (messages, in its queue; 0
-    for prepared and rollback), `size_bytes` of the record, `store_timestamp_ms` (RocketMQ's AppendMessageResult)."""
+    """Where a message was appended: `physical_offset` (bytes, in the commit log), `queue_offset` (messages, in its
+    queue; 0 for prepared and rollback), `size_bytes` of the record, `store_timestamp_ms` (RocketMQ's
+    AppendMessageResult)."""
 
     def __repr__(self):
         return (f"PutResult(physical_offset={self.physical_offset}, queue_offset={self.queue_offset}, "
@@ -62,7 +65,8 @@ cdef class PutResult:
         return self.physical_offset, self.queue_offset, self.size_bytes, self.store_timestamp_ms
 
 
-cdef PutResult put_result(int64_t physical_offset, int64_t queue_offset, int32_t size_bytes, int64_t store_timestamp_ms):
+cdef PutResult put_result(int64_t physical_offset, int64_t queue_offset, int32_t size_bytes,
+                          int64_t store_timestamp_ms):
     cdef PutResult result = PutResult.__new__(PutResult)
     result.physical_offset = physical_offset
     result.queue_offset = queue_offset
@@ -72,7 +76,8 @@ cdef PutResult put_result(int64_t physical_offset, int64_t queue_offset, int32_t
 
 
 cdef object _part_of(object source, const uint8_t* start, Py_ssize_t length):
-    """A memoryview of some bytes of `source`: of it whole, then narrowed. To take a slice would make three objects more."""
+    """A memoryview of some bytes of `source`: of it whole, then narrowed. To take a slice would make three objects
+    more."""
     cdef object view = PyMemoryView_FromObject(source)
     cdef Py_buffer* buffer = PyMemoryView_GET_BUFFER(view)
     buffer.buf = <void*>start
@@ -80,8 +85,22 @@ cdef object _part_of(object source, const uint8_t* start, Py_ssize_t length):
     return view
 
 
+def place_of(Message message not None):
+    """The place of a message that was read, as its put gave it."""
+    return put_result(message.physical_offset, message.queue_offset, message.size_bytes, message.store_timestamp_ms)
+
+
 def _rebuild_put_result(physical_offset, queue_offset, size_bytes, store_timestamp_ms):
     return put_result(physical_offset, queue_offset, size_bytes, store_timestamp_ms)
+
+
+cdef dict _with_expiry(object properties, object expires_at_ms):
+    try:
+        found = dict(properties or {})
+    except (TypeError, ValueError):
+        raise MessageIllegalError(f"properties: must be a mapping, not {type(properties).__name__}") from None
+    found["EXPIRES_AT_MS"] = str(_whole("expires_at_ms", expires_at_ms, 1, 99_999_999_999_999_999))
+    return found
 
 
 @cython.final
@@ -89,25 +108,25 @@ def _rebuild_put_result(physical_offset, queue_offset, size_bytes, store_timesta
 cdef class Message:
     """A message: made by you for `put_many`, or read from a store.
 
-    `topic`, `queue_id`, `body`, `keys` (tuple of str), `tags` (str or None), `properties` (mapping of str to str), `flag`
-    and `delay_level` (0: none) are what a put takes; the rest is for programs that write what RocketMQ clients and brokers would: `sys_flag`,
-    `born_timestamp_ms` (default: now), `born_host` and `store_host` ("address:port"), `reconsume_times`,
-    `prepared_transaction_offset`, `unique_key` (property UNIQ_KEY).
+    `topic`, `queue_id`, `body`, `keys` (tuple of str), `tags` (str or None), `properties` (mapping of str to str),
+    `flag`, `delay_level` (0: none) and `expires_at_ms` are what a put takes; the rest is for programs that write what
+    RocketMQ clients and brokers would: `sys_flag`, `born_timestamp_ms` (default: now), `born_host` and `store_host`
+    ("address:port"), `reconsume_times`, `prepared_transaction_offset`, `unique_key` (property UNIQ_KEY).
 
-    On a stored message `body` is a read-only memoryview of the stored bytes that keeps its file mapped (sys flag 1: still
-    compressed), `properties` holds all of the record's, and `queue_offset`, `physical_offset`, `size_bytes`,
-    `store_timestamp_ms` and `body_crc` (the record's checksum field) are set; on one of yours they are None.
-    Source: MessageExt, MessageDecoder.
+    On a stored message `body` is a read-only memoryview of the stored bytes that keeps its file mapped (sys flag 1:
+    still compressed), `properties` holds all of the record's, and `queue_offset`, `physical_offset`, `size_bytes`,
+    `store_timestamp_ms` and `body_crc` (the record's checksum field) are set; on one of yours they are None. Source:
+    MessageExt, MessageDecoder.
     """
 
     def __init__(self, *, topic, body, queue_id=0, keys=(), tags=None, properties=None, flag=0, sys_flag=0,
                  born_timestamp_ms=None, born_host=None, store_host=None, reconsume_times=0,
-                 prepared_transaction_offset=0, unique_key=None, delay_level=0):
+                 prepared_transaction_offset=0, unique_key=None, delay_level=0, expires_at_ms=None):
         self._topic = exact_text("topic", topic, MessageIllegalError)
         self._body = body
         self._keys = keys
         self._tags = tags
-        self._properties = properties
+        self._properties = properties if expires_at_ms is None else _with_expiry(properties, expires_at_ms)
         self._unique_key = unique_key
         self._queue_id = <int32_t>_whole("queue_id", queue_id, 0, 0x7FFFFFFF)
         self._delay_level = <int32_t>_whole("delay_level", delay_level, 0, 0x7FFFFFFF)
@@ -118,8 +137,10 @@ cdef class Message:
             "prepared_transaction_offset", prepared_transaction_offset, INT64_MIN, INT64_MAX)
         self._born_timestamp_ms = _whole(
             "born_timestamp_ms", -1 if born_timestamp_ms is None else born_timestamp_ms, INT64_MIN, INT64_MAX)
-        self._born_host = None if born_host is None else encode_host(exact_text("born_host", born_host, MessageIllegalError), "born_host")
-        self._store_host = None if store_host is None else encode_host(exact_text("store_host", store_host, MessageIllegalError), "store_host")
+        self._born_host = None if born_host is None else encode_host(
+            exact_text("born_host", born_host, MessageIllegalError), "born_host")
+        self._store_host = None if store_host is None else encode_host(
+            exact_text("store_host", store_host, MessageIllegalError), "store_host")
 
     @property
     def topic(self):
@@ -175,6 +196,12 @@ cdef class Message:
     def delay_level(self):
         """What was asked for, 0 is none; a delivered message still says how long it was delayed."""
         return self._delay_level if self.source is None else delay_level_of(self.properties)
+
+    @property
+    def expires_at_ms(self):
+        """From when on reads leave the message out, ms since the epoch; None: never."""
+        text = (self.properties or {}).get("EXPIRES_AT_MS", "")
+        return int(text) if text.isascii() and text.isdecimal() else None
 
     @property
     def properties_bytes(self):
@@ -237,8 +264,10 @@ cdef class Message:
         body = bytes(memoryview(self._body)) if PyObject_CheckBuffer(self._body) else self._body
         properties = dict(self._properties) if isinstance(self._properties, MappingProxyType) else self._properties
         return _rebuild_given, (
-            self._topic, body, self._keys, self._tags, properties, self._unique_key, self._born_host, self._store_host, self.stored_properties,
-            self._queue_id, self._flag, self._sys_flag, self._reconsume_times, self._delay_level, self._born_timestamp_ms,
+            self._topic, body, self._keys, self._tags, properties, self._unique_key, self._born_host, self._store_host,
+            self.stored_properties,
+            self._queue_id, self._flag, self._sys_flag, self._reconsume_times, self._delay_level,
+            self._born_timestamp_ms,
             self._prepared_transaction_offset)
 
     def __repr__(self):
@@ -323,7 +352,8 @@ cdef Message found_message(LogWindow window, int64_t offset, Message before):
     message = Message.__new__(Message)
     if before is not None:
         message.view.topic, message.view.topic_len = before.view.topic, before.view.topic_len
-    _read(message, segment.address + (offset - segment.base), <size_t>(min(segment.end, window.c.wrote) - offset), offset,
+    _read(message, segment.address + (offset - segment.base), <size_t>(min(segment.end, window.c.wrote) - offset),
+          offset,
           <MappedFile>window.files[place])
     message.source = window.views[place]
     return message
@@ -340,9 +370,12 @@ def delay_level_of(properties):
     return level if -0x80000000 <= level <= 0x7FFFFFFF else 0
 
 
-def due_message(Message source not None, str topic not None, int32_t queue_id, bytes properties not None):
-    """A message to be put: a delayed one on its way to its own topic, with this property string. Times, hosts, flags and body are
-    the source's (ScheduleMessageService.messageTimeup)."""
+def due_message(Message source not None, str topic not None, int32_t queue_id, bytes properties not None,
+                int32_t reconsume_times=-1,
+                int32_t sys_flag=-1, int64_t prepared_transaction_offset=0):
+    """A message to be put: a stored one on its way to another topic, with this property string. Times, hosts, flags
+    and body are the source's (ScheduleMessageService.messageTimeup), and so are the number of its consumptions and
+    its sys flag, unless others are given."""
     cdef Message message = Message.__new__(Message)
     if source.source is None:
         raise MessageIllegalError("the source must be a stored message")
@@ -351,8 +384,9 @@ def due_message(Message source not None, str topic not None, int32_t queue_id, b
     message.stored_properties = properties
     message._body = bytes(source.body)
     message._flag = source._flag
-    message._sys_flag = source._sys_flag
-    message._reconsume_times = source._reconsume_times
+    message._sys_flag = source._sys_flag if sys_flag < 0 else sys_flag
+    message._prepared_transaction_offset = prepared_transaction_offset
+    message._reconsume_times = source._reconsume_times if reconsume_times < 0 else reconsume_times
     message._born_timestamp_ms = source.view.born_timestamp
     message._born_host = source.view.born_host[:source.view.born_host_len]
     message._store_host = source.view.store_host[:source.view.store_host_len]
@@ -366,8 +400,8 @@ def message_at(MappedFile file not None, Py_ssize_t at, Py_ssize_t limit):
 
 cdef int _walk(const uint8_t* p, int64_t base, int64_t* at, int64_t end, int64_t length, int64_t* begins, int room,
                int* status) noexcept nogil:
-    """Verifies records one after the other, from `at` (which moves on), and counts them. It ends behind about WALK_BYTES, behind a
-    blank, or with a `status` that is not RECORD_OK."""
+    """Verifies records one after the other, from `at` (which moves on), and counts them. It ends behind about
+    WALK_BYTES, behind a blank, or with a `status` that is not RECORD_OK."""
     cdef record_view v
     cdef int count = 0
     cdef int64_t begin = at[0]
@@ -375,7 +409,8 @@ cdef int _walk(const uint8_t* p, int64_t base, int64_t* at, int64_t end, int64_t
     v.topic = NULL
     while at[0] < end and count < room and at[0] - begin < WALK_BYTES:
         status[0] = record_parse(p + at[0], <size_t>(end - at[0]), &v)
-        if status[0] == RECORD_BLANK or (end - at[0] >= <int64_t>BLANK_SIZE_MIN and record_magic(p + at[0]) == RECORD_MAGIC_BLANK):
+        if status[0] == RECORD_BLANK \
+                or (end - at[0] >= <int64_t>BLANK_SIZE_MIN and record_magic(p + at[0]) == RECORD_MAGIC_BLANK):
             status[0] = RECORD_OK
             at[0] = length
             break
@@ -392,8 +427,9 @@ cdef int _walk(const uint8_t* p, int64_t base, int64_t* at, int64_t end, int64_t
 
 
 def messages_in(MappedFile file not None, Py_ssize_t at, Py_ssize_t end, Py_ssize_t max_count):
-    """Up to `max_count` records that stand one after the other in [at, end) of a mapped file, and where the next begins: the
-    end of the file behind a blank. At most 256 records, and about 4 MiB or one record, so that no call takes long.
+    """Up to `max_count` records that stand one after the other in [at, end) of a mapped file, and where the next
+    begins: the end of the file behind a blank. At most 256 records, and about 4 MiB or one record, so that no call
+    takes long.
 
     The records are verified without the GIL. Raises CorruptRecordError; what stands before the damage is given first.
     """
@@ -424,8 +460,8 @@ def message_of(bytes record not None, int64_t physical_offset=-1, str path=None)
 
 
 def parse_properties(bytes data):
-    """Stored properties as a dict, in their order; pairs with an empty name or value are skipped, the first of a name stays
-    where it is and the last wins (MessageDecoder.string2messageProperties)."""
+    """Stored properties as a dict, in their order; pairs with an empty name or value are skipped, the first of a name
+    stays where it is and the last wins (MessageDecoder.string2messageProperties)."""
     pairs = {}
     for pair in data.split(b"\x02"):
         name, split, value = pair.partition(b"\x01")

@@ -1,10 +1,10 @@
 from cpython.object cimport PyObject
 from cpython.tuple cimport PyTuple_CheckExact, PyTuple_GET_SIZE
 from cpython.unicode cimport PyUnicode_CheckExact
-from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from cystore._native.layout cimport PROPERTIES_BYTES_MAX
+from cystore._native.layout cimport PROPERTIES_BYTES_MAX, PROPERTY_END
 
 cdef extern from "Python.h":
     bint PyUnicode_IS_COMPACT_ASCII(object text)
@@ -14,7 +14,7 @@ cdef extern from "Python.h":
     PyObject* PyTuple_GET_ITEM(object of, Py_ssize_t place)
 
 cdef enum:
-    FIRST_IN_TEXT = 3       # 1 and 2 separate properties
+    FIRST_IN_TEXT = PROPERTY_END + 1  # those below separate properties
     FIRST_IN_KEY = 33       # a space separates keys
 
 
@@ -24,6 +24,7 @@ cdef struct property_buffer:
     int32_t length
     int32_t capacity
     bint on_heap            # `start` came from malloc and belongs to the buffer
+    bint expires            # one of the properties says when the message expires
 
 cdef int grow_properties(property_buffer* buffer, Py_ssize_t more) except -1
 
@@ -39,7 +40,8 @@ cdef inline uint64_t has_less(uint64_t word, uint64_t bound) noexcept nogil:
 
 
 cdef inline uint64_t copy_text(uint8_t* target, const char* data, Py_ssize_t length, uint64_t bound) noexcept nogil:
-    """Copies; not 0 when one of the bytes is less than `bound`. The words at the end overlap: no text is read beyond its end."""
+    """Copies; not 0 when one of the bytes is less than `bound`. The words at the end overlap: no text is read beyond
+    its end."""
     cdef uint64_t word, last, found = 0
     cdef uint32_t low, high
     cdef Py_ssize_t i
@@ -71,12 +73,13 @@ cdef inline uint64_t copy_text(uint8_t* target, const char* data, Py_ssize_t len
 
 
 # Appends one message's property string and returns its length. The four are borrowed. Raises MessageIllegalError.
-cdef int put_any_properties(property_buffer* buffer, PyObject* keys, PyObject* tags, PyObject* properties, PyObject* unique_key) except -1
+cdef int put_any_properties(property_buffer* buffer, PyObject* keys, PyObject* tags, PyObject* properties,
+                            PyObject* unique_key) except -1
 
 
 cdef inline uint8_t* put_plain(uint8_t* at, uint8_t* limit, const char* name, PyObject* text, uint64_t bound) noexcept:
-    """One property with a name of four characters, given with its 0x01 and three bytes that the text overwrites. NULL when the text is not
-    short ASCII without separators."""
+    """One property with a name of four characters, given with its 0x01 and three bytes that the text overwrites. NULL
+    when the text is not short ASCII without separators."""
     cdef Py_ssize_t length
     if not PyUnicode_CheckExact(<object>text) or not PyUnicode_IS_COMPACT_ASCII(<object>text):
         return NULL
@@ -100,7 +103,8 @@ cdef inline PyObject* plain_key(PyObject* keys) noexcept:
 
 
 cdef inline int put_plain_properties(property_buffer* buffer, PyObject* keys, PyObject* tags) noexcept:
-    """The same for at most one key and a tag, short and in ASCII, as nearly every message has them. -1 when it is not so."""
+    """The same for at most one key and a tag, short and in ASCII, as nearly every message has them. -1 when it is not
+    so."""
     cdef uint8_t* begin = buffer.start + buffer.length
     cdef uint8_t* limit = buffer.start + buffer.capacity
     cdef uint8_t* at = begin
@@ -111,7 +115,7 @@ cdef inline int put_plain_properties(property_buffer* buffer, PyObject* keys, Py
             return -1
     if tags != <PyObject*>None:
         if at > begin and at < limit:
-            at[0] = 2
+            at[0] = PROPERTY_END
             at += 1
         at = put_plain(at, limit, b"TAGS\x01\0\0\0", tags, FIRST_IN_TEXT)
         if at == NULL:
@@ -122,14 +126,18 @@ cdef inline int put_plain_properties(property_buffer* buffer, PyObject* keys, Py
     return <int>(at - begin)
 
 
-cdef inline int put_properties(property_buffer* buffer, PyObject* keys, PyObject* tags, PyObject* properties, PyObject* unique_key) except -1:
+cdef inline int put_properties(property_buffer* buffer, PyObject* keys, PyObject* tags, PyObject* properties,
+                               PyObject* unique_key) except -1:
     cdef int length = -1
     if properties == <PyObject*>None and unique_key == <PyObject*>None:
         length = put_plain_properties(buffer, keys, tags)
     return length if length >= 0 else put_any_properties(buffer, keys, tags, properties, unique_key)
 
 
-# Adds to the property string that began at `begin` how long the message is to be delayed, and where it goes then (no topic:
-# that is said elsewhere). Returns its length.
+# Adds to the property string that began at `begin` when the message expires. Returns its length.
+cdef int put_expiry(property_buffer* buffer, int32_t begin, int64_t expires_at_ms) except -1
+
+# Adds to the property string that began at `begin` how long the message is to be delayed, and where it goes then (no
+# topic: that is said elsewhere). Returns its length.
 cdef int put_delay(property_buffer* buffer, int32_t begin, int32_t level, const uint8_t* topic, int32_t topic_len,
                    int32_t queue_id) except -1

@@ -3,13 +3,21 @@
 from cpython.exc cimport PyErr_Clear
 from cpython.object cimport PyObject
 from cpython.unicode cimport PyUnicode_Check
-from libc.stdint cimport int32_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from cystore._native.record.exact cimport exact_text
-from cystore._native.layout cimport DELAY_PROPERTY_ROOM, PROPERTIES_BYTES_MAX
+from cystore._native.layout cimport (
+    DELAY_PROPERTY_ROOM, PROPERTIES_BYTES_MAX, PROPERTY_DELAY, PROPERTY_DELAY_BYTES, PROPERTY_EXPIRES_AT_MS,
+    PROPERTY_EXPIRES_AT_MS_BYTES, PROPERTY_KEYS, PROPERTY_KEYS_BYTES, PROPERTY_NAME_END, PROPERTY_REAL_QID,
+    PROPERTY_REAL_QID_BYTES, PROPERTY_REAL_TOPIC, PROPERTY_REAL_TOPIC_BYTES, PROPERTY_TAGS, PROPERTY_TAGS_BYTES,
+    PROPERTY_UNIQ_KEY, PROPERTY_UNIQ_KEY_BYTES, TOPIC_BYTES_MAX
+)
+from cystore._native.record.derive cimport DUE_TIME_DIGITS
+from cystore._native.record.exact cimport exact_bytes, exact_text
+from cystore._native.record.message cimport Message
+from cystore._native.record.record_read cimport topic_valid
 
 from cystore._native.record.message import RESERVED_PROPERTIES
 from cystore.errors import MessageIllegalError
@@ -17,7 +25,11 @@ from cystore.errors import MessageIllegalError
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size)  # NULL: the text has no UTF-8 form
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
-    Py_ssize_t PyUnicode_FindChar(object text, Py_UCS4 character, Py_ssize_t start, Py_ssize_t end, int direction) except -2
+    Py_ssize_t PyUnicode_FindChar(object text, Py_UCS4 character, Py_ssize_t start, Py_ssize_t end,
+                                  int direction) except -2
+
+cdef enum:
+    SHORT = 512             # bytes that need no memory from the heap
 
 cdef PyObject* NONE = <PyObject*>None
 
@@ -59,10 +71,12 @@ cdef const char* _utf8(object text, str field, Py_ssize_t* length) except NULL:
 cdef int _check_text(object text, str field, bint is_key) except -1:
     """For text with a control character, or a space in a key: refuses the separators."""
     if is_key and _has(text, 32):
-        raise MessageIllegalError(f"{field}: {exact_text(field, text, MessageIllegalError)!r} contains a space; give several keys as a tuple")
-    if _has(text, 1) or _has(text, 2):
+        raise MessageIllegalError(f"{field}: {exact_text(field, text, MessageIllegalError)!r} contains a "
+                                  "space; give several keys as a tuple")
+    if _has(text, PROPERTY_NAME_END) or _has(text, PROPERTY_END):
         raise MessageIllegalError(
-            f"{field}: {exact_text(field, text, MessageIllegalError)!r} contains a control character that separates properties")
+            f"{field}: {exact_text(field, text, MessageIllegalError)!r} contains a control character that "
+            "separates properties")
     return 0
 
 
@@ -81,11 +95,11 @@ cdef inline int _put_name(property_buffer* buffer, const char* name, int length,
     """Appends a separator when there is a pair already, then the name of the next pair and its 0x01."""
     property_room(buffer, length + 2)
     if buffer.length > begin:
-        buffer.start[buffer.length] = 2
+        buffer.start[buffer.length] = PROPERTY_END
         buffer.length += 1
     memcpy(buffer.start + buffer.length, name, length)
     buffer.length += length
-    buffer.start[buffer.length] = 1
+    buffer.start[buffer.length] = PROPERTY_NAME_END
     buffer.length += 1
     return 0
 
@@ -103,7 +117,7 @@ cdef int _put_keys(property_buffer* buffer, object keys, int32_t begin) except -
             raise MessageIllegalError(f"keys: must be a tuple of text, not {type(keys).__name__} ({error})") from None
     for key in <tuple>keys:
         if first:
-            _put_name(buffer, "KEYS", 4, begin)
+            _put_name(buffer, PROPERTY_KEYS, PROPERTY_KEYS_BYTES, begin)
             first = False
         else:
             property_room(buffer, 1)
@@ -113,15 +127,16 @@ cdef int _put_keys(property_buffer* buffer, object keys, int32_t begin) except -
     return 0
 
 
-cdef int put_any_properties(property_buffer* buffer, PyObject* keys, PyObject* tags, PyObject* properties, PyObject* unique_key) except -1:
+cdef int put_any_properties(property_buffer* buffer, PyObject* keys, PyObject* tags, PyObject* properties,
+                            PyObject* unique_key) except -1:
     cdef int32_t begin = buffer.length
     if keys != NONE:
         _put_keys(buffer, <object>keys, begin)
     if tags != NONE and (not PyUnicode_Check(<object>tags) or PyUnicode_GET_LENGTH(<object>tags)):
-        _put_name(buffer, "TAGS", 4, begin)
+        _put_name(buffer, PROPERTY_TAGS, PROPERTY_TAGS_BYTES, begin)
         _put_text(buffer, <object>tags, "tags", False)
     if unique_key != NONE:
-        _put_name(buffer, "UNIQ_KEY", 8, begin)
+        _put_name(buffer, PROPERTY_UNIQ_KEY, PROPERTY_UNIQ_KEY_BYTES, begin)
         _put_text(buffer, <object>unique_key, "unique_key", True)
     if properties != NONE:
         _put_pairs(buffer, <object>properties, begin)
@@ -129,6 +144,14 @@ cdef int put_any_properties(property_buffer* buffer, PyObject* keys, PyObject* t
         raise MessageIllegalError(
             f"properties: {buffer.length - begin} bytes, at most {PROPERTIES_BYTES_MAX} (keys and tags included)")
     return buffer.length - begin
+
+
+cdef int _check_expiry(object value) except -1:
+    """For the property as text; reads parse it without checks."""
+    value = exact_text("properties['EXPIRES_AT_MS']", value, MessageIllegalError)
+    if not (value.isascii() and value.isdecimal() and len(value) <= <Py_ssize_t>DUE_TIME_DIGITS and int(value) > 0):
+        raise MessageIllegalError(f"properties['EXPIRES_AT_MS']: must be a time in ms since the epoch, not {value!r}")
+    return 0
 
 
 cdef int _put_pairs(property_buffer* buffer, object properties, int32_t begin) except -1:
@@ -143,11 +166,14 @@ cdef int _put_pairs(property_buffer* buffer, object properties, int32_t begin) e
             raise MessageIllegalError(f"properties: {name} is reserved; use the parameter for it")
         if not name:
             raise MessageIllegalError("properties: a name is empty")
+        if name == "EXPIRES_AT_MS":
+            _check_expiry(value)
+            buffer.expires = True
         _put_name(buffer, "", 0, begin)
         buffer.length -= 1
         _put_text(buffer, name, "properties", False)
         property_room(buffer, 1)
-        buffer.start[buffer.length] = 1
+        buffer.start[buffer.length] = PROPERTY_NAME_END
         buffer.length += 1
         _put_text(buffer, value, f"properties[{name!r}]", False)
     return 0
@@ -171,11 +197,61 @@ cdef int _put_number(property_buffer* buffer, const char* name, int length, int3
 cdef int put_delay(property_buffer* buffer, int32_t begin, int32_t level, const uint8_t* topic, int32_t topic_len,
                    int32_t queue_id) except -1:
     cdef int32_t limit = <int32_t>(PROPERTIES_BYTES_MAX - DELAY_PROPERTY_ROOM)
-    _put_number(buffer, "DELAY", 5, level, begin)
+    _put_number(buffer, PROPERTY_DELAY, PROPERTY_DELAY_BYTES, level, begin)
     if topic != NULL:
-        _put_bytes(buffer, "REAL_TOPIC", 10, topic, topic_len, begin)
-        _put_number(buffer, "REAL_QID", 8, queue_id, begin)
+        _put_bytes(buffer, PROPERTY_REAL_TOPIC, PROPERTY_REAL_TOPIC_BYTES, topic, topic_len, begin)
+        _put_number(buffer, PROPERTY_REAL_QID, PROPERTY_REAL_QID_BYTES, queue_id, begin)
     if buffer.length - begin > limit:
         raise MessageIllegalError(
-            f"properties: {buffer.length - begin} bytes, at most {limit} for a delayed message (keys and tags included)")
+            f"properties: {buffer.length - begin} bytes, at most {limit} for a delayed message (keys and tags "
+            "included)")
     return buffer.length - begin
+
+
+cdef int put_expiry(property_buffer* buffer, int32_t begin, int64_t expires_at_ms) except -1:
+    cdef char[24] text
+    cdef int digits = snprintf(text, 24, "%lld", <long long>expires_at_ms)
+    _put_bytes(buffer, PROPERTY_EXPIRES_AT_MS, PROPERTY_EXPIRES_AT_MS_BYTES, <const uint8_t*>text, digits, begin)
+    buffer.expires = True
+    if buffer.length - begin > <int32_t>PROPERTIES_BYTES_MAX:
+        raise MessageIllegalError(
+            f"properties: {buffer.length - begin} bytes, at most {PROPERTIES_BYTES_MAX} (expires_at_ms included)")
+    return buffer.length - begin
+
+
+def message_kept(Message message not None, str topic not None, int32_t queue_id, bytes notes not None,
+                 bytes host not None):
+    """A message to be put to a topic that keeps it for its own one. It is checked as for a put to its own topic, but
+    for its length; `notes` are more properties, as stored. Raises MessageIllegalError."""
+    cdef property_buffer buffer
+    cdef uint8_t[SHORT] room
+    cdef Py_ssize_t length = 0
+    cdef Message kept = Message.__new__(Message)
+    cdef str name = exact_text("topic", message._topic, MessageIllegalError)
+    cdef const char* own = PyUnicode_AsUTF8AndSize(name, &length)
+    if message.source is not None:
+        raise MessageIllegalError("the message must be one to be put")
+    if own == NULL or not topic_valid(<const uint8_t*>own, length):
+        PyErr_Clear()
+        raise MessageIllegalError(f"topic: {name!r} must be 1 to {TOPIC_BYTES_MAX} characters of letters, "
+                                  "digits, % | _ and -")
+    buffer.start = room
+    buffer.length = 0
+    buffer.capacity = SHORT
+    buffer.on_heap = buffer.expires = False
+    try:
+        put_properties(&buffer, <PyObject*>message._keys, <PyObject*>message._tags, <PyObject*>message._properties,
+                       <PyObject*>message._unique_key)
+        own_properties = (<const char*>buffer.start)[:buffer.length]
+    finally:
+        if buffer.on_heap:
+            free(buffer.start)
+    kept.stored_properties = b"\x02".join([each for each in (own_properties, notes) if each])
+    kept._topic, kept._queue_id = topic, queue_id
+    kept._body = exact_bytes(message._body)
+    kept._flag, kept._sys_flag = message._flag, message._sys_flag
+    kept._reconsume_times = message._reconsume_times
+    kept._born_timestamp_ms = message._born_timestamp_ms
+    kept._born_host = host if message._born_host is None else message._born_host
+    kept._store_host = message._store_host
+    return kept

@@ -1,6 +1,6 @@
 from libc.stdint cimport int32_t, uint8_t, uint32_t
 
-from cystore._native.record.record_view cimport *
+from cystore._native.record.record_view cimport record_view
 
 cdef int record_parse(const uint8_t* p, size_t available, record_view* v) noexcept nogil
 cdef bint record_check(const uint8_t* p, const record_view* v) noexcept nogil

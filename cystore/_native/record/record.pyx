@@ -3,10 +3,10 @@
 Source of the format: CommitLog.DefaultAppendMessageCallback and CommitLog.checkMessageAndReturnSize of RocketMQ 4.9.3.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t
+from libc.stdint cimport int32_t, uint8_t, uint32_t
 from libc.string cimport memchr, memcmp
 
-from cystore._native.layout cimport *
+from cystore._native.record.record_view cimport RECORD_BAD_CHECKSUM, RECORD_BLANK, RECORD_OK
 from cystore._native.record.record_read cimport record_intact, record_read
 
 STATUS_NAMES: tuple[str, ...] = (
@@ -58,8 +58,8 @@ cdef bint property_find(const uint8_t* properties, int length, const char* name,
 
 
 cdef uint32_t text_character(const uint8_t* text, size_t length, size_t* at) noexcept nogil:
-    """The character at `at`, which moves behind it. What is not UTF-8 is U+FFFD, one for each longest piece that could have
-    begun a character; an encoded surrogate is such a piece as a whole, as Java has it."""
+    """The character at `at`, which moves behind it. What is not UTF-8 is U+FFFD, one for each longest piece that
+    could have begun a character; an encoded surrogate is such a piece as a whole, as Java has it."""
     cdef uint32_t point = text[at[0]]
     cdef uint8_t low = 0x80
     cdef uint8_t high = 0xBF

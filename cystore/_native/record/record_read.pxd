@@ -1,14 +1,26 @@
-"""One record, read where it stands, and its checksum compared: compiled into the walk over a log, which then reads no more than it needs.
+"""One record, read where it stands, and its checksum compared: compiled into the walk over a log, which then reads no
+more than it needs.
 
 Source of the format: CommitLog.DefaultAppendMessageCallback and CommitLog.checkMessageAndReturnSize of RocketMQ 4.9.3.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
 from cystore._native.record.checksum cimport crc32_body, crc32c_update
-from cystore._native.layout cimport *
-from cystore._native.record.record_view cimport *
+from cystore._native.layout cimport (
+    BLANK_SIZE_MIN, HOST_V4_BYTES, HOST_V6_BYTES, PROPERTIES_BYTES_MAX, RECORD_BODY_LENGTH_BYTES, RECORD_CHECKED_AT,
+    RECORD_CHECKSUM_FIELD_AT, RECORD_FIXED_BYTES, RECORD_MAGIC_BLANK, RECORD_MAGIC_CYSTORE, RECORD_MAGIC_ROCKETMQ,
+    RECORD_PREFIX_BYTES, RECORD_PREPARED_TRANSACTION_OFFSET_BYTES, RECORD_PROPERTIES_LENGTH_BYTES,
+    RECORD_RECONSUME_TIMES_BYTES, RECORD_SIZE_MIN, RECORD_STORE_TIMESTAMP_BYTES, RECORD_TAIL_FIXED_BYTES,
+    RECORD_TOPIC_LENGTH_BYTES, SYS_FLAG_BORN_HOST_V6, SYS_FLAG_STORE_HOST_V6, TOPIC_BYTES_MAX, load_be16, load_be32,
+    load_be64, record_born_timestamp, record_checksum_field, record_flag, record_magic, record_physical_offset,
+    record_queue_id, record_queue_offset, record_sys_flag, record_total_size
+)
+from cystore._native.record.record_view cimport (
+    RECORD_BAD_LENGTH, RECORD_BAD_MAGIC, RECORD_BAD_TOPIC, RECORD_BLANK, RECORD_OK, RECORD_SHORT, RECORD_ZERO,
+    record_view
+)
 
 cdef extern from "topic_bytes.h" nogil:
     const uint8_t* topic_bytes
@@ -44,8 +56,8 @@ cdef inline bint same_text(const uint8_t* a, const uint8_t* b, int length) noexc
 
 
 cdef inline int record_read(const uint8_t* p, size_t available, record_view* v) noexcept nogil:
-    """Fills `v` from the bytes at `p`; no length is used before it is checked against what is left. `v` is what was made of the record
-    before, from the same bytes, or its topic is NULL."""
+    """Fills `v` from the bytes at `p`; no length is used before it is checked against what is left. `v` is what was
+    made of the record before, from the same bytes, or its topic is NULL."""
     cdef const uint8_t* last_topic = v.topic
     cdef int last_topic_len = v.topic_len
     cdef size_t at = RECORD_PREFIX_BYTES
@@ -77,29 +89,31 @@ cdef inline int record_read(const uint8_t* p, size_t available, record_view* v) 
         return RECORD_BAD_LENGTH
     at += v.born_host_len
     v.store_timestamp = <int64_t>load_be64(p + at)
-    at += 8
+    at += RECORD_STORE_TIMESTAMP_BYTES
     v.store_host = p + at
     at += v.store_host_len
     v.reconsume_times = <int32_t>load_be32(p + at)
-    v.prepared_transaction_offset = <int64_t>load_be64(p + at + 4)
-    v.body_len = <int32_t>load_be32(p + at + 12)
-    at += 16
+    v.prepared_transaction_offset = <int64_t>load_be64(p + at + RECORD_RECONSUME_TIMES_BYTES)
+    at += RECORD_RECONSUME_TIMES_BYTES + RECORD_PREPARED_TRANSACTION_OFFSET_BYTES
+    v.body_len = <int32_t>load_be32(p + at)
+    at += RECORD_BODY_LENGTH_BYTES
     if v.body_len < 0 or <size_t>v.body_len + RECORD_TAIL_FIXED_BYTES > size - at:
         return RECORD_BAD_LENGTH
     v.body = p + at
     at += <size_t>v.body_len
     v.topic_len = p[at]
-    at += 1
-    if <size_t>v.topic_len + 2 > size - at:
+    at += RECORD_TOPIC_LENGTH_BYTES
+    if <size_t>v.topic_len + RECORD_PROPERTIES_LENGTH_BYTES > size - at:
         return RECORD_BAD_LENGTH
     v.topic = p + at
     at += <size_t>v.topic_len
     v.properties_len = load_be16(p + at)
-    at += 2
+    at += RECORD_PROPERTIES_LENGTH_BYTES
     v.properties = p + at
     if v.properties_len > <int>PROPERTIES_BYTES_MAX or at + <size_t>v.properties_len != size:
         return RECORD_BAD_LENGTH
-    if v.queue_id < 0 or not (last_topic != NULL and last_topic_len == v.topic_len and same_text(last_topic, v.topic, v.topic_len)
+    if v.queue_id < 0 or not (last_topic != NULL and last_topic_len == v.topic_len
+                                  and same_text(last_topic, v.topic, v.topic_len)
                               or topic_valid(v.topic, v.topic_len)):
         return RECORD_BAD_TOPIC
     return RECORD_OK
@@ -111,7 +125,8 @@ cdef inline uint32_t record_checksum(const uint8_t* p, const record_view* v) noe
     if v.magic == RECORD_MAGIC_CYSTORE:
         if crc_copy_known and v.total_size <= CRC_READ_MOST:
             memcpy(&head, p, RECORD_CHECKSUM_FIELD_AT)
-            return ~<uint32_t>crc_read(crc_step_8(0xFFFFFFFFu, head), p + RECORD_CHECKED_AT, <size_t>v.total_size - RECORD_CHECKED_AT)
+            return ~<uint32_t>crc_read(crc_step_8(0xFFFFFFFFu, head), p + RECORD_CHECKED_AT,
+                                       <size_t>v.total_size - RECORD_CHECKED_AT)
         return crc32c_update(crc32c_update(0, p, RECORD_CHECKSUM_FIELD_AT), p + RECORD_CHECKED_AT,
                              <size_t>v.total_size - RECORD_CHECKED_AT)
     return crc32_body(v.body, <size_t>v.body_len) if v.body_len > 0 else 0

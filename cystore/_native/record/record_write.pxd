@@ -4,7 +4,13 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from cystore._native.record.checksum cimport crc32c_combine, crc32c_update
-from cystore._native.layout cimport *
+from cystore._native.layout cimport (
+    HOST_V4_BYTES, RECORD_BODY_AT, RECORD_BORN_TIMESTAMP_AT, RECORD_CHECKED_AT, RECORD_CHECKSUM_FIELD_AT,
+    RECORD_MAGIC_CYSTORE, RECORD_PHYSICAL_OFFSET_AT, RECORD_PREFIX_BYTES, RECORD_PROPERTIES_LENGTH_BYTES,
+    RECORD_QUEUE_ID_AT, RECORD_QUEUE_OFFSET_AT, RECORD_STORE_TIMESTAMP_BYTES, RECORD_SYS_FLAG_AT,
+    RECORD_TAIL_FIXED_BYTES, RECORD_TOPIC_LENGTH_BYTES, RECORD_TOTAL_SIZE_AT, queue_entry, record_set_checksum_field,
+    store_be16, store_be32, store_be64
+)
 
 cdef extern from "failpoints.h" nogil:
     void failpoint(const char* name)
@@ -29,7 +35,8 @@ cdef struct append_item:
     const uint8_t* body
     const uint8_t* topic
     const uint8_t* properties
-    const uint8_t* tail             # topic and properties with their lengths, as they stand in a record, behind 8 bytes of 0;
+    # topic and properties with their lengths, as they stand in a record, behind 8 bytes of 0;
+    const uint8_t* tail
                                     # or NULL: each by itself
     const uint8_t* born_host
     const uint8_t* store_host
@@ -69,7 +76,8 @@ cdef inline uint64_t put_be64(uint8_t* at, uint64_t v, uint64_t crc, bint summin
     return crc_step_8(crc, bswap64(v)) if summing else crc
 
 
-cdef inline uint64_t put_bytes(uint8_t* at, const uint8_t* source, size_t length, uint64_t crc, bint summing) noexcept nogil:
+cdef inline uint64_t put_bytes(uint8_t* at, const uint8_t* source, size_t length, uint64_t crc,
+                               bint summing) noexcept nogil:
     if summing:
         return crc_copy_short(crc, at, source, length)
     if length:  # without any the pointer may be NULL
@@ -77,7 +85,8 @@ cdef inline uint64_t put_bytes(uint8_t* at, const uint8_t* source, size_t length
     return crc
 
 
-cdef inline uint64_t put_host(uint8_t* at, const uint8_t* packed, int32_t length, uint64_t crc, bint summing) noexcept nogil:
+cdef inline uint64_t put_host(uint8_t* at, const uint8_t* packed, int32_t length, uint64_t crc,
+                              bint summing) noexcept nogil:
     cdef uint64_t whole
     if length != <int32_t>HOST_V4_BYTES:
         return put_bytes(at, packed, length, crc, summing)
@@ -99,11 +108,12 @@ cdef inline uint64_t write_head(uint8_t* p, const append_item* item, uint32_t ma
     crc = put_host(at, item.born_host, item.born_host_len, crc, summing)
     at += item.born_host_len
     crc = put_be64(at, <uint64_t>item.store_timestamp, crc, summing)
-    at += 8
+    at += RECORD_STORE_TIMESTAMP_BYTES
     crc = put_host(at, item.store_host, item.store_host_len, crc, summing)
     at += item.store_host_len
     # Two words hold the reconsume times, the offset of the prepared message and the body's length.
-    crc = put_be64(at, <uint64_t><uint32_t>item.reconsume_times << 32 | <uint64_t>item.prepared_transaction_offset >> 32, crc, summing)
+    crc = put_be64(at, <uint64_t><uint32_t>item.reconsume_times << 32
+                   | <uint64_t>item.prepared_transaction_offset >> 32, crc, summing)
     return put_be64(at + 8, <uint64_t>item.prepared_transaction_offset << 32 | <uint32_t>item.body_len, crc, summing)
 
 
@@ -116,10 +126,10 @@ cdef inline uint64_t write_tail(uint8_t* at, const append_item* item, bint summi
     at[0] = <uint8_t>item.topic_len
     if summing:
         crc = crc_step_1(crc, <uint8_t>item.topic_len)
-    crc = put_bytes(at + 1, item.topic, item.topic_len, crc, summing)
-    at += 1 + item.topic_len
+    crc = put_bytes(at + RECORD_TOPIC_LENGTH_BYTES, item.topic, item.topic_len, crc, summing)
+    at += RECORD_TOPIC_LENGTH_BYTES + <size_t>item.topic_len
     crc = put_be16(at, <uint16_t>item.properties_len, crc, summing)
-    return put_bytes(at + 2, item.properties, item.properties_len, crc, summing)
+    return put_bytes(at + RECORD_PROPERTIES_LENGTH_BYTES, item.properties, item.properties_len, crc, summing)
 
 
 cdef inline void write_record(uint8_t* p, const append_item* item, uint32_t magic) noexcept nogil:

@@ -1,7 +1,20 @@
 from libc.stdint cimport int64_t, uint8_t
+from libc.string cimport memcmp
 
+from cystore._native.layout cimport (
+    PROPERTY_EXPIRES_AT_MS, PROPERTY_EXPIRES_AT_MS_BYTES, SYS_FLAG_EXPIRES, control_block
+)
+from cystore._native.memory.control cimport Control
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.record.record cimport record_view
+from cystore._native.record.derive cimport derive_due_time
+from cystore._native.record.record cimport property_next, property_view
+from cystore._native.record.record_view cimport record_view
+
+cdef extern from "wallclock.h" nogil:
+    int CLOCK_BOOTTIME
+    int CLOCK_REALTIME
+    int64_t clock_read_ms(int which)
+    int64_t store_clock_at(control_block* block, int64_t wall, int64_t boot, bint looks)
 
 cdef enum:
     WINDOW_SEGMENTS = 64
@@ -25,6 +38,7 @@ cdef struct log_window:
     int64_t wrote
     const int64_t* holes        # begin and end of each, ascending
     int hole_count
+    control_block* block        # whose clock says what has expired; NULL: nothing has
 
 cdef int window_bytes(log_window* window, int64_t offset, const uint8_t** at, size_t* available) noexcept nogil
 cdef int window_record(log_window* window, int64_t offset, record_view* v, const uint8_t** at) noexcept nogil
@@ -32,8 +46,26 @@ cdef int window_record(log_window* window, int64_t offset, record_view* v, const
 # Fetches the first lines of a record from memory, where its segment is at hand.
 cdef void window_prefetch(const log_window* window, int64_t offset) noexcept nogil
 
+
+cdef inline bint record_expired(const log_window* window, const record_view* v) noexcept nogil:
+    """Whether reads leave a message out: its time is over, by the store's clock. All others cost a test of a bit."""
+    cdef const uint8_t* at = v.properties
+    cdef property_view pair
+    cdef int64_t until = 0
+    if not v.sys_flag & <int>SYS_FLAG_EXPIRES or window.block == NULL:
+        return False
+    while property_next(&at, v.properties + v.properties_len, &pair):
+        if pair.name_len == <int>PROPERTY_EXPIRES_AT_MS_BYTES \
+                and memcmp(pair.name, PROPERTY_EXPIRES_AT_MS, PROPERTY_EXPIRES_AT_MS_BYTES) == 0:
+            until = derive_due_time(pair.value, pair.value_len)
+    return 0 < until <= store_clock_at(
+        window.block, clock_read_ms(CLOCK_REALTIME), clock_read_ms(CLOCK_BOOTTIME), False)
+
+
 cdef class LogWindow:
     cdef log_window c
+    cdef Control control        # None: no message expires
+    cdef MappedFile keeps_block
     cdef list files             # the MappedFile of each segment; holding them keeps the pointers valid
     cdef list views             # a memoryview of each: bodies of messages are parts of it
     cdef object segment_for

@@ -1,10 +1,14 @@
 from collections.abc import Callable, Sequence
 from typing import final
 
+from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
 
 @final
 class LogWindow:
     def __new__(
-        cls, segment_for: Callable[[int], MappedFile], holes: Sequence[tuple[int, int]] = ()
+        cls,
+        segment_for: Callable[[int], MappedFile],
+        holes: Sequence[tuple[int, int]] = (),
+        control: Control | None = None,
     ) -> LogWindow: ...

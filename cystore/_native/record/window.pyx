@@ -10,8 +10,10 @@ from cpython.memoryview cimport PyMemoryView_FromObject
 from libc.stdint cimport int64_t, uint8_t
 
 from cystore._native.memory.atomics cimport prefetch_for_read
+from cystore._native.memory.control cimport Control
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.record.record cimport (RECORD_BAD_POSITION, RECORD_OK, record_parse, record_view)
+from cystore._native.record.record cimport record_parse
+from cystore._native.record.record_view cimport RECORD_BAD_POSITION, RECORD_OK, record_view
 
 
 cdef inline bint _in_hole(const log_window* window, int64_t offset) noexcept nogil:
@@ -40,7 +42,8 @@ cdef inline bint _find(log_window* window, int64_t offset) noexcept nogil:
 
 
 cdef int window_bytes(log_window* window, int64_t offset, const uint8_t** at, size_t* available) noexcept nogil:
-    """Where the record at a physical offset stands in memory, and how many bytes may belong to it: 0 or a WindowStatus."""
+    """Where the record at a physical offset stands in memory, and how many bytes may belong to it: 0 or a
+    WindowStatus."""
     cdef const segment_view* segment
     if offset < window.minimum or (window.hole_count and _in_hole(window, offset)):
         return WINDOW_GONE
@@ -85,11 +88,12 @@ cdef void window_prefetch(const log_window* window, int64_t offset) noexcept nog
 
 @cython.final
 cdef class LogWindow:
-    """Segments of one commit log; `segment_for(physical_offset)` maps one more, `holes` are (begin, end), ascending."""
+    """Segments of one commit log; `segment_for(physical_offset)` maps one more, `holes` are (begin, end), ascending.
+    Messages expire by the clock of `control`; without one none does."""
 
-    def __cinit__(self, segment_for not None, holes=()):
+    def __cinit__(self, segment_for not None, holes=(), Control control=None):
         cdef int i
-        self.segment_for = segment_for
+        self.segment_for, self.control = segment_for, control
         self.files = []
         self.views = []
         self.holes = <int64_t*>PyMem_Malloc(max(len(holes), 1) * 2 * sizeof(int64_t))
@@ -128,6 +132,9 @@ cdef class LogWindow:
                 self._set(i, self.files[i])
         self.c.minimum = minimum
         self.c.wrote = wrote
+        if self.control is not None:
+            self.keeps_block = self.control.file  # a close meanwhile must not unmap it
+            self.c.block = self.control.block
         return 0
 
     cdef int make_room(self) except -1:

@@ -1,7 +1,9 @@
-"""Resources of the operating system that end with their objects: descriptors, a lock on a byte of a file, the name of a temporary file.
+"""Resources of the operating system that end with their objects: descriptors, a lock on a byte of a file, the name of
+a temporary file.
 
-A signal handler may raise between any two instructions of Python. Each of these objects therefore takes what it owns in one C call,
-and releases it in C: in `close`, at the end of its with block, or when the interpreter drops it before either.
+A signal handler may raise between any two instructions of Python. Each of these objects therefore takes what it owns
+in one C call, and releases it in C: in `close`, at the end of its with block, or when the interpreter drops it before
+either.
 """
 
 cimport cython
@@ -73,7 +75,8 @@ cdef class Descriptor:
 
 
 def open_in(int folder, name, int flags, int mode=0o600):
-    """openat(2), closed on exec: `name` beneath the open folder `folder` (AT_FDCWD: the working directory). Raises OSError."""
+    """openat(2), closed on exec: `name` beneath the open folder `folder` (AT_FDCWD: the working directory). Raises
+    OSError."""
     return _opened(folder, name, flags, mode, False, 0)
 
 
@@ -115,7 +118,8 @@ cdef bytes _path(name):
 @cython.no_gc
 @cython.auto_pickle(False)
 cdef class InFolder:
-    """A name in an open folder, for calls that take both: a with block gives (descriptor, name). With `owned` its end closes the folder."""
+    """A name in an open folder, for calls that take both: a with block gives (descriptor, name). With `owned` its end
+    closes the folder."""
 
     cdef Descriptor folder
     cdef str name
@@ -136,8 +140,9 @@ cdef class InFolder:
 @cython.no_gc
 @cython.auto_pickle(False)
 cdef class Temporary:
-    """The name of a file that is not finished yet: it is unlinked at the end of the with block, or when this object is dropped. A file that
-    was renamed meanwhile is not there under this name any more, and stays. Owns `folder`; a with block gives `path`."""
+    """The name of a file that is not finished yet: it is unlinked at the end of the with block, or when this object
+    is dropped. A file that was renamed meanwhile is not there under this name any more, and stays. Owns `folder`; a
+    with block gives `path`."""
 
     cdef Descriptor folder
     cdef bytes name
@@ -160,7 +165,8 @@ cdef class Temporary:
         if self.folder is None or self.folder.fd < 0:
             return
         fd, self.folder.fd = self.folder.fd, -1
-        unlinkat(fd, <const char*>self.name, 0)  # ENOENT: it has its own name now; what a failing disk keeps goes at the next load
+        # ENOENT: it has its own name now; what a failing disk keeps goes at the next load
+        unlinkat(fd, <const char*>self.name, 0)
         close(fd)
 
 
@@ -168,10 +174,11 @@ cdef class Temporary:
 @cython.no_gc_clear
 @cython.auto_pickle(False)
 cdef class ByteLock:
-    """A with block under a lock of one byte of an open file (F_OFD_SETLKW): other processes, and other openings of the file, wait.
+    """A with block under a lock of one byte of an open file (F_OFD_SETLKW): other processes, and other openings of
+    the file, wait.
 
-    Ctrl-C ends a wait. `waiting()` is called before one; its result's `set` is called behind it. With `owned` the block's end closes the
-    file too. Raises OSError.
+    Ctrl-C ends a wait. `waiting()` is called before one; its result's `set` is called behind it. With `owned` the
+    block's end closes the file too. Raises OSError.
     """
 
     cdef Descriptor file
@@ -226,9 +233,9 @@ cdef class ByteLock:
 @cython.no_gc_clear
 @cython.auto_pickle(False)
 cdef class AtDrop:
-    """Calls `call()` when it is dropped, also at the end of the process, unless `cancel` was called before. The exception of a signal
-    handler can end the call: then it is called again, up to CALLS times. An exception of the last one is written to sys.stderr, as for any
-    finalizer.
+    """Calls `call()` when it is dropped, also at the end of the process, unless `cancel` was called before. The
+    exception of a signal handler can end the call: then it is called again, up to CALLS times. An exception of the
+    last one is written to sys.stderr, as for any finalizer.
 
     weakref.finalize would run Python code of its own before the call: an exception there loses the call.
     """

@@ -50,7 +50,8 @@ cdef struct file_list:
 
 
 cdef bint _read(int folder, int64_t base, uint8_t* to, int64_t length) noexcept nogil:
-    """One file; what it lacks reads as zeros. False where the system says no: who asks again file by file is told why."""
+    """One file; what it lacks reads as zeros. False where the system says no: who asks again file by file is told
+    why."""
     cdef char name[NAME_BYTES]
     cdef int64_t done = 0
     cdef ssize_t got = 1
@@ -70,9 +71,11 @@ cdef bint _read(int folder, int64_t base, uint8_t* to, int64_t length) noexcept 
 
 
 def read_files(int folder, int64_t base, int64_t file_bytes, int count, uint8_t[::1] buffer not None):
-    """Fills `buffer` with up to `count` files of `file_bytes` that follow each other from `base` on; gives how many were read."""
+    """Fills `buffer` with up to `count` files of `file_bytes` that follow each other from `base` on; gives how many
+    were read."""
     cdef int done = 0
-    if file_bytes <= 0 or count < 0 or base < 0 or <int64_t>buffer.shape[0] // file_bytes < count or base > INT64_MAX - buffer.shape[0]:
+    if file_bytes <= 0 or count < 0 or base < 0 or <int64_t>buffer.shape[0] // file_bytes < count \
+            or base > INT64_MAX - buffer.shape[0]:
         raise ValueError(f"{count} files of {file_bytes} bytes from {base} on do not fit into {buffer.shape[0]} bytes")
     with nogil:
         while done < count and _read(folder, base + done * file_bytes, &buffer[0] + done * file_bytes, file_bytes):
@@ -131,8 +134,8 @@ cdef bint _list(DIR* folder, int fd, const char* marker, file_list* found) noexc
 
 
 def list_files(int folder, bytes marker not None):
-    """{base: length} of the files in a folder of log files; None where anything else stands there beside a file with the name
-    `marker`, or the system says no: the caller then looks at each name by itself, for its error."""
+    """{base: length} of the files in a folder of log files; None where anything else stands there beside a file with
+    the name `marker`, or the system says no: the caller then looks at each name by itself, for its error."""
     cdef file_list found
     cdef const char* name = marker
     cdef DIR* listing = NULL

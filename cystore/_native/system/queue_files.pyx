@@ -1,10 +1,11 @@
-"""A look at the files of very many consume queues: a handful of system calls for each queue, and the GIL is free meanwhile.
+"""A look at the files of very many consume queues: a handful of system calls for each queue, and the GIL is free
+meanwhile.
 
 Names are looked up in a folder that the caller holds open. No link is followed as the last part of a name.
 """
 
 from libc.errno cimport ENOENT, errno
-from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
 
 from array import array
@@ -62,8 +63,9 @@ cdef uint64_t _mark(int folder, uint32_t queue_id, int64_t first, int64_t last, 
 
 def marks(int folder, const uint32_t[::1] queue_ids, const int64_t[::1] firsts, const int64_t[::1] lasts,
           int64_t file_bytes):
-    """A number for each queue of a topic whose folder is open: who changes its files `firsts` to `lasts`, or the names in its folder, changes
-    the number. 0 where a file is missing, or is no file of `file_bytes`. `firsts` above `lasts`: the queue needs no file."""
+    """A number for each queue of a topic whose folder is open: who changes its files `firsts` to `lasts`, or the
+    names in its folder, changes the number. 0 where a file is missing, or is no file of `file_bytes`. `firsts` above
+    `lasts`: the queue needs no file."""
     cdef Py_ssize_t count = queue_ids.shape[0]
     cdef Py_ssize_t i
     if firsts.shape[0] != count or lasts.shape[0] != count or file_bytes <= 0:

@@ -3,10 +3,10 @@
 Beside `cystore.celery.routing.lists` the only module that imports redis. Keys, all of which expire by themselves
 (`cystore.celery.registry` and `cystore.celery.routing.lists` have the other ones):
 
-| key                               | holds                                                     | lives                       |
-|-----------------------------------|-----------------------------------------------------------|-----------------------------|
-| `cystore:<store id>:lease:<duty>` | hash: `holder` (token and a random name), `by` (worker), `done` | the lease, unless renewed   |
-| `cystore:<store id>:token:<duty>` | the last token given out                                  | a week after the last lease |
+| key | holds | lives |
+|---|---|---|
+| `cystore:<store id>:lease:<duty>` | hash: `holder` (token, random name), `by` (worker), `done` | the lease |
+| `cystore:<store id>:token:<duty>` | the last token given out | a week after the last lease |
 """
 
 from __future__ import annotations
@@ -183,7 +183,8 @@ class Coordination:
             return
         log.log(
             _level(logging.WARNING if gone else logging.ERROR),
-            "Redis at %s %s: %s. The store works without it; its duties use leases in the store. Trying Redis again every "
+            "Redis at %s %s: %s. The store works without it; its duties use leases in the store. Trying Redis "
+            "again every "
             "%.0f s",
             self.location,
             "is away" if gone else "refuses us",
@@ -272,7 +273,8 @@ def check_server_info(info: dict[str, Any]) -> None:
     """`check_server` with INFO's answer."""
     if info.get("redis_mode") == "cluster":
         raise ImproperlyConfigured(
-            "this Redis is a Cluster, which is not supported, because the keys of a store would lie on several nodes; name a "
+            "this Redis is a Cluster, which is not supported, because the keys of a store would lie on several "
+            "nodes; name a "
             "single Redis or a Sentinel in cystore_redis_url"
         )
     version = str(info.get("redis_version", ""))

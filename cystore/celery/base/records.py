@@ -1,11 +1,11 @@
 """The form of results in the store: the one place that knows topics, queues, keys, tags and properties.
 
-| topic            | a record is                     | key      | tag       | body                                  |
-|------------------|---------------------------------|----------|-----------|---------------------------------------|
-| `celery_results` | one transition of one task      | task id  | the state | the result's meta, as Celery encoded it |
-| `celery_groups`  | a saved group                   | group id | `SAVED`   | the group as a tuple, encoded likewise |
-| both             | a tombstone: forgotten from here | the id   | `FORGET`  | empty                                 |
-| `celery_chords`  | a step of a chord               | group id, run | the step: see `chord_runs` | a part's result, the body's signature |
+| topic | a record is | key | tag | body |
+|---|---|---|---|---|
+| `celery_results` | one transition of one task | task id | the state | the result's meta, as Celery encoded it |
+| `celery_groups` | a saved group | group id | `SAVED` | the group as a tuple, encoded likewise |
+| both | a tombstone: forgotten from here | the id | `FORGET` | empty |
+| `celery_chords` | a step of a chord | group id, run | the step: see `chord_runs` | part's result, body's signature |
 
 Queue 0 of `celery_results` is for transitions without a known task name (a tombstone, a revoked task that had not
 begun); queue ``1 + crc32(name) % 1023`` belongs to a name, so all of a name are read in order without reading the rest.
@@ -27,7 +27,8 @@ from cystore import Message, MessageStore
 RESULTS, GROUPS, CHORDS = "celery_results", "celery_groups", "celery_chords"
 TOPICS = (RESULTS, GROUPS, CHORDS)
 FORGET, SAVED = "FORGET", "SAVED"
-LATE = "late"  # property of a state that came from another host after the state that followed it: history alone shows it
+# property of a state that came from another host after the state that followed it: history alone shows it
+LATE = "late"
 NAMED_QUEUES = 1023
 FIRST_LOOK = 32  # records of one id; nearly all have two
 

@@ -1,17 +1,17 @@
 """The runs of a chord, folded from its records, in whatever order and however often these are read.
 
-Topic `celery_chords`; keys: the group id, and the run, an id that each application of a chord gets anew (a frozen chord that is
-applied again has the same group and task ids). Only a `PART` (the result, as Celery encoded it) and an `OPEN` (the body's
-signature and the shape of the header) have a body.
+Topic `celery_chords`; keys: the group id, and the run, an id that each application of a chord gets anew (a frozen
+chord that is applied again has the same group and task ids). Only a `PART` (the result, as Celery encoded it) and an
+`OPEN` (the body's signature and the shape of the header) have a body.
 
-| tag     | queue   | is                                                             | properties                           |
-|---------|---------|----------------------------------------------------------------|--------------------------------------|
-| `OPEN`  | 0       | a run began, before its header was sent                        |                                      |
-| `SIZE`  | 0       | how many parts it has; put before the last header task is sent | `size`                               |
-| `ADDED` | 0       | one part more (`add_to_chord`)                                 | `task_id`                            |
-| `PART`  | 1 to 15 | a header task ended; in one append with its result             | `task_id`, `index`, `state`, `added` |
-| `CLAIM` | 0       | somebody is about to send the body                             | `claim`, `lives_ms`                  |
-| `DONE`  | 0       | the body was sent, or the chord failed                         | `claim`, `outcome`                   |
+| tag | queue | is | properties |
+|---|---|---|---|
+| `OPEN` | 0 | a run began, before its header was sent | |
+| `SIZE` | 0 | how many parts it has; put before the last header task is sent | `size` |
+| `ADDED` | 0 | one part more (`add_to_chord`) | `task_id` |
+| `PART` | 1 to 15 | a header task ended; in one append with its result | `task_id`, `index`, `state`, `added` |
+| `CLAIM` | 0 | somebody is about to send the body | `claim`, `lives_ms` |
+| `DONE` | 0 | the body was sent, or the chord failed | `claim`, `outcome` |
 
 All have the property `run`. A run is complete when there are as many *distinct* parts (task id and index) as `SIZE` and
 the `ADDED` records say; of two parts of one task a SUCCESS counts. The first claim in log order holds, until `lives_ms`

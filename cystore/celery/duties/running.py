@@ -2,8 +2,8 @@
 
 The lease is in Redis if the app has one that answers, else in the store's control block. Both give tokens out of one
 sequence, because acquiring passes on the store's highest token, and every step refuses a token that is older than the
-newest. So two workers never do a duty at once, whatever Redis says (`cystore.services.duty_table`). A kill leaves a lease
-that ends by itself, and an unfinished step, which the store's own locks repair.
+newest. So two workers never do a duty at once, whatever Redis says (`cystore.services.duty_table`). A kill leaves a
+lease that ends by itself, and an unfinished step, which the store's own locks repair.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Duty:
     lease_s: float
     step: Callable[[Any, MessageStore], tuple[int, bool]]
     needed: Callable[[MessageStore], bool]
-    sends: bool = False  # talks to the broker, with connections that belong to the thread (under greenlets: the hub) they are of
+    # talks to the broker, with connections that belong to the thread (under greenlets: the hub) they are of
+    sends: bool = False
 
     @property
     def task(self) -> str:
@@ -98,7 +99,8 @@ def _flush(app: Any, store: MessageStore) -> tuple[int, bool]:
 
 
 def _checkpoint(app: Any, store: MessageStore) -> tuple[int, bool]:
-    """Makes queues, index and the checkpoint durable; counts bytes of log. Source: DefaultMessageStore.FlushConsumeQueueService."""
+    """Makes queues, index and the checkpoint durable; counts bytes of log. Source:
+    DefaultMessageStore.FlushConsumeQueueService."""
     return store.checkpoint(), False
 
 
@@ -334,9 +336,13 @@ def needed_here(store: MessageStore, periods: int = 1, idle_s: float = IDLE_S) -
 
 
 def quiet_s(store: MessageStore, least_s: float) -> float:
-    """The time for which a store needs no look if nothing is appended: until a delayed message is due or the period of
-    a duty is over, at least `least_s`. Raises StoreError."""
-    due_in_ms = store.maintenance.due_in_ms
+    """The time for which a store needs no look if nothing is appended: until a delayed message is due or the period
+    of a duty is over, at least `least_s`. A record that is not dispatched yet may be a delayed message. Raises
+    StoreError."""
+    work = store.maintenance
+    if work.dispatch_bytes:
+        return least_s
+    due_in_ms = work.due_in_ms
     due = [QUIET_S] if due_in_ms is None else [QUIET_S, due_in_ms / 1000]
     periods = (duty.period_s - _since_s(store, duty) for duty in NEEDED if duty is not DELIVER_DELAYED)
     return max(min(*due, *(left_s for left_s in periods if left_s > 0), QUIET_S), least_s)

@@ -11,10 +11,10 @@ Settings of the app, beside those of `celery`:
 | setting | default | means |
 |---|---|---|
 | `cystore_lifecycle` | `True` | keep the log |
-| `cystore_lifecycle_args_chars` | `1024` | how many characters are kept of the positional and of the keyword arguments; 0: none |
+| `cystore_lifecycle_args_chars` | `1024` | characters kept of the positional and of the keyword arguments; 0: none |
 | `cystore_lifecycle_traceback_chars` | `8192` | how many characters are kept of a traceback |
-| `cystore_lifecycle_redact` | `()` | names of arguments whose values are not kept (nor by results), or a function (`redaction.py`) |
-| `cystore_lifecycle_payload` | `None` | `"message"`: keep each message as it was sent, for `celery -A APP cystore rerun` (`payload.py`) |
+| `cystore_lifecycle_redact` | `()` | arguments whose values nothing keeps, or a function: `redaction.py` |
+| `cystore_lifecycle_payload` | `None` | `"message"`: keep each message as it was sent, for `rerun` (`payload.py`) |
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class Lifecycle:
         self._timed_out: str | None = None  # the last one
 
     def append(
-        self, event: str, task_id: str | None, name: str | None, root_id: str | None, group_id: str | None, **details: Any
+        self, event: str, task_id: str | None, name: str | None, root_id: str | None, group_id: str | None,
+        **details: Any
     ) -> None:  # fmt: skip
         """Writes one event, unless the store failed a moment ago. Leaves out a `home` among the details if it is this
         store. Raises the store's errors."""
@@ -103,7 +104,9 @@ class Lifecycle:
             busy_timeout_ms=None if in_pool() else BUSY_MS,
         )
         if self._untold:
-            log.warning("%s: the lifecycle log works again; %d events are missing", self.location.path, self._untold)  # fmt: skip
+            log.warning(
+                "%s: the lifecycle log works again; %d events are missing", self.location.path, self._untold
+            )
             self._untold, self._paused_until = 0, 0.0
 
     def message_details(
@@ -168,7 +171,8 @@ class Lifecycle:
 
 
 def install(app: Celery, location: Location) -> None:
-    """Keeps the log of an app in the store at a location, from now on, in this process; called when its backend is made.
+    """Keeps the log of an app in the store at a location, from now on, in this process; called when its backend is
+    made.
 
     Raises ImproperlyConfigured for settings that make no sense.
     """
@@ -219,7 +223,8 @@ def _handles(told: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def _log_for(sender: Any) -> Lifecycle | None:
-    """Of a task or a worker its app's. A publisher is a name only: the only log that there is, else the current app's."""
+    """Of a task or a worker its app's. A publisher is a name only: the only log that there is, else the current
+    app's."""
     if not isinstance(sender, str):
         app = getattr(sender, "app", None)
         return None if app is None else _logs.get(app)
@@ -249,7 +254,8 @@ def _sent(
     life.append(
         events.SENT, told["id"], sender, told.get("root_id"), told.get("group"),
         origin=told.get("origin"), queue=routing_key, exchange=exchange_name,
-        parent_id=told.get("parent_id"), retries=told.get("retries") or None, eta=told.get("eta"), expires=told.get("expires"),
+        parent_id=told.get("parent_id"), retries=told.get("retries") or None, eta=told.get("eta"),
+        expires=told.get("expires"),
         args=args, kwargs=kwargs, home=told.get(HOME), **message,
     )  # fmt: skip
 
@@ -274,7 +280,8 @@ def _received(life: Lifecycle, sender: Any, request: Any, **_: Any) -> None:
 
 
 class _Rejecting:
-    """Stands before a request's `on_reject`: a message that goes back because its child died is the only sign of that."""
+    """Stands before a request's `on_reject`: a message that goes back because its child died is the only sign of
+    that."""
 
     def __init__(self, life: Lifecycle, request: Any) -> None:
         self._life, self._on_reject = life, request.on_reject
@@ -440,7 +447,9 @@ def _rejected(life: Lifecycle, sender: Any, message: Any, exc: Any = None, **_: 
 
 
 @_handles(signals.task_unknown)
-def _unknown(life: Lifecycle, sender: Any, message: Any, exc: Any = None, name: Any = None, id: Any = None, **_: Any) -> None:  # fmt: skip
+def _unknown(
+    life: Lifecycle, sender: Any, message: Any, exc: Any = None, name: Any = None, id: Any = None, **_: Any
+) -> None:
     _of_message(life, events.UNKNOWN, sender, message, exc, {"id": id, "task": name})
 
 

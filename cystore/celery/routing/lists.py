@@ -1,13 +1,14 @@
 """Requests and answers in Redis: the keys, the scripts, and a connection that may wait.
 
-| key                         | holds                                                         | lives                              |
-|-----------------------------|---------------------------------------------------------------|------------------------------------|
-| `cystore:readers`           | sorted set: stores whose results are read, by their last sign | an hour after the last one         |
-| `cystore:<store id>:read`   | list: requests, "ms JSON", not after that time                | two minutes after the last request |
-| `cystore:<store id>:taken`  | list: those that a worker has taken and not answered          | ten minutes after the last sign    |
-| `cystore:answer:<request>`  | list of one: the answer                                       | 10 s                               |
+| key | holds | lives |
+|---|---|---|
+| `cystore:readers` | sorted set: stores whose results are read, by their last sign | an hour after the last one |
+| `cystore:<store id>:read` | list: requests, "ms JSON", not after that time | two minutes after the last request |
+| `cystore:<store id>:taken` | list: those that a worker has taken and not answered | ten minutes after the last sign |
+| `cystore:answer:<request>` | list of one: the answer | 10 s |
 
-Times are those of the Redis server: clocks of hosts differ. Only this module and `cystore.celery.base.leases` import redis.
+Times are those of the Redis server: clocks of hosts differ. Only this module and `cystore.celery.base.leases` import
+redis.
 """
 
 from __future__ import annotations
@@ -101,11 +102,13 @@ def answer_key(request_id: str) -> str:
 class Line:
     """One Redis: short commands, and one connection for a command that waits. It belongs to one thread at a time.
 
-    Every method raises one of `AWAY` when Redis does not answer in time; the line is then closed, and the next use opens it again.
+    Every method raises one of `AWAY` when Redis does not answer in time; the line is then closed, and the next use
+    opens it again.
     """
 
     def __init__(self, location: RedisLocation) -> None:
-        # A command that was sent again would ask twice, and a wait would take twice as long: the callers try again themselves.
+        # A command that was sent again would ask twice, and a wait would take twice as long: the callers try again
+        # themselves.
         plain = dataclasses.replace(location, options={**location.options, "decode_responses": False})
         self._client = connect(plain, tries=0)
         self._prefix = getattr(self._client, "key_prefix", "")

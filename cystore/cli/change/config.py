@@ -1,4 +1,4 @@
-"""`cystore config`: the settings that are the store's."""
+"""`cystore config`: every setting, its value and where that comes from; changes those that are the store's."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def _run(args: argparse.Namespace) -> int:
         changes[name] = None
     args.settings = [text for text in args.settings if StoreConfig.parse_setting(text)[0] not in changes]
     facts.state(args.path)
-    config = store_config(args, services=())
+    config = store_config(args)
     if changes or args.resume_cleaning or args.end_archive:
-        with cystore.open(args.path, config=config) as store:
+        with cystore.open(args.path, config=store_config(args, services=())) as store:
             store.configure(**changes)
             if args.end_archive and not store.archive_mark.end():
                 write_note("the store has no archive")
@@ -60,11 +60,15 @@ def _run(args: argparse.Namespace) -> int:
 
 COMMAND = Command(
     name="config",
-    summary="the store's own settings: shows them, and changes the retention policy",
-    description="Writes the store's settings with their source: the store, this call's --config, or the default. With --set "
-    "it changes the store's retention policy, also for the processes that have the store open.",
+    summary="all settings and where each value comes from; changes the store's retention policy",
+    description="Writes every setting with its value and source: store, --set, a variable CYSTORE_<FIELD> of "
+    "the environment, the TOML\n"
+    "file (--config, or the one that CYSTORE_CONFIG names), or default. With --set it changes the store's "
+    "retention policy, also for\n"
+    "the processes that have the store open.",
     examples=(
         "cystore config /var/lib/app/store",
+        "CYSTORE_FLUSH_DISK_TYPE=sync cystore config /var/lib/app/store",
         "cystore config /var/lib/app/store --set file_reserved_time_h=24",
         "cystore config /var/lib/app/store --unset file_reserved_time_h",
         "cystore config /var/lib/app/store --resume-cleaning",

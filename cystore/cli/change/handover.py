@@ -18,7 +18,8 @@ WAIT_S = 60.0
 WAIT_S_MAX = 7 * 86_400.0
 
 
-def _seconds(text: str) -> float:
+def wait_seconds(text: str) -> float:
+    """The value of --wait. Raises argparse.ArgumentTypeError."""
     try:
         seconds = float(text)
     except ValueError:
@@ -31,7 +32,7 @@ def _seconds(text: str) -> float:
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--wait",
-        type=_seconds,
+        type=wait_seconds,
         default=WAIT_S,
         metavar="SECONDS",
         help="wait at most this time (default: %(default).0f)",
@@ -93,7 +94,8 @@ COMMAND = Command(
     name="handover",
     summary="asks the processes that have a store open to leave, and waits for them",
     description=(
-        "For an upgrade to a version whose control block has another layout. Celery workers of any version from this one on stop taking\n"
+        "For an upgrade to a version whose control block has another layout. Celery workers of any version "
+        "from this one on stop taking\n"
         "tasks, give unstarted ones back to the broker, finish the running ones and exit; other programs\n"
         "ask store.asked_to_leave() and close the store by themselves. Exit code 1: a process is still attached (it "
         "is shown, and still asked)."

@@ -98,16 +98,27 @@ def _show_needs(needs: list[dict[str, Any]]) -> None:
 def _show_positions(info: dict[str, Any]) -> None:
     at = info["positions"]
     write_line(
-        f"log: {at['min_physical_offset']} to {at['wrote']}, flushed to {at['flushed']}, dispatched to {at['dispatched']}"
+        f"log: {at['min_physical_offset']} to {at['wrote']}, flushed to {at['flushed']}, dispatched to "
+        f"{at['dispatched']}"
     )
     write_line(f"dispatch behind: {at['dispatch_behind_bytes']} bytes")
     write_line(f"last message: {time_text(at['last_store_timestamp_ms'])}")
     if at["clock_ahead_ms"]:
         write_line(
-            f"CLOCK: the wall clock is {at['clock_ahead_ms'] // 1000} s ahead of the store's and not believed (cystore clock)"
+            f"CLOCK: the wall clock is {at['clock_ahead_ms'] // 1000} s ahead of the store's and not believed "
+            "(cystore clock)"
         )
     if info["state"] == "live":
         write_line(f"since the first process opened it: {at['put_count']} puts, {size_text(at['put_bytes'])}")
+        write_line(
+            f"puts: {at['put_failed']} failed, {at['put_slow']} took over 500 ms, the longest "
+            f"{at['put_time_max_ms']} ms; "
+            f"{at['room_requests']} waited for room, the longest {at['room_wait_max_ms']} ms"
+        )
+        write_line(
+            f"gets: {at['get_count']}, {at['get_message_count']} messages, the longest {at['get_time_max_ms']} ms; "
+            f"queries: {at['query_count']}"
+        )
     for flag in info["flags"]:
         write_line(f"NOT WRITABLE: {FLAGS['FLAG_' + flag.upper()][1]}")
     if info["recovery"] is not None:
@@ -176,9 +187,11 @@ def _show_attached(attached: dict[str, Any], root: str) -> None:
     write_line(f"attached with: cystore {attached['release'] or '(older)'}, {layout}")
     if not attached["is_ours"]:
         write_line(
-            f"ANOTHER VERSION: this is {OURS}, which can read beside it, and write after it (cystore handover {one_line(root)})"
+            f"ANOTHER VERSION: this is {OURS}, which can read beside it, and write after it (cystore handover "
+            f"{one_line(root)})"
             if attached["can_be_followed"]
-            else f"ANOTHER VERSION: this is {OURS}; positions cannot be read beside it (cystore handover {one_line(root)})"
+            else f"ANOTHER VERSION: this is {OURS}; positions cannot be read beside it (cystore handover "
+            f"{one_line(root)})"
         )
     if attached["handover"]:
         write_line("HANDOVER: attached processes are asked to leave")
@@ -205,8 +218,10 @@ COMMAND = Command(
     name="info",
     summary="segments, offsets, topics and queues, index files, checkpoint, disk use",
     description=(
-        "Shows the state, content and disk use of a store, be it in use, closed, left by a crash, or in a directory that may\n"
-        "only be read. Changes nothing. If no process has the store open, the positions are those that recovery would find."
+        "Shows the state, content and disk use of a store, be it in use, closed, left by a crash, or in a "
+        "directory that may\n"
+        "only be read. Changes nothing. If no process has the store open, the positions are those that "
+        "recovery would find."
     ),
     examples=("cystore info /var/lib/app/store", "cystore info /var/lib/app/store --json"),
     add_arguments=lambda parser: add_json(parser, "one JSON object"),

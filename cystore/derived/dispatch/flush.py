@@ -11,7 +11,6 @@ import logging
 from pathlib import Path
 
 from cystore._native.memory.control import Control
-from cystore._native.memory.upkeep import Upkeep
 from cystore._native.system.failpoint import failpoint
 from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
@@ -45,9 +44,9 @@ class DerivedFlusher:
         self._root, self._control, self._config = root, control, config
         self._queues, self._index, self._checkpoint = queues, index, checkpoint
         self._log_flusher = log_flusher
-        self._upkeep = Upkeep(control)
-        if not control.read_only and self._upkeep.queues_flushed_ms == 0:
-            self._upkeep.queues_flushed_ms = self._upkeep.offsets_saved_ms = _now_ms()
+        self._looked_at = -1  # `dispatched` in the turn before
+        if not control.read_only and self._control.queues_flushed_ms == 0:
+            self._control.queues_flushed_ms = self._control.offsets_saved_ms = _now_ms()
 
     def flush(self) -> None:
         """Flushes everything that is dispatched by now, and the queues' next offsets. If these cannot be saved because
@@ -82,7 +81,8 @@ class DerivedFlusher:
                     raise StoreTimeoutError(f"queues and index are not flushed yet: {error}") from error
 
     def _flush_dispatched(self) -> None:
-        """Under the lock "sync", which no append, read or flush of the log takes: thousands of queues may take their time."""
+        """Under the lock "sync", which no append, read or flush of the log takes: thousands of queues may take their
+        time."""
         control = self._control
         position, timestamp = control.dispatched, control.dispatched_timestamp_ms
         self._log_flusher.flush_to(position)
@@ -100,7 +100,7 @@ class DerivedFlusher:
         except SyncFailedError as error:
             self._log_flusher.poison(error)
         self._log_flusher.sync_checkpoint()
-        self._upkeep.queues_flushed_ms = _now_ms()
+        self._control.queues_flushed_ms = _now_ms()
 
     def save_queue_offsets(self) -> None:
         """Writes config/queueOffset.json: queues whose messages are all gone continue to count from there.
@@ -121,7 +121,7 @@ class DerivedFlusher:
             )  # beyond the log's end: of a log that was cut since
             if queues and not newer:
                 write_queue_offsets(self._root, QueueOffsets.of(queues, position))
-            self._upkeep.offsets_saved, self._upkeep.offsets_saved_ms = position, _now_ms()
+            self._control.offsets_saved, self._control.offsets_saved_ms = position, _now_ms()
 
     @property
     def idle(self) -> bool:
@@ -129,19 +129,25 @@ class DerivedFlusher:
         return self._control.index_flushed >= self._control.dispatched
 
     def run_once(self) -> Progress:
-        """One turn: flushes if the interval is over and something was dispatched since. One process does it at a time,
-        and skips recent work of another one."""
-        control, config, upkeep = self._control, self._config, self._upkeep
+        """One turn: flushes if the interval is over and something was dispatched since. While more is dispatched,
+        less than flush_consume_queue_least_pages in every queue wait for the thorough interval. One process does it
+        at a time, and skips recent work of another one."""
+        control, config = self._control, self._config
         behind = control.dispatched - control.index_flushed
         if control.flags & SYNC_FAILED or not behind:
             return Progress(0)
-        if _now_ms() - upkeep.queues_flushed_ms < config.flush_interval_consume_queue_ms:
+        quiet, self._looked_at = self._looked_at == control.dispatched, control.dispatched
+        since_ms = _now_ms() - control.queues_flushed_ms
+        if since_ms < config.flush_interval_consume_queue_ms:
+            return Progress(behind)
+        old = quiet or since_ms >= config.flush_consume_queue_thorough_interval_ms
+        if not old and not self._queues.any_dirty(config.flush_consume_queue_least_pages):
             return Progress(behind)
         with control.held_if_free("sync") as turn:
             if not turn.held:
                 return Progress(0)
             self._flush_dispatched()
-        if _now_ms() - upkeep.offsets_saved_ms >= config.flush_consume_queue_thorough_interval_ms:
+        if _now_ms() - control.offsets_saved_ms >= config.flush_consume_queue_thorough_interval_ms:
             self.save_queue_offsets()
         return Progress(behind)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cystore._native.memory.control import Control
-from cystore._native.memory.upkeep import Upkeep
 from cystore._native.system.failpoint import failpoint
 from cystore.clock import monotonic_s
 from cystore.derived.files.consume_queue import ConsumeQueues
@@ -34,7 +33,6 @@ class Follower:
 
     def __init__(self, control: Control, queues: ConsumeQueues, index: IndexFiles) -> None:
         self._control, self._queues, self._index = control, queues, index
-        self._upkeep = Upkeep(control)
         self._target = self._slot = (
             0  # the round that this process is in: the minimum, and the queue that comes next
         )
@@ -42,14 +40,14 @@ class Follower:
     @property
     def behind(self) -> bool:
         """Whether something may lead below the log's minimum."""
-        return self._upkeep.followed < self._control.min_physical_offset
+        return self._control.followed < self._control.min_physical_offset
 
     def run(self, until_s: float | None = None) -> Followed:
         """Follows until the time is up, or to the end."""
         done = Followed()
         while self.behind and (until_s is None or monotonic_s() < until_s):
             done.queue_files += undisturbed(self._turn)
-            if self._target <= self._upkeep.followed:
+            if self._target <= self._control.followed:
                 done.index_files += self._index.remove_below(self._target)
         return done
 
@@ -60,20 +58,20 @@ class Follower:
 
     def _follow(self) -> int:
         control, until_s, removed = self._control, monotonic_s() + TURN_S, 0
-        if self._target <= self._upkeep.followed:
+        if self._target <= self._control.followed:
             self._target, self._slot = control.min_physical_offset, 0
         while self._slot < control.queue_count:
             removed += self._queue(self._slot)
             self._slot += 1
             if monotonic_s() >= until_s:
                 return removed
-        self._upkeep.followed = self._target
+        self._control.followed = self._target
         return removed
 
     def _queue(self, slot: int) -> int:
         queue = self._queues.get(slot)
         minimum = queue.offset_at(self._target)
         if minimum > queue.min_offset:
-            self._upkeep.raise_queue_minimum(slot, minimum)
+            self._control.raise_queue_minimum(slot, minimum)
             failpoint("clean.queue_minimum")
         return queue.remove_expired()

@@ -14,18 +14,19 @@ from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueue, Consu
 from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
 from cystore.errors import CorruptRecordError, OffsetError
-from cystore.layout import CONSTANTS, SCHEDULE_TOPIC
+from cystore.layout import CONSTANTS, QUEUE_ENTRY, SCHEDULE_TOPIC
 
 log = logging.getLogger("cystore")
 
 WRITE_ENTRIES = 4096  # compared and written in one turn under the dispatch lock
 LOCK_WAIT_MS = 1_000
-HOLE_ENTRY = bytes(8) + CONSTANTS["HOLE_ENTRY_SIZE"][0].to_bytes(4, "big") + bytes(8)
+HOLE_ENTRY = QUEUE_ENTRY.pack(0, CONSTANTS["HOLE_ENTRY_SIZE"][0], 0)
 DAMAGES_MAX = 100  # in the log that one look steps over
 
 
 class QueueHealer:
-    """Heals the queues of one store. The log is walked without a lock; entries are written in short turns under the dispatch lock."""
+    """Heals the queues of one store. The log is walked without a lock; entries are written in short turns under the
+    dispatch lock."""
 
     def __init__(self, control: Control, commit_log: CommitLog, queues: ConsumeQueues) -> None:
         self._control, self._commit_log, self._queues = control, commit_log, queues
@@ -33,7 +34,8 @@ class QueueHealer:
         self._hopeless: set[tuple[int, int]] = set()  # (slot, queue offset): the log has nothing better
 
     def heal(self, slot: int, queue_offset: int) -> bool:
-        """Writes the wrong entries of the file that holds a queue offset again, from that offset on; True when there were some.
+        """Writes the wrong entries of the file that holds a queue offset again, from that offset on; True when there
+        were some.
 
         A process that may not write gives False. Raises StoreFullError, StoreIOError.
         """
@@ -164,7 +166,7 @@ def _keep_entries_of(damaged: DamagedRanges, queue: ConsumeQueue, out: MappedFil
         if at % ENTRY_BYTES == 0:
             file = queue.file_of((out.base + at) // ENTRY_BYTES)
             present = b"" if file is None else file.read(out.base + at - file.base, ENTRY_BYTES)
-            if present and damaged.covering(int.from_bytes(present[:8], "big")) is not None:
+            if present and damaged.covering(QUEUE_ENTRY.unpack(present)[0]) is not None:
                 out.write(at, present)
         at = entries.find(HOLE_ENTRY, at + 1)
 

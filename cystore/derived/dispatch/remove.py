@@ -18,7 +18,6 @@ from functools import partial
 
 from cystore._native.derived import queue as kernel
 from cystore._native.memory.control import Control
-from cystore._native.memory.upkeep import Upkeep
 from cystore._native.system.failpoint import failpoint
 from cystore.clock import monotonic_s
 from cystore.derived.dispatch.dispatcher import Dispatcher
@@ -50,12 +49,11 @@ class QueueRemover:
         self, control: Control, queues: ConsumeQueues, dispatcher: Dispatcher, manifest: Manifest
     ) -> None:
         self._control, self._queues, self._dispatcher, self._manifest = control, queues, dispatcher, manifest
-        self._upkeep = Upkeep(control)
         self._settled = -1  # the manifest whose removed queues this process has seen to
 
     def delete_topic(self, topic: str) -> Removal:
-        """Removes every queue of a topic, with all messages that are in it by now. Raises StoreConfigError for the topic of delayed
-        messages."""
+        """Removes every queue of a topic, with all messages that are in it by now. Raises StoreConfigError for the
+        topic of delayed messages."""
         if topic == SCHEDULE_TOPIC:
             raise StoreConfigError(
                 f"{SCHEDULE_TOPIC} contains the messages that are still delayed, and cannot be deleted"
@@ -90,7 +88,7 @@ class QueueRemover:
             for row in facts.removed:
                 slot = self._control.find_queue(row.topic, row.queue_id)
                 if slot >= 0:
-                    self._upkeep.raise_queue_minimum(slot, row.end)
+                    self._control.raise_queue_minimum(slot, row.end)
                     failpoint("remove.minimum")
             self._settled = facts.sequence
         unused = kernel.queues_unused(self._control)
@@ -121,10 +119,12 @@ class QueueRemover:
         return removed
 
     def _list(self, unused: list[int]) -> None:
-        """Enters the counts of unused queues in the manifest before their files go: config/queueOffset.json alone could rot."""
+        """Enters the counts of unused queues in the manifest before their files go: config/queueOffset.json alone
+        could rot."""
         known, rows = self._manifest.snapshot().removed, []
         for slot in unused:
-            # The minimum is read last. A message that was dispatched since the look for unused queues is at or behind it, and stays.
+            # The minimum is read last. A message that was dispatched since the look for unused queues is at or behind
+            # it, and stays.
             topic, queue_id, _, dispatched, minimum = self._control.queue(slot)
             if minimum >= dispatched > known.end((topic, queue_id)):
                 rows.append(RemovedQueue(topic, queue_id, dispatched, self._control.dispatched))

@@ -32,6 +32,7 @@ DIRECTORY = "consumequeue"
 MANY_DIRTY = 256  # queues that are synced together
 FEW_QUEUES = 64  # up to this number the kernel may read whole files ahead
 ENTRY_BYTES = CONSTANTS["QUEUE_ENTRY_BYTES"][0]
+PAGE_BYTES = 4 * 1024
 FIRST_STEP_BYTES = 4 * 1024
 LAST_STEP_BYTES = 64 * 1024
 MAX_OPEN = 16384  # queues with files mapped in one process; a process may have some 65,000 mappings in all
@@ -135,8 +136,8 @@ class ConsumeQueue:
     def prepare(self, position: int) -> MappedFile:
         """The file for the next entry, which goes to `position`: made if need be, with space for the entry.
 
-        A queue that begins inside a file is filled up to its first entry with pre-blank entries, as RocketMQ does; a kill
-        before the last of them is written leaves the filling to be done again. Raises StoreFullError.
+        A queue that begins inside a file is filled up to its first entry with pre-blank entries, as RocketMQ does; a
+        kill before the last of them is written leaves the filling to be done again. Raises StoreFullError.
         """
         base = self.files.base_of(position)
         return self.files.prepared(base, lambda: self._made(base, position))
@@ -163,8 +164,8 @@ class ConsumeQueue:
         return file
 
     def notice_removal(self) -> int:
-        """Lets the mappings go of files that another process has removed, or made anew. Returns the count of removals that this is
-        about."""
+        """Lets the mappings go of files that another process has removed, or made anew. Returns the count of removals
+        that this is about."""
         removals = self._control.queue_removals(self.slot)
         if removals != self._removals:
             self._last = None
@@ -212,7 +213,8 @@ class ConsumeQueue:
         self.files.forget(self.files.base_of(queue_offset * ENTRY_BYTES))
 
     def forget_everywhere(self) -> None:
-        """Under the dispatch lock: makes every process look for the queue's files by their names again, and reserve space there."""
+        """Under the dispatch lock: makes every process look for the queue's files by their names again, and reserve
+        space there."""
         self._control.count_queue_removal(self.slot)
         self._control.set_queue_allocated(self.slot, self.max_offset * ENTRY_BYTES)
 
@@ -233,7 +235,8 @@ class ConsumeQueue:
             control.set_queue_dispatched(slot, at)
 
     def overwrite_with_holes(self, begin: int, end: int) -> None:
-        """PRIVATE: makes hole entries of [begin, end) in this process's view, where recovery would have written them."""
+        """PRIVATE: makes hole entries of [begin, end) in this process's view, where recovery would have written
+        them."""
         while begin < end:
             file = self.file_of(begin)
             if file is None:
@@ -335,8 +338,8 @@ class ConsumeQueue:
         return 0 if entry is None else entry.physical_offset + entry.size_bytes
 
     def prepare_ext(self, position: int) -> tuple[MappedFile, int, int]:
-        """The extended file for the next unit, where in the queue that goes (`position` if that is known, else below 0), and up
-        to where space is reserved. Raises StoreFullError."""
+        """The extended file for the next unit, where in the queue that goes (`position` if that is known, else below
+        0), and up to where space is reserved. Raises StoreFullError."""
         if self.ext is None:
             raise StoreFormatError(
                 "the queue is open without its extended units (enable_consume_queue_ext)",
@@ -444,6 +447,21 @@ class ConsumeQueues:
         if len(slots) < MANY_DIRTY or not self._sync_together(slots):
             for slot in slots:
                 self.get(slot).flush()
+
+    def any_dirty(self, least_pages: int) -> bool:
+        """Whether a queue has so many dirty pages, or entries beyond the file that was synced last
+        (MappedFile.isAbleToFlush)."""
+        control, file_bytes = self._control, self._control.consume_queue_file_bytes
+        if least_pages == 0:
+            return True
+        for slot in kernel.queues_to_flush(control):
+            flushed = control.queue_flushed(slot) * ENTRY_BYTES
+            written = control.queue_dispatched(slot) * ENTRY_BYTES
+            if written // file_bytes > flushed // file_bytes:
+                return True
+            if written // PAGE_BYTES - flushed // PAGE_BYTES >= least_pages:
+                return True
+        return False
 
     def _sync_together(self, slots: list[int]) -> bool:
         """One sync of the whole file system instead of thousands of files. False if it fails, or if the kernel would

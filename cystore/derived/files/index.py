@@ -19,15 +19,15 @@ from cystore import clock
 from cystore._native.derived import index as kernel
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
-from cystore._native.memory.upkeep import Upkeep
 from cystore.config import StoreConfig
 from cystore.engine.files.mappings import Mappings
 from cystore.engine.files.segments import Mode
 from cystore.errors import StoreError, StoreFormatError, StoreIOError, StoreResourceError
 from cystore.layout import CONSTANTS, INDEX_ENTRY, INDEX_HEADER, field_of
-from cystore.system import files, unreadable_ranges
-from cystore.system.changed_lengths import has_length, mend_length
+from cystore.system import files
 from cystore.system.folders import check_place
+from cystore.system.ranges import unreadable_ranges
+from cystore.system.ranges.changed_lengths import has_length, mend_length
 from cystore.system.threads import os_threads
 
 log = logging.getLogger("cystore")
@@ -46,7 +46,8 @@ _SLOT = struct.Struct(">i")  # number of the newest entry
 
 
 class IndexHeader(NamedTuple):
-    """First and last store timestamp (ms) and physical offset of a file, its used slots and the number of the next entry."""
+    """First and last store timestamp (ms) and physical offset of a file, its used slots and the number of the next
+    entry."""
 
     begin_timestamp_ms: int
     end_timestamp_ms: int
@@ -76,7 +77,8 @@ def file_length(slots: int, capacity: int) -> int:
 
 
 class IndexFile:
-    """One index file. `name` is its file name as a number; `slots` and `capacity` are its own, whatever the settings say.
+    """One index file. `name` is its file name as a number; `slots` and `capacity` are its own, whatever the settings
+    say.
 
     A `sealed` file is not the newest, and no process writes to it.
     """
@@ -246,7 +248,8 @@ class IndexFiles:
         self._dropped.update(int(path.name) for path in paths)
 
     def overwrite(self, path: Path, pieces: Iterable[tuple[int, bytes]]) -> None:
-        """PRIVATE: writes (position, bytes) into this process's view of a file, where recovery would have written them."""
+        """PRIVATE: writes (position, bytes) into this process's view of a file, where recovery would have written
+        them."""
         for file in self.files():
             if file.name == int(path.name):
                 for at, data in pieces:
@@ -306,12 +309,12 @@ class IndexFiles:
         return mapped
 
     def _mends(self, path: Path, length: int) -> bool:
-        """Gives a file that a hand made shorter or longer its length again: queries find what is left. A process that may not write does
-        without the file."""
+        """Gives a file that a hand made shorter or longer its length again: queries find what is left. A process that
+        may not write does without the file."""
         if self._mode is not Mode.WRITE:
             return False
         mend_length(path, length)
-        Upkeep(self._control).index_files_changed()  # readers do without it no longer
+        self._control.index_files_changed()  # readers do without it no longer
         return True
 
     @staticmethod
@@ -333,7 +336,8 @@ class IndexFiles:
         if shape is None:
             raise StoreFormatError(
                 f"the file has {length} bytes, not the {file_length(self._slots, self._capacity)} of max_hash_slot_num "
-                f"{self._slots} and max_index_num {self._capacity}; set both to the values with which the index was made",
+                f"{self._slots} and max_index_num {self._capacity}; set both to the values with which the "
+                "index was made",
                 path=path,
             )
         log.warning(
@@ -471,7 +475,7 @@ class IndexFiles:
         for file in old:
             self._remove(file)
         if old:
-            Upkeep(self._control).index_files_changed()
+            self._control.index_files_changed()
         return len(old)
 
     def flush(self) -> None:
@@ -525,8 +529,8 @@ def told_shape(path: Path, length: int) -> tuple[bool, tuple[int, int] | None]:
 def _shape_from_entries(data: mmap.mmap, length: int, header: IndexHeader) -> tuple[int, int] | None:
     """Slots and capacity of a file whose settings are not known, from where its last entry stands.
 
-    The last entry holds the header's end offset; from its place follows the number of slots, and then its key hash must lead
-    to a slot that holds an entry number, and the first entry must hold the header's begin offset.
+    The last entry holds the header's end offset; from its place follows the number of slots, and then its key hash
+    must lead to a slot that holds an entry number, and the first entry must hold the header's begin offset.
     """
     number, wanted = header.next_entry - 1, _END_OFFSET.pack(header.end_physical_offset)
     at = data.find(wanted, HEADER_BYTES)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cystore._native.memory.control import Control
-from cystore._native.memory.upkeep import Upkeep
 from cystore._native.record.checksum import crc32c
 from cystore._native.system import queue_files
 from cystore.derived.files.consume_queue import DIRECTORY, ENTRY_BYTES
@@ -115,7 +114,7 @@ def _path(root: Path) -> Path:
 
 def _rows(control: Control) -> list[Row]:
     """All queues; none if one of them is not dispatched to its end, or if config/queueOffset.json lags behind."""
-    if Upkeep(control).offsets_saved != control.wrote:
+    if control.offsets_saved != control.wrote:
         return []
     queues = [control.queue(slot) for slot in range(control.queue_count)]
     if any(following != dispatched for _, _, following, dispatched, _ in queues):

@@ -1,4 +1,5 @@
-"""Reading messages: by queue offset, by key, by time (DefaultMessageStore.getMessage, queryMessage, getOffsetInQueueByTime).
+"""Reading messages: by queue offset, by key, by time (DefaultMessageStore.getMessage, queryMessage,
+getOffsetInQueueByTime).
 
 A reader that finds queues or index behind the log dispatches first, so it sees everything that was written before its
 call. It waits for another dispatcher a bounded time. If that one stands still, `get` answers with dispatched messages,
@@ -9,16 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from cystore import clock
 from cystore._native.derived import queue as queue_kernel
 from cystore._native.derived.queue import BatchLimits
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.read import tail as tail_kernel
+from cystore._native.read.counts import ReadCounts, now_ms
 from cystore._native.read.get_result import GetResult
 from cystore._native.read.key_reader import KeyReader, QueryResult, find_messages
 from cystore._native.read.many_keys import find_many
@@ -35,6 +37,7 @@ from cystore.derived.reading.by_time import TimeSearch
 from cystore.derived.reading.many_keys import add_newer, distinct
 from cystore.derived.reading.request import CallableError, Wanted, encoded, outside, stored_topic, wanted
 from cystore.derived.reading.tail import TailReader
+from cystore.engine.files.cold_pages import memory_bytes
 from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import (
     CorruptRecordError,
@@ -44,12 +47,13 @@ from cystore.errors import (
     StoreResourceError,
 )
 from cystore.filters.chosen import Filter
-from cystore.layout import takes_index_entry
+from cystore.layout import CONSTANTS, takes_index_entry
 from cystore.results import GetStatus
 from cystore.system.threads.repeated_errors import Trouble
 
 log = logging.getLogger("cystore")
 
+EXPIRES = CONSTANTS["SYS_FLAG_EXPIRES"][0]
 FOREVER_MS = (1 << 63) - 1
 FILTERED_ENTRIES = 800  # the least number of entries that one batch examines (16,000 bytes in RocketMQ)
 HELP_WAIT_MS = 1_000  # for another dispatcher
@@ -59,11 +63,6 @@ HEALED_TRIES = 5
 CLEANED_TRIES = 100  # a get tries again this often if a cleaner removes the entries that it is about to read
 INT32_MAX = (1 << 31) - 1
 REPLACED = "�"  # bytes that are not UTF-8 become this
-
-
-def total_memory_bytes() -> int:
-    """Physical memory of this host (StoreUtil.TOTAL_PHYSICAL_MEMORY_SIZE)."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class Reader:
@@ -80,8 +79,9 @@ class Reader:
     ) -> None:
         self._control, self._commit_log, self._queues, self._index = control, commit_log, queues, index
         self._dispatcher = dispatcher
+        self._memory_bytes = memory_bytes(config)
         self._limits = BatchLimits(
-            memory_bytes=total_memory_bytes() * config.access_message_in_memory_max_ratio // 100,
+            memory_bytes=self._memory_bytes,
             bytes_in_memory=config.max_transfer_bytes_on_message_in_memory,
             count_in_memory=config.max_transfer_count_on_message_in_memory,
             bytes_in_disk=config.max_transfer_bytes_on_message_in_disk,
@@ -96,7 +96,7 @@ class Reader:
         self._queue_reader: QueueReader | None = None
         self._forgotten_below = 0
         self._read_only = control.read_only
-        self._found = self._missed = self._messages = self._queries = 0
+        self.counts = ReadCounts(control)
 
     def help_dispatch(self) -> None:
         """Dispatches the records that are appended by now, or waits a while for another dispatcher.
@@ -132,14 +132,16 @@ class Reader:
         return wrote if intent is None else max(min(wrote, intent[0]), control.dispatched)
 
     def counters(self) -> dict[str, Any]:
-        """Reads of this process: gets that found something or nothing, messages they gave, queries (StoreStatsService)."""
-        native = self._queue_reader
+        """Reads of this process: gets that found something or nothing, messages they gave, queries
+        (StoreStatsService). Adds them to those of all processes."""
+        counts = self.counts
+        counts.merge()
         return {
-            "get_found": self._found + (native.found if native else 0),
-            "get_missed": self._missed + (native.missed if native else 0),
-            "get_messages": self._messages + (native.messages if native else 0),
+            "get_found": counts.found,
+            "get_missed": counts.missed,
+            "get_messages": counts.messages,
             "healed_entries": self._healer.healed,
-            "queries": self._queries + (self._key_reader.queries if self._key_reader else 0),
+            "queries": counts.queries,
         }
 
     def forget_cleaned(self) -> None:
@@ -179,15 +181,15 @@ class Reader:
         *,
         tags: str | None = None,
         filter: Filter | None = None,
-        group: str | None = None,
         raw: bool = False,
     ) -> GetResult:
         """Messages of a queue from an offset on, at most `max_count` and within RocketMQ's limits of a batch.
 
-        `group`, RocketMQ's name of the reader, has no effect. `tags`: "A", or "A || B"; None, "" and "*" are all.
-        `filter`: an expression or a callable. A batch ends before a message whose bytes are damaged; if that message comes
-        first, the call raises CorruptRecordError. Source: DefaultMessageStore.getMessage.
+        `tags`: "A", or "A || B"; None, "" and "*" are all. `filter`: an expression or a callable. A batch ends before
+        a message whose bytes are damaged; if that message comes first, the call raises CorruptRecordError. Source:
+        DefaultMessageStore.getMessage.
         """
+        since_ms = now_ms()
         name = encoded(topic) if type(topic) is str else stored_topic(topic)
         if not (
             type(queue_id) is type(queue_offset) is type(max_count) is int
@@ -202,11 +204,7 @@ class Reader:
             raise failed.error from failed.error.__cause__
         if raw and result.raw is None:
             result.raw, result.record_offsets = b"", array("q")
-        if result.status is GetStatus.FOUND:
-            self._found += 1
-            self._messages += len(result.record_offsets) if raw else len(result.messages)
-        else:
-            self._missed += 1
+        self.counts.count_get(since_ms, len(result.record_offsets) if raw else len(result.messages))
         return result
 
     def _state(self, topic: bytes, queue_id: int) -> tuple[int, int, int, int, int, int] | None:
@@ -267,8 +265,8 @@ class Reader:
         return GetResult(GetStatus.OFFSET_FOUND_NULL, [], next_offset, minimum, maximum)
 
     def _told(self, result: GetResult, queue_offset: int, dispatched: int, following: int) -> GetResult:
-        """The answer with `behind` and the queue's end. A read-only handle reads undispatched messages by itself, so for it
-        the queue ends behind them."""
+        """The answer with `behind` and the queue's end. A read-only handle reads undispatched messages by itself, so
+        for it the queue ends behind them."""
         if dispatched < following:
             unseen = result.status is GetStatus.OFFSET_OVERFLOW_ONE and queue_offset < following
             result.behind = unseen or not self._read_only
@@ -279,8 +277,8 @@ class Reader:
     def _heal(self, slot: int, queue_offset: int, tries: int) -> bool:
         """Makes up for a queue file that is gone or wrong; True when it is worth another look.
 
-        First this process looks for the file by its name again: another one may have made it anew. Then the entries are written
-        again from the log.
+        First this process looks for the file by its name again: another one may have made it anew. Then the entries
+        are written again from the log.
         """
         if tries == 0:
             self._queues.get(slot).forget(queue_offset)
@@ -292,8 +290,8 @@ class Reader:
         asked: tuple[bytes, int, int, int, Wanted, bool],
         state: tuple[int, int, int, int, int, int],
     ) -> GetResult | None:
-        """A read-only handle cannot heal a queue: it makes the entries from the log, for itself. Its usual walk ends before damage; then
-        it looks for the end of the damage."""
+        """A read-only handle cannot heal a queue: it makes the entries from the log, for itself. Its usual walk ends
+        before damage; then it looks for the end of the damage."""
         if not self._control.read_only:
             return None
         with contextlib.suppress(CorruptRecordError):  # a segment is missing
@@ -341,7 +339,7 @@ class Reader:
                 maximum = queue_offset + count
                 if count == 0:
                     return None
-            found, done, gone = queue_kernel.read_batch(
+            found, done, gone, is_far = queue_kernel.read_batch(
                 window, log_minimum, wrote, file, queue_offset, min(count, room),
                 name, queue_id, self._limits, max_count, choice.tags, raw, choice.program, choice.predicate,
             )  # fmt: skip
@@ -355,22 +353,45 @@ class Reader:
         status = GetStatus.FOUND
         if not records:
             status = GetStatus.MESSAGE_WAS_REMOVING if gone == done else GetStatus.NO_MATCHED_MESSAGE
+        result = GetResult(status, [], queue_offset + done, minimum, maximum)
+        result.suggest_pulling_from_slave = is_far
         if raw:
-            return GetResult(status, [], queue_offset + done, minimum, maximum, *found)
-        return GetResult(status, found, queue_offset + done, minimum, maximum)
+            result.raw, result.record_offsets = found
+        else:
+            result.messages = found
+        return result
+
+    def is_in_disk(self, topic: str, queue_id: int, queue_offset: int) -> bool:
+        """Whether the message at an offset lies further behind the log's end than memory holds, by the settings."""
+        name = stored_topic(topic)
+        queue_id = whole("queue_id", queue_id, 0, INT32_MAX)
+        queue_offset = whole("queue_offset", queue_offset, -FOREVER_MS, FOREVER_MS)
+        state = self._state(name, queue_id)
+        if state is None or not state[1] <= queue_offset < state[2]:
+            return False
+        file = self._queues.get(state[0]).file_of(queue_offset)
+        entry = None if file is None else queue_kernel.entry_at(file, queue_offset * ENTRY_BYTES - file.base)
+        return entry is not None and state[5] - entry[0] > self._memory_bytes
 
     # ---------------------------------------------------------------------------------------- by key
 
     def query(
-        self, topic: str, key: str, max_count: int = 32, *, begin_ms: int = 0, end_ms: int | None = None
+        self,
+        topic: str,
+        key: str,
+        max_count: int = 32,
+        *,
+        begin_ms: int = 0,
+        end_ms: int | None = None,
+        with_expired: bool = False,
     ) -> QueryResult:
         """The newest `max_count` messages of a topic that hold a key (one of `keys`, or the unique key), newest first.
 
         A damaged record does not hide the intact ones; the result's `damaged` names it.
 
         Only messages with a store timestamp from `begin_ms` to `end_ms` (default: any later one). The key of each
-        message is compared, so another key with the same hash is no match, and no message comes twice. Source:
-        DefaultMessageStore.queryMessage.
+        message is compared, so another key with the same hash is no match, and no message comes twice. Expired
+        messages come only `with_expired`. Source: DefaultMessageStore.queryMessage.
         """
         name = stored_topic(topic)
         key = text("key", key)
@@ -386,20 +407,19 @@ class Reader:
             end_ms = whole("end_ms", end_ms, -FOREVER_MS, FOREVER_MS)
         encoded = key.encode()
         control = self._control
-        self._queries += 1
+        self.counts.count_query()
         wrote = control.wrote
         if control.dispatched < wrote:
             self.help_dispatch()
         dispatched = control.dispatched
-        window = self._window()
+        window = self._commit_log.window(with_expired=True) if with_expired else self._window()
         # A key that reads like bytes which are no text is compared as text; any other key by its bytes.
         as_text = not key.isascii() and REPLACED in key
         found = find_messages(
-            window, control, self._index.shapes(), name, encoded, FOREVER_MS if as_text else max_count, begin_ms, end_ms,
+            window, control, self._index.shapes(), name, encoded, FOREVER_MS if as_text else max_count, begin_ms,
+            end_ms,
             any_key=as_text,
         )  # fmt: skip
-        if len(self._windows) < SPARE_WINDOWS:
-            self._windows.append(window)
         messages, damaged = list(found), found.damaged
         if as_text:
             messages = [message for message in messages if _holds(message, key)][:max_count]
@@ -407,11 +427,13 @@ class Reader:
             newer: list[Message] = []  # oldest first
             try:
                 if as_text:
-                    for message in self._not_dispatched(dispatched, wrote, topic, begin_ms, end_ms):
+                    for message in self._not_dispatched(
+                        dispatched, wrote, topic, begin_ms, end_ms, with_expired
+                    ):
                         if _holds(message, key):
                             newer.append(message)
                 else:
-                    newer = self._newer(name, encoded, dispatched, wrote, max_count, begin_ms, end_ms)
+                    newer = self._newer(window, name, encoded, dispatched, wrote, max_count, begin_ms, end_ms)
             except CorruptRecordError as error:
                 log.error(
                     "a query cannot read behind damage that dispatch has not stepped over yet: %s", error
@@ -421,6 +443,8 @@ class Reader:
             messages = [*reversed(newer), *(m for m in messages if m.physical_offset not in known)][
                 :max_count
             ]
+        if not with_expired and len(self._windows) < SPARE_WINDOWS:
+            self._windows.append(window)
         return QueryResult(messages, damaged)
 
     def query_many(
@@ -447,7 +471,8 @@ class Reader:
                     found[key] = find_messages(
                         window, control, shapes, name, key.encode(), max_count, 0, FOREVER_MS
                     )
-        self._queries += len(found) - len(as_text)
+        for _ in range(len(found) - len(as_text)):
+            self.counts.count_query()
         if len(self._windows) < SPARE_WINDOWS:
             self._windows.append(window)
         if dispatched < wrote:
@@ -458,6 +483,7 @@ class Reader:
 
     def _newer(
         self,
+        window: LogWindow,
         name: bytes,
         key: bytes,
         dispatched: int,
@@ -467,12 +493,17 @@ class Reader:
         end_ms: int,
     ) -> list[Message]:
         """Messages with the key that the index does not know yet, oldest first. Damage ends the walk before it."""
-        window, control = self._window(), self._control
         found, end = tail_kernel.find_messages(
-            window, control.min_physical_offset, wrote, dispatched, name, key, max_count, begin_ms, end_ms
+            window,
+            self._control.min_physical_offset,
+            wrote,
+            dispatched,
+            name,
+            key,
+            max_count,
+            begin_ms,
+            end_ms,
         )
-        if len(self._windows) < SPARE_WINDOWS:
-            self._windows.append(window)
         if end < wrote:
             log.error(
                 "%s: a query cannot read behind damage at %d, which dispatch has not stepped over yet",
@@ -484,19 +515,26 @@ class Reader:
     def key_reader(self, general: Callable[..., QueryResult]) -> KeyReader:
         """Answers usual queries without a call through Python; for the others it calls `general`."""
         self._key_reader = KeyReader(
-            self._control, self._index.shapes, self._commit_log.window, general, self._dispatcher.kernel
+            self._control,
+            self._index.shapes,
+            self._commit_log.window,
+            general,
+            self.counts,
+            self._dispatcher.kernel,
         )
         return self._key_reader
 
     def queue_reader(
         self, general: Callable[..., GetResult], general_read: Callable[..., Message]
     ) -> QueueReader:
-        """Answers usual gets and reads in one call of the kernel; for the others it calls `general` and `general_read`."""
+        """Answers usual gets and reads in one call of the kernel; for the others it calls `general` and
+        `general_read`."""
         self._queue_reader = QueueReader(
             self._control,
             self._dispatcher.kernel,
             self._limits,
             self._windows,
+            self.counts,
             self._queues.file_of,
             self._commit_log.window,
             general,
@@ -506,20 +544,26 @@ class Reader:
         return self._queue_reader
 
     def _not_dispatched(
-        self, begin: int, end: int, topic: str, begin_ms: int, end_ms: int
+        self, begin: int, end: int, topic: str, begin_ms: int, end_ms: int, with_expired: bool = False
     ) -> Iterator[Message]:
         """The part of the log that the index does not cover, because dispatch stands still (a full or failing disk, a
         stopped process). Raises CorruptRecordError at damage."""
         for message in self._commit_log.scan(begin, end):
             in_time = begin_ms <= (message.store_timestamp_ms or 0) <= end_ms
-            if in_time and message.topic == topic and takes_index_entry(message.sys_flag):
+            wanted_one = in_time and message.topic == topic and takes_index_entry(message.sys_flag)
+            if wanted_one and (with_expired or not self._has_expired(message)):
                 yield message
+
+    def _has_expired(self, message: Message) -> bool:
+        expires_at_ms = message.expires_at_ms if message.sys_flag & EXPIRES else None
+        return expires_at_ms is not None and expires_at_ms <= clock.now_ms(self._control)
 
     # --------------------------------------------------------------------------------------- by time
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """The queue offset for a store timestamp: the lowest with exactly that one, else the nearer of the last earlier and
-        the first later message, the earlier one on a tie. An empty queue gives its minimum, an unknown one 0.
+        """The queue offset for a store timestamp: the lowest with exactly that one, else the nearer of the last
+        earlier and the first later message, the earlier one on a tie. An empty queue gives its minimum, an unknown
+        one 0.
 
         The whole queue is searched; RocketMQ searches one file, chosen by its modification time. Source:
         ConsumeQueue.getOffsetInQueueByTime.
@@ -532,6 +576,17 @@ class Reader:
         if state is None:
             return 0
         return self._by_time.offset(name, state, dispatched, timestamp_ms)
+
+    def earliest_time_ms(self, topic: str, queue_id: int) -> int | None:
+        """The store timestamp of the first message of a queue that can be read, None without one."""
+        begin = 0
+        while True:
+            found = self.get(topic, queue_id, begin, 1)
+            if found.messages:
+                return int(found.messages[0].store_timestamp_ms)
+            if found.next_offset <= begin:
+                return None
+            begin = found.next_offset
 
 
 def _holds(message: Message, key: str) -> bool:

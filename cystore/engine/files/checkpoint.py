@@ -1,4 +1,5 @@
-"""The checkpoint: how far the log, the consume queues and the index are known to be on disk (RocketMQ's StoreCheckpoint).
+"""The checkpoint: how far the log, the consume queues and the index are known to be on disk (RocketMQ's
+StoreCheckpoint).
 
 One page, mapped and shared by every attached process; the holder of the flush lock writes it. Each field is stored with
 one aligned 8-byte store inside one sector, so neither a kill nor a power cut leaves half a number. A kill between two
@@ -16,6 +17,7 @@ from cystore.engine.files.segments import Mode
 from cystore.errors import StoreClosedError
 from cystore.layout import CONSTANTS, DISK_STRUCTS
 from cystore.system import files
+from cystore.system.ranges import file_ranges
 
 FILE_NAME = "checkpoint"
 FILE_BYTES = CONSTANTS["CHECKPOINT_BYTES"][0]
@@ -27,10 +29,11 @@ _FIELDS = {f.name: f for struct_ in DISK_STRUCTS if struct_.name == "checkpoint"
 class CheckpointFields:
     """The checkpoint's numbers. RocketMQ's own files have zeros behind the three timestamps.
 
-    Timestamps are store timestamps in ms: of the last record known flushed, of the last whose consume queue entry is, and of
-    the last in a flushed index file. `watermark` is the durable watermark, `last_record` the physical offset of the last
-    record below it, `last_record_checksum` that record's checksum field, `index_watermark` the physical offset through which
-    index entries are synced. The `clock_` fields are the store's clock beside CLOCK_BOOTTIME (clock_keeper.py).
+    Timestamps are store timestamps in ms: of the last record known flushed, of the last whose consume queue entry is,
+    and of the last in a flushed index file. `watermark` is the durable watermark, `last_record` the physical offset
+    of the last record below it, `last_record_checksum` that record's checksum field, `index_watermark` the physical
+    offset through which index entries are synced. The `clock_` fields are the store's clock beside CLOCK_BOOTTIME
+    (clock_keeper.py).
     """
 
     physic_timestamp: int = 0
@@ -98,7 +101,7 @@ class Checkpoint:
             if len(found) < FILE_BYTES:
                 files.write_whole(root, self.path, found.ljust(FILE_BYTES, b"\0"), keep_last=False)
             elif len(found) > FILE_BYTES:  # in place: other processes may have it mapped
-                files.shorten(self.path, FILE_BYTES)
+                file_ranges.shorten(self.path, FILE_BYTES)
             self._file = files.map_file(self.path, 0, FILE_BYTES)
         elif mode is Mode.READ and len(found) == FILE_BYTES:
             self._file = files.map_file(self.path, 0, FILE_BYTES, writable=False)

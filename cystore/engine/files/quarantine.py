@@ -9,6 +9,7 @@ from pathlib import Path
 from cystore.engine.files.segments import file_name
 from cystore.errors import StoreFormatError
 from cystore.system import files
+from cystore.system.ranges import file_ranges
 
 QUARANTINE = "quarantine"
 MAX_NAMES = 1_000_000
@@ -41,9 +42,9 @@ def put_aside(root: Path, pieces: Pieces, wanted: str) -> str:
         name = wanted if number == 0 else f"{wanted}.{number}"
         target = root / QUARANTINE / name
         try:
-            files.copy_ranges(root, pieces, target)
+            file_ranges.copy_ranges(root, pieces, target)
         except FileExistsError:
-            if files.same_bytes(pieces, target):
+            if file_ranges.same_bytes(pieces, target):
                 return name
             continue
         return name

@@ -14,7 +14,7 @@ from cystore._native.memory.mapping import MappedFile
 from cystore.engine.files.mappings import Mappings
 from cystore.errors import StoreError, StoreFormatError, StoreResourceError
 from cystore.system import files
-from cystore.system.changed_lengths import has_length, mend_length
+from cystore.system.ranges.changed_lengths import has_length, mend_length
 from cystore.system.threads import os_threads
 
 log = logging.getLogger("cystore")
@@ -250,8 +250,8 @@ class MappedFileQueue:
         return gone
 
     def _let_go(self, base: int) -> MappedFile | None:
-        """Keeps a mapping no longer, and gives it. The caller ends it behind the lock: the last mapping of a removed file waits until the
-        disk has freed its blocks, and a put may wait for the lock."""
+        """Keeps a mapping no longer, and gives it. The caller ends it behind the lock: the last mapping of a removed
+        file waits until the disk has freed its blocks, and a put may wait for the lock."""
         self._mapped.pop(base, None)
         return self._mappings.drop(self._number, base)
 
@@ -299,7 +299,8 @@ class MappedFileQueue:
         return prepare()
 
     def allocate(self, base: int, begin: int, end: int) -> None:
-        """Reserves disk space for [begin, end), offsets inside the file at `base`. Raises StoreFullError, FileReplacedError."""
+        """Reserves disk space for [begin, end), offsets inside the file at `base`. Raises StoreFullError,
+        FileReplacedError."""
         file = self.get(base)
         if file is None or self.mode is not Mode.WRITE:
             return
@@ -326,19 +327,21 @@ class MappedFileQueue:
         return len(old)
 
     def remove_folders(self) -> None:
-        """Removes the folder if it is empty, and then the one above it, but none that stands in the store's root. A power cut may bring
-        them back, empty."""
+        """Removes the folder if it is empty, and then the one above it, but none that stands in the store's root. A
+        power cut may bring them back, empty."""
         folder = self.directory
         while folder.parent != self.root and folder.is_dir() and not files.names(folder):
             files.remove_directory(folder, durable=False)
             folder = folder.parent
 
     def let_pages_go(self, end: int) -> None:
-        """Takes the pages of the store's mapped files out of this process's memory: of this queue's last segment those below `end`."""
+        """Takes the pages of the store's mapped files out of this process's memory: of this queue's last segment
+        those below `end`."""
         self._mappings.let_pages_go(self._mappings.get(self._number, self.base_of(end)), end)
 
     def close(self) -> None:
-        """Lets all mappings go; views keep theirs. Takes no lock: in a forked child a thread that is gone may hold it."""
+        """Lets all mappings go; views keep theirs. Takes no lock: in a forked child a thread that is gone may hold
+        it."""
         for base in list(self._mapped):
             self._let_go(base)
         self._imagined = {}

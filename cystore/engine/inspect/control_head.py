@@ -11,10 +11,12 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
+from cystore._native.memory.control import FINGERPRINT
 from cystore.engine.inspect.control_words import FIRST_LAYOUT
 from cystore.engine.log.allocate import CONTROL_NAME
-from cystore.layout import CONTROL_FIELDS, CONTROL_MAGIC, FINGERPRINT, LAYOUT_VERSION, RELEASE
+from cystore.layout import CONTROL_FIELDS, CONTROL_MAGIC, LAYOUT_VERSION, RELEASE
 from cystore.system import files, platform
+from cystore.system.ranges import file_ranges
 from cystore.system.store_lock import LOCK_NAME
 
 HEAD_BYTES = 192
@@ -32,7 +34,8 @@ class ControlHead(NamedTuple):
 
     @property
     def can_be_followed(self) -> bool:
-        """Whether a reader can follow the files of the processes that are attached to the block (cystore/attachment/other_layout.py)."""
+        """Whether a reader can follow the files of the processes that are attached to the block
+        (cystore/attachment/other_layout.py)."""
         return self.layout_version >= FIRST_LAYOUT
 
     @property
@@ -66,7 +69,7 @@ def read_head(root: Path) -> ControlHead | None:
 def ask_to_leave(root: Path, asked: bool = True) -> None:
     """Sets the word that attached processes of any version look at, or clears it."""
     path = root / CONTROL_NAME
-    files.write_at(path, [(_AT["handover"], struct.pack("=I", asked))])
+    file_ranges.write_at(path, [(_AT["handover"], struct.pack("=I", asked))])
 
 
 def attached_processes(root: Path) -> list[tuple[int, str]]:
@@ -84,7 +87,8 @@ def another_version(root: Path, head: ControlHead) -> str:
     )
     more = f" and {len(found) - PROCESSES_TOLD} more" if len(found) > PROCESSES_TOLD else ""
     return (
-        f"the store is in use by another version: attached is {head}, this is {OURS}. Upgrade or end the attached processes "
+        f"the store is in use by another version: attached is {head}, this is {OURS}. Upgrade or end the "
+        "attached processes "
         f"(`cystore handover {shlex.quote(str(root))}` asks them to leave). Attached: {told}{more}"
     )
 

@@ -8,6 +8,25 @@ from typing import Any, NamedTuple
 from cystore._native.append.append import LATENCY_BOUNDS_MS
 from cystore._native.memory import store_clock
 from cystore._native.memory.control import Control
+from cystore._native.memory.mapping import mapped_bytes, mapped_files
+from cystore.clock import boottime_ms
+
+# Counted by all processes since the first attach.
+_COUNTERS = (
+    "put_count",
+    "put_bytes",
+    "put_failed",
+    "put_slow",
+    "put_time_max_ms",
+    "room_requests",
+    "room_wait_ms",
+    "room_wait_max_ms",
+    "files_made",
+    "get_time_max_ms",
+    "query_count",
+    "dispatch_count",
+    "clock_clamps",
+)
 
 
 class QueueRange(NamedTuple):
@@ -18,7 +37,7 @@ class QueueRange(NamedTuple):
 
 
 def latency_labels() -> list[str]:
-    """Names of the put latency buckets (StoreStatsService.PUT_MESSAGE_ENTIRE_TIME_MAX_DESC)."""
+    """Names of the buckets of times (StoreStatsService.PUT_MESSAGE_ENTIRE_TIME_MAX_DESC)."""
 
     def text(ms: int) -> str:
         return f"{ms // 1000}s" if ms >= 1000 else f"{ms}ms"
@@ -29,7 +48,8 @@ def latency_labels() -> list[str]:
 
 
 def store_stats(control: Control) -> dict[str, Any]:
-    """Positions (bytes), counters since the first attach, and puts by the time they took."""
+    """Positions (bytes); counters of all processes since the first attach, puts and gets by the time they took;
+    the mappings of this process (TOTAL_MAPPED_FILES, TOTAL_MAPPED_VIRTUAL_MEMORY)."""
     counters = control.counters()
     return {
         "min_physical_offset": control.min_physical_offset,
@@ -40,16 +60,31 @@ def store_stats(control: Control) -> dict[str, Any]:
         "allocated": control.allocated,
         "last_store_timestamp_ms": control.last_store_timestamp_ms,
         "queues": control.queue_count,
-        "put_count": counters["put_count"],
-        "put_bytes": counters["put_bytes"],
+        **{name: counters[name] for name in _COUNTERS},
         "put_size_average_bytes": counters["put_bytes"] / counters["put_count"]
         if counters["put_count"]
         else 0.0,
-        "put_time_max_ms": counters["put_time_max_ms"],
-        "dispatch_count": counters["dispatch_count"],
-        "clock_clamps": counters["clock_clamps"],
         "clock_jumps": store_clock.jumps(control),
         "clock_ahead_ms": store_clock.ahead_ms(control),
         "turns_over_budget": control.turns_over_budget,
+        "replicated": control.replicated,
+        "epoch": control.epoch,
+        "in_sync": control.in_sync,
+        "lease_left_ms": max(control.lease_until_ms - boottime_ms(), 0) if control.epoch else 0,
         "put_latency": dict(zip(latency_labels(), counters["put_latency"], strict=True)),
+        "get_latency": dict(zip(latency_labels(), counters["get_latency"], strict=True)),
+        "get_count": sum(counters["get_latency"]),
+        "get_found_count": counters["get_found"],
+        "get_message_count": counters["get_messages"],
+        "mapped_files": mapped_files(),
+        "mapped_bytes": mapped_bytes(),
     }
+
+
+def put_bytes_by_topic(control: Control) -> dict[str, int]:
+    """Bytes of records appended since the first attach, by topic."""
+    found: dict[str, int] = {}
+    for slot in range(control.queue_count):
+        topic = control.queue(slot)[0]
+        found[topic] = found.get(topic, 0) + control.queue_put_bytes(slot)
+    return dict(sorted(found.items()))

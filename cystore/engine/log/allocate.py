@@ -15,8 +15,10 @@ from pathlib import Path
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.system.failpoint import failpoint
+from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
 from cystore.engine.files.progress import Progress
+from cystore.engine.log.active_segment import ActiveSegment
 from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.log.flush import refuse_writes
 from cystore.errors import StoreFullError, SyncFailedError
@@ -28,11 +30,13 @@ CONTROL_NAME = "control"
 HEADROOM_NAME = "headroom"
 LIMITED_STEP_BYTES = 1024 * 1024
 FIRST_PAGES_BYTES = 64 * 1024  # faulted in by a put; the next put that reaches their end doubles that
+MOST_BYTES = 1 << 62
 MOST_PAGES_BYTES = 1024 * 1024  # some 0.5 ms; a whole segment's worth took a put 10 ms of processor time
 KEPT_WRITABLE_BYTES = 1024 * 1024  # ahead of the appends, looked after in each turn; some 20 µs
-FILES_AHEAD_BYTES = (
-    64 * 1024 * 1024
-)  # the disk takes up to 0.3 s to make a name durable: that much is appended meanwhile
+# The disk takes up to 0.3 s to make a name durable: that much is appended meanwhile.
+FILES_AHEAD_BYTES = 64 * 1024 * 1024
+MOST_FILES_AHEAD = 4  # of a store with small files
+FILES_AHEAD_LEFT = 2  # after a clean close: RocketMQ's load looks for the log's end in the last three files
 LOOK_MS, LOOKS = 2, 500  # a put that waits for the lock checks for room this often
 HEADROOM_BYTES = 64 * 1024  # beside the control block: the tables in config/, first steps of consume queues
 
@@ -49,7 +53,8 @@ def writes_end_when_it_fails(control: Control, directory: Path) -> Iterator[None
 
 
 class Allocator:
-    """Keeps the log allocated ahead of the wrote position. Any process may do it; the housekeeping lock makes it one."""
+    """Keeps the log allocated ahead of the wrote position. Any process may do it; the housekeeping lock makes it
+    one."""
 
     def __init__(
         self,
@@ -61,6 +66,12 @@ class Allocator:
         self._control, self._commit_log, self._reserve = control, commit_log, reserve
         self._ahead_bytes = config.allocate_ahead_bytes
         self._populate_bytes = config.populate_ahead_bytes
+        self._step_bytes = 0  # of a warm-up; 0: none
+        self._syncs_steps = config.flush_disk_type == "sync"
+        if config.warm_mapped_file_enable:
+            self._ahead_bytes = self._populate_bytes = 2 * commit_log.file_bytes
+            self._step_bytes = config.flush_least_pages_when_warm_mapped_file * PAGE_BYTES
+        self.active = ActiveSegment(config.active_segment_memory)
         self._kept_writable = (-1, -1)  # (wrote position, number of the last flush)
         self._populated = 0  # of this process's mappings: log position up to which pages are faulted in
         self._at_hand = 0  # the last result of `fault_in`
@@ -69,8 +80,8 @@ class Allocator:
         self._limit: Callable[[], int] | None = None
 
     def limit_ahead(self, limit: Callable[[], int]) -> None:
-        """From now on no room is made ahead of the appends beyond the log position `limit()`; an append that needs room behind it gets a
-        small piece at a time."""
+        """From now on no room is made ahead of the appends beyond the log position `limit()`; an append that needs
+        room behind it gets a small piece at a time."""
         self._limit = limit
 
     def keep_headroom(self) -> None:
@@ -92,7 +103,11 @@ class Allocator:
 
     def make_room(self, needed: int) -> None:
         """Allocates the log at least up to `needed`, and some steps more if there is space. Raises StoreFullError."""
-        undisturbed(partial(self._make_room, needed))
+        since_s = monotonic_s()
+        try:
+            undisturbed(partial(self._make_room, needed))
+        finally:
+            self._control.count_room_wait(int(1000 * (monotonic_s() - since_s)))
 
     def _make_room(self, needed: int) -> None:
         """A put waits for this. The lock's holder publishes each piece that it makes, so the put continues when there
@@ -155,9 +170,11 @@ class Allocator:
             if at == base and not (self._control.ready_base >= base and log.path(base).exists()):
                 log.forget(base)  # another process may have removed the file that was made ahead
                 log.create(base, upto - base)
+                self._control.count_file_made()
                 self._control.ready_base = base
                 failpoint("allocate.created")
-            # A file that was there already, because a kill came before its step was published, may have less than this one.
+            # A file that was there already, because a kill came before its step was published, may have less than
+            # this one.
             log.allocate(base, at - base, upto - base)
             at = upto
             failpoint("allocate.reserved")
@@ -165,12 +182,12 @@ class Allocator:
             failpoint("allocate.published")
 
     def make_successors(self) -> None:
-        """Makes the files that appends come to next, at most two (RocketMQ makes two as well, and its load expects no more), although no
-        room may be made in them yet: a put that came to the end of a file waited for the disk to make the next name durable. No lock is
-        held meanwhile. One process makes a file; where that one dies a put does it."""
+        """Makes the files that appends come to next, although no room may be made in them yet: a put that came to the
+        end of a file waited for the disk to make the next name durable. No lock is held meanwhile. One process makes
+        a file; where that one dies a put does it. `remove_files_ahead` takes back what RocketMQ would not expect."""
         log, control = self._commit_log.files, self._control
         file_bytes = log.file_bytes
-        ahead = max(file_bytes // 2, min(file_bytes * 3 // 2, FILES_AHEAD_BYTES))
+        ahead = max(file_bytes // 2, min(file_bytes * MOST_FILES_AHEAD, FILES_AHEAD_BYTES))
         last, base = log.base_of(control.wrote + ahead), self._end_of_files()
         while base <= last:
             before = control.ready_base
@@ -187,10 +204,24 @@ class Allocator:
         try:
             with writes_end_when_it_fails(control, self._commit_log.files.directory):
                 self._commit_log.files.create(base, 0)
+            control.count_file_made()
             made = True
         finally:
             if control.ready_base == base - 1:
                 control.ready_base = base if made else before
+
+    def remove_files_ahead(self) -> None:
+        """Leaves two files behind the log's end, for a store that is closed cleanly. There RocketMQ looks for the end
+        from the last file but two on, and would append to an empty one (CommitLog.recoverNormally). After a crash it
+        looks at every file."""
+        log = self._commit_log.files
+        end = log.base_of(max(self._control.wrote - 1, 0)) + (1 + FILES_AHEAD_LEFT) * log.file_bytes
+        ahead = [base for base in log.refresh() if base >= end]
+        for base in reversed(ahead):
+            log.remove(base, durable=False)
+            failpoint("allocate.removed")
+        if ahead:
+            files.sync_directory(log.directory)
 
     def more_queues(self) -> None:
         """Reserves memory for more queue slots in the control block. Raises StoreFullError at max_queues."""
@@ -230,7 +261,8 @@ class Allocator:
         return Progress(control.allocated - before + populated)
 
     def _go_ahead(self) -> bool:
-        """Reserves the next step where half of the last is used, in files that are there. False when another one has the lock."""
+        """Reserves the next step where half of the last is used, in files that are there. False when another one has
+        the lock."""
         control = self._control
         end = min(self._target(), self._end_of_files())
         if control.allocated - control.wrote >= self._ahead_bytes // 2 or control.allocated >= end:
@@ -269,6 +301,7 @@ class Allocator:
         )  # ended by another process: the put goes to the next segment
         if segment is None or ended or self._populate_bytes == 0:
             return log.base_of(begin) + log.file_bytes
+        self.active.is_now(segment, allocated)
         end = min(end, segment.end)
         others = max(begin - self._at_hand, 0)
         grown = min(2 * self._pages_bytes, MOST_PAGES_BYTES) if others <= FIRST_PAGES_BYTES else 0
@@ -286,7 +319,8 @@ class Allocator:
     def populate_ahead(self, ahead_bytes: int | None = None) -> int:
         """Faults in allocated pages ahead of the wrote position, in this process; returns the number of bytes.
 
-        Only for a process that appends: in others the work would be useless.
+        Only for a process that appends: in others the work would be useless. A warm-up goes step by step, and with sync
+        flush makes each step durable: else the first sync of a put would write all of it (MappedFile.warmMappedFile).
         """
         wrote = self._control.wrote
         begin = max(self._populated, wrote)
@@ -300,10 +334,16 @@ class Allocator:
                 segment is None or not segment.writable
             ):  # cleaned, or ended by others: appends continue behind it
                 break
-            upto = min(end, segment.end)
+            upto = min(end, segment.end, begin + (self._step_bytes or MOST_BYTES))
             with files.translated(segment.path):
                 if not segment.populate(begin - segment.base, upto - segment.base):
                     break
+            if self._step_bytes and self._syncs_steps:
+                self._sync_ahead(segment, begin, upto)
             done += upto - begin
             begin = self._populated = upto
         return done
+
+    def _sync_ahead(self, segment: MappedFile, begin: int, end: int) -> None:
+        with writes_end_when_it_fails(self._control, self._commit_log.files.directory):
+            segment.sync_range(begin - segment.base, end - segment.base)

@@ -12,12 +12,20 @@ from cystore._native.memory.locks import OVERWRITTEN
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.record.message import message_at
 from cystore._native.system.failpoint import failpoint
+from cystore.clock import boottime_ms, monotonic_s
 from cystore.engine.log.allocate import Allocator, writes_end_when_it_fails
 from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.log.disk_space import DiskSpace
 from cystore.engine.log.flush import Flusher
-from cystore.errors import PageCacheBusyError, StoreFormatError, StoreNotWritableError
-from cystore.layout import FLAGS, RECORD_MAGIC_BLANK
+from cystore.engine.log.slow_puts import SLOW_PUT_MS, SlowPuts
+from cystore.errors import (
+    NotAcknowledgingError,
+    PageCacheBusyError,
+    StoreFormatError,
+    StoreIsSlaveError,
+    StoreNotWritableError,
+)
+from cystore.layout import BLANK_SIZE_MIN, FLAGS, MAGIC, RECORD_MAGIC_BLANK, takes_queue_offset
 from cystore.system.folders import check_place
 from cystore.system.threads.reentry import undisturbed
 
@@ -26,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cystore")
 
-NO_QUEUE_OFFSET = (4, 12)  # prepared and rollback
+FLUSH_SYNC, FLUSH_REPLICATED = 1, 2  # put.pxd
 
 
 def repair_append(control: Control, commit_log: CommitLog) -> None:
@@ -66,10 +74,10 @@ def _follow(control: Control, segment: MappedFile, begin: int, end: int) -> None
     """Sets next offsets and the last record from the published records of [begin, end)."""
     at = begin
     while at < end:
-        if int.from_bytes(segment.read(at - segment.base + 4, 4), "big") == RECORD_MAGIC_BLANK:
+        if MAGIC.read(segment.read(at - segment.base, BLANK_SIZE_MIN)) == RECORD_MAGIC_BLANK:
             return
         message = message_at(segment, at - segment.base, end - at)
-        if message.sys_flag & 12 not in NO_QUEUE_OFFSET:
+        if takes_queue_offset(message.sys_flag):
             slot = control.find_queue(message.topic, message.queue_id)
             if slot >= 0 and control.queue_next(slot) <= message.queue_offset:
                 control.set_queue_next(slot, message.queue_offset + 1)
@@ -91,12 +99,28 @@ class AppendPolicy:
         *,
         cystore_records: bool,
         relieve: Callable[[], None] | None = None,
+        master: Callable[[], str] = str,
+        replicated: Callable[[int], None] | None = None,
     ) -> None:
         self._control, self._commit_log = control, commit_log
         self._allocator, self._flusher, self._space = allocator, flusher, space
         self.more_queues, self._relieve = allocator.more_queues, relieve
-        self.sync, self.revive = flusher.flush_to, revive
-        self._marks = cystore_records
+        self.revive = revive
+        self._marks, self._master = cystore_records, master
+        self._replicated = replicated
+        self.slow_put = SlowPuts(control, commit_log.files.directory).tell
+
+    def reach(self, end: int, flush: int) -> None:
+        """Returns when the log is durable up to `end` (FLUSH_SYNC of put.pxd), when a slave has it (FLUSH_REPLICATED),
+        or both. An elected master is a member of its in-sync set, all of which have to have it on their disks."""
+        since_s = monotonic_s()
+        if flush & FLUSH_SYNC or (flush & FLUSH_REPLICATED and self._control.epoch):
+            self._flusher.flush_to(end)
+        if flush & FLUSH_REPLICATED and self._replicated is not None:
+            self._replicated(end)
+        took_ms = int(1000 * (monotonic_s() - since_s))
+        if took_ms > SLOW_PUT_MS:
+            self.slow_put(took_ms, "was made durable, or replicated,")
 
     def make_room(self, needed: int) -> None:
         """Makes room in the log up to `needed`. A writer that is far ahead of the dispatchers helps them first
@@ -130,8 +154,8 @@ class AppendPolicy:
         return segment
 
     def faulted_in(self, begin: int, end: int) -> int:
-        """Faults the pages of the log in that appends of this process go to from `begin` on, up to `end` and some more. Gives the position
-        up to which they are at hand; behind it the append asks again."""
+        """Faults the pages of the log in that appends of this process go to from `begin` on, up to `end` and some
+        more. Gives the position up to which they are at hand; behind it the append asks again."""
         return self._allocator.fault_in(begin, end)
 
     def repair(self, busy_ms: int) -> None:
@@ -143,14 +167,39 @@ class AppendPolicy:
         with self._control.held("append", timeout_ms=busy_ms, busy=PageCacheBusyError):
             pass
 
-    def refused(self) -> None:
-        """Some flag forbids writing; a disk that was full may have space again."""
+    def refused(self, *, copying: bool = False) -> None:
+        """Some flag forbids writing; a disk that was full may have space again. `copying`: what a master sent, to its
+        slave."""
         self._flusher.check()
         self._space.check()
+        if self._control.flags & FLAGS["FLAG_SLAVE"][0] and not copying:
+            raise StoreIsSlaveError(
+                f"this store is a slave of {self._master() or 'another store'}: put there, or open it with "
+                "another broker_role",
+                path=self._commit_log.files.directory.parent,
+            )
         if self._control.flags & FLAGS["FLAG_NOT_WRITABLE"][0]:
             raise StoreNotWritableError(
                 "writing to this store was switched off", path=self._commit_log.files.directory
             )
+
+    def not_acknowledging(self) -> None:
+        """A replicated put was refused: by a flag, or because an elected master has no lease. Raises StoreIsSlaveError,
+        NotAcknowledgingError, and the errors of `refused`; returns when the put may be tried again."""
+        self.refused()
+        control = self._control
+        if control.epoch and control.in_sync < control.in_sync_needed:
+            reason = (
+                f"{control.in_sync} of {control.in_sync_needed} members are in sync (min_in_sync_replicas)"
+            )
+        elif not control.epoch or boottime_ms() < control.lease_until_ms:
+            return
+        else:
+            reason = f"the lease of epoch {control.epoch} is over by this host's clock"
+        raise NotAcknowledgingError(
+            f"{reason}: nothing was appended; try again, or put to the master that `cystore ha status` names",
+            path=self._commit_log.files.directory.parent,
+        )
 
     def overwritten(self) -> None:
         """The control block was changed by a foreign program: this handle writes nothing any more."""

@@ -1,13 +1,13 @@
 """Watches the store's clock: reports a wall clock that jumped, and keeps the believed time for the next process of the
 same boot.
 
-The kernel decides which time is believed, and since when (cystore/_native/memory/wallclock.h). The checkpoint keeps it beside
-CLOCK_BOOTTIME. After another boot of the host that means nothing; then the wall clock counts, except for deleting.
+The kernel decides which time is believed, and since when (cystore/_native/memory/wallclock.h). The checkpoint keeps
+it beside CLOCK_BOOTTIME. After another boot of the host that means nothing; then the wall clock counts, except for
+deleting.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ class ClockKeeper:
 
     def __init__(self, control: Control, checkpoint: Checkpoint, boot_id: str) -> None:
         self._control, self._checkpoint = control, checkpoint
-        self._boot = int.from_bytes(hashlib.sha256(boot_id.encode()).digest()[:8], "big") >> 1
+        self._boot = _digest(boot_id)
         self._reported = 0  # the clock that the last report was about, as an offset to CLOCK_BOOTTIME
 
     def begin(self, jump_ms: int, last_store_timestamp_ms: int) -> None:
@@ -78,5 +78,10 @@ class ClockKeeper:
         checkpoint.clock_check = self._check(words)
 
     def _check(self, words: Sequence[int]) -> int:
-        digest = hashlib.sha256(repr((self._boot, *words)).encode()).digest()
-        return int.from_bytes(digest[:8], "big") >> 1
+        return _digest(repr((self._boot, *words)))
+
+
+def _digest(text: str) -> int:
+    import hashlib  # loads OpenSSL; a process that only imports cystore does without
+
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

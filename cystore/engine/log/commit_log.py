@@ -12,6 +12,7 @@ from cystore._native.record.exact import WHOLE_MAX, whole
 from cystore._native.record.message import Message, message_at, messages_in
 from cystore._native.record.window import LogWindow
 from cystore.config import StoreConfig
+from cystore.engine.files.cold_pages import ColdPages, memory_bytes
 from cystore.engine.files.mappings import Mappings
 from cystore.engine.files.segments import MappedFileQueue, Mode
 from cystore.engine.log.log_windows import LogWindows, read_range
@@ -19,7 +20,7 @@ from cystore.engine.manifest.damaged_ranges import DamagedRanges
 from cystore.engine.manifest.known_damage import KnownDamage
 from cystore.engine.manifest.manifest import Manifest
 from cystore.errors import CorruptRecordError, OffsetError
-from cystore.layout import RECORD_MAGIC_BLANK
+from cystore.layout import BLANK_SIZE_MIN, MAGIC, RECORD_MAGIC_BLANK
 from cystore.system import files
 from cystore.system.folders import check_place
 
@@ -32,7 +33,8 @@ CHECKED_BYTES = 1 << 20
 
 
 class CommitLog:
-    """Readable part: from the minimum offset to the wrote position, holes left out (RocketMQ's CommitLog, MappedFileQueue)."""
+    """Readable part: from the minimum offset to the wrote position, holes left out (RocketMQ's CommitLog,
+    MappedFileQueue)."""
 
     def __init__(
         self,
@@ -60,6 +62,7 @@ class CommitLog:
         self.look_again: Callable[[], None] | None = None
         self._forgotten_below = 0
         self._windows = LogWindows() if config.read_through == "pread" else None
+        self._held_bytes = memory_bytes(config)
 
     @property
     def holes(self) -> DamagedRanges:
@@ -70,9 +73,9 @@ class CommitLog:
     def file_bytes(self) -> int:
         return self.files.file_bytes
 
-    def window(self) -> LogWindow:
+    def window(self, *, with_expired: bool = False) -> LogWindow:
         """The kernels look records up with it; one call at a time uses it."""
-        return LogWindow(self.segment_for, self.holes.ranges())
+        return LogWindow(self.segment_for, self.holes.ranges(), None if with_expired else self.control)
 
     def segment_for(self, physical_offset: int) -> MappedFile:
         """The mapped segment that contains a readable offset, or with read_through="pread" a part of it that begins
@@ -167,22 +170,30 @@ class CommitLog:
 
     @staticmethod
     def _is_blank(segment: MappedFile, physical_offset: int, limit: int) -> bool:
-        if limit < 8:
+        if limit < BLANK_SIZE_MIN:
             return True
-        return (
-            int.from_bytes(segment.read(physical_offset - segment.base + 4, 4), "big") == RECORD_MAGIC_BLANK
-        )
+        return MAGIC.read(segment.read(physical_offset - segment.base, BLANK_SIZE_MIN)) == RECORD_MAGIC_BLANK
 
     def scan(
         self, begin: int | None = None, end: int | None = None, *, over_cleaned: bool = False
     ) -> Iterator[Message]:
-        """Records in physical order from `begin` (a record's beginning; default: the minimum) to before `end` (default: the
-        wrote position when the scan began). Damage that is not a reported hole raises CorruptRecordError; segments that are cleaned
-        meanwhile raise OffsetError; with `over_cleaned` the scan continues behind them, but not where `begin` itself is gone."""
+        """Records in physical order from `begin` (a record's beginning; default: the minimum) to before `end`
+        (default: the wrote position when the scan began). Damage that is not a reported hole raises
+        CorruptRecordError; segments that are cleaned meanwhile raise OffsetError; with `over_cleaned` the scan
+        continues behind them, but not where `begin` itself is gone."""
         first, last = (None if at is None else check_offset(at) for at in (begin, end))
         return self._scan(first, last, over_cleaned=over_cleaned)
 
     def _scan(self, begin: int | None, end: int | None, *, over_cleaned: bool) -> Iterator[Message]:
+        cold = ColdPages(self._held_bytes)
+        try:
+            yield from self._walk(begin, end, over_cleaned, cold)
+        finally:
+            cold.end()
+
+    def _walk(
+        self, begin: int | None, end: int | None, over_cleaned: bool, cold: ColdPages
+    ) -> Iterator[Message]:
         at = self.control.min_physical_offset if begin is None else begin
         until = self.control.wrote if end is None else min(end, self.control.wrote)
         while at < until:
@@ -192,6 +203,7 @@ class CommitLog:
                 continue
             try:
                 segment = self.segment_for(at)
+                cold.at(segment, at, self.control.wrote)
                 sound_until = min(segment.end, self.control.wrote, self.holes.next_begin(at))
                 messages, following = messages_in(
                     segment, at - segment.base, sound_until - segment.base, SCAN_BATCH

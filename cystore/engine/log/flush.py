@@ -15,7 +15,6 @@ from typing import NamedTuple, NoReturn
 
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
-from cystore._native.memory.upkeep import Upkeep
 from cystore._native.system.failpoint import failpoint
 from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
@@ -27,7 +26,16 @@ from cystore.errors import (
     StoreTimeoutError,
     SyncFailedError,
 )
-from cystore.layout import CONSTANTS, FLAGS, RECORD_MAGIC_BLANK, field_of, record_store_timestamp
+from cystore.layout import (
+    BLANK_SIZE_MIN,
+    CONSTANTS,
+    FLAGS,
+    MAGIC,
+    RECORD_MAGIC_BLANK,
+    TOTAL_SIZE,
+    field_of,
+    record_store_timestamp,
+)
 from cystore.system import files
 from cystore.system.folders import check_place
 
@@ -84,9 +92,8 @@ class Flusher:
         self._watermarks: list[
             _Watermark
         ] = []  # of one turn; more than one when a signal handler leads inside a flush
-        self._upkeep = Upkeep(control)
-        if not control.read_only and self._upkeep.flushed_ms == 0:
-            self._upkeep.flushed_ms = _now_ms()
+        if not control.read_only and self._control.flushed_ms == 0:
+            self._control.flushed_ms = _now_ms()
 
     # ------------------------------------------------------------------------------------------ commit log
 
@@ -94,8 +101,8 @@ class Flusher:
         self, position: int, timeout_ms: int | None = None, *, appended: tuple[int, int] | None = None
     ) -> None:
         """Returns when everything below `position` is durable. Raises FlushFailedError, or StoreTimeoutError after
-        sync_flush_timeout_ms: the bytes are in the log then, but may not be durable yet. A leader flushes all that is appended by then, or
-        what `appended` says (`_appended`)."""
+        sync_flush_timeout_ms: the bytes are in the log then, but may not be durable yet. A leader flushes all that is
+        appended by then, or what `appended` says (`_appended`)."""
         control = self._control
         limit_ms = self._config.sync_flush_timeout_ms if timeout_ms is None else timeout_ms
         until = monotonic_s() + limit_ms / 1000
@@ -168,8 +175,8 @@ class Flusher:
             yield segment
 
     def _lead(self, appended: tuple[int, int]) -> None:
-        """Under the flush lock: syncs what is appended (end, last record), then publishes the flushed position. A signal handler may lead
-        once more inside of this, and get further: positions only move forward."""
+        """Under the flush lock: syncs what is appended (end, last record), then publishes the flushed position. A
+        signal handler may lead once more inside of this, and get further: positions only move forward."""
         control, begun_ms = self._control, _now_ms()
         begin, (target, last_record) = control.flushed, appended
         if target <= begin:
@@ -194,7 +201,7 @@ class Flusher:
         failpoint("flush.watermark_stored")
         control.advance_flushed(target)
         failpoint("flush.published")
-        self._upkeep.flushed_ms = begun_ms  # later appends are not durable
+        self._control.flushed_ms = begun_ms  # later appends are not durable
 
     def _store_watermark(self, watermark: _Watermark) -> None:
         """The last write is that of the highest one, also when a signal handler came in between with a higher one."""
@@ -225,11 +232,11 @@ class Flusher:
             segment = segments.get(segments.base_of(at))
             if segment is None:
                 return wrote, last_record  # cleaned meanwhile
-            head = segment.read(at - segment.base, 8)
-            if int.from_bytes(head[4:], "big") == RECORD_MAGIC_BLANK:
+            head = segment.read(at - segment.base, BLANK_SIZE_MIN)
+            if MAGIC.read(head) == RECORD_MAGIC_BLANK:
                 at = segment.end
                 continue
-            size = int.from_bytes(head[:4], "big")
+            size = TOTAL_SIZE.read(head)
             if not RECORD_SIZE_MIN <= size <= wrote - at:
                 log.warning("%s: the record at %d is damaged; syncing its bytes unchanged", segment.path, at)
                 return wrote, last_record
@@ -262,14 +269,15 @@ class Flusher:
         self.sync_checkpoint()
 
     def sync_checkpoint(self) -> None:
-        """Makes the durable watermark durable itself, with whatever else the checkpoint says now. Raises FlushFailedError."""
-        flushed, self._upkeep.checkpointed_ms = (
+        """Makes the durable watermark durable itself, with whatever else the checkpoint says now. Raises
+        FlushFailedError."""
+        flushed, self._control.checkpointed_ms = (
             self._control.flushed,
             _now_ms(),
         )  # so that other processes do not repeat it
         try:
             self._checkpoint.sync()
-            self._upkeep.checkpointed = flushed
+            self._control.checkpointed = flushed
         except SyncFailedError as error:
             self.poison(error)
 
@@ -314,7 +322,7 @@ class Flusher:
     @property
     def idle(self) -> bool:
         """Whether nothing is left to be made durable."""
-        return self._upkeep.checkpointed >= self._control.flushed >= self._control.wrote
+        return self._control.checkpointed >= self._control.flushed >= self._control.wrote
 
     @property
     def urgent(self) -> bool:
@@ -324,8 +332,9 @@ class Flusher:
         return not control.flags & SYNC_FAILED and control.wrote - control.flushed >= URGENT_BYTES
 
     def _flush_pages(self) -> None:
-        """Flushes what is appended by now. Where appends go on it waits until they have left the last page of that: a page that is synced
-        is write-protected, and the next append to it would meet a page fault with the append lock held."""
+        """Flushes what is appended by now. Where appends go on it waits until they have left the last page of that: a
+        page that is synced is write-protected, and the next append to it would meet a page fault with the append lock
+        held."""
         control, appended = self._control, self._appended()
         page_end = -(-appended[0] // PAGE_BYTES) * PAGE_BYTES
         for _ in range(PAGE_LOOKS):
@@ -344,11 +353,11 @@ class Flusher:
         if dirty:
             self.check_files()
         enough = config.flush_commit_log_least_pages * PAGE_BYTES
-        old = _now_ms() - self._upkeep.flushed_ms >= config.flush_commit_log_thorough_interval_ms
+        old = _now_ms() - self._control.flushed_ms >= config.flush_commit_log_thorough_interval_ms
         if dirty >= max(enough, 1) or (dirty and old):
             self._flush_pages()
-        behind = self._upkeep.checkpointed < control.flushed
-        if behind and _now_ms() - self._upkeep.checkpointed_ms >= CHECKPOINT_INTERVAL_MS:
+        behind = self._control.checkpointed < control.flushed
+        if behind and _now_ms() - self._control.checkpointed_ms >= CHECKPOINT_INTERVAL_MS:
             self.sync_checkpoint()
         return Progress(dirty)
 

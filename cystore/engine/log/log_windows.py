@@ -11,7 +11,8 @@ from pathlib import Path
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.read import scan
 from cystore.errors import StoreIOError
-from cystore.system import files, unreadable_ranges
+from cystore.system import files
+from cystore.system.ranges import unreadable_ranges
 from cystore.system.threads import os_threads
 
 WINDOW_BYTES = 128 * 1024  # or one record

@@ -16,11 +16,11 @@ from cystore.engine.log.ages import Ages
 from cystore.engine.log.allocate import Allocator
 from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.manifest.store_settings import Policy
-from cystore.layout import CONSTANTS
+from cystore.layout import BLANK_SIZE_MIN, FLAGS
 from cystore.system.threads.reentry import undisturbed
 
+FLAG_SLAVE = FLAGS["FLAG_SLAVE"][0]
 HOUR_MS = 3_600_000
-BLANK_SIZE_MIN = CONSTANTS["BLANK_SIZE_MIN"][0]
 
 
 class Roller:
@@ -32,10 +32,11 @@ class Roller:
         self._policy = policy
 
     def run_once(self) -> bool:
-        """Ends the segment that is written to if its first record is older than roll_interval_h. Raises StoreFullError."""
+        """Ends the segment that is written to if its first record is older than roll_interval_h. Raises
+        StoreFullError."""
         base = self._commit_log.files.base_of(self._control.wrote)
-        if not self._is_due(base):
-            return False
+        if self._control.flags & FLAG_SLAVE or not self._is_due(base):
+            return False  # a slave's files end where its master's do
         self._allocator.make_room(base + self._commit_log.file_bytes + BLANK_SIZE_MIN)
         segment = self._commit_log.files.get(base)
         if segment is None:
@@ -44,6 +45,8 @@ class Roller:
 
     def is_due(self) -> bool:
         """Whether `run_once` would end a segment."""
+        if self._control.flags & FLAG_SLAVE:
+            return False
         return self._is_due(self._commit_log.files.base_of(self._control.wrote))
 
     def _end(self, segment: MappedFile) -> bool:

@@ -1,7 +1,9 @@
-"""The bytes of the manifest: two slots of equal length in one file, whose space is written, and so allocated, from the start.
+"""The bytes of the manifest: two slots of equal length in one file, whose space is written, and so allocated, from
+the start.
 
-An update overwrites the older slot and syncs the file; it needs no new block, so a full disk cannot stop it. An update that a
-crash interrupts leaves the other slot, which is whole. Only a payload that no longer fits makes a new, larger file.
+An update overwrites the older slot and syncs the file; it needs no new block, so a full disk cannot stop it. An
+update that a crash interrupts leaves the other slot, which is whole. Only a payload that no longer fits makes a new,
+larger file.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from cystore.engine.files.quarantine import QUARANTINE
 from cystore.errors import StoreError, StoreFullError
 from cystore.layout import DISK_STRUCTS
 from cystore.system import files
+from cystore.system.ranges import file_ranges
 
 FILE_NAME = "manifest"
 MAGIC = int.from_bytes(b"CYSMANI1", "big")
@@ -111,8 +114,8 @@ def random_name() -> str:
 
 
 def create(root: Path, sequence: int, payload: bytes, slot_bytes: int = FIRST_SLOT_BYTES) -> Slot:
-    """Makes the file, or replaces it, whole or not at all; both slots hold `payload`. A folder in its place is moved to quarantine/.
-    Raises StoreFullError."""
+    """Makes the file, or replaces it, whole or not at all; both slots hold `payload`. A folder in its place is moved
+    to quarantine/. Raises StoreFullError."""
     _make_way(root)
     while HEADER_BYTES + len(payload) > slot_bytes:
         slot_bytes *= 2
@@ -129,8 +132,8 @@ def _make_way(root: Path) -> None:
 
 
 def replace(root: Path, newest: Slot, payload: bytes) -> Slot:
-    """Makes `payload` the manifest's content, durably. The file grows when half of a slot is in use, so that the disk may be full
-    when the rest is needed. Raises StoreIOError; StoreFullError only for a payload that does not fit."""
+    """Makes `payload` the manifest's content, durably. The file grows when half of a slot is in use, so that the disk
+    may be full when the rest is needed. Raises StoreIOError; StoreFullError only for a payload that does not fit."""
     sequence, slot_bytes = newest.sequence + 1, newest.slot_bytes
     needed = HEADER_BYTES + len(payload)
     if 2 * needed > slot_bytes:
@@ -141,11 +144,11 @@ def replace(root: Path, newest: Slot, payload: bytes) -> Slot:
                 raise
     path, place = root / FILE_NAME, 1 - newest.place
     try:
-        files.write_at(path, [(place * slot_bytes, render_slot(sequence, payload, slot_bytes))])
+        file_ranges.write_at(path, [(place * slot_bytes, render_slot(sequence, payload, slot_bytes))])
     except BaseException:
         # The new slot may or may not be on disk. It must not count, or the next update would overwrite the slot that is
         # on disk.
         with contextlib.suppress(StoreError):
-            files.write_at(path, [(place * slot_bytes, bytes(HEADER_BYTES))])
+            file_ranges.write_at(path, [(place * slot_bytes, bytes(HEADER_BYTES))])
         raise
     return Slot(place, sequence, slot_bytes, payload)

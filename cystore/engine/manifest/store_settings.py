@@ -56,6 +56,7 @@ def effective(config: StoreConfig, facts: Facts | None) -> StoreConfig:
     """`config` with the store's own settings that shape its files. Raises StoreConfigError for another value, and
     StoreFormatError for a manifest with impossible values."""
     if facts is None or not facts.settings:
+        _refuse_unused(config)
         return config
     theirs = {name: value for name, value in facts.settings.items() if name in SHAPE}
     try:
@@ -65,10 +66,20 @@ def effective(config: StoreConfig, facts: Facts | None) -> StoreConfig:
     for name in theirs:
         if config.gives(name) and _differs(name, config, found):
             raise StoreConfigError(
-                f"{name}: this store was made with {getattr(found, name)!r}, and this process gives {getattr(config, name)!r}; "
-                "leave the setting out"
+                f"{name}: this store was made with {getattr(found, name)!r}, and this process gives "
+                f"{getattr(config, name)!r} "
+                f"({config.source(name)}); leave the setting out"
             )
     return found
+
+
+def _refuse_unused(config: StoreConfig) -> None:
+    """A store that is made here has no filter bitmaps, so their length must not be chosen."""
+    if config.bit_map_length_consume_queue_ext != DEFAULTS["bit_map_length_consume_queue_ext"]:
+        raise StoreConfigError(
+            f"bit_map_length_consume_queue_ext: only {DEFAULTS['bit_map_length_consume_queue_ext']} is possible, not "
+            f"{config.bit_map_length_consume_queue_ext}: extended entries hold no filter bitmaps; leave the setting out"
+        )
 
 
 def _differs(name: str, one: StoreConfig, other: StoreConfig) -> bool:
@@ -111,7 +122,8 @@ def _tell_of_ignored(manifest: Manifest, config: StoreConfig) -> None:
         given = getattr(config, name)
         if config.gives(name) and settings.get(name, given) != given:
             log.warning(
-                "%s: the store has %r; the %r that this process gives is ignored (`cystore config PATH --set %s=%s` changes it for all)",
+                "%s: the store has %r; the %r that this process gives is ignored (`cystore config PATH --set "
+                "%s=%s` changes it for all)",
                 name,
                 settings[name],
                 given,
@@ -139,17 +151,13 @@ def configure(manifest: Manifest, changes: dict[str, Any]) -> None:
 
 
 def sources(config: StoreConfig, facts: Facts) -> dict[str, tuple[Any, str]]:
-    """Each of the store's settings with its effective value and its source: "store", "process" or "default"."""
+    """Each setting with the value that a process with `config` has, and where it comes from: "store", or as
+    `StoreConfig.source` says."""
     return {
-        name: (
-            facts.settings.get(name, getattr(config, name)),
-            "store"
-            if name in facts.settings
-            else "process"
-            if getattr(config, name) != DEFAULTS[name]
-            else "default",
-        )
-        for name in (*SHAPE, *RETENTION)
+        name: (facts.settings[name], "store")
+        if name in facts.settings and name in (*SHAPE, *RETENTION)
+        else (value, config.source(name))
+        for name, value in dataclasses.asdict(config).items()
     }
 
 

@@ -18,6 +18,7 @@ from cystore.derived.files.index import (
 )
 from cystore.layout import INDEX_ENTRY, INDEX_HEADER
 from cystore.system import files
+from cystore.system.ranges import file_ranges
 
 NAME = re.compile(r"[0-9]{17}\Z", re.ASCII)
 BLOCK_ENTRIES = 200
@@ -108,7 +109,7 @@ def list_index(root: Path, config: StoreConfig) -> tuple[list[IndexReader], list
     for name in [entry.name for entry in files.entries(directory) if NAME.match(entry.name)]:
         path = directory / name
         with files.opened(path) as fd:
-            head, length = files.pread_full(fd, 0, HEADER_BYTES, path), files.length_of(fd, path)
+            head, length = files.pread_full(fd, 0, HEADER_BYTES, path), file_ranges.length_of(fd, path)
         if length == file_length(slots, capacity):
             readers.append(IndexReader(path, slots, capacity, IndexHeader(*INDEX_HEADER.unpack(head))))
         else:
@@ -123,7 +124,7 @@ def list_readable_index(root: Path, config: StoreConfig) -> tuple[list[IndexRead
     silent: list[Path] = []
     for path in strange:
         with files.opened(path) as fd:
-            head, length = files.pread_full(fd, 0, HEADER_BYTES, path), files.length_of(fd, path)
+            head, length = files.pread_full(fd, 0, HEADER_BYTES, path), file_ranges.length_of(fd, path)
         has_entries, shape = told_shape(path, length)
         if shape is not None:
             readers.append(IndexReader(path, *shape, IndexHeader(*INDEX_HEADER.unpack(head))))
@@ -136,6 +137,6 @@ def knows_its_shape(path: Path) -> bool:
     """Whether the shape of a file with another shape than the settings' can be found, or the file has no entry;
     otherwise it was damaged."""
     with files.opened(path) as fd:
-        length = files.length_of(fd, path)
+        length = file_ranges.length_of(fd, path)
     has_entries, shape = told_shape(path, length)
     return shape is not None or not has_entries

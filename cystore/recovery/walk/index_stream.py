@@ -7,9 +7,11 @@ from pathlib import Path
 
 from cystore._native.derived import index_chains
 from cystore.derived.files.index import ENTRY_BYTES, SLOT_BYTES
+from cystore.layout import field_of
 from cystore.recovery.walk.index_reader import IndexReader
 
 ENTRIES_AT_ONCE = 50_000
+PHYSICAL_OFFSET = field_of("index_entry", "physical_offset")
 NEAR_ENTRIES = 2000
 
 
@@ -70,14 +72,14 @@ class IndexStream:
         return best if inside else self._best_border(0, self.limit, physical_offset)
 
     def _best_border(self, first: int, last: int, physical_offset: int) -> int:
-        """The number in [first, last] with the fewest entries before it that lead to or behind a log position, and behind it that
-        lead before."""
+        """The number in [first, last] with the fewest entries before it that lead to or behind a log position, and
+        behind it that lead before."""
         best, score, lowest = first, 0, 0
         number = first
         while number < last:
             data = self.read(number, min(ENTRIES_AT_ONCE, last - number))
             for at in range(0, len(data), ENTRY_BYTES):
-                before = int.from_bytes(data[at + 4 : at + 12], "big", signed=True) < physical_offset
+                before = PHYSICAL_OFFSET.read(data, at) < physical_offset
                 number += 1
                 score += -1 if before else 1
                 if score < lowest:
@@ -89,7 +91,7 @@ class IndexStream:
         while number < self.limit:
             data = self.read(number)
             for at in range(0, len(data), ENTRY_BYTES):
-                if int.from_bytes(data[at + 4 : at + 12], "big") >= physical_offset:
+                if not 0 <= PHYSICAL_OFFSET.read(data, at) < physical_offset:
                     return number + at // ENTRY_BYTES
             number += len(data) // ENTRY_BYTES
         return self.limit

@@ -1,4 +1,5 @@
-"""The commit log as recovery reads it: with pread, in pieces of a few MiB, never mapped. A bad sector is an error here."""
+"""The commit log as recovery reads it: with pread, in pieces of a few MiB, never mapped. A bad sector is an error
+here."""
 
 from __future__ import annotations
 
@@ -13,14 +14,16 @@ from cystore._native.system.descriptor import Descriptor
 from cystore.engine.files.segments import OURS, base_of_name, file_name
 from cystore.engine.log.commit_log import DIRECTORY
 from cystore.errors import StoreFormatError
-from cystore.layout import CONSTANTS
+from cystore.layout import BLANK_SIZE_MIN, CONSTANTS, TOTAL_SIZE, field_of
 from cystore.recovery.walk.findings import DirtyRange, LaterFile
 from cystore.system import files, folders
+from cystore.system.ranges import file_ranges
 
 PIECE_BYTES = 4 << 20
 GONE = -1  # a status beside those of the kernel: there is no file at the position
 PAGE_BYTES = 4096
 SMALL_RECORD_BYTES = 4096
+PHYSICAL_OFFSET = field_of("record", "physical_offset")
 RECORD_SIZE_MIN = CONSTANTS["RECORD_SIZE_MIN"][0]
 BESIDE_BODY_MAX = (
     RECORD_SIZE_MIN + 24 + CONSTANTS["TOPIC_BYTES_MAX"][0] + CONSTANTS["PROPERTIES_BYTES_MAX"][0]
@@ -160,7 +163,7 @@ class LogReader:
         except OSError as error:
             with files.translated(self.path(base)):
                 raise error
-        done = files.pread_into(fd, offset - base, buffer, self.path(base))
+        done = file_ranges.pread_into(fd, offset - base, buffer, self.path(base))
         buffer[done:] = bytes(len(buffer) - done)
 
     def read(self, offset: int, count: int) -> bytes:
@@ -175,8 +178,8 @@ class LogReader:
             return None
         room = self.base_of(offset) + self.file_bytes - offset
         data = self.read(offset, SMALL_RECORD_BYTES)
-        size = int.from_bytes(data[:4], "big")
-        if SMALL_RECORD_BYTES < size <= room and int.from_bytes(data[28:36], "big") == offset:
+        size = TOTAL_SIZE.read(data) if len(data) == SMALL_RECORD_BYTES else 0
+        if SMALL_RECORD_BYTES < size <= room and PHYSICAL_OFFSET.read(data) == offset:
             data = self.read(offset, size)
         status, fields = record.parse(data)
         return fields if status == "ok" and fields["physical_offset"] == offset else None
@@ -185,7 +188,7 @@ class LogReader:
         """Whether a blank stands at `offset` and reaches to the end of its file."""
         if not self.has(self.base_of(offset)):
             return False
-        status, fields = record.parse(self.read(offset, 8))
+        status, fields = record.parse(self.read(offset, BLANK_SIZE_MIN))
         return (
             status == "blank" and offset + int(fields["total_size"]) == self.base_of(offset) + self.file_bytes
         )
@@ -260,8 +263,8 @@ class Walk:
         self._begin, self._end, self._whole_files = position, position + count, False
 
     def run(self) -> int:
-        """Continues until the scanner stops for another reason than missing bytes or a blank that another file follows; GONE
-        without a file."""
+        """Continues until the scanner stops for another reason than missing bytes or a blank that another file
+        follows; GONE without a file."""
         scanner, reader, file_bytes, needed = self.scanner, self.reader, self._file_bytes, 0
         while True:
             position = scanner.position

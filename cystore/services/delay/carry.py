@@ -32,7 +32,7 @@ from cystore.derived.dispatch.dispatcher import Dispatcher
 from cystore.derived.files.consume_queue import ConsumeQueue, ConsumeQueues
 from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import StoreError
-from cystore.layout import CONSTANTS, SCHEDULE_TOPIC
+from cystore.layout import CONSTANTS, FLAGS, SCHEDULE_TOPIC
 from cystore.services.delay.delivered import DUE, RUN_QUEUES, DeliveryProgress, level_of
 from cystore.services.delay.transfer import (
     BATCH_BYTES,
@@ -50,6 +50,7 @@ LOCK_WAIT_MS = 1_000  # for a process that delivers, or dispatches
 WAITING_MAX = 7 / 8  # of the bytes that would go; where more of them wait, carrying frees next to nothing
 SAMPLES = 4096  # entries of a queue that are sampled to estimate the waiting bytes
 BLANK_SIZE_MIN = CONSTANTS["BLANK_SIZE_MIN"][0]
+FLAG_SLAVE = FLAGS["FLAG_SLAVE"][0]
 
 
 class _Carry(NamedTuple):
@@ -63,6 +64,9 @@ class _Carry(NamedTuple):
 
 class _NotDispatched(Exception):
     """The end of a run is not known before dispatch has come to it."""
+
+
+FLAG_SLAVE = FLAGS["FLAG_SLAVE"][0]
 
 
 class Carrier:
@@ -91,6 +95,8 @@ class Carrier:
         worth it. Raises the errors of `put`."""
         control, progress, done = self._control, self._progress, 0
         if self._transfer is None or not progress.slots() or progress.first_waiting() >= end:
+            return 0
+        if control.flags & FLAG_SLAVE:  # its master carries
             return 0
         end = self._worthwhile(end)
         while progress.first_waiting() < end and (until_s is None or monotonic_s() < until_s):

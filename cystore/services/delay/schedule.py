@@ -27,6 +27,7 @@ from cystore.derived.reading.reader import Reader
 from cystore.engine.files.progress import Progress
 from cystore.engine.log.flush import Flusher
 from cystore.errors import MessageIllegalError, StoreConfigError, StoreError
+from cystore.layout import FLAGS
 from cystore.services.delay.delivered import RUN_QUEUES, DeliveryProgress
 from cystore.services.delay.transfer import (
     BATCH_BYTES,
@@ -41,6 +42,7 @@ from cystore.services.delay.waiting import WaitingQueues
 
 log = logging.getLogger("cystore")
 
+FLAG_SLAVE = FLAGS["FLAG_SLAVE"][0]
 RUN_ONCE_S = 1.0
 BUSY_MS = 10
 IDLE_MS = 100  # ScheduleMessageService.DELAY_FOR_A_WHILE
@@ -72,7 +74,8 @@ class Scheduler:
         self._progress, self._reader, self._flusher, self._config = progress, reader, flusher, config
         self._appender = appender
         self._waiting_queues = waiting
-        # Of a queue's slot: the message that comes next, its due time as the queue has it, and checked against the record.
+        # Of a queue's slot: the message that comes next, its due time as the queue has it, and checked against the
+        # record.
         self._waiting: dict[int, tuple[int, int | None, int]] = {}
         self._transfer = None if appender is None else Transfer(progress, appender)
 
@@ -94,8 +97,8 @@ class Scheduler:
 
     def _run(self, limit: int | None, until_s: float | None, *, wait: bool) -> Progress:
         control, done, now_ms = self._control, 0, clock.now_ms(self._control)
-        if self._appender is None or not self._progress.slots():
-            return Progress(0)
+        if self._appender is None or not self._progress.slots() or control.flags & FLAG_SLAVE:
+            return Progress(0)  # a slave gets what its master delivered
         self._reader.help_dispatch()
         while limit is None or done < limit:
             left_ms = -1 if until_s is None else max(int((until_s - monotonic_s()) * 1000), 0)
@@ -212,7 +215,9 @@ class Scheduler:
         try:
             target_of(message.properties)
         except ValueError as error:
-            log.warning("%s/%d: delayed message %d cannot be delivered: %s", queue.topic, queue.queue_id, at, error)  # fmt: skip
+            log.warning(
+                "%s/%d: delayed message %d cannot be delivered: %s", queue.topic, queue.queue_id, at, error
+            )
             return due_ms, at, None
         return due_ms, at, message
 

@@ -36,7 +36,7 @@ class RoomNeededError(StoreError):
         self.make = make
 
 
-class _Room:
+class Room:
     """The append policy of a thread that holds the deliver lock: it asks for resources that it may not make now."""
 
     def __init__(self, policy: AppendPolicy) -> None:
@@ -69,7 +69,7 @@ class Transfer:
 
     def __init__(self, progress: DeliveryProgress, appender: Appender) -> None:
         self._progress, self._appender = progress, appender
-        self._room = _Room(appender.policy)
+        self._room = Room(appender.policy)
 
     def append(
         self, messages: list[Message], *, makes_space: bool = False

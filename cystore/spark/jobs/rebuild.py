@@ -1,8 +1,8 @@
 """Consume queues and index anew from the log, in parallel, while nobody else has the store open.
 
-Staged in STORE/rebuild, checked, then renamed into place. Killed before that the store is as it was; killed while names change, the next
-one to open it makes queues and index anew, as `cystore rebuild` does. Run it again, or just open the store. Exit code 1: durable
-records are damaged or lost.
+Staged in STORE/rebuild, checked, then renamed into place. Killed before that the store is as it was; killed while
+names change, the next one to open it makes queues and index anew, as `cystore rebuild` does. Run it again, or just
+open the store. Exit code 1: durable records are damaged or lost.
 
 example:
   python -m cystore.spark rebuild /var/lib/app/store --master 'local[4]'
@@ -30,7 +30,7 @@ from cystore.engine.files.checkpoint import Checkpoint
 from cystore.engine.files.segments import Mode
 from cystore.errors import CorruptRecordError, StoreConfigError
 from cystore.operate import facts
-from cystore.operate.command import FOUND_WRONG, OK, store_config
+from cystore.operate.command import FOUND_WRONG, OK
 from cystore.operate.progress import Report
 from cystore.recovery.outcome import RecoveredState
 from cystore.recovery.recover import recover
@@ -42,6 +42,7 @@ from cystore.spark.jobs.running import (
     is_connect,
     own_session,
     range_bytes_for,
+    settings_given,
     settings_of,
     sound,
     told,
@@ -65,13 +66,15 @@ def rebuild(
 ) -> dict[str, Any]:
     """Makes consume queues and index of the store at `path` anew; gives counts.
 
-    First recovery makes the log whole, as it would when the store is opened; where tasks then find damage that it had no reason to look
-    at, all of the log is recovered and the work is begun again. Executors write to the store's directory, which must be on a local
-    file system. Raises StoreLockedError, StoreFormatError, StoreConfigError, StoreIOError, StoreFullError, CorruptRecordError.
+    First recovery makes the log whole, as it would when the store is opened; where tasks then find damage that it had
+    no reason to look at, all of the log is recovered and the work is begun again. Executors write to the store's
+    directory, which must be on a local file system. Raises StoreLockedError, StoreFormatError, StoreConfigError,
+    StoreIOError, StoreFullError, CorruptRecordError.
     """
     if is_connect(spark):
         raise StoreConfigError(
-            "rebuild cannot run through Spark Connect, which has no RDDs: use a session of the store's host, or `cystore rebuild`"
+            "rebuild cannot run through Spark Connect, which has no RDDs: use a session of the store's host, "
+            "or `cystore rebuild`"
         )
     root, config = settings_of(path, settings, exclusive=True, services=())
     facts.state(root)
@@ -130,7 +133,8 @@ def _staged(
     range_bytes: int | None,
     report: Report | None,
 ) -> list[Written]:
-    """All queues and the index in STORE/rebuild/new, durable. Raises CorruptRecordError for a log that recovery must see first."""
+    """All queues and the index in STORE/rebuild/new, durable. Raises CorruptRecordError for a log that recovery must
+    see first."""
     remove_stage(root)
     config = dataclasses.replace(
         config,
@@ -176,7 +180,8 @@ def _written(
 
 
 def _without_false_borders(parts: list[tuple[int, int]], found: list[Any]) -> list[tuple[int, int]]:
-    """The parts, each that overran its end in one with the next; what was staged with such a border is not to be used."""
+    """The parts, each that overran its end in one with the next; what was staged with such a border is not to be
+    used."""
     overran = {
         told.part
         for one in found
@@ -225,8 +230,9 @@ def _put_together(root: Path, written: Written) -> None:
 def swap(root: Path, state: RecoveredState) -> None:
     """Renames what is staged into place. For a process that is alone in the store.
 
-    First the store is marked as crashed with nothing dispatched: a kill from there on leaves some folders old, new or not there, and the
-    next one to open the store makes all of it anew from the log. At last the checkpoint says that queues and index are on disk.
+    First the store is marked as crashed with nothing dispatched: a kill from there on leaves some folders old, new or
+    not there, and the next one to open the store makes all of it anew from the log. At last the checkpoint says that
+    queues and index are on disk.
     """
     mark_undispatched(root)
     for name in DERIVED:
@@ -259,9 +265,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """The command: counts."""
-    config = store_config(options)
+    settings = settings_given(options)
     facts.state(options.path)  # an error here costs no session
-    settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     size = None if options.range_mib is None else options.range_mib << 20
     with own_session("rebuild", options.master, options.conf) as spark:
         return rebuild(spark, options.path, range_bytes=size, report=options.report, **settings)

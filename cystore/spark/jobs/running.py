@@ -1,7 +1,7 @@
 """Shared by the jobs: a session, a store's settings, and work in parts on executors.
 
-Parts hold paths, so every executor needs the directories that the driver has. An error of the store on an executor is the same error
-here, not Spark's report of it.
+Parts hold paths, so every executor needs the directories that the driver has. An error of the store on an executor is
+the same error here, not Spark's report of it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession
 from cystore import errors
 from cystore.columns.object_store import is_url
 from cystore.config import StoreConfig
+from cystore.config_sources import resolve
 from cystore.derived.reading.snapshot import PIECE_BYTES
 from cystore.operate import facts
 from cystore.operate.command import add_settings, real_path, store_config
@@ -67,10 +68,11 @@ def _configured(text: str) -> tuple[str, str]:
 
 
 def settings_given(options: argparse.Namespace) -> dict[str, Any]:
-    """The fields of StoreConfig that --set and --config change. Raises StoreConfigError."""
-    config, plain = store_config(options), StoreConfig()
-    fields = [field.name for field in dataclasses.fields(config)]
-    return {name: getattr(config, name) for name in fields if getattr(config, name) != getattr(plain, name)}
+    """The fields of StoreConfig that --set and --config give. The store keeps its own value of every other. Raises
+    StoreConfigError."""
+    config = store_config(options)
+    names = [field.name for field in dataclasses.fields(config)]
+    return {name: getattr(config, name) for name in names if config.gives(name)}
 
 
 def source_options(options: argparse.Namespace) -> dict[str, str]:
@@ -85,7 +87,8 @@ def _as_text(value: Any) -> str:
 
 
 def existing_store(path: str | Path) -> Path:
-    """Where the store at `path` is, every link resolved. Raises StoreFormatError where there is none: a job makes no store."""
+    """Where the store at `path` is, every link resolved. Raises StoreFormatError where there is none: a job makes no
+    store."""
     if not os.fspath(path):
         raise errors.StoreConfigError("name a store: its path is empty")
     place = real_path(os.fspath(path))
@@ -94,8 +97,8 @@ def existing_store(path: str | Path) -> Path:
 
 
 def existing_stores(patterns: str | Sequence[str]) -> list[Path]:
-    """The stores that paths or globs name on this host, every link resolved; URLs are left out. Raises StoreFormatError for a path
-    that is no store, before Spark starts."""
+    """The stores that paths or globs name on this host, every link resolved; URLs are left out. Raises
+    StoreFormatError for a path that is no store, before Spark starts."""
     found: list[Path] = []
     for pattern in map(local_path, [patterns] if isinstance(patterns, str) else patterns):
         if is_url(pattern):
@@ -108,8 +111,8 @@ def existing_stores(patterns: str | Sequence[str]) -> list[Path]:
 
 
 def outside_of(stores: Sequence[Path], folder: Path | str) -> Path:
-    """The folder of this host that a job writes to, every link resolved. Raises StoreConfigError for a URL, and for a store, what is in
-    one and what one is in."""
+    """The folder of this host that a job writes to, every link resolved. Raises StoreConfigError for a URL, and for a
+    store, what is in one and what one is in."""
     text = local_path(os.fspath(folder))
     if not text:
         raise errors.StoreConfigError("name the folder to write to: its path is empty")
@@ -141,8 +144,8 @@ def add_store_arguments(parser: argparse.ArgumentParser) -> None:
 def own_session(
     name: str, master: str | None, conf: Iterable[tuple[str, str]] = ()
 ) -> Iterator[SparkSession]:
-    """A session for one job, with Spark's settings `conf`. Its workers run the Python that runs this, unless PYSPARK_PYTHON says
-    otherwise."""
+    """A session for one job, with Spark's settings `conf`. Its workers run the Python that runs this, unless
+    PYSPARK_PYTHON says otherwise."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(f"cystore {name}")
     builder = builder.config("spark.log.level", "ERROR").config("spark.ui.showConsoleProgress", "false")
@@ -156,14 +159,15 @@ def own_session(
 
 
 def few_partitions(spark: SparkSession) -> None:
-    """One shuffle partition for each core, unless the session has a setting of its own: Spark's 200 are for larger tables."""
+    """One shuffle partition for each core, unless the session has a setting of its own: Spark's 200 are for larger
+    tables."""
     if spark.conf.get(PARTITIONS) == SPARKS_OWN:
         spark.conf.set(PARTITIONS, cores_of(spark))
 
 
 def settings_of(path: str | Path, settings: dict[str, Any], **fixed: Any) -> tuple[Path, StoreConfig]:
     """Where the store is, every link resolved, and its configuration. Raises StoreConfigError."""
-    return real_path(os.fspath(path)), StoreConfig.from_mapping({**settings, **fixed})
+    return real_path(os.fspath(path)), resolve({**settings, **fixed})
 
 
 def range_bytes_for(spark: SparkSession, log_bytes: int, wanted: int | None) -> int:
@@ -183,7 +187,8 @@ def run_parts(
     work: Callable[[Part], Found],
     report: Report | None = None,
 ) -> list[Found]:
-    """Runs `work` on each part, in one task for each. Returns the results in the order of the parts. Raises the first StoreError."""
+    """Runs `work` on each part, in one task for each. Returns the results in the order of the parts. Raises the first
+    StoreError."""
     if not parts:
         return []
 
@@ -214,7 +219,8 @@ def sound(found: Iterable[Found | Failed]) -> list[Found]:
 
 @contextmanager
 def told(spark: SparkSession, what: str, report: Report | None) -> Iterator[None]:
-    """Reports the progress of the Spark tasks that this thread starts in the block. Through Spark Connect nothing is reported."""
+    """Reports the progress of the Spark tasks that this thread starts in the block. Through Spark Connect nothing is
+    reported."""
     if report is None or is_connect(spark):
         yield
         return

@@ -9,7 +9,6 @@ example:
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from cystore.config import StoreConfig
 from cystore.errors import StoreLockedError
 from cystore.operate import facts
-from cystore.operate.command import FOUND_WRONG, OK, store_config
+from cystore.operate.command import FOUND_WRONG, OK
 from cystore.operate.progress import Report
 from cystore.operate.store_parts import attached
 from cystore.recovery.walk.findings import Damage
@@ -32,6 +31,7 @@ from cystore.spark.jobs.running import (
     own_session,
     range_bytes_for,
     run_parts,
+    settings_given,
     settings_of,
 )
 from cystore.verify import Bounds
@@ -65,9 +65,10 @@ def scrub(
 ) -> ScrubResult:
     """Compares the files of the store at `path` with each other.
 
-    `range_bytes` of log are a task's work (by default about 128 MiB, less for a small log); `settings` are fields of StoreConfig. A
-    store that others use is compared up to the place where its log ended when the scrub began. Every executor needs the store under
-    the same path. Raises StoreConfigError, StoreFormatError, StoreIOError, StoreLockedError.
+    `range_bytes` of log are a task's work (by default about 128 MiB, less for a small log); `settings` are fields of
+    StoreConfig. A store that others use is compared up to the place where its log ended when the scrub began. Every
+    executor needs the store under the same path. Raises StoreConfigError, StoreFormatError, StoreIOError,
+    StoreLockedError.
     """
     root, config = settings_of(path, settings, read_only=True, services=())
     state = facts.state(root)
@@ -142,9 +143,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """The command: its summary, with the first damaged ranges."""
-    config = store_config(options)
+    settings = settings_given(options)
     facts.state(options.path)  # an error here costs no session
-    settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     size = None if options.range_mib is None else options.range_mib << 20
     with own_session("scrub", options.master, options.conf) as spark:
         result = scrub(spark, options.path, range_bytes=size, report=options.report, **settings)

@@ -41,11 +41,13 @@ def page(
     parts = [f"<h1>{escape(title)}</h1>", f'<p class="when">{_when(hours)}</p>']
     parts += _parts(facts, names, hours, tracebacks, workflows, workers, shown) if names else [EMPTY]
     body = "\n".join(parts)
-    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n{body}\n<script>{SCRIPT}</script></body></html>\n'
+    page = f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n{body}\n'
+    return f"{page}<script>{SCRIPT}</script></body></html>\n"
 
 
 EMPTY = (
-    '<p class="empty">There is no task in this time. The lifecycle log has none: either no worker of Celery wrote to these stores, or one '
+    '<p class="empty">There is no task in this time. The lifecycle log has none: either no worker of Celery wrote '
+    "to these stores, or one "
     "did so before or after.</p>"
 )
 

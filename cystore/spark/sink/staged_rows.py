@@ -22,6 +22,7 @@ from cystore.clock import now_ms
 from cystore.errors import StoreFormatError, StoreIOError
 from cystore.spark.sink.rows import STAGED, RowEncoder
 from cystore.system import files
+from cystore.system.ranges import file_ranges
 
 SUFFIX = ".rows"
 ANONYMOUS = "batch-"  # folders of jobs without a name
@@ -66,7 +67,7 @@ def stage(folder: Path, batches: Iterable[pa.RecordBatch], encoder: RowEncoder) 
                 for batch in batches:
                     stream.write_batch(encoder.encode(batch))
             files.sync(fd, path)
-            size = files.length_of(fd, path)
+            size = file_ranges.length_of(fd, path)
         files.sync_directory(folder)
     except BaseException:
         files.remove(path, durable=False)
@@ -79,7 +80,7 @@ def check_staged(folder: Path, wanted: Iterable[StagedFile]) -> None:
     for file in wanted:
         path = folder / file.name
         with _opened(path) as fd:
-            found = files.length_of(fd, path)
+            found = file_ranges.length_of(fd, path)
         if found != file.size_bytes:
             raise StoreIOError(f"a task staged {file.size_bytes} bytes, but the file has {found}", path=path)
 
@@ -113,7 +114,8 @@ def _opened(path: Path) -> Iterator[int]:
         if not isinstance(error.__cause__, FileNotFoundError):
             raise
         raise StoreIOError(
-            "a staged file is missing: the driver and every executor must share the staging folder (option stagingPath), and "
+            "a staged file is missing: the driver and every executor must share the staging folder (option "
+            "stagingPath), and "
             "only one job at a time may write under one name",
             path=path,
         ) from error

@@ -14,6 +14,7 @@ from typing import Any
 
 from cystore.columns.object_store import ObjectStore, is_url
 from cystore.config import StoreConfig
+from cystore.config_sources import resolve
 from cystore.errors import StoreConfigError
 from cystore.spark.options import (
     NAMES,
@@ -63,7 +64,7 @@ class WriteOptions:
 
     @property
     def config(self) -> StoreConfig:
-        return StoreConfig.from_mapping(dict(self.settings))
+        return resolve(dict(self.settings))
 
 
 def parse_write(given: Mapping[str, str], *, overwrite: bool, stream: bool) -> WriteOptions:

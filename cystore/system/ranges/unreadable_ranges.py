@@ -12,8 +12,8 @@ PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
 
 def fill_holes(path: Path, file: MappedFile, begin: int, end: int) -> None:
-    """Reserves space for the holes in [begin, end) of a file that is written to through its mapping. Raises StoreFullError, and
-    StoreIOError because of a FileNotFoundError when the file was removed after it was mapped."""
+    """Reserves space for the holes in [begin, end) of a file that is written to through its mapping. Raises
+    StoreFullError, and StoreIOError because of a FileNotFoundError when the file was removed after it was mapped."""
     if end <= begin or file.in_memory:
         return
     with files.opened(path, os.O_RDWR) as fd:

@@ -12,21 +12,22 @@ from typing import TYPE_CHECKING, Any
 from cystore._native.memory import store_clock
 from cystore._native.record.exact import any_text
 from cystore.attachment.attach import Attachment
-from cystore.attachment.waiting_work import Maintenance, maintenance_of
 from cystore.config import StoreConfig
-from cystore.derived.dispatch.remove import Removal
-from cystore.engine.files.progress import Progress
+from cystore.engine.inspect.stats import put_bytes_by_topic, store_stats
 from cystore.engine.manifest.store_settings import configure
 from cystore.errors import StoreConfigError
 from cystore.layout import FLAGS
-from cystore.services.clean import Cleaned
-from cystore.services.duty_table import Duties
-from cystore.services.retention.archive_mark import Archived, ArchiveMark
-from cystore.services.retention.named_holds import Hold
 from cystore.services.scrub_progress import SLICE_BYTES
 from cystore.system.folders import check_place
 
 if TYPE_CHECKING:
+    from cystore.attachment.waiting_work import Maintenance
+    from cystore.derived.dispatch.remove import Removal
+    from cystore.engine.files.progress import Progress
+    from cystore.services.clean import Cleaned
+    from cystore.services.duty_table import Duties
+    from cystore.services.retention.archive_mark import Archived, ArchiveMark
+    from cystore.services.retention.named_holds import Hold
     from cystore.services.scrub import Scrubbed
 
 
@@ -41,23 +42,46 @@ class StoreUpkeep(ABC):
     @abstractmethod
     def _writable(self) -> Attachment: ...
 
+    def stats(self) -> dict[str, Any]:
+        """Positions, counters of all processes since the first attach, puts and gets by the time they took
+        (StoreStatsService).
+
+        Of this process alone are `get_found`, `get_missed`, `get_messages`, `queries`, `healed_entries`,
+        `mapped_files` and `mapped_bytes`.
+        """
+        parts = self._attached()
+        own = parts.reader.counters()  # first: it adds to those of all processes
+        return {
+            **store_stats(parts.control),
+            **own,
+            "delayed": parts.delivered.pending(),
+            "holes": parts.commit_log.holes.ranges(),
+        }
+
+    def put_bytes_by_topic(self) -> dict[str, int]:
+        """Bytes of records that all processes appended since the first attach, by topic (BrokerStatsManager:
+        TOPIC_PUT_SIZE)."""
+        return put_bytes_by_topic(self._attached().control)
+
     def clean(self, max_segments: int | None = None) -> Cleaned:
         """Removes expired messages (file_reserved_time_h), at any hour: whole segments, oldest first, then the queue
         and index files that only point to them.
 
-        Views of bodies stay readable. The service "clean" does the same at delete_when, and when the disk fills up (RocketMQ's
-        executeDeleteFilesManually).
+        Views of bodies stay readable. The service "clean" does the same at delete_when, and when the disk fills up
+        (RocketMQ's executeDeleteFilesManually).
         """
         return self._writable().cleaner.clean(max_segments)
 
     def let_pages_go(self) -> None:
-        """Takes the pages of mapped files out of this process's memory (its resident size), whether it wrote or read them. They stay in the
-        page cache; the next touch is a page fault. For a process whose memory is limited: shared pages count as its own."""
+        """Takes the pages of mapped files out of this process's memory (its resident size), whether it wrote or read
+        them. They stay in the page cache; the next touch is a page fault. For a process whose memory is limited:
+        shared pages count as its own."""
         parts = self._attached()
         parts.commit_log.files.let_pages_go(parts.control.wrote)
 
     def delete_topic(self, topic: str) -> Removal:
-        """Removes all queues of a topic with the messages that are in them by now (RocketMQ's deleteTopic), for every process.
+        """Removes all queues of a topic with the messages that are in them by now (RocketMQ's deleteTopic), for every
+        process.
 
         Readers get OFFSET_TOO_SMALL. The topic continues to count: a later message gets the next queue offset. Records
         stay in the log until their segment expires, so `query`, `read` and `scan` find them until then. Delayed
@@ -72,8 +96,9 @@ class StoreUpkeep(ABC):
         return self._writable().remover.settle()
 
     def configure(self, **settings: Any) -> None:
-        """Changes the store's retention policy, for every process that has it open or opens it: it wins over their own settings. Other
-        delay levels hold from the next first open on. None takes a value away again. Raises StoreConfigError."""
+        """Changes the store's retention policy, for every process that has it open or opens it: it wins over their
+        own settings. Other delay levels hold from the next first open on. None takes a value away again. Raises
+        StoreConfigError."""
         configure(self._writable().manifest, settings)
 
     @property
@@ -115,8 +140,9 @@ class StoreUpkeep(ABC):
         return self._writable().cleaner.archive
 
     def clean_due(self) -> Progress:
-        """One turn of the service "clean": what `clean` does when its hour has come (delete_when) or the disk fills up, at most ten
-        segments; begins a new segment by time (roll_interval_h), and switches writing off on a full disk."""
+        """One turn of the service "clean": what `clean` does when its hour has come (delete_when) or the disk fills
+        up, at most ten segments; begins a new segment by time (roll_interval_h), and switches writing off on a full
+        disk."""
         return self._writable().cleaner.run_once()
 
     def flush_log(self) -> int:
@@ -137,7 +163,8 @@ class StoreUpkeep(ABC):
         return max(behind, 0)
 
     def scrub(self, max_bytes: int = SLICE_BYTES, *, pause_ms: int = 0) -> Scrubbed:
-        """Verifies the next slice of the store, about `max_bytes` of log: checksums, and queues and index against the records.
+        """Verifies the next slice of the store, about `max_bytes` of log: checksums, and queues and index against the
+        records.
 
         The manifest keeps its position. Wrong queue entries of intact records are rewritten. A new round begins
         `pause_ms` after the last one. Raises StoreIOError for unreadable bytes.
@@ -153,11 +180,15 @@ class StoreUpkeep(ABC):
     @property
     def duties(self) -> Duties:
         """The duties of the store: which process may do each, and the last result."""
+        from cystore.services.duty_table import Duties
+
         return Duties(self._writable().control)
 
     @property
     def maintenance(self) -> Maintenance:
         """The present need for each duty. Cheap, so that a worker can ask before each turn."""
+        from cystore.attachment.waiting_work import maintenance_of
+
         return maintenance_of(self._writable())
 
     def used_disk_percent(self) -> float:
@@ -180,8 +211,8 @@ class StoreUpkeep(ABC):
         cleaner.check_space()
 
     def asked_to_leave(self) -> bool:
-        """Whether `cystore handover` asks the processes of this store to close it, so that another version can open it. Everything works
-        as before until then. Costs 1 microsecond."""
+        """Whether `cystore handover` asks the processes of this store to close it, so that another version can open
+        it. Everything works as before until then. Costs 1 microsecond."""
         return self._attached().control.handover
 
     def set_writable(self, writable: bool) -> None:
@@ -194,7 +225,8 @@ class StoreUpkeep(ABC):
             control.set_flag(flag)
 
     def believe_clock(self) -> None:
-        """The wall clock is right, an operator says: every process goes by it from now on, also after a jump (max_clock_jump_s)."""
+        """The wall clock is right, an operator says: every process goes by it from now on, also after a jump
+        (max_clock_jump_s)."""
         parts = self._writable()
         store_clock.believe(parts.control)
         parts.clock.look()

@@ -1,0 +1,243 @@
+"""Records that another store appended, copied to the same place of this one's log: a slave follows its master with it.
+
+All of a record is checked before the lock is taken; the order of steps under the lock is that of an append
+(append.pyx), so a kill leaves what a kill inside of an append leaves. Source: CommitLog.appendData,
+DefaultMessageStore.appendToCommitLog, which check nothing.
+"""
+
+cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+from libc.string cimport memcpy, memset
+
+from cystore._native.record.record_view cimport (
+    RECORD_BAD_CHECKSUM, RECORD_BAD_LENGTH, RECORD_BAD_POSITION, RECORD_BLANK, RECORD_OK, RECORD_SHORT, record_view
+)
+from cystore._native.append.append cimport (
+    APPEND_NEED_QUEUES, APPEND_NEED_SPACE, APPEND_OK, APPEND_OVERWRITTEN, APPEND_REFUSED, APPEND_UNREADABLE,
+    FORBID_COPYING, begin_intent, end_intent, move_wrote
+)
+from cystore._native.memory.atomics cimport load_i64, load_u32, release_fence, store_i64, store_u64
+from cystore._native.memory.control cimport Control
+from cystore._native.layout cimport (
+    BLANK_SIZE_MIN, RECORD_MAGIC_CYSTORE, RECORD_MAGIC_ROCKETMQ, RECORD_SIZE_MIN, control_block, queue_entry,
+    takes_queue_offset
+)
+from cystore._native.memory.locks cimport control_intact, control_wake_queue, control_wake_sleepers
+from cystore._native.memory.mapping cimport MappedFile
+from cystore._native.memory.queue_table cimport control_add_queue, control_find_queue
+from cystore._native.record.record_read cimport record_intact, record_read
+from cystore._native.record.record_write cimport failpoint
+
+from cystore._native.record.record import STATUS_NAMES
+from cystore.errors import CorruptRecordError, StoreError
+
+cdef enum:
+    MOST_RECORDS = 4096         # of one append, with the lock held
+    MOST_BYTES = 1 << 20        # some 0.3 ms; a longer record goes by itself
+
+cdef int64_t QUEUE_OFFSET_MAX = 1 << 56
+cdef int64_t GAP_MAX = 1 << 20   # of queue offsets without records in one queue; see given_up.py
+
+# A checked record; pointers into the caller's bytes.
+cdef struct copied_record:
+    const uint8_t* start
+    const uint8_t* topic
+    int64_t at                  # behind the first of the batch
+    int64_t queue_offset
+    int64_t store_timestamp
+    queue_entry* entry
+    int32_t size
+    int32_t topic_len
+    int32_t queue_id
+    bint counts                 # takes a queue offset
+
+DONE = APPEND_OK
+NEED_SPACE = APPEND_NEED_SPACE
+NEED_QUEUES = APPEND_NEED_QUEUES
+REFUSED = APPEND_REFUSED
+OVERWRITTEN = APPEND_OVERWRITTEN
+UNREADABLE = APPEND_UNREADABLE
+
+
+@cython.final
+@cython.auto_pickle(False)
+cdef class CopiedRecords:
+    """One batch of copied records: `check` takes it, `append` writes it, `wake` tells who waits. One thread uses it."""
+
+    cdef Control control
+    cdef copied_record* records
+    cdef Py_buffer buffer
+    cdef bint has_buffer
+    cdef Py_ssize_t count
+    cdef readonly int64_t position      # of the first record
+    cdef readonly int64_t length        # of all of them
+    cdef readonly int64_t blank         # length of the blank behind them, 0: there is none at hand
+    # length of the record behind them, when its begin is at hand and its end is not; else 0
+    cdef readonly int64_t short
+    cdef readonly bint any_of_ours      # a record in cystore's own format
+
+    def __cinit__(self, Control control not None):
+        self.control = control
+        self.records = <copied_record*>PyMem_Malloc(MOST_RECORDS * sizeof(copied_record))
+        if self.records == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        if self.has_buffer:
+            PyBuffer_Release(&self.buffer)
+        PyMem_Free(self.records)
+
+    def forget(self):
+        """Lets the caller's bytes go."""
+        self.count = 0
+        self.length = self.blank = self.short = 0
+        if self.has_buffer:
+            self.has_buffer = False
+            PyBuffer_Release(&self.buffer)
+
+    def check(self, data, Py_ssize_t begin, Py_ssize_t end, int64_t position, int64_t file_end):
+        """Takes the whole records at data[begin:end], the first of which stands at log position `position` in a file
+        that ends at `file_end`; returns their number. The bytes are kept, and must not change, until `forget` or the
+        next `check`.
+
+        Raises CorruptRecordError when the first is no intact record of that place.
+        """
+        cdef int status
+        self.forget()
+        PyObject_GetBuffer(data, &self.buffer, PyBUF_SIMPLE)
+        self.has_buffer = True
+        if not 0 <= begin <= end <= self.buffer.len or not 0 <= position <= file_end:
+            raise ValueError("outside of the given bytes")
+        self.position = position
+        self.any_of_ours = False
+        with nogil:
+            status = self._gather(<const uint8_t*>self.buffer.buf + begin, end - begin, file_end)
+        if self.count == 0 and status not in (RECORD_OK, RECORD_SHORT, RECORD_BLANK):
+            raise CorruptRecordError(f"no record was sent: {STATUS_NAMES[status]}", offset=position)
+        return self.count
+
+    cdef int _gather(self, const uint8_t* p, int64_t available, int64_t file_end) noexcept nogil:
+        cdef record_view v
+        cdef copied_record* r
+        cdef int status
+        cdef int64_t at = 0, room
+        memset(&v, 0, sizeof(v))
+        while self.count < MOST_RECORDS and at < MOST_BYTES:
+            room = file_end - self.position - at
+            status = record_read(p + at, <size_t>min(available - at, room), &v)
+            if status == RECORD_SHORT and available - at >= <int64_t>BLANK_SIZE_MIN:
+                self.short = v.total_size
+                if v.total_size + <int64_t>BLANK_SIZE_MIN > room:
+                    return RECORD_BAD_LENGTH
+                return status
+            if status == RECORD_BLANK:
+                if v.total_size != room:
+                    return RECORD_BAD_LENGTH
+                self.blank = room
+                return status
+            if status != RECORD_OK:
+                return status
+            if v.total_size + <int64_t>BLANK_SIZE_MIN > room or not 0 <= v.queue_offset < QUEUE_OFFSET_MAX:
+                return RECORD_BAD_LENGTH
+            # RocketMQ's checksum does not cover the offset; each of the messages before it took some room of the log.
+            if v.magic == RECORD_MAGIC_ROCKETMQ and v.queue_offset * <int64_t>RECORD_SIZE_MIN > self.position + at:
+                return RECORD_BAD_POSITION
+            if v.physical_offset != self.position + at:
+                return RECORD_BAD_POSITION
+            if not record_intact(p + at, &v):
+                return RECORD_BAD_CHECKSUM
+            r = &self.records[self.count]
+            r.start = p + at
+            r.at = at
+            r.size = v.total_size
+            r.topic, r.topic_len, r.queue_id = v.topic, v.topic_len, v.queue_id
+            r.queue_offset, r.store_timestamp = v.queue_offset, v.store_timestamp
+            r.counts = takes_queue_offset(v.sys_flag)
+            r.entry = NULL
+            self.any_of_ours |= v.magic == RECORD_MAGIC_CYSTORE
+            self.count += 1
+            at += r.size
+            self.length = at
+        return RECORD_OK
+
+    def append(self, MappedFile file not None):
+        """Writes the checked records to the segment `file`, under the append lock. Gives DONE, or what has to be done
+        first: nothing was written then. Raises StoreError when the log does not end where the batch begins."""
+        cdef control_block* block = self.control.checked()
+        cdef int status
+        if not file.writable or not file.base <= self.position \
+                or file.base + file.length < self.position + self.length + BLANK_SIZE_MIN:
+            raise StoreError("the records belong to another file", path=file.path, offset=self.position)
+        if control_intact(block) and load_i64(&block.wrote) != self.position:
+            raise StoreError(f"somebody appended: the log ends at {load_i64(&block.wrote)}", path=file.path,
+                             offset=self.position)
+        with nogil:
+            status = self._append(block, file.address + (self.position - file.base))
+        return status
+
+    cdef int _append(self, control_block* block, uint8_t* p) noexcept nogil:
+        cdef copied_record* r
+        cdef Py_ssize_t i
+        cdef int64_t timestamp = block.last_store_timestamp
+        if not control_intact(block):
+            return APPEND_OVERWRITTEN
+        if load_u32(&block.flags) & FORBID_COPYING:
+            return APPEND_REFUSED
+        if load_i64(&block.allocated) < self.position + self.length + BLANK_SIZE_MIN:
+            return APPEND_NEED_SPACE
+        for i in range(self.count):
+            r = &self.records[i]
+            if r.counts and not self._find_queue(block, r):
+                return APPEND_NEED_QUEUES
+            if r.counts and r.queue_offset - r.entry.claimed > GAP_MAX + i:
+                return APPEND_UNREADABLE
+            timestamp = max(timestamp, r.store_timestamp)
+        begin_intent(block, self.position, self.position + self.length, timestamp)
+        for i in range(self.count):
+            r = &self.records[i]
+            if r.counts and r.entry.claimed <= r.queue_offset:
+                store_i64(&r.entry.claimed, r.queue_offset + 1)
+        failpoint("copied.claimed")
+        for i in range(self.count - 1, -1, -1):  # see append_items
+            memcpy(p + self.records[i].at, self.records[i].start, self.records[i].size)
+            release_fence()
+        failpoint("copied.before_publish")
+        if not move_wrote(block, self.position + self.length):
+            return APPEND_OVERWRITTEN
+        failpoint("copied.published")
+        store_i64(&block.last_record, self.position + self.records[self.count - 1].at)
+        for i in range(self.count):
+            r = &self.records[i]
+            if r.counts and load_i64(&r.entry.next) <= r.queue_offset:
+                store_i64(&r.entry.next, r.queue_offset + 1)
+            if r.entry != NULL:
+                store_u64(&r.entry.put_bytes, r.entry.put_bytes + r.size)
+        failpoint("copied.next_set")
+        end_intent(block, <uint64_t>self.count, <uint64_t>self.length)
+        return APPEND_OK
+
+    cdef bint _find_queue(self, control_block* block, copied_record* r) noexcept nogil:
+        """A queue that is new begins with its first record here: the log may begin behind the queue's first
+        messages."""
+        r.entry = control_find_queue(block, r.topic, r.topic_len, r.queue_id)
+        if r.entry != NULL:
+            return True
+        r.entry = control_add_queue(block, r.topic, r.topic_len, r.queue_id)
+        if r.entry == NULL:
+            return False
+        failpoint("copied.queue_added")
+        r.entry.minimum = r.entry.claimed = r.queue_offset
+        store_i64(&r.entry.dispatched, r.queue_offset)
+        store_i64(&r.entry.next, r.queue_offset)
+        return True
+
+    def wake(self):
+        """Wakes who waits for an append; behind `append`, with the lock given back."""
+        cdef control_block* block = self.control.checked()
+        cdef Py_ssize_t i
+        control_wake_sleepers(block)
+        for i in range(self.count):
+            if self.records[i].entry != NULL:
+                control_wake_queue(self.records[i].entry)

@@ -1,0 +1,19 @@
+from libc.stdint cimport int64_t, uint64_t
+
+from cystore._native.layout cimport LATENCY_BUCKETS
+from cystore._native.memory.control cimport Control
+
+cdef enum:
+    BUCKETS = 13            # LATENCY_BUCKETS
+
+
+cdef class ReadCounts:
+    cdef Control control
+    cdef uint64_t[BUCKETS] latency
+    cdef int64_t max_ms, merged_ms
+    cdef uint64_t new_found, new_messages, new_queries    # since the last merge
+    cdef bint fresh                                       # there is something to merge
+    cdef readonly long long found, missed, messages, queries
+    cdef int got(self, int64_t since_ms, Py_ssize_t messages) except -1
+    cdef int asked(self) except -1
+    cdef int add(self, int64_t now_ms) except -1

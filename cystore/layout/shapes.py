@@ -1,0 +1,65 @@
+"""Fields of disk structs, parts of a record, fields of shared memory: a declaration consists of these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+Constants = dict[str, tuple[int, str]]  # name: value, what it is
+
+TYPE_BYTES = {"int64_t": 8, "uint64_t": 8, "int32_t": 4, "uint32_t": 4, "char": 1, "uint8_t": 1}
+CACHE_LINE_BYTES = 64
+MUTEX_BYTES = 64
+
+
+class Field(NamedTuple):
+    """One field of a disk struct: `at` bytes from the start, `width` bytes wide; signed unless `unsigned`."""
+
+    name: str
+    at: int
+    width: int
+    doc: str
+    unsigned: bool = False
+
+
+class DiskStruct(NamedTuple):
+    name: str
+    doc: str
+    fields: tuple[Field, ...]
+
+
+class Part(NamedTuple):
+    """One part of a record behind its fixed prefix. Either `width` bytes; or, with `v6_flag`, as many as a host has;
+    or as many as a length of `length_width` bytes says, which stands before it."""
+
+    name: str
+    doc: str
+    width: int = 0
+    length_width: int = 0
+    v6_flag: str = ""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """One field of the control block. `type` is a C type; `count` > 1 makes an array. `owner` says who may write it."""
+
+    name: str
+    type: str
+    owner: str
+    doc: str
+    count: int = 1
+
+
+def line_offsets(
+    lines: tuple[tuple[Shared, ...], ...], start: int = 0
+) -> tuple[list[tuple[Shared, int]], int]:
+    """Offset of each field when every line starts on a cache line; and the end, rounded up to one."""
+    placed, at = [], start
+    for line in lines:
+        at = -(-at // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
+        for field in line:
+            width = TYPE_BYTES[field.type]
+            at = -(-at // width) * width
+            placed.append((field, at))
+            at += width * field.count
+    return placed, -(-at // CACHE_LINE_BYTES) * CACHE_LINE_BYTES

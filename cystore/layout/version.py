@@ -1,0 +1,6 @@
+"""The numbers of this layout and of this release."""
+
+from __future__ import annotations
+
+LAYOUT_VERSION = 4
+RELEASE = "0.1.0"

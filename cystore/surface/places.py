@@ -1,0 +1,59 @@
+"""Where messages are, and since when: message ids, the memory that holds them, times. Methods of MessageStore."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from cystore._native.record.exact import whole
+from cystore._native.record.message import Message
+from cystore.attachment.attach import Attachment
+from cystore.derived.reading.reader import DEFAULT_COUNT, FOREVER_MS
+from cystore.engine.inspect.message_id import MessageId, read_by_id
+from cystore.engine.log.ages import Ages
+
+
+class StorePlaces(ABC):
+    """The part of a `MessageStore` that tells the places of messages."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def _attached(self) -> Attachment: ...
+
+    def read_by_id(self, message_id: MessageId | str) -> Message:
+        """The record with RocketMQ's message id (viewMessage). Raises MessageIllegalError for text that is none;
+        OffsetError if no record begins there, or one with another store host; CorruptRecordError."""
+        return read_by_id(self._attached().commit_log, message_id)
+
+    def earliest_time_ms(self, topic: str | None = None, queue_id: int = 0) -> int | None:
+        """The store timestamp of the first message of a queue that can be read; without a topic, of the log's first
+        readable record. None if there is none (getEarliestMessageTime)."""
+        parts = self._attached()
+        if topic is not None:
+            return parts.reader.earliest_time_ms(topic, queue_id)
+        control = parts.control
+        if control.wrote <= control.min_physical_offset:
+            return None
+        return Ages(control, parts.commit_log).at_or_behind_ms(control.min_physical_offset)
+
+    def message_ids(self, topic: str, queue_id: int, begin: int, end: int) -> dict[str, int]:
+        """RocketMQ's message ids of a queue's messages from queue offset `begin` to before `end`, and the queue offset
+        of each (getMessageIds). Offsets that the queue does not have are left out. Each id names the store host of its
+        own record; RocketMQ gives the host of its caller to all of them. Raises CorruptRecordError."""
+        begin, end = (whole("queue_offset", offset, -FOREVER_MS, FOREVER_MS) for offset in (begin, end))
+        reader, found = self._attached().reader, {}
+        while begin < end:
+            result = reader.get(topic, queue_id, begin, min(end - begin, DEFAULT_COUNT))
+            for message in result.messages:
+                if message.queue_offset < end:
+                    found[str(MessageId.of(message))] = message.queue_offset
+            if result.next_offset <= begin:
+                break
+            begin = result.next_offset
+        return found
+
+    def is_in_disk(self, topic: str, queue_id: int, queue_offset: int) -> bool:
+        """Whether `get` takes the limits for older segments at an offset: its message lies further behind the log's end
+        than the share of memory that access_message_in_memory_max_ratio allows. False for an offset without a message
+        (checkInDiskByConsumeOffset)."""
+        return self._attached().reader.is_in_disk(topic, queue_id, queue_offset)
