@@ -1,5 +1,6 @@
-"""Goal: `cystore snapshot` makes of a live store a store that is whole, and never half of one. Method: copies beside writers and the
-cleaner, of damaged and odd stores; kills and errors at each report of progress; a full disk; the command itself."""
+"""Goal: `cystore snapshot` makes of a live store a store that is whole, and never half of one. Method: copies beside
+writers and the cleaner, of damaged and odd stores; kills and errors at each report of progress; a full disk; the
+command itself."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ def nothing_left(target):
 
 
 def test_a_copy_beside_writers(store_path, target):
-    """Two other processes put all the time. What was there before is in the copy; of theirs a beginning, without a gap."""
+    """Two other processes put all the time. What was there before is in the copy; of theirs a beginning, without a
+    gap."""
     with open_small(store_path, flush_disk_type="async") as store:
         before = fill(store, 300)
         with Process() as one, Process() as two:
@@ -115,7 +117,8 @@ def test_a_copy_is_a_whole_store(store_path, target):
 
 
 def test_the_cleaner_beside_a_copy(store_path, target, monkeypatch):
-    """It removes segments while they are copied. The copy begins behind them, and has the delayed message that was carried forward."""
+    """It removes segments while they are copied. The copy begins behind them, and has the delayed message that was
+    carried forward."""
     with open_small(store_path, message_delay_level="30d", file_reserved_time_h=72) as store:
         store.put("later", b"waits", delay_level=1)
         put = filled(store, 400)
@@ -262,6 +265,7 @@ from pathlib import Path
 from cystore.operate import backup
 from cystore.config import StoreConfig
 from cystore.system import files
+from cystore.system.ranges import file_ranges
 place, at = sys.argv[3], int(sys.argv[4])
 calls = 0
 def counted(real):
@@ -273,7 +277,8 @@ def counted(real):
                 os.kill(os.getpid(), signal.SIGKILL)
         return real(*words, **named)
     return call
-setattr(files, place, counted(getattr(files, place)))
+room = file_ranges if place == "copy_ranges" else files
+setattr(room, place, counted(getattr(room, place)))
 backup.take(Path(sys.argv[1]), Path(sys.argv[2]), StoreConfig())
 """
 
@@ -372,8 +377,8 @@ print(*found, sep="\\n")
 
 
 def test_a_disk_that_fills_at_the_end(store_path, tmp_path):
-    """Each amount of space beside the least that is enough. A copy whose queues could not be made durable kept `abort` and got its name
-    all the same."""
+    """Each amount of space beside the least that is enough. A copy whose queues could not be made durable kept
+    `abort` and got its name all the same."""
     with open_small(store_path) as store:
         fill(store, 1500)
     disk = tmp_path / "disk"

@@ -1,9 +1,9 @@
-"""A device whose files are a Tree behind the kernel's FUSE protocol (include/uapi/linux/fuse.h, version 7.31), with a switch for its
-power: LazyFS's model, for any place of a run.
+"""A device whose files are a Tree behind the kernel's FUSE protocol (include/uapi/linux/fuse.h, version 7.31), with a
+switch for its power: LazyFS's model, for any place of a run.
 
-Nothing but /dev/fuse and mount(2) is used: bindings of libfuse speak of paths, but a mapped file that was unlinked or renamed has
-none, and those that speak of nodes leave out fallocate. One thread answers; a request is done before the next one is read, and what
-is answered after the power went is an error. So an answer to FSYNC is a promise.
+Nothing but /dev/fuse and mount(2) is used: bindings of libfuse speak of paths, but a mapped file that was unlinked or
+renamed has none, and those that speak of nodes leave out fallocate. One thread answers; a request is done before the
+next one is read, and what is answered after the power went is an error. So an answer to FSYNC is a promise.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ TRANSFER = struct.Struct("QQIIQII")  # of READ and WRITE: handle, offset, size, 
 
 
 class Device:
-    """The files, and who serves them. Lives in a process of its own: one that used what it serves would wait for itself."""
+    """The files, and who serves them. Lives in a process of its own: one that used what it serves would wait for
+    itself."""
 
     def __init__(self, *, ignores_sync: bool = False) -> None:
         self._tree, self._ignores_sync = Tree(), ignores_sync
@@ -87,7 +88,8 @@ class Device:
             self._off = True
 
     def cut_at(self, request: int, tell: int) -> None:
-        """The same, at the n-th request from now that changes anything (0: not at all any more); a byte comes out of `tell` then.
+        """The same, at the n-th request from now that changes anything (0: not at all any more); a byte comes out of
+        `tell` then.
 
         A sync at which it happens is not done; another change may be left or not, as if it had been done before.
         """
@@ -119,7 +121,8 @@ class Device:
     def mount(self, folder: str) -> None:
         """Returns when the files are there; they are served until somebody unmounts them."""
         fd = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
-        options = f"fd={fd},rootmode=40000,user_id={os.geteuid()},group_id={os.getegid()},allow_other,default_permissions"
+        options = f"fd={fd},rootmode=40000,user_id={os.geteuid()},group_id={os.getegid()},"
+        options += "allow_other,default_permissions"
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.mount(b"unsynced", os.fsencode(folder), b"fuse", 0, options.encode()):
             code = ctypes.get_errno()

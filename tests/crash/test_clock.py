@@ -1,5 +1,5 @@
-"""Goal: a wall clock that jumps stamps, delivers, rolls and deletes nothing; after it is set right everything continues (I7, I9). Method:
-processes that live with a wall clock and a CLOCK_BOOTTIME which the test turns."""
+"""Goal: a wall clock that jumps stamps, delivers, rolls and deletes nothing; after it is set right everything
+continues (I7, I9). Method: processes that live with a wall clock and a CLOCK_BOOTTIME which the test turns."""
 
 from __future__ import annotations
 
@@ -167,7 +167,8 @@ def test_an_operator_is_believed_at_once_by_every_process(scene):
 def test_the_command_shows_the_clock_and_believes_it(scene):
     before = scene.do("stamp()")
     scene.clock.offset_ms = YEAR_MS
-    run = "import subprocess, sys; run = lambda *a: subprocess.run([sys.executable, '-m', 'cystore', *a], text=True, capture_output=True)"
+    run = "import subprocess, sys; "
+    run += "run = lambda *a: subprocess.run([sys.executable, '-m', 'cystore', *a], text=True, capture_output=True)"
     scene.do(run)
     shown = scene.do(f"(lambda d: (d.returncode, d.stdout))(run('clock', {str(scene.path)!r}))")
     assert shown[0] == 1 and "(not believed)" in shown[1]
@@ -219,7 +220,8 @@ def test_segments_expire_and_roll_by_the_right_clock(believed):
 
 
 def test_recovery_begins_at_the_watermark_all_the_same(believed):
-    """Seen: the checkpoint kept the highest timestamp, so its watermark was taken for stale, and everything was walked."""
+    """Seen: the checkpoint kept the highest timestamp, so its watermark was taken for stale, and everything was
+    walked."""
     newest = believed.do("stamp()")
     believed.do("store.flush()")
     believed.process.kill()

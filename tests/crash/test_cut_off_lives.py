@@ -1,6 +1,7 @@
-"""Goal: I1, I2 and I6 when processes that come and go are killed and stopped at moments that nobody chose, with nobody who stays.
-Method: short lives (attach, put, read, flush, leave) in several processes; a seeded generator says who is killed or stopped after
-how many acknowledged puts; the dead are replaced at once. In between and at the end all that was acknowledged must be there."""
+"""Goal: I1, I2 and I6 when processes that come and go are killed and stopped at moments that nobody chose, with
+nobody who stays. Method: short lives (attach, put, read, flush, leave) in several processes; a seeded generator says
+who is killed or stopped after how many acknowledged puts; the dead are replaced at once. In between and at the end
+all that was acknowledged must be there."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def lives():
                 key, topic, queue_id = f"{who}.{n}", rng.choice(["shared", "shared", f"T{n % 40}"]), n % 2
                 flush = "sync" if rng.random() < 0.1 else "async"
                 if rng.random() < 0.3:
-                    batch = [cystore.Message(topic=topic, body=b"b" * 150, queue_id=queue_id, keys=(key,)) for _ in range(3)]
+                    message = cystore.Message(topic=topic, body=b"b" * 150, queue_id=queue_id, keys=(key,))
+                    batch = [message] * 3
                     results = store.put_many(batch, flush=flush)
                 else:
                     results = [store.put(topic, b"x" * rng.randrange(400), queue_id=queue_id, keys=(key,), flush=flush)]
@@ -71,7 +73,8 @@ class Crowd:
         return process
 
     def beats(self, count: int) -> None:
-        """Returns after so many acknowledged puts, or when there are none any more (somebody who holds a lock is stopped)."""
+        """Returns after so many acknowledged puts, or when there are none any more (somebody who holds a lock is
+        stopped)."""
         while count > 0 and select.select([self._reading], [], [], 0.5)[0]:
             count -= len(os.read(self._reading, count))
 

@@ -1,5 +1,6 @@
-"""Goal: no failpoint is forgotten by the fault matrix, and a process that was meant to have failpoints has them. Method: the names in the
-sources beside those that the row `kill` uses; the build that others import from, built again."""
+"""Goal: no failpoint is forgotten by the fault matrix, and a process that was meant to have failpoints has them.
+Method: the names in the sources beside those that the row `kill` uses; the build that others import from, built
+again."""
 
 from __future__ import annotations
 
@@ -14,10 +15,30 @@ from tools import build
 
 
 def test_the_kill_row_uses_every_failpoint_of_the_sources():
-    """But those of cleaning, which removes messages on purpose (test_clean_kill.py kills there), and of delivery, which needs messages
-    that wait (test_deliver_kill.py, test_carry_kill.py), of Spark's sink (test_sink_commit.py), of the removal of queues
-    (test_topic_removal.py), of the scrub (test_duty_fleet.py), and of a handle that only reads and is alone (test_reader_follows.py)."""
-    elsewhere = ("clean.", "deliver.", "carry.", "sink.", "remove.", "queue.", "scrub.", "attach.private")
+    """But those of cleaning, which removes messages on purpose (test_clean_kill.py kills there), and of delivery, which
+    needs messages that wait (test_deliver_kill.py, test_carry_kill.py), of Spark's sink (test_sink_commit.py), of the
+    removal of queues (test_topic_removal.py), of the scrub (test_duty_fleet.py), of consumers (test_consumer_kill.py),
+    of named dispatchers (test_dispatcher_kill.py), of messages that are put once (test_once_kill.py), of transactions
+    (test_transaction_kill.py), of the files ahead of a store that is closed (test_close_kill.py), of a log that is
+    copied from a master (tests/ha/test_follow.py), and of a handle that only reads and is alone
+    (test_reader_follows.py)."""
+    elsewhere = (
+        "clean.",
+        "deliver.",
+        "carry.",
+        "sink.",
+        "remove.",
+        "queue.",
+        "scrub.",
+        "attach.private",
+        "consumers.",
+        "dispatcher.",
+        "once.",
+        "transaction.",
+        "copied.",
+        "cut.",
+        "allocate.removed",
+    )
     assert set(PLACES) == {name for name in in_sources() if not name.startswith(elsewhere)}
     assert len(PLACES) >= 40
 
@@ -27,7 +48,8 @@ def test_what_must_be_killed_before_is_a_place_too():
 
 
 def test_a_build_that_is_up_to_date_takes_no_module_from_who_imports_it(build_environment):
-    """Tests in several pytest processes share the tree: a module that is gone for a moment would come from the repository instead."""
+    """Tests in several pytest processes share the tree: a module that is gone for a moment would come from the
+    repository instead."""
     build_environment("failpoints")
     tree = build.tree("failpoints")
 

@@ -1,4 +1,5 @@
-"""Targets for what runs over several files: queues, index and dispatch beside a log, the control block, and whole stores."""
+"""Targets for what runs over several files: queues, index and dispatch beside a log, the control block, and whole
+stores."""
 
 from __future__ import annotations
 
@@ -104,7 +105,7 @@ def run_queue(data: bytes) -> None:
     first, count = 0, len(entries) // 20
     while first < count:
         try:
-            found, done, _ = queue_kernel.read_batch(
+            found, done, _, _ = queue_kernel.read_batch(
                 window, 0, len(log), file, first, count - first, b"T", 0, LIMITS, 32, tags
             )
         except CorruptRecordError:

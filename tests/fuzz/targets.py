@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
-from tests.fuzz import kernels, parsers, stores
+from tests.fuzz import kernels, parsers, replication, stores
 
-TARGETS = {target.name: target for target in (*kernels.TARGETS, *parsers.TARGETS, *stores.TARGETS)}
+TARGETS = {
+    target.name: target
+    for target in (*kernels.TARGETS, *parsers.TARGETS, *stores.TARGETS, *replication.TARGETS)
+}

@@ -1,5 +1,6 @@
-"""Goal: no bytes in a store, and nothing that a user gives, crash a kernel or a parser or are served for what they are not. Method: a
-short run of every fuzz target, in the build under test: its corpus, then mutations of it by the run's seed."""
+"""Goal: no bytes in a store, and nothing that a user gives, crash a kernel or a parser or are served for what they
+are not. Method: a short run of every fuzz target, in the build under test: its corpus, then mutations of it by the
+run's seed."""
 
 from __future__ import annotations
 
@@ -48,8 +49,8 @@ def test_every_target_has_a_small_corpus_and_every_corpus_a_target():
 REACHED_BY = {
     "checksum": "checksum",
     "control": "control",
+    "control_fields": "control",
     "locks": "control",
-    "upkeep": "control",
     "store_clock": "control",
     "descriptor": "store",
     "exact": "put",
@@ -59,6 +60,7 @@ REACHED_BY = {
     "record": "record",
     "message": "message",
     "append": "put",
+    "copied": "copied",
     "properties": "properties",
     "program": "filter",
     "appender": "put",
@@ -71,6 +73,7 @@ REACHED_BY = {
     "many_keys": "query",
     "queue_reader": "store",
     "get_result": "store",
+    "counts": "store",
     "tail": "query",
     "dispatch": "recovery",
     "delay": "put",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import cystore
 
 # Rows also say what the consume queue and ext files hold and how the properties stood on disk: those bytes
-# are compared as files. `msgId` follows from the store host and the physical offset.
+# are compared as files.
 NOT_IN_A_MESSAGE = {
     "cqPhysicalOffset",
     "cqSize",
@@ -17,7 +17,6 @@ NOT_IN_A_MESSAGE = {
     "extStoreTime",
     "extBitMap",
     "propertiesRawB64",
-    "msgId",
 }
 
 
@@ -37,6 +36,7 @@ def as_row(message: cystore.Message) -> dict:
         "queueId": message.queue_id,
         "queueOffset": message.queue_offset,
         "physicalOffset": message.physical_offset,
+        "msgId": str(cystore.MessageId.of(message)),
         "storeSize": message.size_bytes,
         "bodyB64": base64.b64encode(message.body).decode(),
         "bodyCRC": message.body_crc,

@@ -79,6 +79,42 @@ def test_topics_queues_and_their_ranges_are_the_ones_of_rocketmq(golden, opened)
     assert opened.get(topic, queue_id, 0).status is not GetStatus.NO_MATCHED_LOGIC_QUEUE
 
 
+def test_a_message_is_read_by_rocketmqs_id(golden, opened):
+    rows = golden.rows_of("msg")
+    for row in rows[:: max(1, len(rows) // 25)]:
+        message = opened.read_by_id(row["msgId"].lower())
+        assert (message.topic, message.physical_offset) == (row["topic"], row["physicalOffset"])
+
+
+def test_message_ids_of_a_queue_are_those_of_rocketmq(golden, opened):
+    expected: dict = {}
+    for row in golden.rows_of("msg"):
+        expected.setdefault((row["topic"], row["queueId"]), {})[row["msgId"]] = row["queueOffset"]
+    for queue, ids in expected.items():
+        assert opened.message_ids(*queue, 0, 1 << 40) == ids
+        first = min(ids.values())
+        assert opened.message_ids(*queue, first, first + 1) == {
+            text: offset for text, offset in ids.items() if offset == first
+        }
+
+
+def test_memory_holds_every_message_of_a_small_store(golden, opened):
+    for row in golden.rows_of("msg"):
+        assert opened.is_in_disk(row["topic"], row["queueId"], row["queueOffset"]) is False
+    for queue in {(row["topic"], row["queueId"]) for row in golden.rows_of("msg")}:
+        result = opened.get(*queue, opened.get(*queue, 0).min_offset)
+        assert result.suggest_pulling_from_slave is False
+
+
+def test_the_earliest_time_is_that_of_the_first_message(golden, opened):
+    records, first = golden.rows_of("record"), {}
+    for row in golden.rows_of("msg"):
+        first.setdefault((row["topic"], row["queueId"]), row["storeTimestamp"])
+    assert opened.earliest_time_ms() == (records[0]["storeTimestamp"] if records else None)
+    assert {queue: opened.earliest_time_ms(*queue) for queue in first} == first
+    assert opened.earliest_time_ms("nobody", 0) is None
+
+
 def test_raw_reads_give_the_records_own_bytes(golden, view, opened):
     for (topic, queue_id), live in view.queues.items():
         wanted = [record.raw for record in view.queue_messages((topic, queue_id)).values()]

@@ -18,7 +18,7 @@ def put_all(store: cystore.MessageStore, items: list[dict]) -> list[Stored]:
     stored = []
     for item in items:
         members = singles(item)
-        results = store.put_many([message_of(member) for member in members])
+        results = store.put_many([message_of(member) for member in members], batch=len(members) > 1)
         assert len(results) == len(members)
         stored += [Stored.by_cystore(member, result) for member, result in zip(members, results, strict=True)]
     return stored

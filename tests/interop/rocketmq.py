@@ -170,15 +170,19 @@ class RocketMQ:
         """Path, size and digest of each file of a closed store."""
         return self._submit("after", store=str(store)).result(ANSWER_TIMEOUT_S)
 
+    def consumer_offsets(self, text: str) -> str:
+        """The text that RocketMQ's ConsumerOffsetManager writes of what it read from this one."""
+        return self._submit("consumerOffsets", text=text).result(ANSWER_TIMEOUT_S)
+
     def filter(self, expressions: list[str], messages: list[dict[str, str]]) -> list[dict]:
         """For each expression: whether RocketMQ refuses it, whether text is left behind it, and what it says to each
         message's properties."""
         return self._submit("filter", expressions=expressions, messages=messages).result(ANSWER_TIMEOUT_S)
 
     @contextlib.contextmanager
-    def opened(self, store: Path, settings: dict) -> Iterator[OpenStore]:
-        """The store, open in the JVM as a master."""
-        self._submit("open", store=str(store), config=settings).result(ANSWER_TIMEOUT_S)
+    def opened(self, store: Path, settings: dict, role: str = "ASYNC_MASTER") -> Iterator[OpenStore]:
+        """The store, open in the JVM. A SLAVE follows the setting haMasterAddress."""
+        self._submit("open", store=str(store), config=settings, role=role).result(ANSWER_TIMEOUT_S)
         try:
             yield OpenStore(self, store)
         finally:
@@ -219,6 +223,13 @@ class OpenStore:
     def put(self, messages: list[dict]) -> list[dict]:
         """Puts messages in the form of a spec; returns the result of each."""
         return self.rocketmq._submit("put", store=str(self.path), messages=messages).result(ANSWER_TIMEOUT_S)
+
+    def reach(self, position: int, timeout_s: float = 30) -> tuple[int, int]:
+        """End and begin of the log, when it goes up to a position and is dispatched; after `timeout_s` at the
+        latest."""
+        request = {"store": str(self.path), "position": position, "ms": int(timeout_s * 1000)}
+        end, begin = self.rocketmq._submit("reach", **request).result(ANSWER_TIMEOUT_S)
+        return end, begin
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Goal: both can go on where the other stopped, cleanly or killed, and neither opens what the other holds or cannot read.
-Method: one directory, opened in turn by cystore and by RocketMQ 4.9.3 in its JVM."""
+"""Goal: both can go on where the other stopped, cleanly or killed, and neither opens what the other holds or cannot
+read. Method: one directory, opened in turn by cystore and by RocketMQ 4.9.3 in its JVM."""
 
 import shutil
 
@@ -48,6 +48,23 @@ def test_each_appends_to_what_the_other_wrote(rocketmq, writer, ext, tmp_path):
     check_queues(rows, stored, ext=ext)
     check_queries(rows, stored)
     check_times(rows, spec["config"]["mappedFileSizeConsumeQueue"])
+
+
+def test_rocketmq_finds_the_end_of_a_log_with_files_ahead(rocketmq, writer, tmp_path):
+    """It looks for the end from the last file but two on, and would append to an empty one there."""
+    path, spec = tmp_path / "store", {"config": specs.SMALL}
+    items = list(writer.many(3))
+    with cystore.open(path, **cystore_config(spec)) as store:
+        stored = put_all(store, items[:2])
+        store._parts.allocator.run_once()
+        assert len(list((path / "commitlog").glob("0*"))) == 5
+        end = store.wrote_position
+    with rocketmq.opened(path, specs.SMALL) as there:
+        (added,) = there.put(items[2:])
+    assert added["physicalOffset"] == end
+    stored.append(Stored.by_rocketmq(items[2], added))
+    with cystore.open(path, read_only=True, **cystore_config(spec)) as store:
+        assert [m.physical_offset for m in store.scan()] == [one.physical_offset for one in stored]
 
 
 def check_with_cystore(store: cystore.MessageStore, stored: list[Stored]) -> None:
@@ -176,7 +193,8 @@ def test_what_cystore_holds_the_jvm_does_not_start(rocketmq, writer, tmp_path):
 
 
 def test_rocketmqs_load_on_a_store_that_cystore_holds_loses_nothing_acknowledged(rocketmq, writer, tmp_path):
-    """I3. RocketMQ looks at the lock after its load, which cuts what it takes for a dirty tail and removes empty segments."""
+    """I3. RocketMQ looks at the lock after its load, which cuts what it takes for a dirty tail and removes empty
+    segments."""
     path, spec = tmp_path / "store", {"config": specs.SMALL}
     ahead = {"allocate_ahead_bytes": specs.SMALL["mapedFileSizeCommitLog"], "services": ()}
     with cystore.open(path, **cystore_config(spec), **ahead) as store:

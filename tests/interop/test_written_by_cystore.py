@@ -1,6 +1,7 @@
-"""Goal: RocketMQ 4.9.3 reads what cystore writes in `rocketmq` format. Method: cystore puts the messages of a spec of every
-shape; RocketMQ loads a copy of the directory, and its view is compared with what was put, field by field."""
+"""Goal: RocketMQ 4.9.3 reads what cystore writes in `rocketmq` format. Method: cystore puts the messages of a spec of
+every shape; RocketMQ loads a copy of the directory, and its view is compared with what was put, field by field."""
 
+import base64
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
@@ -26,8 +27,9 @@ def spec_for_cystore(shape: str, seed: int) -> dict:
     ]
     for message in spec["messages"]:
         message.pop("delayTimeLevel", None)
-    # RocketMQ dispatches what stands behind the last queue entry again when it opens, and indexes the last record twice
-    # then: IndexService skips only records before the last indexed one. A prepared message at the end has no queue entry.
+    # RocketMQ dispatches what stands behind the last queue entry again when it opens, and indexes the last record
+    # twice then: IndexService skips only records before the last indexed one. A prepared message at the end has no
+    # queue entry.
     while not layout.takes_queue_offset(spec["messages"][-1].get("sysFlag", 0)):
         spec["messages"].pop()
     return spec
@@ -79,6 +81,40 @@ def test_plain_puts_have_their_defaults(rocketmq, tmp_path):
     assert first["properties"] == {"KEYS": "k1 k2", "TAGS": "TagA", "p": "v"}
     assert (second["bodyB64"], second["queueId"], second["keys"], second["properties"]) == ("", 3, None, {})
     assert {first["storeHost"], second["storeHost"]} == {"127.0.0.1:10911"}
+
+
+@pytest.mark.parametrize("dispatched", [True, False])
+def test_rocketmq_reads_messages_that_expire(rocketmq, dispatched, tmp_path):
+    """Bit 65536 of the sys flag is cystore's own: RocketMQ queues, indexes and returns the messages as any other."""
+    config = {**specs.SMALL}
+    with cystore.open(tmp_path / "store", **cystore_config({"config": config})) as store:
+        for number, at in enumerate((1, None, 99_999_999_999_999_999)):
+            store.put("T", b"%d" % number, keys=("k",), tags="A", expires_at_ms=at)
+        store.put_many(
+            [
+                cystore.Message(topic="T", body=b"%d" % number, keys=("k",), expires_at_ms=1)
+                for number in (3, 4)
+            ],
+            batch=True,
+        )
+        if dispatched:
+            store.dispatch()
+        ours = list(store.scan())
+    if not dispatched:
+        for folder in ("consumequeue", "index"):
+            shutil.rmtree(tmp_path / "store" / folder, ignore_errors=True)
+    rows = dump_of_copy(rocketmq, tmp_path / "store", {"config": config}, tmp_path)
+    found = rows_of(rows, "msg")
+    assert [row["physicalOffset"] for row in found] == [one.physical_offset for one in ours]
+    assert (
+        [row["sysFlag"] for row in found] == [one.sys_flag for one in ours] == [65536, 0, 65536, 65536, 65536]
+    )
+    assert [row["properties"] for row in found] == [dict(one.properties) for one in ours]
+    assert [row["bodyB64"] for row in found] == [base64.b64encode(one.body).decode() for one in ours]
+    (queue,) = rows_of(rows, "queue")
+    assert (queue["minOffset"], queue["maxOffset"]) == (0, 5)
+    (answer,) = [row for row in rows_of(rows, "query") if row["key"] == "k"]
+    assert sorted(answer["physicalOffsets"]) == [one.physical_offset for one in ours]
 
 
 def test_rocketmq_recovers_a_store_that_three_writers_were_killed_over(rocketmq, seed, rng, tmp_path):
@@ -144,3 +180,34 @@ def test_rocketmq_reads_a_log_whose_segments_ended_early(rocketmq, rng, monkeypa
     check_records(rows, stored)
     check_queues(rows, stored)
     check_queries(rows, stored)
+
+
+def test_rocketmq_reads_transactions(rocketmq, tmp_path):
+    """Half messages and the notes that end them, as its broker looks for them; the committed message has its queue
+    entry."""
+    config = {**specs.SMALL}
+    with cystore.open(tmp_path / "store", **cystore_config({"config": config})) as store:
+        half = store.begin("T", b"one", queue_id=2, keys=("k1",), tags="TagA", producer_group="shop")
+        store.begin("T", b"open")
+        store.commit(half)
+    rows = dump_of_copy(rocketmq, tmp_path / "store", {"config": config}, tmp_path)
+    by_topic: dict[str, list[dict]] = {}
+    for row in rows_of(rows, "msg"):
+        by_topic.setdefault(row["topic"], []).append(row)
+    first, second = by_topic[layout.HALF_TOPIC]
+    assert first["properties"] == {
+        "KEYS": "k1", "TAGS": "TagA", "UNIQ_KEY": half.id, "TRAN_MSG": "true", "PGROUP": "shop", "REAL_TOPIC": "T",
+        "REAL_QID": "2",
+    }  # fmt: skip
+    assert (first["sysFlag"], first["queueOffset"], second["queueOffset"]) == (0, 0, 1)
+    (op,) = by_topic[layout.OP_TOPIC]
+    assert (op["tags"], base64.b64decode(op["bodyB64"]), op["queueId"]) == ("d", b"0", 0)
+    (message,) = by_topic["T"]
+    assert (message["sysFlag"], message["queueId"], message["queueOffset"]) == (8, 2, 0)
+    assert message["preparedTransactionOffset"] == half.physical_offset
+    assert message["properties"] == {
+        "KEYS": "k1",
+        "TAGS": "TagA",
+        "UNIQ_KEY": half.id,
+        "PGROUP": "shop",
+    }

@@ -1,5 +1,6 @@
-"""Goal: processes may come, fork, wait, read and leave at any time while others append (I1, I2, I5). Method: many short lives at
-once on files that roll all the time, with nobody who stays; then the files of the closed store are verified."""
+"""Goal: processes may come, fork, wait, read and leave at any time while others append (I1, I2, I5). Method: many
+short lives at once on files that roll all the time, with nobody who stays; then the files of the closed store are
+verified."""
 
 from __future__ import annotations
 
@@ -153,14 +154,16 @@ def consume(total):
 
 
 def test_i1_i2_forked_children_share_with_their_parent_and_strangers(in_memory):
-    """A prefork pool: children use what they inherited while the parent's threads go on, and a stranger appends beside them."""
+    """A prefork pool: children use what they inherited while the parent's threads go on, and a stranger appends
+    beside them."""
     path = in_memory / "store"
     pool = """
 import os, threading, cystore
 store = cystore.open(path, **settings)
 rows, lock = [], threading.Lock()
 def put(who, count):
-    mine = [[who, store.put("T", f"{who}.{n}".encode(), keys=(f"{who}.{n}",)).queue_offset, f"{who}.{n}"] for n in range(count)]
+    keys = [f"{who}.{n}" for n in range(count)]
+    mine = [[who, store.put("T", key.encode(), keys=(key,)).queue_offset, key] for key in keys]
     with lock:
         rows.extend(mine)
 def pool(children, count):
@@ -173,7 +176,8 @@ def pool(children, count):
         if pid == 0:
             code = 1
             try:
-                mine = [store.put("T", f"child{child}.{n}".encode(), keys=(f"child{child}.{n}",)).queue_offset for n in range(count)]
+                keys = [f"child{child}.{n}" for n in range(count)]
+                mine = [store.put("T", key.encode(), keys=(key,)).queue_offset for key in keys]
                 os.write(writing, ",".join(map(str, mine)).encode())
                 if child % 2:
                     store.close()

@@ -1,5 +1,6 @@
-"""Goal: a read-only handle that was opened while nobody was attached follows the writers that come later, and holds up none of them.
-Method: the reader is there first; other processes open the store, put, clean, roll, close and are killed beside it."""
+"""Goal: a read-only handle that was opened while nobody was attached follows the writers that come later, and holds
+up none of them. Method: the reader is there first; other processes open the store, put, clean, roll, close and are
+killed beside it."""
 
 from __future__ import annotations
 
@@ -113,7 +114,8 @@ def test_a_scan_that_began_alone_goes_on_beside_a_writer(tmp_path, caplog):
         first = next(scan)
         next(other)
         with writer_at(tmp_path, file_reserved_time_h=0) as writer:
-            fill_more = "from tests.support.cleaning import fill; fill(store, 100, 400); store.dispatch(); store.flush()"
+            fill_more = "from tests.support.cleaning import fill; "
+            fill_more += "fill(store, 100, 400); store.dispatch(); store.flush()"
             writer.do(fill_more)
             assert len([first, *scan]) == 400
             assert writer.do("store.clean().segments") > 3
@@ -209,7 +211,8 @@ cystore.operate.store_parts.looked_at(Path(path), config, cystore.operate.positi
 @pytest.mark.parametrize("reads", [READS, LOOKS], ids=["open", "info"])
 @pytest.mark.parametrize("end", ["", "store.close()", "kill"])
 def test_a_writer_opens_a_crashed_store_while_a_reader_recovers_it_for_itself(tmp_path, reads, end):
-    """Seen: `cystore info` on a crashed store held the gate for as long as its private recovery took, and no writer could open it."""
+    """Seen: `cystore info` on a crashed store held the gate for as long as its private recovery took, and no writer
+    could open it."""
     with writer_at(tmp_path) as crashed:
         crashed.do("from tests.support.cleaning import fill; len(fill(store, 400))")
         crashed.kill()

@@ -1,5 +1,6 @@
-"""Goal: the archive job lets a log be cleaned and includeArchive gives the same table before and after, or says what is lost. Method:
-the job in one local session on small stores, of which parts are archived and cleaned; programs of their own, one of which is killed."""
+"""Goal: the archive job lets a log be cleaned and includeArchive gives the same table before and after, or says what
+is lost. Method: the job in one local session on small stores, of which parts are archived and cleaned; programs of
+their own, one of which is killed."""
 
 from __future__ import annotations
 
@@ -249,7 +250,7 @@ def test_a_killed_driver_leaves_nothing_missing_and_nothing_twice(spark_folder, 
 
 @pytest.mark.slow
 def test_the_command_names_what_is_wrong(spark_folder, tmp_path):
-    done = subprocess.run(
-        arguments(tmp_path / "file" / "x", tmp_path), cwd=ROOT, text=True, capture_output=True, check=False
-    )
+    path = tmp_path / "folder" / "store"
+    cystore.open(path).close()
+    done = subprocess.run(arguments(path, tmp_path), cwd=ROOT, text=True, capture_output=True, check=False)
     assert done.returncode == 2 and "not contain each other" in done.stderr

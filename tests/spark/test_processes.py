@@ -1,5 +1,6 @@
-"""Goal: the source works where driver, executors and writers are processes of their own, and a killed driver leaves no gap and no
-repeat behind. Method: a local cluster of two executors; SIGKILL of a driver in the middle of its batches while a writer continues."""
+"""Goal: the source works where driver, executors and writers are processes of their own, and a killed driver leaves
+no gap and no repeat behind. Method: a local cluster of two executors; SIGKILL of a driver in the middle of its
+batches while a writer continues."""
 
 from __future__ import annotations
 
@@ -119,7 +120,8 @@ def numbers_in(out: Path) -> list[int]:
 
 @pytest.mark.parametrize("missing", ["pyspark", "pyarrow"])
 def test_without_pyspark_the_jobs_say_what_to_install(missing):
-    code = f"import sys; sys.modules[{missing!r}] = None; import runpy; runpy.run_module('cystore.spark', run_name='__main__')"
+    code = f"import sys; sys.modules[{missing!r}] = None; "
+    code += "import runpy; runpy.run_module('cystore.spark', run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=False)
     assert done.returncode == 1
     assert done.stderr == f"cystore.spark: error: there is no {missing}: pip install 'cystore[spark]'\n"

@@ -1,5 +1,5 @@
-"""Goal: the report counts what happened and shows it. Method: events written as Celery's workers write them, counted by hand; made-up
-events over several hours; a stream that is fed while it runs."""
+"""Goal: the report counts what happened and shows it. Method: events written as Celery's workers write them, counted
+by hand; made-up events over several hours; a stream that is fed while it runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from tests.spark.conftest import STORE_OPTIONS
 
 HOUR = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SCHEMA = (
-    "time TIMESTAMP, event STRING, name STRING, task_id STRING, root_id STRING, runtime DOUBLE, retries INT, requeue BOOLEAN, "
+    "time TIMESTAMP, event STRING, name STRING, task_id STRING, root_id STRING, runtime DOUBLE, retries INT, "
+    "requeue BOOLEAN, "
     "exception STRING, traceback STRING, eta STRING"
 )
 
@@ -281,8 +282,8 @@ def test_the_report_is_parquet_and_one_page_that_needs_nothing_else(spark, make_
 
 
 def test_a_report_is_the_same_whoever_reads_and_whoever_counts(spark, make_store, tmp_path, monkeypatch):
-    """Seen: a million events took 40 s, most of them Spark's, for what one process reads in 5. Later 74 s, because Spark
-    counted 250,000 attempts in 200 tasks for each table."""
+    """Seen: a million events took 40 s, most of them Spark's, for what one process reads in 5. Later 74 s, because
+    Spark counted 250,000 attempts in 200 tasks for each table."""
     store = make_store()
     for n in range(120):
         name, root = f"shop.{n % 3}", None if n % 4 else f"t{n - n % 12}"
@@ -421,6 +422,8 @@ def test_the_cause_is_found_in_what_spark_makes_of_it():
     text = "Job aborted\n  at scala\ncystore.errors.StoreFormatError: there is no store here: /x\n  at java"
     assert cause(RuntimeError(text)) == "there is no store here: /x"
     assert cause(ValueError("first\nsecond")) == "ValueError: first"
+    of_java = "An error occurred while calling o1.load.\n: java.io.IOException: no route\n\tat a.B.c(D:1)"
+    assert cause(RuntimeError(of_java)) == "java.io.IOException: no route"
 
 
 @pytest.mark.slow

@@ -1,8 +1,11 @@
-"""Goal: a scrub in parallel shows the damage that `cystore verify` shows, in every state of a store. Method: stores with each kind of
-damage, cut into small ranges; what ranges do by themselves is in tests/unit/verify/test_ranges.py."""
+"""Goal: a scrub in parallel shows the damage that `cystore verify` shows, in every state of a store. Method: stores
+with each kind of damage, cut into small ranges; what ranges do by themselves is in
+tests/unit/verify/test_ranges.py."""
 
 from __future__ import annotations
 
+import json
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from typing import Any
 
@@ -132,6 +135,18 @@ def test_an_error_on_an_executor_is_the_same_error_here(spark, tmp_path):
 
     with pytest.raises(cystore.StoreIOError, match=r"bad sector.*/a/b"):
         run_parts(spark, "test", [1, 2], fail)
+
+
+@pytest.mark.parametrize("job", ["scrub", "rebuild"])
+def test_a_command_needs_no_settings_of_the_store(spark, make_store, monkeypatch, capsys, job):
+    """The store's files are smaller than those of a new store, and the command does not say so."""
+    from cystore.spark.__main__ import JOBS, main
+
+    with make_store() as store:
+        store.put("orders", b"x", keys="k")
+    monkeypatch.setattr(JOBS[job], "own_session", lambda *_: nullcontext(spark))
+    assert main([job, str(store.path), "--json"]) == 0, capsys.readouterr().err
+    assert json.loads(capsys.readouterr().out)["path"] == str(store.path)
 
 
 def test_help_has_an_example(capsys):

@@ -1,7 +1,8 @@
-"""The rooms, once, from the bottom up: a place may import what is below it, and modules of its own that do not lead back.
+"""The rooms, once, from the bottom up: a place may import what is below it, and modules of its own that do not lead
+back.
 
-A place is a folder or a single module; a module belongs to the longest name that fits. docs/architecture.md shows the same table;
-`test_layers.py` reads both. A new module goes into a room; a new room is entered here.
+A place is a folder or a single module; a module belongs to the longest name that fits. docs/architecture.md shows the
+same table; `test_layers.py` reads both. A new module goes into a room; a new room is entered here.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ ROOMS: tuple[tuple[str, str], ...] = (
     ("cystore.errors", "the errors that users catch"),
     ("cystore.layout", "every stored or shared byte, as data"),
     ("cystore.config", "the settings of a store"),
+    ("cystore.config_sources", "settings from the environment and from a TOML file"),
     ("cystore.results", "what reads return"),
     ("cystore._native", "the kernels: compiled modules, one room for each kind"),
     ("cystore._native.system", "kernels that call the operating system: descriptors, mappings, failpoints"),
@@ -31,6 +33,7 @@ ROOMS: tuple[tuple[str, str], ...] = (
     ("cystore.clock", "the only caller of clocks on the Python side"),
     ("cystore.system.threads", "threads, calls inside of calls, log lines that are repeated"),
     ("cystore.system", "the operating system: the only callers of open, fsync, rename, flock"),
+    ("cystore.system.ranges", "parts of files: read, written, copied, grown, cut"),
     ("cystore.engine", "the log by itself; one room for each part"),
     ("cystore.engine.files", "segment files, their mappings, the checkpoint, the quarantine"),
     ("cystore.engine.manifest", "durable facts that no other file has, one module for each section"),
@@ -47,14 +50,24 @@ ROOMS: tuple[tuple[str, str], ...] = (
     ("cystore.services.retention", "what must stay in the log: named holds, the archive's mark"),
     ("cystore.services.delay", "delayed messages: waiting, delivery, carrying forward"),
     ("cystore.services.clean", "the cleaning service"),
+    ("cystore.ha.link", "the connection between master and slave: bytes, sockets, secret, TLS"),
+    ("cystore.ha.epochs", "who wrote which part of a log, where two logs part, who is in sync"),
+    ("cystore.ha", "replication: a master ships its log, slaves append it at the same offsets"),
+    ("cystore.ha.election", "the master of a group is elected in etcd"),
     ("cystore.attachment", "one process's access to one store: attach, its parts, detach"),
-    ("cystore.upkeep", "what keeps a store in order, as methods of MessageStore"),
+    ("cystore.arrivals", "who follows the log as it grows: named dispatchers, listeners, asyncio"),
+    ("cystore.consumers", "consumer groups: shared offsets, lag, consumers that divide the queues"),
+    ("cystore.transactions", "half messages: begin, commit, roll back, and asking what became of one"),
+    ("cystore.once", "messages that are put once: the second put of a key gives the first one's place"),
+    ("cystore.surface", "methods of MessageStore by subject: places, waits, upkeep"),
     ("cystore.store", "MessageStore, the one object that users open"),
     ("cystore", "the surface: what users import"),
+    ("cystore.metrics", "numbers of a store under Prometheus names"),
     ("cystore.columns", "records as columns: Arrow, Parquet, sealed segments, archive"),
     ("cystore.operate", "shared by all commands and jobs: facts, progress, output, exit codes"),
     ("cystore.cli.look", "commands that only look"),
     ("cystore.cli.change", "commands that change a store"),
+    ("cystore.cli.ha", "commands about replication"),
     ("cystore.cli", "the console command `cystore`"),
     ("cystore.__main__", "`python -m cystore`"),
     ("cystore.celery.versions", "which versions of Celery work"),
@@ -113,7 +126,8 @@ _NUMBER = {place: number for number, (place, _) in enumerate(ROOMS)}
 
 
 def place_of(module: str) -> str | None:
-    """The place that the module belongs to; None for one that belongs nowhere. Only `cystore` itself belongs to the surface."""
+    """The place that the module belongs to; None for one that belongs nowhere. Only `cystore` itself belongs to the
+    surface."""
     if module == "cystore":
         return module
     parts = module.split(".")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import subprocess
 from collections.abc import Iterable
@@ -15,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @cache
 def tracked() -> tuple[Path, ...]:
-    """Every file that git knows or would take, so neither builds nor caches; outside a work tree, every file there is."""
+    """Every file that git knows or would take, so neither builds nor caches; outside a work tree, every file there
+    is."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
         cwd=ROOT,
@@ -108,10 +110,21 @@ def _python_imports(path: Path) -> list[tuple[int, str, str, bool]]:
     return found
 
 
+def _with_its_names(lines: list[str], number: int) -> str:
+    """A line, and the lines behind it up to the parenthesis that closes a list of names."""
+    line = lines[number - 1]
+    if "import (" not in line or ")" in line:
+        return line
+    names = itertools.takewhile(lambda each: ")" not in each, lines[number:])
+    closing = next((each for each in lines[number:] if ")" in each), "")
+    return " ".join([line, *names, closing])
+
+
 def _cython_imports(path: Path) -> list[tuple[int, str, str, bool]]:
     found = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        match = CIMPORT.match(line)
+    lines = path.read_text().splitlines()
+    for number in range(1, len(lines) + 1):
+        match = CIMPORT.match(_with_its_names(lines, number))
         if not match:
             continue
         if match["plain"]:

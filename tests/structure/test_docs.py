@@ -1,8 +1,8 @@
-"""Goal: the documents' snippets work. Method: run every Python block, look up every command with its options, read every settings file,
-follow every link.
+"""Goal: the documents' snippets work. Method: run every Python block, look up every command with its options, read
+every settings file, follow every link.
 
-The blocks of a document run in order, in one process and one empty folder, as a reader would type them. A block that cannot
-run here (it needs a fleet, or is a fragment) stands behind the line `<!-- not run: REASON -->`.
+The blocks of a document run in order, in one process and one empty folder, as a reader would type them. A block that
+cannot run here (it needs a fleet, or is a fragment) stands behind the line `<!-- not run: REASON -->`.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def test_a_block_that_fails_is_seen(tmp_path):
 
 
 SHELL = ("sh", "bash", "console", "shell")
-GROUPS = ("topics", "quarantine")  # commands of `cystore` with commands of their own
+GROUPS = ("topics", "quarantine", "ha")  # commands of `cystore` with commands of their own
 
 
 def _lines(path: Path) -> list[list[str]]:
@@ -121,7 +121,8 @@ def _lines(path: Path) -> list[list[str]]:
 
 
 def _commands() -> list[tuple[str, ...]]:
-    """The commands in shell blocks, each with the options that it is shown with: `cystore SUB`, `make TARGET`, `python -m MODULE`."""
+    """The commands in shell blocks, each with the options that it is shown with: `cystore SUB`, `make TARGET`,
+    `python -m MODULE`."""
     found = set()
     for words in (words for path in DOCUMENTS for words in _lines(path)):
         if (
@@ -154,7 +155,8 @@ def _help(*command: str) -> str:
 def test_commands_are_found_with_their_options(tmp_path):
     page = tmp_path / "a.md"
     page.write_text(
-        "```sh\necho a | cystore put S t --tag x  # a\npython -m a.b\n```\n```console\n$ cystore topics delete S t\n```\n"
+        "```sh\necho a | cystore put S t --tag x  # a\npython -m a.b\n```\n```console\n$ cystore topics delete "
+        "S t\n```\n"
     )
     assert [words[-1] for words in _lines(page)] == ["x", "a.b", "t"]
     assert ("cystore", "put", "--key", "--tag") in _commands()

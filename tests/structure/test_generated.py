@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 
@@ -27,11 +28,16 @@ def test_a_stale_file_is_seen(tmp_path):
     """The check itself: a copy of the sources with one changed byte does not pass."""
     native = tmp_path / "cystore" / "_native"
     native.mkdir(parents=True)
-    (tmp_path / "tools").mkdir()
-    for name in ("cystore/layout.py", "tools/layout_sources.py"):
-        (tmp_path / name).write_text((ROOT / name).read_text())
-    for name in ("layout.h", "layout.pxd"):
+    for name in ("cystore/layout", "tools"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    (native / "memory").mkdir()
+    for name in (
+        "layout.h",
+        "layout.pxd",
+        *(f"memory/control_fields{kind}" for kind in (".pyx", ".pxd", ".pyi")),
+    ):
         (native / name).write_text((ROOT / "cystore/_native" / name).read_text())
+    assert _run(str(tmp_path / "tools/layout_sources.py"), "--check").returncode == 0
     (native / "layout.h").write_text((native / "layout.h").read_text().replace("0", "1", 1))
     done = _run(str(tmp_path / "tools/layout_sources.py"), "--check")
     assert done.returncode == 1

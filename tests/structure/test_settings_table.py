@@ -1,9 +1,13 @@
-"""Goal: the page *Production* has every setting, with the default of the code. Method: the generator; a search for names in the code."""
+"""Goal: the page *Production* has every setting, with the default of the code. Method: the generator; a search for
+names in the code."""
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import re
 
+from cystore.config import StoreConfig
 from tests.structure.sources import files
 from tools import settings_table
 
@@ -24,3 +28,29 @@ def test_every_setting_of_the_app_is_in_the_table():
     code = "".join(path.read_text() for path in files(".py", under="cystore/celery"))
     found = set(NAME.findall(code))
     assert found == {name for name, *_ in settings_table.APP}
+
+
+# Settings that no code reads as an attribute, and why they are no lie.
+ELSEWHERE = {
+    "message_delay_level": "`delay_levels_ms` of the configuration reads it",
+}
+
+
+def read_names() -> set[str]:
+    """Names of attributes that the package's modules and kernels read; the settings themselves are not counted."""
+    code = [path for path in files(".py", under="cystore") if path.name != "config.py"]
+    names = {
+        node.attr
+        for path in code
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+    }
+    return names | set(
+        re.findall(r"config\.(\w+)", "".join(path.read_text() for path in files(".pyx", under="cystore")))
+    )
+
+
+def test_every_setting_is_read():
+    """Seen: flush_consume_queue_least_pages and bit_map_length_consume_queue_ext were accepted and ignored."""
+    fields = {field.name for field in dataclasses.fields(StoreConfig)}
+    assert fields - read_names() == set(ELSEWHERE)

@@ -1,11 +1,12 @@
 """Something that happens at a chosen instruction inside of a call: what a signal handler, or a finalizer, does there.
 
-Python runs handlers when a function begins and behind a call. The interpreter's profile function is called at the same places, so that each
-of them can be counted and chosen.
+Python runs handlers when a function begins and behind a call. The interpreter's profile function is called at the
+same places, so that each of them can be counted and chosen.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -29,7 +30,8 @@ def raise_interrupted() -> None:
 
 
 def happens_at(place: int, call: Callable[[], Any], what: Callable[[], Any]) -> bool:
-    """Runs `call`, and `what` at the place of that number inside of it, from 1 on. False when the call has not so many places."""
+    """Runs `call`, and `what` at the place of that number inside of it, from 1 on. False when the call has not so
+    many places."""
     left = place
 
     def look(frame: FrameType, event: str, argument: Any) -> None:
@@ -81,16 +83,28 @@ def mapped(path: Path) -> list[str]:
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if str(path) in line]
 
 
+def left_mapped(path: Path) -> list[str]:
+    """Mappings of files below a folder that stay for a minute: the thread that lets go of what was dropped may wait
+    for a processor."""
+    until = time.monotonic() + 60
+    while mapped(path) and time.monotonic() < until:
+        gc.collect()
+        os_threads.pause(0.001)
+    return mapped(path)
+
+
 def threads() -> frozenset[int]:
     """The operating system's ids of this process's threads, also of those that Python does not know.
 
-    Ids, because a count is wrong when a thread that is about to end was counted before: one that began later makes up for it.
+    Ids, because a count is wrong when a thread that is about to end was counted before: one that began later makes up
+    for it.
     """
     return frozenset(map(int, os.listdir("/proc/self/task")))
 
 
 def alone_again(threads_before: frozenset[int]) -> bool:
-    """Waits for threads that still do what a call began that was broken off. False when they do not end within a minute."""
+    """Waits for threads that still do what a call began that was broken off. False when they do not end within a
+    minute."""
     until = time.monotonic() + 60
     while not threads() <= threads_before:
         if time.monotonic() > until:

@@ -1,5 +1,5 @@
-"""Goal: a fleet does its stores' duties, whoever is killed, stopped or gone. Method: real workers, beat and Redis; SIGKILL, SIGSTOP;
-what counts is what the store says in the end."""
+"""Goal: a fleet does its stores' duties, whoever is killed, stopped or gone. Method: real workers, beat and Redis;
+SIGKILL, SIGSTOP; what counts is what the store says in the end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cystore.celery.duties.running import ALL, run
 from cystore.celery.stores import close_shared
 from cystore.celery.tasks import WAITING_MAX
 from tests.celery import work
-from tests.celery.chords.test_chords import Steps, left_complete
+from tests.celery.chords.test_chord_steps import Steps, left_complete
 from tests.celery.conftest import Fleet, take_the_place, wait_until
 from tests.support.checks import check_chain, everything
 from tests.support.clock import turn
@@ -65,8 +65,8 @@ def wait_for_dispatch(store: MessageStore) -> None:
 
 
 def test_duties_go_on_when_redis_was_killed_and_is_back_empty(folder):
-    """A pool whose processes are replaced all the time: each fork happens beside the thread that serves the store. The broker is
-    another Redis, which lives: this is about leases and registry."""
+    """A pool whose processes are replaced all the time: each fork happens beside the thread that serves the store.
+    The broker is another Redis, which lives: this is about leases and registry."""
     with redis_server(own=True) as broker, redis_server(own=True) as redis:
         fleet = Fleet(folder, broker.broker_url)
         with_redis = {**WITH_DUTIES, work.SETTINGS: json.dumps({"cystore_redis_url": redis.url})}
@@ -218,7 +218,8 @@ def run_until_done(app, name: str) -> int:
 def kill_a_holder(
     scene, build_environment
 ) -> Callable[[str, Callable[[MessageStore], object]], MessageStore]:
-    """`kill_a_holder(duty, fill)`: somebody dies in the middle of the duty, on a store that was filled; then it is done here."""
+    """`kill_a_holder(duty, fill)`: somebody dies in the middle of the duty, on a store that was filled; then it is
+    done here."""
     app, names = scene
 
     def kill(name: str, fill: Callable[[MessageStore], object]) -> MessageStore:
@@ -391,8 +392,9 @@ def test_no_duty_stands_still_when_workers_and_beat_are_killed_again_and_again(f
 
 @pytest.mark.slow
 def test_the_broker_itself_is_killed_and_comes_back_empty(folder):
-    """Results and duties go on. A worker whose broker dies while it has a message may end with an error of kombu's (5.7: its
-    channel restores messages through a connection that is gone); then it is started again, as a supervisor would."""
+    """Results and duties go on. A worker whose broker dies while it has a message may end with an error of kombu's
+    (5.7: its channel restores messages through a connection that is gone); then it is started again, as a supervisor
+    would."""
     with redis_server(own=True) as redis:
         fleet = Fleet(folder, redis.broker_url)
         try:

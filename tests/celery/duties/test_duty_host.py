@@ -1,5 +1,5 @@
-"""Goal: a worker takes part in the duties of its store by having it, and in nobody else's. Method: the bootstep's parts in this
-process; the fleet tests have them in workers."""
+"""Goal: a worker takes part in the duties of its store by having it, and in nobody else's. Method: the bootstep's
+parts in this process; the fleet tests have them in workers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from types import SimpleNamespace
 import pytest
 from celery import Celery
 
+import cystore
 from cystore.celery import tasks  # a worker that takes the ticks
 from cystore.celery.base import greenlets
 from cystore.celery.base.identity import store_id_of
 from cystore.celery.duties.duty_news import TELL_S
 from cystore.celery.duties.main_process import LOOK_S, DutyHost, Keeper, ReputLoop
-from cystore.celery.duties.running import ALL, IDLE_S, QUIET_S, REPUT, run
+from cystore.celery.duties.running import ALL, IDLE_S, QUIET_S, REPUT, quiet_s, run
 from cystore.layout import DUTIES, DUTY_WORDS
 from cystore.services.duty_table import Outcome
 from tests.celery.conftest import wait_until
@@ -187,6 +188,15 @@ def test_an_idle_host_sleeps_until_an_append_a_tick_or_a_due_time(app):
         if due_in_ms is not None:
             break
     assert due_in_ms is not None and LOOK_S <= host._pause_s <= max(due_in_ms / 1000 + 0.1, LOOK_S)
+
+
+def test_a_message_that_is_not_dispatched_yet_may_be_due_soon(url):
+    """Seen: the host did not know when it was due, and slept for up to 5 s."""
+    with cystore.open(url.removeprefix("cystore://"), services=()) as store:
+        store.put("T", b"x", delay_level=1)
+        assert quiet_s(store, 0.25) == 0.25
+        store.dispatch()
+        assert 0.25 < quiet_s(store, 0.25) <= 1.0
 
 
 def test_among_greenlets_and_without_services_a_host_looks_every_second(app, monkeypatch):

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 from celery import Celery
+from celery.exceptions import ImproperlyConfigured
 
 from cystore.celery.duties import running
 from cystore.celery.stores import FOREVER_H, Location, close_shared
@@ -40,6 +41,20 @@ def test_records_are_kept_for_the_longer_time(url, options, result_expires, hour
     assert backend.store.config.file_reserved_time_h == hours
 
 
+def test_a_url_wins_over_the_environment_and_that_over_the_plugins_own(url, monkeypatch):
+    monkeypatch.setenv("CYSTORE_FILE_RESERVED_TIME_H", "200")
+    monkeypatch.setenv("CYSTORE_ALLOCATE_AHEAD_BYTES", "8192")
+    location = Location.parse(url + "?file_reserved_time_h=100")
+    assert location.settings == {"file_reserved_time_h": 100, "allocate_ahead_bytes": 8192}
+    assert Location.parse(url).keeping(3600).file_reserved_time_h == 200
+    assert Location.parse(url).config().allocate_ahead_bytes == 8192
+    monkeypatch.setenv("CYSTORE_ALLOCATE_AHEAD_BYTES", "1")
+    with pytest.raises(
+        ImproperlyConfigured, match="CYSTORE_ALLOCATE_AHEAD_BYTES: allocate_ahead_bytes must be 4096 to"
+    ):
+        Location.parse(url)
+
+
 def test_two_apps_with_other_times_share_a_store(url):
     first, second = app_on(url, 3600).backend, app_on(url, None).backend
     assert first.store is second.store
@@ -48,7 +63,8 @@ def test_two_apps_with_other_times_share_a_store(url):
 
 @pytest.mark.parametrize("result_expires", [7_200, None])
 def test_the_duty_removes_what_has_expired_and_nothing_else(url, monkeypatch, result_expires):
-    small = "mapped_file_size_commit_log_bytes=65536&mapped_file_size_consume_queue_bytes=2000&services=none&roll_interval_h=24"
+    small = "mapped_file_size_commit_log_bytes=65536&mapped_file_size_consume_queue_bytes=2000"
+    small += "&services=none&roll_interval_h=24"
     app = app_on(f"{url}?{small}&file_reserved_time_h=0&delete_when={ANY_HOUR}", result_expires)
     store, later_ms = app.backend.store, 0
     turn(monkeypatch, lambda: later_ms)

@@ -1,4 +1,5 @@
-"""Errors: the n-th system call of one of two attached processes fails; a typed error says so, and nothing acknowledged is lost."""
+"""Errors: the n-th system call of one of two attached processes fails; a typed error says so, and nothing
+acknowledged is lost."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from tests.support.small_stores import SETTINGS
 SOURCE = Path(__file__).resolve().parents[1] / "fail_calls.c"
 # How many of each a process makes in STEPS; measured once, so that a case depends on its own number alone.
 CALLS = {
-    "open": 150, "mmap": 20, "msync": 50, "fsync": 60, "fdatasync": 6, "ftruncate": 12, "fallocate": 25, "rename": 20, "pwrite": 5,
+    "open": 150, "mmap": 20, "msync": 50, "fsync": 60, "fdatasync": 6, "ftruncate": 12, "fallocate": 25, "rename": 20,
+    "pwrite": 5,
 }  # fmt: skip
 ANY, ANY_IN_STEPS, ANY_AT_ALL = "any", 300, 2000
 CODES = (errno.EIO, errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.EINTR)
@@ -52,7 +54,8 @@ def attempt(what):
     try:
         return what()
     except Exception as error:
-        raised.append([type(error).__name__, str(error), isinstance(error, cystore.StoreError), getattr(error, "path", None) is not None])
+        names_path = getattr(error, "path", None) is not None
+        raised.append([type(error).__name__, str(error), isinstance(error, cystore.StoreError), names_path])
 def open_store():
     global store
     store = cystore.open(path, **settings)
@@ -66,7 +69,8 @@ def put_many():
     global count
     count += 1
     keys = [f"{seed}.{count}.{n}" for n in range(3)]
-    results = store.put_many([cystore.Message(topic="shared", body=b"y" * 500, keys=(key,)) for key in keys], flush="sync")
+    batch = [cystore.Message(topic="shared", body=b"y" * 500, keys=(key,)) for key in keys]
+    results = store.put_many(batch, flush="sync")
     acknowledged.extend(["shared", 0, r.queue_offset, key] for r, key in zip(results, keys))
 def look():
     got = store.get("shared", 0, 0)
@@ -191,8 +195,8 @@ def fail_at(case: Case, path: Path, nursery: Nursery, run: Run) -> None:
 
 
 def must_stop(met: str, code: int) -> bool:
-    """Whether what failed ends all writing: a sync of what is in use, and EIO of a sync of what an append needs. A file that had no
-    name yet is made again, from nothing. A sync that a signal interrupted did not run."""
+    """Whether what failed ends all writing: a sync of what is in use, and EIO of a sync of what an append needs. A
+    file that had no name yet is made again, from nothing. A sync that a signal interrupted did not run."""
     call, _, path = met.partition(" ")
     if code == errno.EINTR:
         return False
@@ -203,8 +207,8 @@ def must_stop(met: str, code: int) -> bool:
 
 
 def read_only(broken: Child, other: Child, stopped: bool) -> bool:
-    """After the disk failed every put in every process is refused, and reads go on; else all are accepted. Gives whether
-    the process that no call failed in was told while it wrote."""
+    """After the disk failed every put in every process is refused, and reads go on; else all are accepted. Gives
+    whether the process that no call failed in was told while it wrote."""
     broken.do("disarm()")
     poisoned = broken.do("poisoned()")
     assert poisoned or not stopped, "the disk failed and the store goes on"
@@ -225,7 +229,8 @@ def worker(stack: ExitStack, nursery: Nursery, path: Path, seed: int, rng: Any) 
 
 FAULT = Fault(
     "errors",
-    "EIO, ENOSPC, EDQUOT, ENOMEM, EMFILE or EINTR at the n-th open, mmap, sync, ftruncate, fallocate, rename or pwrite of one of two",
+    "EIO, ENOSPC, EDQUOT, ENOMEM, EMFILE or EINTR at the n-th open, mmap, sync, ftruncate, fallocate, rename "
+    "or pwrite of one of two",
     2_000,
     12,
     run,

@@ -1,5 +1,6 @@
-"""Goal: readers of one version read beside live writers of another layout, and never touch their control block. Method: processes whose
-own layout is another one, as far as their looks at the control block go; they write, dispatch, clean, die and leave meanwhile."""
+"""Goal: readers of one version read beside live writers of another layout, and never touch their control block.
+Method: processes whose own layout is another one, as far as their looks at the control block go; they write,
+dispatch, clean, die and leave meanwhile."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import cystore
 from cystore.engine.inspect.control_head import read_head
 from cystore.engine.inspect.control_words import read_words
 from cystore.system import files
+from cystore.system.ranges import file_ranges
 from tests.support.clock import turn
 from tests.support.process import Failed, Process, processes
 from tests.support.small_stores import SETTINGS, body_for, open_small
@@ -98,7 +100,8 @@ def test_a_wait_beside_another_layout_ends_with_a_put(path, newer):
 
 
 def test_the_reader_does_not_keep_the_new_version_out(path, newer):
-    """The last old process shuts the store down although somebody reads; the next writer makes its own layout, and the reader goes on."""
+    """The last old process shuts the store down although somebody reads; the next writer makes its own layout, and
+    the reader goes on."""
     with open_small(path) as store:
         store.put("T", b"1", keys=("k",))
         opened(newer, path)
@@ -112,7 +115,8 @@ def test_the_reader_does_not_keep_the_new_version_out(path, newer):
 
 
 def test_a_killed_writer_of_another_layout(path, newer):
-    """It dies before a record that it has written is committed: nobody sees that, as long as nobody repairs or recovers."""
+    """It dies before a record that it has written is committed: nobody sees that, as long as nobody repairs or
+    recovers."""
     with Process() as old:
         old.do("from tests.support.small_stores import open_small; store = open_small(path)", path=str(path))
         old.do("store.put('T', b'1')")
@@ -142,8 +146,8 @@ def test_cleaning_of_another_layout_beside_a_reader(path, newer, monkeypatch):
 
 
 def test_answers_are_those_of_a_writer_at_every_moment(path, newer):
-    """Several writers of the other layout put, dispatch and die. Whatever the reader says was acknowledged; whatever was acknowledged
-    before it was asked is in the answer, by offset, by key and in the log."""
+    """Several writers of the other layout put, dispatch and die. Whatever the reader says was acknowledged; whatever
+    was acknowledged before it was asked is in the answer, by offset, by key and in the log."""
     chance = random.Random(14)
     with open_small(path), processes(2) as writers:
         for writer in writers:
@@ -181,7 +185,7 @@ def test_a_block_that_makes_no_sense_is_refused(path):
         process.do(
             "from tests.support.small_stores import open_small; store = open_small(path)", path=str(path)
         )
-        files.write_at(path / "control", [(8, b"\x11" * 8), (32, b"\x77" * 32)])
+        file_ranges.write_at(path / "control", [(8, b"\x11" * 8), (32, b"\x77" * 32)])
         with pytest.raises(cystore.StoreFormatError, match="impossible values"):
             open_small(path, read_only=True)
 

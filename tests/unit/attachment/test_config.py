@@ -1,5 +1,5 @@
-"""Goal: a configuration is RocketMQ's, or it is refused with the setting's name. Method: compare the defaults with a table of
-MessageStoreConfig's, and give every kind of setting what it must not be."""
+"""Goal: a configuration is RocketMQ's, or it is refused with the setting's name. Method: compare the defaults with a
+table of MessageStoreConfig's, and give every kind of setting what it must not be."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_delay_levels_are_milliseconds():
 @pytest.mark.parametrize(
     ("given", "names"),
     [
-        ("all", ("flush", "allocate", "reput", "schedule", "clean")),
+        ("all", ("flush", "allocate", "reput", "schedule", "clean", "ha")),
         ("none", ()),
         ("reput", ("reput",)),
         (["flush"], ("flush",)),

@@ -1,5 +1,5 @@
-"""Goal: a rolling upgrade from a real wheel of another layout. Method: this tree with another LAYOUT_VERSION, built as a wheel and
-installed into a folder of its own; its processes are the old ones."""
+"""Goal: a rolling upgrade from a real wheel of another layout. Method: this tree with another LAYOUT_VERSION, built
+as a wheel and installed into a folder of its own; its processes are the old ones."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def old_release(tmp_path_factory):
             shutil.copytree(source, tree / name, ignore=built)
         else:
             shutil.copy(source, tree / name)
-    constants = tree / "cystore" / "layout.py"
+    constants = tree / "cystore" / "layout" / "version.py"
     now = f"LAYOUT_VERSION = {layout.LAYOUT_VERSION}\n"
     assert now in constants.read_text()
     constants.write_text(constants.read_text().replace(now, f"LAYOUT_VERSION = {OLD}\n"))
@@ -74,7 +74,8 @@ def old_release(tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_fleet_goes_from_one_layout_to_another(tmp_path, old_release):
-    """Readers of the new release first, beside old writers; then the handover; then new writers, beside which the readers go on."""
+    """Readers of the new release first, beside old writers; then the handover; then new writers, beside which the
+    readers go on."""
     path = tmp_path / "store"
     with Process(old_release) as old, Process() as reader, Process() as writer:
         where = old.do("import cystore.layout; cystore.layout.__file__, cystore.layout.LAYOUT_VERSION")

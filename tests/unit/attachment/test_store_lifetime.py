@@ -1,5 +1,6 @@
-"""Goal: a store that is closed, forked, or whose locks somebody holds harms nobody: typed errors, bounded waits, no lock left
-behind. Method: each method of a closed store, children forked in every state, and processes that stand still."""
+"""Goal: a store that is closed, forked, or whose locks somebody holds harms nobody: typed errors, bounded waits, no
+lock left behind. Method: each method of a closed store, children forked in every state, and processes that stand
+still."""
 
 from __future__ import annotations
 
@@ -46,11 +47,15 @@ def test_every_method_of_a_closed_store_is_refused(path):
     store.close()
     given = {
         "put": ("T", b""),
+        "put_once": ("T", b""),
         "put_many": ([cystore.Message(topic="T", body=b"")],),
         "get": ("T", 0, 0),
         "query": ("T", "k"),
         "query_many": ("T", ["k"]),
         "read": (0,),
+        "message_ids": ("T", 0, 0, 9),
+        "is_in_disk": ("T", 0, 0),
+        "read_by_id": ("7F00000100002A9F0000000000000000",),
         "offset_by_time": ("T", 0, 0),
         "wait": ("T", 0, 0),
         "wait_log": (0,),
@@ -63,13 +68,20 @@ def test_every_method_of_a_closed_store_is_refused(path):
         "key_seen": ("k",),
         "wait_key": ("k", 0),
         "wake_key": ("k",),
+        "consumer": ("billing", "T"),
+        "listen": ("T", lambda topic, queue_id, end: None),
+        "begin": ("T", b""),
+        "commit": ("id",),
+        "rollback": ("id",),
+        "check_transactions": (lambda half, message: None,),
     }
+    named = {"put_once": {"dedup_key": "k", "window_ms": 1}}
     harmless = {"close", "closed", "path", "config"}
     names = [name for name in dir(cystore.MessageStore) if not name.startswith("_") and name not in harmless]
     assert len(names) >= 14
     for name in names:
         with pytest.raises(StoreClosedError, match="closed"):
-            getattr(store, name)(*given.get(name, ()))
+            getattr(store, name)(*given.get(name, ()), **named.get(name, {}))
     for bound in (lambda: put("T", b""), lambda: put_many(given["put_many"][0])):
         with pytest.raises(StoreClosedError):
             bound()
@@ -317,7 +329,8 @@ def test_child_forked_while_another_thread_keeps_a_mapping(store):
 
 
 def test_child_forked_while_another_thread_opens_and_closes(tmp_path):
-    """What the child inherits of a store that is just being opened would keep its lock for as long as the child lives."""
+    """What the child inherits of a store that is just being opened would keep its lock for as long as the child
+    lives."""
     stop = threading.Event()
 
     def open_and_close() -> None:

@@ -1,5 +1,5 @@
-"""Goal: who meets processes of another version learns which versions and which processes. Method: a live process whose control block
-says that another version made it."""
+"""Goal: who meets processes of another version learns which versions and which processes. Method: a live process
+whose control block says that another version made it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from cystore import StoreFormatError, layout
 from cystore.engine.inspect.control_head import OURS, ask_to_leave, read_head
-from cystore.system import files
+from cystore.system.ranges import file_ranges
 from tests.support.process import Process
 from tests.support.small_stores import open_small
 
@@ -36,7 +36,7 @@ def other(path):
 
 def make_another_version(path, release=b"0.0.9", version=7):
     text = version.to_bytes(4, sys.byteorder) + bytes(4) + release.ljust(32, b"\0")
-    files.write_at(path / "control", [(AT["fingerprint"], b"\x11" * 8), (AT["layout_version"], text)])
+    file_ranges.write_at(path / "control", [(AT["fingerprint"], b"\x11" * 8), (AT["layout_version"], text)])
 
 
 def info(path, *options: str) -> str:

@@ -1,6 +1,7 @@
-"""Goal: an archive as a Delta or Iceberg table holds what the log held, each record once, whenever a run is killed, and segments go only
-after the commit. Method: stores of small segments, archived by this process or by one that kills itself at each place of a commit; the
-tables are read by pyarrow, DuckDB and polars. Spark, which needs jars for it, reads none here."""
+"""Goal: an archive as a Delta or Iceberg table holds what the log held, each record once, whenever a run is killed,
+and segments go only after the commit. Method: stores of small segments, archived by this process or by one that kills
+itself at each place of a commit; the tables are read by pyarrow, DuckDB and polars. Spark, which needs jars for it,
+reads none here."""
 
 from __future__ import annotations
 
@@ -246,6 +247,7 @@ def opened_at(server: S3Server, url: str, folder: Path) -> Any:
     return DeltaTable(url, storage_options={**options, "AWS_ALLOW_HTTP": "true"})
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_table_in_an_object_store_is_the_log_column_for_column(tmp_path, server, format):
     url = f"s3://{BUCKET}/every-column/{format}"
@@ -278,6 +280,7 @@ def test_a_table_in_an_object_store_is_the_log_column_for_column(tmp_path, serve
         assert not [path for path in kept if path.is_file() and SECRET.encode() in path.read_bytes()]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("place", ["before the commit", "after the commit", "copied"])
 def test_i7_killed_a_table_in_an_object_store_lacks_nothing_and_has_nothing_twice(
@@ -470,7 +473,8 @@ def test_a_delta_archive_may_be_moved(tmp_path):
 
 
 def check_folder_of_files(folder: Path, store: cystore.MessageStore) -> None:
-    """As `check_folder` has it for plain Parquet: checkpoints of Delta's log are Parquet files too, and are none of ours."""
+    """As `check_folder` has it for plain Parquet: checkpoints of Delta's log are Parquet files too, and are none of
+    ours."""
     assert not list((folder / "data" / "_delta_log").glob("*.parquet"))
     check_folder(folder, store)
 

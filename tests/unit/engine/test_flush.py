@@ -1,5 +1,6 @@
-"""Goal: a sync put returns only after a sync that covers it, one sync serves all who wait, and a failed one is never repeated and
-believed (I3). Method: other processes that lead, die and stop while leading; syncs that are counted, and one that fails."""
+"""Goal: a sync put returns only after a sync that covers it, one sync serves all who wait, and a failed one is never
+repeated and believed (I3). Method: other processes that lead, die and stop while leading; syncs that are counted, and
+one that fails."""
 
 from __future__ import annotations
 
@@ -163,8 +164,8 @@ def test_one_sync_serves_all_who_wait(store, log):
 def test_group_commit_across_processes(store):
     """Counted where the system is asked: in all processes together far fewer syncs than puts.
 
-    The disk is one that takes its time, and its first sync does not end before every thread has appended. On a fast disk and a busy machine
-    one process was done before the next one began, and there was nothing to be gathered."""
+    The disk is one that takes its time, and its first sync does not end before every thread has appended. On a fast
+    disk and a busy machine one process was done before the next one began, and there was nothing to be gathered."""
     count = (
         "from cystore.system.threads import os_threads\n"
         "syncs = [0]\n"
@@ -483,7 +484,8 @@ class GoingOn:
 
 
 def test_service_syncs_no_page_that_appends_are_still_in(tmp_path, monkeypatch):
-    """Seen: the flush write-protected the page of the log's end, and each next append met a page fault with the append lock held."""
+    """Seen: the flush write-protected the page of the log's end, and each next append met a page fault with the
+    append lock held."""
     with open_small(tmp_path / "s", flush_commit_log_least_pages=0) as store:
         log, flusher = Log(store, monkeypatch), store._parts.flusher
         first = store.put("T", body_for(1000))
@@ -520,6 +522,41 @@ def test_service_flushes_queues_index_and_checkpoint_once_a_second(tmp_path, mon
         fields = read_checkpoint(store.path)
         assert fields.index_watermark == fields.watermark == end
         assert fields.logics_timestamp == fields.index_timestamp == result.store_timestamp_ms
+
+
+def test_few_dirty_pages_of_queues_wait_while_more_is_dispatched(tmp_path, monkeypatch):
+    """FlushConsumeQueueService: flushConsumeQueueLeastPages, and everything after the thorough interval."""
+    from cystore.derived.dispatch import flush as module
+
+    now = [1000.0]
+    monkeypatch.setattr(module, "monotonic_s", lambda: now[0])
+    with open_small(
+        tmp_path / "s", flush_consume_queue_least_pages=2, mapped_file_size_consume_queue_bytes=20_000
+    ) as store:
+        control, flusher = store._parts.control, store._parts.derived_flusher
+
+        def turn(messages: int) -> int:
+            for _ in range(messages):
+                store.put("T", b"")
+            store.dispatch()
+            now[0] += 1.0
+            flusher.run_once()
+            return control.queue_flushed(0)
+
+        assert turn(1) == 0  # one entry
+        assert turn(408) == 0  # 8180 bytes: one whole page and a part of the second
+        assert turn(1) == 410  # 8200 bytes: two pages are full
+        assert turn(1) == 410
+        assert turn(0) == 411  # nothing came since the last turn: a quiet store is flushed
+        assert turn(1) == 411
+        now[0] += 60.0
+        assert turn(1) == 413
+    with open_small(tmp_path / "none", flush_consume_queue_least_pages=0) as store:
+        store.put("T", b"")
+        store.dispatch()
+        now[0] += 1.0
+        store._parts.derived_flusher.run_once()
+        assert store._parts.control.queue_flushed(0) == 1
 
 
 def test_many_flush_at_once(store):

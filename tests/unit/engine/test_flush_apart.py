@@ -1,5 +1,6 @@
-"""Goal: the log is flushed in time whatever queues and index cost, one process does what all need, and idle processes sleep. Method: queue
-flushes that stand still, file systems whose sync fails, several processes, and a wait whose parts are watched."""
+"""Goal: the log is flushed in time whatever queues and index cost, one process does what all need, and idle processes
+sleep. Method: queue flushes that stand still, file systems whose sync fails, several processes, and a wait whose
+parts are watched."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ QUICK = {"services": ("flush",), "flush_interval_commit_log_ms": 10, "flush_inte
 
 
 def test_the_log_is_flushed_while_a_flush_of_queues_stands_still(tmp_path, monkeypatch):
-    """Seen: the oldest byte that was not durable was 3.9 s old with an interval of 500 ms, because queues were flushed between."""
+    """Seen: the oldest byte that was not durable was 3.9 s old with an interval of 500 ms, because queues were
+    flushed between."""
     begun, go_on = threading.Event(), threading.Event()
     with open_small(tmp_path / "s", **QUICK) as store:
         queues = store._attached().queues
@@ -62,7 +64,7 @@ def test_one_process_flushes_queues_and_others_leave_it_to_them(tmp_path):
             settings={**SETTINGS, "flush_interval_consume_queue_ms": 1},
         )
         parts = store._attached()
-        parts.derived_flusher._upkeep.queues_flushed_ms = 0
+        parts.derived_flusher._control.queues_flushed_ms = 0
         assert parts.derived_flusher.run_once().done == 0
         assert parts.control.index_flushed == 0
         other.do("turn.__exit__(None, None, None)")
@@ -92,7 +94,7 @@ def test_the_checkpoint_is_synced_by_one_process(tmp_path, monkeypatch):
     with open_small(tmp_path / "s") as store:
         store.put("T", b"1", flush="sync")
         flusher = store._attached().flusher
-        flusher._upkeep.checkpointed_ms = 0
+        flusher._control.checkpointed_ms = 0
         synced = []
         sync = Checkpoint.sync
         monkeypatch.setattr(Checkpoint, "sync", lambda self: (synced.append(self), sync(self)))
@@ -118,7 +120,7 @@ def test_the_age_of_a_flush_counts_from_its_beginning(tmp_path, monkeypatch):
         monkeypatch.setattr(flusher, "_store_watermark", slow)
         store.put("T", b"1", flush="sync")
         assert now_ms[0] == 50_700
-        assert flusher._upkeep.flushed_ms == 50_000
+        assert flusher._control.flushed_ms == 50_000
 
 
 @pytest.fixture
@@ -210,7 +212,8 @@ def test_a_service_without_work_sleeps_until_the_next_append(monkeypatch):
 
 
 def test_much_that_is_not_durable_does_not_wait_for_the_interval(tmp_path):
-    """Seen: puts of 140 MiB a second left 70 MiB for one flush; the oldest byte was 2 to 3 intervals old when the disk had them."""
+    """Seen: puts of 140 MiB a second left 70 MiB for one flush; the oldest byte was 2 to 3 intervals old when the
+    disk had them."""
     settings = {"flush_interval_commit_log_ms": 3_600_000, "mapped_file_size_commit_log_bytes": 64 << 20}
     with cystore.open(tmp_path / "s", services=("flush",), **settings) as store:
         control = store._attached().control

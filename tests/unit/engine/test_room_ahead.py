@@ -1,5 +1,5 @@
-"""Goal: what a put waits for at the end of a segment, or of the pages at hand, is small whatever the settings are. Method: page faults,
-files made, syncs and turns of dispatch are counted in single puts."""
+"""Goal: what a put waits for at the end of a segment, or of the pages at hand, is small whatever the settings are.
+Method: page faults, files made, syncs and turns of dispatch are counted in single puts."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def log_files(store) -> list[int]:
 
 @pytest.mark.unsanitized  # the sanitizer has pages of its own
 def test_a_put_faults_in_few_pages(tmp_path):
-    """Seen: the first put in a segment faulted in 10 MiB of it, 2,557 page faults and 10 ms of processor time. Now a put faults in at most
-    1 MiB, and most puts none at all."""
+    """Seen: the first put in a segment faulted in 10 MiB of it, 2,557 page faults and 10 ms of processor time. Now a
+    put faults in at most 1 MiB, and most puts none at all."""
     with open_small(
         tmp_path / "s", mapped_file_size_commit_log_bytes=4 * MIB, populate_ahead_bytes=16 * MIB
     ) as store:
@@ -70,7 +70,8 @@ def test_a_writer_between_fast_ones_gets_the_pages_that_it_needs(tmp_path):
 
 @pytest.mark.unsanitized
 def test_the_service_of_a_process_that_does_not_append_faults_in_no_pages(tmp_path):
-    """Seen: two processes faulted in the same pages at the same time, one of them for nothing, and a put of the other one waited for it."""
+    """Seen: two processes faulted in the same pages at the same time, one of them for nothing, and a put of the other
+    one waited for it."""
     sizes = ("mapped_file_size_commit_log_bytes", "populate_ahead_bytes", "allocate_ahead_bytes")
     settings = {**SETTINGS, **dict.fromkeys(sizes, 16 * MIB)}
     with cystore.open(tmp_path / "s", **settings) as store, Process() as other:
@@ -108,14 +109,14 @@ def test_every_setting_of_pages_ahead_appends(tmp_path, populate):
 
 
 def test_the_next_file_is_made_before_a_put_needs_it(tmp_path, monkeypatch):
-    """Seen: while much waited to be dispatched no room was made ahead, and each put that came to the end of a segment made the next one: 10
-    to 75 ms, in which the disk made its name durable."""
+    """Seen: while much waited to be dispatched no room was made ahead, and each put that came to the end of a segment
+    made the next one: 10 to 75 ms, in which the disk made its name durable."""
     with open_small(tmp_path / "s", mapped_file_size_commit_log_bytes=FILE_BYTES) as store:
         allocator = store._parts.allocator
         allocator.limit_ahead(lambda: 0)
         store.put("T", body_for(HALF))
         allocator.run_once()
-        assert log_files(store) == [0, FILE_BYTES, 2 * FILE_BYTES]
+        assert log_files(store) == [number * FILE_BYTES for number in range(5)]
         made, synced = [], []
         create_sized, sync_directory = files.create_sized, files.sync_directory
         with monkeypatch.context() as watched:
@@ -147,7 +148,8 @@ def test_a_process_that_dies_making_the_next_file_leaves_it_to_the_put(tmp_path)
         store._parts.allocator.limit_ahead(lambda: 0)
         store.put("T", body_for(HALF))
         other.do(
-            "import cystore, os; store = cystore.open(path, **settings); store._parts.allocator.limit_ahead(lambda: 0); "
+            "import cystore, os; store = cystore.open(path, **settings); "
+            "store._parts.allocator.limit_ahead(lambda: 0); "
             "from cystore.system import files; files.create_sized = lambda *a, **n: os._exit(1)",
             path=str(store.path),
             settings={**SETTINGS, "mapped_file_size_commit_log_bytes": FILE_BYTES},
@@ -160,7 +162,8 @@ def test_a_process_that_dies_making_the_next_file_leaves_it_to_the_put(tmp_path)
 
 
 def test_a_put_goes_on_when_there_is_room_although_others_make_more(tmp_path):
-    """Seen: a put waited 99 ms for the lock of another process, which had made its room long before and continued to make more."""
+    """Seen: a put waited 99 ms for the lock of another process, which had made its room long before and continued to
+    make more."""
     with open_small(tmp_path / "s", allocate_ahead_bytes=4096) as store, Process() as other:
         other.do(
             "import cystore; store = cystore.open(path, services=()); parts = store._parts",
@@ -183,8 +186,8 @@ def test_a_put_goes_on_when_there_is_room_although_others_make_more(tmp_path):
 
 
 def test_a_put_leaves_cleaned_segments_to_the_service(tmp_path, monkeypatch):
-    """Seen: a put in a new segment let the cleaned ones go, 86 and 134 ms: the last mapping of a removed file waits until the disk has
-    freed its blocks. A thread of each process does that twice a second."""
+    """Seen: a put in a new segment let the cleaned ones go, 86 and 134 ms: the last mapping of a removed file waits
+    until the disk has freed its blocks. A thread of each process does that twice a second."""
     with open_small(tmp_path / "s", file_reserved_time_h=0) as store:
         for _ in range(6):
             store.put("T", body_for(LOG_BYTES - 100))
@@ -203,8 +206,8 @@ def test_a_put_leaves_cleaned_segments_to_the_service(tmp_path, monkeypatch):
 
 
 def test_a_put_helps_to_dispatch_for_one_turn(tmp_path, monkeypatch):
-    """Seen: a writer, and the thread that makes room for writers, dispatched 4 MiB of log in one go. Each new queue needs a file, so that
-    took seconds where there were thousands."""
+    """Seen: a writer, and the thread that makes room for writers, dispatched 4 MiB of log in one go. Each new queue
+    needs a file, so that took seconds where there were thousands."""
     with open_small(tmp_path / "s", max_queues=64) as store:
         for queue_id in range(40):
             store.put("T", b"1", queue_id=queue_id)

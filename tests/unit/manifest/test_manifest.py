@@ -1,5 +1,5 @@
-"""Goal: the manifest keeps what it was told, whatever is torn, damaged, full or killed. Method: bytes changed in its file, two
-processes' views on one control block, a file system without room."""
+"""Goal: the manifest keeps what it was told, whatever is torn, damaged, full or killed. Method: bytes changed in its
+file, two processes' views on one control block, a file system without room."""
 
 import json
 import os
@@ -13,6 +13,7 @@ from cystore.engine.manifest.manifest import Facts, Manifest, look, parse, read_
 from cystore.engine.manifest.manifest_file import FILE_NAME, FIRST_SLOT_BYTES, HEADER_BYTES
 from cystore.errors import StoreFormatError, StoreFullError, StoreIOError
 from cystore.system import files
+from cystore.system.ranges import file_ranges
 from tests.support.small_stores import open_small
 
 pytestmark = pytest.mark.unsanitized  # about one file
@@ -119,14 +120,14 @@ def test_a_failed_sync_does_not_cost_the_slot_that_is_durable(tmp_path, monkeypa
     manifest = Manifest.load(tmp_path, None)
     manifest.give_up("T", 0, 1, 2)
     before, place = manifest.snapshot(), look(tmp_path).slot.place
-    real = files.write_at
+    real = file_ranges.write_at
 
     def failing(path, pieces):
         real(path, pieces)
         if len(pieces[0][1]) > HEADER_BYTES:
             raise StoreIOError("Input/output error", path=path)
 
-    monkeypatch.setattr(files, "write_at", failing)
+    monkeypatch.setattr(file_ranges, "write_at", failing)
     with pytest.raises(StoreIOError):
         manifest.give_up("T", 0, 7, 8)
     found = look(tmp_path)

@@ -1,5 +1,6 @@
-"""Goal: the control block is shared by those who agree about it, and nobody stays behind a lock whose owner is gone. Method: a
-block in a file, joined by other processes that take locks, die, stop and wait; and blocks that somebody else wrote to."""
+"""Goal: the control block is shared by those who agree about it, and nobody stays behind a lock whose owner is gone.
+Method: a block in a file, joined by other processes that take locks, die, stop and wait; and blocks that somebody
+else wrote to."""
 
 from __future__ import annotations
 
@@ -174,7 +175,10 @@ def test_closed_handle_refuses_everything(control):
         "owner": ("append",),
         "repair_is_due": ("append",),
         "settle_claims": (),
+        "count_file_made": (),
+        "count_slow_put": (),
         "clear_intent": (),
+        "index_files_changed": (),
         "follow": (),
         "counters": (),
         "more_queue_bytes": (),
@@ -189,7 +193,7 @@ def test_closed_handle_refuses_everything(control):
     for name in names:
         if name in ("create", "attach", "size_bytes", "first_bytes", "held", "held_if_free"):
             continue
-        arguments = given.get(name, (0, 0) if name.startswith("set_queue") else (0,))
+        arguments = given.get(name, (0, 0) if name.startswith(("set_queue", "raise_queue")) else (0,))
         with pytest.raises(StoreClosedError):
             getattr(control, name)(*arguments)
         asked += 1

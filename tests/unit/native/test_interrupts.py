@@ -1,6 +1,6 @@
-"""Goal: an exception of a signal handler leaves nothing behind: no descriptor, mapping, thread, lock, call or temporary file. Method: one
-exception at every place of each public call, of `open`, of `close` and of a finalizer where Python runs handlers; the quick run takes a
-part of the places. Then what the process has is counted."""
+"""Goal: an exception of a signal handler leaves nothing behind: no descriptor, mapping, thread, lock, call or
+temporary file. Method: one exception at every place of each public call, of `open`, of `close` and of a finalizer
+where Python runs handlers; the quick run takes a part of the places. Then what the process has is counted."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tests.support.interrupts import (
     alone_again,
     descriptors,
     happens_at,
+    left_mapped,
     mapped,
     places_in,
     raise_interrupted,
@@ -77,7 +78,7 @@ def test_an_exception_at_a_place_of_a_public_call_leaves_nothing(tmp_path, rng, 
         assert offsets == list(range(offsets[0], offsets[0] + len(offsets)))
     del store, call, made
     gc.collect()
-    assert mapped(path) == []
+    assert left_mapped(path) == []
     assert not list(verify(path, cystore.StoreConfig(**SETTINGS)))
 
 
@@ -85,8 +86,8 @@ def test_an_exception_at_a_place_of_a_public_call_leaves_nothing(tmp_path, rng, 
 @pytest.mark.parametrize("most", [15, pytest.param(None, marks=pytest.mark.slow)], ids=["some", "all"])
 @pytest.mark.parametrize("what", ["open", "close", "drop"])
 def test_an_exception_in_open_or_close_leaves_nothing(tmp_path, rng, what, most, caplog, monkeypatch):
-    """Seen: a thread that waited for ever for a lock of `threading`, whose start was broken off; and the parts of a store that such
-    a thread kept."""
+    """Seen: a thread that waited for ever for a lock of `threading`, whose start was broken off; and the parts of a
+    store that such a thread kept."""
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # pytest's keeps the frames
     path, stores = tmp_path / "s", []
     caplog.set_level(logging.CRITICAL, "cystore")
@@ -116,7 +117,9 @@ def test_an_exception_in_open_or_close_leaves_nothing(tmp_path, rng, what, most,
         gc.collect()
         for turn in range(
             5000
-        ):  # a store that is dropped is left by a thread of its own, whose frames may keep parts until they are collected
+            # a store that is dropped is left by a thread of its own, whose frames may keep parts until they are
+            # collected
+        ):
             if turn % 100 == 99:
                 gc.collect()
             if threads() <= threads_before and descriptors() == before and not mapped(path):
@@ -125,6 +128,6 @@ def test_an_exception_in_open_or_close_leaves_nothing(tmp_path, rng, what, most,
         where = f"place {place}"
         assert threads() <= threads_before, where
         assert descriptors() == before, where
-        assert mapped(path) == [], where
+        assert left_mapped(path) == [], where
     with open_small(path, exclusive=True) as store:
         assert [bytes(m.body) for m in store.scan()] == [b"x"]

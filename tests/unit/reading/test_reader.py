@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cystore.config import StoreConfig
-from cystore.derived.reading import reader
+from cystore.engine.files import cold_pages
 from cystore.errors import MessageIllegalError, StoreError
 from cystore.results import GetStatus
 from tests.oracle import index as oracle_index
@@ -425,7 +425,8 @@ def test_many_threads_read_at_once(tmp_path):
 @pytest.mark.parametrize(
     "arguments",
     [
-        (1, 0, 0), (None, 0, 0), (b"T", 0, 0), ("T", "0", 0), ("T", True, 0), ("T", -1, 0), ("T", 2**31, 0), ("T", 0, "0"),
+        (1, 0, 0), (None, 0, 0), (b"T", 0, 0), ("T", "0", 0), ("T", True, 0), ("T", -1, 0), ("T", 2**31, 0),
+        ("T", 0, "0"),
         ("T", 0, 1.5), ("T", 0, 0, 0), ("T", 0, 0, -1), ("T", 0, 0, 2**31), ("T", 0, 0, None),
     ],
 )  # fmt: skip
@@ -473,4 +474,4 @@ def test_what_was_read_is_counted(tmp_path):
 
 
 def test_the_memory_of_this_host():
-    assert reader.total_memory_bytes() > 1 << 28
+    assert cold_pages.total_memory_bytes() > 1 << 28

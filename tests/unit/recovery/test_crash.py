@@ -1,5 +1,6 @@
-"""Goal: a crash, a full disk or an error in the middle of recovery costs nothing; a second run ends where one run would have.
-Method: the plan is broken off before every step and inside those that write, then recovery runs again; real full disks."""
+"""Goal: a crash, a full disk or an error in the middle of recovery costs nothing; a second run ends where one run
+would have. Method: the plan is broken off before every step and inside those that write, then recovery runs again;
+real full disks."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from cystore.errors import StoreError, StoreFullError
 from cystore.recovery.apply import Apply
 from cystore.recovery.plan import plan
 from cystore.recovery.scan import scan
-from cystore.system import files
+from cystore.system.ranges import file_ranges
 from tests.support.recovery_stores import (
     FILE_BYTES,
     aside,
@@ -26,8 +27,8 @@ from tests.support.recovery_stores import (
 
 
 def worst_case(path):
-    """Damage below the watermark, a torn record above it, later files that hold something, entries from the future, an index
-    that is ahead, a queue file of another length."""
+    """Damage below the watermark, a torn record above it, later files that hold something, entries from the future,
+    an index that is ahead, a queue file of another length."""
     store = write(path, make_records(200), durable=120)
     store.flip(store.records[90])
     store.flip(store.records[100])
@@ -188,7 +189,7 @@ def test_zeroing_keeps_holes_in_files(tmp_path):
         file.truncate(1 << 20)
         file.seek(512 * 1024)
         file.write(b"x" * 4096)
-    files.zero_range(path, 1000, 1 << 20)
+    file_ranges.zero_range(path, 1000, 1 << 20)
     assert path.read_bytes() == bytes(1 << 20)
     assert path.stat().st_blocks * 512 < 100_000
     assert FILE_BYTES == 4096

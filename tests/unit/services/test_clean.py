@@ -1,5 +1,5 @@
-"""Goal: cleaning removes what expired and nothing that is still needed (I7), and who reads meanwhile is told. Method: stores of
-small segments, and a clock that the test sets."""
+"""Goal: cleaning removes what expired and nothing that is still needed (I7), and who reads meanwhile is told. Method:
+stores of small segments, and a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -213,8 +213,8 @@ def test_a_segment_with_a_damaged_first_record_is_rolled(tmp_path, later):
 
 
 def test_appends_wait_for_no_part_of_a_clean(tmp_path, later, monkeypatch):
-    """Seen: puts of 0.7 to 7 s, because segments, queues and index were cleaned under the lock that new room is made under. Whenever a
-    file goes, or a queue follows, the locks that puts, reads and dispatch take are free."""
+    """Seen: puts of 0.7 to 7 s, because segments, queues and index were cleaned under the lock that new room is made
+    under. Whenever a file goes, or a queue follows, the locks that puts, reads and dispatch take are free."""
     watched = [name for name in LOCK_NAMES if name not in ("clean", "flush", "sync")]
     seen = []
 
@@ -277,7 +277,8 @@ def test_queues_follow_in_short_turns_and_others_go_on_between(tmp_path, later, 
 
 def test_queues_follow_later_when_the_cleaner_was_killed_between(tmp_path, later):
     """Until then what leads below the log's minimum is too small for every reader."""
-    with open_small(tmp_path / "s", **HOURS) as store:
+    hour = datetime.datetime.fromtimestamp(clock.now_ms() / 1000 + 73 * 3600).hour
+    with open_small(tmp_path / "s", delete_when=f"{(hour + 12) % 24}", **HOURS) as store:
         put = fill(store)
         settle(store)
         later(73)
@@ -326,7 +327,8 @@ def test_other_processes_see_it_and_let_go(tmp_path, later):
         put = fill(store)
         settle(store)
         other.do(
-            "import cystore; store = cystore.open(path, **settings); store.scan().__next__(); parts = store._attached()",
+            "import cystore; store = cystore.open(path, **settings); store.scan().__next__(); parts = "
+            "store._attached()",
             path=str(store.path),
             settings=SETTINGS,
         )

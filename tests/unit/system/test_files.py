@@ -1,5 +1,5 @@
-"""Goal: a file is whole, durable and under its name, or it is not there, and what the system refuses is a typed error with the
-path. Method: real files, a kill between the steps, a full disk, and the system calls in their order."""
+"""Goal: a file is whole, durable and under its name, or it is not there, and what the system refuses is a typed error
+with the path. Method: real files, a kill between the steps, a full disk, and the system calls in their order."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from cystore.errors import (
     SyncFailedError,
 )
 from cystore.system import files, folders
+from cystore.system.ranges import file_ranges
 from tests.support.process import Process
 from tests.support.small_disk import NOT_ASKED, on_small_disk
 
@@ -177,7 +178,8 @@ def test_directory_that_cannot_be_made_is_a_typed_error(tmp_path, unprivileged):
 
 
 def test_only_our_names_are_removed_from_the_temporary_folder(tmp_path):
-    """Seen: a folder in tmp/ prevented every open for writing; later, all that was there was removed, whosever it was."""
+    """Seen: a folder in tmp/ prevented every open for writing; later, all that was there was removed, whosever it
+    was."""
     (tmp_path / "tmp" / "folder").mkdir(parents=True)
     (tmp_path / "tmp" / "folder" / "file").write_bytes(b"")
     (tmp_path / "tmp" / ("a" * 32)).write_bytes(b"")
@@ -186,7 +188,7 @@ def test_only_our_names_are_removed_from_the_temporary_folder(tmp_path):
     assert [path.name for path in (tmp_path / "tmp").iterdir()] == ["folder"]
 
 
-@pytest.mark.parametrize("verb", [files.read_all, lambda path: files.write_at(path, [(0, b"x")])])
+@pytest.mark.parametrize("verb", [files.read_all, lambda path: file_ranges.write_at(path, [(0, b"x")])])
 def test_a_fifo_in_the_place_of_a_file_is_refused(tmp_path, verb):
     """Seen: an open of it waited for ever."""
     os.mkfifo(tmp_path / "fifo")
@@ -227,14 +229,14 @@ def test_reading_ends_at_the_end_of_the_file(tmp_path, offset, count, found):
     with files.opened(path) as fd:
         assert files.pread_full(fd, offset, count, path) == found
         buffer = bytearray(count)
-        assert files.pread_into(fd, offset, memoryview(buffer), path) == len(found)
+        assert file_ranges.pread_into(fd, offset, memoryview(buffer), path) == len(found)
         assert buffer[: len(found)] == found
 
 
 def test_a_place_that_cannot_be_read_is_an_error_with_its_offset(tmp_path):
     with files.opened(tmp_path, os.O_RDONLY | os.O_DIRECTORY) as fd:
         with pytest.raises(StoreIOError, match="offset 7"):
-            files.pread_into(fd, 7, memoryview(bytearray(3)), tmp_path)
+            file_ranges.pread_into(fd, 7, memoryview(bytearray(3)), tmp_path)
         with pytest.raises(StoreIOError, match=str(tmp_path)):
             files.pread_full(fd, 7, 3, tmp_path)
 
@@ -260,7 +262,7 @@ def test_ranges_of_data_leave_holes_out(with_hole):
 
 def test_zeroing_keeps_the_hole(with_hole):
     blocks = with_hole.stat().st_blocks
-    files.zero_range(with_hole, 100, 65536)
+    file_ranges.zero_range(with_hole, 100, 65536)
     assert with_hole.read_bytes() == b"a" * 100 + bytes(65436)
     assert with_hole.stat().st_blocks == blocks
 
@@ -270,30 +272,30 @@ def test_pieces_are_copied_with_their_holes(tmp_path, with_hole):
     other.write_bytes(b"0123456789")
     pieces = [(with_hole, 4000, 65536), (other, 2, 5)]
     target = tmp_path / "quarantine" / "copy"
-    files.copy_ranges(tmp_path, pieces, target)
+    file_ranges.copy_ranges(tmp_path, pieces, target)
     assert target.read_bytes() == with_hole.read_bytes()[4000:] + b"234"
     assert target.stat().st_blocks * 512 < 65536
-    assert files.same_bytes(pieces, target)
+    assert file_ranges.same_bytes(pieces, target)
     other.write_bytes(b"012x456789")
-    assert not files.same_bytes(pieces, target)
+    assert not file_ranges.same_bytes(pieces, target)
     with pytest.raises(FileExistsError):
-        files.copy_ranges(tmp_path, pieces, target)
+        file_ranges.copy_ranges(tmp_path, pieces, target)
     assert os.listdir(tmp_path / "tmp") == []
 
 
 def test_bytes_are_written_in_place(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"0123456789")
-    files.write_at(path, [(2, b"ab"), (9, b"cd")])
+    file_ranges.write_at(path, [(2, b"ab"), (9, b"cd")])
     assert path.read_bytes() == b"01ab45678cd"
 
 
 def test_extending_never_shortens(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"0123456789")
-    files.extend(path, 5)
+    file_ranges.extend(path, 5)
     assert path.stat().st_size == 10
-    files.extend(path, 12)
+    file_ranges.extend(path, 12)
     assert path.read_bytes() == b"0123456789\0\0"
 
 
@@ -341,7 +343,7 @@ def test_error_is_told_although_the_temporary_file_cannot_be_removed_either(tmp_
     for make in (
         lambda: files.create_sized(tmp_path, tmp_path / "a", 4096, 4096),
         lambda: files.write_whole(tmp_path, tmp_path / "b", b"b"),
-        lambda: files.copy_ranges(tmp_path, [], tmp_path / "c"),
+        lambda: file_ranges.copy_ranges(tmp_path, [], tmp_path / "c"),
     ):
         with pytest.raises(SyncFailedError, match="Input/output error"):
             make()

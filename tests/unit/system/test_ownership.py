@@ -1,5 +1,6 @@
-"""Goal: nobody else can put something in the place of a store or of a file in it, and a store says so before it writes. Method:
-directories with every wrong owner, mode and link; other users in processes of their own, which takes root to make."""
+"""Goal: nobody else can put something in the place of a store or of a file in it, and a store says so before it
+writes. Method: directories with every wrong owner, mode and link; other users in processes of their own, which takes
+root to make."""
 
 from __future__ import annotations
 
@@ -167,6 +168,7 @@ PLACES = (
 )
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("read_only", [False, True])
 @pytest.mark.parametrize("name", PLACES)
 def test_a_link_in_the_place_of_anything_in_a_store_is_refused(tmp_path, name, read_only):
@@ -330,6 +332,7 @@ def test_group_bits_count_unless_the_group_is_ones_own(place):
 
 @needs_root
 @pytest.mark.may_skip(NEEDS_ROOT)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("umask", [0o022, 0o077])
 def test_a_group_shares_a_store_and_others_stay_outside(place, umask):
     """By two users in turn, and at once: each finds what the other made."""

@@ -1,5 +1,6 @@
-"""Goal: a sparse copy of a store on a disk that is full, or nearly so, is read and opened without a signal (I5). Method: stores with
-zeros in them are copied to a small tmpfs, where also a read of a hole through an ordinary mapping takes space."""
+"""Goal: a sparse copy of a store on a disk that is full, or nearly so, is read and opened without a signal (I5).
+Method: stores with zeros in them are copied to a small tmpfs, where also a read of a hole through an ordinary mapping
+takes space."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from tests.support.child import in_child
 from tests.support.small_stores import SETTINGS
 logging.disable()
 root, source = sys.argv[1], sys.argv[2]
-SETTINGS = {**SETTINGS, "mapped_file_size_commit_log_bytes": 1 << 20, "max_hash_slot_num": 50_000, "max_index_num": 100_000}
+SETTINGS = {**SETTINGS, "mapped_file_size_commit_log_bytes": 1 << 20, "max_hash_slot_num": 50_000}
+SETTINGS["max_index_num"] = 100_000
 path = os.path.join(root, "s")
 bodies = [bytes(60_000) + b"%d" % n for n in range(40)]
 def put_all():
@@ -86,8 +88,8 @@ print("opened", codes)
 @pytest.mark.may_skip(NOT_ASKED)
 @pytest.mark.parametrize(("script", "says"), [(READ, "read"), (OPEN, "opened")], ids=["read", "open"])
 def test_on_a_full_tmpfs(tmp_path, script, says):
-    """Seen: SIGBUS in `query` of a copy on a full tmpfs, which had a hole among the slots of its index; and in the recovery of a crashed
-    store on a disk that was nearly full, which made a hole in a body dirty."""
+    """Seen: SIGBUS in `query` of a copy on a full tmpfs, which had a hole among the slots of its index; and in the
+    recovery of a crashed store on a disk that was nearly full, which made a hole in a body dirty."""
     (tmp_path / "mount").mkdir()
     out = on_small_disk("8m", tmp_path / "mount", COMMON + script, str(tmp_path / "source"))
     assert out.startswith(says)

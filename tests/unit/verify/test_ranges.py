@@ -1,5 +1,5 @@
-"""Goal: a store verified in parts shows the damage that one walk over it shows, wherever it is cut. Method: stores with each kind of
-damage, cut into ranges from a fraction of a record to the whole log."""
+"""Goal: a store verified in parts shows the damage that one walk over it shows, wherever it is cut. Method: stores
+with each kind of damage, cut into ranges from a fraction of a record to the whole log."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ CUTS = (
     if os.environ.get("CYSTORE_HYPOTHESIS") == "quick"
     else (50, 333, 1000, FILE_BYTES, 1 << 20)
 )
+
+pytestmark = pytest.mark.sampled(2)  # each case compares whole stores
 
 
 def in_parts(store, range_bytes: int, bounds: Bounds | None = None, *, abnormal: bool = False):
@@ -92,7 +94,6 @@ def test_entries_that_are_not_there_yet_after_a_crash(tmp_path, derived):
     assert assert_agrees(crashed, abnormal=True) == []
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("numbers", [(70,), (0, 1, 33, 70, 118), tuple(range(20, 60)), (27, 28, 29, 30)])
 def test_damaged_records(store, numbers):
     for number in numbers:
@@ -110,7 +111,6 @@ def test_what_recovery_would_cut(store):
     assert assert_agrees(store)
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("numbers", [(0,), (9, 10), (12, 13, 14, 17), tuple(range(5, 35))])
 def test_damaged_queue_entries(store, numbers):
     for number in numbers:
@@ -144,7 +144,6 @@ def test_records_whose_queue_offset_is_not_the_next_one(tmp_path, gap):
     assert assert_agrees(write(tmp_path / "s", records, durable=-1, clean=True, derived=0))
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("at", "bit"), [(0, 3), (19, 3)])
 @pytest.mark.parametrize("number", [1, 7, 18])
 def test_damaged_index_entries(store, at, bit, number):
@@ -201,7 +200,6 @@ def test_a_body_that_holds_what_looks_like_a_record_is_no_border(tmp_path):
     assert not [damage for part in seen for damage in part.damage]
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(12))
 def test_bytes_damaged_at_random(tmp_path, seed):
     rng = random.Random(seed)

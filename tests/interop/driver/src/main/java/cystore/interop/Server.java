@@ -18,6 +18,7 @@ import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
+import org.apache.rocketmq.broker.offset.ConsumerOffsetManager;
 import org.apache.rocketmq.store.DefaultMessageStore;
 import org.apache.rocketmq.store.config.BrokerRole;
 
@@ -60,6 +61,11 @@ final class Server {
         }
     }
 
+    private static BrokerRole role(JSONObject request) {
+        String role = request.getString("role");
+        return role == null ? BrokerRole.ASYNC_MASTER : BrokerRole.valueOf(role);
+    }
+
     private Object handle(JSONObject request) throws IOException, InterruptedException {
         String store = request.getString("store");
         File root = store == null ? null : new File(store);
@@ -80,9 +86,19 @@ final class Server {
                 return list.toString();
             case "filter":
                 return Filters.evaluate(request);
+            case "consumerOffsets":
+                ConsumerOffsetManager offsets = new ConsumerOffsetManager();
+                offsets.decode(request.getString("text"));
+                return offsets.encode(true);
             case "open":
-                open.put(store, Stores.open(root, Stores.settings(request), BrokerRole.ASYNC_MASTER));
+                open.put(store, Stores.open(root, Stores.settings(request), role(request)));
+                String master = Stores.settings(request).getString("haMasterAddress");
+                if (master != null) {
+                    open.get(store).updateHaMasterAddress(master);
+                }
                 return store;
+            case "reach":
+                return Stores.reach(open.get(store), request.getLongValue("position"), request.getLongValue("ms"));
             case "put":
                 return new SpecWriter(open.get(store)).put(request.getJSONArray("messages"), 0);
             case "close":

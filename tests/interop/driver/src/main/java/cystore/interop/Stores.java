@@ -150,7 +150,17 @@ public final class Stores {
         }
     }
 
-    static Map<String, Object> settings(JSONObject holder) {
+    /** The end of the log and its begin, once it goes up to {@code position} and is dispatched, or after {@code ms}. */
+    static long[] reach(DefaultMessageStore store, long position, long ms) throws InterruptedException {
+        long until = System.currentTimeMillis() + ms;
+        while ((store.getMaxPhyOffset() < position || store.dispatchBehindBytes() > 0)
+            && System.currentTimeMillis() < until) {
+            Thread.sleep(1);
+        }
+        return new long[] {store.getMaxPhyOffset(), store.getMinPhyOffset()};
+    }
+
+    static JSONObject settings(JSONObject holder) {
         return holder.getJSONObject("config");
     }
 }
