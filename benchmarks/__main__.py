@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from benchmarks import check, growth, importing, memory, report, runner, scale, writes
+from benchmarks import check, groups, growth, importing, memory, report, runner, scale, writes
 from benchmarks.cases import CASES
 from benchmarks.document import document
 
@@ -26,6 +26,7 @@ def _spark(arguments: list[str]) -> int:
 
 
 COMMANDS = {
+    "groups": lambda _: groups.main(),
     "growth": growth.main,
     "import": lambda _: importing.main(),
     "memory": memory.main,
