@@ -14,9 +14,10 @@ from celery import states
 from celery.exceptions import TimeoutError as ResultTimeoutError
 from celery.result import AsyncResult, ResultSet
 
-import cystore.store
+import cystore
 from cystore.celery.backend import CystoreBackend
 from cystore.celery.results import consumer
+from cystore.surface import waits
 from tests.celery.conftest import wait_until
 from tests.support.process import Process
 
@@ -47,8 +48,8 @@ def write(writer: Process, task_id: str, state: str = states.SUCCESS) -> None:
 @pytest.fixture
 def no_second_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits end by an append alone: the store's slices and Celery's interval are an hour."""
-    monkeypatch.setattr(cystore.store, "WAIT_SLICE_S", NEVER_S)
-    monkeypatch.setattr(cystore.store, "KEY_SLICE_S", NEVER_S)
+    monkeypatch.setattr(waits, "WAIT_SLICE_S", NEVER_S)
+    monkeypatch.setattr(waits, "KEY_SLICE_S", NEVER_S)
 
 
 @pytest.fixture
