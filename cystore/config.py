@@ -68,8 +68,8 @@ class StoreConfig(_Given):
     populate_ahead_bytes: int = 16 * MIB
     warm_mapped_file_enable: bool = False
     flush_least_pages_when_warm_mapped_file: int = 4096
-    active_segment_memory: Literal["usual", "advise", "lock"] = (
-        "usual"  # RocketMQ locks the files that it warms
+    active_segment_memory: Literal["default", "advise", "lock"] = (
+        "default"  # RocketMQ locks the files that it warms
     )
 
     mapped_bytes_max: int = (

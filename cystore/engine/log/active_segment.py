@@ -20,7 +20,7 @@ class ActiveSegment:
         """Appends go to this segment, whose space is there up to log position `allocated`. The lock of the one before
         ends. A lock that the system refuses is told once: the store works without.
         """
-        if self._how == "usual" or segment is self._held or segment.in_memory:
+        if self._how == "default" or segment is self._held or segment.in_memory:
             return
         before, self._held = self._held, segment
         try:
@@ -37,7 +37,7 @@ class ActiveSegment:
                 segment.path,
                 error,
             )
-            self._how = "usual"
+            self._how = "default"
 
     def forget(self) -> None:
         """Lets the mapping go, and its lock with it."""
