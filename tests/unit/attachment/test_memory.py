@@ -6,7 +6,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 import cystore
+
+pytestmark = pytest.mark.unsanitized  # a sanitizer keeps memory that was given back
 
 SLOT_BYTES = 4
 OPEN = """
