@@ -85,6 +85,7 @@ class StoreConfig(_Given):
     access_message_in_memory_max_ratio: int = 40
     default_query_max_num: int = 32
     disk_fall_recorded: bool = True
+    dedup_window_ms: int = 3_600_000  # a later put of a dedup_key within it puts nothing
 
     check_crc_on_recover: bool = True
     check_at_load_bytes: int = (
@@ -321,6 +322,7 @@ _BOUNDS = {
     "max_transfer_count_on_message_in_memory": (1, 1 << 20),
     "max_transfer_bytes_on_message_in_disk": (1, 1 << 50),
     "default_query_max_num": (1, 1 << 20),
+    "dedup_window_ms": (1, 1 << 50),
     "max_transfer_count_on_message_in_disk": (1, 1 << 20),
 }
 

@@ -32,6 +32,7 @@ from cystore.derived.reading.reader import DEFAULT_COUNT
 from cystore.engine.files.segments import Mode
 from cystore.engine.inspect.stats import QueueRange
 from cystore.errors import (
+    MessageIllegalError,
     NotDurableError,
     StoreClosedError,
     StoreConfigError,
@@ -202,7 +203,8 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
         if parts.appender is None:
             return
         if type(self).put is MessageStore.put:
-            self.put = put_function(parts.appender, self)  # type: ignore[method-assign]
+            whole_put = weakly(self, MessageStore.put)
+            self.put = put_function(parts.appender, self, whole_put)  # type: ignore[method-assign]
         if type(self).put_many is MessageStore.put_many:
             self.put_many = keeping(self, parts.appender.put_many)  # type: ignore[method-assign]
         # The threads keep the parts, not this object. So a store without references is closed, and they end.
@@ -289,6 +291,7 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
         delay_level: int = 0,
         busy_timeout_ms: int | None = None,
         expires_at_ms: int | None = None,
+        dedup_key: str | None = None,
     ) -> PutResult:
         """Appends one message and returns its place.
 
@@ -303,6 +306,9 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
 
         From `expires_at_ms` on (ms since the epoch) reads leave the message out.
 
+        With a `dedup_key` only the first put of the key within dedup_window_ms appends; each later one returns the
+        place of that message (`put_once`).
+
         Waits up to `busy_timeout_ms` (default: the setting os_page_cache_busy_timeout_ms) for a holder of the append
         lock that makes no progress, for example a stopped process.
 
@@ -310,6 +316,14 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
         sync flush also FlushFailedError and StoreTimeoutError, whose `results` hold the messages that were appended all
         the same.
         """
+        if dedup_key is not None:
+            if unique_key is not None or delay_level:
+                raise MessageIllegalError("dedup_key: goes with neither unique_key nor delay_level")
+            return self.put_once(
+                topic, body, dedup_key=dedup_key, window_ms=self.config.dedup_window_ms, queue_id=queue_id, keys=keys,
+                tags=tags, properties=properties, flag=flag, flush=flush, busy_timeout_ms=busy_timeout_ms,
+                expires_at_ms=expires_at_ms,
+            ).place  # fmt: skip
         return self._revive().put(
             topic, body, queue_id=queue_id, keys=keys, tags=tags, properties=properties, flag=flag, flush=flush,
             unique_key=unique_key, delay_level=delay_level, busy_timeout_ms=busy_timeout_ms,

@@ -74,6 +74,7 @@ STORE: dict[str, str] = {
     "access_message_in_memory_max_ratio": "share of the memory that counts as recent",
     "default_query_max_num": "messages of a `query` that gives no number",
     "disk_fall_recorded": "a `get` with a group notes how far it is behind",
+    "dedup_window_ms": "for this time a `dedup_key` of `put` is not put again",
     "check_crc_on_recover": "recovery verifies checksums",
     "check_at_load_bytes": "length of the log that an open after a clean close checks",
     "damaged_range": "`keep` steps over damage below the watermark; `truncate` ends the log there",

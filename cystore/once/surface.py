@@ -30,6 +30,7 @@ class StoreOnce(StoreTransactions):
         flag: int = 0,
         flush: str | None = None,
         busy_timeout_ms: int | None = None,
+        expires_at_ms: int | None = None,
     ) -> PutOnce:
         """`put`, unless the topic got a message with this `dedup_key` within the last `window_ms`: then nothing is put.
         Gives the message's place, and whether this call made it.
@@ -46,5 +47,6 @@ class StoreOnce(StoreTransactions):
 
         return put_once(
             self, topic, body, dedup_key, window_ms, flush=flush, busy_timeout_ms=busy_timeout_ms,
-            put={"queue_id": queue_id, "keys": keys, "tags": tags, "properties": properties, "flag": flag},
+            put={"queue_id": queue_id, "keys": keys, "tags": tags, "properties": properties, "flag": flag,
+                 "expires_at_ms": expires_at_ms},
         )  # fmt: skip

@@ -79,6 +79,7 @@ cdef class PlainAppender:
     cdef readonly PutResult last_result  # of the plain way; given again when nobody has kept it
     cdef put_options usual          # what a put without any of these arguments has
     cdef int32_t delay_levels
+    cdef object store_put        # the store's `put`, for keywords that only it knows
     cdef Py_ssize_t active
     cdef list callers            # thread ids of the active calls
     cdef cached_topic topics[TOPIC_CACHE]

@@ -11,4 +11,6 @@ class PlainAppender:
 
 takes_locks_inline: bool
 
-def put_function(appender: PlainAppender, owner: object = None) -> Callable[..., PutResult]: ...
+def put_function(
+    appender: PlainAppender, owner: object, store_put: Callable[..., PutResult]
+) -> Callable[..., PutResult]: ...

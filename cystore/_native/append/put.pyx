@@ -209,7 +209,7 @@ cdef object _put(object appender, PyObject** given, Py_ssize_t positional, PyObj
         named = place_keywords(given + positional, names, _known, &_callers, values)
     if named & ~PUT_PLAIN:
         if named == KEYWORDS_UNKNOWN:
-            return call_as_usual(appender.put, given, positional, names)
+            return call_as_usual((<PlainAppender>appender).store_put, given, positional, names)
         place_defaults(_defaults, named, values)
         options = &own
         (<PlainAppender>appender).read_options(values, options)
@@ -234,9 +234,11 @@ _definition.ml_meth = <PyCFunction><void*>_put
 _definition.ml_flags = METH_FASTCALL | METH_KEYWORDS
 _definition.ml_doc = (
     "put($self, topic, body, *, queue_id=0, keys=(), tags=None, properties=None, flag=0, flush=None, unique_key=None, "
-    "delay_level=0, busy_timeout_ms=None, expires_at_ms=None)\n--\n\nAppends one message; see MessageStore.put.")
+    "delay_level=0, busy_timeout_ms=None, expires_at_ms=None, dedup_key=None)\n--\n\nAppends one message; see MessageStore.put.")
 
 
-def put_function(PlainAppender appender not None, owner=None):
-    """What `appender.put` does, as a function for programs to call: it is faster. It keeps `owner`."""
+def put_function(PlainAppender appender not None, owner, store_put):
+    """What `appender.put` does, as a function for programs to call: it is faster. It keeps `owner`. Calls with other
+    keywords go to `store_put`."""
+    appender.store_put = store_put
     return PyCFunction_NewEx(&_definition, appender, owner)

@@ -8,9 +8,11 @@ import threading
 import pytest
 
 import cystore
+from cystore import clock
 from cystore.errors import (
     FlushFailedError,
     MessageIllegalError,
+    StoreClosedError,
     StoreConfigError,
     StoreNotWritableError,
     StoreTimeoutError,
@@ -50,6 +52,30 @@ def test_the_second_put_gives_the_place_of_the_first(store):
         "bills", b"1", dedup_key="k", window_ms=HOUR_MS
     ).is_new  # a key belongs to its topic
     assert [bytes(one.body) for one in store.query("orders", "k")] == [b"1"]
+
+
+def test_put_takes_a_key_and_gives_the_place_alone(tmp_path):
+    with cystore.open(tmp_path / "s", dedup_window_ms=HOUR_MS) as store:
+        first = store.put("orders", b"1", dedup_key="k", tags="T", expires_at_ms=1 << 45, flush="sync")
+        assert store.put("orders", b"2", dedup_key="k") == first
+        assert once(store) == (first, False)
+        assert (bodies(store), store.read(first.physical_offset).tags) == ([b"1"], "T")
+        with pytest.raises(MessageIllegalError, match="neither unique_key nor delay_level"):
+            store.put("orders", b"3", dedup_key="k", unique_key="k")
+        with pytest.raises(MessageIllegalError, match="neither unique_key nor delay_level"):
+            store.put("orders", b"3", dedup_key="k", delay_level=1)
+        with pytest.raises(TypeError, match="no_such"):
+            store.put("orders", b"3", no_such=1)
+    with pytest.raises(StoreClosedError):
+        store.put("orders", b"3", dedup_key="k")
+
+
+def test_put_looks_back_for_the_window_of_the_settings(tmp_path):
+    with cystore.open(tmp_path / "s", dedup_window_ms=1) as store:
+        first = store.put("orders", b"1", dedup_key="k")
+        while clock.now_ms() <= first.store_timestamp_ms + 1:
+            store.put("other", b"", flush="sync")  # takes a while
+        assert store.put("orders", b"2", dedup_key="k") != first
 
 
 @pytest.mark.parametrize("key", ["k", "k\N{REPLACEMENT CHARACTER}"])
