@@ -239,6 +239,28 @@ READ_CASES = (
         (Goal("RocketMQ, messages decoded", 1.5), Goal(LMDB_BEST.label, 1.0)),
     ),
     Case(
+        "get-read-only",
+        "get from one end of a queue to the other, batches of 32, 100 B bodies, by a handle for reading only",
+        "message",
+        Job("get_bodies", 100_000, "", batch=32),
+        (
+            READER,
+            Contestant(
+                "read-only, nothing is dispatched",
+                "cystore_read",
+                overrides={"options": {"reader": "behind"}},
+            ),
+            Contestant(
+                "read-only beside a writer", "cystore_read", overrides={"options": {"reader": "beside"}}
+            ),
+            Contestant(
+                "read-only, no process is attached",
+                "cystore_read",
+                overrides={"options": {"reader": "alone"}},
+            ),
+        ),
+    ),
+    Case(
         "query-many",
         "query_many of 1,000 keys of 1,000,000, chosen at random",
         "key",

@@ -190,8 +190,6 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
         """Puts the kernel's own methods in front of `put`, `put_many` and `query` (a call through Python costs as
         much as the append itself) and starts the services."""
         self._unbind()
-        if parts.ground is not None:
-            return follow(self, self._attached)
         if type(self).query is MessageStore.query:
             key_reader = parts.reader.key_reader(weakly(self, type(self).query))
             self.query = keeping(self, key_reader.query)  # type: ignore[method-assign]
@@ -200,6 +198,8 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
             reader = parts.reader.queue_reader(weakly(self, cls.get), weakly(self, cls.read))
             self.get = get_function(reader, self)  # type: ignore[method-assign]
             self.read = read_function(reader, self)  # type: ignore[method-assign]
+        if parts.ground is not None:
+            follow(self, self._attached, parts.ground)
         if parts.appender is None:
             return
         if type(self).put is MessageStore.put:

@@ -3,6 +3,7 @@ processes."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -62,10 +63,18 @@ def read_one(job: Job) -> Measure:
 
 
 def get_bodies(job: Job) -> Measure:
-    """From one end of a queue to the other, `batch` messages at a time; the body of each is looked at."""
-    with open_store(job) as store:
+    """From one end of a queue to the other, `batch` messages at a time; the body of each is looked at. The option
+    `reader` has a read-only handle read: "behind" a dispatch that stands still, "beside" a writer, or "alone"."""
+    how = job.options.get("reader", "")
+    with contextlib.ExitStack() as opened:
+        store = opened.enter_context(open_store(job, **({"services": "none"} if how else {})))
         fill(store, job)
-        store.dispatch()
+        if how != "behind":
+            store.dispatch()
+        if how == "alone":
+            store.close()
+        if how:
+            store = opened.enter_context(cystore.open(store.path, read_only=True))
 
         def work() -> None:
             offset, get = 0, store.get

@@ -61,6 +61,8 @@ Status = tuple[int, int, int] | None
 class Beside:
     """This process's knowledge of a store that others write with another layout. `control` is its own block."""
 
+    is_still = False
+
     def __init__(self, root: Path, words: Words, dispatched: int) -> None:
         self._root, self._words = root, words
         self._dispatched = dispatched  # read before recovery looked at the files

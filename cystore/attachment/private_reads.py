@@ -10,6 +10,7 @@ from cystore._native.record.message import Message
 from cystore.attachment.attach import Attachment
 from cystore.engine.log.commit_log import check_offset, tell_cleaned
 from cystore.errors import StoreError
+from cystore.system.other_processes import View
 
 # Methods of a store that look at it once. `scan`, `wait` and `wait_log` look again by themselves.
 FOLLOWED = (
@@ -36,14 +37,17 @@ def has_moved(parts: Attachment) -> bool:
     return parts.ground is not None and parts.ground.moved()
 
 
-def followed(attached: Callable[[], Attachment], read: Callable[P, R]) -> Callable[P, R]:
-    """`read`, repeated on the newest parts until no process comes meanwhile. `attached()` gives the newest parts."""
+def followed(
+    attached: Callable[[], Attachment], view: View, read: Callable[P, R], read_newest: Callable[P, R]
+) -> Callable[P, R]:
+    """`read` of a private view, until that is outdated. Then `read_newest`, repeated on the newest parts until no
+    process comes meanwhile. `attached()` gives the newest parts."""
 
-    def call(*arguments: P.args, **named: P.kwargs) -> R:
+    def newest(*arguments: P.args, **named: P.kwargs) -> R:
         while True:
             parts = attached()
             try:
-                result = read(*arguments, **named)
+                result = read_newest(*arguments, **named)
             except StoreError:
                 if not has_moved(parts):
                     raise
@@ -51,13 +55,26 @@ def followed(attached: Callable[[], Attachment], read: Callable[P, R]) -> Callab
             if not has_moved(parts):
                 return result
 
+    def call(*arguments: P.args, **named: P.kwargs) -> R:
+        if view.is_still or not view.moved():
+            try:
+                result = read(*arguments, **named)
+            except StoreError:
+                if not view.moved():
+                    raise
+            else:
+                if not view.moved():
+                    return result
+        return newest(*arguments, **named)
+
     return call
 
 
-def follow(store: Any, attached: Callable[[], Attachment]) -> None:
-    """Puts `followed` in front of a store's own methods."""
+def follow(store: Any, attached: Callable[[], Attachment], view: View) -> None:
+    """Puts `followed` in front of a store's own methods, and of the kernels' that stand for them."""
     for name in FOLLOWED:
-        setattr(store, name, followed(attached, getattr(store, name)))
+        method = getattr(type(store), name).__get__(store)
+        setattr(store, name, followed(attached, view, getattr(store, name), method))
 
 
 def scan(attached: Callable[[], Attachment], begin: int | None, end: int | None) -> Iterator[Message]:

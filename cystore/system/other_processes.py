@@ -7,7 +7,7 @@ by a tool.
 
 from __future__ import annotations
 
-import contextlib
+import os
 from pathlib import Path
 from typing import Protocol
 
@@ -26,6 +26,10 @@ Status = tuple[int, int, int, int]
 class View(Protocol):
     """Says when a view of files is outdated, because others may have changed them."""
 
+    # True: the view stays as it is until it is outdated, so one look behind a read is enough. False: each look takes
+    # over what others have committed since, so a read begins with one.
+    is_still: bool
+
     def moved(self) -> bool:
         """Whether it has. From then on the answer stays the same."""
 
@@ -36,9 +40,11 @@ class View(Protocol):
 class Ground:
     """The state of a store's files when this was made. A look costs three system calls."""
 
+    is_still = True
+
     def __init__(self, root: Path, locks: StoreLocks | None) -> None:
         self._root, self._locks = root, locks
-        self._paths = [root / name for name in WITNESSES]
+        self._paths = [os.fspath(root / name) for name in WITNESSES]
         self._left = os_threads.Flag()
         self._seen = self._look()
 
@@ -70,12 +76,16 @@ class Ground:
             self._locks.close()
 
     def _look(self) -> list[Status | None]:
-        with files.translated(self._root):
+        try:
             return [_status(path) for path in self._paths]
+        except OSError:
+            with files.translated(self._root):
+                raise
 
 
-def _status(path: Path) -> Status | None:
-    with contextlib.suppress(FileNotFoundError):
-        found = path.lstat()
-        return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-    return None
+def _status(path: str) -> Status | None:
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -19,7 +19,7 @@ from cystore._native.derived import queue as queue_kernel
 from cystore._native.derived.queue import BatchLimits, TagFilter
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
-from cystore._native.read import key_reader, many_keys, tail
+from cystore._native.read import key_reader, many_keys, tail, tail_table
 from cystore._native.record.window import LogWindow
 from cystore.errors import CorruptRecordError, MessageIllegalError, StoreFormatError
 from tests.fuzz import records
@@ -159,6 +159,31 @@ def run_query(data: bytes) -> None:
         if entry is not None:
             record = parse(bytes(log), entry[0])
             same("queue offset", record.queue_offset, number)
+    for most in (3, 1000):
+        _check_table(tail_table.TailTable(most), window, log, made, count if most > count else 0)
+
+
+def _check_table(
+    table: tail_table.TailTable, window: LogWindow, log: bytearray, expected: MappedFile, count: int
+) -> None:
+    """The table of all queues has what the walk for one queue found, as far as it goes."""
+    made = MappedFile.anonymous(0, expected.length)
+    found = table.entries_into(made, _reading_control(), window, 0, len(log), 0)
+    if found is None or found < count:
+        raise Wrong(f"{found} entries instead of {count}")
+    for number in range(found):
+        entry = queue_kernel.entry_at(made, 20 * number)
+        if entry is not None:
+            record = parse(bytes(log), entry[0])
+            same("queue offset", (record.queue_id, record.queue_offset), (0, number))
+
+
+@cache
+def _reading_control() -> Control:
+    """Knows the queue T/0, of which nothing is dispatched."""
+    control = parts.control_block(cystore.StoreConfig(**SETTINGS), 64)
+    control.add_queue("T", 0)
+    return control
 
 
 @cache

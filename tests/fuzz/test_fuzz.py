@@ -75,6 +75,7 @@ REACHED_BY = {
     "get_result": "store",
     "counts": "store",
     "tail": "query",
+    "tail_table": "query",
     "dispatch": "recovery",
     "delay": "put",
     "scan": "scan",

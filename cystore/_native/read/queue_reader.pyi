@@ -7,6 +7,7 @@ from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.read.counts import ReadCounts
 from cystore._native.read.get_result import GetResult
+from cystore._native.read.tail_table import TailTable
 from cystore._native.record.message import Message
 from cystore._native.record.window import LogWindow
 
@@ -24,6 +25,7 @@ class QueueReader:
         new_window: Callable[[], LogWindow],
         general: Callable[..., GetResult],
         general_read: Callable[..., Message],
+        tail: TailTable | None = None,
     ) -> None: ...
     def forget_files(self) -> None: ...
 

@@ -1,6 +1,8 @@
 """`get` and `read` as programs call them: nearly every one is answered here, in one call that lets the GIL go once.
 It helps with dispatch where that is behind, selects the messages and verifies them.
 
+A handle for reading only does not dispatch: it takes the entries that are missing from its table of the log's tail.
+
 What needs more than that is for the general way (reader.py): a filter, another dispatcher at work, a queue that was
 cleaned, damage. No answer but FOUND and MESSAGE_WAS_REMOVING is made here.
 """
@@ -19,8 +21,8 @@ from cystore._native.append.arguments cimport (
 )
 from cystore._native.derived.dispatch cimport DispatchKernel, dispatch_state, dispatch_turn
 from cystore._native.derived.queue cimport (
-    ANSWER_NONE, BatchLimits, SELECT_DAMAGED, SELECT_DONE, SELECT_NEED_SEGMENT, queue_select, selected_messages,
-    selected_records, selection, selection_behind, selection_room
+    ANSWER_NONE, BatchLimits, SELECT_DAMAGED, SELECT_DONE, SELECT_NEED_SEGMENT, chosen_record, queue_select,
+    selected_messages, selected_records, selection, selection_behind, selection_room
 )
 from cystore._native.layout cimport QUEUE_ENTRY_BYTES, TOPIC_BYTES_MAX, control_block, queue_entry
 from cystore._native.memory.atomics cimport clock_coarse_ms, load_i64, load_u32
@@ -30,6 +32,7 @@ from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.memory.queue_table cimport control_find_queue, control_slot
 from cystore._native.read.get_result cimport GetResult, get_result
 from cystore._native.read.counts cimport ReadCounts
+from cystore._native.read.tail_table cimport TailTable
 from cystore._native.record.message cimport Message, found_message
 from cystore._native.record.record cimport record_check
 from cystore._native.record.record_view cimport RECORD_OK, record_view
@@ -53,6 +56,7 @@ cdef enum:
     FILTERED_ENTRIES = 800  # as in reader.py
     NEED_FILE = 64          # beside SelectStatus: the queue's file is not at hand
     NOT_HERE = 65           # for the general way
+    IN_TAIL = 66            # not dispatched, and this process may not
 
 cdef object FOUND = GetStatus.FOUND
 cdef object REMOVING = GetStatus.MESSAGE_WAS_REMOVING
@@ -73,6 +77,7 @@ cdef struct get_call:
     dispatch_state* turn    # NULL: no turn of dispatch. Else its lock is held until the call has made it.
     queue_place place
     selection select
+    bint has_tail
     int64_t wrote           # when the call began, where dispatch was behind: what was appended by then has to be seen
     int64_t offset
     int64_t minimum
@@ -90,11 +95,13 @@ cdef int _get(get_call* c, log_window* window) except -1 nogil:
     c.following = load_i64(&c.entry.next)
     c.minimum = load_i64(&c.entry.minimum)
     c.dispatched = load_i64(&c.entry.dispatched)
-    if not c.minimum <= c.offset < c.dispatched or load_i64(&c.block.min_physical_offset) != c.log_minimum:
+    window.wrote = load_i64(&c.block.wrote)
+    if c.offset < c.minimum or load_i64(&c.block.min_physical_offset) != c.log_minimum:
         return NOT_HERE
+    if c.offset >= c.dispatched:
+        return IN_TAIL if c.has_tail and c.offset < c.following else NOT_HERE
     if c.offset > c.dispatched - c.select.limits.max_count and load_i64(&c.block.dispatched) < c.wrote:
         return NOT_HERE
-    window.wrote = load_i64(&c.block.wrote)
     return _select(c, window)
 
 
@@ -132,6 +139,7 @@ cdef class QueueReader:
     cdef DispatchKernel dispatcher
     cdef BatchLimits limits
     cdef object file_of, new_window, general, general_read
+    cdef TailTable tail             # None where this process may dispatch
     cdef list windows
     cdef list files                 # of `places`: holding them keeps the addresses valid
     cdef queue_place[PLACES] places
@@ -141,7 +149,9 @@ cdef class QueueReader:
     cdef ReadCounts counts
 
     def __init__(self, Control control not None, DispatchKernel dispatcher not None, BatchLimits limits not None,
-                 list windows not None, ReadCounts counts not None, file_of, new_window, general, general_read):
+                 list windows not None, ReadCounts counts not None, file_of, new_window, general, general_read,
+                 TailTable tail=None):
+        self.tail = tail
         self.counts = counts
         self.control, self.dispatcher, self.limits, self.windows = control, dispatcher, limits, windows
         self.file_of, self.new_window, self.general, self.general_read = file_of, new_window, general, general_read
@@ -191,6 +201,21 @@ cdef class QueueReader:
         self.files[self.place_of(slot, c.offset)] = file
         return file
 
+    cdef int from_tail(self, get_call* c, LogWindow window, uint32_t slot) except -1:
+        """Selects from the entries that dispatch has not written yet: a status of `queue_select`, or NOT_HERE."""
+        cdef int64_t room = c.select.limits.max_count * <int64_t>(sizeof(chosen_record) // sizeof(int64_t))
+        cdef int64_t wanted = min(c.following - c.offset, c.select.limits.max_count)
+        cdef int64_t* numbers = window.room(room + wanted * <int64_t>QUEUE_ENTRY_BYTES // <int64_t>sizeof(int64_t) + 1)
+        cdef uint8_t* entries = <uint8_t*>(numbers + room)
+        cdef int status
+        c.select.chosen = <chosen_record*>numbers
+        if self.tail.copy(c.block, window, slot, c.offset, wanted, entries, &c.select.count) != RECORD_OK:
+            return NOT_HERE
+        c.select.entries = entries
+        with nogil:
+            status = queue_select(&c.select, &window.c)
+        return status
+
     cdef GetResult get(self, const uint8_t* topic, int topic_len, int32_t queue_id, int64_t offset, int32_t max_count,
                        bint raw):
         """The answer, or None when the general way has to give it."""
@@ -221,6 +246,7 @@ cdef class QueueReader:
             file = <MappedFile>self.files[at]
         else:
             c.place.address = NULL
+        c.select.entries = NULL
         c.select.first = offset
         c.select.topic = topic
         c.select.topic_len = topic_len
@@ -241,12 +267,18 @@ cdef class QueueReader:
         window.make_room()
         c.turn = NULL
         c.wrote = 0
-        if load_i64(&c.entry.dispatched) < load_i64(&c.entry.next):
+        c.has_tail = self.tail is not None
+        if not c.has_tail and load_i64(&c.entry.dispatched) < load_i64(&c.entry.next):
             c.wrote = load_i64(&block.wrote)
             if self.dispatcher.take_turn():
                 c.turn = self.dispatcher.d
         with nogil:  # nothing may come between this and the turn: it has the lock
             status = _get(&c, &window.c)
+        if status == IN_TAIL:
+            try:
+                status = self.from_tail(&c, window, slot)
+            except (OffsetError, CorruptRecordError):
+                return None
         while status == NEED_FILE or status == SELECT_NEED_SEGMENT:
             if status == NEED_FILE:
                 file = self.file_at(&c, slot)
@@ -260,7 +292,7 @@ cdef class QueueReader:
                 except (OffsetError, CorruptRecordError):
                     return None
             with nogil:
-                status = _select(&c, &window.c) if c.select.at == 0 else queue_select(&c.select, &window.c)
+                status = _select(&c, &window.c) if c.select.entries == NULL else queue_select(&c.select, &window.c)
         if status == NOT_HERE:
             return None
         if status == SELECT_DAMAGED and c.select.found == 0:

@@ -17,7 +17,8 @@ from cystore._native.record.message cimport found_message
 from cystore._native.record.record cimport record_check
 from cystore._native.record.record_view cimport RECORD_BLANK, RECORD_OK, record_view
 from cystore._native.record.window cimport (
-    LogWindow, WINDOW_BEYOND, WINDOW_GONE, WINDOW_NEED_SEGMENT, log_window, record_expired, window_record
+    LogWindow, WINDOW_BEYOND, WINDOW_GONE, WINDOW_NEED_SEGMENT, log_window, record_expired, window_behind,
+    window_record
 )
 
 cdef enum:
@@ -38,16 +39,6 @@ cdef struct tail_walk:
     int64_t room
 
 
-cdef inline int64_t _behind_hole(const log_window* window, int64_t at) noexcept nogil:
-    cdef int i
-    if at < window.minimum:
-        return window.minimum
-    for i in range(window.hole_count):
-        if window.holes[2 * i] <= at < window.holes[2 * i + 1]:
-            return window.holes[2 * i + 1]
-    return at + 1
-
-
 cdef int _next(log_window* window, tail_walk* t, record_view* v, const uint8_t** p) noexcept nogil:
     """The next record of the topic, at `t.at`: RECORD_OK; WINDOW_BEYOND at the end, WINDOW_NEED_SEGMENT, or what is
     wrong at `t.at`."""
@@ -55,7 +46,7 @@ cdef int _next(log_window* window, tail_walk* t, record_view* v, const uint8_t**
     while True:
         status = window_record(window, t.at, v, p)
         if status == WINDOW_GONE:
-            t.at = _behind_hole(window, t.at)
+            t.at = window_behind(window, t.at)
         elif status == RECORD_BLANK:
             t.at = window.segments[window.latest].end
         elif status != RECORD_OK:

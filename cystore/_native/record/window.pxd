@@ -43,6 +43,9 @@ cdef struct log_window:
 cdef int window_bytes(log_window* window, int64_t offset, const uint8_t** at, size_t* available) noexcept nogil
 cdef int window_record(log_window* window, int64_t offset, record_view* v, const uint8_t** at) noexcept nogil
 
+# Where the log continues behind a place that WINDOW_GONE was said of.
+cdef int64_t window_behind(const log_window* window, int64_t at) noexcept nogil
+
 # Fetches the first lines of a record from memory, where its segment is at hand.
 cdef void window_prefetch(const log_window* window, int64_t offset) noexcept nogil
 

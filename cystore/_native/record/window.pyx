@@ -71,6 +71,16 @@ cdef int window_record(log_window* window, int64_t offset, record_view* v, const
     return RECORD_BAD_POSITION if status == RECORD_OK and v.physical_offset != offset else status
 
 
+cdef int64_t window_behind(const log_window* window, int64_t at) noexcept nogil:
+    cdef int i
+    if at < window.minimum:
+        return window.minimum
+    for i in range(window.hole_count):
+        if window.holes[2 * i] <= at < window.holes[2 * i + 1]:
+            return window.holes[2 * i + 1]
+    return at + 1
+
+
 cdef void window_prefetch(const log_window* window, int64_t offset) noexcept nogil:
     cdef const uint8_t* at
     cdef int i

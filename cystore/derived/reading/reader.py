@@ -88,7 +88,7 @@ class Reader:
             count_in_disk=config.max_transfer_count_on_message_in_disk,
         )
         self._windows: list[LogWindow] = []
-        self._tail = TailReader()
+        self._tail = TailReader(control)
         self._trouble = Trouble()
         self._healer = QueueHealer(control, commit_log, queues)
         self._by_time = TimeSearch(control, commit_log, queues, self._tail, self._healer)
@@ -226,8 +226,6 @@ class Reader:
     ) -> GetResult:
         healing = 0
         for _ in range(CLEANED_TRIES):
-            # Only a read-only handle needs it, and before the queue's own end is read.
-            dispatched = self._control.dispatched if self._read_only else 0
             state = self._state(name, queue_id)
             if state is None:
                 return GetResult(GetStatus.NO_MATCHED_LOGIC_QUEUE)
@@ -249,7 +247,10 @@ class Reader:
                     if result is None:
                         raise
             elif maximum <= queue_offset < following and self._read_only:
-                result = self._batch(*asked, state, dispatched) or result
+                found = self._batch(*asked, state, in_tail=True)
+                if found is None and self._control.queue_dispatched(slot) > queue_offset:
+                    continue  # it is in the queue's file by now
+                result = found or result
             if result is not None:
                 return self._told(result, queue_offset, maximum, following)
             control = self._control
@@ -312,11 +313,12 @@ class Reader:
         state: tuple[int, int, int, int, int, int],
         dispatched: int | None = None,
         made: tuple[MappedFile, int] | None = None,
+        in_tail: bool = False,
     ) -> GetResult | None:
         """The batch at an offset that has an entry; None if a file of the queue or of the log is gone.
 
-        With `dispatched` the offset has no entry yet: a read-only handle makes entries from the log behind that
-        position, for itself. `made` are entries from that offset on, and their number.
+        A read-only handle makes other entries for itself: `in_tail`, of an offset that is not dispatched; with
+        `dispatched`, from the log behind that position. `made` are entries from that offset on, and their number.
         """
         slot, minimum, maximum, _, log_minimum, wrote = state
         if log_minimum != self._forgotten_below:
@@ -326,6 +328,8 @@ class Reader:
         try:
             if made is not None:
                 file, count = made
+            elif in_tail:
+                file, count = self._tail.undispatched(window, state, queue_offset, room)
             elif dispatched is None:
                 found_file = self._queues.get(slot).file_of(queue_offset)
                 if found_file is None:
@@ -336,9 +340,10 @@ class Reader:
                 file, count, reached = self._tail.entries(
                     window, log_minimum, wrote, dispatched, (name, queue_id), queue_offset, room
                 )
+            if in_tail or dispatched is not None:
                 maximum = queue_offset + count
-                if count == 0:
-                    return None
+            if count == 0:
+                return None
             found, done, gone, is_far = queue_kernel.read_batch(
                 window, log_minimum, wrote, file, queue_offset, min(count, room),
                 name, queue_id, self._limits, max_count, choice.tags, raw, choice.program, choice.predicate,
@@ -539,6 +544,7 @@ class Reader:
             self._commit_log.window,
             general,
             general_read,
+            self._tail.table,
         )
         self._queue_reader.cleaned_below = self._forgotten_below
         return self._queue_reader

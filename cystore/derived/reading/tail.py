@@ -1,4 +1,9 @@
-"""Reads of a read-only handle beyond the dispatched position. It may not dispatch, so it walks the log itself."""
+"""Reads of a read-only handle beyond the dispatched position. It may not dispatch, so it walks the log itself.
+
+One table has the entries of all queues that dispatch has not written yet (`undispatched`). Where a queue's files are
+damaged, or a time is searched for, a walk of its own makes the entries of one queue from any log position on
+(`entries`).
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from cystore._native.derived.queue import entry_at
+from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.read import tail as kernel
+from cystore._native.read.tail_table import TailTable
 from cystore._native.record.window import LogWindow
 from cystore.derived.files.consume_queue import ENTRY_BYTES
 from cystore.layout import CONSTANTS, QUEUE_ENTRY
@@ -32,9 +39,29 @@ class TailReader:
     """Entries of queues that are not in their files yet. Safe for threads: a place that is forgotten only costs a
     longer walk."""
 
-    def __init__(self) -> None:
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self.table = TailTable() if control.read_only else None  # None: this process dispatches
         # For a queue: a queue offset, and a log position before which no record of that offset or a later one stands.
         self._places: dict[Queue, tuple[int, int]] = {}
+
+    def undispatched(
+        self, window: LogWindow, state: tuple[int, int, int, int, int, int], queue_offset: int, room: int
+    ) -> tuple[MappedFile, int]:
+        """(file, count): entries of a queue from an offset on that dispatch has not written, in memory that looks like
+        a consume queue file. None of them when dispatch has written the first one meanwhile.
+
+        `state` is (slot, minimum, dispatched, next, log minimum, wrote). Raises OffsetError when a segment goes
+        meanwhile.
+        """
+        slot, _, _, following, minimum, wrote = state
+        count = min(room, following - queue_offset)
+        out = MappedFile.anonymous(queue_offset * ENTRY_BYTES, count * ENTRY_BYTES)
+        table = self.table
+        found = (
+            None if table is None else table.entries_into(out, self._control, window, minimum, wrote, slot)
+        )
+        return out, found or 0
 
     def entries(
         self,

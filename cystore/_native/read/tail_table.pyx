@@ -1,0 +1,274 @@
+"""The entries of all queues that dispatch has not written yet, for a process that may not dispatch: one that opened
+the store for reading only.
+
+One walk over the log serves every queue. It goes on from where it stopped, so each record is looked at once, however
+many queues and reads there are. Entries that dispatch has written meanwhile are let go. The table keeps a bounded number
+of entries: beyond it, it begins anew behind what it had.
+
+A lock keeps threads apart. No Python code runs while it is held, so no signal handler comes in between.
+"""
+
+cimport cython
+from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcpy, memmove, memset
+
+from cystore._native.derived.queue cimport queue_put, queue_put_holes
+from cystore._native.layout cimport QUEUE_ENTRY_BYTES, control_block, queue_entry, takes_queue_offset
+from cystore._native.memory.atomics cimport load_i64, load_u32, pthread_mutex_lock, pthread_mutex_unlock
+from cystore._native.memory.control cimport Control
+from cystore._native.memory.mapping cimport MappedFile
+from cystore._native.memory.queue_table cimport control_find_queue, control_slot
+from cystore._native.record.derive cimport derive_begin, derived
+from cystore._native.record.record cimport record_check
+from cystore._native.record.record_view cimport RECORD_BLANK, RECORD_OK, record_view
+from cystore._native.record.window cimport (
+    LogWindow, WINDOW_BEYOND, WINDOW_GONE, WINDOW_NEED_SEGMENT, log_window, window_behind, window_record
+)
+
+cdef extern from "<pthread.h>" nogil:
+    int pthread_mutex_init(pthread_mutex_t* mutex, void* kind)
+    int pthread_mutex_destroy(pthread_mutex_t* mutex)
+
+cdef enum:
+    MOST = 4194304          # entries: 80 MiB. The 64 MiB of log that may wait have fewer
+    FIRST_ROOM = 32         # entries of a queue
+    PIECE_BYTES = 4194304   # of log that is walked before others may use the table
+    LET_GO_AT = 4096        # entries more than before: worth a look over all queues
+
+ENTRIES_MAX = MOST
+
+
+cdef inline bint _has(const tail_state* t, uint32_t slot, int64_t offset) noexcept nogil:
+    return slot < t.queue_room and t.queues[slot].first <= offset < t.queues[slot].first + t.queues[slot].count
+
+
+cdef void _forget_all(tail_state* t) noexcept nogil:
+    cdef tail_queue* q
+    cdef uint32_t i
+    for i in range(t.used_count):
+        q = &t.queues[t.used[i]]
+        free(q.entries)
+        memset(q, 0, sizeof(tail_queue))
+    t.used_count = 0
+    t.total = t.kept = 0
+    t.whole = False
+
+
+cdef void _begin(tail_state* t, int64_t dispatched) noexcept nogil:
+    _forget_all(t)
+    t.reached = dispatched
+    t.whole = True
+
+
+cdef void _let_go(tail_state* t, control_block* block) noexcept nogil:
+    """Lets go of the entries that dispatch has written."""
+    cdef tail_queue* q
+    cdef uint32_t i, stay = 0
+    cdef int64_t gone
+    for i in range(t.used_count):
+        q = &t.queues[t.used[i]]
+        gone = min(max(load_i64(&control_slot(block, t.used[i]).dispatched) - q.first, 0), q.count)
+        t.total -= gone
+        q.first += gone
+        q.count -= gone
+        if q.count == 0:
+            free(q.entries)
+            memset(q, 0, sizeof(tail_queue))
+            continue
+        if gone:
+            memmove(q.entries, q.entries + gone * <int64_t>QUEUE_ENTRY_BYTES, q.count * <int64_t>QUEUE_ENTRY_BYTES)
+        t.used[stay] = t.used[i]
+        stay += 1
+    t.used_count = stay
+    t.kept = t.total
+
+
+cdef bint _know(tail_state* t, control_block* block, uint32_t slot) noexcept nogil:
+    """Room for the slot of a queue; False without memory."""
+    cdef uint32_t slots = min(max(slot + 1, 2 * t.queue_room), block.max_queues)
+    cdef void* grown
+    if slot < t.queue_room:
+        return True
+    grown = realloc(t.used, slots * sizeof(uint32_t))
+    if grown == NULL:
+        return False
+    t.used = <uint32_t*>grown
+    grown = realloc(t.queues, slots * sizeof(tail_queue))
+    if grown == NULL:
+        return False
+    t.queues = <tail_queue*>grown
+    memset(&t.queues[t.queue_room], 0, (slots - t.queue_room) * sizeof(tail_queue))
+    t.queue_room = slots
+    return True
+
+
+cdef bint _make_room(tail_state* t, uint32_t slot, int64_t count) noexcept nogil:
+    """Room for so many entries of a queue; False without memory."""
+    cdef tail_queue* q = &t.queues[slot]
+    cdef int64_t room = max(count, 2 * q.room, FIRST_ROOM)
+    cdef void* grown
+    if count <= q.room:
+        return True
+    grown = realloc(q.entries, room * <int64_t>QUEUE_ENTRY_BYTES)
+    if grown == NULL:
+        return False
+    if q.room == 0:
+        t.used[t.used_count] = slot
+        t.used_count += 1
+    q.entries = <uint8_t*>grown
+    q.room = room
+    return True
+
+
+cdef int _add(tail_state* t, control_block* block, uint32_t slot, const record_view* v) noexcept nogil:
+    """Adds the entry of the record at `t.reached`, as dispatch will, and hole entries for the offsets before it."""
+    cdef tail_queue* q
+    cdef derived found
+    cdef int64_t first, place
+    if not _know(t, block, slot):
+        return TAIL_NO_MEMORY
+    q = &t.queues[slot]
+    first = q.first
+    if q.count == 0:
+        first = v.queue_offset
+        if t.whole:
+            first = min(load_i64(&control_slot(block, slot).dispatched), first)
+    place = v.queue_offset - first
+    if place < q.count:
+        return RECORD_OK  # not one that dispatch enters
+    if place - q.count >= t.most - t.total:
+        return TAIL_FULL
+    if not _make_room(t, slot, place + 1):
+        return TAIL_NO_MEMORY
+    q.first = first
+    queue_put_holes(q.entries + q.count * <int64_t>QUEUE_ENTRY_BYTES, place - q.count)
+    derive_begin(v, NULL, 0, &found)
+    queue_put(q.entries + place * <int64_t>QUEUE_ENTRY_BYTES, t.reached, v.total_size, found.tags_code)
+    t.total += place + 1 - q.count
+    q.count = place + 1
+    return RECORD_OK
+
+
+cdef int _walk(tail_state* t, control_block* block, log_window* window, uint32_t slot, int64_t offset,
+               int64_t upto) noexcept nogil:
+    """Goes on over the log until the queue's entries reach `upto`: RECORD_OK. Or TAIL_PIECE, or what it stopped at:
+    WINDOW_BEYOND is the log's end."""
+    cdef record_view v
+    cdef const uint8_t* p
+    cdef queue_entry* entry
+    cdef int64_t until = t.reached + PIECE_BYTES
+    cdef int status
+    while not (_has(t, slot, offset) and _has(t, slot, upto - 1)):
+        if slot < t.queue_room and t.queues[slot].count and offset < t.queues[slot].first:
+            return WINDOW_BEYOND  # what stands before was let go
+        if t.reached >= until:
+            return TAIL_PIECE
+        status = window_record(window, t.reached, &v, &p)
+        if status == WINDOW_GONE:
+            t.reached = window_behind(window, t.reached)
+        elif status == RECORD_BLANK:
+            t.reached = window.segments[window.latest].end
+        elif status != RECORD_OK:
+            return status
+        else:
+            if takes_queue_offset(v.sys_flag) and record_check(p, &v):
+                entry = control_find_queue(block, v.topic, v.topic_len, v.queue_id)
+                if entry != NULL:
+                    status = _add(t, block, <uint32_t>(entry - control_slot(block, 0)), &v)
+                    if status == TAIL_FULL and not _has(t, slot, offset):
+                        _forget_all(t)  # `whole` no longer: so a queue begins with its next record
+                        status = _add(t, block, <uint32_t>(entry - control_slot(block, 0)), &v)
+                    if status != RECORD_OK:
+                        return status
+            t.reached += v.total_size
+    return RECORD_OK
+
+
+cdef int _look(tail_state* t, control_block* block, log_window* window, uint32_t slot, int64_t offset, int64_t count,
+               uint8_t* out, int64_t* copied, bint* anew) noexcept nogil:
+    """One look under the lock. `anew`: the caller has not begun the table anew in this call."""
+    cdef int64_t dispatched = load_i64(&block.dispatched)
+    cdef tail_queue* q
+    cdef int status
+    if t.reached <= dispatched:
+        _begin(t, dispatched)
+    elif t.total >= 2 * t.kept + LET_GO_AT + t.used_count:
+        _let_go(t, block)
+    if load_i64(&control_slot(block, slot).dispatched) > offset:
+        return TAIL_AGAIN
+    status = _walk(t, block, window, slot, offset, offset + count)
+    if _has(t, slot, offset) and status != TAIL_PIECE and status != WINDOW_NEED_SEGMENT:
+        q = &t.queues[slot]
+        copied[0] = min(count, q.first + q.count - offset)
+        memcpy(out, q.entries + (offset - q.first) * <int64_t>QUEUE_ENTRY_BYTES,
+               copied[0] * <int64_t>QUEUE_ENTRY_BYTES)
+        return RECORD_OK
+    if status == WINDOW_BEYOND and not t.whole and anew[0]:
+        anew[0] = False
+        _begin(t, dispatched)
+        return TAIL_PIECE
+    return status
+
+
+@cython.auto_pickle(False)
+@cython.final
+cdef class TailTable:
+    """The entries behind the dispatched position of one attached store; at most `most` of them are kept. Safe for
+    threads."""
+
+    def __cinit__(self, int64_t most=MOST):
+        memset(&self.c, 0, sizeof(self.c))
+        self.c.most = most
+        if most < 1 or pthread_mutex_init(&self.c.lock, NULL) != 0:
+            raise ValueError(f"no table of {most} entries")
+
+    def __dealloc__(self):
+        _forget_all(&self.c)
+        free(self.c.queues)
+        free(self.c.used)
+        pthread_mutex_destroy(&self.c.lock)
+
+    @property
+    def entries(self):
+        """How many entries there are, of all queues."""
+        return self.c.total
+
+    cdef int copy(self, control_block* block, LogWindow window, uint32_t slot, int64_t offset, int64_t count,
+                  uint8_t* out, int64_t* copied) except -1:
+        cdef tail_state* t = &self.c
+        cdef bint anew = True
+        cdef int64_t wanted = 0
+        cdef int status
+        copied[0] = 0
+        while True:
+            with nogil:
+                pthread_mutex_lock(&t.lock)
+                status = _look(t, block, &window.c, slot, offset, count, out, copied, &anew)
+                wanted = t.reached
+                pthread_mutex_unlock(&t.lock)
+            if status == WINDOW_NEED_SEGMENT:
+                window.need(wanted)
+            elif status == TAIL_NO_MEMORY:
+                raise MemoryError
+            elif status != TAIL_PIECE:
+                return status
+
+    def entries_into(self, MappedFile out not None, Control control not None, LogWindow window not None,
+                     int64_t minimum, int64_t wrote, int64_t slot):
+        """Fills `out`, memory with a consume queue file's interface, with a queue's entries; gives how many. None
+        when dispatch has entered its first one meanwhile. Fewer come at the log's end and before damage.
+
+        Raises OffsetError when a segment goes meanwhile.
+        """
+        cdef control_block* block = control.checked()
+        cdef int64_t copied = 0
+        if not 0 <= slot < min(load_u32(&block.queue_count), block.max_queues):
+            raise IndexError(f"no queue slot {slot}")
+        if not out.writable:
+            raise ValueError(f"{out!r} is mapped for reading only")
+        keep_block = control.file
+        window.move(minimum, wrote)
+        status = self.copy(block, window, <uint32_t>slot, out.base // <int64_t>QUEUE_ENTRY_BYTES,
+                           out.length // <int64_t>QUEUE_ENTRY_BYTES, out.address, &copied)
+        return None if status == TAIL_AGAIN else copied
