@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,7 @@ SAVE_S = 5.0  # RocketMQ's flushConsumerOffsetInterval
 WAIT_SLICE_S = 0.25
 LEAST_TURN_S = 0.05
 LOOKS_AT_ONCE = 8  # at queues where a filter finds nothing, before others have a turn
+BEGUN, BEGINNING = 0, 1  # the mark of a topic, in its row's offset
 MOVED = (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_OVERFLOW_BADLY)
 STEPPED = (GetStatus.NO_MATCHED_MESSAGE, GetStatus.MESSAGE_WAS_REMOVING, GetStatus.OFFSET_FOUND_NULL, *MOVED)
 
@@ -86,11 +88,7 @@ class Consumer:
         max_in_flight: int,
     ) -> None:
         self.group = checked_group(group)
-        self.topics = tuple(
-            dict.fromkeys(map(checked_topic, [topics] if isinstance(topics, str) else topics))
-        )
-        if not self.topics:
-            raise StoreConfigError("topics: name at least one")
+        self.topics = _checked_topics(topics)
         wanted(tags, filter)  # raises for what is no filter
         self._tags, self._filter = tags, filter
         self._begin = (
@@ -101,7 +99,7 @@ class Consumer:
         self._max_in_flight = whole("max_in_flight", max_in_flight, 1, 1 << 30, StoreConfigError)
         self._store, self._pid, self._closed = store, os.getpid(), False
         self._lock, self._turn_at_s, self._save_at_s = os_threads.RLock(), 0.0, monotonic_s() + SAVE_S
-        self._queues: dict[tuple[str, int], QueueInFlight] = {}
+        self._queues: OrderedDict[tuple[str, int], QueueInFlight] = OrderedDict()
         self._parts = store._writable()
         self._found: GroupTable = store._group_table()
         self._table = self._found.table
@@ -121,24 +119,32 @@ class Consumer:
 
     def _begin_group(self) -> None:
         """Sets the group's offset in its retry topic, so that its lag counts there from the first message on; and
-        those of a group that begins elsewhere than at the first message. Only one consumer does so for a topic."""
+        those of a group that begins elsewhere than at the first message."""
         again = retry_topic(self.group)
         for queue_id, slot in self._found.queues(again) or [(0, -1)]:
             row = self._table.row((again, self.group, queue_id))
             first = self._parts.control.queue_minimum(slot) if slot >= 0 else 0
             self._table.set_offset(row, first, expected=NO_OFFSET)
-        if self._begin == FIRST:
-            return
-        groups = self._store.groups
         for topic in self.topics:
-            mark = self._table.row((topic, self.group, -1))
-            begun = any(of == topic for of, _ in groups.offsets(self.group))
-            if (
-                self._table.set_offset(mark, 0, expected=NO_OFFSET)
-                and not begun
-                and self._found.queues(topic)
-            ):
-                groups.reset(self.group, topic, self._begin)
+            self._begin_topic(topic)
+
+    def _begin_topic(self, topic: str) -> None:
+        """Begins a topic in which the group has no offset, unless another consumer did. The others wait for that,
+        else they would read from the first message. The row's mark says what a killed one left undone."""
+        mark = self._table.row((topic, self.group, -1))
+        with self._table.beginning(mark):
+            state = self._table.offset(mark)
+            if state == BEGUN:
+                return
+            if state == NO_OFFSET:
+                has_offset = any(of == topic for of, _ in self._store.groups.offsets(self.group))
+                if has_offset or self._begin == FIRST:
+                    return
+                self._table.set_offset(mark, BEGINNING)
+            for queue_id, _ in self._found.queues(topic):
+                if self._store.groups.offset(self.group, topic, queue_id) is None:
+                    self._store.groups.reset(self.group, topic, self._begin, queue_id=queue_id)
+            self._table.set_offset(mark, BEGUN)
 
     # ------------------------------------------------------------------------------------------- the program
 
@@ -153,6 +159,7 @@ class Consumer:
             control = self._usable()
             seen = control.append_seq
             with self._lock:
+                self._usable()  # `close` may have come in between
                 if monotonic_s() >= self._turn_at_s:
                     self._rebalance()
                 given = self._collect(max_count)
@@ -176,8 +183,7 @@ class Consumer:
         self._usable()
         count, touched = 0, set()
         with self._lock:
-            for message in messages:
-                queue = self._queue_of(message)
+            for queue, message in [(self._queue_of(message), message) for message in messages]:
                 if queue is not None and queue.settle(message.queue_offset):
                     touched.add(queue.queue)
                     count += 1
@@ -203,7 +209,9 @@ class Consumer:
 
     @property
     def queues(self) -> list[tuple[str, int]]:
-        """The queues that this consumer has now: (topic, queue id)."""
+        """The queues that this consumer has now: (topic, queue id). None in a forked child."""
+        if self._pid != os.getpid():
+            return []  # the lock is the parent's
         with self._lock:
             return sorted(self._queues)
 
@@ -264,22 +272,40 @@ class Consumer:
         return self._queues.get((message.topic, message.queue_id))
 
     def _collect(self, max_count: int) -> list[Message]:
-        """Messages for the program, a share of each queue in turn."""
+        """Messages for the program, a share of each queue in turn. Nothing is read before all that was read is given:
+        so an error of one queue takes no messages of the others with it."""
+        given = self._give(max_count)
+        if not given:
+            self._fetch_some(max_count)
+            given = self._give(max_count)
+        return given
+
+    def _give(self, max_count: int) -> list[Message]:
+        """Messages that were read, for the program."""
         deadline_s = monotonic_s() + self._invisible_s
         given: list[Message] = []
-        for name in list(self._queues):
-            queue = self._queues[name]
-            if not queue.ready and not queue.leaving and len(queue.given) < self._max_in_flight:
-                self._fetch(queue)
+        for name, queue in list(self._queues.items()):
             while len(given) < max_count and (queue.again or len(queue.given) < self._max_in_flight):
                 message = queue.give(deadline_s)
                 if message is None:
                     break
                 given.append(message)
             if len(given) >= max_count:
-                self._queues[name] = self._queues.pop(name)  # behind the others
+                self._queues.move_to_end(name)
                 break
         return given
+
+    def _fetch_some(self, max_count: int) -> None:
+        """Reads queues on until so many messages are at hand. One that raises an error is the last one next time."""
+        count = 0
+        for name, queue in list(self._queues.items()):
+            if queue.leaving or len(queue.given) >= self._max_in_flight:
+                continue
+            self._queues.move_to_end(name)
+            self._fetch(queue)
+            count += len(queue.ready)
+            if count >= max_count:
+                return
 
     def _fetch(self, queue: QueueInFlight) -> None:
         """Reads a queue on. Damage and missing messages are told in the log and stepped over: nothing stops a queue."""
@@ -398,7 +424,7 @@ class Consumer:
                     queue.leave()
                     if not queue.given:
                         del self._queues[name]
-                        self._leases.give(queue.row)
+        self._leases.keep({queue.row for queue in self._queues.values()})
 
     def _take(self, topic: str, queue_id: int, slot: int) -> None:
         row = self._table.row((topic, self.group, queue_id))
@@ -409,6 +435,16 @@ class Consumer:
             offset = self._first(row, slot)
         self._queues[topic, queue_id] = QueueInFlight((topic, queue_id), row, slot, offset)
         failpoint("consumers.taken")
+
+
+def _checked_topics(topics: object) -> tuple[str, ...]:
+    """The names of one or several topics, each once. Raises StoreConfigError."""
+    if not isinstance(topics, Iterable):
+        raise StoreConfigError(f"topics: must be a name or names, not {type(topics).__name__}")
+    found = tuple(dict.fromkeys(map(checked_topic, [topics] if isinstance(topics, str) else topics)))
+    if not found:
+        raise StoreConfigError("topics: name at least one")
+    return found
 
 
 def _thread_of(consumer: Consumer) -> ServiceThread:

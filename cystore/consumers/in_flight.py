@@ -25,12 +25,13 @@ class QueueInFlight:
 
     def move(self, offset: int) -> None:
         """Begins anew at an offset; what was given out counts no more."""
-        self.committed = self.next_offset = offset
         self.ready: deque[Message] = deque()
         self.again: deque[int] = deque()  # offsets of given messages that are given once more
         self.given: dict[
             int, tuple[Message, float]
         ] = {}  # by queue offset, in the order of offsets; with the deadline
+        self.next_offset = offset
+        self.committed = offset  # last: an interrupted move is done again
 
     def fetched(self, messages: Iterable[Message], next_offset: int) -> None:
         """Messages from the store, in order."""
@@ -47,8 +48,12 @@ class QueueInFlight:
                 return message
         if not self.ready or self.leaving:
             return None
-        message = self.ready.popleft()
-        self.given[message.queue_offset] = message, deadline_s
+        message = self.ready[0]
+        self.given[message.queue_offset] = (
+            message,
+            deadline_s,
+        )  # first: an interrupt in between gives it again
+        self.ready.popleft()
         return message
 
     def settle(self, offset: int) -> bool:

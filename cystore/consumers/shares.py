@@ -51,11 +51,15 @@ class Leases:
 
     def __init__(self, locks: PlaceLocks) -> None:
         self._locks = locks
+        self._rows: set[int] = set()
 
     def try_take(self, row: int) -> bool:
         """Takes the queue of a row; False while another consumer has it."""
+        self._rows.add(row)
         return self._locks.try_take(LEASES + row)
 
-    def give(self, row: int) -> None:
-        """Gives it back."""
-        self._locks.give(LEASES + row)
+    def keep(self, rows: set[int]) -> None:
+        """Gives back all others, also one of which an interrupted call lost sight."""
+        for row in self._rows - rows:
+            self._locks.give(LEASES + row)
+        self._rows &= rows

@@ -20,7 +20,7 @@ import os
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import NamedTuple
 
 from cystore._native.record.checksum import crc32c
@@ -65,10 +65,10 @@ GROW_ROWS = 64  # that space is taken for at once
 NO_OFFSET = -1
 NO_CRC = 0  # of a file that is not there
 
-# Places of byte locks: of the opening, of new rows, of the save; then one for each row's offset, its lease, and its
-# members.
+# Places of byte locks: of the opening, of new rows, of the save; then one for each row's offset, its lease, its
+# members, and its beginning.
 OPENING, ADDING, SAVING = (1 << 40) + 1, (1 << 40) + 2, (1 << 40) + 3
-ROWS, LEASES, MEMBERS = 1 << 41, 1 << 42, 1 << 43
+ROWS, LEASES, MEMBERS, BEGINNINGS = 1 << 41, 1 << 42, 1 << 43, 1 << 60
 MEMBERS_MAX = 4096  # of one topic and group
 LOOK_S = 0.005  # between two looks at a byte lock that another process has
 COUNT_WAIT_S = 0.5  # of a get, for the lock of the row that counts it
@@ -386,6 +386,11 @@ class OffsetTable:
             fallen = old[3:] if behind is None else behind
             new = _READS.pack(old.gets + 1, old.messages + messages, old.bytes + size_bytes, *fallen)
             self._write(HEADER_BYTES + row * ROW_BYTES + 8, new)
+
+    def beginning(self, row: int) -> AbstractContextManager[None]:
+        """A with block in which no other process or thread begins the topic and group of a row. Raises
+        StoreTimeoutError."""
+        return self._locked(BEGINNINGS + row)
 
     def locks(self) -> PlaceLocks:
         """Locks of a consumer, which end with it."""
