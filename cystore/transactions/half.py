@@ -11,13 +11,16 @@ from typing import NamedTuple
 
 from cystore._native.record.message import Message, PutResult, due_message
 from cystore._native.record.properties import message_kept
-from cystore.layout import CONSTANTS, DISCARDED_TOPIC, HALF_TOPIC, OP_TOPIC
+from cystore.errors import MessageIllegalError
+from cystore.layout import CONSTANTS, DISCARDED_TOPIC, HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC
 
 OUTCOME = "TRANSACTION_OUTCOME"
 COMMITTED, ROLLED_BACK, ASKED_AGAIN, DISCARDED = "commit", "rollback", "again", "discard"
 CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
 REAL_TOPIC, REAL_QUEUE = "REAL_TOPIC", "REAL_QID"
 PREPARED, PRODUCER_GROUP = "TRAN_MSG", "PGROUP"
+RESERVED = (PREPARED, PRODUCER_GROUP, CHECK_TIMES)  # `put` refuses REAL_TOPIC and REAL_QID
+RESERVED_TOPICS = (HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC)
 ENDED_TAG = "d"  # TransactionalMessageUtil.REMOVETAG
 OFFSET_DIGITS_MAX = 19
 _NAME_END, _PAIR_END = b"\x01", b"\x02"
@@ -41,13 +44,19 @@ class HalfMessage(NamedTuple):
 
 def half_of(message: Message, host: bytes, producer_group: str) -> Message:
     """The half message for a message that is to be put. Raises MessageIllegalError."""
+    if message.topic in RESERVED_TOPICS:
+        raise MessageIllegalError(f"topic: {message.topic} is reserved for messages of the store")
     notes = {
         PREPARED: "true",
         PRODUCER_GROUP: producer_group,
         REAL_TOPIC: message.topic,
         REAL_QUEUE: str(message.queue_id),
     }
-    return message_kept(message, HALF_TOPIC, 0, _pairs(notes), host)
+    half = message_kept(message, HALF_TOPIC, 0, _pairs(notes), host)
+    for name in RESERVED:
+        if name in (message.properties or ()):
+            raise MessageIllegalError(f"properties: {name} is reserved for transactions")
+    return half
 
 
 def handle_of(transaction: str, message: Message, put: PutResult) -> HalfMessage:

@@ -21,8 +21,19 @@ log = logging.getLogger("cystore")
 
 GROUP = "CID_RMQ_SYS_TRANS"  # TransactionalMessageUtil.buildConsumerGroup
 BATCH = 32
+OPS_IN_RUN = 1024  # a transaction that nobody ends keeps these runs in memory
 
 Get = Callable[[str, int, int, int], GetResult]
+
+
+class _Ops:
+    """A run of op messages: the queue offset of the first one, their number, and the highest half message that they
+    end."""
+
+    __slots__ = ("begin", "count", "last_half")
+
+    def __init__(self, begin: int) -> None:
+        self.begin, self.count, self.last_half = begin, 0, -1
 
 
 class TransactionTable:
@@ -33,8 +44,8 @@ class TransactionTable:
         self._half_next, self._op_next = half_offset, op_offset
         self._open: dict[int, HalfMessage] = {}  # by queue offset
         self._by_id: dict[str, int] = {}
-        # Op messages (queue offset, half message) from the first one on that a new table would have to read.
-        self._ops: deque[tuple[int, int]] = deque()
+        # Runs of op messages from the first one on that a new table would have to read.
+        self._ops: deque[_Ops] = deque()
         self._ended: set[int] = set()  # half messages that are not read yet
         self.lock = os_threads.RLock()
 
@@ -48,7 +59,7 @@ class TransactionTable:
                 if ended is None:
                     log.warning("%s: op message %d names no half message; it is ignored", op, op.queue_offset)
                     continue
-                self._ops.append((op.queue_offset, ended))
+                self._note(op.queue_offset, ended)
                 half = self._open.pop(ended, None)
                 if half is not None:
                     self._forget(half)
@@ -66,6 +77,21 @@ class TransactionTable:
                     continue
                 self._open[half.queue_offset] = half
                 self._by_id[half.id] = half.queue_offset
+            self._trim()
+
+    def _note(self, op_offset: int, ended: int) -> None:
+        if not self._ops or self._ops[-1].count == OPS_IN_RUN:
+            self._ops.append(_Ops(op_offset))
+        run = self._ops[-1]
+        run.count, run.last_half = run.count + 1, max(run.last_half, ended)
+
+    def _trim(self) -> int:
+        """Forgets op messages whose half messages no table reads any more; gives the first half message that one
+        reads. Half messages are entered in the order of their offsets."""
+        first = next(iter(self._open), self._half_next)
+        while self._ops and self._ops[0].last_half < first:
+            self._ops.popleft()
+        return first
 
     def _forget(self, half: HalfMessage) -> None:
         if self._by_id.get(half.id) == half.queue_offset:
@@ -87,16 +113,25 @@ class TransactionTable:
                 return
             offset = found.next_offset
 
-    def find(self, transaction: str) -> HalfMessage | None:
-        """The present half message of a transaction; None if it is ended, or unknown."""
+    def find(self, transaction: str, queue_offset: int | None = None) -> HalfMessage | None:
+        """The present half message of a transaction; None if it is ended, or unknown. Of several with one id (a
+        producer of RocketMQ may send one twice) the one at `queue_offset`, else the last one."""
         with self.lock:
+            half = None if queue_offset is None else self._open.get(queue_offset)
+            if half is not None and half.id == transaction:
+                return half
             offset = self._by_id.get(transaction)
             return None if offset is None else self._open[offset]
+
+    def still(self, half: HalfMessage) -> HalfMessage | None:
+        """A half message, if it is open."""
+        with self.lock:
+            return half if self._open.get(half.queue_offset) == half else None
 
     def open(self) -> list[HalfMessage]:
         """All open transactions, the one that was put first in front."""
         with self.lock:
-            return [self._open[offset] for offset in sorted(self._open)]
+            return list(self._open.values())
 
     def drop(self, half: HalfMessage) -> None:
         """Forgets a half message that cleaning removed."""
@@ -108,7 +143,5 @@ class TransactionTable:
     def begins(self) -> tuple[int, int]:
         """From which half message and from which op message on a new table has to read."""
         with self.lock:
-            first = min(self._open, default=self._half_next)
-            while self._ops and self._ops[0][1] < first:
-                self._ops.popleft()
-            return first, self._ops[0][0] if self._ops else self._op_next
+            first = self._trim()
+            return first, self._ops[0].begin if self._ops else self._op_next

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cystore import clock
@@ -93,8 +94,6 @@ class Transactions:
         parts = self._store._writable()
         group = checked_group(producer_group)
         name = any_text("topic", topic, MessageIllegalError)
-        if name in (HALF_TOPIC, OP_TOPIC):
-            raise MessageIllegalError(f"topic: {name} is reserved for transactions")
         transaction = uuid.uuid4().hex.upper()
         message = Message(
             topic=name, body=body, queue_id=queue_id, keys=keys, tags=tags, properties=properties, flag=flag,
@@ -119,16 +118,21 @@ class Transactions:
 
     def _end(self, half: HalfMessage | str, outcome: str, flush: str | None) -> list[PutResult]:
         transaction = _id_of(half)
-        results = self._append(transaction, outcome, None, flush)
+        offset = half.queue_offset if isinstance(half, HalfMessage) else None
+        results = self._append(
+            partial(TransactionTable.find, transaction=transaction, queue_offset=offset), outcome, flush
+        )
         if results is None:
             raise self._no_longer_open(transaction)
         return results
 
     def _append(
-        self, transaction: str, outcome: str, seen: HalfMessage | None, flush: str | None
+        self,
+        find: Callable[[TransactionTable], HalfMessage | None],
+        outcome: str,
+        flush: str | None = None,
     ) -> list[PutResult] | None:
-        """Ends the half message of a transaction, all or nothing. None: it is not open, or no longer the one that was
-        `seen`."""
+        """Ends the half message that `find` gives, all or nothing. None: it gives none, so it is not open."""
         parts, table = self._store._writable(), self._table()
         assert parts.appender is not None
         code = _flush_code(parts, flush)
@@ -140,8 +144,8 @@ class Transactions:
                     "deliver", timeout_ms=parts.config.os_page_cache_busy_timeout_ms, busy=PageCacheBusyError
                 ):
                     table.catch_up()
-                    half = table.find(transaction)
-                    if half is None or (seen is not None and half != seen):
+                    half = find(table)
+                    if half is None:
                         return None
                     records = self._records(parts, half, outcome)
                     failpoint("transaction.ending")
@@ -223,7 +227,15 @@ class Transactions:
                 table.drop(half)
                 continue
             outcome = self._outcome(parts, half, stored, check, counts)
-            if outcome is not None and self._append(half.id, outcome, half, None) is not None:
+            if outcome is None:
+                continue
+            try:
+                ended = self._append(partial(TransactionTable.still, half=half), outcome)
+            except MessageIllegalError as error:  # its properties have no room for the note of a check
+                log.warning("transaction %s stays open: %s", half.id, error)
+                counts["failed"] += 1
+                continue
+            if ended is not None:
                 counts[_COUNTED[outcome]] += 1
         self._save(table)
         return Checked(**counts)

@@ -11,8 +11,10 @@ import pytest
 
 import cystore
 from cystore import GetStatus, HalfMessage, Message, MessageIllegalError, TransactionError
+from cystore._native.record.message import due_message
 from cystore.layout import DISCARDED_TOPIC, HALF_TOPIC, OP_TOPIC
-from cystore.transactions.table import GROUP
+from cystore.transactions.table import GROUP, OPS_IN_RUN
+from cystore.transactions.transactions import Transactions
 from tests.support.process import Process
 
 AT_ONCE = {"transaction_timeout_ms": 0, "transaction_check_interval_ms": 0}
@@ -201,7 +203,7 @@ def test_rocketmqs_own_half_and_op_messages_are_understood(store):
     ("arguments", "what"),
     [
         ({"topic": "a b"}, "topic: 'a b' must be 1 to 127"), ({"topic": ""}, "topic"), ({"topic": 3}, "topic"),
-        ({"topic": "t" * 128}, "topic"), ({"topic": HALF_TOPIC}, "reserved for transactions"),
+        ({"topic": "t" * 128}, "topic"), ({"topic": HALF_TOPIC}, "reserved for messages of the store"),
         ({"body": "text"}, "body"),
         ({"body": b"x" * 2_000}, "body: 2000 bytes, at most max_message_size_bytes = 1000"),
         ({"properties": {"REAL_TOPIC": "x"}}, "properties: REAL_TOPIC is reserved"),
@@ -246,3 +248,60 @@ def test_a_durable_commit_is_durable(store):
     assert store.stats()["flushed"] == store.wrote_position
     with pytest.raises(MessageIllegalError, match="flush: must be"):
         store.rollback(store.begin("orders", b"two"), flush="now")
+
+
+def test_a_half_message_without_room_for_a_note_holds_up_no_check_of_others(store):
+    """Seen: `check_transactions` ended with an error at the first one, each time; nobody was asked about the others."""
+    store.begin("orders", b"full", properties={"a": "x" * 32_660})
+    store.begin("orders", b"ours")
+    checked = store.check_transactions(lambda half, message: None)
+    assert (checked.asked_again, checked.failed) == (1, 1)
+    assert len(store.open_transactions()) == 2
+    assert store.check_transactions(lambda half, message: "commit").committed == 2
+    assert sorted(bodies(store)) == [b"full", b"ours"]
+
+
+def test_two_half_messages_of_one_id_are_ended_one_by_one(store):
+    """A producer of RocketMQ sends a half message again when it got no answer. Seen: the first one stayed open for
+    ever."""
+    half = store.begin("orders", b"one")
+    first = store.read(half.physical_offset)
+    store.put_many([due_message(first, HALF_TOPIC, 0, first.properties_bytes)])
+    one, two = store.open_transactions()
+    assert one.id == two.id
+    store.rollback(one)
+    assert store.open_transactions() == [two]
+    store.put_many([due_message(first, HALF_TOPIC, 0, first.properties_bytes)])
+    assert store.check_transactions(lambda half, message: "rollback").rolled_back == 2
+    assert store.open_transactions() == []
+
+
+@pytest.mark.parametrize("name", ["TRAN_MSG", "PGROUP", "TRANSACTION_CHECK_TIMES"])
+def test_properties_of_transactions_are_not_a_programs(store, name):
+    """Seen: with TRANSACTION_CHECK_TIMES the first check discarded the message, and nobody was asked."""
+    with pytest.raises(MessageIllegalError, match=f"properties: {name} is reserved for transactions"):
+        store.begin("orders", b"one", properties={name: "99"})
+
+
+@pytest.mark.parametrize("topic", [HALF_TOPIC, OP_TOPIC, "SCHEDULE_TOPIC_XXXX"])
+def test_a_transaction_of_a_reserved_topic_is_refused_as_a_put_is(store, topic):
+    with pytest.raises(MessageIllegalError, match=f"topic: {topic} is reserved for messages of the store"):
+        store.begin(topic, b"one")
+
+
+def test_ended_transactions_take_no_memory(store):
+    """Seen: each process kept two numbers for each transaction of the store, until it called `check_transactions`."""
+    table = Transactions(store)._table()
+    for _ in range(50):
+        store.rollback(store.begin("orders", b""))
+    assert not table._ops and not table._ended
+    half = store.begin("orders", b"one")
+    for _ in range(OPS_IN_RUN + 1):
+        store.rollback(store.begin("orders", b""))
+    table.catch_up()
+    assert len(table._ops) == 2
+    assert table.begins() == (50, 50)
+    store.commit(half)
+    table.catch_up()
+    assert not table._ops
+    assert table.begins() == (51 + OPS_IN_RUN + 1, 51 + OPS_IN_RUN + 1)
