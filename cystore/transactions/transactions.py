@@ -26,6 +26,7 @@ from cystore.errors import (
     OffsetError,
     PageCacheBusyError,
     StoreError,
+    StoreTimeoutError,
     TransactionError,
 )
 from cystore.layout import HALF_TOPIC, OP_TOPIC
@@ -137,13 +138,13 @@ class Transactions:
         assert parts.appender is not None
         code = _flush_code(parts, flush)
         room = Room(parts.appender.policy)
-        table.catch_up()  # the long part of it without the lock
+        self._catch_up(parts, table)  # the long part of it without the lock
         while True:
             try:
                 with parts.control.held(
                     "deliver", timeout_ms=parts.config.os_page_cache_busy_timeout_ms, busy=PageCacheBusyError
                 ):
-                    table.catch_up()
+                    self._catch_up(parts, table)
                     half = find(table)
                     if half is None:
                         return None
@@ -161,6 +162,21 @@ class Transactions:
                 error.results = results[:-1]
                 raise
         return results
+
+    @staticmethod
+    def _catch_up(parts: Attachment, table: TransactionTable) -> None:
+        """Knows every end there is: one that is appended and not dispatched would be given a second time. Raises the
+        errors of dispatch, StoreTimeoutError."""
+        wrote = parts.control.wrote
+        wait_ms = parts.config.os_page_cache_busy_timeout_ms
+        parts.dispatcher.run_once(timeout_ms=wait_ms)
+        if parts.control.dispatched < wrote:
+            raise StoreTimeoutError(
+                f"the log is dispatched up to {parts.control.dispatched}, not to {wrote}, so ends of transactions may "
+                f"be unknown: another dispatcher has been at it for {wait_ms} ms",
+                path=parts.root,
+            )
+        table.catch_up()
 
     def _records(self, parts: Attachment, half: HalfMessage, outcome: str) -> list[Message]:
         """The records that end a half message in this way. Raises TransactionError where the half message is gone."""
