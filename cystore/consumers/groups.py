@@ -306,8 +306,8 @@ class Groups:
             return
         size = len(result.raw) if result.raw else sum(one.size_bytes for one in result.messages)
         count = len(result.record_offsets) if result.raw else len(result.messages)
-        row = found.table.row((topic, group, queue_id))
-        found.table.count_get(row, count, size, _behind(found, topic, queue_id, result))
+        topic, _, queue_id = key = _key(topic, group, queue_id)  # of the exact types
+        found.table.count_get(key, count, size, _behind(found, topic, queue_id, result))
 
 
 def _behind(found: GroupTable, topic: str, queue_id: int, result: GetResult) -> Behind | None:

@@ -34,6 +34,7 @@ from cystore.consumers.offset_file import ConsumerOffsets, Key, read_consumer_of
 from cystore.errors import (
     StoreClosedError,
     StoreFormatError,
+    StoreFullError,
     StoreIOError,
     StoreNotWritableError,
     StoreTimeoutError,
@@ -326,12 +327,12 @@ class OffsetTable:
             row = self._rows.get(key)
         return row
 
-    def row(self, key: Key) -> int:
-        """The row of a key, which is added if it is missing. Raises StoreFullError."""
+    def row(self, key: Key, wait_s: float | None = None) -> int:
+        """The row of a key, which is added if it is missing. Raises StoreFullError, StoreTimeoutError."""
         row = self.find(key)
         if row is not None:
             return row
-        with self._locked(ADDING):
+        with self._locked(ADDING, wait_s):
             row = self.find(key)
             if row is None:
                 count = len(self.keys)
@@ -369,14 +370,14 @@ class OffsetTable:
         """The gets of a row that named the group, since this boot."""
         return Reads(0, 0, 0, 0, 0, 0) if self._frozen is not None else self._rows_from(row, row + 1)[0][2]
 
-    def count_get(self, row: int, messages: int, size_bytes: int, behind: Behind | None) -> None:
+    def count_get(self, key: Key, messages: int, size_bytes: int, behind: Behind | None) -> None:
         """Adds a get that named the group; `behind` None leaves that as it was. A get does not fail, and does not wait
-        for long, because it cannot be counted."""
+        for long, because it cannot be counted: another process has a lock, or a full disk has no room for a row."""
         if monotonic_s() < self._counts_from_s:
             return
         try:
-            self._count_get(row, messages, size_bytes, behind)
-        except StoreTimeoutError as error:
+            self._count_get(self.row(key, COUNT_WAIT_S), messages, size_bytes, behind)
+        except (StoreTimeoutError, StoreFullError) as error:
             self._counts_from_s = monotonic_s() + NOT_COUNTED_S
             log.warning("%s; gets of groups are not counted for %g s", error, NOT_COUNTED_S)
 

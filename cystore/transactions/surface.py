@@ -67,8 +67,8 @@ class StoreTransactions(StoreConsumers):
         the message's place.
 
         A kill leaves both or none, so the message appears once. Raises TransactionError when the transaction is ended
-        already or unknown, PageCacheBusyError, and the errors of `put`; StoreFullError or StoreTimeoutError, and nothing
-        changes, while other ends may be unknown because the log is not dispatched. Source: EndTransactionProcessor.
+        already or unknown, PageCacheBusyError, and the errors of `put`. While other ends may be unknown, because the
+        log is not dispatched, it raises StoreFullError or StoreTimeoutError. Source: EndTransactionProcessor.
         """
         from cystore.transactions.transactions import Transactions
 

@@ -110,3 +110,39 @@ print("went on")
 @pytest.mark.may_skip(NOT_ASKED)
 def test_a_full_disk_refuses_new_groups_and_keeps_the_others(tmp_path):
     assert on_small_disk("3m", tmp_path, ON_A_FULL_DISK) == "went on\n"
+
+
+FULL_DISK = """
+import logging, os, sys, cystore
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+root = sys.argv[1]
+with cystore.open(root + "/s", mapped_file_size_commit_log_bytes=1 << 20, mapped_file_size_consume_queue_bytes=2000,
+                  max_hash_slot_num=100, max_index_num=400) as store:
+    store.put("orders", b"one")
+    store.get("orders", 0, 0, group="known")
+    with open(root + "/fill", "wb", buffering=0) as file:
+        for count in (4096, 1):
+            try:
+                while True:
+                    file.write(bytes(count))
+            except OSError as error:
+                assert error.errno == 28
+    found = [len(store.get("orders", 0, 0, group=f"group{number}").messages) for number in range(100)]
+    print(found == [1] * 100)
+    os.unlink(root + "/fill")
+"""
+
+
+def test_a_get_that_names_its_group_does_not_fail_on_a_full_disk(tmp_path):
+    """Seen: StoreFullError, because the table had no room for the row that counts it."""
+    *told, found = on_small_disk("8m", tmp_path, FULL_DISK).splitlines()
+    assert found == "True"
+    assert sum("gets of groups are not counted" in line for line in told) == 1
+
+
+def test_a_get_that_names_its_group_takes_what_a_get_takes(tmp_path):
+    """Seen: a TypeError for a topic that is a subclass of str."""
+    with filled(tmp_path / "s") as store:
+        topic = type("Topic", (str,), {})("orders")
+        assert len(store.get(topic, 0, 0, group="billing").messages) == 2
+        assert store.groups.reads("billing")["orders", 0].gets == 1
