@@ -27,10 +27,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    ends = args.commit or args.rollback
+    ends = args.commit is not None or args.rollback is not None
     config = store_config(args, services=(), create=False, **({} if ends else {"read_only": True}))
     with progress() as report, cystore.open(args.path, config=config, progress=report) as store:
-        if args.commit:
+        if args.commit is not None:
             put = store.commit(args.commit, flush="sync")
             place = {
                 "physical_offset": put.physical_offset,
@@ -44,7 +44,7 @@ def _run(args: argparse.Namespace) -> int:
                     f"committed: queue offset {put.queue_offset}, physical offset {put.physical_offset}"
                 )
             return OK
-        if args.rollback:
+        if args.rollback is not None:
             store.rollback(args.rollback, flush="sync")
             write_note("rolled back")
             return OK
