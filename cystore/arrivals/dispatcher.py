@@ -189,22 +189,24 @@ class Dispatcher:
             self._pause_s = LOOK_S
             return Progress(0)
         messages, following = self._batch()
+        count = len(messages)  # the function may take them out of the list
         if messages and not self._give(messages):
             return Progress(0)
         if following > self._position:
             self._move(following)
         else:
             self._settle()
-        return Progress(len(messages), more=bool(messages) and not self._stopping.is_set())
+        return Progress(count, more=bool(count) and not self._stopping.is_set())
 
     def _take(self) -> bool:
         """Becomes the one that runs it, if nobody else is."""
         if not self._locks.try_take(RUNNING):
             return False
         if not self._cursor.is_there():  # removed, and perhaps made anew
-            self._locks.close()
-            self._cursor.close()
+            cursor, locks = self._cursor, self._locks
             self._cursor, self._locks = _begun(self._parts, self.name, self._begin)
+            locks.close()
+            cursor.close()
             return False
         if self._cursor.read() is None:  # its maker was killed
             _write_begin(self._parts, self._cursor, self._begin)
@@ -262,13 +264,13 @@ class Dispatcher:
     def _give(self, messages: list[Message]) -> bool:
         """Calls the program's function. After an error the batch waits, longer after each in a row."""
         failpoint("dispatcher.give")
+        first = messages[0].physical_offset
         try:
             call(self._work, messages)
         except BaseException as error:  # noqa: BLE001 - whatever it raises is the program's, and this thread tells it
             self._failures += 1
             self._error = error
             self._pause_s = min(RETRY_S * 2 ** min(self._failures - 1, 20), RETRY_MAX_S)
-            first = messages[0].physical_offset
             self._trouble.tell(
                 log, logging.ERROR, error, f"dispatcher {self.name} failed at {first} and tries again"
             )

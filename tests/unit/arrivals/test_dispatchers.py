@@ -478,3 +478,32 @@ def test_a_function_may_close_its_own_dispatcher_and_use_the_store(store):
     assert search.stopped
     assert store.get("copies", 0, 0).messages
     assert state(store).lag_bytes > 0
+
+
+def test_a_function_may_take_the_messages_out_of_its_list(store, monkeypatch):
+    """Seen: the dispatcher slept behind each list, up to a minute; and an error behind that was counted nowhere."""
+    slept_behind, found, sleep = [], [], dispatchers.Dispatcher._sleep
+
+    def watched(self, pause_s):
+        if not pause_s and self._position < self._parts.control.wrote:
+            slept_behind.append(self._position)
+        sleep(self, pause_s)
+
+    def work(messages):
+        while messages:
+            found.append(bytes(messages.pop(0).body))
+
+    def fails(messages):
+        messages.clear()
+        raise ValueError("not now")
+
+    monkeypatch.setattr(dispatchers.Dispatcher, "_sleep", watched)
+    fill(store, 0, 50)
+    store.dispatch()
+    assert store.dispatchers.add("search", work, max_count=5).wait(WAIT_S)
+    assert found == numbers(0, 50)
+    assert not slept_behind
+    with store.dispatchers.add("fails", fails) as failing:
+        while not state(store, "fails").failures:
+            failing.wait(0.01)
+        assert isinstance(failing.error, ValueError)
