@@ -159,10 +159,10 @@ def _of_groups(store: MessageStore) -> Iterator[Metric]:
         "cystore_group_lag_messages", "gauge", "Messages that a consumer group has not committed.",
         [({"group": group}, lag) for group, lag in groups.items()],
     )  # fmt: skip
-    reads = {group: list(store.groups.reads(group).values()) for group in groups}
+    reads = store.groups.all_reads()
     for name, kind, text, field, total, factor in _OF_GROUPS:
         samples: Samples = [
-            ({"group": group}, factor * total([getattr(one, field) for one in reads[group]]))
+            ({"group": group}, factor * total([getattr(one, field) for one in reads.get(group, {}).values()]))
             for group in groups
         ]
         yield Metric(name, kind, text, samples)

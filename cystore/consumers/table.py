@@ -366,9 +366,12 @@ class OffsetTable:
             self._write(HEADER_BYTES + row * ROW_BYTES, _OFFSET.pack(offset))
             return True
 
-    def reads(self, row: int) -> Reads:
-        """The gets of a row that named the group, since this boot."""
-        return Reads(0, 0, 0, 0, 0, 0) if self._frozen is not None else self._rows_from(row, row + 1)[0][2]
+    def all_reads(self) -> list[tuple[Key, Reads]]:
+        """The gets of each row that named the group, since this boot."""
+        if self._frozen is not None:
+            return []
+        self.refresh()
+        return [(key, reads) for key, _, reads in self._rows_from(0, len(self.keys))]
 
     def count_get(self, key: Key, messages: int, size_bytes: int, behind: Behind | None) -> None:
         """Adds a get that named the group; `behind` None leaves that as it was. A get does not fail, and does not wait
@@ -383,7 +386,7 @@ class OffsetTable:
 
     def _count_get(self, row: int, messages: int, size_bytes: int, behind: Behind | None) -> None:
         with self._locked(ROWS + row, COUNT_WAIT_S):
-            old = self.reads(row)
+            old = self._rows_from(row, row + 1)[0][2]
             fallen = old[3:] if behind is None else behind
             new = _READS.pack(old.gets + 1, old.messages + messages, old.bytes + size_bytes, *fallen)
             self._write(HEADER_BYTES + row * ROW_BYTES + 8, new)
