@@ -7,7 +7,6 @@ Reads run in the loop's default executor, because a read may wait for a disk, or
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
@@ -36,7 +35,8 @@ T = TypeVar("T")
 class _Bell:
     """Rung by the watching thread, heard in one event loop."""
 
-    def __init__(self, topic: str, queue_id: int | None) -> None:
+    def __init__(self, watch: Watch, topic: str, queue_id: int | None) -> None:
+        self._watch = watch
         self._loop, self._heard = asyncio.get_running_loop(), asyncio.Event()
         self._error: StoreError | None = None
         self.entry = Watched(topic, queue_id, self._arrived, self._ended)
@@ -49,8 +49,10 @@ class _Bell:
         self._ring()
 
     def _ring(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+        try:
             self._loop.call_soon_threadsafe(self._heard.set)
+        except RuntimeError:  # the loop is closed: nobody waits any more, and nobody ends the wait
+            self._watch.remove(self.entry)
 
     def clear(self) -> None:
         """From now on a ring is new."""
@@ -165,7 +167,7 @@ class AsyncStore:
 
     @contextmanager
     def _watching(self, topic: str, queue_id: int | None, queue_offset: int | None) -> Iterator[_Bell]:
-        bell = _Bell(topic, queue_id)
+        bell = _Bell(self._watch, topic, queue_id)
         self._watch.add(bell.entry, from_end=queue_offset)
         try:
             yield bell

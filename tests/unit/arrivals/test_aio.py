@@ -287,3 +287,26 @@ def test_the_thread_ends_when_nobody_waits(store, monkeypatch):
     assert watchers() == []
     store.put("orders", b"")
     assert run(store.aio.wait("orders", 0, 0))
+
+
+def test_waits_of_a_loop_that_was_closed_early_end_with_the_next_message(store):
+    """Seen: they were watched for ever, and kept their tasks."""
+
+    async def begins():
+        waiting = [asyncio.ensure_future(store.aio.wait("later", 0, 0)) for _ in range(5)]
+        await asyncio.sleep(0)
+        return waiting
+
+    loop = asyncio.new_event_loop()
+    waiting = loop.run_until_complete(begins())
+    loop.close()
+    watch = store._watch("aio")
+    assert len(watch) == 5
+    store.put("later", b"one")
+    assert asyncio.run(store.aio.wait("later", 0, 0, 60))
+    until_s = monotonic_s() + 60
+    while len(watch) and monotonic_s() < until_s:
+        store.wait("later", 0, 1, 0.01)
+    assert len(watch) == 0
+    for task in waiting:
+        task._log_destroy_pending = False
