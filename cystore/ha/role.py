@@ -7,6 +7,7 @@ import logging
 import re
 from typing import Any, NamedTuple, get_args
 
+from cystore._native.derived.delay import Delivered
 from cystore._native.memory.control import Control
 from cystore.config import BrokerRole, StoreConfig
 from cystore.engine.manifest.manifest import Facts, Manifest
@@ -115,5 +116,11 @@ def show_role(manifest: Manifest, control: Control) -> None:
             control.set_flag(FLAG_SLAVE)
     elif role.is_slave:
         control.set_flag(FLAG_SLAVE)
-    else:
-        control.clear_flag(FLAG_SLAVE)
+    elif control.flags & FLAG_SLAVE:
+        end_slave(control)
+
+
+def end_slave(control: Control) -> None:
+    """Takes appends from now on. What the master delivered is counted before anything is delivered here."""
+    Delivered(control).unfinished = True
+    control.clear_flag(FLAG_SLAVE)

@@ -121,3 +121,9 @@ def every(store: cystore.MessageStore, topic: str, queue_id: int, offset: int) -
             return found
         found += result.messages
         offset = result.next_offset
+
+
+def put_delayed(store: cystore.MessageStore, count: int) -> None:
+    """Messages that are due in a second."""
+    for number in range(count):
+        store.put("D", b"%d" % number, delay_level=1)

@@ -9,7 +9,18 @@ import signal
 import pytest
 
 import cystore
-from tests.ha.pair import check_equal, fill, free_port, masters, slaves, until, wait_log, wrote
+from tests.ha.pair import (
+    check_equal,
+    every,
+    fill,
+    free_port,
+    masters,
+    put_delayed,
+    slaves,
+    until,
+    wait_log,
+    wrote,
+)
 from tests.support.process import Process
 
 PLACES = (
@@ -139,3 +150,30 @@ def test_a_slave_refuses_puts_in_every_process(tmp_path, port):
     with cystore.open(tmp_path / "slave") as again:
         again.put("T", b"y")
         assert len(list(again.scan())) == 2
+
+
+def test_a_slave_that_becomes_a_master_delivers_nothing_again(tmp_path, port):
+    with cystore.open(tmp_path / "master", **masters(port)) as master:
+        with cystore.open(tmp_path / "slave", **slaves(port)) as slave:
+            put_delayed(master, 5)
+            until(lambda: len(every(master, "D", 0, 0)) == 5)
+            wait_log(slave, wrote(master))
+        with cystore.open(tmp_path / "slave", **slaves(port)) as slave:
+            put_delayed(master, 5)
+            until(lambda: len(every(master, "D", 0, 0)) == 10)
+            wait_log(slave, wrote(master))
+    with cystore.open(tmp_path / "slave", services="all", broker_role="async_master") as promoted:
+        put_delayed(promoted, 1)  # due after all that would be delivered again
+        assert len(until(lambda: (found := every(promoted, "D", 0, 0))[10:] and found)) == 11
+
+
+def test_a_slave_cleans_what_its_master_delivered(tmp_path, port):
+    with (
+        cystore.open(tmp_path / "master", **masters(port)) as master,
+        cystore.open(tmp_path / "slave", **slaves(port, file_reserved_time_h=0)) as slave,
+    ):
+        put_delayed(master, 5)
+        until(lambda: len(every(master, "D", 0, 0)) == 5)
+        fill(master, 300)
+        wait_log(slave, wrote(master))
+        assert slave.clean().segments > 2

@@ -31,7 +31,7 @@ from cystore.ha.epochs.membership import CutNeededError, Membership
 from cystore.ha.epochs.session import Session
 from cystore.ha.lock import ReplicationLock
 from cystore.ha.master import Master
-from cystore.ha.role import FLAG_SLAVE, Role, advertised, role_of
+from cystore.ha.role import FLAG_SLAVE, Role, advertised, end_slave, role_of
 from cystore.ha.slave import Slave
 from cystore.ha.standing import Standing, write_standing
 from cystore.services.retention.named_holds import Holds
@@ -218,7 +218,7 @@ class ElectedReplication:
         self._set_in_sync(in_sync)
         self._open_session(role, keeper, epoch, history, in_sync)
         control.epoch = epoch
-        control.clear_flag(FLAG_SLAVE)
+        end_slave(control)
         log.info("%s: master of group %s in epoch %d from %d on", self._root, role.group, epoch, start)
 
     def _open_session(

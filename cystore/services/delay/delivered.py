@@ -28,7 +28,7 @@ from cystore.derived.files.consume_queue import ConsumeQueues
 from cystore.derived.files.offsets import DelayOffsets, read_delay_offsets, write_delay_offsets
 from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import CorruptRecordError, OffsetError, StoreFormatError, StoreFullError
-from cystore.layout import CONSTANTS, SCHEDULE_TOPIC
+from cystore.layout import CONSTANTS, FLAGS, SCHEDULE_TOPIC
 from cystore.system import files
 
 log = logging.getLogger("cystore")
@@ -36,6 +36,7 @@ log = logging.getLogger("cystore")
 SOURCE = "DELAY_SOURCE"
 DUE = "DELAY_DUE"  # of a message that was carried forward: when it is due, ms
 DUE_DIGITS = 17
+FLAG_SLAVE = FLAGS["FLAG_SLAVE"][0]
 RUN_QUEUES = CONSTANTS["DELAY_RUN_QUEUES"][0]  # queue id = level - 1 + RUN_QUEUES * run; run 0 is RocketMQ's
 LOOK_AT_ONCE = 1024  # records between two notes of the search's progress
 SAVE_BYTES = 64 * 1024 * 1024  # of log behind the last saved table at most, while messages are delivered
@@ -159,8 +160,9 @@ class DeliveryProgress:
         """Counts deliveries behind the last note; False if the time was up before the end. Damage is reported and
         stepped over: messages there are not in their topics any more."""
         shared, control = self.shared, self._control
-        if not shared.unfinished:
+        if not self._has_uncounted:
             return True
+        slave = control.flags & FLAG_SLAVE
         end = control.wrote
         shared.position = max(shared.position, control.min_physical_offset)
         while shared.position < end:
@@ -175,7 +177,15 @@ class DeliveryProgress:
                 shared.position = self._behind_damage(end)
         failpoint("deliver.looked")
         self.finish()
+        if slave and control.wrote > end:  # it may be a master by now, which asks the mark only
+            shared.unfinished = True
         return True
+
+    @property
+    def _has_uncounted(self) -> bool:
+        """A slave's log grows by its master's deliveries, and nobody marks them."""
+        shared, control = self.shared, self._control
+        return bool(shared.unfinished or (control.flags & FLAG_SLAVE and shared.position < control.wrote))
 
     def _count_to(self, end: int, until_s: float | None) -> bool:
         """Counts from the last note to `end`, or until the time is up: False."""
@@ -207,7 +217,7 @@ class DeliveryProgress:
 
     def settle(self, until_s: float | None = None) -> None:
         """`count` for a process that does not deliver; while another one delivers the work is left."""
-        if not self.shared.unfinished:
+        if not self._has_uncounted:
             return
         with self._control.held_if_free("deliver") as turn:
             if turn.held:
@@ -302,7 +312,7 @@ class DeliveryProgress:
         shared = self.shared
         if not self.slots():
             return
-        position = shared.position if shared.unfinished else self._control.wrote
+        position = shared.position if self._has_uncounted else self._control.wrote
         table = {queue_id + 1: self.offset(slot) for queue_id, slot in self.slots().items()}
         try:
             write_delay_offsets(self._root, DelayOffsets(table, position))

@@ -12,7 +12,7 @@ import cystore
 from cystore.ha.election.etcd import Etcd
 from cystore.ha.election.group import Group, View
 from tests.ha.failover.etcd import EtcdServer, needs_etcd
-from tests.ha.pair import QUICK, check_equal, fill, free_port, until, wait_log, wrote
+from tests.ha.pair import QUICK, check_equal, every, fill, free_port, put_delayed, until, wait_log, wrote
 from tests.support.process import Failed, Process
 from tests.support.small_stores import LOG_BYTES, SETTINGS
 
@@ -181,6 +181,22 @@ def test_a_master_that_returns_with_records_of_its_own_is_cut(tmp_path, etcd):
             put(a_again)
             bodies = [bytes(message.body) for message in a_again.scan()]
             assert b"own 39" not in bodies and b"new 59" in bodies
+
+
+def test_a_new_master_delivers_no_delayed_message_again(tmp_path, etcd):
+    a_settings, b_settings = settings(etcd, "a"), settings(etcd, "b")
+    with cystore.open(tmp_path / "b", **b_settings) as b, cystore.open(tmp_path / "a", **a_settings) as a:
+        until(lambda: master(etcd))
+        first, second = (a, b) if master(etcd) == "a" else (b, a)
+        put(first)
+        until(lambda: in_sync(etcd) == {"a", "b"})
+        put_delayed(first, 5)
+        until(lambda: len(every(first, "D", 0, 0)) == 5)
+        wait_log(second, wrote(first))
+        first.close()
+        put(second)
+        put_delayed(second, 1)  # due after all that would be delivered again
+        assert len(until(lambda: (found := every(second, "D", 0, 0))[5:] and found)) == 6
 
 
 def test_too_few_members_in_sync_refuse_replicated_puts(tmp_path, etcd):
