@@ -65,7 +65,7 @@ class Etcd:
         for client in list(self._clients):
             try:
                 return call(client)
-            except (Etcd3Exception, OSError, ValueError, KeyError, TypeError) as error:
+            except (Etcd3Exception, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 failed.append(f"{client.base_url}: {str(error)[:120] or type(error).__name__}")
                 self._clients.append(self._clients.pop(0))
         raise ElectionError(f"no endpoint of etcd answers (ha_etcd_endpoints): {'; '.join(failed)}")
@@ -73,17 +73,7 @@ class Etcd:
     def read(self, prefix: str) -> tuple[int, dict[str, Entry]]:
         """The revision, and all keys that begin with `prefix`, which ends with "/". A majority of etcd agrees to it."""
         key, behind = prefix.encode(), prefix.encode()[:-1] + b"0"
-        found = self._call("/kv/range", {"key": _text(key), "range_end": _text(behind)})
-        entries = {
-            base64.b64decode(row["key"]).decode(): Entry(
-                base64.b64decode(row.get("value", "")),
-                int(row["create_revision"]),
-                int(row["mod_revision"]),
-                int(row.get("lease", 0)),
-            )
-            for row in found.get("kvs", ())
-        }
-        return int(found["header"]["revision"]), entries
+        return self._call("/kv/range", {"key": _text(key), "range_end": _text(behind)}, _entries)
 
     def change(
         self,
@@ -94,7 +84,8 @@ class Etcd:
         delete: Iterable[str] = (),
     ) -> int:
         """Puts (key, value, lease) and deletes, all or nothing, if the revisions are those; 0 for a key that is not
-        there. Returns the new revision, 0 when nothing was changed."""
+        there. Returns the new revision, 0 when the revisions are others: an endpoint before, whose answer was lost,
+        may have made the change."""
         compare = [_compared(key, "CREATE", "create_revision", revision) for key, revision in created]
         compare += [_compared(key, "MOD", "mod_revision", revision) for key, revision in changed]
         success: list[dict[str, Any]] = [
@@ -102,16 +93,19 @@ class Etcd:
             for key, value, lease in put
         ]
         success += [{"request_delete_range": {"key": _text(key.encode())}} for key in delete]
-        found = self._call("/kv/txn", {"compare": compare, "success": success, "failure": []})
-        return int(found["header"]["revision"]) if found.get("succeeded") else 0
+        return self._call(
+            "/kv/txn",
+            {"compare": compare, "success": success, "failure": []},
+            lambda found: int(found["header"]["revision"]) if found.get("succeeded") else 0,
+        )
 
     def grant(self, ttl_s: int) -> int:
         """A new lease."""
-        return int(self._call("/lease/grant", {"TTL": ttl_s, "ID": 0})["ID"])
+        return self._call("/lease/grant", {"TTL": ttl_s, "ID": 0}, lambda found: int(found["ID"]))
 
     def keep(self, lease: int) -> int:
         """Its time to live begins anew, s; 0 when it is over."""
-        return int(self._call("/lease/keepalive", {"ID": lease})["result"].get("TTL", 0))
+        return self._call("/lease/keepalive", {"ID": lease}, lambda found: int(found["result"].get("TTL", 0)))
 
     def revoke(self, lease: int) -> None:
         """Ends it, and deletes its keys. One that is over is no error."""
@@ -126,8 +120,22 @@ class Etcd:
 
         self._anywhere(end)
 
-    def _call(self, path: str, body: dict[str, Any]) -> Any:
-        return self._anywhere(lambda client: client.post(client.get_url(path), json=body))
+    def _call(self, path: str, body: dict[str, Any], parse: Callable[[Any], T]) -> T:
+        """An endpoint whose answer cannot be parsed gave none."""
+        return self._anywhere(lambda client: parse(client.post(client.get_url(path), json=body)))
+
+
+def _entries(found: Any) -> tuple[int, dict[str, Entry]]:
+    entries = {
+        base64.b64decode(row["key"]).decode(): Entry(
+            base64.b64decode(row.get("value", "")),
+            int(row["create_revision"]),
+            int(row["mod_revision"]),
+            int(row.get("lease", 0)),
+        )
+        for row in found.get("kvs", ())
+    }
+    return int(found["header"]["revision"]), entries
 
 
 def _text(data: bytes) -> str:

@@ -60,6 +60,10 @@ class Keeper:
             answer, self._answer = self._answer, None
         return answer
 
+    def look_soon(self) -> None:
+        """Somebody says that there is a newer epoch: etcd knows."""
+        self._due.set()
+
     def close(self) -> None:
         self._stopping.set()
         self._due.set()
@@ -72,6 +76,7 @@ class Keeper:
     def _run(self) -> None:
         pause_s = self._lease_ms / 1000 / TURNS_OF_LEASE
         while not self._stopping.is_set():
+            self._due = os_threads.Flag()  # before the work: what is asked for meanwhile is due
             try:
                 self._keep()
                 self._put_proposal()
@@ -83,8 +88,7 @@ class Keeper:
                     log.warning("%s; trying again", error)
             except StoreClosedError:
                 return
-            self._due = os_threads.Flag() if self._due.is_set() else self._due
-            if self._proposal is None and not self._stopping.is_set():
+            if not self._stopping.is_set():
                 self._due.wait(pause_s)
 
     def _keep(self) -> None:
@@ -102,7 +106,8 @@ class Keeper:
                 self._control.lease_until_ms = 0
 
     def _put_proposal(self) -> None:
-        """An error leaves the proposal: nobody knows whether etcd has the set. The next look says so."""
+        """An error leaves the proposal: nobody knows whether etcd has the set. So does a refusal in the epoch: only
+        this master changes the set in it, so a call whose answer was lost has done it. The next look says so."""
         with self._lock:
             proposal = self._proposal
         if proposal is None:
@@ -112,6 +117,8 @@ class Keeper:
         has = view.state is not None and view.state.in_sync == in_sync
         if not has and view.master is not None and view.master.epoch == epoch:
             has = self._group.set_in_sync(view, epoch, in_sync)
+            if not has:
+                return
         with self._lock:
             if self._proposal == proposal:
                 self._proposal, self._answer = None, (in_sync, has)

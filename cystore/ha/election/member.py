@@ -72,7 +72,6 @@ class ElectedReplication:
         self._since_s = monotonic_s()  # this process may campaign
         self._told_s = self._tried_s = 0.0
         self._state = self._told_state = self._failed = ""
-        self._replaced = False
         self._stood: View | None = None
         self._pausing = os_threads.Flag()
 
@@ -112,8 +111,8 @@ class ElectedReplication:
         master = view.master
         mine = master is not None and master.store_id == self._store_id
         if epoch:
-            if self._replaced or keeper.lease_is_over:
-                self._step_down("the lease is over, or a member knows a newer epoch")
+            if keeper.lease_is_over:
+                self._step_down("the lease is over")
             elif mine and master is not None and master.epoch == epoch:
                 return self._serve(role, keeper, view)
             elif self._master is not None and view.revision < epoch:
@@ -173,7 +172,9 @@ class ElectedReplication:
         elif role.member not in state.in_sync:
             return self._pause("not in sync, so no candidate")
         elif history.doubtful:
-            return self._pause("its disk lost durable records, so no candidate before it has caught up")
+            return self._pause(
+                "new here, or its disk lost durable records: no candidate before it has caught up"
+            )
         elif state.log_id != history.log_id:
             self._say(
                 f"in etcd the group has the log {state.log_id}, and this store has {history.log_id or 'none of it'}"
@@ -228,21 +229,17 @@ class ElectedReplication:
             role.member, in_sync, self._config.ha_in_sync_lag_ms / 1000, self._config.min_in_sync_replicas
         )
         members.begin(monotonic_s())
-        self._replaced = False
         self._session = Session(
             role.group,
             epoch,
             history,
             members,
-            self._was_replaced,
+            keeper.look_soon,
             lambda wanted: keeper.propose(epoch, wanted),
         )
         self._master = Master(
             self._control, self._commit_log, self._manifest, self._holds, self._config, self._session
         )
-
-    def _was_replaced(self) -> None:
-        self._replaced = True
 
     def _set_in_sync(self, in_sync: frozenset[str]) -> None:
         self._control.in_sync_needed = self._config.min_in_sync_replicas

@@ -13,8 +13,8 @@ from cystore.ha.link.wire import Join, Joined
 
 @dataclass
 class Session:
-    """`replaced` is called when a member knows a newer epoch: this master is none any more. `propose` asks etcd for an
-    in-sync set."""
+    """`replaced` is called when a peer says that there is a newer epoch: etcd has to be asked. `propose` asks etcd for
+    an in-sync set."""
 
     group: str
     epoch: int
