@@ -26,7 +26,8 @@ class Begin(NamedTuple):
 
 class History(NamedTuple):
     """`log_id`: of the log that all members of a group have, "" for a log that never had an elected master. `begins`:
-    oldest first. `doubtful`: the disk lost durable records, so this store is no candidate before it has caught up."""
+    oldest first. `doubtful`: the disk lost durable records, or this store is new in its group: it is no candidate
+    before it has caught up."""
 
     log_id: str = ""
     begins: tuple[Begin, ...] = ()

@@ -65,10 +65,12 @@ class Membership:
 
     def follows(self) -> None:
         """The logs are equal as far as this one goes, so the master's history is this one's. Durable before the first
-        byte comes."""
+        byte comes. The in-sync set may still have this name from a store that was here before: so a store that is new
+        in the group is no candidate before it has caught up."""
         assert self._masters is not None
         mine = history_of(self._manifest.snapshot())
-        wanted = self._masters._replace(doubtful=mine.doubtful)
+        new = mine.log_id != self._masters.log_id
+        wanted = self._masters._replace(doubtful=mine.doubtful or new)
         if mine != wanted:
             keep_history(self._manifest, wanted)
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 import pytest
 
 import cystore
-from cystore.ha.epochs.history import EPOCHS_MAX, Begin, History, parse_history
+from cystore.ha.epochs.history import EPOCHS_MAX, Begin, History, history_of, parse_history
+from cystore.ha.epochs.membership import Membership
+from cystore.ha.link.wire import Joined
 from tests.ha.pair import fill, wrote
 from tests.support.small_stores import open_small
 
@@ -110,3 +112,16 @@ def test_a_put_without_a_lease_is_refused_before_it_is_appended(tmp_path):
         control.in_sync_needed = 1
         control.raise_replicated(1 << 40)
         assert store.put("T", b"x", flush="replicated").physical_offset >= end
+
+
+def test_a_store_that_is_new_in_its_group_is_no_candidate_before_it_has_caught_up(tmp_path):
+    """The in-sync set may have its name: of a store that was there before, and whose disk is gone."""
+    with open_small(tmp_path / "store") as store:
+        manifest = store._attached().manifest
+        for doubtful in (True, False):  # new, then known
+            membership = Membership(manifest, "g", "a", 5)
+            membership.joined(Joined(5, history((5, 0)).plain()), 0, 0, 1000)
+            membership.follows()
+            assert history_of(manifest.snapshot()).doubtful is doubtful
+            membership.caught_up()
+            assert not history_of(manifest.snapshot()).doubtful
