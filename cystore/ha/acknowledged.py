@@ -30,6 +30,8 @@ class Acknowledged:
         if control.replicated >= end:
             return
         epoch = control.epoch
+        if epoch == 0 and control.in_sync_needed:
+            raise self._ended("the epoch", end)
         if epoch == 0:
             self._check_slaves(end)
         until_s = monotonic_s() + timeout_ms / 1000
@@ -47,11 +49,14 @@ class Acknowledged:
                     path=control.file.path,
                 )
             if control.epoch != epoch:
-                raise FlushSlaveTimeoutError(
-                    f"epoch {epoch} ended before every member in sync had the log up to {end}; the messages may be cut",
-                    path=control.file.path,
-                )
+                raise self._ended(f"epoch {epoch}", end)
             control.wait_key(REPORTED, seen, min(left_ms, SLICE_MS))
+
+    def _ended(self, epoch: str, end: int) -> FlushSlaveTimeoutError:
+        return FlushSlaveTimeoutError(
+            f"{epoch} ended before every member in sync had the log up to {end}; the messages may be cut",
+            path=self._control.file.path,
+        )
 
     def _check_slaves(self, end: int) -> None:
         control = self._control

@@ -125,6 +125,14 @@ def test_a_slave_that_is_gone_is_not_available(tmp_path, port):
         until(refused)
 
 
+def test_a_put_whose_epoch_ended_before_it_was_replicated_may_be_cut(tmp_path):
+    with cystore.open(tmp_path / "master") as master:
+        master._attached().control.in_sync_needed = 1  # as an elected master leaves it
+        with pytest.raises(cystore.FlushSlaveTimeoutError, match="may be cut") as ended:
+            master.put("T", b"x", flush="replicated")
+        assert len(ended.value.results) == 1
+
+
 def test_a_word_that_is_no_flush_is_refused(tmp_path):
     with cystore.open(tmp_path / "master") as master:
         for wrong in ("replicate", "", 1):
