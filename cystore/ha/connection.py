@@ -28,7 +28,7 @@ log = logging.getLogger("cystore")
 IN_BYTES = 4096  # of reports, read at once
 TURN_BYTES = 4 << 20  # shipped to one slave before the others get their turn
 ANSWERS_BYTES_MAX = 64 << 10  # a slave that asks and does not read is no slave
-DIGESTS_MAX = 4096  # of one connection: some 40 are needed to find where two logs part
+DIGESTS_MAX = 4  # of one connection: a slave asks for that of its last record
 
 
 class SlaveConnection:

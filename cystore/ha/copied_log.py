@@ -47,6 +47,12 @@ class CopiedLog:
         """The log position behind the bytes that were given."""
         return self._control.wrote - self._skip + self._end - self._begin
 
+    @property
+    def whole(self) -> int:
+        """The end of the log, or the position up to which a blank at the end of a file was received: the log ends
+        behind it already, and its master has not sent so much."""
+        return self._control.wrote - self._skip
+
     def restart(self) -> None:
         """Forgets the bytes that were not appended: the next ones belong to the log's end."""
         self._begin = self._end = self._skip = 0

@@ -143,8 +143,7 @@ class Master:
         name = f"{address[0]}:{address[1]}"
         connection = plain
         try:
-            if len(self._slaves) >= SLAVES_MAX:
-                raise ReplicationError(f"there are {SLAVES_MAX} slaves already")
+            self._make_room()
             plain.setblocking(False)
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection = wrapped(self._context, plain)
@@ -164,6 +163,16 @@ class Master:
             connection.close()
             return
         self._slaves[connection] = slave
+
+    def _make_room(self) -> None:
+        """Strangers that connect and say nothing keep no slave out: the first of them goes."""
+        if len(self._slaves) < SLAVES_MAX:
+            return
+        strangers = [slave for slave in self._slaves.values() if not slave.is_following]
+        if not strangers:
+            raise ReplicationError(f"there are {SLAVES_MAX} slaves already")
+        log.warning("%s: %s is let go: too many connect", self._commit_log.files.root, strangers[0].name)
+        self._let_go(strangers[0])
 
     def _attempt(self, slave: SlaveConnection, work: Callable[[], Any]) -> Any:
         """An error of one slave costs that slave its connection."""

@@ -4,7 +4,6 @@ knows it."""
 from __future__ import annotations
 
 import logging
-import re
 from typing import Any, NamedTuple, get_args
 
 from cystore._native.derived.delay import Delivered
@@ -13,13 +12,13 @@ from cystore.config import BrokerRole, StoreConfig
 from cystore.engine.manifest.manifest import Facts, Manifest
 from cystore.errors import StoreConfigError
 from cystore.ha.link.address import address_of, endpoints_of
+from cystore.ha.link.wire import NAME
 from cystore.layout import FLAGS
 
 log = logging.getLogger("cystore")
 
 ROLES = get_args(BrokerRole)
 SECTION = "replication"  # in the manifest
-NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 FLAG_SLAVE = FLAGS["FLAG_SLAVE"][0]
 
 

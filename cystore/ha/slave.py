@@ -185,7 +185,7 @@ class Slave:
                     received += count
             finally:
                 connection.settimeout(self._wait_s)
-        now_s, wrote = monotonic_s(), self._control.wrote
+        now_s, wrote = monotonic_s(), self._copied.whole
         if received:
             self._heard_s = now_s
         elif (now_s - self._heard_s) * 1000 > self._config.ha_housekeeping_interval_ms:

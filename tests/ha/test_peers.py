@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import select
 import socket
 import subprocess
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 
 import cystore
 from cystore.ha.link import wire
-from tests.ha.pair import check_equal, fill, free_port, masters, slaves, until, wait_log, wrote
+from cystore.ha.master import SLAVES_MAX
+from tests.ha.pair import check_equal, fill, free_port, log_bytes, masters, slaves, until, wait_log, wrote
 
 SECRET = "a secret of more than sixteen bytes"
 
@@ -39,6 +41,8 @@ WRONG = {
     "a digest backwards": wire.REPORT.pack(wire.DIGEST) + wire.RANGE.pack(10, 3),
     "an offset that goes back": wire.REPORT.pack(0) + wire.REPORT.pack(0) + wire.REPORT.pack(-2),
     "a proof without a secret": wire.REPORT.pack(wire.PROOF) + bytes(64),
+    "more digests than a slave needs": wire.REPORT.pack(wire.HELLO)
+    + 5 * (wire.REPORT.pack(wire.DIGEST) + wire.RANGE.pack(0, 91)),
     "greetings": 2 * wire.REPORT.pack(wire.HELLO),
     "noise": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(range(128, 160)),
 }
@@ -46,7 +50,8 @@ WRONG = {
 
 @pytest.mark.parametrize("words", WRONG.values(), ids=WRONG)
 def test_a_slave_that_says_nonsense_is_let_go(tmp_path, port, words):
-    with cystore.open(tmp_path / "master", **masters(port)) as master:
+    settings = masters(port, ha_housekeeping_interval_ms=86_400_000)
+    with cystore.open(tmp_path / "master", **settings) as master:
         fill(master, 20)
         with cystore.open(tmp_path / "slave", **slaves(port)) as slave:
             wait_log(slave, wrote(master))
@@ -75,6 +80,66 @@ def test_a_flood_and_a_slow_slave_do_not_stop_the_others(tmp_path, port):
             wait_log(slave, wrote(master))
         assert closed(silent)
         check_equal(master, slave)
+
+
+def test_strangers_that_say_nothing_keep_no_slave_out(tmp_path, port):
+    settings = masters(port, ha_housekeeping_interval_ms=86_400_000)
+    with cystore.open(tmp_path / "master", **settings) as master, contextlib.ExitStack() as stack:
+        fill(master, 20)
+        until(lambda: listens(port))
+        silent = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(SLAVES_MAX + 5)
+        ]
+        with cystore.open(tmp_path / "slave", **slaves(port)) as slave:
+            wait_log(slave, wrote(master))
+            assert closed(silent[0])
+            fill(master, 20, start=20)
+            wait_log(slave, wrote(master))
+
+
+def test_a_greeting_that_comes_byte_by_byte_ends(tmp_path, port):
+    with socket.create_server(("127.0.0.1", port)) as wrong, cystore.open(tmp_path / "slave", **slaves(port)):
+        wrong.settimeout(20)
+        peer, _ = wrong.accept()
+        with peer:
+            peer.sendall(wire.HEADER.pack(wire.HELLO, 30_000))
+            assert any(not takes(peer, b"{") for _ in range(200))
+
+
+def takes(peer: socket.socket, byte: bytes) -> bool:
+    """Whether the other side is there for one byte more; slow bytes are the fault."""
+    select.select([], [], [], 0.1)
+    try:
+        peer.sendall(byte)
+    except ConnectionError:
+        return False
+    return True
+
+
+def test_a_slave_reports_no_more_than_it_was_sent(tmp_path, port):
+    """The log's end is behind a blank as soon as the blank's first bytes come, and its master may have sent no more of
+    it."""
+    with cystore.open(tmp_path / "master", **masters(port)) as master:
+        fill(master, 100)
+        first = master.settings.mapped_file_size_commit_log_bytes
+        last = [message for message in master.scan() if message.physical_offset < first][-1]
+        sent = last.physical_offset + last.size_bytes + 8
+        assert sent < first
+        log, minimum = log_bytes(master.path, 0, sent), wire.Hello("x", 0, wrote(master), first)
+    with (
+        socket.create_server(("127.0.0.1", port)) as serving,
+        cystore.open(tmp_path / "slave", **slaves(port)) as slave,
+    ):
+        serving.settimeout(20)
+        peer, _ = serving.accept()
+        with peer:
+            peer.settimeout(20)
+            peer.sendall(minimum.frame() + wire.HEADER.pack(0, sent) + log)
+            wait_log(slave, first)
+            reports: list[int] = []
+            while reports.count(sent) < 2:  # reports are repeated while nothing comes
+                reports.append(*wire.REPORT.unpack(peer.recv(wire.REPORT.size, socket.MSG_WAITALL)))
+                assert reports[-1] <= sent
 
 
 FRAMES = {

@@ -7,6 +7,7 @@ import select
 import socket
 import ssl
 
+from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
 from cystore.errors import ReplicationError
 from cystore.ha.link import wire
@@ -74,9 +75,12 @@ class MasterCall:
         return self._exactly(size)
 
     def _exactly(self, count: int) -> bytes:
-        got = bytearray()
+        """Within the time for one answer, however slowly its bytes come."""
+        got, connection, until_s = bytearray(), self.socket, monotonic_s() + self._wait_s
         while len(got) < count:
-            piece = self.socket.recv(count - len(got)) if self.socket is not None else b""
+            if connection is None or monotonic_s() >= until_s:
+                raise TimeoutError(f"the master did not answer within {self._wait_s:g} s")
+            piece = connection.recv(count - len(got))
             if not piece:
                 raise ConnectionResetError("the master closed the connection")
             got += piece

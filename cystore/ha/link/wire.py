@@ -9,6 +9,7 @@ holds for "nothing was reported yet".
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -49,6 +50,7 @@ NONCE_BYTES = PROOF_BYTES = DIGEST_BYTES = 32
 DIGEST_RANGE_MAX = 8 << 20
 TALK_BYTES_MAX = 32 << 10  # of a frame that is no log
 JOIN_BYTES_MAX = 1024
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")  # of a group, and of a member
 FRAME_BYTES_MAX = 64 << 20  # of log in one frame; RocketMQ's slave takes no more than 4 MiB
 
 
@@ -109,7 +111,10 @@ class Join:
     @classmethod
     def parse(cls, data: bytes) -> Join:
         """Raises ReplicationError."""
-        return cls(**_fields(data, group=str, member=str, epoch=int, log_id=str))
+        join = cls(**_fields(data, group=str, member=str, epoch=int, log_id=str))
+        if not NAME.fullmatch(join.member):
+            raise ReplicationError(f"the peer joins as {join.member[:100]!r}, which is no name of a member")
+        return join
 
 
 @dataclass(frozen=True)

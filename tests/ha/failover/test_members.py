@@ -3,6 +3,7 @@ refused. Method: members in processes of this host with a real etcd."""
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import cystore
 from cystore.ha.election.etcd import Etcd
 from cystore.ha.election.group import Group, View
+from cystore.ha.link import wire
 from tests.ha.failover.etcd import EtcdServer, needs_etcd
 from tests.ha.pair import QUICK, check_equal, every, fill, free_port, put_delayed, until, wait_log, wrote
 from tests.support.process import Failed, Process
@@ -197,6 +199,21 @@ def test_a_new_master_delivers_no_delayed_message_again(tmp_path, etcd):
         put(second)
         put_delayed(second, 1)  # due after all that would be delivered again
         assert len(until(lambda: (found := every(second, "D", 0, 0))[5:] and found)) == 6
+
+
+def test_a_peer_that_knows_of_an_epoch_that_there_is_not_ends_no_master(tmp_path, etcd):
+    a_settings = settings(etcd, "a")
+    with cystore.open(tmp_path / "a", **a_settings) as a:
+        put(a)
+        epoch = seen(etcd).master.epoch
+        for member, newest in (("x", 1 << 61), ("no name", epoch)):
+            with socket.create_connection(("127.0.0.1", a_settings["ha_listen_port"]), 20) as peer:
+                peer.sendall(wire.REPORT.pack(wire.HELLO) + wire.Join("g", member, newest, "").word())
+                while peer.recv(4096):
+                    pass
+        for _ in range(50):
+            put(a)
+        assert seen(etcd).master.epoch == epoch
 
 
 def test_too_few_members_in_sync_refuse_replicated_puts(tmp_path, etcd):
