@@ -19,6 +19,7 @@ log = logging.getLogger("cystore")
 
 ROLES = get_args(BrokerRole)
 SECTION = "replication"  # in the manifest
+EVERYWHERE = ("0.0.0.0", "::")  # to listen on
 FLAG_SLAVE = FLAGS["FLAG_SLAVE"][0]
 
 
@@ -97,7 +98,9 @@ def _elected(known: Role, config: StoreConfig) -> Role:
             raise StoreConfigError(f"{setting} must be 1 to 64 letters, digits, dots, - and _, not {name!r}")
     endpoints_of(role.etcd)
     if config.ha_listen_port:
-        address_of(advertised(config), "ha_advertised_address")
+        host, _ = address_of(advertised(config), "ha_advertised_address")
+        if host in EVERYWHERE:
+            raise StoreConfigError(f"{host} is no address for other members: give ha_advertised_address")
     return role
 
 

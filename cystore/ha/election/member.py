@@ -72,6 +72,7 @@ class ElectedReplication:
         self._since_s = monotonic_s()  # this process may campaign
         self._told_s = self._tried_s = 0.0
         self._state = self._told_state = self._failed = ""
+        self._not_handed = ""  # a member that an operator wants, and that could not become master
         self._stood: View | None = None
         self._pausing = os_threads.Flag()
 
@@ -256,10 +257,13 @@ class ElectedReplication:
             self._session.answered(*answer)
             self._set_in_sync(self._session.in_sync.committed)
             log.info("%s: in sync: %s", self._root, ", ".join(sorted(self._session.in_sync.committed)))
-        if view.wanted and view.wanted != role.member:
+        if self._control.flags & FLAG_SLAVE:  # a process that opened the store took it for a replica
+            end_slave(self._control)
+        if view.wanted and view.wanted not in (role.member, self._not_handed):
             self._hand_over(view.wanted)
-            return 0
-        return self._master.turn()
+        elif not view.wanted:
+            self._not_handed = ""
+        return 0 if self._master is None else self._master.turn()
 
     def _resume(self, role: Role, keeper: Keeper, view: View) -> int:
         """The process that served in this epoch died. A change that it had asked of etcd may still come: the state is
@@ -282,11 +286,12 @@ class ElectedReplication:
         return 1
 
     def _hand_over(self, wanted: str) -> None:
-        """An operator wants another member: puts are refused, it gets the rest of the log, and then the lease ends."""
+        """An operator wants another member: puts are refused, it gets the rest of the log, and then the lease ends. If
+        it does not get it in time, this one goes on, and does not try again for this order."""
         assert self._master is not None and self._session is not None
+        self._not_handed = wanted
         if wanted not in self._session.in_sync.committed:
             self._say(f"{wanted} is not in sync, so it cannot become master")
-            self._master.turn()
             return
         self._refuse_puts()
         until_s = monotonic_s() + self._config.slave_timeout_ms / 1000
@@ -295,8 +300,10 @@ class ElectedReplication:
             if any(
                 s.member == wanted and s.acknowledged >= self._control.wrote for s in self._master.slaves()
             ):
-                break
-        self._step_down(f"an operator wants {wanted}")
+                self._step_down(f"an operator wants {wanted}")
+                return
+        end_slave(self._control)
+        self._say(f"{wanted} did not get the rest of the log in time, so it does not become master")
 
     def _refuse_puts(self) -> None:
         """Returns when no append is in the middle."""

@@ -9,7 +9,7 @@ from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
 from cystore.errors import ElectionError
 from cystore.ha.election.etcd import Etcd
-from cystore.ha.election.group import Group, View
+from cystore.ha.election.group import WANTED_S, Group, View
 from cystore.ha.role import Role
 from cystore.system.threads import os_threads
 
@@ -35,8 +35,12 @@ def promote(group: Group, member: str, timeout_s: float) -> View:
         in_sync = "nobody" if view.state is None else ", ".join(sorted(view.state.in_sync))
         raise ElectionError(f"{member} is not in sync, so it cannot become master; in sync: {in_sync}")
     group.want(member)
+    asked_s = monotonic_s()
     try:
         while view.master is None or view.master.member != member:
+            if monotonic_s() - asked_s > WANTED_S / 2:
+                group.want(member)
+                asked_s = monotonic_s()
             if monotonic_s() >= until_s:
                 raise ElectionError(f"{member} did not become master within {timeout_s:.0f} s: does it run?")
             os_threads.pause(LOOK_S)

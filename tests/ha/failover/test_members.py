@@ -12,7 +12,9 @@ import pytest
 import cystore
 from cystore.ha.election.etcd import Etcd
 from cystore.ha.election.group import Group, View
+from cystore.ha.election.orders import group_of, promote
 from cystore.ha.link import wire
+from cystore.ha.role import FLAG_SLAVE, role_of
 from tests.ha.failover.etcd import EtcdServer, needs_etcd
 from tests.ha.pair import QUICK, check_equal, every, fill, free_port, put_delayed, until, wait_log, wrote
 from tests.support.process import Failed, Process
@@ -216,6 +218,33 @@ def test_a_peer_that_knows_of_an_epoch_that_there_is_not_ends_no_master(tmp_path
         assert seen(etcd).master.epoch == epoch
 
 
+def test_an_order_for_a_member_that_stands_still_ends_no_master(tmp_path, etcd):
+    slow = {"ha_in_sync_lag_ms": 60_000}  # so it stays in sync
+    with cystore.open(tmp_path / "a", **settings(etcd, "a", **slow)) as a, Process() as b:
+        put(a)
+        b.do(OPENED, path=str(tmp_path / "b"), settings=settings(etcd, "b", **slow))
+        until(lambda: in_sync(etcd) == {"a", "b"})
+        epoch = seen(etcd).master.epoch
+        b.stop()
+        a.put("T", b"b does not have it")
+        with (
+            group_of(role_of(a._attached().manifest.snapshot()), a.settings) as group,
+            pytest.raises(cystore.ElectionError, match="did not become master"),
+        ):
+            promote(group, "b", 4.0)
+        a.put("T", b"taken")
+        b.go_on()
+        put(a)
+        assert seen(etcd).master.epoch == epoch
+
+
+def test_a_process_that_takes_the_master_for_a_replica_stops_no_put(tmp_path, etcd):
+    with cystore.open(tmp_path / "a", **settings(etcd, "a")) as a:
+        put(a)
+        a._attached().control.set_flag(FLAG_SLAVE)  # it looked before the election
+        put(a)
+
+
 def test_too_few_members_in_sync_refuse_replicated_puts(tmp_path, etcd):
     with cystore.open(tmp_path / "a", **settings(etcd, "a", min_in_sync_replicas=2)) as a:
         until(lambda: master(etcd) == "a")
@@ -323,6 +352,8 @@ def test_a_second_store_with_the_same_name_is_no_member(tmp_path, etcd, caplog):
         ({"ha_etcd_endpoints": "ftp://x:1"}, "ha_etcd_endpoints"),
         ({"ha_etcd_endpoints": "http://x:99999"}, "ha_etcd_endpoints"),
         ({"ha_advertised_address": "nowhere"}, "ha_advertised_address"),
+        ({"ha_listen_host": "0.0.0.0"}, "ha_advertised_address"),
+        ({"ha_listen_host": "::"}, "ha_advertised_address"),
         ({"ha_lease_ms": 10}, "ha_lease_ms"),
         ({"min_in_sync_replicas": 0}, "min_in_sync_replicas"),
     ],
