@@ -3,6 +3,7 @@
 * Nothing that was acknowledged as replicated is lost: it is where its put said, in every member.
 * No two epochs acknowledged at the same place, and a later epoch acknowledged behind an earlier one.
 * Nothing is there twice. A queue has no gap, and each writer's messages are in their order.
+* A read of each queue gives the messages that its log has, all of them.
 * The members are equal byte for byte.
 """
 
@@ -25,14 +26,23 @@ class Stored:
 
 
 def check(
-    acknowledged: Sequence[dict[str, Any]], logs: dict[str, Sequence[Stored]], raw: dict[str, bytes]
+    acknowledged: Sequence[dict[str, Any]],
+    logs: dict[str, Sequence[Stored]],
+    read: dict[str, Sequence[Stored]],
+    raw: dict[str, bytes],
 ) -> list[str]:
-    """All faults, as lines. `acknowledged` are the lines of all journals; `logs` and `raw` are of each member."""
+    """All faults, as lines. `acknowledged` are the lines of all journals; `logs` in the order of the log, `read` from
+    the queues, and `raw` are of each member."""
     faults = [*_epochs(acknowledged)]
     for name, stored in logs.items():
         faults += [
             f"{name}: {fault}"
-            for fault in (*_lost(acknowledged, stored), *_queues(stored), *_writers(stored))
+            for fault in (
+                *_lost(acknowledged, stored),
+                *_queues(stored),
+                *_writers(stored),
+                *_served(stored, read[name]),
+            )
         ]
     first = next(iter(raw))
     faults += [f"{name} and {first} differ" for name, data in raw.items() if data != raw[first]]
@@ -79,6 +89,13 @@ def _queues(stored: Sequence[Stored]) -> Iterable[str]:
         if one.body in bodies:
             yield f"{one.body} is there twice"
         bodies.add(one.body)
+
+
+def _served(stored: Sequence[Stored], read: Sequence[Stored]) -> Iterable[str]:
+    there, served = ({(one.queue, one.offset): one for one in some} for some in (stored, read))
+    for place in sorted(there.keys() | served.keys()):
+        if there.get(place) != served.get(place):
+            yield f"the log has {there.get(place)}, and a read of its queue gives {served.get(place)}"
 
 
 def _writers(stored: Sequence[Stored]) -> Iterable[str]:

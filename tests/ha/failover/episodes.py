@@ -111,6 +111,34 @@ def etcd_is_killed(fleet: Fleet, rng: random.Random, name: str) -> None:
     fleet.etcd.start()
 
 
+def etcd_loses_a_member(fleet: Fleet, rng: random.Random, name: str) -> None:
+    """Killed, or standing still; the others are a majority."""
+    lost = rng.randrange(len(fleet.etcd))
+    away, back = rng.choice(((fleet.etcd.kill, fleet.etcd.start), (fleet.etcd.stop, fleet.etcd.go_on)))
+    away(lost)
+    if rng.random() < 0.5:
+        fleet.kill(name)
+    _pass(LEASE_MS / 1000 * rng.uniform(0.5, 2.0))
+    _more(fleet, rng)
+    back(lost)
+
+
+def slow_link(fleet: Fleet, rng: random.Random, name: str) -> None:
+    """What others send it takes its time, answers of etcd too; what is too much is lost."""
+    fleet.network.slow(name, rng.choice((16, 64, 256, 1024)))
+    _more(fleet, rng)
+    fleet.network.slow(name, 0)
+
+
+def full_disk(fleet: Fleet, rng: random.Random, name: str) -> None:
+    """A master with a full disk stays master, and takes no put; a replica leaves the set."""
+    fleet.disks.fill(name)
+    _pass(LEASE_MS / 1000 * rng.uniform(0.5, 2.5))
+    if rng.random() < 0.3:
+        fleet.kill(name)
+    fleet.disks.empty(name)
+
+
 EPISODES: tuple[Callable[[Fleet, random.Random, str], None], ...] = (
     kill,
     kill_two,
@@ -124,6 +152,9 @@ EPISODES: tuple[Callable[[Fleet, random.Random, str], None], ...] = (
     cut_one_pair,
     etcd_stands_still,
     etcd_is_killed,
+    etcd_loses_a_member,
+    slow_link,
+    full_disk,
 )
 
 
@@ -187,6 +218,8 @@ def run(
             outcome.episodes = number
             if not outcome.faults:
                 outcome.faults += fleet.check()
+            if outcome.faults:
+                fleet.keep()
             lines = fleet.acknowledged()
             outcome.acknowledged += len(lines)
             outcome.failovers_ms += _failovers(lines)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import cystore
 from tests.ha.failover.checker import Stored, check
-from tests.ha.failover.etcd import EtcdServer
+from tests.ha.failover.disks import Disks
+from tests.ha.failover.etcd import EtcdCluster
 from tests.ha.failover.network import Network
 from tests.ha.failover.node import read_journal
-from tests.ha.pair import QUICK, log_bytes, until
+from tests.ha.pair import QUICK, every, log_bytes, until
 from tests.support.process import Process
 from tests.support.small_stores import SETTINGS
 
 NAMES = ("a", "b", "c")
+ETCDS = 3
 LEASE_MS = 2_000
 PORT = 10912
 QUIET = {
@@ -31,7 +34,8 @@ class Fleet:
     def __init__(self, folder: Path, names: tuple[str, ...] = NAMES, **more: Any) -> None:
         self.folder, self.names, self._more = folder, names, more
         self.network = Network(names)
-        self.etcd = EtcdServer(folder / "etcd", self.network.gateway)
+        self.etcd = EtcdCluster(folder / "etcd", self.network.gateway, ETCDS)
+        self.disks = Disks(folder, names)
         self._processes: dict[str, Process] = {}
         self._stack = contextlib.ExitStack()
 
@@ -56,6 +60,7 @@ class Fleet:
 
     def __enter__(self) -> Fleet:
         try:
+            self._stack.enter_context(self.disks)
             self._stack.enter_context(self.network)
             self._stack.enter_context(self.etcd)
             for name in self.names:
@@ -143,17 +148,30 @@ class Fleet:
             self.write(name, on=False)
         until(lambda: len({self.facts(name)["wrote"] for name in self.names}) == 1)
 
+    def keep(self) -> None:
+        """Copies the stores beside the members' disks, which are not there any more when this has ended."""
+        for name in self.names:
+            shutil.copytree(self.folder / name, self.folder / f"{name}-kept")
+
     def check(self) -> list[str]:
         """Settles the fleet, ends its processes, and gives the checker's faults."""
         self.settle()
         for name in self.names:
             self.kill(name)
-        logs, raw = {}, {}
+        logs, read, raw = {}, {}, {}
         for name in self.names:
             with cystore.open(self.folder / name, services="none") as store:
-                logs[name] = [
-                    Stored(m.queue_id, m.queue_offset, m.physical_offset, bytes(m.body).rstrip(b" ").decode())
-                    for m in store.scan()
+                logs[name] = list(map(_stored, store.scan()))
+                read[name] = [
+                    _stored(message)
+                    for topic, queues in store.topics().items()
+                    for queue_id in queues
+                    for message in every(store, topic, queue_id, 0)
                 ]
                 raw[name] = log_bytes(store.path, 0, store.stats()["wrote"])
-        return check(self.acknowledged(), logs, raw)
+        return check(self.acknowledged(), logs, read, raw)
+
+
+def _stored(message: cystore.Message) -> Stored:
+    body = bytes(message.body).rstrip(b" ").decode()
+    return Stored(message.queue_id, message.queue_offset, message.physical_offset, body)

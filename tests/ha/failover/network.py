@@ -75,10 +75,12 @@ class Network:
         for name in self._names:
             self._ip("-n", self._space(name), "neigh", "flush", "dev", "eth0", "nud", "permanent")
 
-    def slow(self, name: str, delay_ms: int) -> None:
-        """What the host sends takes so long; 0 ends that."""
+    def slow(self, name: str, kbit: int) -> None:
+        """So many kbit of what is sent to the host come in a second; 0 ends that."""
+        change = ["replace"] if kbit else ["del"]
+        rate = ["tbf", "rate", f"{kbit}kbit", "burst", "4kb", "latency", "400ms"] if kbit else []
         device = f"cyv{self._tag}{self._names.index(name)}"
-        command = ["tc", "qdisc", "replace", "dev", device, "root", "netem", "delay", f"{delay_ms}ms"]
+        command = ["tc", "qdisc", *change, "dev", device, "root", *rate]
         subprocess.run(command, check=True, capture_output=True)
 
     def __enter__(self) -> Network:

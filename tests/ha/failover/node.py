@@ -67,8 +67,9 @@ class Node:
         except cystore.StoreNotWritableError:
             PAUSE.wait(SLICE_S)
             return
-        except (cystore.FlushSlaveTimeoutError, cystore.StoreTimeoutError):
+        except (cystore.FlushSlaveTimeoutError, cystore.StoreTimeoutError, cystore.StoreFullError):
             self._number += 1  # it may be there, and it may be cut
+            PAUSE.wait(SLICE_S)
             return
         self._number += 1
         line = {

@@ -36,10 +36,11 @@ class Run:
     def __init__(self) -> None:
         self.acknowledged = [line(number) for number in range(COUNT)]
         self.logs = {name: [stored(number) for number in range(COUNT)] for name in "abc"}
+        self.read = {name: [stored(number) for number in range(COUNT)] for name in "abc"}
         self.raw = dict.fromkeys("abc", b"log")
 
     def faults(self) -> list[str]:
-        return check(self.acknowledged, self.logs, self.raw)
+        return check(self.acknowledged, self.logs, self.read, self.raw)
 
 
 def test_a_sound_run_has_no_fault():
@@ -75,6 +76,14 @@ def bytes_differ(run: Run) -> None:
     run.raw["c"] = b"loG"
 
 
+def not_served(run: Run) -> None:
+    del run.read["b"][5]
+
+
+def served_otherwise(run: Run) -> None:
+    run.read["c"][7] = dataclasses.replace(run.read["c"][7], at=1)
+
+
 def two_epochs_at_one_place(run: Run) -> None:
     run.acknowledged.append({**line(3), "epoch": 2})
 
@@ -96,6 +105,8 @@ def two_masters_in_one_epoch(run: Run) -> None:
         (repeat, "twice"),
         (order, "stands behind"),
         (bytes_differ, "differ"),
+        (not_served, "a read of its queue gives None"),
+        (served_otherwise, "a read of its queue gives Stored"),
         (two_epochs_at_one_place, "acknowledged twice"),
         (epochs_overlap, "and epoch 2 from"),
         (two_masters_in_one_epoch, "has the masters"),
