@@ -123,6 +123,6 @@ def show_role(manifest: Manifest, control: Control) -> None:
 
 
 def end_slave(control: Control) -> None:
-    """Takes appends from now on. What the master delivered is counted before anything is delivered here."""
+    """Takes appends from now on. The master's deliveries are counted before anything is delivered here."""
     Delivered(control).unfinished = True
     control.clear_flag(FLAG_SLAVE)
