@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.crash import matrix
+from tests.crash import matrix, page
 from tests.crash.faults import FAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,12 +39,20 @@ def main(arguments: list[str]) -> int:
         metavar="JSON",
         help="writes docs/reliability.md from results but its section Found; runs of a row are added up; runs nothing",
     )
+    parser.add_argument(
+        "--add",
+        type=Path,
+        nargs="+",
+        metavar="JSON",
+        help="as --document, but keeps what the page has; runs nothing",
+    )
     options = parser.parse_args(arguments)
-    if options.document:
-        text = matrix.document([json.loads(path.read_text()) for path in options.document])
-        page = ROOT / "docs" / "reliability.md"
-        _, found, by_hand = page.read_text().partition("\n## Found\n")
-        page.write_text(text + found + by_hand)
+    if options.document or options.add:
+        document = ROOT / "docs" / "reliability.md"
+        head, found, by_hand = document.read_text().partition("\n## Found\n")
+        before = page.results_of(head) if options.add else []
+        new = [json.loads(path.read_text()) for path in options.add or options.document]
+        document.write_text(matrix.document([*before, *new]) + found + by_hand)
         return 0
     unknown = set(options.faults) - {fault.name for fault in FAULTS}
     if unknown:

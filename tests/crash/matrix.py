@@ -269,8 +269,8 @@ If a case leaves a store on the disk, it ends with `clean()`, `cystore rebuild`,
 everything, and one more put.
 
 `make crash` runs all rows and writes `build/crash.json`. `python -m tests.crash --document build/crash.json` writes
-this page from it. `python -m tests.crash FAULT --seed N --case M` repeats one case. `make test` runs a part of every
-row.
+this page from it; `--add JSON` adds runs to those that it has. `python -m tests.crash FAULT --seed N --case M` repeats
+one case. `make test` runs a part of every row.
 
 The runs were made on {cores} cores, Linux {kernel}, Python {python}. Runs of one row are added up. The last column
 counts the faults of each day: the code was different on each. "not run" means that the machine cannot make the fault.
