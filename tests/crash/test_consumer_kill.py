@@ -13,6 +13,7 @@ import pytest
 
 import cystore
 from cystore.clock import monotonic_s
+from tests.crash.aftermath import after_kills
 from tests.crash.places import in_sources
 from tests.support.process import Process
 from tests.support.small_stores import SETTINGS
@@ -87,6 +88,7 @@ def check(path, log, count):
     unknown = [name for name, word in last.items() if word != "acked"]
     assert all(last[name] == "acking" for name in unknown), unknown
     assert len(unknown) <= deaths(log), unknown
+    after_kills(path, LEVELS)
 
 
 def deaths(log):

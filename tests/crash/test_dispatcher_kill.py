@@ -12,6 +12,7 @@ import pytest
 
 import cystore
 from cystore.clock import monotonic_s
+from tests.crash.aftermath import after_kills
 from tests.crash.places import in_sources
 from tests.support.process import Process
 from tests.support.small_stores import SETTINGS
@@ -99,6 +100,7 @@ def test_killed_at(place, places, rng, build_environment):
     check(log, COUNT, killed)
     with cystore.open(path, **SETTINGS) as store:
         assert store.dispatchers.states() == [("search", store.wrote_position, 0, False, 0, False)]
+    after_kills(path, SETTINGS)
 
 
 @pytest.mark.parametrize("turns", [6, pytest.param(100, marks=pytest.mark.slow)])
@@ -136,3 +138,4 @@ def test_several_are_killed_at_random_while_messages_come(places, rng, turns):
             worker()
         assert workers[0].do("search.wait(60)")
     check(log, put, killed)
+    after_kills(path, SETTINGS)

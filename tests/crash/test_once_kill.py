@@ -11,6 +11,7 @@ import pytest
 
 import cystore
 from cystore.clock import monotonic_s
+from tests.crash.aftermath import after_kills
 from tests.crash.places import in_sources
 from tests.support.process import Process
 from tests.support.small_stores import SETTINGS
@@ -39,6 +40,7 @@ def check(path, log):
         found = {int(bytes(message.body)): message.physical_offset for message in store.scan()}
         assert len(list(store.scan())) == len(found) == KEYS
         assert {(number, at) for number, at in notes(log)} == set(found.items())
+    after_kills(path, SETTINGS)
 
 
 def test_this_is_the_only_place():

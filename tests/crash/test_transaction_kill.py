@@ -15,6 +15,7 @@ import pytest
 import cystore
 from cystore import TransactionError
 from cystore.layout import OP_TOPIC
+from tests.crash.aftermath import after_kills
 from tests.crash.places import in_sources
 from tests.support.checks import check_closed
 from tests.support.process import Process
@@ -112,6 +113,7 @@ def test_a_kill_while_a_transaction_ends(in_memory, rng, build_environment, plac
             if survivors:
                 keeper.do("store.close()")
     check_closed(path, AT_ONCE)
+    after_kills(path, AT_ONCE)
 
 
 @pytest.mark.parametrize("rounds", [4, pytest.param(40, marks=pytest.mark.slow)])
@@ -139,3 +141,4 @@ def test_several_begin_end_and_check_at_once_and_are_killed_at_random(in_memory,
         with pytest.raises(TransactionError):
             store.commit(found[0].unique_key)
     check_closed(path, AT_ONCE)
+    after_kills(path, AT_ONCE)
