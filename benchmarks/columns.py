@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import cystore
-from cystore._native.read.scan import LogScanner
+from cystore._native.read.log_walk import LogWalker
 from cystore.columns import arrow
 from cystore.derived.reading.snapshot import LogRange
 from cystore.system import files
@@ -55,7 +55,7 @@ def scan(ranges: list[LogRange]) -> int:
     for part in ranges:
         length = Path(part.path).stat().st_size
         segment = files.map_file(Path(part.path), part.base, length, writable=False)
-        scanner = LogScanner(follow_queues=False)
+        scanner = LogWalker(follow_queues=False)
         scanner.limit = part.end
         scanner.move(part.begin, part.base + part.file_bytes)
         scanner.run(segment, length, part.base)

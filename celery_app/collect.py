@@ -13,7 +13,7 @@ from celery_app.app import TASK_QUEUE, app
 from celery_app.fleet import Fleet
 from celery_app.tasks import index_file
 from celery_app.tell import bar, say
-from cystore.celery.base.leases import redis_of
+from cystore.celery.base.duty_leases import redis_of
 
 QUIET_S = 2.0  # without a result, before anybody asks whether messages got lost
 UNACKED = "unacked"  # Celery's notes in Redis of the messages that workers have

@@ -18,9 +18,9 @@ from celery_app.folder import RunFolder
 from celery_app.tasks import index_file
 from celery_app.tell import bar, say
 from celery_app.verify import Verdict, write_acknowledged
+from cystore.celery.base.duty_leases import last_token, redis_of
 from cystore.celery.base.identity import store_id_of
-from cystore.celery.base.leases import last_token, redis_of
-from cystore.celery.duties.running import REPUT
+from cystore.celery.duties.duty_runs import REPUT
 from cystore.celery.stores import close_shared
 from tools.redis_server import redis_server
 

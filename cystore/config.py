@@ -20,7 +20,9 @@ BrokerRole = Literal["async_master", "sync_master", "slave", "elected"]
 GIB = 1 << 30
 DELAY_LEVELS_MAX = CONSTANTS["DELAY_LEVELS_MAX"][0]
 DELAY_SECONDS_MAX = CONSTANTS["DELAY_SECONDS_MAX"][0]
+QUEUE_ENTRY_BYTES = CONSTANTS["QUEUE_ENTRY_BYTES"][0]
 MIB = 1 << 20
+REPLICATION_HEADER_BYTES = 8 + 4  # RocketMQ's: position and size before each piece of the log
 INT_MAX = (1 << 31) - 1
 
 
@@ -36,7 +38,7 @@ class StoreConfig(_Given):
     """All settings of a `MessageStore`; immutable. Unknown names, wrong types and values are a StoreConfigError."""
 
     mapped_file_size_commit_log_bytes: int = GIB
-    mapped_file_size_consume_queue_bytes: int = 300_000 * 20
+    mapped_file_size_consume_queue_bytes: int = 300_000 * QUEUE_ENTRY_BYTES
     enable_consume_queue_ext: bool = False
     mapped_file_size_consume_queue_ext_bytes: int = 48 * MIB
     bit_map_length_consume_queue_ext: int = 64
@@ -144,11 +146,12 @@ class StoreConfig(_Given):
         for name, (low, high) in _BOUNDS.items():
             if not low <= getattr(self, name) <= high:
                 raise StoreConfigError(f"{name} must be {low} to {high}, not {getattr(self, name)}")
-        if self.mapped_file_size_consume_queue_bytes % 20:
+        if self.mapped_file_size_consume_queue_bytes % QUEUE_ENTRY_BYTES:
             object.__setattr__(
                 self,
                 "mapped_file_size_consume_queue_bytes",
-                -(-self.mapped_file_size_consume_queue_bytes // 20) * 20,  # as RocketMQ rounds it
+                -(-self.mapped_file_size_consume_queue_bytes // QUEUE_ENTRY_BYTES)
+                * QUEUE_ENTRY_BYTES,  # as RocketMQ rounds it
             )
         object.__setattr__(self, "services", _service_names(self.services))
         self.delay_levels_ms()
@@ -272,9 +275,12 @@ def toml_settings(path: Path | str) -> dict[str, Any]:
 
 
 _BOUNDS = {
-    # A length of a file is a Java int in RocketMQ; that of a queue file is a multiple of 20 too.
+    # A length of a file is a Java int in RocketMQ; that of a queue file is a multiple of an entry's too.
     "mapped_file_size_commit_log_bytes": (4096, INT_MAX),
-    "mapped_file_size_consume_queue_bytes": (20, INT_MAX // 20 * 20),
+    "mapped_file_size_consume_queue_bytes": (
+        QUEUE_ENTRY_BYTES,
+        INT_MAX // QUEUE_ENTRY_BYTES * QUEUE_ENTRY_BYTES,
+    ),
     "mapped_file_size_consume_queue_ext_bytes": (64, INT_MAX),
     "bit_map_length_consume_queue_ext": (8, 1 << 18),
     "max_hash_slot_num": (1, 1 << 29),
@@ -310,7 +316,10 @@ _BOUNDS = {
     "ha_listen_port": (0, 65_535),
     "ha_send_heartbeat_interval_ms": (10, 86_400_000),
     "ha_housekeeping_interval_ms": (20, 86_400_000),
-    "ha_transfer_batch_size_bytes": (1, 4 * MIB - 12),  # a slave of RocketMQ reads into 4 MiB
+    "ha_transfer_batch_size_bytes": (
+        1,
+        4 * MIB - REPLICATION_HEADER_BYTES,
+    ),  # a slave of RocketMQ reads into 4 MiB
     "ha_slave_fallbehind_max_bytes": (1, 1 << 60),
     "ha_hold_bytes_max": (0, 1 << 60),
     "slave_timeout_ms": (1, 86_400_000),

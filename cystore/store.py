@@ -16,7 +16,7 @@ from cystore._native.append.put import put_function
 from cystore._native.read.get_result import GetResult
 from cystore._native.read.key_reader import QueryResult
 from cystore._native.read.queue_reader import get_function, read_function
-from cystore._native.record.exact import whole
+from cystore._native.record.argument_checks import whole
 from cystore._native.record.message import Message, PutResult
 from cystore._native.system.descriptor import AtDrop
 from cystore.attachment.attach import Attachment, attach
@@ -40,7 +40,7 @@ from cystore.errors import (
     StoreNotWritableError,
     StoreResourceError,
 )
-from cystore.filters.chosen import Filter, predicate
+from cystore.filters.given_filter import Filter, predicate
 from cystore.once.surface import StoreOnce
 from cystore.services.threads import ServiceThread
 from cystore.surface.places import StorePlaces

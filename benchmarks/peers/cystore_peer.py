@@ -14,7 +14,7 @@ from typing import Any
 import cystore
 from benchmarks import workload
 from benchmarks.workload import TAG, TOPIC, Job, Measure
-from cystore._native.read.scan import BLANK, LIMIT, LogScanner
+from cystore._native.read.log_walk import BLANK, LIMIT, LogWalker
 
 WARM_UP = 20_000
 AROUND_BODY_BYTES = 91 + 10 + 64
@@ -134,7 +134,7 @@ def scan(job: Job) -> Measure:
         sum(view[:: mmap.PAGESIZE])  # faults every page in
 
         def work() -> None:
-            scanner = LogScanner(check_checksum=True, follow_queues=False)
+            scanner = LogWalker(check_checksum=True, follow_queues=False)
             scanner.limit = end
             scanner.move(0, len(view))
             if scanner.run(view, end, 0) not in (LIMIT, BLANK) or scanner.record_count != job.count:

@@ -14,13 +14,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cystore._native.read.get_result import GetResult
-from cystore._native.record.exact import any_text, whole
+from cystore._native.record.argument_checks import any_text, whole
 from cystore._native.record.message import Message
-from cystore.arrivals.watch import Watch, Watched
+from cystore.arrivals.queue_watch import QueueWatch, Watched
 from cystore.clock import FOREVER_S, monotonic_s, wait_s
 from cystore.derived.reading.reader import FOREVER_MS, INT32_MAX
 from cystore.errors import CorruptRecordError, StoreClosedError, StoreConfigError, StoreError
-from cystore.filters.chosen import Filter
+from cystore.filters.given_filter import Filter
 from cystore.results import GetStatus
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ T = TypeVar("T")
 class _Bell:
     """Rung by the watching thread, heard in one event loop."""
 
-    def __init__(self, watch: Watch, topic: str, queue_id: int | None) -> None:
+    def __init__(self, watch: QueueWatch, topic: str, queue_id: int | None) -> None:
         self._watch = watch
         self._loop, self._heard = asyncio.get_running_loop(), asyncio.Event()
         self._error: StoreError | None = None
@@ -76,7 +76,7 @@ class AsyncStore:
     A task that is cancelled leaves nothing behind. When the store is closed, every wait raises StoreClosedError.
     """
 
-    def __init__(self, store: StoreArrivals, watch: Watch) -> None:
+    def __init__(self, store: StoreArrivals, watch: QueueWatch) -> None:
         self._store, self._watch = store, watch
 
     async def wait(

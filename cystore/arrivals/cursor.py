@@ -16,8 +16,8 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
+from cystore._native.record.argument_checks import any_text
 from cystore._native.record.checksum import crc32c
-from cystore._native.record.exact import any_text
 from cystore._native.system.descriptor import Descriptor
 from cystore._native.system.failpoint import failpoint
 from cystore.attachment.attachment import Attachment

@@ -14,18 +14,18 @@ import zlib
 from collections.abc import Callable
 from types import TracebackType
 
-from cystore._native.record.exact import whole
+from cystore._native.record.argument_checks import whole
 from cystore._native.record.message import Message
 from cystore._native.system.failpoint import failpoint
-from cystore.arrivals.calls import call, checked_function
 from cystore.arrivals.cursor import PREFIX, RUNNING, Cursor, State, checked_name
-from cystore.arrivals.doze import Doze
+from cystore.arrivals.interruptible_sleep import InterruptibleSleep
+from cystore.arrivals.user_calls import call, checked_function
 from cystore.attachment.attachment import Attachment
 from cystore.clock import monotonic_s, wait_s
 from cystore.derived.dispatch.resume import DamageSearch
 from cystore.engine.files.progress import Progress
 from cystore.errors import CorruptRecordError, OffsetError, StoreClosedError, StoreConfigError
-from cystore.services.idle import RING_S
+from cystore.services.service_waits import RING_S
 from cystore.services.threads import ServiceThread
 from cystore.system.key_lock import PlaceLocks
 from cystore.system.threads import os_threads
@@ -77,7 +77,7 @@ class Dispatcher:
         self._error: BaseException | None = None
         self._sync_at_s, self._synced = 0.0, True
         self._seen, self._behind = 0, False
-        self._doze, self._stopping, self._key = Doze(), os_threads.Flag(), _key(self.name)
+        self._sleeper, self._stopping, self._key = InterruptibleSleep(), os_threads.Flag(), _key(self.name)
         self._hold = _Hold(parts, self.name) if hold else None
         try:
             if self._hold is not None:
@@ -159,7 +159,7 @@ class Dispatcher:
     def stop(self) -> None:
         """Asks the thread to end."""
         self._thread.stop()
-        self._doze.wake()
+        self._sleeper.wake()
 
     @property
     def stopped(self) -> bool:
@@ -305,9 +305,9 @@ class Dispatcher:
     def _sleep(self, pause_s: float) -> None:
         parts = self._parts
         if pause_s or self._behind:
-            self._doze.nap(pause_s or BEHIND_S)
+            self._sleeper.nap(pause_s or BEHIND_S)
         elif not self._stopping.is_set():
-            self._doze.sleep(parts.control, parts.sleepers, self._seen, RING_S if self._synced else SYNC_S)
+            self._sleeper.sleep(parts.control, parts.sleepers, self._seen, RING_S if self._synced else SYNC_S)
 
     def _leave(self) -> None:
         """At the end of the thread: others may run it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from cystore._native.record.exact import whole
+from cystore._native.record.argument_checks import whole
 from cystore.arrivals.cursor import PREFIX, RUNNING, Cursor, checked_name, names, path_of
 from cystore.arrivals.dispatcher import FIRST, LAST, Dispatcher, Work, write_position
 from cystore.attachment.attachment import Attachment

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 
-from cystore.arrivals.calls import call
-from cystore.arrivals.watch import Watch, Watched
+from cystore.arrivals.queue_watch import QueueWatch, Watched
+from cystore.arrivals.user_calls import call
 from cystore.errors import StoreError
 from cystore.system.threads.repeated_errors import Trouble
 
@@ -19,7 +19,7 @@ class ArrivingListener:
     """A listener as `store.listen` made it; it listens until `close`, or until the store is closed."""
 
     def __init__(
-        self, watch: Watch, topic: str, queue_id: int | None, function: Callable[[str, int, int], object]
+        self, watch: QueueWatch, topic: str, queue_id: int | None, function: Callable[[str, int, int], object]
     ) -> None:
         self._watch, self._function, self._trouble = watch, function, Trouble()
         self._entry = Watched(topic, queue_id, self._call, partial(_ended, topic))

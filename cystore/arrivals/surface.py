@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from cystore._native.record.exact import any_text, whole
+from cystore._native.record.argument_checks import any_text, whole
 from cystore.attachment.attach import Attachment
 from cystore.attachment.interrupted_close import weakly
 from cystore.errors import StoreConfigError
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cystore.arrivals.aio import AsyncStore
     from cystore.arrivals.dispatchers import Dispatchers
     from cystore.arrivals.listeners import ArrivingListener
-    from cystore.arrivals.watch import Watch
+    from cystore.arrivals.queue_watch import QueueWatch
 
 
 class StoreArrivals(ABC):
@@ -55,8 +55,8 @@ class StoreArrivals(ABC):
         function runs in a thread that all listeners of this object share; its errors are logged. Source:
         MessageArrivingListener.arriving.
         """
-        from cystore.arrivals.calls import checked_function
         from cystore.arrivals.listeners import ArrivingListener
+        from cystore.arrivals.user_calls import checked_function
 
         name = any_text("topic", topic, StoreConfigError)
         if queue_id is not None:
@@ -71,14 +71,14 @@ class StoreArrivals(ABC):
 
         return AsyncStore(self, self._watch("aio"))
 
-    def _watch(self, name: str) -> Watch:
+    def _watch(self, name: str) -> QueueWatch:
         """The watch of this process for listeners, or for asyncio: functions of a program must not hold up event
         loops."""
-        from cystore.arrivals.watch import Watch
+        from cystore.arrivals.queue_watch import QueueWatch
 
         self._attached()  # raises StoreClosedError
-        watches: dict[str, Watch] = self.__dict__.setdefault("_watches", {})
+        watches: dict[str, QueueWatch] = self.__dict__.setdefault("_watches", {})
         found = watches.get(name)
         if found is None or found.pid != os.getpid():
-            found = watches[name] = Watch(weakly(self, type(self)._attached), name)
+            found = watches[name] = QueueWatch(weakly(self, type(self)._attached), name)
         return found

@@ -33,15 +33,15 @@ from cystore.engine.log.flush import Flusher
 from cystore.engine.log.roll import Roller
 from cystore.engine.manifest.manifest import Manifest
 from cystore.engine.manifest.store_settings import Policy
-from cystore.ha.acknowledged import Acknowledged
 from cystore.ha.role import role_of, show_role
-from cystore.ha.standing import read_standing
+from cystore.ha.slave_progress import SlaveProgress
+from cystore.ha.status import read_status
 from cystore.services.clean import Cleaner
 from cystore.services.delay.carry import Carrier
-from cystore.services.delay.delivered import DeliveryProgress
-from cystore.services.delay.schedule import Scheduler
+from cystore.services.delay.delivery import Scheduler
+from cystore.services.delay.delivery_progress import DeliveryProgress
 from cystore.services.delay.waiting import WaitingQueues
-from cystore.services.idle import Sleepers
+from cystore.services.service_waits import Sleepers
 from cystore.system import platform
 from cystore.system.store_lock import StoreLocks
 
@@ -112,8 +112,8 @@ def compose(
             revive,
             cystore_records=cystore_records,
             relieve=backlog.relieve if keeps_backlog else None,
-            master=lambda: role_of(manifest.snapshot()).master or read_standing(root).master,
-            replicated=Acknowledged(control, config).wait_for,
+            master=lambda: role_of(manifest.snapshot()).master or read_status(root).master,
+            replicated=SlaveProgress(control, config).wait_for,
         )
         appender = Appender(
             control,

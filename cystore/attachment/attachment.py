@@ -27,9 +27,9 @@ from cystore.engine.log.flush import Flusher
 from cystore.engine.manifest.manifest import Manifest
 from cystore.errors import StoreMovedError
 from cystore.services.clean import Cleaner
-from cystore.services.delay.delivered import DeliveryProgress
-from cystore.services.delay.schedule import Scheduler
-from cystore.services.idle import Sleepers
+from cystore.services.delay.delivery import Scheduler
+from cystore.services.delay.delivery_progress import DeliveryProgress
+from cystore.services.service_waits import Sleepers
 from cystore.system import folders
 from cystore.system.other_processes import View
 from cystore.system.store_lock import StoreLocks

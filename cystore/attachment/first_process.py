@@ -51,7 +51,7 @@ def recover_and_build(
     """For the only process in the store: recovers, builds the control block, dispatches the tail, and makes all of it
     durable."""
     # A process that joins others needs none of it.
-    from cystore.ha.epochs.cut import cut_if_ordered
+    from cystore.ha.epochs.truncation import truncate_if_ordered
     from cystore.recovery.recover import recover
 
     files.clear_temporaries(root)
@@ -63,7 +63,7 @@ def recover_and_build(
     abort = root / ABORT_NAME
     made = not (root / MANIFEST).exists()
     given, config = config, effective_at(config, root)
-    cut_if_ordered(root, config.mapped_file_size_commit_log_bytes)
+    truncate_if_ordered(root, config.mapped_file_size_commit_log_bytes)
     state = recover(root, config, Mode.WRITE, abnormal=abort.exists(), progress=progress)
     failpoint("attach.recovered")
     if not abort.exists():

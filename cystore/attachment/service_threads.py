@@ -9,7 +9,7 @@ from typing import Any
 from cystore.attachment.attach import Attachment
 from cystore.config import StoreConfig
 from cystore.engine.files.progress import Progress
-from cystore.services.idle import AppendWait, QuietWait
+from cystore.services.service_waits import AppendWait, QuietWait
 from cystore.services.threads import ServiceThread
 from cystore.system.threads import os_threads
 

@@ -1,6 +1,6 @@
 """The registry of the fleet in Redis: stores, their workers and their state, from heartbeats every few seconds.
 
-Keys, all of which expire by themselves (`cystore.celery.base.leases` has the other ones):
+Keys, all of which expire by themselves (`cystore.celery.base.duty_leases` has the other ones):
 
 | key | holds | lives |
 |---|---|---|

@@ -22,7 +22,7 @@ from typing import Any
 from celery import shared_task
 
 from cystore.errors import StoreError
-from cystore.system.platform import LIBC
+from cystore.system.folders import LIBC
 
 TASKS = {name: f"cystore.spark.{name}" for name in ("scrub", "rebuild", "archive", "report", "aggregate")}
 SUMMARY_CODES = (0, 1)  # exit codes of a job that ended regularly

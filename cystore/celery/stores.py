@@ -20,6 +20,7 @@ import cystore
 from cystore import MessageStore, NotDurableError, StoreConfig, StoreConfigError, StorePermissionError
 from cystore.celery.redis_urls import OF_CLIENT, OF_TRANSPORT, PREFIX, hidden
 from cystore.config_sources import given_outside
+from cystore.layout import CONSTANTS
 
 log = logging.getLogger("cystore")
 
@@ -28,6 +29,7 @@ REMOTE = "remote"  # Celery uses the part before the plus as the backend's name,
 READER = "reader"
 EXAMPLE = "cystore:///var/lib/app/store"
 MIB = 1 << 20
+QUEUE_ENTRY_BYTES = CONSTANTS["QUEUE_ENTRY_BYTES"][0]
 FOREVER_H = 24 * 366 * 100  # a hundred years, the most that a store takes: cleaning by age is off
 
 DAY_H = 24
@@ -38,7 +40,7 @@ ALIASES = {"flush": "flush_disk_type"}
 # is new.
 DEFAULTS: dict[str, Any] = {
     "mapped_file_size_commit_log_bytes": 64 * MIB,
-    "mapped_file_size_consume_queue_bytes": 20 * 50_000,
+    "mapped_file_size_consume_queue_bytes": 50_000 * QUEUE_ENTRY_BYTES,
     "allocate_ahead_bytes": 8 * MIB,
     "populate_ahead_bytes": 4 * MIB,
     # A client of RocketMQ's tries again elsewhere; here a task that has done its work would fail because its host is
@@ -54,7 +56,7 @@ DEFAULTS: dict[str, Any] = {
 # For a host with disk and memory for this: RocketMQ's sizes, and room ahead of many writers.
 SERVER: dict[str, Any] = {
     "mapped_file_size_commit_log_bytes": 1024 * MIB,
-    "mapped_file_size_consume_queue_bytes": 20 * 300_000,
+    "mapped_file_size_consume_queue_bytes": 300_000 * QUEUE_ENTRY_BYTES,
     "allocate_ahead_bytes": 64 * MIB,
     "populate_ahead_bytes": 16 * MIB,
     "min_free_bytes": 2048 * MIB,

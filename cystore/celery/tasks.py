@@ -18,8 +18,8 @@ from celery import shared_task, signals
 
 from cystore.celery import spark_tasks as spark_tasks  # a worker takes those too
 from cystore.celery.base import queues
-from cystore.celery.duties import running, ticks
-from cystore.celery.duties.running import Duty
+from cystore.celery.duties import duty_runs, ticks
+from cystore.celery.duties.duty_runs import Duty
 from cystore.celery.duties.ticks import FAN_OUT, FAN_OUT_S
 from cystore.celery.duties.ticks import WAITING_MAX as WAITING_MAX
 
@@ -47,20 +47,20 @@ def install(app: Any, period_s: float = FAN_OUT_S) -> None:
 
 def _task(duty: Duty) -> Any:
     def tick(self: Any) -> int | None:
-        return running.run(self.app, duty)
+        return duty_runs.run(self.app, duty)
 
     tick.__doc__ = duty.step.__doc__
     tick.__name__ = duty.name
     return shared_task(name=duty.task, bind=True, **OPTIONS)(tick)
 
 
-reput = _task(running.REPUT)
-deliver_delayed = _task(running.DELIVER_DELAYED)
-clean_expired = _task(running.CLEAN_EXPIRED)
-flush = _task(running.FLUSH)
-checkpoint = _task(running.CHECKPOINT)
-chord_sweep = _task(running.CHORD_SWEEP)
-scrub = _task(running.SCRUB)
+reput = _task(duty_runs.REPUT)
+deliver_delayed = _task(duty_runs.DELIVER_DELAYED)
+clean_expired = _task(duty_runs.CLEAN_EXPIRED)
+flush = _task(duty_runs.FLUSH)
+checkpoint = _task(duty_runs.CHECKPOINT)
+chord_sweep = _task(duty_runs.CHORD_SWEEP)
+scrub = _task(duty_runs.SCRUB)
 
 
 @shared_task(name=FAN_OUT, bind=True, base=ticks.FanOut, **OPTIONS)

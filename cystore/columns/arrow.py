@@ -21,7 +21,7 @@ import pyarrow as pa
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.read import columns as kernel
 from cystore._native.read.columns import ColumnReader
-from cystore._native.read.scan import LogScanner
+from cystore._native.read.log_walk import LogWalker
 from cystore._native.record.record import STATUS_NAMES
 from cystore.derived.reading.snapshot import LogRange
 from cystore.errors import CorruptRecordError, OffsetError, StoreConfigError, StoreFormatError
@@ -400,7 +400,7 @@ def _next_record(
     part: LogRange, data: MappedFile | bytes | memoryview, first: int, position: int, limit: int
 ) -> int:
     """The begin of the next valid record behind damage, or `limit`."""
-    scanner = LogScanner(follow_queues=False)
+    scanner = LogWalker(follow_queues=False)
     scanner.move(position, part.base + part.file_bytes)
     while scanner.position < limit:
         found = scanner.find(data, limit - first, first)

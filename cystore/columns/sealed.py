@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from cystore._native.read import columns as kernel
 from cystore._native.read.columns import ColumnReader
-from cystore._native.read.scan import MORE, LogScanner
+from cystore._native.read.log_walk import MORE, LogWalker
 from cystore._native.record import record
 from cystore._native.record.record import STATUS_NAMES
 from cystore.columns.arrow import ReadSettings, damaged, new_reader, taken
@@ -401,7 +401,7 @@ def _needed(windows: _Windows, at: int, file_end: int) -> int:
     """The length of the record at `at` that the window cuts; 0 if there is none."""
     if windows.end == windows.part.end:
         return 0
-    scanner = LogScanner(check_checksum=False, follow_queues=False)
+    scanner = LogWalker(check_checksum=False, follow_queues=False)
     scanner.move(at, file_end)
     scanner.limit = file_end
     return scanner.needed if scanner.run(windows.data, len(windows.data), windows.first) == MORE else 0
@@ -409,7 +409,7 @@ def _needed(windows: _Windows, at: int, file_end: int) -> int:
 
 def _next_record(windows: _Windows, position: int, file_end: int) -> int:
     """The begin of the next valid record behind damage, or the range's end; the windows then reach it."""
-    scanner, end = LogScanner(follow_queues=False), windows.part.end
+    scanner, end = LogWalker(follow_queues=False), windows.part.end
     scanner.move(position, file_end)
     while scanner.position < end:
         found = scanner.find(windows.data, len(windows.data), windows.first)

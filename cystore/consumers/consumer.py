@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from cystore import clock
 from cystore._native.memory.control import Control
-from cystore._native.record.exact import whole
+from cystore._native.record.argument_checks import whole
 from cystore._native.record.message import Message
 from cystore._native.system.failpoint import failpoint
 from cystore.clock import monotonic_s, wait_s
@@ -37,7 +37,7 @@ from cystore.errors import (
     StoreConfigError,
     StoreError,
 )
-from cystore.filters.chosen import Filter
+from cystore.filters.given_filter import Filter
 from cystore.results import GetStatus
 from cystore.services.threads import ServiceThread
 from cystore.system.threads import os_threads

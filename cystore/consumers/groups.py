@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cystore import clock
 from cystore._native.read.get_result import GetResult
-from cystore._native.record.exact import whole
+from cystore._native.record.argument_checks import whole
 from cystore.attachment.attachment import Attachment
 from cystore.clock import monotonic_s, wait_s
 from cystore.consumers.names import checked_group, checked_topic
 from cystore.consumers.offset_file import Key
 from cystore.consumers.table import NO_OFFSET, Behind, OffsetTable, Reads
 from cystore.errors import OffsetError, StoreConfigError
-from cystore.filters.chosen import Filter
+from cystore.filters.given_filter import Filter
 from cystore.layout import CONSTANTS, TOTAL_SIZE, field_of, record_store_timestamp
 from cystore.results import GetStatus
 from cystore.system.threads import os_threads

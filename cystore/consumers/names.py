@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from cystore._native.record.exact import any_text
+from cystore._native.record.argument_checks import any_text
 from cystore.derived.files.offsets import TOPIC
 from cystore.errors import StoreConfigError
 

@@ -9,13 +9,14 @@ ORIGIN_MESSAGE_ID its message id in RocketMQ's spelling.
 from __future__ import annotations
 
 from cystore._native.record.message import Message, due_message
+from cystore._native.record.properties import changed_properties
 from cystore.consumers.names import dead_letter_topic, retry_topic
 from cystore.engine.inspect.message_id import MessageId
 from cystore.layout import SCHEDULE_TOPIC
-from cystore.services.delay.delivered import DUE, SOURCE
+from cystore.services.delay.delivery_progress import DUE, SOURCE
 
 FIRST_LEVEL = 3  # of a message that was consumed once
-_NAME_END, _PAIR_END = b"\x01", b"\x02"
+OF_LAST_DELIVERY = (SOURCE, DUE)
 
 
 def retry_of(
@@ -35,19 +36,8 @@ def retry_of(
         notes["RETRY_TOPIC"] = message.topic
     if not properties.get("ORIGIN_MESSAGE_ID", "").strip():
         notes["ORIGIN_MESSAGE_ID"] = str(MessageId.of(message))
-    if dead:
-        return due_message(message, dead_letter_topic(group), 0, _with(message, notes), times + 1)
-    notes |= {"REAL_TOPIC": retry_topic(group), "REAL_QID": "0"}
-    return due_message(message, SCHEDULE_TOPIC, level - 1, _with(message, notes), times + 1)
-
-
-def _with(message: Message, notes: dict[str, str]) -> bytes:
-    """The properties of a message, with these instead of their earlier values, and without the notes of its last
-    delivery."""
-    replaced = {name.encode() for name in (*notes, SOURCE, DUE)}
-    kept = [
-        pair
-        for pair in (message.properties_bytes or b"").split(_PAIR_END)
-        if pair and pair.partition(_NAME_END)[0] not in replaced
-    ]
-    return _PAIR_END.join([*kept, *(f"{name}\x01{value}".encode() for name, value in notes.items())])
+    topic, queue_id = (dead_letter_topic(group), 0) if dead else (SCHEDULE_TOPIC, level - 1)
+    if not dead:
+        notes |= {"REAL_TOPIC": retry_topic(group), "REAL_QID": "0"}
+    changed = changed_properties(message.properties_bytes, notes, OF_LAST_DELIVERY)
+    return due_message(message, topic, queue_id, changed, times + 1)

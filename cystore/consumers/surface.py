@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cystore.arrivals.surface import StoreArrivals
-from cystore.filters.chosen import Filter
+from cystore.filters.given_filter import Filter
 
 if TYPE_CHECKING:
     from cystore.consumers.consumer import Consumer

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from cystore._native.filters.program import FilterProgram
-from cystore._native.record.exact import any_text
+from cystore._native.record.argument_checks import any_text
 from cystore._native.record.message import Message
 from cystore.errors import FilterError
 

@@ -1,5 +1,4 @@
-"""Which process of a store replicates: the one that has a lock on a file. The kernel ends the lock with its owner,
-whatever ends that."""
+"""The lock on a file that a process takes to replicate a store. The kernel ends the lock when that process ends."""
 
 from __future__ import annotations
 

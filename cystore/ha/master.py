@@ -19,14 +19,14 @@ from cystore.config import StoreConfig
 from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.manifest.manifest import Manifest
 from cystore.errors import ReplicationError, StoreClosedError, StoreError, StoreResourceError
-from cystore.ha.acknowledged import Acknowledged
-from cystore.ha.bell import Bell
 from cystore.ha.connection import SlaveConnection
 from cystore.ha.epochs.session import Session
 from cystore.ha.link.secret import check_plain, masters_context, read_secret, wrapped
 from cystore.ha.link.sockets import ours
 from cystore.ha.link.wire import Hello
-from cystore.ha.needed import SlavesNeed
+from cystore.ha.slave_hold import SlaveHold
+from cystore.ha.slave_progress import SlaveProgress
+from cystore.ha.waiting_puts import WaitingPuts
 from cystore.services.retention.named_holds import Holds
 
 log = logging.getLogger("cystore")
@@ -50,17 +50,17 @@ class Master:
     ) -> None:
         self._control, self._commit_log, self._manifest, self._config = control, commit_log, manifest, config
         self._session = session
-        self._acknowledged = Acknowledged(control, config)
-        self._need = SlavesNeed(control, commit_log, holds, config)
+        self._progress = SlaveProgress(control, config)
+        self._hold = SlaveHold(control, commit_log, holds, config)
         self._secret, self._context = read_secret(config), masters_context(config)
         self._slaves: dict[socket.socket, SlaveConnection] = {}
         self._looked_s = self._busy_s = monotonic_s()
         self._listener = _listening(config, plain=self._context is None)
         self._selector = selectors.DefaultSelector()
-        self._bell = Bell(control)
+        self._puts = WaitingPuts(control)
         self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._bell.hears, selectors.EVENT_READ)
-        self._acknowledged.connected(0)
+        self._selector.register(self._puts.socket, selectors.EVENT_READ)
+        self._progress.connected(0)
         self._counted = 0
 
     @property
@@ -84,8 +84,8 @@ class Master:
         for key, events in self._selector.select(wait_s):
             if key.fileobj is self._listener:
                 self._accept()
-            elif key.fileobj is self._bell.hears:
-                self._bell.heard()
+            elif key.fileobj is self._puts.socket:
+                self._puts.clear()
             elif events & selectors.EVENT_READ:
                 self._attempt(key.data, key.data.receive)
         shipped = sum(self._attempt(slave, slave.send) or 0 for slave in self.slaves())
@@ -105,7 +105,7 @@ class Master:
             self._looked_s = now_s
             for slave in self.slaves():
                 self._attempt(slave, slave.check_time)
-            self._need.keep(
+            self._hold.keep(
                 {slave.name: slave.acknowledged for slave in self.slaves() if slave.acknowledged >= 0}
             )
 
@@ -114,7 +114,7 @@ class Master:
         if self._session is None:
             for slave in self._slaves.values():
                 if slave.acknowledged >= 0:
-                    self._acknowledged.reported(slave.acknowledged)
+                    self._progress.reported(slave.acknowledged)
             return
         control = self._control
         positions = {
@@ -123,9 +123,9 @@ class Master:
             if slave.member and slave.acknowledged >= 0
         }
         position = self._session.acknowledged(
-            positions, control.wrote, control.flushed, self._acknowledged.position, now_s
+            positions, control.wrote, control.flushed, self._progress.position, now_s
         )
-        self._acknowledged.reported(position)
+        self._progress.reported(position)
 
     def _hello(self, nonce: str) -> Hello:
         """The minimum is read before the end: a log that is cleaned meanwhile has both."""
@@ -197,7 +197,7 @@ class Master:
     def _count(self) -> None:
         count = sum(slave.is_following for slave in self._slaves.values())
         if count != self._counted:
-            self._acknowledged.connected(count)
+            self._progress.connected(count)
             self._counted = count
 
     def close(self) -> None:
@@ -208,7 +208,7 @@ class Master:
         self._slaves.clear()
         if not self._control.closed:
             self._count()
-        self._bell.close()
+        self._puts.close()
         self._selector.close()
         self._listener.close()
 

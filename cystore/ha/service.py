@@ -22,7 +22,7 @@ from cystore.ha.lock import ReplicationLock
 from cystore.ha.master import Master
 from cystore.ha.role import Role, role_of
 from cystore.ha.slave import Slave
-from cystore.ha.standing import Standing, write_standing
+from cystore.ha.status import ReplicationStatus, write_status
 from cystore.services.retention.named_holds import Holds
 
 log = logging.getLogger("cystore")
@@ -59,15 +59,17 @@ class Replication:
         """Writes down how the replication stands, every now and then: `cystore ha status` shows it."""
         if now or monotonic_s() - self._told_s >= TELL_S:
             self._told_s = monotonic_s()
-            write_standing(self._commit_log.files.root, self._standing())
+            write_status(self._commit_log.files.root, self._status())
 
-    def _standing(self) -> Standing:
+    def _status(self) -> ReplicationStatus:
         if self._slave is not None:
-            return Standing("", (), self._slave.master, self._slave.is_connected, self._slave.masters_end)
+            return ReplicationStatus(
+                "", (), self._slave.master, self._slave.is_connected, self._slave.masters_end
+            )
         if self._master is None:
-            return Standing()
+            return ReplicationStatus()
         slaves = tuple((slave.name, slave.acknowledged, slave.is_ours) for slave in self._master.slaves())
-        return Standing("{}:{}".format(*self._master.address), slaves)
+        return ReplicationStatus("{}:{}".format(*self._master.address), slaves)
 
     @property
     def master(self) -> Master | None:

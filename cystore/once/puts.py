@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cystore import clock
-from cystore._native.record.exact import text, whole
+from cystore._native.record.argument_checks import text, whole
 from cystore._native.record.message import PutResult, place_of
 from cystore._native.system.failpoint import failpoint
 from cystore.attachment.attachment import Attachment

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cystore import MessageStore, StoreIOError
 from cystore.system import files
+from cystore.system.folders import LIBC
 
 # inotify(7)
 _IN_CREATE, _IN_MOVED_TO, _IN_DELETE_SELF, _IN_MOVE_SELF = 0x100, 0x80, 0x400, 0x800
@@ -20,11 +21,10 @@ class DirectoryChanges:
     """Reports new names in a directory. Made before the first look at the directory, it misses nothing."""
 
     def __init__(self, directory: Path) -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
         self._directory = directory
-        self._fd = libc.inotify_init1(os.O_CLOEXEC)
+        self._fd = LIBC.inotify_init1(os.O_CLOEXEC)
         events = _IN_CREATE | _IN_MOVED_TO | _IN_DELETE_SELF | _IN_MOVE_SELF
-        if self._fd < 0 or libc.inotify_add_watch(self._fd, os.fsencode(directory), events) < 0:
+        if self._fd < 0 or LIBC.inotify_add_watch(self._fd, os.fsencode(directory), events) < 0:
             code = ctypes.get_errno()
             self.close()
             with files.translated(directory):

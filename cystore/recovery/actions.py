@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cystore.engine.manifest.damaged_ranges import DamagedRanges
-from cystore.engine.manifest.given_up import GivenUp
+from cystore.engine.manifest.given_up_offsets import GivenUp
 from cystore.recovery.walk.findings import IndexMend, ScanResult
 
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from cystore._native.derived import index_chains
-from cystore._native.read import scan
-from cystore._native.record.record import find_property
+from cystore._native.read import log_walk
+from cystore._native.record.properties import find_property
 from cystore.config import StoreConfig
 from cystore.derived.files.index import SLOT_BYTES
 from cystore.engine.files.checkpoint import CheckpointFields
@@ -117,20 +117,20 @@ class IndexCheck:
         """The first record of [start, through) whose keys are not the next ones in the index (`through` if there is
         none), and the first entry that belongs to no record before it."""
         log = self._log
-        scanner = scan.LogScanner(check_checksum=False, follow_queues=False)
+        scanner = log_walk.LogWalker(check_checksum=False, follow_queues=False)
         scanner.limit = through
         scanner.move(start, log.base_of(start) + log.file_bytes)
         scanner.compare_keys(rows.below(start), rows.limit, rows.files)
         walk = Walk(log, scanner)
         while scanner.position < through:
             status = walk.run()
-            if status == scan.LIMIT:
+            if status == log_walk.LIMIT:
                 break
-            if status == scan.KEYS:
+            if status == log_walk.KEYS:
                 count = scanner.wanted - scanner.keys_at + ENTRIES_AT_ONCE
                 scanner.set_keys(rows.read(scanner.keys_at, count), scanner.keys_at)
                 continue
-            if status == scan.OTHER_KEY:  # of a given-up record; its checksum is not examined here
+            if status == log_walk.OTHER_KEY:  # of a given-up record; its checksum is not examined here
                 hole = holes.covering(scanner.position)
                 following = None if hole is None else hole[1]
             else:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cystore.engine.manifest.damaged_ranges import DamagedRanges
-from cystore.engine.manifest.given_up import GivenUp
+from cystore.engine.manifest.given_up_offsets import GivenUp
 
 
 class QueueState(NamedTuple):

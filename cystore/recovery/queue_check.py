@@ -10,7 +10,7 @@ from pathlib import Path
 from cystore.derived.files.consume_queue import ENTRY_BYTES
 from cystore.derived.files.known_queues import KnownQueues
 from cystore.derived.files.offsets import QueueOffsets
-from cystore.engine.manifest.given_up import BELIEVED_GAP, OFFSET_LIMIT, GivenUp, GivenUpRange
+from cystore.engine.manifest.given_up_offsets import BELIEVED_GAP, OFFSET_LIMIT, GivenUp, GivenUpRange
 from cystore.engine.manifest.removed_queues import Removed
 from cystore.recovery.walk.findings import QueueScan
 from cystore.recovery.walk.log_pass import Key, LogPass, WalkInput

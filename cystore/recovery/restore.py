@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cystore._native.read import scan
+from cystore._native.read import log_walk
 from cystore.config import StoreConfig
 from cystore.engine.files.quarantine import QuarantinedCopy, kept, kept_of
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
@@ -114,7 +114,7 @@ def _source(root: Path, copy: QuarantinedCopy, source: Path | None) -> Path:
 
 def _parts(data: bytes, begin: int, end: int, file_end: int) -> Iterator[Part]:
     """The parts of one file of the log."""
-    scanner = scan.LogScanner(check_checksum=True, follow_queues=False)
+    scanner = log_walk.LogWalker(check_checksum=True, follow_queues=False)
     at = begin
     while at < end:
         scanner.move(at, file_end)

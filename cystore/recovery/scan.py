@@ -14,7 +14,7 @@ from cystore.derived.files.offsets import QueueOffsets, read_queue_offsets
 from cystore.engine.files.checkpoint import CheckpointFields, read_checkpoint
 from cystore.engine.log.commit_log import MARKER
 from cystore.engine.manifest.damaged_ranges import DamagedRanges
-from cystore.engine.manifest.given_up import GivenUp
+from cystore.engine.manifest.given_up_offsets import GivenUp
 from cystore.engine.manifest.manifest import look, read_given_up, read_holes_or_copy, read_removed
 from cystore.engine.manifest.removed_queues import Removed
 from cystore.engine.manifest.store_settings import effective_at

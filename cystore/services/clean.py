@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from cystore import clock
 from cystore._native.memory.control import Control
-from cystore._native.record.exact import whole
+from cystore._native.record.argument_checks import whole
 from cystore.clock import monotonic_s
 from cystore.config import StoreConfig
 from cystore.derived.dispatch.dispatcher import Dispatcher
@@ -33,7 +33,7 @@ from cystore.engine.manifest.quarantine_limits import trim
 from cystore.engine.manifest.store_settings import Policy
 from cystore.errors import StoreConfigError, StoreError, StoreFullError
 from cystore.services.delay.carry import Carrier
-from cystore.services.delay.delivered import DeliveryProgress
+from cystore.services.delay.delivery_progress import DeliveryProgress
 from cystore.services.retention.archive_mark import ArchiveMark
 from cystore.services.retention.named_holds import Holds
 

@@ -19,7 +19,8 @@ from cystore import clock
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.record import record as kernel
-from cystore._native.record.exact import whole
+from cystore._native.record.argument_checks import whole
+from cystore._native.record.properties import find_property
 from cystore._native.system.failpoint import failpoint
 from cystore.config import StoreConfig
 from cystore.derived.dispatch.dispatcher import Dispatcher
@@ -42,7 +43,7 @@ from cystore.services.scrub_progress import (
 )
 from cystore.system import files
 from cystore.verify.bounds import Bounds
-from cystore.verify.comparison import Comparison, WrongEntry
+from cystore.verify.log_comparison import Comparison, WrongEntry
 
 log = logging.getLogger("cystore")
 
@@ -213,7 +214,7 @@ class Scrubber:
         file = queue.file_of(wrong.queue_offset)
         if found is None or file is None or found["queue_offset"] != wrong.queue_offset:
             return None
-        tags = kernel.find_property(found["properties"], b"TAGS") or b""
+        tags = find_property(found["properties"], b"TAGS") or b""
         entry = QUEUE_ENTRY.pack(wrong.physical_offset, wrong.size_bytes, kernel.hash_code(tags))
         file.write(wrong.queue_offset * ENTRY_BYTES - file.base, entry)
         return file

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cystore._native.record.checksum import crc32c
 from cystore.engine.manifest.manifest import Facts, look
+from cystore.system.checked_json import checksum_of
 
 log = logging.getLogger("cystore")
 
@@ -67,7 +67,7 @@ def parse_progress(data: bytes) -> ScrubProgress:
     try:
         content = json.loads(data)
         fields = content["scrub"]
-        if content["checksum"] != crc32c(json.dumps(fields, sort_keys=True).encode()):
+        if content["checksum"] != checksum_of(fields):
             raise ValueError("the checksum does not match the content")
         return _progress(fields)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -22,7 +22,7 @@ from cystore.spark.sink.write_options import parse_write
 from cystore.spark.sink.writing import BatchWriter, StreamWriter
 from cystore.spark.source.batch import BatchReader
 from cystore.spark.source.reading import chosen_columns, read_settings
-from cystore.spark.source.refused import RefusedStream
+from cystore.spark.source.refused_stream import RefusedStream
 from cystore.spark.source.stream import StreamReader
 from cystore.spark.source.task_reader import AttemptReader, attempts_schema
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from cystore._native.record.exact import whole
+from cystore._native.record.argument_checks import whole
 from cystore._native.record.message import Message
 from cystore.attachment.attach import Attachment
 from cystore.derived.reading.reader import DEFAULT_COUNT, FOREVER_MS

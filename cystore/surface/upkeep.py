@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cystore._native.memory import store_clock
-from cystore._native.record.exact import any_text
+from cystore._native.record.argument_checks import any_text
 from cystore.attachment.attach import Attachment
 from cystore.config import StoreConfig
 from cystore.engine.inspect.stats import put_bytes_by_topic, store_stats

@@ -6,7 +6,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from cystore._native.record.exact import any_text, whole
+from cystore._native.record.argument_checks import any_text, whole
 from cystore.attachment.attach import Attachment
 from cystore.clock import monotonic_s, wait_s
 from cystore.derived.reading.reader import FOREVER_MS, INT32_MAX

@@ -10,10 +10,9 @@ from pathlib import Path
 from cystore._native.system.descriptor import Descriptor
 from cystore.errors import SyncFailedError
 from cystore.system import files
-from cystore.system.folders import inside
+from cystore.system.folders import LIBC, inside
 
 _RENAME_EXCHANGE = 2
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 KEPT = ".kept"
@@ -25,7 +24,7 @@ def move_onto(source: Path, target: Path, *, exchange: bool) -> None:
     with files.translated(target), inside(source) as (here, old), inside(target) as (there, new):
         if not exchange:
             os.rename(old, new, src_dir_fd=here, dst_dir_fd=there)
-        elif _libc.renameat2(here, os.fsencode(old), there, os.fsencode(new), _RENAME_EXCHANGE):
+        elif LIBC.renameat2(here, os.fsencode(old), there, os.fsencode(new), _RENAME_EXCHANGE):
             code = ctypes.get_errno()
             if code not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
                 raise OSError(code, os.strerror(code), str(target))
@@ -60,7 +59,7 @@ class FileSystem:
         held = self._open
         if held is None:
             held = self._open = files.open_file(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        while _libc.syncfs(held.fd):
+        while LIBC.syncfs(held.fd):
             code = ctypes.get_errno()
             if code != errno.EINTR:
                 raise SyncFailedError.of(code, self._folder)

@@ -19,7 +19,7 @@ from cystore._native.memory.mapping import MappedFile
 from cystore._native.system.descriptor import Descriptor, Temporary, open_in
 from cystore._native.system.failpoint import failpoint
 from cystore.errors import StoreFormatError, StoreIOError, SyncFailedError
-from cystore.system.folders import check_place, inside, libc, open_folder
+from cystore.system.folders import LIBC, check_place, inside, open_folder
 from cystore.system.os_errors import link_refused as link_refused
 from cystore.system.os_errors import not_regular, sorted_error
 from cystore.system.os_errors import translated as translated
@@ -316,7 +316,7 @@ def allocate(fd: int, begin: int, end: int, path: Path | str = "") -> None:
         return
     length, offset = ctypes.c_int64(end - begin), ctypes.c_int64(begin)
     with translated(path):
-        while libc.fallocate(fd, _FALLOC_FL_KEEP_SIZE, offset, length):
+        while LIBC.fallocate(fd, _FALLOC_FL_KEEP_SIZE, offset, length):
             code = ctypes.get_errno()
             if code != errno.EINTR:
                 raise OSError(code, os.strerror(code), str(path))
@@ -388,7 +388,7 @@ def _renameat2(source: Path, target: Path, flag: int) -> None:
     """Raises OSError."""
     with inside(source) as (from_folder, from_name), inside(target) as (to_folder, to_name):
         names = os.fsencode(from_name), os.fsencode(to_name)
-        if libc.renameat2(from_folder, names[0], to_folder, names[1], flag):
+        if LIBC.renameat2(from_folder, names[0], to_folder, names[1], flag):
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), str(target))
 

@@ -19,7 +19,7 @@ from cystore.errors import StoreClosedError, StoreMovedError
 _AT_FDCWD = -100
 _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 0x04, 0x08
 _FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-libc = ctypes.CDLL(None, use_errno=True)
+LIBC = ctypes.CDLL(None, use_errno=True)  # once: each CDLL keeps a class of its own for ever
 
 
 class Home:

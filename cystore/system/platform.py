@@ -9,6 +9,7 @@ from typing import TypedDict
 
 from cystore.errors import StoreFormatError
 from cystore.system import files
+from cystore.system.folders import LIBC
 
 # statfs(2) magic numbers. Promised: space that is reserved stays reserved, and a mapped page is never moved away.
 PROMISED = {0xEF53: "ext4", 0x58465342: "xfs", 0x01021994: "tmpfs"}
@@ -28,8 +29,6 @@ NETWORK = {
 
 # A program of a user answers for the file, quite possibly with files of another host or an object store.
 OTHERS = {0x65735546: "fuse"}
-
-LIBC = ctypes.CDLL(None, use_errno=True)  # once: each CDLL keeps a class of its own for ever
 
 
 def give_memory_back() -> None:

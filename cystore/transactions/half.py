@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cystore._native.record.message import Message, PutResult, due_message
-from cystore._native.record.properties import message_kept
+from cystore._native.record.properties import changed_properties, message_kept
 from cystore.errors import MessageIllegalError
 from cystore.layout import CONSTANTS, DISCARDED_TOPIC, HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC
 
@@ -23,7 +23,6 @@ RESERVED = (PREPARED, PRODUCER_GROUP, CHECK_TIMES)  # `put` refuses REAL_TOPIC a
 RESERVED_TOPICS = (HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC)
 ENDED_TAG = "d"  # TransactionalMessageUtil.REMOVETAG
 OFFSET_DIGITS_MAX = 19
-_NAME_END, _PAIR_END = b"\x01", b"\x02"
 
 
 class HalfMessage(NamedTuple):
@@ -52,7 +51,7 @@ def half_of(message: Message, host: bytes, producer_group: str) -> Message:
         REAL_TOPIC: message.topic,
         REAL_QUEUE: str(message.queue_id),
     }
-    half = message_kept(message, HALF_TOPIC, 0, _pairs(notes), host)
+    half = message_kept(message, HALF_TOPIC, 0, changed_properties(b"", notes), host)
     for name in RESERVED:
         if name in (message.properties or ()):
             raise MessageIllegalError(f"properties: {name} is reserved for transactions")
@@ -98,7 +97,7 @@ def checks_of(stored: Message) -> int:
 
 def committed_of(stored: Message, half: HalfMessage) -> Message:
     """The message that consumers get (EndTransactionProcessor.endMessageTransaction)."""
-    properties = _without(stored, PREPARED, REAL_TOPIC, REAL_QUEUE)
+    properties = changed_properties(stored.properties_bytes, {}, (PREPARED, REAL_TOPIC, REAL_QUEUE))
     expires = CONSTANTS["SYS_FLAG_EXPIRES"][0] if stored.expires_at_ms is not None else 0
     return due_message(
         stored,
@@ -115,9 +114,8 @@ def committed_of(stored: Message, half: HalfMessage) -> Message:
 def asked_again_of(stored: Message) -> Message:
     """The half message again, at the end of its queue: it was asked once more (putBackHalfMsgQueue)."""
     notes = {CHECK_TIMES: str(checks_of(stored) + 1)}
-    return due_message(
-        stored, HALF_TOPIC, 0, _PAIR_END.join([_without(stored, *notes), _pairs(notes)]), sys_flag=stored.sys_flag
-    )  # fmt: skip
+    properties = changed_properties(stored.properties_bytes, notes)
+    return due_message(stored, HALF_TOPIC, 0, properties, sys_flag=stored.sys_flag)
 
 
 def discarded_of(stored: Message) -> Message:
@@ -142,14 +140,3 @@ def ended_offset(op: Message) -> int | None:
     if op.tags != ENDED_TAG or not body.isdigit() or len(body) > OFFSET_DIGITS_MAX:
         return None
     return int(body)
-
-
-def _pairs(notes: dict[str, str]) -> bytes:
-    return _PAIR_END.join([f"{name}\x01{value}".encode() for name, value in notes.items()])
-
-
-def _without(stored: Message, *names: str) -> bytes:
-    """The properties of a stored message but for these."""
-    gone = {name.encode() for name in names}
-    pairs = (stored.properties_bytes or b"").split(_PAIR_END)
-    return _PAIR_END.join([pair for pair in pairs if pair and pair.partition(_NAME_END)[0] not in gone])

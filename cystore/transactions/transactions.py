@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cystore import clock
-from cystore._native.record.exact import any_text, whole
+from cystore._native.record.argument_checks import any_text, whole
 from cystore._native.record.message import Message, PutResult, encode_host
 from cystore._native.system.failpoint import failpoint
 from cystore.attachment.attachment import Attachment

@@ -24,13 +24,13 @@ from cystore.recovery.walk.log_reader import LogReader
 from cystore.recovery.walk.log_visitor import Key
 from cystore.recovery.walk.queue_reader import list_queues
 from cystore.verify.bounds import Bounds, bounds_at_rest, likely_bounds
-from cystore.verify.index_entries import strange_index
-from cystore.verify.queue_entries import QueueEntries
+from cystore.verify.index_files import strange_index
+from cystore.verify.queue_comparison import QueueEntries
 from cystore.verify.ranges import (
     RangeFindings,
     SeenQueue,
-    cut,
     joined_damage,
+    split,
     verify_index_file,
     verify_queue,
     verify_range,
@@ -69,7 +69,7 @@ class VerifyParts:
         self.damage += self._ends()
 
     def _ranges(self, range_bytes: int) -> list[RangeFindings]:
-        parts, seen = cut(self.bounds, range_bytes), []
+        parts, seen = split(self.bounds, range_bytes), []
         while parts:
             self.counts["tasks"] += len(parts)
             work = partial(_verify_range, self._root, self._config, self.bounds)

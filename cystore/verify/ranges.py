@@ -24,9 +24,9 @@ from cystore.recovery.walk.log_reader import Finder, LogReader
 from cystore.recovery.walk.log_visitor import Key
 from cystore.recovery.walk.queue_reader import QueueReader, open_queue
 from cystore.verify.bounds import Bounds
-from cystore.verify.comparison import UNKEYED, Comparison
-from cystore.verify.index_entries import index_file_damage, past_the_end
-from cystore.verify.queue_entries import QueueEntries, QueueSpan
+from cystore.verify.index_files import index_file_damage, past_the_end
+from cystore.verify.log_comparison import UNKEYED, Comparison
+from cystore.verify.queue_comparison import QueueEntries, QueueSpan
 
 
 class SeenQueue(NamedTuple):
@@ -56,7 +56,7 @@ class RangeFindings:
     jumps: bool
 
 
-def cut(bounds: Bounds, range_bytes: int) -> list[tuple[int, int]]:
+def split(bounds: Bounds, range_bytes: int) -> list[tuple[int, int]]:
     """The log in parts of about `range_bytes`; none lies on both sides of the dispatched position."""
     border = min(bounds.dispatched, bounds.end)
     ends = [*range(bounds.begin + range_bytes, border, range_bytes), border]

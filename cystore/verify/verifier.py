@@ -16,8 +16,8 @@ from cystore.recovery.walk.index_stream import IndexStream
 from cystore.recovery.walk.log_reader import LogReader
 from cystore.recovery.walk.queue_reader import list_queues
 from cystore.verify.bounds import Bounds, bounds_at_rest, likely_bounds
-from cystore.verify.comparison import Comparison
-from cystore.verify.index_entries import index_file_damage, past_the_end, strange_index
+from cystore.verify.index_files import index_file_damage, past_the_end, strange_index
+from cystore.verify.log_comparison import Comparison
 
 
 def verify(

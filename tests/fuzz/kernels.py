@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import struct
 
-from cystore._native.derived import entries, ext, index, index_chains
+from cystore._native.derived import entries, index, index_chains, queue_ext
 from cystore._native.derived.queue import TagFilter
 from cystore._native.record import checksum
 from cystore._native.record import message as message_kernel
 from cystore._native.record import record as record_kernel
+from cystore._native.record.properties import find_property
 from cystore.errors import CorruptRecordError, MessageIllegalError
 from cystore.filters.sql import SqlFilter
 from tests.fuzz import records
@@ -22,7 +23,7 @@ from tests.oracle.record import Blank, NotValid, Record, parse
 from tests.oracle.recovery import next_valid
 from tests.property.column_rows import NAMES, read_file
 from tests.property.test_ext import oracle_read
-from tests.property.test_scan import kernel_find, kernel_walk, oracle_walk
+from tests.property.test_log_walk import kernel_find, kernel_walk, oracle_walk
 
 NUMBERS = (
     *("queue_id", "queue_offset", "physical_offset", "flag", "sys_flag", "born_timestamp_ms"),
@@ -103,7 +104,7 @@ def run_properties(data: bytes) -> None:
     for name in {"KEYS", "TAGS", "UNIQ_KEY", *list(expected)[:2]}:
         if "\ufffd" in name:  # what stands there is something else
             continue
-        found = record_kernel.find_property(exact(data), name.encode())
+        found = find_property(exact(data), name.encode())
         same(name, java.text(found) if found is not None else None, expected.get(name))
 
 
@@ -215,9 +216,9 @@ def repair_entries(data: bytes) -> bytes:
 
 def run_ext(data: bytes) -> None:
     for position in {0, len(data) // 2, len(data)}:
-        same(f"unit at {position}", ext.read(exact(data), position), oracle_read(data, position))
+        same(f"unit at {position}", queue_ext.read(exact(data), position), oracle_read(data, position))
     buffer = bytearray(data)
-    status, _ = ext.put(buffer, len(data) // 2, len(data), -1, data[:30]) if data else ("full", 0)
+    status, _ = queue_ext.put(buffer, len(data) // 2, len(data), -1, data[:30]) if data else ("full", 0)
     if status == "ok":
         unit = oracle_queue.parse_ext(bytes(buffer), len(data) // 2)
         same("unit written", (unit.tags_code, unit.bitmap), (len(data), data[:30]))

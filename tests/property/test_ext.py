@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.oracle import queue as oracle
 from tests.property.strategies import INT64, damage
 
-kernel = pytest.importorskip("cystore._native.derived.ext", reason="the kernels are not built")
+kernel = pytest.importorskip("cystore._native.derived.queue_ext", reason="the kernels are not built")
 
 bitmaps = st.binary(max_size=40)
 

@@ -10,6 +10,9 @@ from tests.oracle.record import Blank, NotValid, encode, parse
 from tests.property.strategies import damage, property_pieces, raw_properties, records
 
 kernel = pytest.importorskip("cystore._native.record.record", reason="the kernels are not built")
+properties_kernel = pytest.importorskip(
+    "cystore._native.record.properties", reason="the kernels are not built"
+)
 
 NUMBERS = {
     "magic": "magic",
@@ -114,5 +117,5 @@ def test_java_hash_goes_on_from_a_seed(first, second):
 def test_properties(data):
     found = properties.parse(data)
     for name in ("TAGS", "KEYS", "UNIQ_KEY", "DELAY", "WAIT"):
-        value = kernel.find_property(data, name.encode())
+        value = properties_kernel.find_property(data, name.encode())
         assert (None if value is None else java.text(value)) == found.get(name)

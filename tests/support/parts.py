@@ -16,7 +16,7 @@ from cystore.derived.reading.reader import Reader
 from cystore.engine.files.segments import Mode
 from cystore.engine.log.commit_log import CommitLog
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
-from cystore.engine.manifest.given_up import GivenUp
+from cystore.engine.manifest.given_up_offsets import GivenUp
 from cystore.engine.manifest.manifest import Facts, Manifest
 from cystore.system import files
 from tests.oracle.log import Log

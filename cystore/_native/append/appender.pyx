@@ -23,7 +23,7 @@ from cystore._native.memory.atomics cimport (
 )
 from cystore._native.record.checksum cimport crc32_body, crc32c_update
 from cystore._native.memory.control cimport Control
-from cystore._native.record.exact cimport exact_bytes, exact_text, exact_whole
+from cystore._native.record.argument_checks cimport exact_bytes, exact_text, exact_whole
 from cystore._native.layout cimport (
     BLANK_SIZE_MIN, DELAY_PROPERTY_ROOM, FLAG_DISK_FULL, HOST_V4_BYTES, LOCK_APPEND, PROPERTIES_BYTES_MAX,
     RECORD_FIXED_BYTES, RECORD_MAGIC_CYSTORE, RECORD_MAGIC_ROCKETMQ, RECORD_SIZE_MIN, SCHEDULE_TOPIC_BYTES,

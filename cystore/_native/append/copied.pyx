@@ -9,10 +9,10 @@ cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy
 
 from cystore._native.record.record_view cimport (
-    RECORD_BAD_CHECKSUM, RECORD_BAD_LENGTH, RECORD_BAD_POSITION, RECORD_BLANK, RECORD_OK, RECORD_SHORT, record_view
+    RECORD_BAD_LENGTH, RECORD_BAD_POSITION, RECORD_BLANK, RECORD_OK, RECORD_SHORT, record_view
 )
 from cystore._native.append.append cimport (
     APPEND_NEED_QUEUES, APPEND_NEED_SPACE, APPEND_OK, APPEND_OVERWRITTEN, APPEND_REFUSED, APPEND_UNREADABLE,
@@ -27,7 +27,7 @@ from cystore._native.layout cimport (
 from cystore._native.memory.locks cimport control_intact, control_wake_queue, control_wake_sleepers
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.memory.queue_table cimport control_add_queue, control_find_queue
-from cystore._native.record.record_read cimport record_intact, record_read
+from cystore._native.record.record_read cimport record_at, walk_begin
 from cystore._native.record.record_write cimport failpoint
 
 from cystore._native.record.record import STATUS_NAMES
@@ -123,18 +123,16 @@ cdef class CopiedRecords:
         cdef copied_record* r
         cdef int status
         cdef int64_t at = 0, room
-        memset(&v, 0, sizeof(v))
+        walk_begin(&v)
         while self.count < MOST_RECORDS and at < MOST_BYTES:
             room = file_end - self.position - at
-            status = record_read(p + at, <size_t>min(available - at, room), &v)
+            status = record_at(p + at, <size_t>min(available - at, room), self.position + at, file_end, True, &v)
             if status == RECORD_SHORT and available - at >= <int64_t>BLANK_SIZE_MIN:
                 self.short = v.total_size
                 if v.total_size + <int64_t>BLANK_SIZE_MIN > room:
                     return RECORD_BAD_LENGTH
                 return status
             if status == RECORD_BLANK:
-                if v.total_size != room:
-                    return RECORD_BAD_LENGTH
                 self.blank = room
                 return status
             if status != RECORD_OK:
@@ -144,10 +142,6 @@ cdef class CopiedRecords:
             # RocketMQ's checksum does not cover the offset; each of the messages before it took some room of the log.
             if v.magic == RECORD_MAGIC_ROCKETMQ and v.queue_offset * <int64_t>RECORD_SIZE_MIN > self.position + at:
                 return RECORD_BAD_POSITION
-            if v.physical_offset != self.position + at:
-                return RECORD_BAD_POSITION
-            if not record_intact(p + at, &v):
-                return RECORD_BAD_CHECKSUM
             r = &self.records[self.count]
             r.start = p + at
             r.at = at

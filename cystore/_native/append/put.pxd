@@ -8,7 +8,7 @@ from cystore._native.layout cimport (
     HOST_V4_BYTES, SYS_FLAG_BORN_HOST_V6, SYS_FLAG_STORE_HOST_V6, queue_entry
 )
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.record.exact cimport exact_whole
+from cystore._native.record.argument_checks cimport exact_whole
 from cystore._native.record.message cimport PutResult
 from cystore._native.record.record_write cimport append_item
 

@@ -22,7 +22,7 @@ from cystore._native.layout cimport (
 )
 from cystore._native.memory.locks cimport (control_intact, control_lock_at, control_locked, control_repair_due,
 control_wake_queue, control_wake_sleepers)
-from cystore._native.record.exact cimport exact_text
+from cystore._native.record.argument_checks cimport exact_text
 from cystore._native.record.message cimport PutResult, put_result
 from cystore._native.record.properties cimport FIRST_IN_KEY, FIRST_IN_TEXT, plain_key, put_plain
 from cystore._native.record.record_write cimport append_item

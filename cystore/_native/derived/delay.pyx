@@ -9,7 +9,7 @@ from libc.stdint cimport int64_t, uint32_t
 
 from cystore._native.memory.atomics cimport load_i64, load_u32, store_i64, store_u32
 from cystore._native.memory.control cimport Control
-from cystore._native.record.derive cimport due_time_possible
+from cystore._native.record.property_read cimport due_time_possible
 from cystore._native.layout cimport DELAY_LEVELS_MAX, control_block
 
 

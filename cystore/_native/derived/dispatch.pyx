@@ -11,7 +11,7 @@ from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcmp, memset
 
-from cystore._native.derived.ext cimport EXT_NO_ROOM, ext_address, ext_put
+from cystore._native.derived.queue_ext cimport EXT_NO_ROOM, ext_address, ext_put
 from cystore._native.derived.index cimport (
     INDEX_FULL, index_entry_end, index_key_hash, index_next_entry, index_prefetch, index_put, index_topic_seed,
     index_view_of
@@ -25,10 +25,10 @@ from cystore._native.memory.control cimport Control
 from cystore._native.memory.locks cimport control_intact, control_lock_at, control_locked, control_repair_due
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.memory.queue_table cimport control_find_queue, control_slot
-from cystore._native.record.derive cimport derive_begin, derive_next_key, derived
-from cystore._native.record.record_read cimport record_intact, record_read, same_text
+from cystore._native.record.property_read cimport derive_begin, derive_next_key, derived
+from cystore._native.record.record_read cimport record_at, same_text, walk_begin
 from cystore._native.record.record_view cimport (
-    RECORD_BAD_CHECKSUM, RECORD_BAD_LENGTH, RECORD_BAD_POSITION, RECORD_BLANK, RECORD_OK, record_view
+    RECORD_BAD_LENGTH, RECORD_BLANK, RECORD_OK, record_view
 )
 
 cdef extern from "failpoints.h" nogil:
@@ -95,19 +95,15 @@ cdef int _gather(dispatch_state* d) noexcept nogil:
     cdef int status
     cdef const uint8_t* p
     d.pending_count = 0
-    memset(&v, 0, sizeof(v))  # no record was read before
+    walk_begin(&v)
     while d.pending_count < PENDING_RECORDS and hashes <= PENDING_RECORDS * 8:
         if at >= d.end:
             return DISPATCH_DONE
         if not d.segment.base <= at < d.segment.end:
             return DISPATCH_NEED_SEGMENT
         p = d.segment.address + (at - d.segment.base)
-        status = record_read(p, <size_t>(min(d.segment.end, d.wrote) - at), &v)
-        if status == RECORD_OK and v.physical_offset != at:
-            status = RECORD_BAD_POSITION
-        elif status == RECORD_OK and not record_intact(p, &v):
-            status = RECORD_BAD_CHECKSUM
-        elif status == RECORD_BLANK and (v.total_size != d.segment.end - at or d.segment.end > d.wrote):
+        status = record_at(p, <size_t>(min(d.segment.end, d.wrote) - at), at, d.segment.end, True, &v)
+        if status == RECORD_BLANK and d.segment.end > d.wrote:
             status = RECORD_BAD_LENGTH
         if status != RECORD_OK and status != RECORD_BLANK:
             d.detail = status

@@ -8,19 +8,19 @@ order; `put_keys` enters such hashes into an index file.
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcpy, memset
 
 from cystore._native.derived.index cimport (
     INDEX_FULL, index_key_hash, index_prefetch, index_put, index_topic_seed, index_view, index_view_of
 )
 from cystore._native.derived.queue cimport queue_put
 from cystore._native.layout cimport QUEUE_ENTRY_BYTES, takes_index_entry, takes_queue_offset
+from cystore._native.memory.local_queues cimport fill_local_queue, find_local_queue, link_local_queue, queue_key
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.memory.queue_table cimport queue_hash
-from cystore._native.record.derive cimport derive_begin, derive_next_key, derived
-from cystore._native.record.record cimport record_check, record_parse
+from cystore._native.record.property_read cimport derive_begin, derive_next_key, derived
+from cystore._native.record.record_read cimport record_at, walk_begin
 from cystore._native.record.record_view cimport (
-    RECORD_BAD_CHECKSUM, RECORD_BAD_LENGTH, RECORD_BAD_POSITION, RECORD_BLANK, RECORD_OK, RECORD_SHORT, record_view
+    RECORD_BAD_LENGTH, RECORD_BLANK, RECORD_OK, RECORD_SHORT, record_view
 )
 
 cdef enum:
@@ -43,11 +43,7 @@ cdef struct gathered_key:
     int32_t unused
 
 cdef struct known_queue:
-    uint8_t[128] topic
-    int topic_len
-    int32_t queue_id
-    uint32_t hash
-    int32_t link            # number of the next queue in the bucket + 1
+    queue_key key
     int64_t count
 
 cdef enum:
@@ -60,7 +56,7 @@ cdef struct entries_state:
     known_queue* queues
     int32_t queue_count
     int32_t queue_room
-    int32_t[BUCKETS] buckets
+    uint32_t[BUCKETS] buckets
     gathered* rows
     int64_t row_count
     int64_t row_room
@@ -77,26 +73,16 @@ cdef struct entries_state:
 
 cdef inline int32_t _queue_of(entries_state* s, const record_view* v) noexcept nogil:
     """Number of the record's queue, which may be a new one; -1 where there is no room for that."""
-    cdef uint32_t hash = queue_hash(v.topic, v.topic_len, v.queue_id)
-    cdef int32_t link = s.buckets[hash & (BUCKETS - 1)]
-    cdef known_queue* queue
-    while link:
-        queue = &s.queues[link - 1]
-        if queue.hash == hash and queue.queue_id == v.queue_id and queue.topic_len == v.topic_len \
-                and memcmp(&queue.topic[0], v.topic, v.topic_len) == 0:
-            return link - 1
-        link = queue.link
+    cdef uint32_t link = find_local_queue(
+        s.queues, sizeof(known_queue), &s.buckets[0], BUCKETS - 1, v.topic, v.topic_len, v.queue_id)
+    if link:
+        return <int32_t>(link - 1)
     if s.queue_count == s.queue_room:
         return -1
-    queue = &s.queues[s.queue_count]
-    memcpy(&queue.topic[0], v.topic, v.topic_len)
-    queue.topic_len = v.topic_len
-    queue.queue_id = v.queue_id
-    queue.hash = hash
-    queue.count = 0
-    queue.link = s.buckets[hash & (BUCKETS - 1)]
+    fill_local_queue(&s.queues[s.queue_count].key, v.topic, v.topic_len, v.queue_id)
+    s.queues[s.queue_count].count = 0
+    link_local_queue(s.queues, sizeof(known_queue), &s.buckets[0], BUCKETS - 1, <uint32_t>s.queue_count)
     s.queue_count += 1
-    s.buckets[hash & (BUCKETS - 1)] = s.queue_count
     return s.queue_count - 1
 
 
@@ -111,18 +97,15 @@ cdef int entries_run(const uint8_t* p, int64_t begin, int64_t limit, int64_t fil
     cdef size_t length
     cdef int32_t number, seed
     cdef int status
+    walk_begin(&v)
     while s.position < limit:
         if s.row_count == s.row_room or s.key_count + KEYS_A_RECORD > s.key_room:
             return ENTRIES_FULL
         at = p + (s.position - begin)
-        status = record_parse(at, <size_t>(file_end - s.position), &v)
-        if status == RECORD_BLANK and v.total_size == file_end - s.position:
+        status = record_at(at, <size_t>(file_end - s.position), s.position, file_end, True, &v)
+        if status == RECORD_BLANK:
             return ENTRIES_BLANK
-        if status == RECORD_OK and v.physical_offset != s.position:
-            status = RECORD_BAD_POSITION
-        elif status == RECORD_OK and not record_check(at, &v):
-            status = RECORD_BAD_CHECKSUM
-        elif status == RECORD_BLANK or status == RECORD_SHORT:
+        if status == RECORD_SHORT:
             status = RECORD_BAD_LENGTH
         if status != RECORD_OK:
             s.reason = status
@@ -274,7 +257,7 @@ cdef class EntryReader:
 
     cdef tuple _run(self, int64_t first, int64_t end, bytes entries, bytes stamps):
         cdef gathered* row = &self.s.rows[first]
-        cdef known_queue* queue = &self.s.queues[row.queue]
+        cdef queue_key* queue = &self.s.queues[row.queue].key
         topic = (<const char*>&queue.topic[0])[:queue.topic_len]
         return topic, queue.queue_id, row.queue_offset, row.position, end, entries, stamps
 

@@ -10,11 +10,11 @@ numbers, so a cyclic one ends. Source of the format: IndexFile and IndexHeader o
 """
 
 from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memchr, memcmp
+from libc.string cimport memcmp
 
 from cystore._native.layout cimport (
     INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_HEADER_NEXT_ENTRY_AT, INDEX_HEADER_USED_SLOTS_AT, INDEX_SLOT_BYTES,
-    PROPERTY_KEYS, PROPERTY_KEYS_BYTES, PROPERTY_UNIQ_KEY, PROPERTY_UNIQ_KEY_BYTES, index_entry_key_hash,
+    index_entry_key_hash,
     index_entry_physical_offset, index_entry_previous, index_entry_seconds, index_entry_set_key_hash,
     index_entry_set_physical_offset, index_entry_set_previous, index_entry_set_seconds, index_header_begin_timestamp,
     index_header_end_timestamp, index_header_set_begin_physical_offset, index_header_set_begin_timestamp,
@@ -25,7 +25,9 @@ from cystore._native.memory.atomics cimport (
     observe_be32, prefetch_for_read, prefetch_for_write, publish_be32, release_fence
 )
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.record.record cimport java_hash, property_find, record_check
+from cystore._native.record.property_read cimport key_next, known_properties, read_known
+from cystore._native.record.record cimport java_hash
+from cystore._native.record.record_read cimport record_intact
 from cystore._native.record.record_view cimport RECORD_BAD_CHECKSUM, RECORD_OK, record_view
 from cystore._native.record.window cimport (
     WINDOW_BEYOND, WINDOW_GONE, WINDOW_NEED_SEGMENT, log_window, record_expired, window_record
@@ -226,22 +228,17 @@ cdef void index_walk_prefetch(const index_view* index, const index_walk* walk) n
 
 cdef bint index_key_matches(const record_view* v, const uint8_t* key, int key_len) noexcept nogil:
     """Whether a record holds the key: as its unique key, or as one of its keys, which single spaces separate."""
-    cdef const uint8_t* value
-    cdef const uint8_t* end
-    cdef const uint8_t* space
-    cdef int value_len
-    if property_find(v.properties, v.properties_len, PROPERTY_UNIQ_KEY, PROPERTY_UNIQ_KEY_BYTES, &value, &value_len):
-        if value_len == key_len and memcmp(value, key, key_len) == 0:
+    cdef known_properties known
+    cdef const uint8_t* at
+    cdef const uint8_t* found
+    cdef size_t length
+    read_known(v, &known)
+    if key_len > 0 and known.unique.value_len == key_len and memcmp(known.unique.value, key, key_len) == 0:
+        return True
+    at = known.keys.value
+    while key_next(&at, known.keys.value + known.keys.value_len, &found, &length):
+        if length == <size_t>key_len and memcmp(found, key, key_len) == 0:
             return True
-    if property_find(v.properties, v.properties_len, PROPERTY_KEYS, PROPERTY_KEYS_BYTES, &value, &value_len):
-        end = value + value_len
-        while value < end:
-            space = <const uint8_t*>memchr(value, 32, end - value)
-            if space == NULL:
-                space = end
-            if space - value == key_len and memcmp(value, key, key_len) == 0:
-                return True
-            value = space + 1
     return False
 
 
@@ -299,7 +296,7 @@ cdef int index_query(const index_view* index, key_query* q, log_window* window) 
             continue
         if not q.walk.begin_ms <= v.store_timestamp <= q.walk.end_ms:
             continue
-        if not record_check(at, &v):
+        if not record_intact(at, &v):
             _keep_damaged(q, q.wanted, RECORD_BAD_CHECKSUM)
         elif v.topic_len == q.topic_len and memcmp(v.topic, q.topic, q.topic_len) == 0 \
                 and takes_index_entry(v.sys_flag) \

@@ -11,7 +11,7 @@ from cpython cimport array
 
 import array
 
-from cystore._native.derived.ext cimport ext_is_address
+from cystore._native.derived.queue_ext cimport ext_is_address
 from cystore._native.filters.program cimport FilterProgram, filter_matches
 from cystore._native.layout cimport (
     HOLE_ENTRY_SIZE, PROPERTY_TAGS, PROPERTY_TAGS_BYTES, QUEUE_ENTRY_BYTES, SCHEDULE_TOPIC_TEXT, TOPIC_BYTES_MAX,
@@ -23,9 +23,10 @@ from cystore._native.memory.control cimport Control
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.memory.queue_table cimport control_find_queue, control_slot
 from cystore._native.record.message cimport Message, found_message, stored_message
-from cystore._native.record.record cimport java_hash, property_find
-from cystore._native.record.record_read cimport record_intact, record_read
-from cystore._native.record.record_view cimport RECORD_BAD_CHECKSUM, RECORD_BAD_POSITION, RECORD_OK, record_view
+from cystore._native.record.property_read cimport property_find, property_view
+from cystore._native.record.record cimport java_hash
+from cystore._native.record.record_read cimport record_at, record_intact
+from cystore._native.record.record_view cimport RECORD_BAD_CHECKSUM, RECORD_OK, record_view
 from cystore._native.record.window cimport (
     LogWindow, WINDOW_GONE, WINDOW_NEED_SEGMENT, WINDOW_SEGMENTS, log_window, record_expired, window_bytes
 )
@@ -73,12 +74,12 @@ cdef inline bint _code_wanted(const tag_filter* filter, int64_t tags_code) noexc
 
 cdef inline bint _tag_wanted(const tag_filter* filter, const record_view* v) noexcept nogil:
     """By the text: two tags may share a hash."""
-    cdef const uint8_t* value
-    cdef int value_len, i
-    if not property_find(v.properties, v.properties_len, PROPERTY_TAGS, PROPERTY_TAGS_BYTES, &value, &value_len):
+    cdef property_view tags
+    cdef int i
+    if not property_find(v.properties, v.properties_len, PROPERTY_TAGS, PROPERTY_TAGS_BYTES, &tags):
         return False
     for i in range(filter.count):
-        if filter.lengths[i] == value_len and memcmp(filter.tags[i], value, value_len) == 0:
+        if filter.lengths[i] == tags.value_len and memcmp(filter.tags[i], tags.value, tags.value_len) == 0:
             return True
     return False
 
@@ -128,9 +129,7 @@ cdef int queue_select(selection* s, log_window* window) except -1 nogil:
             s.at += 1
             continue
         if s.status == 0:
-            s.status = record_read(at, available, &v)
-        if s.status == RECORD_OK and v.physical_offset != physical_offset:
-            s.status = RECORD_BAD_POSITION
+            s.status = record_at(at, available, physical_offset, window.segments[window.latest].end, False, &v)
         if s.status != RECORD_OK:
             return SELECT_DAMAGED
         if v.total_size != size or v.queue_id != s.queue_id or v.queue_offset != s.first + s.at \

@@ -16,7 +16,7 @@ import re
 import unicodedata
 
 from cystore._native.record.message cimport Message
-from cystore._native.record.record cimport property_next, property_view
+from cystore._native.record.property_read cimport property_next, property_view
 
 cdef enum:
     STACK = 256             # values at once; the compiler of expressions stays below
@@ -126,9 +126,9 @@ cdef bint _text_whole(const uint8_t* text, int length, int64_t* number) except -
     while i < length:
         if text[i] >= 0x80:
             return _slow_whole(text, length, number)
-        if not 48 <= text[i] <= 57:
+        if not c'0' <= text[i] <= c'9':
             return False
-        digit = text[i] - 48
+        digit = text[i] - c'0'
         if sum > (limit - digit) // 10:
             return False
         sum = sum * 10 + digit
@@ -172,8 +172,8 @@ cdef bint _text_real(const uint8_t* text, int length, double* number) except -1 
     while i < length:
         if text[i] == 46 and point < 0:
             point = seen
-        elif 48 <= text[i] <= 57 and seen < EXACT_DIGITS:
-            digits = digits * 10 + (text[i] - 48)
+        elif c'0' <= text[i] <= c'9' and seen < EXACT_DIGITS:
+            digits = digits * 10 + (text[i] - c'0')
             seen += 1
         else:
             return _slow_real(text, length, number)

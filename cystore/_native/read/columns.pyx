@@ -10,11 +10,10 @@ from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
 from cpython.ref cimport Py_REFCNT
 from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memchr, memcmp, memcpy, memset
+from libc.string cimport memcmp, memcpy, memset
 
 from cystore._native.layout cimport (
-    PROPERTIES_BYTES_MAX, PROPERTY_KEYS, PROPERTY_KEYS_BYTES, PROPERTY_TAGS, PROPERTY_TAGS_BYTES, TOPIC_BYTES_MAX,
-    record_total_size
+    PROPERTIES_BYTES_MAX, TOPIC_BYTES_MAX, record_total_size
 )
 from cystore._native.memory.queue_table cimport queue_hash
 from cystore._native.read.column_state cimport (
@@ -23,10 +22,12 @@ from cystore._native.read.column_state cimport (
     column_state, has_room, text_column
 )
 from cystore._native.read.row_filter cimport RULE_BUCKETS, is_wanted, queue_rule, record_filter, word
-from cystore._native.record.record cimport property_next, property_view, record_check, record_parse, text_character
-from cystore._native.record.record_view cimport (
-    RECORD_BAD_CHECKSUM, RECORD_BAD_LENGTH, RECORD_BAD_POSITION, RECORD_BLANK, RECORD_OK, record_view
+from cystore._native.record.property_read cimport (
+    key_next, known_begin, known_properties, known_take, property_next, property_view
 )
+from cystore._native.record.record cimport text_character
+from cystore._native.record.record_read cimport record_at, walk_begin
+from cystore._native.record.record_view cimport RECORD_BLANK, RECORD_OK, record_view
 
 cdef int64_t MICROSECONDS_MAX = INT64_MAX // 1000
 # So much more than is in it a buffer may have.
@@ -137,21 +138,17 @@ cdef inline int64_t _found_in(name_table* table, const text_column* names, int64
 
 
 cdef inline void _put_keys(column_state* s, const uint8_t* at, const uint8_t* end) noexcept nogil:
-    cdef const uint8_t* blank
+    cdef const uint8_t* key
+    cdef size_t length
     cdef bint first = True
-    while at < end:
-        blank = <const uint8_t*>memchr(at, 32, end - at)
-        if blank == NULL:
-            blank = end
-        if blank > at:
-            if first and s.wanted & COLUMN_KEY:
-                s.key_valid[s.rows >> 3] |= <uint8_t>(1 << (s.rows & 7))
-                _put_text(&s.key, at, blank - at)
-            first = False
-            if not s.wanted & COLUMN_KEYS:
-                return
-            _put_text(&s.keys, at, blank - at)
-        at = blank + 1
+    while key_next(&at, end, &key, &length):
+        if first and s.wanted & COLUMN_KEY:
+            s.key_valid[s.rows >> 3] |= <uint8_t>(1 << (s.rows & 7))
+            _put_text(&s.key, key, <int64_t>length)
+        first = False
+        if not s.wanted & COLUMN_KEYS:
+            return
+        _put_text(&s.keys, key, <int64_t>length)
     if first and s.wanted & COLUMN_KEY:
         _put_nothing(&s.key)
 
@@ -162,21 +159,17 @@ cdef void _put_properties(column_state* s, const record_view* v, name_table* tab
     cdef const uint8_t* at = v.properties
     cdef const uint8_t* end = at + v.properties_len
     cdef text_column* names = &s.names
-    cdef property_view pair, tags, keys
+    cdef property_view pair
+    cdef known_properties known
     cdef int64_t first = names.count
     cdef int64_t same, i
     cdef bint all_pairs = s.wanted & COLUMN_PROPERTIES != 0
     cdef bint many = all_pairs and v.properties_len > MANY
-    tags.value_len = keys.value_len = 0
-    tags.value = keys.value = at
+    known_begin(&known, v)
     if many:
         memset(&table.places[0], 0, sizeof(table.places))
     while property_next(&at, end, &pair):
-        if pair.name_len == 4:
-            if memcmp(pair.name, PROPERTY_TAGS, PROPERTY_TAGS_BYTES) == 0:
-                tags = pair
-            elif memcmp(pair.name, PROPERTY_KEYS, PROPERTY_KEYS_BYTES) == 0:
-                keys = pair
+        known_take(&known, &pair)
         if not all_pairs:
             continue
         _put_text(names, pair.name, pair.name_len)
@@ -192,13 +185,13 @@ cdef void _put_properties(column_state* s, const record_view* v, name_table* tab
             _put_text(&s.values, table.pairs[i].value, table.pairs[i].value_len)
         s.properties_begin[s.rows + 1] = <int32_t>names.count
     if s.wanted & COLUMN_TAGS:
-        if tags.value_len:
+        if known.tags.value_len:
             s.tags_valid[s.rows >> 3] |= <uint8_t>(1 << (s.rows & 7))
-            _put_text(&s.tags, tags.value, tags.value_len)
+            _put_text(&s.tags, known.tags.value, known.tags.value_len)
         else:
             _put_nothing(&s.tags)
     if s.wanted & (COLUMN_KEYS | COLUMN_KEY):
-        _put_keys(s, keys.value, keys.value + keys.value_len)
+        _put_keys(s, known.keys.value, known.keys.value + known.keys.value_len)
         if s.wanted & COLUMN_KEYS:
             s.keys_begin[s.rows + 1] = <int32_t>s.keys.count
 
@@ -242,18 +235,12 @@ cdef int columns_fill(const uint8_t* p, int64_t begin, column_state* s, name_tab
     cdef record_view v
     cdef const uint8_t* at
     cdef int status
+    walk_begin(&v)
     while s.position < s.stop:
         at = p + (s.position - begin)
-        status = record_parse(at, <size_t>(s.limit - s.position), &v)
+        status = record_at(at, <size_t>(s.limit - s.position), s.position, s.file_end, s.check_checksum, &v)
         if status == RECORD_BLANK:
-            if v.total_size == s.file_end - s.position:
-                return COLUMNS_BLANK
-            status = RECORD_BAD_LENGTH
-        elif status == RECORD_OK:
-            if v.physical_offset != s.position:
-                status = RECORD_BAD_POSITION
-            elif s.check_checksum and not record_check(at, &v):
-                status = RECORD_BAD_CHECKSUM
+            return COLUMNS_BLANK
         if status != RECORD_OK:
             s.reason = status
             return COLUMNS_INVALID
@@ -308,7 +295,7 @@ cdef class ColumnBuffer:
         self.length = self.capacity = length
         return grown
 
-    cdef int cut(self, Py_ssize_t length) except -1:
+    cdef int shrink(self, Py_ssize_t length) except -1:
         """Only the first `length` bytes count; the others are given back where they are many."""
         if self.capacity - length > max(length, SPARE_BYTES):
             self.make(length)
@@ -340,9 +327,9 @@ cdef class _Text:
         return 0
 
     cdef tuple take(self):
-        """The buffers, cut to what is in them."""
-        self.offsets.cut((self.column.count + 1) * sizeof(int32_t))
-        self.data.cut(self.column.length)
+        """The buffers, shrunk to what is in them."""
+        self.offsets.shrink((self.column.count + 1) * sizeof(int32_t))
+        self.data.shrink(self.column.length)
         return self.offsets, self.data
 
 

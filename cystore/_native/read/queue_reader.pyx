@@ -34,7 +34,7 @@ from cystore._native.read.get_result cimport GetResult, get_result
 from cystore._native.read.counts cimport ReadCounts
 from cystore._native.read.tail_table cimport TailTable
 from cystore._native.record.message cimport Message, found_message
-from cystore._native.record.record cimport record_check
+from cystore._native.record.record_read cimport record_intact
 from cystore._native.record.record_view cimport RECORD_OK, record_view
 from cystore._native.record.window cimport LogWindow, WINDOW_NEED_SEGMENT, WINDOW_SEGMENTS, log_window, window_record
 from cystore.errors import CorruptRecordError, OffsetError
@@ -122,7 +122,7 @@ cdef int _read(log_window* window, int64_t offset) noexcept nogil:
     cdef int status = window_record(window, offset, &v, &at)
     if status == WINDOW_NEED_SEGMENT:
         return SELECT_NEED_SEGMENT
-    return SELECT_DONE if status == RECORD_OK and record_check(at, &v) else SELECT_DAMAGED
+    return SELECT_DONE if status == RECORD_OK and record_intact(at, &v) else SELECT_DAMAGED
 
 
 @cython.auto_pickle(False)

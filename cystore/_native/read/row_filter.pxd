@@ -1,14 +1,11 @@
 # Which records a reader of columns wants.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
-from libc.string cimport memchr, memcmp
+from libc.string cimport memcmp
 
-from cystore._native.layout cimport (
-    PROPERTY_KEYS, PROPERTY_KEYS_BYTES, PROPERTY_TAGS, PROPERTY_TAGS_BYTES, PROPERTY_UNIQ_KEY,
-    PROPERTY_UNIQ_KEY_BYTES, takes_queue_offset
-)
+from cystore._native.layout cimport takes_queue_offset
 from cystore._native.memory.queue_table cimport queue_hash
-from cystore._native.record.record cimport property_next, property_view
+from cystore._native.record.property_read cimport key_next, known_properties, property_view, read_known
 from cystore._native.record.record_view cimport record_view
 
 # Only records of this topic (and queue, if not below 0) within these bounds; each end is exclusive.
@@ -57,15 +54,16 @@ cdef inline bint _is_word(const word* words, int count, const uint8_t* text, int
     return False
 
 
+cdef inline bint _is_value(const word* words, int count, const property_view* pair) noexcept nogil:
+    return pair.value_len > 0 and _is_word(words, count, pair.value, pair.value_len)
+
+
 cdef inline bint _has_key(const word* words, int count, const uint8_t* at, const uint8_t* end) noexcept nogil:
-    cdef const uint8_t* blank
-    while at < end:
-        blank = <const uint8_t*>memchr(at, 32, end - at)
-        if blank == NULL:
-            blank = end
-        if blank > at and _is_word(words, count, at, blank - at):
+    cdef const uint8_t* key
+    cdef size_t length
+    while key_next(&at, end, &key, &length):
+        if _is_word(words, count, key, <int64_t>length):
             return True
-        at = blank + 1
     return False
 
 
@@ -84,25 +82,12 @@ cdef inline bint _in_rules(const record_filter* f, const record_view* v) noexcep
 
 
 cdef inline bint _words_match(const record_filter* f, const record_view* v) noexcept nogil:
-    """Tags and keys: of a repeated name the last pair counts."""
-    cdef const uint8_t* at = v.properties
-    cdef const uint8_t* end = at + v.properties_len
-    cdef property_view pair, tags, keys, unique
-    tags.value_len = keys.value_len = unique.value_len = 0
-    tags.value = keys.value = unique.value = at
-    while property_next(&at, end, &pair):
-        if pair.name_len == <int32_t>PROPERTY_TAGS_BYTES and memcmp(pair.name, PROPERTY_TAGS, PROPERTY_TAGS_BYTES) == 0:
-            tags = pair
-        elif pair.name_len == <int32_t>PROPERTY_KEYS_BYTES \
-                and memcmp(pair.name, PROPERTY_KEYS, PROPERTY_KEYS_BYTES) == 0:
-            keys = pair
-        elif pair.name_len == <int32_t>PROPERTY_UNIQ_KEY_BYTES \
-                and memcmp(pair.name, PROPERTY_UNIQ_KEY, PROPERTY_UNIQ_KEY_BYTES) == 0:
-            unique = pair
-    if f.tag_count and not (tags.value_len and _is_word(f.tags, f.tag_count, tags.value, tags.value_len)):
+    cdef known_properties known
+    read_known(v, &known)
+    if f.tag_count and not _is_value(f.tags, f.tag_count, &known.tags):
         return False
-    return not f.key_count or _has_key(f.keys, f.key_count, keys.value, keys.value + keys.value_len) \
-        or (unique.value_len and _is_word(f.keys, f.key_count, unique.value, unique.value_len))
+    return not f.key_count or _has_key(f.keys, f.key_count, known.keys.value, known.keys.value + known.keys.value_len) \
+        or _is_value(f.keys, f.key_count, &known.unique)
 
 
 cdef inline bint is_wanted(const record_filter* f, const record_view* v) noexcept nogil:

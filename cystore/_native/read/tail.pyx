@@ -12,9 +12,9 @@ from cystore._native.derived.index cimport index_key_matches
 from cystore._native.derived.queue cimport queue_put, queue_put_holes
 from cystore._native.layout cimport QUEUE_ENTRY_BYTES, takes_index_entry, takes_queue_offset
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.record.derive cimport derive_begin, derived
 from cystore._native.record.message cimport found_message
-from cystore._native.record.record cimport record_check
+from cystore._native.record.property_read cimport derive_begin, derived
+from cystore._native.record.record_read cimport record_intact
 from cystore._native.record.record_view cimport RECORD_BLANK, RECORD_OK, record_view
 from cystore._native.record.window cimport (
     LogWindow, WINDOW_BEYOND, WINDOW_GONE, WINDOW_NEED_SEGMENT, log_window, record_expired, window_behind,
@@ -69,7 +69,7 @@ cdef int _enter(log_window* window, tail_walk* t, uint8_t* entries) noexcept nog
         if status != RECORD_OK:
             return status
         if v.queue_id == t.queue_id and v.queue_offset >= t.first + t.count \
-                and takes_queue_offset(v.sys_flag) and record_check(p, &v):
+                and takes_queue_offset(v.sys_flag) and record_intact(p, &v):
             place = v.queue_offset - t.first
             if place >= t.room:
                 queue_put_holes(entries + t.count * <int64_t>QUEUE_ENTRY_BYTES, t.room - t.count)
@@ -94,7 +94,7 @@ cdef int _find(log_window* window, tail_walk* t, int64_t* offsets) noexcept nogi
             return status
         if t.begin_ms <= v.store_timestamp <= t.end_ms \
                 and takes_index_entry(v.sys_flag) \
-                and index_key_matches(&v, t.key, t.key_len) and record_check(p, &v) \
+                and index_key_matches(&v, t.key, t.key_len) and record_intact(p, &v) \
                 and not record_expired(window, &v):
             offsets[t.count] = t.at
             t.count += 1

@@ -19,8 +19,8 @@ from cystore._native.memory.atomics cimport load_i64, load_u32, pthread_mutex_lo
 from cystore._native.memory.control cimport Control
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.memory.queue_table cimport control_find_queue, control_slot
-from cystore._native.record.derive cimport derive_begin, derived
-from cystore._native.record.record cimport record_check
+from cystore._native.record.property_read cimport derive_begin, derived
+from cystore._native.record.record_read cimport record_intact
 from cystore._native.record.record_view cimport RECORD_BLANK, RECORD_OK, record_view
 from cystore._native.record.window cimport (
     LogWindow, WINDOW_BEYOND, WINDOW_GONE, WINDOW_NEED_SEGMENT, log_window, window_behind, window_record
@@ -172,7 +172,7 @@ cdef int _walk(tail_state* t, control_block* block, log_window* window, uint32_t
         elif status != RECORD_OK:
             return status
         else:
-            if takes_queue_offset(v.sys_flag) and record_check(p, &v):
+            if takes_queue_offset(v.sys_flag) and record_intact(p, &v):
                 entry = control_find_queue(block, v.topic, v.topic_len, v.queue_id)
                 if entry != NULL:
                     status = _add(t, block, <uint32_t>(entry - control_slot(block, 0)), &v)

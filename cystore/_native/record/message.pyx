@@ -7,9 +7,9 @@ from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t
 
 from cystore._native.layout cimport BLANK_SIZE_MIN, RECORD_MAGIC_BLANK, RECORD_MAGIC_CYSTORE, record_magic
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.record.exact cimport exact_text, exact_whole
-from cystore._native.record.record cimport record_check, record_parse
-from cystore._native.record.record_read cimport record_read
+from cystore._native.record.argument_checks cimport exact_text, exact_whole
+from cystore._native.record.property_read cimport property_next, property_view
+from cystore._native.record.record_read cimport record_at, record_intact, record_read, walk_begin
 from cystore._native.record.record_view cimport (
     RECORD_BAD_CHECKSUM, RECORD_BAD_POSITION, RECORD_BLANK, RECORD_OK, record_view
 )
@@ -305,12 +305,13 @@ cdef object _fill(object source, const uint8_t* start, size_t limit, int64_t whe
     cdef Message message = Message.__new__(Message)
     cdef record_view* view = &message.view
     cdef int status
+    view.topic = NULL
     if verified:
-        status = record_parse(start, limit, view)
+        status = record_read(start, limit, view)
     else:
         with nogil:
-            status = record_parse(start, limit, view)
-            if status == RECORD_OK and not record_check(start, view):
+            status = record_read(start, limit, view)
+            if status == RECORD_OK and not record_intact(start, view):
                 status = RECORD_BAD_CHECKSUM
     if status != RECORD_OK:
         _refuse(status, where, path)
@@ -406,18 +407,14 @@ cdef int _walk(const uint8_t* p, int64_t base, int64_t* at, int64_t end, int64_t
     cdef int count = 0
     cdef int64_t begin = at[0]
     status[0] = RECORD_OK
-    v.topic = NULL
+    walk_begin(&v)
     while at[0] < end and count < room and at[0] - begin < WALK_BYTES:
-        status[0] = record_parse(p + at[0], <size_t>(end - at[0]), &v)
+        status[0] = record_at(p + at[0], <size_t>(end - at[0]), base + at[0], base + length, True, &v)
         if status[0] == RECORD_BLANK \
                 or (end - at[0] >= <int64_t>BLANK_SIZE_MIN and record_magic(p + at[0]) == RECORD_MAGIC_BLANK):
             status[0] = RECORD_OK
             at[0] = length
             break
-        if status[0] == RECORD_OK and v.physical_offset != base + at[0]:
-            status[0] = RECORD_BAD_POSITION
-        elif status[0] == RECORD_OK and not record_check(p + at[0], &v):
-            status[0] = RECORD_BAD_CHECKSUM
         if status[0] != RECORD_OK:
             break
         begins[count] = at[0]
@@ -462,11 +459,13 @@ def message_of(bytes record not None, int64_t physical_offset=-1, str path=None)
 def parse_properties(bytes data):
     """Stored properties as a dict, in their order; pairs with an empty name or value are skipped, the first of a name
     stays where it is and the last wins (MessageDecoder.string2messageProperties)."""
-    pairs = {}
-    for pair in data.split(b"\x02"):
-        name, split, value = pair.partition(b"\x01")
-        if split and name and value:
-            pairs[name.decode("utf-8", "replace")] = value.decode("utf-8", "replace")
+    cdef const uint8_t* at = <const uint8_t*><const char*>data
+    cdef const uint8_t* end = at + len(data)
+    cdef property_view pair
+    cdef dict pairs = {}
+    while property_next(&at, end, &pair):
+        name = (<const char*>pair.name)[:pair.name_len].decode("utf-8", "replace")
+        pairs[name] = (<const char*>pair.value)[:pair.value_len].decode("utf-8", "replace")
     return pairs
 
 

@@ -14,8 +14,8 @@ from cystore._native.layout cimport (
     PROPERTY_REAL_QID_BYTES, PROPERTY_REAL_TOPIC, PROPERTY_REAL_TOPIC_BYTES, PROPERTY_TAGS, PROPERTY_TAGS_BYTES,
     PROPERTY_UNIQ_KEY, PROPERTY_UNIQ_KEY_BYTES, TOPIC_BYTES_MAX
 )
-from cystore._native.record.derive cimport DUE_TIME_DIGITS
-from cystore._native.record.exact cimport exact_bytes, exact_text
+from cystore._native.record.property_read cimport DUE_TIME_DIGITS, property_find, property_view
+from cystore._native.record.argument_checks cimport exact_bytes, exact_text
 from cystore._native.record.message cimport Message
 from cystore._native.record.record_read cimport topic_valid
 
@@ -217,6 +217,23 @@ cdef int put_expiry(property_buffer* buffer, int32_t begin, int64_t expires_at_m
         raise MessageIllegalError(
             f"properties: {buffer.length - begin} bytes, at most {PROPERTIES_BYTES_MAX} (expires_at_ms included)")
     return buffer.length - begin
+
+
+def find_property(const uint8_t[::1] properties, bytes name):
+    """Value of a property in its stored bytes, or None."""
+    cdef property_view found
+    cdef const uint8_t* p = &properties[0] if properties.shape[0] else NULL
+    if property_find(p, <int>properties.shape[0], name, <int>len(name), &found):
+        return found.value[:found.value_len]
+    return None
+
+
+def changed_properties(bytes stored, new not None, without=()):
+    """A stored property string less the pairs with a name in `new` or `without`, and with the pairs of `new` at its end.
+    All other pairs stay as they are."""
+    gone = {name.encode() for name in (*new, *without)}
+    kept = [pair for pair in (stored or b"").split(b"\x02") if pair and pair.partition(b"\x01")[0] not in gone]
+    return b"\x02".join([*kept, *[f"{name}\x01{value}".encode() for name, value in new.items()]])
 
 
 def message_kept(Message message not None, str topic not None, int32_t queue_id, bytes notes not None,

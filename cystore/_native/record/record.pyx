@@ -1,60 +1,16 @@
-"""Parsing and checking of single records: the cursor that every reader of log bytes passes through.
+"""Text in a record as Java reads it, and one record for Python.
 
 Source of the format: CommitLog.DefaultAppendMessageCallback and CommitLog.checkMessageAndReturnSize of RocketMQ 4.9.3.
 """
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t
-from libc.string cimport memchr, memcmp
 
-from cystore._native.record.record_view cimport RECORD_BAD_CHECKSUM, RECORD_BLANK, RECORD_OK
-from cystore._native.record.record_read cimport record_intact, record_read
+from cystore._native.record.record_read cimport record_intact, record_read, walk_begin
+from cystore._native.record.record_view cimport RECORD_BAD_CHECKSUM, RECORD_BLANK, RECORD_OK, record_view
 
 STATUS_NAMES: tuple[str, ...] = (
     "ok", "blank", "zero", "short", "bad magic", "bad length", "bad topic", "bad checksum", "bad position",
 )
-
-
-cdef int record_parse(const uint8_t* p, size_t available, record_view* v) noexcept nogil:
-    v.topic = NULL
-    return record_read(p, available, v)
-
-
-cdef bint record_check(const uint8_t* p, const record_view* v) noexcept nogil:
-    return record_intact(p, v)
-
-
-cdef bint property_next(const uint8_t** at, const uint8_t* end, property_view* found) noexcept nogil:
-    cdef const uint8_t* begin
-    cdef const uint8_t* pair_end
-    cdef const uint8_t* split
-    while at[0] < end:
-        begin = at[0]
-        pair_end = <const uint8_t*>memchr(begin, 2, end - begin)
-        if pair_end == NULL:
-            pair_end = end
-        at[0] = pair_end + 1
-        split = <const uint8_t*>memchr(begin, 1, pair_end - begin)
-        if split != NULL and split > begin and pair_end - split > 1:
-            found.name = begin
-            found.name_len = <int>(split - begin)
-            found.value = split + 1
-            found.value_len = <int>(pair_end - split - 1)
-            return True
-    return False
-
-
-cdef bint property_find(const uint8_t* properties, int length, const char* name, int name_len,
-                        const uint8_t** value, int* value_len) noexcept nogil:
-    cdef const uint8_t* at = properties
-    cdef const uint8_t* end = properties + length
-    cdef property_view pair
-    cdef bint found = False
-    while property_next(&at, end, &pair):
-        if pair.name_len == name_len and memcmp(pair.name, name, name_len) == 0:
-            value[0] = pair.value
-            value_len[0] = pair.value_len
-            found = True
-    return found
 
 
 cdef uint32_t text_character(const uint8_t* text, size_t length, size_t* at) noexcept nogil:
@@ -120,7 +76,8 @@ def parse(const uint8_t[::1] data):
     cdef record_view v
     cdef int status
     cdef const uint8_t* p = &data[0] if data.shape[0] else NULL
-    status = record_parse(p, data.shape[0], &v)
+    walk_begin(&v)
+    status = record_read(p, data.shape[0], &v)
     if status == RECORD_BLANK:
         return STATUS_NAMES[status], {"total_size": v.total_size}
     if status != RECORD_OK:
@@ -133,16 +90,6 @@ def parse(const uint8_t[::1] data):
         "reconsume_times": v.reconsume_times, "prepared_transaction_offset": v.prepared_transaction_offset,
         "body": v.body[:v.body_len], "topic": v.topic[:v.topic_len], "properties": v.properties[:v.properties_len],
     }
-    if not record_check(p, &v):
+    if not record_intact(p, &v):
         status = RECORD_BAD_CHECKSUM
     return STATUS_NAMES[status], fields
-
-
-def find_property(const uint8_t[::1] properties, bytes name):
-    """Value of a property in its stored bytes, or None."""
-    cdef const uint8_t* value
-    cdef int value_len
-    cdef const uint8_t* p = &properties[0] if properties.shape[0] else NULL
-    if property_find(p, <int>properties.shape[0], name, <int>len(name), &value, &value_len):
-        return value[:value_len]
-    return None

@@ -1,11 +1,13 @@
-"""One record, read where it stands, and its checksum compared: compiled into the walk over a log, which then reads no
-more than it needs.
+"""The one cursor over records: a record is read where it stands, and its checksum is compared. It is compiled into each
+walk over a log, which then reads no more than it needs.
+
+A walk calls `walk_begin` once, then `record_at` for each record, and adds `total_size` to its position.
 
 Source of the format: CommitLog.DefaultAppendMessageCallback and CommitLog.checkMessageAndReturnSize of RocketMQ 4.9.3.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcmp, memcpy, memset
 
 from cystore._native.record.checksum cimport crc32_body, crc32c_update
 from cystore._native.layout cimport (
@@ -18,8 +20,8 @@ from cystore._native.layout cimport (
     record_queue_id, record_queue_offset, record_sys_flag, record_total_size
 )
 from cystore._native.record.record_view cimport (
-    RECORD_BAD_LENGTH, RECORD_BAD_MAGIC, RECORD_BAD_TOPIC, RECORD_BLANK, RECORD_OK, RECORD_SHORT, RECORD_ZERO,
-    record_view
+    RECORD_BAD_CHECKSUM, RECORD_BAD_LENGTH, RECORD_BAD_MAGIC, RECORD_BAD_POSITION, RECORD_BAD_TOPIC, RECORD_BLANK,
+    RECORD_OK, RECORD_SHORT, RECORD_ZERO, record_view
 )
 
 cdef extern from "topic_bytes.h" nogil:
@@ -137,3 +139,22 @@ cdef inline bint record_intact(const uint8_t* p, const record_view* v) noexcept 
     if v.magic == RECORD_MAGIC_ROCKETMQ and v.body_len == 0:
         return True
     return v.checksum == record_checksum(p, v)
+
+
+cdef inline void walk_begin(record_view* v) noexcept nogil:
+    """No record was read before."""
+    memset(v, 0, sizeof(record_view))
+
+
+cdef inline int record_at(const uint8_t* p, size_t available, int64_t position, int64_t file_end, bint verifies,
+                          record_view* v) noexcept nogil:
+    """One step of a walk: what stands at `position` of the log, in the file that ends at `file_end`.
+
+    RECORD_OK: a record of that place, with a right checksum if the walk `verifies`. RECORD_BLANK: a blank that fills
+    the file. Any other RecordStatus says what is wrong, or that the record runs past the `available` bytes."""
+    cdef int status = record_read(p, available, v)
+    if status == RECORD_OK:
+        if v.physical_offset != position:
+            return RECORD_BAD_POSITION
+        return RECORD_OK if not verifies or record_intact(p, v) else RECORD_BAD_CHECKSUM
+    return RECORD_BAD_LENGTH if status == RECORD_BLANK and v.total_size != file_end - position else status

@@ -1,13 +1,11 @@
 from libc.stdint cimport int64_t, uint8_t
-from libc.string cimport memcmp
 
 from cystore._native.layout cimport (
     PROPERTY_EXPIRES_AT_MS, PROPERTY_EXPIRES_AT_MS_BYTES, SYS_FLAG_EXPIRES, control_block
 )
 from cystore._native.memory.control cimport Control
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.record.derive cimport derive_due_time
-from cystore._native.record.record cimport property_next, property_view
+from cystore._native.record.property_read cimport derive_due_time, property_find, property_view
 from cystore._native.record.record_view cimport record_view
 
 cdef extern from "wallclock.h" nogil:
@@ -52,15 +50,12 @@ cdef void window_prefetch(const log_window* window, int64_t offset) noexcept nog
 
 cdef inline bint record_expired(const log_window* window, const record_view* v) noexcept nogil:
     """Whether reads leave a message out: its time is over, by the store's clock. All others cost a test of a bit."""
-    cdef const uint8_t* at = v.properties
-    cdef property_view pair
-    cdef int64_t until = 0
-    if not v.sys_flag & <int>SYS_FLAG_EXPIRES or window.block == NULL:
+    cdef property_view expires
+    cdef int64_t until
+    if not v.sys_flag & <int>SYS_FLAG_EXPIRES or window.block == NULL or not property_find(
+            v.properties, v.properties_len, PROPERTY_EXPIRES_AT_MS, PROPERTY_EXPIRES_AT_MS_BYTES, &expires):
         return False
-    while property_next(&at, v.properties + v.properties_len, &pair):
-        if pair.name_len == <int>PROPERTY_EXPIRES_AT_MS_BYTES \
-                and memcmp(pair.name, PROPERTY_EXPIRES_AT_MS, PROPERTY_EXPIRES_AT_MS_BYTES) == 0:
-            until = derive_due_time(pair.value, pair.value_len)
+    until = derive_due_time(expires.value, expires.value_len)
     return 0 < until <= store_clock_at(
         window.block, clock_read_ms(CLOCK_REALTIME), clock_read_ms(CLOCK_BOOTTIME), False)
 

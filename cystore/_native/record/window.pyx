@@ -12,8 +12,8 @@ from libc.stdint cimport int64_t, uint8_t
 from cystore._native.memory.atomics cimport prefetch_for_read
 from cystore._native.memory.control cimport Control
 from cystore._native.memory.mapping cimport MappedFile
-from cystore._native.record.record cimport record_parse
-from cystore._native.record.record_view cimport RECORD_BAD_POSITION, RECORD_OK, record_view
+from cystore._native.record.record_read cimport record_at
+from cystore._native.record.record_view cimport record_view
 
 
 cdef inline bint _in_hole(const log_window* window, int64_t offset) noexcept nogil:
@@ -58,7 +58,7 @@ cdef int window_bytes(log_window* window, int64_t offset, const uint8_t** at, si
 
 
 cdef int window_record(log_window* window, int64_t offset, record_view* v, const uint8_t** at) noexcept nogil:
-    """Parses the record at a physical offset: a RecordStatus or a WindowStatus."""
+    """Reads the record at a physical offset: a RecordStatus or a WindowStatus. Its checksum is not compared."""
     cdef size_t available
     cdef int status = window_bytes(window, offset, at, &available)
     if status != 0:
@@ -67,8 +67,8 @@ cdef int window_record(log_window* window, int64_t offset, record_view* v, const
     prefetch_for_read(at[0] + 64)
     prefetch_for_read(at[0] + 128)
     prefetch_for_read(at[0] + 192)
-    status = record_parse(at[0], available, v)
-    return RECORD_BAD_POSITION if status == RECORD_OK and v.physical_offset != offset else status
+    v.topic = NULL
+    return record_at(at[0], available, offset, window.segments[window.latest].end, False, v)
 
 
 cdef int64_t window_behind(const log_window* window, int64_t at) noexcept nogil:

@@ -7,17 +7,17 @@ import click
 
 import cystore
 from cystore.celery.base.identity import store_id_of
-from cystore.celery.commands.shared import common
+from cystore.celery.commands.shared import app_store, command_options
 from cystore.operate.output import one_line, write_line
 
 
-@click.command("create", epilog=common.examples("create"))
+@click.command("create", epilog=command_options.examples("create"))
 @click.pass_context
 def command(ctx: click.Context) -> None:
     """Make the store at the path that result_backend names; an existing one does not change."""
-    location = common.location_of(ctx)
+    location = app_store.location_of(ctx)
     with (
-        common.told_errors(),
+        app_store.told_errors(),
         cystore.open(location.path, config=location.config(create=True)) as store,
     ):
         number = store_id_of(store)

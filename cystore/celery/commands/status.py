@@ -13,8 +13,8 @@ from celery.exceptions import ImproperlyConfigured
 
 from cystore.celery import registry
 from cystore.celery.base import events, records
-from cystore.celery.commands.shared import common
-from cystore.celery.duties import running
+from cystore.celery.commands.shared import app_store, command_options
+from cystore.celery.duties import duty_runs
 from cystore.celery.lifecycle import recorder
 from cystore.celery.redis_urls import RedisAwayError
 from cystore.celery.registry import StoreStatus
@@ -48,9 +48,9 @@ class Section:
 
 def _store_facts(ctx: click.Context) -> dict[str, Any]:
     """This host's store."""
-    location = common.location_of(ctx)
+    location = app_store.location_of(ctx)
     path = Path(location.path)
-    with common.told_errors():
+    with app_store.told_errors():
         state = facts.state(path)
         use = facts.disk_use(path)["total"]
     told: dict[str, Any] = {
@@ -62,10 +62,10 @@ def _store_facts(ctx: click.Context) -> dict[str, Any]:
     }
     if state.name == "exclusive":
         return told
-    with common.told_errors(), attached(path, common.settings_of(location)) as parts:
+    with app_store.told_errors(), attached(path, app_store.settings_of(location)) as parts:
         at = positions(parts)
         noted = Duties(parts.control)
-        runs = {name: noted.last(name) for name in running.ALL}
+        runs = {name: noted.last(name) for name in duty_runs.ALL}
     names = (
         "wrote",
         "flushed",
@@ -109,7 +109,7 @@ def _show_store(told: dict[str, Any]) -> None:
         ("topic", "queues", "messages"),
         [(topic, counts["queues"], counts["messages"]) for topic, counts in told["topics"].items()],
     )
-    cleaned = told["duties"][running.CLEAN_EXPIRED.name]
+    cleaned = told["duties"][duty_runs.CLEAN_EXPIRED.name]
     if not cleaned["runs"]:
         write_line("not cleaned since the first process opened the store")
     else:
@@ -141,7 +141,7 @@ class Fleet:
 def _fleet(ctx: click.Context) -> Fleet:
     """Every store with a worker that sends heartbeats to Redis."""
     try:
-        coordination = running.coordination_for(ctx.obj.app)
+        coordination = duty_runs.coordination_for(ctx.obj.app)
         if coordination is None:
             return Fleet(why_not="no Redis is configured (cystore_redis_url)")
         return Fleet(coordination.call(registry.fleet))
@@ -164,8 +164,8 @@ SECTIONS: dict[str, Section] = {
 }
 
 
-@click.command("status", epilog=common.examples("status", "status --json"))
-@common.json_option
+@click.command("status", epilog=command_options.examples("status", "status --json"))
+@command_options.json_option
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
     """The place of the app's store, its users, content, disk use and dispatch; and the fleet's stores."""

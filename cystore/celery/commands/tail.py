@@ -13,7 +13,7 @@ import click
 from cystore import MessageStore
 from cystore.celery import history
 from cystore.celery.base.events import Event
-from cystore.celery.commands.shared import common
+from cystore.celery.commands.shared import app_store, command_options, entry_display
 from cystore.celery.history import Transition
 from cystore.operate.output import write_note
 from cystore.operate.wait_for_store import follow as follow_store
@@ -31,10 +31,10 @@ class _Tail:
         """Writes new entries: at first the newest ones."""
         end, begin = store.wrote_position, self.position
         if begin is None:
-            common.check_states(store, self._states)
+            command_options.check_states(store, self._states)
         entries = self._newest(store, end) if begin is None else self._later(store, min(begin, end), end)
         for entry in entries:
-            common.write_entry(entry, as_json=self._as_json)
+            entry_display.write_entry(entry, as_json=self._as_json)
         sys.stdout.flush()
         self.position = end
         return end
@@ -59,7 +59,10 @@ class _Tail:
 
 
 @click.command(
-    "tail", epilog=common.examples("tail -f", "tail -n 50 --name shop.charge --state FAILED --state RETRIED")
+    "tail",
+    epilog=command_options.examples(
+        "tail -f", "tail -n 50 --name shop.charge --state FAILED --state RETRIED"
+    ),
 )
 @click.option("-f", "--follow", "go_on", is_flag=True, help="Continue with new entries; Ctrl-C ends it.")
 @click.option(
@@ -71,17 +74,17 @@ class _Tail:
     help="Begin with this number of entries.",
 )
 @click.option("--name", help="Only tasks of this name.")
-@common.states_option("Only this event or result state; may be repeated.")
-@common.json_option
+@command_options.states_option("Only this event or result state; may be repeated.")
+@command_options.json_option
 @click.pass_context
 def command(
     ctx: click.Context, go_on: bool, lines: int, name: str | None, states: tuple[str, ...], as_json: bool
 ) -> None:
     """The newest events and results in the order in which they happened, and with -f new ones of any process."""
-    location = common.location_of(ctx)
+    location = app_store.location_of(ctx)
     shown = _Tail(name, states, lines, as_json)
     try:
-        with common.told_errors():
-            follow_store(Path(location.path), lambda: common.reading(location), shown.look, go_on=go_on)
+        with app_store.told_errors():
+            follow_store(Path(location.path), lambda: app_store.reading(location), shown.look, go_on=go_on)
     except KeyboardInterrupt:
         ctx.exit(128 + signal.SIGINT)

@@ -16,7 +16,7 @@ from celery.exceptions import ImproperlyConfigured
 
 from cystore import StoreError
 from cystore.celery.base import greenlets
-from cystore.celery.duties import running
+from cystore.celery.duties import duty_runs
 from cystore.celery.duties.main_process import ForkGuard
 from cystore.celery.routing.other_homes import reader_of
 from cystore.services.threads import ServiceThread
@@ -52,7 +52,7 @@ class ReadHost(bootsteps.StartStopStep):
                 return
             from cystore.celery.duties.answers import ReadService
 
-            store = running.store_of(parent.app)
+            store = duty_runs.store_of(parent.app)
             service = ReadService(parent.app.backend, store, location, TURN)
         except (StoreError, ImproperlyConfigured, ImportError) as error:
             log.error("other hosts cannot read results of this worker's store: %s", error)

@@ -31,9 +31,9 @@ from cystore.celery import registry
 from cystore.celery.backend import CystoreBackend
 from cystore.celery.base import greenlets, queues
 from cystore.celery.base.identity import store_id_of
-from cystore.celery.duties import running, ticks
+from cystore.celery.duties import duty_runs, ticks
 from cystore.celery.duties.duty_news import DutyEvents, MinuteLog
-from cystore.celery.duties.running import ALL, REPUT, Held
+from cystore.celery.duties.duty_runs import ALL, REPUT, Held
 from cystore.celery.redis_urls import RedisAwayError
 from cystore.clock import monotonic_s, now_ms
 from cystore.engine.files.progress import Progress
@@ -114,7 +114,7 @@ class DutyHost(bootsteps.StartStopStep):
             store_id = store_id_of(app.backend.store)
             if takes_ticks():
                 queues.consume_own_queue(app, store_id)
-                running.coordination_for(app)  # reports wrong settings
+                duty_runs.coordination_for(app)  # reports wrong settings
         except (StoreError, ImproperlyConfigured) as error:
             log.error("this worker cannot do duties: %s", error)
             return
@@ -126,7 +126,7 @@ class DutyHost(bootsteps.StartStopStep):
         """With the first connection to the broker; the threads stay through all others."""
         if self._threads:
             return
-        store = running.store_of(parent.app)
+        store = duty_runs.store_of(parent.app)
         hosts_reput = bool(parent.app.conf.get("cystore_host_reput"))
         roles = ("worker", "reput") if hosts_reput else ("worker",)
         events = DutyEvents(parent) if parent.app.conf.get(EVENTS_SETTING) else None
@@ -208,7 +208,7 @@ class Keeper:
 
     def introduction(self) -> str:
         """The cleaning worker, and the last clean, for the worker's log."""
-        last = self._store.duties.last(running.CLEAN_EXPIRED.name)
+        last = self._store.duties.last(duty_runs.CLEAN_EXPIRED.name)
         cleaned = (
             f"cleaned last at {time_text(last.begun_ms)} by process {last.pid}"
             if last.runs
@@ -231,7 +231,7 @@ class Keeper:
         with TURN:
             quiet = self._is_quiet()
             progress = self.run_once()
-            self._pause_s = running.quiet_s(self._store, LOOK_S) if quiet else LOOK_S
+            self._pause_s = duty_runs.quiet_s(self._store, LOOK_S) if quiet else LOOK_S
             return progress
 
     def wait(self, timeout_s: float) -> None:
@@ -258,13 +258,13 @@ class Keeper:
     def run_once(self) -> Progress:
         """One look."""
         if not self._ticks:
-            among = running.overdue_here(self._store, 1, self._began, {}, running.NEEDED)
+            among = duty_runs.overdue_here(self._store, 1, self._began, {}, duty_runs.NEEDED)
             for name in among:
-                running.run(self._app, ALL[name], fleet=False)
+                duty_runs.run(self._app, ALL[name], fleet=False)
             return Progress(len(among))
         asked = {name: self._asked.pop(name) for name in list(self._asked)}
         watched_s = monotonic_s() - self._began
-        needed = running.needed_here(self._store) if watched_s >= LOOK_S else []  # a worker starts before
+        needed = duty_runs.needed_here(self._store) if watched_s >= LOOK_S else []  # a worker starts before
         for duty in ALL.values():
             if duty.task in asked or duty.name in needed:
                 self._run(duty, asked.get(duty.task))
@@ -276,9 +276,9 @@ class Keeper:
         self._log.tell()
         return Progress(len(needed) + len(asked))
 
-    def _run(self, duty: running.Duty, task_id: str | None) -> None:
+    def _run(self, duty: duty_runs.Duty, task_id: str | None) -> None:
         begun_s = monotonic_s()
-        done = running.run(self._app, duty)
+        done = duty_runs.run(self._app, duty)
         if done is None:
             return
         self._log.ran(duty.name, done)
@@ -286,10 +286,10 @@ class Keeper:
             self._events.ran(duty.task, task_id, done, monotonic_s() - begun_s)
 
     def _heartbeat(self) -> None:
-        coordination = running.coordination_for(self._app)
+        coordination = duty_runs.coordination_for(self._app)
         if coordination is None:
             return
-        undone = running.needed_here(self._store, MISSED_PERIODS, float("inf"))
+        undone = duty_runs.needed_here(self._store, MISSED_PERIODS, float("inf"))
         prune = monotonic_s() >= self._next_prune
         try:
             coordination.call(
@@ -326,7 +326,7 @@ class ReputLoop:
         """Dispatches the waiting records."""
         now = monotonic_s()
         if self._held is None:
-            self._held = self._lease.enter_context(running.lease_for(self._app, self._store, REPUT))
+            self._held = self._lease.enter_context(duty_runs.lease_for(self._app, self._store, REPUT))
             self._renew_at = now + REPUT.lease_s / 3
             if self._held is None:
                 self._lease.close()
@@ -339,7 +339,7 @@ class ReputLoop:
         self._seen = self._store.wrote_position
         try:
             with self._store.duties.step(REPUT.name, self._held.token, ttl_ms=int(REPUT.lease_s * 1000)):
-                done = self._store.dispatch(max_bytes=running.STEP_BYTES, timeout_s=running.LOCK_WAIT_S)
+                done = self._store.dispatch(max_bytes=duty_runs.STEP_BYTES, timeout_s=duty_runs.LOCK_WAIT_S)
         except FencedError:
             self.release()
             return Progress(0)

@@ -27,8 +27,8 @@ from celery.worker.strategy import default
 from cystore.celery import registry
 from cystore.celery.base import queues
 from cystore.celery.base.identity import store_id_of
-from cystore.celery.duties import running
-from cystore.celery.duties.running import ALL, store_of
+from cystore.celery.duties import duty_runs
+from cystore.celery.duties.duty_runs import ALL, store_of
 from cystore.celery.redis_urls import RedisAwayError
 from cystore.clock import now_ms
 
@@ -46,7 +46,7 @@ _takers: WeakKeyDictionary[Any, Callable[[str, str], None]] = WeakKeyDictionary(
 
 def expires_s(period_s: float) -> float:
     """The longest wait of a message that is sent once in `period_s`; in whole seconds, as some schedulers want it."""
-    return int(period_s * running.EXPIRES_PERIODS) or period_s * running.EXPIRES_PERIODS
+    return int(period_s * duty_runs.EXPIRES_PERIODS) or period_s * duty_runs.EXPIRES_PERIODS
 
 
 # ----------------------------------------------------------------------------------------------- sending
@@ -110,14 +110,14 @@ def send_ticks(app: Any) -> int:
 
 def _due(app: Any) -> dict[str, list[str]]:
     """Overdue duties of each live store; for a store with older workers all due ones."""
-    coordination = running.coordination_for(app)
+    coordination = duty_runs.coordination_for(app)
     if coordination is not None:
         try:
             return coordination.call(_due_in_fleet)
         except RedisAwayError:
             log.debug("the registry is away: ticks go to the store of this worker")
     store = store_of(app)
-    return {store_id_of(store): running.due_here(store, SLACK_S)}
+    return {store_id_of(store): duty_runs.due_here(store, SLACK_S)}
 
 
 def _due_in_fleet(client: Any) -> dict[str, list[str]]:

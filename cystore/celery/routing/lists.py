@@ -7,8 +7,8 @@
 | `cystore:<store id>:taken` | list: those that a worker has taken and not answered | ten minutes after the last sign |
 | `cystore:answer:<request>` | list of one: the answer | 10 s |
 
-Times are those of the Redis server: clocks of hosts differ. Only this module and `cystore.celery.base.leases` import
-redis.
+Times are those of the Redis server: clocks of hosts differ. Only this module and
+`cystore.celery.base.duty_leases` import redis.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import redis
 from celery.exceptions import ImproperlyConfigured
 
-from cystore.celery.base.leases import check_server, connect
+from cystore.celery.base.duty_leases import check_server, connect
 from cystore.celery.redis_urls import RedisLocation
 from cystore.celery.routing.messages import WAIT_MS_MOST, Request
 from cystore.clock import monotonic_s

@@ -8,7 +8,7 @@ from typing import Any
 import cystore
 from cystore.engine.inspect.recognize import is_store
 from cystore.ha.link.call import ask_master
-from cystore.ha.standing import read_standing
+from cystore.ha.status import read_status
 from cystore.operate.command import OK, Command, store_config
 from cystore.operate.output import one_line, write_line
 from cystore.operate.progress import progress
@@ -48,7 +48,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _has_all(store: cystore.MessageStore) -> bool:
-    standing = read_standing(store.path)
+    standing = read_status(store.path)
     if standing.is_old or not standing.connected or standing.masters_end < 0:
         return False
     return bool(store.stats()["wrote"] >= standing.masters_end)

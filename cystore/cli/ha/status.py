@@ -12,7 +12,7 @@ from cystore.engine.manifest.manifest import read_facts
 from cystore.errors import ElectionError, StoreError
 from cystore.ha.election.orders import group_of
 from cystore.ha.role import Role, role_of
-from cystore.ha.standing import Standing, read_standing
+from cystore.ha.status import ReplicationStatus, read_status
 from cystore.operate.command import FOUND_WRONG, OK, Command, add_json, store_config
 from cystore.operate.output import one_line, size_text, write_json, write_line
 from cystore.operate.store_parts import looked_at
@@ -43,7 +43,7 @@ def _age_s(parts: Attachment) -> float | None:
 
 def facts(parts: Attachment) -> dict[str, Any]:
     """Role, end of the log, and each peer with its lag in bytes and seconds."""
-    role, standing, wrote = role_of(parts.manifest.snapshot()), read_standing(parts.root), parts.control.wrote
+    role, standing, wrote = role_of(parts.manifest.snapshot()), read_status(parts.root), parts.control.wrote
     found: dict[str, Any] = {
         "role": role.broker_role,
         "wrote": wrote,
@@ -54,7 +54,7 @@ def facts(parts: Attachment) -> dict[str, Any]:
     }
     if role.is_elected:
         found |= {"group": role.group, "member": role.member}
-        found |= {name: getattr(Standing() if standing.is_old else standing, name) for name in TOLD}
+        found |= {name: getattr(ReplicationStatus() if standing.is_old else standing, name) for name in TOLD}
         if standing.is_old or not standing.listens:
             role = role._replace(broker_role="slave", master=standing.master)
     if role.is_slave:

@@ -27,7 +27,7 @@ from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueue, Consu
 from cystore.derived.files.index import IndexFiles
 from cystore.engine.files.progress import Progress
 from cystore.engine.log.commit_log import CommitLog
-from cystore.engine.manifest.given_up import BELIEVED_GAP, GivenUp
+from cystore.engine.manifest.given_up_offsets import BELIEVED_GAP, GivenUp
 from cystore.errors import CorruptRecordError, OffsetError
 from cystore.layout import CONSTANTS, FLAGS
 from cystore.system import files
@@ -133,7 +133,7 @@ class Dispatcher:
     def repair(self) -> None:
         """Takes back the entries that a dead dispatcher made for an unfinished record. Under the dispatch lock."""
         if self._with_index:
-            self._index.cut(self._control.dispatched)
+            self._index.trim(self._control.dispatched)
 
     def give_up_swallowed(self) -> None:
         """Makes hole entries of the queue offsets that were given out and whose records damage swallowed: no queue
@@ -156,7 +156,7 @@ class Dispatcher:
         if position < control.min_physical_offset:
             position = self._skip_removed(control.min_physical_offset)
         if self._with_index:
-            self._index.cut(position)
+            self._index.trim(position)
         if position != self._kernel.stopped_at:  # another process has been at work since this one's last turn
             self._kernel.forget_ext()
             self._kernel.offered = self._kernel.stopped_at = -1

@@ -3,7 +3,7 @@ of it."""
 
 from __future__ import annotations
 
-from cystore._native.read import scan
+from cystore._native.read import log_walk
 from cystore.engine.files.quarantine import copy_name, pieces_of, put_aside
 from cystore.engine.files.segments import Mode
 from cystore.engine.log.commit_log import CommitLog
@@ -26,7 +26,7 @@ class DamageSearch:
         self.end = -1  # not found yet
         self.copy: str | None = None  # None: not copied aside yet
         self._commit_log, self._at, self._needed = commit_log, begin + 1, 0
-        self._scanner = scan.LogScanner(check_checksum=True, follow_queues=False)
+        self._scanner = log_walk.LogWalker(check_checksum=True, follow_queues=False)
 
     def step(self, limit: int) -> bool:
         """Searches one piece, up to `limit`; True when the end is found."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from cystore._native.derived import ext
+from cystore._native.derived import queue_ext
 from cystore._native.memory.mapping import MappedFile
 from cystore.config import StoreConfig
 from cystore.engine.files.mappings import Mappings
@@ -60,13 +60,13 @@ class ConsumeQueueExt:
 
         A place that holds no whole unit raises CorruptRecordError.
         """
-        if not ext.is_address(address):
+        if not queue_ext.is_address(address):
             return None
-        position = ext.position_of(address)
+        position = queue_ext.position_of(address)
         file = self.files.get(self.files.base_of(position))
         if file is None:
             return None
-        status, size_bytes, tags_code, store_timestamp_ms, bitmap = ext.read(file, position - file.base)
+        status, size_bytes, tags_code, store_timestamp_ms, bitmap = queue_ext.read(file, position - file.base)
         if status != "ok":
             raise CorruptRecordError(f"not a valid extended unit: {status}", path=file.path, offset=position)
         return ExtUnit(size_bytes, tags_code, store_timestamp_ms, bitmap)
@@ -80,9 +80,9 @@ class ConsumeQueueExt:
             try:
                 unit = self.get(code)
             except CorruptRecordError:
-                return self.files.base_of(ext.position_of(code)) + self.files.file_bytes
+                return self.files.base_of(queue_ext.position_of(code)) + self.files.file_bytes
             if unit is not None:
-                return ext.position_of(code) + unit.size_bytes
+                return queue_ext.position_of(code) + unit.size_bytes
         return self.files.bases()[0]
 
     def prepare(self, position: int) -> tuple[MappedFile, int]:
@@ -104,9 +104,9 @@ class ConsumeQueueExt:
 
     def flush(self, address: int) -> None:
         """Makes the unit at an address, and all behind it, durable. Raises OSError."""
-        if not ext.is_address(address):
+        if not queue_ext.is_address(address):
             return
-        begin = self.files.base_of(ext.position_of(address))
+        begin = self.files.base_of(queue_ext.position_of(address))
         for base in self.files.refresh():
             file = self.files.get(base) if base >= begin else None
             if file is not None:
@@ -114,4 +114,4 @@ class ConsumeQueueExt:
 
     def remove_below(self, address: int) -> int:
         """Unlinks the files before the one of a unit's address, but never the last; returns their number."""
-        return self.files.remove_below(ext.position_of(address)) if ext.is_address(address) else 0
+        return self.files.remove_below(queue_ext.position_of(address)) if queue_ext.is_address(address) else 0

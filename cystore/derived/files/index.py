@@ -1,8 +1,8 @@
 """Index files: from a topic and key to the records that hold it (RocketMQ's IndexService and IndexFile).
 
 Files follow each other by name, the local time of their creation; keys are entered into the newest until it is full.
-The index is derived from the log: entries at or past a log position are taken back (`cut`) before the log is dispatched
-again from there, so no key is entered twice.
+The index is derived from the log: entries at or past a log position are taken back (`trim`) before the log is
+dispatched again from there, so no key is entered twice.
 """
 
 from __future__ import annotations
@@ -416,7 +416,7 @@ class IndexFiles:
                 files.allocate(fd, begin, end, file.file.path)
         self._control.index_allocated = end
 
-    def cut(self, physical_offset: int) -> None:
+    def trim(self, physical_offset: int) -> None:
         """Takes back all entries at or past a log position.
 
         Safe to repeat after a kill at any point: a file's end is mended last, and shows that there is work.

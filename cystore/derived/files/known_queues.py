@@ -21,7 +21,7 @@ from cystore._native.system import queue_files
 from cystore.derived.files.consume_queue import DIRECTORY, ENTRY_BYTES
 from cystore.derived.files.offsets import QUEUE_ID_MAX, QUEUE_OFFSETS, TOPIC
 from cystore.engine.files.checkpoint import CheckpointFields
-from cystore.engine.manifest.given_up import OFFSET_LIMIT
+from cystore.engine.manifest.given_up_offsets import OFFSET_LIMIT
 from cystore.errors import StoreError, StoreIOError
 from cystore.layout import codec, field_of
 from cystore.system import files

@@ -25,7 +25,7 @@ from cystore._native.read.get_result import GetResult
 from cystore._native.read.key_reader import KeyReader, QueryResult, find_messages
 from cystore._native.read.many_keys import find_many
 from cystore._native.read.queue_reader import QueueReader
-from cystore._native.record.exact import text, whole
+from cystore._native.record.argument_checks import text, whole
 from cystore._native.record.message import Message
 from cystore._native.record.window import LogWindow
 from cystore.config import StoreConfig
@@ -46,7 +46,7 @@ from cystore.errors import (
     StoreIOError,
     StoreResourceError,
 )
-from cystore.filters.chosen import Filter
+from cystore.filters.given_filter import Filter
 from cystore.layout import CONSTANTS, takes_index_entry
 from cystore.results import GetStatus
 from cystore.system.threads.repeated_errors import Trouble

@@ -10,7 +10,7 @@ from __future__ import annotations
 from cystore import clock
 from cystore._native.memory import store_clock
 from cystore._native.memory.control import Control
-from cystore._native.read import scan
+from cystore._native.read import log_walk
 from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import CorruptRecordError, OffsetError
 
@@ -56,7 +56,7 @@ class Ages:
 
     def _search(self, base: int, end: int) -> int | None:
         """Searches [base, end) of one segment for a record with the right checksum."""
-        scanner, needed = scan.LogScanner(check_checksum=True, follow_queues=False), 0
+        scanner, needed = log_walk.LogWalker(check_checksum=True, follow_queues=False), 0
         position = base
         while position < end:
             count = min(max(PIECE_BYTES, needed), end - position)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
-from cystore._native.record.exact import WHOLE_MAX, whole
+from cystore._native.record.argument_checks import WHOLE_MAX, whole
 from cystore._native.record.message import Message, message_at, messages_in
 from cystore._native.record.window import LogWindow
 from cystore.config import StoreConfig

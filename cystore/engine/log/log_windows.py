@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cystore._native.memory.mapping import MappedFile
-from cystore._native.read import scan
+from cystore._native.read import log_walk
 from cystore.errors import StoreIOError
 from cystore.system import files
 from cystore.system.ranges import unreadable_ranges
@@ -49,18 +49,18 @@ def _load(path: Path, base: int, offset: int, file_end: int, wrote: int) -> Mapp
     data = read_range(path, base, offset, min(WINDOW_BYTES, room), least=1)
     if data is None:
         return None
-    scanner = scan.LogScanner(check_checksum=True, follow_queues=False)
+    scanner = log_walk.LogWalker(check_checksum=True, follow_queues=False)
     scanner.limit = offset + room
     scanner.move(offset, file_end)
     status = scanner.run(data, len(data), offset)
-    if scanner.position == offset and status == scan.MORE and len(data) < scanner.needed <= room:
+    if scanner.position == offset and status == log_walk.MORE and len(data) < scanner.needed <= room:
         data = read_range(path, base, offset, scanner.needed, least=scanner.needed)
         if data is None:
             return None
         scanner.move(offset, file_end)
         status = scanner.run(data, len(data), offset)
     end = scanner.position
-    if status == scan.BLANK:
+    if status == log_walk.BLANK:
         data, end = data[: end - offset + BLANK_HEAD_BYTES], file_end
     elif end == offset:
         end = _end_of_damage(scanner, data, offset, file_end)
@@ -69,7 +69,7 @@ def _load(path: Path, base: int, offset: int, file_end: int, wrote: int) -> Mapp
     return window
 
 
-def _end_of_damage(scanner: scan.LogScanner, data: bytes, offset: int, file_end: int) -> int:
+def _end_of_damage(scanner: log_walk.LogWalker, data: bytes, offset: int, file_end: int) -> int:
     """The begin of the next valid record, or the end of the part of these bytes that has none."""
     if len(data) < 2:
         return offset + len(data)

@@ -32,7 +32,7 @@ from cystore.engine.manifest.damaged_ranges import (
     read_hole_list,
     write_holes,
 )
-from cystore.engine.manifest.given_up import GivenUp, GivenUpRange, range_of
+from cystore.engine.manifest.given_up_offsets import GivenUp, GivenUpRange, range_of
 from cystore.engine.manifest.manifest_file import FILE_NAME, Slot
 from cystore.engine.manifest.removed_queues import Removed, RemovedQueue, removed_of
 from cystore.errors import StoreError, StoreFormatError, StoreNotWritableError

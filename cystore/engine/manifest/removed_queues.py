@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from cystore.engine.manifest.given_up import OFFSET_LIMIT
+from cystore.engine.manifest.given_up_offsets import OFFSET_LIMIT
 
 Key = tuple[str, int]
 KEPT = 4096

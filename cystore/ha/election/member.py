@@ -24,16 +24,16 @@ from cystore.ha.copied_log import CopiedLog
 from cystore.ha.election.etcd import Etcd
 from cystore.ha.election.group import Elected, Group, View
 from cystore.ha.election.keeper import Keeper
-from cystore.ha.epochs.cut import order_cut, ordered_cut
 from cystore.ha.epochs.history import History, history_of, keep_history
 from cystore.ha.epochs.in_sync import InSync
 from cystore.ha.epochs.membership import CutNeededError, Membership
 from cystore.ha.epochs.session import Session
+from cystore.ha.epochs.truncation import order_truncation, ordered_truncation
 from cystore.ha.lock import ReplicationLock
 from cystore.ha.master import Master
 from cystore.ha.role import FLAG_SLAVE, Role, advertised, end_slave, role_of
 from cystore.ha.slave import Slave
-from cystore.ha.standing import Standing, write_standing
+from cystore.ha.status import ReplicationStatus, write_status
 from cystore.services.retention.named_holds import Holds
 from cystore.system.threads import os_threads
 
@@ -104,9 +104,9 @@ class ElectedReplication:
 
     def _turn(self, role: Role, keeper: Keeper) -> int:
         view, epoch = keeper.view, self._control.epoch
-        cut = ordered_cut(self._manifest.snapshot())
+        cut = ordered_truncation(self._manifest.snapshot())
         if cut is not None:
-            return self._wait_for_cut(*cut)
+            return self._wait_for_truncation(*cut)
         if view is None:
             return self._pause("etcd does not answer")
         master = view.master
@@ -147,7 +147,7 @@ class ElectedReplication:
         except ElectionError as error:
             self._say(str(error))
 
-    def _wait_for_cut(self, position: int, end: int) -> int:
+    def _wait_for_truncation(self, position: int, end: int) -> int:
         """The next process that is alone in the store cuts its log; until then it is no member."""
         if self._control.epoch:
             self._step_down("the log has to be cut")
@@ -356,7 +356,7 @@ class ElectedReplication:
         try:
             received = self._slave.turn()
         except CutNeededError as error:
-            order_cut(self._manifest, error.position, self._control.wrote)
+            order_truncation(self._manifest, error.position, self._control.wrote)
             return 0
         except (OSError, ReplicationError) as error:
             if isinstance(error, StoreError) and not isinstance(error, ReplicationError):
@@ -381,10 +381,10 @@ class ElectedReplication:
     def _tell(self, *, now: bool = False) -> None:
         if now or self._state != self._told_state or monotonic_s() - self._told_s >= TELL_S:
             self._told_s, self._told_state = monotonic_s(), self._state
-            write_standing(self._root, self._standing())
+            write_status(self._root, self._status())
 
-    def _standing(self) -> Standing:
-        known = Standing(state=self._state, problem=self._failed)
+    def _status(self) -> ReplicationStatus:
+        known = ReplicationStatus(state=self._state, problem=self._failed)
         if self._master is not None and self._session is not None:
             slaves = tuple((s.member or s.name, s.acknowledged, s.is_ours) for s in self._master.slaves())
             in_sync = tuple(sorted(self._session.in_sync.committed))

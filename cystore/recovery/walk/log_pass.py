@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from cystore._native.read import scan
+from cystore._native.read import log_walk
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
-from cystore.engine.manifest.given_up import GivenUp
+from cystore.engine.manifest.given_up_offsets import GivenUp
 from cystore.engine.manifest.removed_queues import Removed
 from cystore.layout import takes_queue_offset
 from cystore.recovery.walk import rules
@@ -79,7 +79,7 @@ class LogPass(LogVisitor):
 
     def __init__(self, situation: WalkInput, start: int, *, follow_queues: bool = True) -> None:
         self._about = situation
-        scanner = scan.LogScanner(
+        scanner = log_walk.LogWalker(
             check_checksum=situation.check_checksum,
             follow_queues=follow_queues,
             in_time_order=situation.in_time_order and situation.keep,
@@ -92,7 +92,7 @@ class LogPass(LogVisitor):
         super().__init__(
             situation.reader, scanner, check_checksum=situation.check_checksum, progress=situation.progress
         )
-        self._stops[scan.BACK_IN_TIME] = self._back_in_time
+        self._stops[log_walk.BACK_IN_TIME] = self._back_in_time
         self._watermark = situation.watermark
         # Slots whose expected queue offset comes from entries, not from a record.
         self._weak: set[int] = set()
@@ -313,7 +313,7 @@ class LogPass(LogVisitor):
 
     def _timed_end_behind(self) -> int:
         """Searches the rest of the log for that record, over any damage."""
-        scanner = scan.LogScanner(
+        scanner = log_walk.LogWalker(
             check_checksum=self._about.check_checksum,
             follow_queues=False,
             physic_timestamp=self._about.physic_timestamp,

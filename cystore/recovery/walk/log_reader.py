@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cystore._native.read import scan
+from cystore._native.read import log_walk
 from cystore._native.record import record
 from cystore._native.system import log_files
 from cystore._native.system.descriptor import Descriptor
@@ -26,7 +26,10 @@ SMALL_RECORD_BYTES = 4096
 PHYSICAL_OFFSET = field_of("record", "physical_offset")
 RECORD_SIZE_MIN = CONSTANTS["RECORD_SIZE_MIN"][0]
 BESIDE_BODY_MAX = (
-    RECORD_SIZE_MIN + 24 + CONSTANTS["TOPIC_BYTES_MAX"][0] + CONSTANTS["PROPERTIES_BYTES_MAX"][0]
+    RECORD_SIZE_MIN
+    + 2 * (CONSTANTS["HOST_V6_BYTES"][0] - CONSTANTS["HOST_V4_BYTES"][0])
+    + CONSTANTS["TOPIC_BYTES_MAX"][0]
+    + CONSTANTS["PROPERTIES_BYTES_MAX"][0]
 )
 
 
@@ -219,12 +222,12 @@ class LogReader:
         for data, hole in self.data_ranges(begin, end):
             for at in range(data, hole, PIECE_BYTES):
                 piece = self.read(at, min(PIECE_BYTES, hole - at))
-                zeros = scan.leading_zeros(piece)
+                zeros = log_walk.leading_zeros(piece)
                 if zeros == len(piece):
                     continue
                 if first < 0:
                     first = at + zeros
-                last = at + len(piece) - scan.trailing_zeros(piece)
+                last = at + len(piece) - log_walk.trailing_zeros(piece)
         return DirtyRange(first, last) if first >= 0 else None
 
     def later_files(self, end: int) -> tuple[LaterFile, ...]:
@@ -237,7 +240,7 @@ class Walk:
     """A scanner that is fed with pieces of the log. Of short files a piece holds many."""
 
     def __init__(
-        self, reader: LogReader, scanner: scan.LogScanner, progress: Callable[[int], None] | None = None
+        self, reader: LogReader, scanner: log_walk.LogWalker, progress: Callable[[int], None] | None = None
     ) -> None:
         self.reader, self.scanner = reader, scanner
         self._progress = progress
@@ -278,9 +281,9 @@ class Walk:
                 status = scanner.run_files(self._buffer, self._end - self._begin, self._begin, file_bytes)
             else:
                 status = scanner.run(self._buffer, min(self._end, file_end) - self._begin, self._begin)
-            if status == scan.MORE:
+            if status == log_walk.MORE:
                 needed = scanner.needed
-            elif status == scan.BLANK and reader.has(
+            elif status == log_walk.BLANK and reader.has(
                 following := scanner.position - scanner.position % file_bytes + file_bytes
             ):
                 scanner.move(following, following + file_bytes)
@@ -294,10 +297,10 @@ class Finder:
 
     def __init__(self, reader: LogReader, *, check_checksum: bool) -> None:
         self._reader = reader
-        self._scanner = scan.LogScanner(check_checksum=check_checksum, follow_queues=False)
+        self._scanner = log_walk.LogWalker(check_checksum=check_checksum, follow_queues=False)
 
     def find(self, begin: int, end: int) -> tuple[int, tuple[bytes, int, int, int, int, int, int]] | None:
-        """(place, `LogScanner.record`) of the first valid record that begins in [begin, end), in any file."""
+        """(place, `LogWalker.record`) of the first valid record that begins in [begin, end), in any file."""
         reader = self._reader
         for base in [base for base in reader.bases if base + reader.file_bytes > begin and base < end]:
             file_end = base + reader.file_bytes

@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from cystore._native.read import scan
+from cystore._native.read import log_walk
 from cystore._native.record.record import STATUS_NAMES
 from cystore.recovery.walk.log_reader import GONE, Finder, LogReader, Walk
 from cystore.recovery.walk.queue_reader import QueueReader
@@ -28,7 +28,7 @@ class LogVisitor(ABC):
     def __init__(
         self,
         reader: LogReader,
-        scanner: scan.LogScanner,
+        scanner: log_walk.LogWalker,
         *,
         check_checksum: bool = True,
         progress: Callable[[int], None] | None = None,
@@ -39,13 +39,13 @@ class LogVisitor(ABC):
         self.slots: dict[Key, int] = {}
         self._readers: dict[int, QueueReader] = {}
         self._stops: dict[int, Callable[[], str | None]] = {
-            scan.LIMIT: lambda: AT_LIMIT,
-            scan.NEW_QUEUE: self._new_queue,
-            scan.ENTRIES: self._load_entries,
-            scan.OTHER_ENTRY: self._other_entry,
-            scan.OUT_OF_SEQUENCE: self._out_of_sequence,
-            scan.BLANK: self._no_next_file,
-            scan.INVALID: lambda: self._damaged(STATUS_NAMES[scanner.reason]),
+            log_walk.LIMIT: lambda: AT_LIMIT,
+            log_walk.NEW_QUEUE: self._new_queue,
+            log_walk.ENTRIES: self._load_entries,
+            log_walk.OTHER_ENTRY: self._other_entry,
+            log_walk.OUT_OF_SEQUENCE: self._out_of_sequence,
+            log_walk.BLANK: self._no_next_file,
+            log_walk.INVALID: lambda: self._damaged(STATUS_NAMES[scanner.reason]),
             GONE: lambda: self._damaged("no file"),
         }
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from cystore._native.read import scan
+from cystore._native.read import log_walk
 from cystore.derived.files.consume_queue import DIRECTORY, ENTRY_BYTES
 from cystore.engine.files.segments import base_of_name, file_name
 from cystore.layout import CONSTANTS, QUEUE_ENTRY
@@ -309,7 +309,7 @@ def _head(fd: int, length: int) -> bytes | None:
     data = os.pread(fd, FIRST_BYTES, 0)
     if len(data) < min(FIRST_BYTES, length):
         return None
-    used = len(data) - scan.trailing_zeros(data) if data else 0
+    used = len(data) - log_walk.trailing_zeros(data) if data else 0
     if len(data) < length:
         if used == len(data):
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cystore.engine.files.checkpoint import CheckpointFields
-from cystore.engine.manifest.given_up import BELIEVED_GAP as BELIEVED_GAP
+from cystore.engine.manifest.given_up_offsets import BELIEVED_GAP as BELIEVED_GAP
 from cystore.layout import CONSTANTS, RECORD_MAGIC_CYSTORE
 
 RECORD_SIZE_MIN = CONSTANTS["RECORD_SIZE_MIN"][0]

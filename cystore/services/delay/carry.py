@@ -33,7 +33,7 @@ from cystore.derived.files.consume_queue import ConsumeQueue, ConsumeQueues
 from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import StoreError
 from cystore.layout import CONSTANTS, FLAGS, SCHEDULE_TOPIC
-from cystore.services.delay.delivered import DUE, RUN_QUEUES, DeliveryProgress, level_of
+from cystore.services.delay.delivery_progress import DUE, RUN_QUEUES, DeliveryProgress, level_of
 from cystore.services.delay.transfer import (
     BATCH_BYTES,
     BATCH_MESSAGES,

@@ -12,10 +12,11 @@ from typing import Any, NoReturn
 from cystore._native.append.appender import Appender
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.record.message import Message, PutResult
+from cystore._native.record.properties import changed_properties
 from cystore.engine.log.append_policy import AppendPolicy
 from cystore.errors import MessageIllegalError, StoreError
 from cystore.layout import CONSTANTS, HALF_TOPIC, SCHEDULE_TOPIC
-from cystore.services.delay.delivered import (
+from cystore.services.delay.delivery_progress import (
     DUE,
     SOURCE,
     DeliveryProgress,
@@ -111,13 +112,7 @@ def target_of(properties: Mapping[str, str]) -> tuple[str, int]:
 def properties_of(message: Message, **notes: str) -> bytes:
     """The properties of a waiting message, with these notes instead of those of an earlier transfer."""
     old = (SOURCE, DUE) if carried_due_ms(message) is not None else (SOURCE,)
-    begins = tuple(f"{name}\x01".encode() for name in old)
-    pairs = [
-        pair
-        for pair in (message.properties_bytes or b"").split(b"\x02")
-        if pair and not pair.startswith(begins)
-    ]
-    return b"\x02".join([*pairs, *(f"{name}\x01{value}".encode() for name, value in notes.items())])
+    return changed_properties(message.properties_bytes, notes, old)
 
 
 def named_properties(message: Message, **notes: str) -> bytes | None:

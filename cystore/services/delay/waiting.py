@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
-from cystore._native.derived import ext
+from cystore._native.derived import queue_ext
 from cystore._native.derived.delay import is_due_time
 from cystore._native.memory import store_clock
 from cystore._native.memory.control import Control
@@ -14,7 +14,7 @@ from cystore.config import StoreConfig
 from cystore.derived.files.consume_queue import ConsumeQueue, QueueEntry
 from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import CorruptRecordError, OffsetError
-from cystore.services.delay.delivered import carried_due_ms
+from cystore.services.delay.delivery_progress import carried_due_ms
 
 log = logging.getLogger("cystore")
 
@@ -81,7 +81,7 @@ class WaitingQueues:
 
 def due_time(queue: ConsumeQueue, entry: QueueEntry) -> int | None:
     """The due time in an entry, or in its extended unit; None if that unit is gone."""
-    if not ext.is_address(entry.tags_code):
+    if not queue_ext.is_address(entry.tags_code):
         return entry.tags_code
     try:
         unit = None if queue.ext is None else queue.ext.get(entry.tags_code)

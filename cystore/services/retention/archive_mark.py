@@ -12,7 +12,6 @@ Parquet but names, sizes and checksums.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -21,10 +20,9 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from cystore._native.memory.control import Control
-from cystore._native.record.checksum import crc32c
 from cystore.engine.manifest.manifest import Manifest as StoreManifest
 from cystore.errors import CorruptRecordError, StoreConfigError, StoreFormatError
-from cystore.system import files
+from cystore.system import checked_json, files
 from cystore.system.threads.reentry import undisturbed
 
 SECTION = "archive"  # in the manifest
@@ -197,7 +195,7 @@ class ArchiveMark:
 
 def parse_archived(data: bytes) -> Archived:
     """Reads the bytes of archive.json, which earlier versions wrote. Raises ValueError."""
-    return archived_of(_checked(data))
+    return archived_of(checked_json.parse(data, checked_json.COMPACT))
 
 
 def archived_of(content: object) -> Archived:
@@ -243,7 +241,7 @@ def plain_archived(archived: Archived) -> dict[str, Any]:
 
 def parse_manifest(data: bytes) -> Manifest:
     """Reads a manifest from its bytes. Raises ValueError."""
-    content = _checked(data)
+    content = checked_json.parse(data, checked_json.COMPACT)
     try:
         listed = tuple(_file_of(entry) for entry in content["files"])
         damaged = tuple((int(begin), int(end), str(why)) for begin, end, why in content["damaged"])
@@ -271,7 +269,7 @@ def render_manifest(manifest: Manifest) -> bytes:
         {**asdict(one), "queues": {str(number): ends for number, ends in sorted(one.queues.items())}}
         for one in manifest.files
     ]
-    return _with_checksum(
+    return checked_json.render(
         {
             "archiveId": manifest.archive_id,
             "store": manifest.store,
@@ -283,7 +281,8 @@ def render_manifest(manifest: Manifest) -> bytes:
             "rows": manifest.rows,
             "damaged": [list(part) for part in manifest.damaged],
             "files": listed,
-        }
+        },
+        checked_json.COMPACT,
     )
 
 
@@ -308,27 +307,6 @@ def _file_of(entry: Any) -> ArchivedFile:
 
 def _is_offset(value: Any) -> TypeGuard[int]:
     return type(value) is int and value >= 0
-
-
-def _with_checksum(content: dict[str, Any]) -> bytes:
-    return json.dumps({**content, "checksum": _checksum(content)}, indent=1).encode() + b"\n"
-
-
-def _checked(data: bytes) -> dict[str, Any]:
-    try:
-        content = json.loads(data)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if not isinstance(content, dict):
-        raise ValueError("there is no map")
-    told = content.pop("checksum", None)
-    if told != _checksum(content):
-        raise ValueError("the checksum does not match the content")
-    return content
-
-
-def _checksum(content: dict[str, Any]) -> int:
-    return crc32c(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
 
 
 # ------------------------------------------------------------------------------------------------- manifests

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from cystore._native.memory.control import Control
+from cystore._native.record.argument_checks import any_text, whole
 from cystore._native.record.checksum import crc32c
-from cystore._native.record.exact import any_text, whole
 from cystore.engine.manifest.manifest import Manifest
 from cystore.errors import StoreConfigError, StoreFormatError
 from cystore.system.threads.reentry import undisturbed

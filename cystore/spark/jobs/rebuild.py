@@ -50,7 +50,7 @@ from cystore.spark.jobs.running import (
 from cystore.system import files, ownership, platform
 from cystore.system.store_lock import StoreLocks
 from cystore.verify import Bounds
-from cystore.verify.ranges import cut
+from cystore.verify.ranges import split
 
 HELP = "consume queues and index anew from the log"
 DERIVED = (QUEUES, EXT_QUEUES, INDEX_FILES)
@@ -144,7 +144,7 @@ def _staged(
         or config.mapped_file_size_consume_queue_bytes,
     )
     bounds = Bounds(state.min_physical_offset, state.wrote, state.wrote, complete=True)
-    parts = cut(bounds, range_bytes_for(spark, bounds.end - bounds.begin, range_bytes))
+    parts = split(bounds, range_bytes_for(spark, bounds.end - bounds.begin, range_bytes))
     files.make_directory(root / STAGE / NEW)
     found: list[Any] = []
     while parts:

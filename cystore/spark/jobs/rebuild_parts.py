@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from cystore._native.derived import entries as kernel
-from cystore._native.derived import ext
+from cystore._native.derived import queue_ext
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
 from cystore._native.record.checksum import crc32c
@@ -27,7 +27,7 @@ from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueue
 from cystore.derived.files.index import ENTRY_BYTES as INDEX_ENTRY_BYTES
 from cystore.derived.files.index import HEADER_BYTES, SLOT_BYTES, IndexFiles
 from cystore.engine.files.segments import Mode
-from cystore.engine.manifest.given_up import GivenUp
+from cystore.engine.manifest.given_up_offsets import GivenUp
 from cystore.engine.manifest.manifest import read_given_up, read_holes, read_removed
 from cystore.errors import CorruptRecordError, StoreError, StoreIOError
 from cystore.layout import CONSTANTS, QUEUE_ENTRY
@@ -277,7 +277,7 @@ class _Units:
         for number in range(skip, len(run.entries) // ENTRY_BYTES):
             at, size, tags_code = QUEUE_ENTRY.unpack_from(run.entries, number * ENTRY_BYTES)
             (timestamp,) = TIMESTAMP.unpack_from(run.timestamps, number * TIMESTAMP.size)
-            address = ext.address_of(self._put(tags_code, timestamp))
+            address = queue_ext.address_of(self._put(tags_code, timestamp))
             QUEUE_ENTRY.pack_into(changed, number * ENTRY_BYTES, at, size, address)
         return bytes(changed)
 
@@ -286,7 +286,7 @@ class _Units:
         while True:
             file, position, _ = self._queue.prepare_ext(self._position)
             unit = bytearray(min(file.end - position, UNIT_ROOM))
-            status, length = ext.put(unit, 0, tags_code, timestamp) if unit else ("no room", 0)
+            status, length = queue_ext.put(unit, 0, tags_code, timestamp) if unit else ("no room", 0)
             file.write(position - file.base, unit)  # the unit, or the mark that ends the file
             if status == "ok":
                 self._position = position + length

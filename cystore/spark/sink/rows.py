@@ -26,7 +26,11 @@ PROPERTIES_BYTES_MAX = CONSTANTS["PROPERTIES_BYTES_MAX"][0]
 TOPIC_BYTES_MAX = CONSTANTS["TOPIC_BYTES_MAX"][0]
 COMPRESSED = CONSTANTS["SYS_FLAG_COMPRESSED"][0]
 # Of a record beside body, topic and properties, with IPv6 hosts, and of the blank behind it.
-RECORD_BYTES = CONSTANTS["RECORD_SIZE_MIN"][0] + 2 * 12 + CONSTANTS["BLANK_SIZE_MIN"][0]
+RECORD_BYTES = (
+    CONSTANTS["RECORD_SIZE_MIN"][0]
+    + 2 * (CONSTANTS["HOST_V6_BYTES"][0] - CONSTANTS["HOST_V4_BYTES"][0])
+    + CONSTANTS["BLANK_SIZE_MIN"][0]
+)
 
 # Writable columns, with their types. Names of Kafka's sink if it has them.
 WRITTEN: dict[str, tuple[str, ...]] = {

@@ -9,19 +9,17 @@ from the same files.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cystore._native.record.checksum import crc32c
 from cystore._native.system.descriptor import ByteLock
 from cystore.errors import StoreFormatError
 from cystore.spark.sink.rows import SINK_PROPERTY
 from cystore.spark.sink.staged_rows import StagedFile
 from cystore.spark.sink.write_options import Sink
 from cystore.store import MessageStore
-from cystore.system import files
+from cystore.system import checked_json, files
 from cystore.system.store_lock import locked_byte
 
 FOLDER = Path("config") / "sparkSinks"
@@ -132,18 +130,12 @@ def read_note(store: Path, sink: Sink) -> SinkNote:
 
 def render(note: SinkNote) -> bytes:
     """The bytes of a sink's file."""
-    content = asdict(note)
-    return json.dumps({**content, "checksum": _checksum(content)}, indent=1).encode() + b"\n"
+    return checked_json.render(asdict(note))
 
 
 def parse(data: bytes) -> SinkNote:
     """The note in the bytes of a sink's file. Raises ValueError."""
-    content = json.loads(data)
-    if not isinstance(content, dict):
-        raise ValueError("it does not contain an object")
-    checksum = content.pop("checksum", None)
-    if checksum != _checksum(content):
-        raise ValueError("the checksum does not match the content")
+    content = checked_json.parse(data)
     begun: dict[str, Any] | None = content["begun"]
     return SinkNote(
         sink=content["sink"],
@@ -158,7 +150,3 @@ def parse(data: bytes) -> SinkNote:
             tuple(StagedFile(**file) for file in begun["files"]),
         ),
     )
-
-
-def _checksum(content: dict[str, Any]) -> int:
-    return crc32c(json.dumps(content, sort_keys=True).encode())

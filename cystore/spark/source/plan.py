@@ -26,8 +26,8 @@ from cystore.derived.reading.snapshot import (
 )
 from cystore.errors import CorruptRecordError, OffsetError, StoreConfigError
 from cystore.spark.options import EARLIEST, LATEST, Bound, PerQueue, ReadOptions
-from cystore.spark.source.archived import archive_of, archive_partitions, border_of
-from cystore.spark.source.starting import check_matched
+from cystore.spark.source.included_archive import archive_of, archive_partitions, border_of
+from cystore.spark.source.starting_timestamp import check_matched
 from cystore.store import MessageStore
 from cystore.store import open as open_store
 

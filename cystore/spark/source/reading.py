@@ -13,8 +13,8 @@ from pyspark.sql.types import StructType
 from cystore.columns.arrow import COLUMNS, DAMAGE_COLUMNS, ReadSettings, read_ranges
 from cystore.errors import StoreConfigError
 from cystore.spark.options import ReadOptions
-from cystore.spark.source.archived import ArchivePartition
 from cystore.spark.source.by_url import UrlPartition
+from cystore.spark.source.included_archive import ArchivePartition
 from cystore.spark.source.plan import LogPartition
 
 

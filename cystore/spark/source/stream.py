@@ -30,7 +30,7 @@ from cystore.columns.arrow import FOREVER, ReadSettings, RowFilter, plan_ranges
 from cystore.derived.reading.snapshot import LogSnapshot
 from cystore.errors import OffsetError
 from cystore.spark.options import EARLIEST, LATEST, ReadOptions
-from cystore.spark.source import followed
+from cystore.spark.source import followed_store
 from cystore.spark.source.plan import (
     base_filter,
     check_loss,
@@ -43,7 +43,7 @@ from cystore.spark.source.plan import (
     worth_bytes,
 )
 from cystore.spark.source.reading import read_partition
-from cystore.spark.source.starting import check_matched, first_at, rows_of
+from cystore.spark.source.starting_timestamp import check_matched, first_at, rows_of
 from cystore.store import MessageStore
 
 Offset = dict[str, Any]
@@ -111,11 +111,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for path in self._options.paths():
             with self._look(path) as snapshot:
                 start = self._start(snapshot)
-                found[path] = {**start, **followed.noted(snapshot, start["position"])}
+                found[path] = {**start, **followed_store.noted(snapshot, start["position"])}
         return self._offset(found)
 
     def _offset(self, stores: Offset) -> Offset:
-        return {"stores": stores, followed.READS: followed.choice_of(self._options)}
+        return {"stores": stores, followed_store.READS: followed_store.choice_of(self._options)}
 
     def _start(self, snapshot: LogSnapshot) -> Offset:
         starting = self._options.starting
@@ -168,7 +168,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     last, used = _after_rows(snapshot, first, last, wanted, max(1, rows // left))
                     rows = max(0, rows - used)
                 end = {"position": last} if before else {"position": last, "first_seen": first}
-                end |= followed.noted(snapshot, last, before)
+                end |= followed_store.noted(snapshot, last, before)
                 found[path] = _with_first(end, _first_of(begin), snapshot)
         return self._offset(found)
 
@@ -184,12 +184,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _checked_stores(self, offset: Offset, paths: list[str]) -> dict[str, Offset]:
         """What an offset says of each store, under the place where the store is now. Raises OffsetError where the
         query chose other rows, and for a store that is not among `paths`."""
-        followed.check_choice(self._options, offset)
+        followed_store.check_choice(self._options, offset)
         stores = {self._place_now(path, at, offset, paths): at for path, at in offset["stores"].items()}
         for path in sorted(stores.keys() - set(paths)):
             found_at = self._found_at(stores[path], [one for one in paths if one not in stores])
             if found_at is not None or self._options.fail_on_data_loss:
-                raise followed.gone(path, found_at)
+                raise followed_store.gone(path, found_at)
         return stores
 
     def _place_now(self, path: str, at: Offset, offset: Offset, paths: list[str]) -> str:
@@ -200,10 +200,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return path
         if path in paths:
             with self._look(path) as snapshot:
-                if followed.is_same(snapshot, at) is not False:
-                    raise followed.not_moved(path, to, "it is still at its old place, which this query reads")
+                if followed_store.is_same(snapshot, at) is not False:
+                    raise followed_store.not_moved(
+                        path, to, "it is still at its old place, which this query reads"
+                    )
         if to in offset["stores"]:
-            raise followed.not_moved(
+            raise followed_store.not_moved(
                 path, to, "this query already follows it there: begin a query with another checkpointLocation"
             )
         return to
@@ -211,7 +213,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _found_at(self, at: Offset, places: list[str]) -> str | None:
         for place in places:
             with self._look(place) as snapshot:
-                if followed.is_same(snapshot, at):
+                if followed_store.is_same(snapshot, at):
                     return place
         return None
 
@@ -219,10 +221,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """What an offset says of the store at a path; None for a store that is read from its beginning. Raises
         OffsetError for another store than the offset's, unless failOnDataLoss is false: then it is new to the
         query."""
-        if at is None or self._options.moved.get(path) == path or followed.is_same(snapshot, at) is not False:
+        if (
+            at is None
+            or self._options.moved.get(path) == path
+            or followed_store.is_same(snapshot, at) is not False
+        ):
             return at
         if self._options.fail_on_data_loss:
-            raise followed.another(path, at, snapshot)
+            raise followed_store.another(path, at, snapshot)
         return None
 
     # ------------------------------------------------------------------------------------------- bounds

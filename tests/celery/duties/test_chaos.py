@@ -17,7 +17,7 @@ from celery.result import AsyncResult, ResultSet
 
 import cystore
 from cystore.celery.base import records
-from cystore.celery.base.leases import redis_of
+from cystore.celery.base.duty_leases import redis_of
 from cystore.celery.stores import close_shared
 from tests.celery import work
 from tests.celery.conftest import Fleet, Worker

@@ -17,10 +17,10 @@ import cystore
 from cystore import MessageStore, StoreFormatError
 from cystore.celery import tasks
 from cystore.celery.base import identity
+from cystore.celery.base.duty_leases import acquire, last_token, lease, redis_of
 from cystore.celery.base.identity import store_id_of
-from cystore.celery.base.leases import acquire, last_token, lease, redis_of
-from cystore.celery.duties import running
-from cystore.celery.duties.running import ALL, REPUT, STEP_BYTES
+from cystore.celery.duties import duty_runs
+from cystore.celery.duties.duty_runs import ALL, REPUT, STEP_BYTES
 from cystore.services.duty_table import Outcome
 
 DUTY = REPUT.name
@@ -183,7 +183,7 @@ def test_a_tick_that_lost_its_lease_stops_at_the_next_step(
 
     monkeypatch.setattr(MessageStore, "dispatch", paused)
     if not expired_only:
-        monkeypatch.setattr(running._Remote, "progress", other_steps_first)
+        monkeypatch.setattr(duty_runs._Remote, "progress", other_steps_first)
     with caplog.at_level(logging.WARNING):
         done = reput(app)
     assert STEP_BYTES <= done < 2 * STEP_BYTES
@@ -199,7 +199,7 @@ def test_a_tick_that_lost_its_lease_stops_at_the_next_step(
 def test_a_tick_is_bounded(app, store):
     fill(store, 3 * STEP_BYTES)
     short = dataclasses.replace(REPUT, bound_s=0.0)
-    done = running.run(app, short)
+    done = duty_runs.run(app, short)
     assert STEP_BYTES <= done < 2 * STEP_BYTES
     assert behind(store) > 0
 
@@ -235,7 +235,7 @@ def test_every_duty_runs_and_is_noted(app, store, client, duty):
 
 def test_what_the_duties_do(app, store):
     fill(store, 300_000)
-    run = {name: lambda duty=duty: running.run(app, duty) for name, duty in ALL.items()}
+    run = {name: lambda duty=duty: duty_runs.run(app, duty) for name, duty in ALL.items()}
     stats = store.stats()
     assert stats["flushed"] < stats["wrote"] > stats["dispatched"]
     assert run["reput"]() == stats["wrote"]
@@ -296,7 +296,7 @@ def test_beat_sends_ticks_that_never_pile_up():
     assert slower["options"]["expires"] < slower["schedule"] == 10.0
     for duty in ALL.values():
         assert duty.expires_s < duty.period_s
-        assert duty.lease_s > duty.bound_s + running.LOCK_WAIT_S
+        assert duty.lease_s > duty.bound_s + duty_runs.LOCK_WAIT_S
         assert app_task(duty).ignore_result and not app_task(duty).acks_late
 
 
@@ -324,7 +324,7 @@ def alone(url) -> Celery:
 def test_every_duty_runs_without_a_redis(alone, duty):
     store = alone.backend.store
     fill(store, 300_000)
-    assert running.run(alone, duty) is not None
+    assert duty_runs.run(alone, duty) is not None
     assert store.duties.last(duty.name).outcome is Outcome.DONE
     assert store.duties.highest_token(duty.name) == 1
 
@@ -333,9 +333,9 @@ def test_a_lease_in_the_control_block_keeps_another_process_out(alone):
     store = alone.backend.store
     fill(store, 100_000)
     token = store.duties.acquire(DUTY, 60_000)
-    assert running.run(alone, REPUT) is None
+    assert duty_runs.run(alone, REPUT) is None
     store.duties.release(DUTY, token)
-    assert running.run(alone, REPUT) > 0
+    assert duty_runs.run(alone, REPUT) > 0
 
 
 def test_a_redis_that_is_not_there_costs_little_and_is_told_once(url, caplog):
@@ -345,7 +345,7 @@ def test_a_redis_that_is_not_there_costs_little_and_is_told_once(url, caplog):
     fill(store, 100_000)
     with caplog.at_level(logging.DEBUG):
         for duty in ALL.values():
-            assert running.run(app, duty) is not None
+            assert duty_runs.run(app, duty) is not None
     assert caplog.text.count("is away") == 1
     assert "secret" not in caplog.text
     assert behind(store) == 0

@@ -17,9 +17,9 @@ import cystore
 from cystore import MessageStore
 from cystore.celery import registry
 from cystore.celery.base import records
+from cystore.celery.base.duty_leases import last_token
 from cystore.celery.base.identity import store_id_of
-from cystore.celery.base.leases import last_token
-from cystore.celery.duties.running import ALL, run
+from cystore.celery.duties.duty_runs import ALL, run
 from cystore.celery.stores import close_shared
 from cystore.celery.tasks import WAITING_MAX
 from tests.celery import work
@@ -169,11 +169,11 @@ HOLDER = """
 import dataclasses, os
 from celery import Celery
 from cystore import clock
-from cystore.celery.duties import running
+from cystore.celery.duties import duty_runs
 clock.now_ms = clock.expiry_ms = (lambda now: lambda *of: now(*of) + later_ms)(clock.now_ms)
 app = Celery("holder", broker=broker, backend=backend, set_as_current=False)
 app.conf.update(result_backend_thread_safe=True, result_expires=1, cystore_chord_claim_s=0.01)
-duty = dataclasses.replace(running.ALL[name], lease_s=lease_s, bound_s=3600.0)
+duty = dataclasses.replace(duty_runs.ALL[name], lease_s=lease_s, bound_s=3600.0)
 store = app.backend.store
 """
 LEASE_S = 0.5
@@ -228,7 +228,9 @@ def kill_a_holder(
             store = app.backend.store
             store_id_of(store)
             fill(store)
-            holder.send("os.environ['CYSTORE_FAILPOINT'] = place; running.run(app, duty)", place=PLACES[name])
+            holder.send(
+                "os.environ['CYSTORE_FAILPOINT'] = place; duty_runs.run(app, duty)", place=PLACES[name]
+            )
             assert holder.wait() == -signal.SIGKILL
         assert store.duties.last(name).runs == 0
         assert run_until_done(app, name) > 1, "the lease ended with its holder, and not by itself"
@@ -297,8 +299,8 @@ def test_a_holder_that_is_stopped_for_longer_than_its_lease_does_no_harm(scene, 
     store = app.backend.store
     fill(store, 6000)
     with Process() as holder, redis_py.Redis.from_url(redis.url) as client:
-        holder.do(HOLDER + "running.STEP_BYTES = 4096", name="reput", **names)
-        holder.send("running.run(app, duty)")
+        holder.do(HOLDER + "duty_runs.STEP_BYTES = 4096", name="reput", **names)
+        holder.send("duty_runs.run(app, duty)")
         control = store._attached().control
 
         def stands_between_steps() -> bool:

@@ -14,8 +14,8 @@ from cystore.celery import tasks  # a worker that takes the ticks
 from cystore.celery.base import greenlets
 from cystore.celery.base.identity import store_id_of
 from cystore.celery.duties.duty_news import TELL_S
+from cystore.celery.duties.duty_runs import ALL, IDLE_S, QUIET_S, REPUT, quiet_s, run
 from cystore.celery.duties.main_process import LOOK_S, DutyHost, Keeper, ReputLoop
-from cystore.celery.duties.running import ALL, IDLE_S, QUIET_S, REPUT, quiet_s, run
 from cystore.layout import DUTIES, DUTY_WORDS
 from cystore.services.duty_table import Outcome
 from tests.celery.conftest import wait_until

@@ -17,9 +17,9 @@ import cystore
 from cystore import MessageStore
 from cystore.celery import history
 from cystore.celery.base import events
+from cystore.celery.base.duty_leases import redis_of
 from cystore.celery.base.identity import store_id_of
-from cystore.celery.base.leases import redis_of
-from cystore.celery.duties.running import REPUT
+from cystore.celery.duties.duty_runs import REPUT
 from cystore.layout import MUTEX_NAMES
 from tests.celery import work
 from tests.celery.conftest import Fleet, Worker, fleet_in, wait_until

@@ -21,8 +21,8 @@ from cystore.celery import registry
 from cystore.celery.base import queues
 from cystore.celery.base.identity import store_id_of
 from cystore.celery.duties import ticks
+from cystore.celery.duties.duty_runs import ALL
 from cystore.celery.duties.main_process import Keeper
-from cystore.celery.duties.running import ALL
 from cystore.celery.tasks import FAN_OUT
 from tests.celery import work
 from tests.celery.conftest import Fleet, Worker, wait_until

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from celery import Celery, chord
 
-from cystore.celery.duties import main_process, running
+from cystore.celery.duties import duty_runs, main_process
 from cystore.celery.stores import ANY_HOUR, Location, close_shared
 from cystore.services.duty_table import Outcome
 from tests.celery import work
@@ -100,7 +100,7 @@ def test_one_process_of_a_store_does_it(url):
     assert second.run_once().done == 0, "somebody did it a moment ago"
     token = app.backend.store.duties.acquire("clean_expired", 60_000)
     assert token == 2, "the lease was given back"
-    assert {name for name in running.ALL if app.backend.store.duties.last(name).runs} == {
+    assert {name for name in duty_runs.ALL if app.backend.store.duties.last(name).runs} == {
         "clean_expired", "deliver_delayed", "chord_sweep",
     }  # fmt: skip
 

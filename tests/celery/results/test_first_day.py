@@ -12,7 +12,7 @@ from celery.app.task import Context
 from celery.exceptions import ImproperlyConfigured
 
 from cystore.celery import history, registry
-from cystore.celery.base.leases import acquire, connect, last_token, lease_key
+from cystore.celery.base.duty_leases import acquire, connect, last_token, lease_key
 from cystore.celery.lifecycle.redaction import HIDDEN
 from cystore.celery.redis_urls import RedisLocation, redis_location_of
 from cystore.celery.registry import due_ticks, fleet, heartbeat

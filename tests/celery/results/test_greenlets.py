@@ -133,7 +133,7 @@ def a_step_of_a_duty_and_who_ends_it(url: str, library: str) -> list:
 
     from celery import Celery
 
-    from cystore.celery.duties import running
+    from cystore.celery.duties import duty_runs
     from cystore.system.threads import os_threads
 
     app = Celery("test", broker="memory://", backend=url)
@@ -152,11 +152,11 @@ def a_step_of_a_duty_and_who_ends_it(url: str, library: str) -> list:
         order.append("others ran")
         release.set()
 
-    duty = dataclasses.replace(running.FLUSH, step=slow)
-    greenlets = [green.spawn(running.run, app, duty), green.spawn(others)]
+    duty = dataclasses.replace(duty_runs.FLUSH, step=slow)
+    greenlets = [green.spawn(duty_runs.run, app, duty), green.spawn(others)]
     for greenlet in greenlets:
         greenlet.get() if library == "gevent" else greenlet.wait()
-    return [order, app.backend.store.duties.last("flush").done, running.run(app, running.FLUSH)]
+    return [order, app.backend.store.duties.last("flush").done, duty_runs.run(app, duty_runs.FLUSH)]
 
 
 @LIBRARIES

@@ -11,7 +11,7 @@ from celery import chain, chord, group, states
 
 from cystore.celery.base.identity import store_id_of
 from cystore.celery.base.queues import own_queue, queue_of_store
-from cystore.celery.duties.running import ALL
+from cystore.celery.duties.duty_runs import ALL
 from cystore.celery.stores import close_shared
 from cystore.services.duty_table import Outcome
 from tests.celery import work

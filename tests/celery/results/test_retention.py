@@ -8,7 +8,7 @@ import pytest
 from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 
-from cystore.celery.duties import running
+from cystore.celery.duties import duty_runs
 from cystore.celery.stores import FOREVER_H, Location, close_shared
 from tests.support.clock import turn
 
@@ -73,11 +73,11 @@ def test_the_duty_removes_what_has_expired_and_nothing_else(url, monkeypatch, re
     store.dispatch()
     store.flush()
     later_ms = int(1.9 * HOUR_MS)
-    assert running.run(app, running.CLEAN_EXPIRED) == 0
+    assert duty_runs.run(app, duty_runs.CLEAN_EXPIRED) == 0
     state = app.AsyncResult("id-0").state
     assert state == "SUCCESS"
     later_ms = int(2.1 * HOUR_MS)
-    removed = running.run(app, running.CLEAN_EXPIRED)
+    removed = duty_runs.run(app, duty_runs.CLEAN_EXPIRED)
     assert (removed > 0) == (result_expires is not None)
     states = [app.backend.get_task_meta(f"id-{number}")["status"] for number in (0, 599)]
     assert states == ["SUCCESS" if result_expires is None else "PENDING", "SUCCESS"]

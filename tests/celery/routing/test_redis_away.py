@@ -15,11 +15,11 @@ import redis as redis_py
 from celery import Celery
 
 from cystore.celery import registry
-from cystore.celery.base import leases
+from cystore.celery.base import duty_leases
+from cystore.celery.base.duty_leases import Coordination, coordination_of
 from cystore.celery.base.identity import store_id_of
-from cystore.celery.base.leases import Coordination, coordination_of
-from cystore.celery.duties import running
-from cystore.celery.duties.running import ALL, REPUT
+from cystore.celery.duties import duty_runs
+from cystore.celery.duties.duty_runs import ALL, REPUT
 from cystore.celery.redis_urls import RedisAwayError, RedisLocation
 from cystore.services.duty_table import Outcome
 from tests.celery.conftest import ROOT, take_the_place
@@ -53,13 +53,13 @@ def test_a_redis_that_is_killed_and_comes_back_empty(url, caplog, tmp_path):
         store, there = app.backend.store, coordination_of(app)
         for _ in range(3):
             store.put("T", b"x")
-            assert running.run(app, REPUT) > 0
+            assert duty_runs.run(app, REPUT) > 0
         assert store.duties.highest_token("reput") == 3
         os.kill(redis.pid, signal.SIGKILL)
         os.waitid(os.P_PID, redis.pid, os.WEXITED | os.WNOWAIT)
         for _ in range(5):
             store.put("T", b"x")
-            assert running.run(app, REPUT) > 0
+            assert duty_runs.run(app, REPUT) > 0
         assert store.duties.last("reput").outcome is Outcome.DONE
         assert store.duties.highest_token("reput") == 8
         assert caplog.text.count("is away") == 1
@@ -67,9 +67,9 @@ def test_a_redis_that_is_killed_and_comes_back_empty(url, caplog, tmp_path):
             take_the_place(redis, again)
             with impatient(there):
                 store.put("T", b"x")
-                assert running.run(app, REPUT) > 0
+                assert duty_runs.run(app, REPUT) > 0
             with redis_py.Redis.from_url(again.url) as client:
-                assert leases.last_token(client, store_id_of(store), "reput") == 9
+                assert duty_leases.last_token(client, store_id_of(store), "reput") == 9
     assert caplog.text.count("is back") == 1
     assert store.duties.highest_token("reput") == 9
 
@@ -87,9 +87,9 @@ def test_nobody_asks_a_server_that_was_away_a_moment_ago(monkeypatch):
     there = Coordination(RedisLocation.parse("redis://127.0.0.1:1"))
     tries = []
     monkeypatch.setattr(
-        leases,
+        duty_leases,
         "connect",
-        lambda location, connect=leases.connect: (tries.append(1), connect(location))[1],
+        lambda location, connect=duty_leases.connect: (tries.append(1), connect(location))[1],
     )
     for _ in range(50):
         with pytest.raises(RedisAwayError, match="ConnectionError"):
@@ -113,9 +113,9 @@ def test_a_redis_that_refuses_us_is_told_once_and_without_the_password(url, capl
         store = app.backend.store
         for _ in range(3):
             store.put("T", b"x")
-            assert running.run(app, REPUT) > 0
+            assert duty_runs.run(app, REPUT) > 0
             with impatient(coordination_of(app)):
-                assert running.run(app, ALL["flush"]) is not None
+                assert duty_runs.run(app, ALL["flush"]) is not None
     refused = [record for record in caplog.records if "refuses us" in record.message]
     assert len(refused) == 1 and refused[0].levelno == logging.ERROR
     assert any(word in caplog.text for word in said.split("|"))
@@ -132,9 +132,9 @@ def test_a_user_who_may_not_run_scripts_is_told_so(url, caplog):
         store = app.backend.store
         for _ in range(3):
             store.put("T", b"x")
-            assert running.run(app, REPUT) > 0
+            assert duty_runs.run(app, REPUT) > 0
             with impatient(coordination_of(app)):
-                running.run(app, ALL["flush"])
+                duty_runs.run(app, ALL["flush"])
     assert caplog.text.count("refuses us") == 1
     assert "NoPermissionError" in caplog.text and "eval" in caplog.text.lower()
     assert SECRET not in caplog.text
@@ -144,7 +144,7 @@ def test_a_cluster_is_refused(url, caplog, tmp_path):
     with redis_server("--cluster-enabled", "yes", "--port", "0", own=True) as redis:
         app = app_on(redis.url, url)
         app.backend.store.put("T", b"x")
-        assert running.run(app, REPUT) > 0
+        assert duty_runs.run(app, REPUT) > 0
     assert "is a Cluster, which is not supported" in caplog.text
 
 
@@ -169,7 +169,7 @@ def test_a_user_with_the_documented_rights_is_enough(url, caplog):
         store, there = app.backend.store, coordination_of(app)
         store_id = store_id_of(store)
         for duty in ALL.values():
-            assert running.run(app, duty) is not None
+            assert duty_runs.run(app, duty) is not None
         there.call(lambda client: registry.heartbeat(client, store_id, store, "w"))
         assert there.call(lambda client: registry.live_stores(client)) == [store_id]
         assert there.call(lambda client: registry.due_ticks(client, [store_id], {"reput": 1.0}, 0)) == {
@@ -177,5 +177,5 @@ def test_a_user_with_the_documented_rights_is_enough(url, caplog):
         }
         (status,) = there.call(registry.fleet)
         assert status.live
-        assert there.call(lambda client: leases.last_token(client, store_id, "reput")) == 1
+        assert there.call(lambda client: duty_leases.last_token(client, store_id, "reput")) == 1
     assert "refuses us" not in caplog.text

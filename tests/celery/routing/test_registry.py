@@ -17,8 +17,8 @@ from cystore import MessageStore
 from cystore.celery import registry, tasks
 from cystore.celery.base import queues
 from cystore.celery.base.identity import store_id_of
-from cystore.celery.duties import running
-from cystore.celery.duties.running import ALL, REPUT
+from cystore.celery.duties import duty_runs
+from cystore.celery.duties.duty_runs import ALL, REPUT
 from cystore.services.duty_table import Outcome
 from tools.redis_server import Redis, redis_server
 
@@ -78,7 +78,7 @@ def fan_out(app: Celery) -> int:
 
 def test_what_is_known_of_a_store(app, client, store, other):
     store.put("T", b"x" * 1000)
-    running.run(app, ALL["flush"])
+    duty_runs.run(app, ALL["flush"])
     beat(client, store, roles=("worker", "reput"))
     beat(client, store, "w2@here")
     beat(client, other)
@@ -98,9 +98,9 @@ def test_what_is_known_of_a_store(app, client, store, other):
 
 
 def test_the_fleet_as_a_table(app, client, store):
-    running.run(app, REPUT)
+    duty_runs.run(app, REPUT)
     store_id = beat(client, store)
-    with running.lease_for(app, store, ALL["scrub"]):
+    with duty_runs.lease_for(app, store, ALL["scrub"]):
         store.duties.ran("scrub", store.duties.last("reput"))
         beat(client, store)
         text = registry.render(registry.fleet(client))
@@ -146,7 +146,7 @@ def test_every_key_expires_and_is_one_of_those_documented(app, client, store):
     store_id = beat(client, store)
     assert fan_out(app) == len(ALL)
     for duty in ALL.values():
-        with running.lease_for(app, store, duty):
+        with duty_runs.lease_for(app, store, duty):
             keys = {key.decode() for key in client.scan_iter("cystore:*")}
             assert all(client.pttl(key) > 0 for key in keys)
             assert f"cystore:{store_id}:lease:{duty.name}" in keys
@@ -188,9 +188,9 @@ def test_ticks_that_nobody_takes_do_not_pile_up(app, client, store):
 
 def test_two_stores_have_leases_of_their_own(app, client, store, other):
     beat(client, store)
-    with running.lease_for(app, store, REPUT) as mine, running.lease_for(app, other, REPUT) as theirs:
+    with duty_runs.lease_for(app, store, REPUT) as mine, duty_runs.lease_for(app, other, REPUT) as theirs:
         assert mine is not None and theirs is not None
-        with running.lease_for(app, other, REPUT) as second:
+        with duty_runs.lease_for(app, other, REPUT) as second:
             assert second is None
 
 
@@ -203,7 +203,7 @@ def test_without_a_registry_the_ticks_go_to_the_store_of_the_worker(url):
         names = {simple.get(timeout=1).headers["task"] for _ in ALL}
     assert names == {duty.task for duty in ALL.values()}
     for duty in ALL.values():
-        running.run(app, duty)
+        duty_runs.run(app, duty)
     assert fan_out(app) == 0, "all were done just now"
 
 

@@ -22,8 +22,8 @@ from celery.result import AsyncResult, GroupResult
 from kombu.exceptions import ContentDisallowed
 
 from cystore.celery import homes
+from cystore.celery.base.duty_leases import connect
 from cystore.celery.base.identity import store_id_of
-from cystore.celery.base.leases import connect
 from cystore.celery.redis_urls import RedisLocation
 from cystore.celery.routing import client as client_module
 from cystore.celery.routing import lists

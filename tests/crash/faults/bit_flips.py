@@ -10,7 +10,7 @@ from pathlib import Path
 
 import cystore
 from cystore._native.derived import index as index_kernel
-from cystore._native.read import scan
+from cystore._native.read import log_walk
 from cystore.engine.files.checkpoint import parse_checkpoint
 from cystore.errors import CorruptRecordError, OffsetError
 from tests.crash import images
@@ -89,7 +89,7 @@ def log(run: Run, case: Case, folder: Path, part: int) -> None:
     path = folder / "open"
     images.write_files(path, store.files)
     patches = Patches(path)
-    scanner = scan.LogScanner(follow_queues=False)
+    scanner = log_walk.LogWalker(follow_queues=False)
     following = {a.begin: b.begin for a, b in zip(store.puts, store.puts[1:], strict=False)}
     with cystore.open(path, **settings) as opened:
         for position in range(begin, begin + FLIPS // 8):
@@ -114,13 +114,15 @@ def log(run: Run, case: Case, folder: Path, part: int) -> None:
     run.tally(records_refused=refused, opened=OPENED)
 
 
-def refuse(scanner: scan.LogScanner, data: bytearray, base: int, hit: Put, following: dict[int, int]) -> None:
+def refuse(
+    scanner: log_walk.LogWalker, data: bytearray, base: int, hit: Put, following: dict[int, int]
+) -> None:
     """The walk stops at the record, and continues at the next one of the file."""
     end = base + len(data)
     scanner.limit = hit.end
     scanner.move(hit.begin, end)
     status = scanner.run(data, len(data), base)
-    assert status == scan.INVALID and scanner.position == hit.begin, (hit, status)
+    assert status == log_walk.INVALID and scanner.position == hit.begin, (hit, status)
     after = following.get(hit.begin, end)
     scanner.move(hit.begin + 1, end)
     until = min(after + 4096, end) - base

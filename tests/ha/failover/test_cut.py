@@ -9,7 +9,7 @@ import signal
 import pytest
 
 import cystore
-from cystore.ha.epochs.cut import order_cut
+from cystore.ha.epochs.truncation import order_truncation
 from tests.ha.pair import every, fill, log_bytes, wrote
 from tests.support.process import Process
 from tests.support.small_stores import SETTINGS, open_small
@@ -28,7 +28,7 @@ def prepared(path, before: int, more: int) -> tuple[int, int, dict[tuple[str, in
         at, queues = wrote(store), ends(store)
         fill(store, more, start=before)
         end = wrote(store)
-        order_cut(store._attached().manifest, at, end)
+        order_truncation(store._attached().manifest, at, end)
     return at, end, queues, log_bytes(path, at, end)
 
 

@@ -279,7 +279,7 @@ def test_loops_of_several_threads_wait_at_once(store):
 
 
 def test_the_thread_ends_when_nobody_waits(store, monkeypatch):
-    monkeypatch.setattr("cystore.arrivals.watch.IDLE_S", 0.05)
+    monkeypatch.setattr("cystore.arrivals.queue_watch.IDLE_S", 0.05)
     run(store.aio.wait("orders", 0, 0, 0.02))
     (thread,) = watchers() or [None]
     if thread is not None:

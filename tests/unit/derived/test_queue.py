@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cystore._native.derived import ext as ext_kernel
 from cystore._native.derived import queue as kernel
+from cystore._native.derived import queue_ext
 from cystore._native.memory.mapping import MappedFile
 from cystore.config import StoreConfig
 from cystore.derived.files.consume_queue import ConsumeQueue, ConsumeQueues
@@ -268,20 +268,20 @@ def test_flush_syncs_what_has_entries_that_are_not_durable(tmp_path, monkeypatch
 def test_units_of_an_extended_queue(tmp_path):
     units = ConsumeQueueExt(tmp_path, "T", 3, CONFIG, Mode.WRITE)
     assert units.next_position([]) == 0
-    assert units.get(ext_kernel.address_of(0)) is None
+    assert units.get(queue_ext.address_of(0)) is None
     file, allocated = units.prepare(0)
     assert (file.base, file.length, allocated) == (0, 256, 256)
     data = bytearray(256)
-    assert ext_kernel.put(data, 0, 77, 1234, b"bitmap") == ("ok", 26)
+    assert queue_ext.put(data, 0, 77, 1234, b"bitmap") == ("ok", 26)
     file.write(0, data)
-    address = ext_kernel.address_of(0)
+    address = queue_ext.address_of(0)
     assert units.get(address) == (26, 77, 1234, b"bitmap")
     assert units.next_position([5, -(2**31), address, 9]) == 26
     assert units.next_position([5]) == 0
     with pytest.raises(CorruptRecordError, match="not a valid extended unit: end") as caught:
-        units.get(ext_kernel.address_of(26))
+        units.get(queue_ext.address_of(26))
     assert caught.value.offset == 26
-    assert units.get(ext_kernel.address_of(256)) is None
+    assert units.get(queue_ext.address_of(256)) is None
     units.flush(address)
     units.flush(5)
 
@@ -293,10 +293,10 @@ def test_the_next_unit_goes_behind_that_of_the_newest_entry(tmp_path):
     assert position == 0
     data = bytearray(256)
     for at in (0, 20, 40):
-        assert ext_kernel.put(data, at, 7, 8)[0] == "ok"
+        assert queue_ext.put(data, at, 7, 8)[0] == "ok"
     file.write(0, data)
-    add(queue, 0, 90, ext_kernel.address_of(0))
-    add(queue, 90, 90, ext_kernel.address_of(20))
+    add(queue, 0, 90, queue_ext.address_of(0))
+    add(queue, 90, 90, queue_ext.address_of(20))
     add(queue, 180, 90, 12)
     queue.fill_gap(6)
     # The unit at 40 belongs to no entry: its dispatcher was killed. It is written over.

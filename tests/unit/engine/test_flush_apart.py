@@ -15,7 +15,7 @@ from cystore.derived.files.consume_queue import ConsumeQueue
 from cystore.engine.files.checkpoint import Checkpoint, read_checkpoint
 from cystore.engine.log import flush
 from cystore.errors import StoreMovedError, StoreTimeoutError, SyncFailedError
-from cystore.services.idle import LITTLE_BYTES, LOOK_S, SLEEP_MS, AppendWait, QuietWait, Sleepers
+from cystore.services.service_waits import LITTLE_BYTES, LOOK_S, SLEEP_MS, AppendWait, QuietWait, Sleepers
 from cystore.system.file_system import FileSystem, tells_errors
 from tests.support.process import Process
 from tests.support.small_stores import SETTINGS, open_small
@@ -189,7 +189,7 @@ class Watched:
 
 def test_a_service_without_work_sleeps_until_the_next_append(monkeypatch):
     """Seen: 50 wake-ups a second in each of a hundred idle processes."""
-    from cystore.services import idle as module
+    from cystore.services import service_waits as module
 
     now, idle = [0.0], [True]
     monkeypatch.setattr(module, "monotonic_s", lambda: now[0])
@@ -230,7 +230,7 @@ def test_much_that_is_not_durable_does_not_wait_for_the_interval(tmp_path):
 
 
 def test_a_service_looks_whether_its_work_is_due(monkeypatch):
-    from cystore.services import idle as module
+    from cystore.services import service_waits as module
 
     now, due = [0.0], [False, False, True]
     monkeypatch.setattr(module, "monotonic_s", lambda: now[0])
@@ -281,7 +281,7 @@ def threads_asleep(store):
 
 def test_one_thread_of_an_idle_process_sleeps_on_the_store_and_rings_for_the_others(tmp_path, monkeypatch):
     """Seen: three wake-ups every two seconds in each process of an idle worker."""
-    from cystore.services import idle as module
+    from cystore.services import service_waits as module
 
     monkeypatch.setattr(module, "QUIET_S", 0.0)
     rung = threading.Event()

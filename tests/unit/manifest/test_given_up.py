@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from cystore.cli.program import main
-from cystore.engine.manifest.given_up import GivenUp, GivenUpRange
+from cystore.engine.manifest.given_up_offsets import GivenUp, GivenUpRange
 from cystore.engine.manifest.manifest import Facts, parse, render
 from cystore.errors import CorruptRecordError
 from tests.support.small_stores import LOG_BYTES, open_small

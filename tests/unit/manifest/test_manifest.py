@@ -8,7 +8,7 @@ import pytest
 
 from cystore.engine.manifest import manifest_file
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
-from cystore.engine.manifest.given_up import GivenUp
+from cystore.engine.manifest.given_up_offsets import GivenUp
 from cystore.engine.manifest.manifest import Facts, Manifest, look, parse, read_holes, render
 from cystore.engine.manifest.manifest_file import FILE_NAME, FIRST_SLOT_BYTES, HEADER_BYTES
 from cystore.errors import StoreFormatError, StoreFullError, StoreIOError

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
-from cystore.engine.manifest.given_up import GivenUp
+from cystore.engine.manifest.given_up_offsets import GivenUp
 from cystore.recovery.actions import (
     CutQueue,
     ExtendLogFile,

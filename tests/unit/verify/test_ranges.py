@@ -15,8 +15,8 @@ from cystore.recovery.walk.queue_reader import list_queues
 from cystore.verify import Bounds, verify
 from cystore.verify.bounds import bounds_at_rest
 from cystore.verify.ranges import (
-    cut,
     joined_damage,
+    split,
     verify_index_file,
     verify_queue,
     verify_range,
@@ -45,7 +45,7 @@ def in_parts(store, range_bytes: int, bounds: Bounds | None = None, *, abnormal:
     found = []
     if bounds is None:
         bounds, found = bounds_at_rest(root, config, reader, abnormal=abnormal)
-    seen = [verify_range(root, config, bounds, *part) for part in cut(bounds, range_bytes)]
+    seen = [verify_range(root, config, bounds, *part) for part in split(bounds, range_bytes)]
     assert all(part.position == part.end for part in seen)
     assert [part.end for part in seen[:-1]] == [part.begin for part in seen[1:]]
     found += [damage for part in seen for damage in part.damage]

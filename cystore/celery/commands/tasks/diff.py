@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from cystore import MessageStore
-from cystore.celery.commands.shared import common, shown
+from cystore.celery.commands.shared import app_store, command_options, task_display
 from cystore.celery.lifecycle import reruns
 from cystore.celery.lifecycle.task_lives import Life
 from cystore.operate.output import one_line, write_json, write_line, write_note
@@ -25,7 +25,7 @@ TIMES = ("wait_s", "runtime_s", "whole_s")
 
 @click.command(
     "diff",
-    epilog=common.examples(
+    epilog=command_options.examples(
         "diff 4b5c2a8e-0d52-4b0e-9d0a-0e7d3f5a9c11 0f6f1d2e-7c39-4a53-8e0b-6f0f0f4d6a22",
         "diff ID ID --all --json",
     ),
@@ -33,7 +33,7 @@ TIMES = ("wait_s", "runtime_s", "whole_s")
 @click.argument("first", metavar="ID")
 @click.argument("second", metavar="ID")
 @click.option("--all", "show_all", is_flag=True, help="Show equal fields, too.")
-@common.json_option
+@command_options.json_option
 @click.pass_context
 def command(ctx: click.Context, first: str, second: str, show_all: bool, as_json: bool) -> None:
     """Differences between two tasks: arguments, times, worker, outcome, a line each. Exit code 1: one of them is not
@@ -42,8 +42,8 @@ def command(ctx: click.Context, first: str, second: str, show_all: bool, as_json
     Arguments and errors are compared as far as the log keeps them (cystore_lifecycle_args_chars). If it keeps the
     messages of both (cystore_lifecycle_payload), their bodies are compared as well: the whole arguments.
     """
-    with common.reading(common.location_of(ctx)) as store:
-        found = [common.known_life(ctx, store, task_id) for task_id in (first, second)]
+    with app_store.reading(app_store.location_of(ctx)) as store:
+        found = [app_store.known_life(ctx, store, task_id) for task_id in (first, second)]
         bodies = [_body(store, life) for life in found]
     told = [{**dict(zip(FIELDS, _fields(life), strict=True)), **_times(life)} for life in found]
     rows = [(field, told[0][field], told[1][field]) for field in (*FIELDS, *TIMES)]
@@ -95,7 +95,7 @@ def _texts(*values: Any) -> list[str]:
     """Both values on a line each; of long texts the part around the first difference."""
     texts = ["not known" if value is None else str(value) for value in values]
     same = 0
-    if max(map(len, texts)) > shown.TEXT_CHARS:
+    if max(map(len, texts)) > task_display.TEXT_CHARS:
         same = next((n for n, (a, b) in enumerate(zip_longest(*texts)) if a != b), 0)
     begin = max(0, same - AROUND)
-    return [one_line(("..." if begin else "") + shown.short(text[begin:])) for text in texts]
+    return [one_line(("..." if begin else "") + task_display.short(text[begin:])) for text in texts]

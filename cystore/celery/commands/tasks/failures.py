@@ -7,17 +7,19 @@ from itertools import islice
 import click
 
 from cystore.celery import history
-from cystore.celery.commands.shared import common
+from cystore.celery.commands.shared import app_store, command_options, entry_display
 
 
 @click.command(
     "failures",
-    epilog=common.examples("failures --since 1d", "failures --name shop.charge --traceback --limit 1"),
+    epilog=command_options.examples(
+        "failures --since 1d", "failures --name shop.charge --traceback --limit 1"
+    ),
 )
-@common.conditions
+@command_options.conditions
 @click.option("--traceback", "with_traceback", is_flag=True, help="Show each traceback below its failure.")
-@common.limit_option(20)
-@common.json_option
+@command_options.limit_option(20)
+@command_options.json_option
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -30,11 +32,11 @@ def command(
 ) -> None:
     """Runs that ended badly, newest first: failed, timed out, lost with their process, rejected, unknown."""
     found = False
-    with common.reading(common.location_of(ctx)) as store:
+    with app_store.reading(app_store.location_of(ctx)) as store:
         for entry in islice(
             history.failures(store, name=name, begin_ms=begin_ms, end_ms=end_ms), limit or None
         ):
             found = True
-            common.write_entry(entry, as_json=as_json, with_traceback=with_traceback)
+            entry_display.write_entry(entry, as_json=as_json, with_traceback=with_traceback)
     if not found:
-        common.nothing_found(ctx, "no failures")
+        app_store.nothing_found(ctx, "no failures")

@@ -7,7 +7,7 @@ from itertools import islice
 import click
 
 from cystore.celery import history
-from cystore.celery.commands.shared import common, shown
+from cystore.celery.commands.shared import app_store, command_options, task_display
 from cystore.celery.lifecycle import searches
 from cystore.celery.lifecycle.task_lives import Life
 from cystore.operate.output import write_json, write_line
@@ -15,7 +15,7 @@ from cystore.operate.output import write_json, write_line
 
 @click.command(
     "find",
-    epilog=common.examples(
+    epilog=command_options.examples(
         "find --args order-17",
         "find --error 'connection refused' -i --since 2d",
         "find --args 17 --error Timeout --json",
@@ -26,9 +26,9 @@ from cystore.operate.output import write_json, write_line
 )
 @click.option("--error", "error_text", metavar="TEXT", help="Search exceptions and tracebacks.")
 @click.option("-i", "--ignore-case", is_flag=True, help="Ignore case.")
-@common.conditions
-@common.limit_option(20)
-@common.json_option
+@command_options.conditions
+@command_options.limit_option(20)
+@command_options.json_option
 @click.pass_context
 def command(
     ctx: click.Context, args_text: str | None, error_text: str | None, ignore_case: bool, name: str | None,
@@ -43,23 +43,26 @@ def command(
         raise click.UsageError("give --args TEXT, --error TEXT, or both", ctx=ctx)
     wanted = searches.Wanted(args_text or None, error_text or None, ignore_case=ignore_case)
     found = False
-    with common.reading(common.location_of(ctx)) as store:
+    with app_store.reading(app_store.location_of(ctx)) as store:
         entries = history.entries(store, name=name, begin_ms=begin_ms, end_ms=end_ms)
-        newest_first = shown.watched(store, entries, lines_follow=True)
+        newest_first = task_display.watched(store, entries, lines_follow=True)
         for life in islice(searches.find(store, newest_first, wanted), limit or None):
             found = True
             _write(life, as_json)
     if not found:
-        common.nothing_found(ctx, "no task contains that text")
+        app_store.nothing_found(ctx, "no task contains that text")
 
 
 def _write(life: Life, as_json: bool) -> None:
     if as_json:
-        write_json(shown.life_object(life))
+        write_json(task_display.life_object(life))
         return
-    error = shown.short(life.exception) if life.exception else ""
+    error = task_display.short(life.exception) if life.exception else ""
     write_line(
-        shown.line(
-            shown.at(life.first_ms), *shown.life_words(life), shown.short(shown.call_text(life)), error
+        task_display.line(
+            task_display.at(life.first_ms),
+            *task_display.life_words(life),
+            task_display.short(task_display.call_text(life)),
+            error,
         )
     )

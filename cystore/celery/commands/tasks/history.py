@@ -7,12 +7,12 @@ from itertools import islice
 import click
 
 from cystore.celery import history as queries
-from cystore.celery.commands.shared import common
+from cystore.celery.commands.shared import app_store, command_options, entry_display
 
 
 @click.command(
     "history",
-    epilog=common.examples(
+    epilog=command_options.examples(
         "history --task-id 4b5c2a8e-0d52-4b0e-9d0a-0e7d3f5a9c11",
         "history --name shop.charge --state FAILED --since 2h",
         "history --root-id 4b5c2a8e-0d52-4b0e-9d0a-0e7d3f5a9c11 --json --limit 0",
@@ -21,10 +21,10 @@ from cystore.celery.commands.shared import common
 @click.option("--task-id", help="The whole life of one task.")
 @click.option("--root-id", help="A whole workflow: its first task and all tasks below.")
 @click.option("--group-id", help="All tasks of a group.")
-@common.conditions
-@common.states_option("An event (FAILED) or a result's state (FAILURE); may be repeated.")
-@common.limit_option(100)
-@common.json_option
+@command_options.conditions
+@command_options.states_option("An event (FAILED) or a result's state (FAILURE); may be repeated.")
+@command_options.limit_option(100)
+@command_options.json_option
 @click.pass_context
 def command(
     ctx: click.Context, task_id: str | None, root_id: str | None, group_id: str | None, name: str | None,
@@ -35,14 +35,14 @@ def command(
         if value == "":
             raise click.BadParameter("must not be empty", ctx=ctx, param_hint=option)
     found = False
-    with common.reading(common.location_of(ctx)) as store:
-        common.check_states(store, states)
+    with app_store.reading(app_store.location_of(ctx)) as store:
+        command_options.check_states(store, states)
         entries = queries.entries(
             store, task_id=task_id, root_id=root_id, group_id=group_id, name=name, states=states,
             begin_ms=begin_ms, end_ms=end_ms,
         )  # fmt: skip
         for entry in islice(entries, limit or None):
             found = True
-            common.write_entry(entry, as_json=as_json)
+            entry_display.write_entry(entry, as_json=as_json)
     if not found:
-        common.nothing_found(ctx, "nothing meets these conditions")
+        app_store.nothing_found(ctx, "nothing meets these conditions")

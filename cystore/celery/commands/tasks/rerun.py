@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from cystore.celery.commands.shared import common, shown
+from cystore.celery.commands.shared import app_store, command_options, task_display
 from cystore.celery.lifecycle import reruns
 from cystore.celery.lifecycle.reruns import Rerun, RerunError
 from cystore.celery.lifecycle.task_lives import Life
@@ -15,7 +15,7 @@ from cystore.operate.output import one_line, write_json, write_line, write_note
 
 @click.command(
     "rerun",
-    epilog=common.examples(
+    epilog=command_options.examples(
         "rerun 4b5c2a8e-0d52-4b0e-9d0a-0e7d3f5a9c11", "rerun ID ID ID --yes --json", "rerun ID --same-id"
     ),
 )
@@ -24,7 +24,7 @@ from cystore.operate.output import one_line, write_json, write_line, write_note
 @click.option(
     "--yes", is_flag=True, help="Do not ask about tasks that have succeeded already, or have not ended."
 )
-@common.json_option
+@command_options.json_option
 @click.pass_context
 def command(ctx: click.Context, task_ids: tuple[str, ...], same_id: bool, yes: bool, as_json: bool) -> None:
     """Send tasks again, with unchanged arguments, options and callbacks.
@@ -32,9 +32,9 @@ def command(ctx: click.Context, task_ids: tuple[str, ...], same_id: bool, yes: b
     The app must keep messages (cystore_lifecycle_payload = "message") when the task is sent. Each task gets a new id,
     which is shown. All tasks are checked first: if one cannot be sent again, none is.
     """
-    location = common.location_of(ctx)
-    with common.reading(location) as store:
-        lives = [common.known_life(ctx, store, task_id) for task_id in dict.fromkeys(task_ids)]
+    location = app_store.location_of(ctx)
+    with app_store.reading(location) as store:
+        lives = [app_store.known_life(ctx, store, task_id) for task_id in dict.fromkeys(task_ids)]
         found, problems = [], []
         for life in lives:
             try:
@@ -44,7 +44,7 @@ def command(ctx: click.Context, task_ids: tuple[str, ...], same_id: bool, yes: b
     for problem in problems:
         write_note(problem)
     if problems:
-        raise common.CommandError(
+        raise app_store.CommandError(
             f"{len(problems)} of {len(lives)} tasks cannot be sent again; nothing was sent"
         )
     _confirm(ctx, lives, yes)
@@ -60,9 +60,9 @@ def _confirm(ctx: click.Context, lives: list[Life], yes: bool) -> None:
     for life, why in doubtful:
         write_note(f"{life.task_id} ({life.name or 'no name'}) {why}")
     if not _somebody_answers():
-        raise common.CommandError("give --yes to run them again; nothing was sent")
+        raise app_store.CommandError("give --yes to run them again; nothing was sent")
     if not click.confirm(f"run {'it' if len(lives) == 1 else f'all {len(lives)}'} again?", err=True):
-        raise common.CommandError("nothing was sent")
+        raise app_store.CommandError("nothing was sent")
 
 
 def _somebody_answers() -> bool:
@@ -80,7 +80,7 @@ def _send(ctx: click.Context, rerun: Rerun, as_json: bool) -> None:
     try:
         reruns.send(ctx.obj.app, rerun)
     except Exception as error:  # whatever the broker's client raises
-        raise common.CommandError(one_line(f"{rerun.life.task_id} was not sent: {error}")) from error
+        raise app_store.CommandError(one_line(f"{rerun.life.task_id} was not sent: {error}")) from error
     if as_json:
         told = {
             "task_id": rerun.task_id,
@@ -91,5 +91,5 @@ def _send(ctx: click.Context, rerun: Rerun, as_json: bool) -> None:
         write_json(told)
     else:
         under = "under the same id" if rerun.task_id == rerun.life.task_id else f"as {rerun.task_id}"
-        write_line(shown.line(rerun.life.task_id, f"sent again {under}", *rerun.notes))
+        write_line(task_display.line(rerun.life.task_id, f"sent again {under}", *rerun.notes))
     sys.stdout.flush()

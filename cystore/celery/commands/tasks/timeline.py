@@ -6,7 +6,7 @@ import dataclasses
 
 import click
 
-from cystore.celery.commands.shared import common, shown
+from cystore.celery.commands.shared import app_store, command_options, task_display
 from cystore.celery.lifecycle import workflows
 from cystore.celery.lifecycle.task_lives import Life
 from cystore.celery.lifecycle.workflows import Chord, Workflow
@@ -17,7 +17,7 @@ INDENTED = 20  # levels; a long chain is not indented further
 
 @click.command(
     "timeline",
-    epilog=common.examples(
+    epilog=command_options.examples(
         "timeline 4b5c2a8e-0d52-4b0e-9d0a-0e7d3f5a9c11",
         "timeline 4b5c2a8e-0d52-4b0e-9d0a-0e7d3f5a9c11 --json",
     ),
@@ -27,7 +27,7 @@ INDENTED = 20  # levels; a long chain is not indented further
     "--limit", type=click.IntRange(1, 100_000), default=1000, show_default=True,
     help="Show at most this number of tasks: this one, those above it, and the newest others.",
 )  # fmt: skip
-@common.json_option
+@command_options.json_option
 @click.pass_context
 def command(ctx: click.Context, task_id: str, limit: int, as_json: bool) -> None:
     """The workflow of a task, as a tree: below each task those that it sent, then the chords of its groups.
@@ -35,12 +35,12 @@ def command(ctx: click.Context, task_id: str, limit: int, as_json: bool) -> None
     A line shows the time of sending (after the first one), the end, the wait for a worker, and the run time. A * stands
     before the given task. JSON: a line for each task, with its depth, then one for each chord.
     """
-    with common.reading(common.location_of(ctx)) as store:
-        life = common.known_life(ctx, store, task_id)
+    with app_store.reading(app_store.location_of(ctx)) as store:
+        life = app_store.known_life(ctx, store, task_id)
         workflow = workflows.workflow_of(store, life, limit)
     if as_json:
         for depth, one in workflow.tasks:
-            write_json({"kind": "task", "depth": depth, **shown.life_object(one)})
+            write_json({"kind": "task", "depth": depth, **task_display.life_object(one)})
         for chord in workflow.chords:
             write_json({"kind": "chord", **dataclasses.asdict(chord)})
     else:
@@ -51,28 +51,28 @@ def command(ctx: click.Context, task_id: str, limit: int, as_json: bool) -> None
 
 def _show(workflow: Workflow, asked: str) -> None:
     begin_ms = min((one.first_ms or 0 for _, one in workflow.tasks), default=0)
-    write_line(shown.line(shown.at(begin_ms), f"workflow {workflow.root_id}"))
+    write_line(task_display.line(task_display.at(begin_ms), f"workflow {workflow.root_id}"))
     shown_ids = {one.task_id for _, one in workflow.tasks}
     for depth, life in workflow.tasks:
         mark = "*" if life.task_id == asked else " "
-        notes = [_after(life.first_ms, begin_ms), *shown.life_words(life), *_notes(life)]
+        notes = [_after(life.first_ms, begin_ms), *task_display.life_words(life), *_notes(life)]
         if depth == 0 and life.parent_id and life.parent_id not in shown_ids:
             notes.append(f"(sent by {life.parent_id}, which this store does not know)")
-        write_line(mark + "  " * min(depth, INDENTED) + shown.line(*notes))
+        write_line(mark + "  " * min(depth, INDENTED) + task_display.line(*notes))
     for chord in workflow.chords:
-        write_line(shown.line(*_chord_words(chord, begin_ms)))
+        write_line(task_display.line(*_chord_words(chord, begin_ms)))
 
 
 def _after(time_ms: int | None, begin_ms: int) -> str:
-    return "+?" if time_ms is None else f"+{shown.duration_text(max(0, time_ms - begin_ms) / 1000)}"
+    return "+?" if time_ms is None else f"+{task_display.duration_text(max(0, time_ms - begin_ms) / 1000)}"
 
 
 def _notes(life: Life) -> list[str]:
     notes = []
     if life.wait_ms is not None:
-        notes.append(f"waited {shown.duration_text(life.wait_ms / 1000)}")
+        notes.append(f"waited {task_display.duration_text(life.wait_ms / 1000)}")
     if life.runtime_s is not None:
-        notes.append(f"ran {shown.duration_text(life.runtime_s)}")
+        notes.append(f"ran {task_display.duration_text(life.runtime_s)}")
     if life.retries:
         notes.append(f"try {life.retries + 1}")
     if life.worker:
@@ -80,7 +80,7 @@ def _notes(life: Life) -> list[str]:
     if life.group_id:
         notes.append(f"group {life.group_id}")
     if life.exception:
-        notes.append(shown.short(life.exception))
+        notes.append(task_display.short(life.exception))
     return notes
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from cystore.celery.commands.shared import common
+from cystore.celery.commands.shared import app_store, command_options
 from cystore.celery.lifecycle import statistics
 from cystore.celery.lifecycle.statistics import NameStats
 from cystore.operate.output import write_json, write_table
@@ -38,13 +38,15 @@ def _row(one: NameStats) -> tuple[object, ...]:
     return (one.name or "-", one.count, one.failed, f"{one.failure_rate:.1%}", one.retried, *shown)
 
 
-@click.command("top", epilog=common.examples("top --since 1h", "top --sort failures --limit 5 --json"))
-@common.conditions
+@click.command(
+    "top", epilog=command_options.examples("top --since 1h", "top --sort failures --limit 5 --json")
+)
+@command_options.conditions
 @click.option(
     "--sort", type=click.Choice(list(ORDERS)), default="count", show_default=True, help="Sort by this column."
 )
-@common.limit_option(20)
-@common.json_option
+@command_options.limit_option(20)
+@command_options.json_option
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -56,7 +58,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Task names with their runs, failures, retries, and the runtimes of 50, 95 and 99 % of them (within 1 %)."""
-    with common.reading(common.location_of(ctx)) as store:
+    with app_store.reading(app_store.location_of(ctx)) as store:
         found = statistics.by_name(store, name=name, begin_ms=begin_ms, end_ms=end_ms)
     found.sort(key=ORDERS[sort], reverse=True)
     shown = found[: limit or None]
@@ -67,4 +69,4 @@ def command(
         head = ("task", "runs", "failed", "rate", "retried", *(f"p{percent}" for percent in PERCENTILES))
         write_table(head, [_row(one) for one in shown])
     if not shown:
-        common.nothing_found(ctx, "the lifecycle log has no ended task")
+        app_store.nothing_found(ctx, "the lifecycle log has no ended task")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from cystore.celery import history
-from cystore.celery.commands.shared import common, shown
+from cystore.celery.commands.shared import app_store, command_options, task_display
 from cystore.celery.lifecycle import task_lives
 from cystore.clock import now_ms
 from cystore.operate.output import write_json, write_line, write_note
@@ -21,14 +21,16 @@ class Age(click.ParamType):
         if isinstance(value, int):
             return value
         number, unit = str(value)[:-1], str(value)[-1:]
-        if not (number.isascii() and number.isdecimal() and len(number) < 10 and unit in common.UNITS_MS):
+        if not (
+            number.isascii() and number.isdecimal() and len(number) < 10 and unit in command_options.UNITS_MS
+        ):
             self.fail(f"{value!r} is not a length of time: give 90s, 15m, 2h, 7d or 2w")
-        return int(number) * common.UNITS_MS[unit]
+        return int(number) * command_options.UNITS_MS[unit]
 
 
 @click.command(
     "unfinished",
-    epilog=common.examples(
+    epilog=command_options.examples(
         "unfinished", "unfinished --older-than 15m --name shop.charge", "unfinished --json"
     ),
 )
@@ -37,9 +39,9 @@ class Age(click.ParamType):
     help="Only tasks whose last event is at least this old; a task with an ETA or a countdown counts from its "
          "due time.",
 )  # fmt: skip
-@common.conditions
-@common.limit_option(100)
-@common.json_option
+@command_options.conditions
+@command_options.limit_option(100)
+@command_options.json_option
 @click.pass_context
 def command(
     ctx: click.Context, age_ms: int, name: str | None, begin_ms: int, end_ms: int | None, limit: int, as_json: bool
@@ -51,8 +53,8 @@ def command(
     now = now_ms()
     before_ms = now - age_ms if end_ms is None else min(end_ms, now - age_ms)
     found = elsewhere = 0
-    with common.reading(common.location_of(ctx)) as store:
-        newest_first = shown.watched(
+    with app_store.reading(app_store.location_of(ctx)) as store:
+        newest_first = task_display.watched(
             store,
             history.events(
                 store, name=name, states=(*task_lives.BEGINS, *task_lives.ENDS), begin_ms=begin_ms
@@ -71,17 +73,20 @@ def command(
     if elsewhere:
         write_note(f"{elsewhere} more tasks have their results in other stores: ask there")
     if not found:
-        common.nothing_found(ctx, "no unfinished task of that age")
+        app_store.nothing_found(ctx, "no unfinished task of that age")
 
 
 def _write(life: task_lives.Life, now: int, as_json: bool) -> None:
     age_s = (now - (life.stage_ms or now)) / 1000
     if as_json:
-        write_json({**shown.life_object(life), "age_s": age_s})
+        write_json({**task_display.life_object(life), "age_s": age_s})
         return
     where = [f"{key}={value}" for key, value in (("queue", life.queue), ("worker", life.worker)) if value]
     write_line(
-        shown.line(
-            shown.at(life.stage_ms), *shown.life_words(life), f"for {shown.duration_text(age_s)}", *where
+        task_display.line(
+            task_display.at(life.stage_ms),
+            *task_display.life_words(life),
+            f"for {task_display.duration_text(age_s)}",
+            *where,
         )
     )

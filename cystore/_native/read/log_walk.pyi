@@ -16,7 +16,7 @@ KEYS: int
 OTHER_KEY: int
 
 @final
-class LogScanner:
+class LogWalker:
     def __new__(
         cls,
         *,
@@ -26,7 +26,7 @@ class LogScanner:
         watermark: int = 0,
         physic_timestamp: int = -1,
         compare_tags: bool = False,
-    ) -> LogScanner: ...
+    ) -> LogWalker: ...
     def run(self, data: ReadableBuffer, length: int, begin: int) -> int: ...
     def run_files(self, data: ReadableBuffer, length: int, begin: int, file_bytes: int) -> int: ...
     def find(self, data: ReadableBuffer, length: int, begin: int) -> int: ...

@@ -16,7 +16,7 @@ from tests.oracle.record import Blank, NotValid, Record
 from tests.oracle.recovery import next_valid
 from tests.property.strategies import damage, logs
 
-scan = pytest.importorskip("cystore._native.read.scan", reason="the kernels are not built")
+log_walk = pytest.importorskip("cystore._native.read.log_walk", reason="the kernels are not built")
 
 EVERYTHING = 2**62
 TAIL_BYTES = 4096
@@ -52,7 +52,7 @@ def pieces(data: bytes, base: int, position: int, needed: int, piece_bytes: int)
 
 
 def kernel_walk(log: Log, begin: int, piece_bytes: int = 1 << 20) -> Walk:
-    scanner = scan.LogScanner(follow_queues=False)
+    scanner = log_walk.LogWalker(follow_queues=False)
     scanner.limit = EVERYTHING
     base = begin - begin % log.file_size
     scanner.move(begin, base + log.file_size)
@@ -61,13 +61,13 @@ def kernel_walk(log: Log, begin: int, piece_bytes: int = 1 << 20) -> Walk:
         base = scanner.position - scanner.position % log.file_size
         data, at = pieces(log.files[base], base, scanner.position, needed, piece_bytes)
         status = scanner.run(data, len(data), at)
-        needed = scanner.needed if status == scan.MORE else 0
-        if status == scan.MORE and scanner.position == at:
+        needed = scanner.needed if status == log_walk.MORE else 0
+        if status == log_walk.MORE and scanner.position == at:
             assert needed > len(data), "asked for bytes that were at hand"
-        if status == scan.BLANK and base + log.file_size in log.files:
+        if status == log_walk.BLANK and base + log.file_size in log.files:
             scanner.move(base + log.file_size, base + 2 * log.file_size)
-        elif status != scan.MORE:
-            assert status in (scan.INVALID, scan.BLANK)
+        elif status != log_walk.MORE:
+            assert status in (log_walk.INVALID, log_walk.BLANK)
             checksum = scanner.last_checksum if scanner.record_count else 0
             return Walk(scanner.position, scanner.record_count, scanner.last_record, checksum)
 
@@ -76,7 +76,7 @@ def kernel_find(log: Log, offset: int, piece_bytes: int = 1 << 20) -> int | None
     """The next valid record at or behind `offset`, in any file."""
     base = offset - offset % log.file_size
     while base in log.files:
-        scanner = scan.LogScanner(follow_queues=False)
+        scanner = log_walk.LogWalker(follow_queues=False)
         scanner.move(max(offset, base), base + log.file_size)
         needed = 0
         while scanner.position < base + log.file_size:

@@ -1,4 +1,4 @@
-"""Calls of a program's functions by threads of the store, where nobody awaits."""
+"""Calls of functions that a program gave, by threads of the store. A coroutine is refused: no thread awaits it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""A thread that rings for the one that serves slaves when a put waits for them: that one sleeps on sockets, which no
-append can wake."""
+"""Wakes the thread that serves slaves when a put waits for them.
+
+That thread sleeps on sockets, and a put in another process cannot write to its sockets. So a second thread sleeps on a
+word in shared memory, and writes a byte into a socket that the first one selects.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,24 @@ import socket
 
 from cystore._native.memory.control import Control
 from cystore.errors import StoreClosedError
-from cystore.ha.acknowledged import WANTED
 from cystore.ha.link.sockets import ours
+from cystore.ha.slave_progress import WANTED
 from cystore.system.threads import os_threads
 
 SLEEP_MS = 1000
 
 
-class Bell:
-    """`hears` becomes readable when somebody waits for slaves."""
+class WaitingPuts:
+    """`socket` becomes readable when a put waits for slaves."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
         self._stopping = os_threads.Flag()
-        ears, mouth = socket.socketpair()
-        self.hears, self._mouth = ours(ears), ours(mouth)
-        for one in (self.hears, self._mouth):
+        reading, writing = socket.socketpair()
+        self.socket, self._writing = ours(reading), ours(writing)
+        for one in (self.socket, self._writing):
             one.setblocking(False)
-        self._thread = os_threads.Thread(self._run, "cystore-ha-bell")
+        self._thread = os_threads.Thread(self._run, "cystore-ha-puts")
 
     def _run(self) -> None:
         try:
@@ -34,20 +37,20 @@ class Bell:
                 now = self._control.key_seq(WANTED)
                 if now != seen:
                     seen = now
-                    self._ring()
+                    self._signal()
         except StoreClosedError:
             return
 
-    def _ring(self) -> None:
+    def _signal(self) -> None:
         try:
-            self._mouth.send(b"!")
+            self._writing.send(b"!")
         except BlockingIOError:
-            return  # it rings already
+            return  # the socket is readable already
 
-    def heard(self) -> None:
-        """Becomes silent until somebody waits again."""
+    def clear(self) -> None:
+        """Makes `socket` unreadable until a put waits again."""
         try:
-            while self.hears.recv(4096):
+            while self.socket.recv(4096):
                 pass
         except BlockingIOError:
             return
@@ -57,5 +60,5 @@ class Bell:
         if not self._control.closed:
             self._control.wake_key(WANTED)
         self._thread.join()
-        self.hears.close()
-        self._mouth.close()
+        self.socket.close()
+        self._writing.close()

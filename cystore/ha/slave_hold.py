@@ -1,6 +1,6 @@
-"""The part of the log that slaves still need: a named hold keeps it, up to a limit.
+"""A named hold on the part of the log that slaves still need, up to a limit.
 
-RocketMQ's master cleans by age alone, and a slave that is behind that starts anew by hand.
+RocketMQ's master cleans by age alone. A slave that fell behind has to be started anew by hand there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ log = logging.getLogger("cystore")
 HOLD = "ha-slaves"
 
 
-class SlavesNeed:
+class SlaveHold:
     """Keeps the log from the last slave's position on, also while that slave is away, but at most ha_hold_bytes_max
     of it."""
 

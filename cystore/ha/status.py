@@ -1,5 +1,4 @@
-"""How the replication of a store stands, as the process that does it wrote it down a moment ago; for people and
-monitoring."""
+"""The status of replication, which the replicating process writes into a file, for people and monitoring."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ OLD_MS = 10_000  # nobody writes any more, or that process stands still
 
 
 @dataclass(frozen=True)
-class Standing:
+class ReplicationStatus:
     """`listens`: HOST:PORT of a master that serves. `slaves`: name, reported end of the log (-1: none yet), whether it
     is a cystore. A slave has `master`, `connected` and `masters_end` (-1: not known). A member of a group with an
     elected master has `epoch`, `in_sync`, `state` and `problem`."""
@@ -36,7 +35,7 @@ class Standing:
     state: str = ""
     problem: str = ""
 
-    def with_facts(self, **facts: Any) -> Standing:
+    def with_facts(self, **facts: Any) -> ReplicationStatus:
         """With other values."""
         return replace(self, **facts)
 
@@ -46,7 +45,7 @@ class Standing:
         return not 0 <= clock.now_ms() - self.at_ms <= OLD_MS
 
 
-def write_standing(root: Path, standing: Standing) -> None:
+def write_status(root: Path, standing: ReplicationStatus) -> None:
     """Overwrites the file in place, and does not wait for the disk: it says nothing after a crash that matters."""
     fields = {**asdict(standing), "at_ms": clock.now_ms(), "pid": os.getpid()}
     data = json.dumps(fields)
@@ -59,17 +58,17 @@ def write_standing(root: Path, standing: Standing) -> None:
         os.pwrite(fd, whole.ljust(ROOM_BYTES), 0)
 
 
-def read_standing(root: Path) -> Standing:
+def read_status(root: Path) -> ReplicationStatus:
     """The standing that was written last; nothing known if that is unreadable, for example because it is being
     written."""
     data = files.read_if_there(root.joinpath(*PATH)) or b""
     try:
         whole = json.loads(data)
         if crc32c(whole["standing"].encode()) != whole["checksum"]:
-            return Standing()
+            return ReplicationStatus()
         fields: Any = json.loads(whole["standing"])
         fields["slaves"] = tuple((str(name), int(end), bool(ours)) for name, end, ours in fields["slaves"])
         fields["in_sync"] = tuple(str(name) for name in fields.get("in_sync", ()))
-        return Standing(**fields)
+        return ReplicationStatus(**fields)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return Standing()
+        return ReplicationStatus()

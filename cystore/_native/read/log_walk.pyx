@@ -1,7 +1,7 @@
 """Walking the log from record to record over bytes that were read, not mapped: recovery, verify and scrub.
 
-`scan_run` checks every record and compares it with what its queue expects; whatever is not as expected stops it with
-a status, and the caller judges (`LogScanner.accept`) and calls again. `scan_find` looks for the next record behind
+`walk_run` checks every record and compares it with what its queue expects; whatever is not as expected stops it with
+a status, and the caller judges (`LogWalker.accept`) and calls again. `walk_find` looks for the next record behind
 damage.
 """
 
@@ -9,45 +9,46 @@ from array import array
 
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Realloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 
 from cystore._native.layout cimport (
-    INDEX_ENTRY_BYTES, QUEUE_ENTRY_BYTES, RECORD_MAGIC_CYSTORE, RECORD_MAGIC_ROCKETMQ, RECORD_SIZE_MIN, load_be64,
-    record_magic, record_physical_offset, takes_index_entry, takes_queue_offset
+    INDEX_ENTRY_BYTES, QUEUE_ENTRY_BYTES, RECORD_MAGIC_CYSTORE, RECORD_MAGIC_ROCKETMQ, RECORD_SIZE_MIN,
+    RECORD_SYS_FLAG_AT, load_be64, record_magic, record_physical_offset, takes_index_entry, takes_queue_offset
 )
-from cystore._native.memory.queue_table cimport queue_hash
-from cystore._native.read.scan_record cimport scan_follow, scan_follow_keys, scan_item
-from cystore._native.read.scan_state cimport (
-    SCAN_BACK_IN_TIME, SCAN_BLANK, SCAN_ENTRIES, SCAN_INVALID, SCAN_KEYS, SCAN_LIMIT, SCAN_MORE, SCAN_NEW_QUEUE,
-    SCAN_OTHER_ENTRY, SCAN_OTHER_KEY, SCAN_OUT_OF_SEQUENCE, scan_queue, scan_state
+from cystore._native.memory.local_queues cimport fill_local_queue, link_local_queue
+from cystore._native.read.log_walk_record cimport (
+    WALK_BACK_IN_TIME, WALK_BLANK, WALK_ENTRIES, WALK_INVALID, WALK_KEYS, WALK_LIMIT, WALK_MORE, WALK_NEW_QUEUE,
+    WALK_OTHER_ENTRY, WALK_OTHER_KEY, WALK_OUT_OF_SEQUENCE, walk_follow, walk_follow_keys, walk_item, walk_queue,
+    walk_state
 )
+from cystore._native.record.record_read cimport walk_begin
 from cystore._native.record.record_view cimport record_view
 
 
-cdef int scan_run(const uint8_t* p, int64_t begin, int64_t end, scan_state* s) noexcept nogil:
+cdef int walk_run(const uint8_t* p, int64_t begin, int64_t end, walk_state* s) noexcept nogil:
     """Goes on from `position`; `p` holds the log's bytes [begin, end), of the file that ends at `file_end`."""
     cdef int status
     cdef const uint8_t* at
     cdef record_view v      # of its own: what nobody asks for is not even read
-    v.topic = NULL
+    walk_begin(&v)
     while s.position < s.limit:
         at = p + (s.position - begin)
-        status = scan_item(at, end - s.position, s, &v)
-        if status == SCAN_LIMIT and s.in_time_order and s.position >= s.watermark \
+        status = walk_item(at, end - s.position, s, &v)
+        if status == WALK_LIMIT and s.in_time_order and s.position >= s.watermark \
                 and v.store_timestamp < s.last_timestamp \
                 and s.accepted != s.position:
-            status = SCAN_BACK_IN_TIME
-        if status != SCAN_LIMIT or s.follow_queues or s.compare_keys:
+            status = WALK_BACK_IN_TIME
+        if status != WALK_LIMIT or s.follow_queues or s.compare_keys:
             s.v = v
-        if status != SCAN_LIMIT:
+        if status != WALK_LIMIT:
             return status
         if s.follow_queues and takes_queue_offset(v.sys_flag):
-            status = scan_follow(s)
-            if status != SCAN_LIMIT:
+            status = walk_follow(s)
+            if status != WALK_LIMIT:
                 return status
         if s.compare_keys and takes_index_entry(v.sys_flag) and s.accepted_keys != s.position:
-            status = scan_follow_keys(s)
-            if status != SCAN_LIMIT:
+            status = walk_follow_keys(s)
+            if status != WALK_LIMIT:
                 # The queue has taken the record already: what it said is not to be asked again.
                 s.accepted = s.accepted_entry = s.position
                 return status
@@ -59,10 +60,10 @@ cdef int scan_run(const uint8_t* p, int64_t begin, int64_t end, scan_state* s) n
         s.position += v.total_size
         if v.store_timestamp <= s.physic_timestamp:
             s.timed_end = s.position
-    return SCAN_LIMIT
+    return WALK_LIMIT
 
 
-cdef int64_t scan_find(const uint8_t* p, int64_t begin, int64_t end, scan_state* s) noexcept nogil:
+cdef int64_t walk_find(const uint8_t* p, int64_t begin, int64_t end, walk_state* s) noexcept nogil:
     """The lowest place at or behind `position` where a valid record stands at its own offset, -1 when there is none in
     these bytes. `needed` > 0: `position` is a place that cannot be judged without that many bytes."""
     cdef int64_t i = s.position
@@ -70,17 +71,17 @@ cdef int64_t scan_find(const uint8_t* p, int64_t begin, int64_t end, scan_state*
     cdef uint32_t magic
     cdef int status
     s.needed = 0
-    while i + 36 <= end:
+    while i + <int64_t>RECORD_SYS_FLAG_AT <= end:  # magic and physical offset are at hand
         at = p + (i - begin)
         magic = record_magic(at)
         if (magic == RECORD_MAGIC_CYSTORE or magic == RECORD_MAGIC_ROCKETMQ) and record_physical_offset(at) == i:
             s.position = i
             s.v.topic = NULL    # that of the record before may be of other bytes
-            status = scan_item(at, end - i, s, &s.v)
-            if status == SCAN_LIMIT:
+            status = walk_item(at, end - i, s, &s.v)
+            if status == WALK_LIMIT:
                 s.needed = 0
                 return i
-            if status == SCAN_MORE:
+            if status == WALK_MORE:
                 return -1
             s.needed = 0
         i += 1
@@ -92,25 +93,25 @@ cdef int64_t scan_find(const uint8_t* p, int64_t begin, int64_t end, scan_state*
 
 # ------------------------------------------------------------------------------------------------------ for Python
 
-LIMIT = SCAN_LIMIT
-MORE = SCAN_MORE
-BLANK = SCAN_BLANK
-INVALID = SCAN_INVALID
-NEW_QUEUE = SCAN_NEW_QUEUE
-OUT_OF_SEQUENCE = SCAN_OUT_OF_SEQUENCE
-BACK_IN_TIME = SCAN_BACK_IN_TIME
-ENTRIES = SCAN_ENTRIES
-OTHER_ENTRY = SCAN_OTHER_ENTRY
-KEYS = SCAN_KEYS
-OTHER_KEY = SCAN_OTHER_KEY
+LIMIT = WALK_LIMIT
+MORE = WALK_MORE
+BLANK = WALK_BLANK
+INVALID = WALK_INVALID
+NEW_QUEUE = WALK_NEW_QUEUE
+OUT_OF_SEQUENCE = WALK_OUT_OF_SEQUENCE
+BACK_IN_TIME = WALK_BACK_IN_TIME
+ENTRIES = WALK_ENTRIES
+OTHER_ENTRY = WALK_OTHER_ENTRY
+KEYS = WALK_KEYS
+OTHER_KEY = WALK_OTHER_KEY
 
 
-cdef class LogScanner:
+cdef class LogWalker:
     """One walk over the log. Set `position`, `limit` and `file_end`, call `run` with the bytes of that file, judge
     what it stops at, go on. With `compare_tags` tags codes are compared too (a due time must be one that some table
     of delay levels makes), and after `compare_keys` the index."""
 
-    cdef scan_state s
+    cdef walk_state s
     cdef list held              # the entries that each queue's pointer leads into
     cdef object data            # the bytes that `s.v` points into
     cdef uint32_t room
@@ -119,7 +120,7 @@ cdef class LogScanner:
 
     def __cinit__(self, *, bint check_checksum=True, bint follow_queues=True, bint in_time_order=False,
                   int64_t watermark=0, int64_t physic_timestamp=-1, bint compare_tags=False):
-        memset(&self.s, 0, sizeof(scan_state))
+        memset(&self.s, 0, sizeof(walk_state))
         self.held = []
         self.s.check_checksum = check_checksum
         self.s.follow_queues = follow_queues
@@ -144,7 +145,7 @@ cdef class LogScanner:
         self._check(data, length, begin)
         self.data = data
         with nogil:
-            status = scan_run(&data[0], begin, begin + length, &self.s)
+            status = walk_run(&data[0], begin, begin + length, &self.s)
         return status
 
     def run_files(self, const uint8_t[::1] data, Py_ssize_t length, int64_t begin, int64_t file_bytes):
@@ -160,8 +161,8 @@ cdef class LogScanner:
         self.data = data
         with nogil:
             while True:
-                status = scan_run(&data[0], begin, self.s.file_end, &self.s)
-                if status != SCAN_BLANK or self.s.file_end >= end:
+                status = walk_run(&data[0], begin, self.s.file_end, &self.s)
+                if status != WALK_BLANK or self.s.file_end >= end:
                     break
                 self.s.position = self.s.file_end
                 self.s.file_end += file_bytes
@@ -174,7 +175,7 @@ cdef class LogScanner:
         self._check(data, length, begin)
         self.data = data
         with nogil:
-            found = scan_find(&data[0], begin, begin + length, &self.s)
+            found = walk_find(&data[0], begin, begin + length, &self.s)
         return found
 
     cdef int _check(self, const uint8_t[::1] data, Py_ssize_t length, int64_t begin) except -1:
@@ -319,22 +320,19 @@ cdef class LogScanner:
         """A queue whose next record must have queue offset `next` (-1: any) and which has entries up to
         `entries_limit`; records with a queue offset below `removed` have none, and none is asked for. Gives its
         slot."""
-        cdef scan_queue* grown
-        cdef scan_queue* queue
+        cdef walk_queue* grown
+        cdef walk_queue* queue
         if not 0 < len(topic) <= 127:
             raise ValueError(f"topic of {len(topic)} bytes")
         if self.s.queue_count == self.room:
-            grown = <scan_queue*>PyMem_Realloc(self.s.queues, (2 * self.room + 64) * sizeof(scan_queue))
+            grown = <walk_queue*>PyMem_Realloc(self.s.queues, (2 * self.room + 64) * sizeof(walk_queue))
             if grown == NULL:
                 raise MemoryError
             self.s.queues = grown
             self.room = 2 * self.room + 64
         queue = &self.s.queues[self.s.queue_count]
-        memset(queue, 0, sizeof(scan_queue))
-        memcpy(&queue.topic[0], <const uint8_t*><const char*>topic, len(topic))
-        queue.topic_len = <int>len(topic)
-        queue.queue_id = queue_id
-        queue.hash = queue_hash(&queue.topic[0], queue.topic_len, queue_id)
+        memset(queue, 0, sizeof(walk_queue))
+        fill_local_queue(&queue.key, <const uint8_t*><const char*>topic, <int>len(topic), queue_id)
         queue.next = next
         queue.first_offset = queue.first_physical = queue.missing = -1
         queue.entries_limit = entries_limit
@@ -344,13 +342,9 @@ cdef class LogScanner:
         if self.s.queue_count > self.s.bucket_mask:
             self._more_buckets()
         else:
-            self._link(self.s.queue_count - 1)
+            link_local_queue(self.s.queues, sizeof(walk_queue), self.s.buckets, self.s.bucket_mask,
+                             self.s.queue_count - 1)
         return self.s.queue_count - 1
-
-    cdef void _link(self, uint32_t slot) noexcept:
-        cdef scan_queue* queue = &self.s.queues[slot]
-        queue.link = self.s.buckets[queue.hash & self.s.bucket_mask]
-        self.s.buckets[queue.hash & self.s.bucket_mask] = slot + 1
 
     cdef _more_buckets(self):
         cdef uint32_t count = 4 * (self.s.bucket_mask + 1)
@@ -362,16 +356,16 @@ cdef class LogScanner:
         self.s.buckets = buckets
         self.s.bucket_mask = count - 1
         for slot in range(self.s.queue_count):
-            self._link(slot)
+            link_local_queue(self.s.queues, sizeof(walk_queue), buckets, count - 1, slot)
 
-    cdef scan_queue* _queue(self, uint32_t slot) except NULL:
+    cdef walk_queue* _queue(self, uint32_t slot) except NULL:
         if slot >= self.s.queue_count:
             raise IndexError(f"there is no queue {slot}")
         return &self.s.queues[slot]
 
     def set_entries(self, uint32_t slot, bytes entries not None, int64_t begin):
         """Consume queue entries of a queue, from queue offset `begin` on."""
-        cdef scan_queue* queue = self._queue(slot)
+        cdef walk_queue* queue = self._queue(slot)
         self.held[slot] = entries
         queue.entries = <const uint8_t*><const char*>entries
         queue.entries_begin = begin
@@ -390,7 +384,7 @@ cdef class LogScanner:
 
     def queue_first(self, uint32_t slot):
         """(queue offset, place) of the first record of a queue, -1 for both before there is one."""
-        cdef scan_queue* queue = self._queue(slot)
+        cdef walk_queue* queue = self._queue(slot)
         return queue.first_offset, queue.first_physical
 
     def queue_missing(self, uint32_t slot):

@@ -1,17 +1,17 @@
-"""The sleep of a thread until the next append, which another thread may end."""
+"""A thread's sleep until the next append. Another thread of the process may end it."""
 
 from __future__ import annotations
 
 import threading
 
 from cystore._native.memory.control import Control
-from cystore.services.idle import RING_S, Sleepers
+from cystore.services.service_waits import RING_S, Sleepers
 from cystore.system.threads import os_threads
 
 SLICE_S = 0.25  # of a sleep on the store's own word, which `wake` does not change
 
 
-class Doze:
+class InterruptibleSleep:
     """For one thread; any other may wake it."""
 
     def __init__(self) -> None:

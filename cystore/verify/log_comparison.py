@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from cystore._native.read import scan
+from cystore._native.read import log_walk
 from cystore.derived.files.consume_queue import ENTRY_BYTES
 from cystore.derived.files.index import DIRECTORY as INDEX
 from cystore.engine.manifest.manifest import read_holes, read_removed
@@ -17,7 +17,7 @@ from cystore.recovery.walk.log_reader import LogReader
 from cystore.recovery.walk.log_visitor import Key, LogVisitor
 from cystore.recovery.walk.queue_reader import QueueReader
 from cystore.verify.bounds import Bounds
-from cystore.verify.queue_entries import QueueEntries, QueueSpan
+from cystore.verify.queue_comparison import QueueEntries, QueueSpan
 
 KEYS_AT_ONCE = 50_000
 UNKEYED = "keys of these records are missing or wrong"
@@ -53,7 +53,7 @@ class Comparison(LogVisitor):
         each_entry: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        scanner = scan.LogScanner(compare_tags=True, follow_queues=follow)
+        scanner = log_walk.LogWalker(compare_tags=True, follow_queues=follow)
         scanner.limit = bounds.end
         scanner.move(bounds.begin, reader.base_of(bounds.begin) + reader.file_bytes)
         super().__init__(reader, scanner, progress=progress)
@@ -70,8 +70,8 @@ class Comparison(LogVisitor):
     def compare_keys(self, stream: IndexStream, first: int) -> None:
         """The index must hold the records' keys, from entry number `first` of `stream` on."""
         self.stream = stream
-        self._stops[scan.KEYS] = self._load_keys
-        self._stops[scan.OTHER_KEY] = self._other_key
+        self._stops[log_walk.KEYS] = self._load_keys
+        self._stops[log_walk.OTHER_KEY] = self._other_key
         self.scanner.compare_keys(first, stream.limit, stream.files)
 
     def run(self) -> Iterator[Damage]:

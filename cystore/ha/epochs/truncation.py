@@ -1,10 +1,10 @@
-"""Cuts a log at the point where it parts from the master's: a master that was replaced has records that no other member
-has.
+"""Truncates a log at the point where it parts from the master's: a master that was replaced has records that no other
+member has.
 
-No position of the log goes back while a process has the store. So the cut is ordered in the manifest; the processes are
-asked to leave, and the next one that is alone in the store carries it out before recovery. The cut bytes are kept aside
-in quarantine/. A kill at any step leaves the order, and the next process does it again. The order names the copy from
-before its place is touched, so it is made once.
+No position of the log goes back while a process has the store. So the truncation is ordered in the manifest, and the
+processes are asked to leave. The next process that is alone in the store carries the order out before recovery. The
+truncated bytes are kept aside in quarantine/. A kill at any step leaves the order, and the next process does it again.
+The order names the copy from before its place is touched, so it is made once.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ log = logging.getLogger("cystore")
 SECTION = "cut"  # in the manifest
 
 
-def order_cut(manifest: Manifest, position: int, end: int) -> None:
-    """The log is to be cut from `position` to its present `end`."""
+def order_truncation(manifest: Manifest, position: int, end: int) -> None:
+    """Orders that the log is truncated from `position` to its present `end`."""
     manifest.set_section(SECTION, {"from": position, "to": end})
 
 
-def ordered_cut(facts: Facts) -> tuple[int, int] | None:
-    """The range of the log that is to be cut."""
+def ordered_truncation(facts: Facts) -> tuple[int, int] | None:
+    """The range of the log that an order truncates; None without an order."""
     found: Any = facts.sections.get(SECTION)
     return None if not isinstance(found, dict) else (int(found["from"]), int(found["to"]))
 
 
-def cut_if_ordered(root: Path, file_bytes: int) -> None:
+def truncate_if_ordered(root: Path, file_bytes: int) -> None:
     """For the only process in the store, before recovery; `file_bytes` is the configured length of the log's files."""
     facts = look(root).facts
-    order = None if facts is None else ordered_cut(facts)
+    order = None if facts is None else ordered_truncation(facts)
     if facts is None or order is None:
         return
     position, end = order
@@ -61,21 +61,21 @@ def cut_if_ordered(root: Path, file_bytes: int) -> None:
             kept = put_aside(root, pieces, copy_name(position, end))
             failpoint("cut.kept")
             manifest.set_section(SECTION, {"from": position, "to": end, "kept": kept})
-        _cut(root, reader, position)
+        _truncate(root, reader, position)
     finally:
         reader.close()
 
-    def without_the_cut(known: Facts) -> Facts:
+    def without_the_order(known: Facts) -> Facts:
         left = replace(known, holes=DamagedRanges(hole for hole in known.holes if hole.end <= position))
         return left.with_section(SECTION, None)
 
-    manifest.update(without_the_cut)
+    manifest.update(without_the_order)
     log.warning(
         "%s: cut the log from %d to %d, kept as %s in quarantine/", root, position, end, kept or "nothing"
     )
 
 
-def _cut(root: Path, reader: LogReader, position: int) -> None:
+def _truncate(root: Path, reader: LogReader, position: int) -> None:
     base = reader.base_of(position)
     mark_undispatched(root)
     _count_back(root, reader, position)

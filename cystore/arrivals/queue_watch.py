@@ -1,4 +1,4 @@
-"""One thread that looks after many queues: it calls whoever waits for a queue's messages when they can be read.
+"""One thread that watches many queues, and calls back when new messages of a queue can be read.
 
 It sleeps until the next append of any process. After each it compares the ends of the watched queues; a queue without
 a new message costs a look at one word. The thread begins with the first entry, and ends some seconds after the last
@@ -11,11 +11,11 @@ import logging
 import os
 from collections.abc import Callable
 
-from cystore.arrivals.doze import Doze
+from cystore.arrivals.interruptible_sleep import InterruptibleSleep
 from cystore.attachment.attachment import Attachment
 from cystore.clock import monotonic_s
 from cystore.errors import StoreClosedError, StoreError
-from cystore.services.idle import RING_S
+from cystore.services.service_waits import RING_S
 from cystore.system.threads import os_threads
 
 log = logging.getLogger("cystore")
@@ -56,7 +56,7 @@ class _Queue:
         self.least = min(entry.ends.get(self.queue_id, 0) for entry in self.entries.values())
 
 
-class Watch:
+class QueueWatch:
     """Watches queues of one store for this process. `attached()` gives the parts, and raises StoreClosedError."""
 
     def __init__(self, attached: Callable[[], Attachment], name: str) -> None:
@@ -66,7 +66,7 @@ class Watch:
         self._entries: dict[int, Watched] = {}
         self._wanted: dict[tuple[str, int | None], dict[int, Watched]] = {}
         self._thread: os_threads.Thread | None = None
-        self._doze, self._stopped = Doze(), False
+        self._sleeper, self._stopped = InterruptibleSleep(), False
         self._parts: Attachment | None = None
         self._topics: dict[str, dict[int, int]] = {}  # queue id, slot
         self._queues: dict[int, _Queue] = {}  # by slot: those that somebody watches
@@ -91,7 +91,7 @@ class Watch:
                 self._stopped, self._used_s = False, monotonic_s()
                 self._thread = os_threads.Thread(self._run, self._name)
             else:
-                self._doze.wake()
+                self._sleeper.wake()
 
     def remove(self, entry: Watched) -> None:
         """Watches no longer. A call that has begun ends. Safe to call twice."""
@@ -116,7 +116,7 @@ class Watch:
     def stop(self) -> None:
         """When the store is closed."""
         self._stopped = True
-        self._doze.wake()
+        self._sleeper.wake()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -155,11 +155,11 @@ class Watch:
         now_s = monotonic_s()
         hurried, self._looked_s = now_s - self._looked_s < BETWEEN_S and not found, now_s
         if behind:
-            self._doze.nap(BEHIND_S)
+            self._sleeper.nap(BEHIND_S)
         elif hurried and control.append_seq != seen:
-            self._doze.nap(BETWEEN_S)
+            self._sleeper.nap(BETWEEN_S)
         else:
-            self._doze.sleep(control, parts.sleepers, seen, RING_S if self._entries else IDLE_S)
+            self._sleeper.sleep(control, parts.sleepers, seen, RING_S if self._entries else IDLE_S)
         with self._lock:
             if self._entries:
                 self._used_s = monotonic_s()

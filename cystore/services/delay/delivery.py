@@ -17,7 +17,7 @@ from typing import NamedTuple
 from cystore import clock
 from cystore._native.append.appender import Appender
 from cystore._native.memory.control import Control
-from cystore._native.record.exact import whole
+from cystore._native.record.argument_checks import whole
 from cystore._native.record.message import Message, PutResult, due_message
 from cystore._native.system.failpoint import failpoint
 from cystore.clock import monotonic_s, seconds
@@ -28,7 +28,7 @@ from cystore.engine.files.progress import Progress
 from cystore.engine.log.flush import Flusher
 from cystore.errors import MessageIllegalError, StoreConfigError, StoreError
 from cystore.layout import FLAGS
-from cystore.services.delay.delivered import RUN_QUEUES, DeliveryProgress
+from cystore.services.delay.delivery_progress import RUN_QUEUES, DeliveryProgress
 from cystore.services.delay.transfer import (
     BATCH_BYTES,
     BATCH_MESSAGES,

@@ -167,12 +167,12 @@ def store_of(app: Any) -> MessageStore:
 
 
 def coordination_for(app: Any) -> Any:
-    """This process's `cystore.celery.base.leases.Coordination` for an app; None without a Redis. Raises
+    """This process's `cystore.celery.base.duty_leases.Coordination` for an app; None without a Redis. Raises
     ImproperlyConfigured."""
     if redis_location_of(app) is None:
         return None
     try:
-        from cystore.celery.base.leases import coordination_of
+        from cystore.celery.base.duty_leases import coordination_of
     except ImportError as error:
         raise ImproperlyConfigured(
             f"the duties need Redis, and {error}: pip install cystore[redis], or set cystore_redis_url = ''"
@@ -209,7 +209,7 @@ def _redis_lease(app: Any, store: MessageStore, duty: Duty) -> tuple[Any, bool]:
     coordination = coordination_for(app)
     if coordination is None:
         return None, False
-    from cystore.celery.base.leases import acquire
+    from cystore.celery.base.duty_leases import acquire
 
     highest, store_id = store.duties.highest_token(duty.name), store_id_of(store)
     try:

@@ -1,4 +1,4 @@
-"""How far slaves have the log, for every process of the master's store: one serves the slaves, all may wait.
+"""How far slaves have the log. One process of the master's store serves the slaves; every process may wait for them.
 
 Source: HAService.GroupTransferService, HAService.isSlaveOK, CommitLog.handleHA.
 """
@@ -17,7 +17,7 @@ REPORTED = zlib.crc32(b"cystore.ha.reported")  # woken when a slave reported mor
 SLICE_MS = 250
 
 
-class Acknowledged:
+class SlaveProgress:
     """The shared words of one store about its slaves."""
 
     def __init__(self, control: Control, config: StoreConfig) -> None:

@@ -1,0 +1,236 @@
+# A walk over the log (log_walk.pyx): what it knows, why it stops, and its step over one record: is that valid, and is it
+# what its queue and the index expect next?
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+
+from cystore._native.derived.queue_ext cimport ext_is_address
+from cystore._native.derived.index cimport index_key_hash, index_seconds, index_topic_seed
+from cystore._native.layout cimport (
+    HOST_V4_BYTES, HOST_V6_BYTES, INDEX_ENTRY_BYTES, PROPERTIES_BYTES_MAX, QUEUE_ENTRY_BYTES, RECORD_BODY_AT,
+    RECORD_BODY_LENGTH_BYTES, RECORD_HEAD_BYTES_MAX, RECORD_SIZE_MIN, SYS_FLAG_BORN_HOST_V6,
+    SYS_FLAG_STORE_HOST_V6, TOPIC_BYTES_MAX, index_entry_key_hash, index_entry_physical_offset,
+    index_entry_seconds, load_be32, queue_entry_disk_physical_offset, queue_entry_disk_size,
+    queue_entry_disk_tags_code, record_physical_offset, record_sys_flag, record_total_size
+)
+from cystore._native.memory.local_queues cimport find_local_queue, queue_key
+from cystore._native.record.property_read cimport derive_begin, derive_next_key, derived, due_time_possible
+from cystore._native.record.record_read cimport record_at
+from cystore._native.record.record_view cimport (
+    RECORD_BAD_LENGTH, RECORD_BAD_POSITION, RECORD_BLANK, RECORD_OK, RECORD_SHORT, record_view
+)
+
+cdef enum WalkStatus:
+    WALK_LIMIT = 0              # `limit` is reached
+    WALK_MORE = 1               # what stands at `position` needs `needed` bytes, more than are at hand
+    WALK_BLANK = 2              # a blank fills the file from `position` on
+    WALK_INVALID = 3            # no valid record at `position`: `reason` is its RecordStatus
+    WALK_NEW_QUEUE = 4          # the record at `position` belongs to a queue that is not in the table
+    WALK_OUT_OF_SEQUENCE = 5    # its queue offset is not the next one of queue `slot`
+    WALK_BACK_IN_TIME = 6       # its store timestamp is behind that of a record before it
+    WALK_ENTRIES = 7            # the consume queue entry `wanted` of queue `slot` is not at hand
+    WALK_OTHER_ENTRY = 8        # that entry is not the one of the record
+    WALK_KEYS = 9               # index entries from `wanted` on are not at hand
+    WALK_OTHER_KEY = 10         # index entry `wanted` is not the next one of the record, or there is none
+
+# What is known of one (topic, queue id).
+cdef struct walk_queue:
+    queue_key key
+    int64_t next                # queue offset that the next record must have, -1 when any will do
+    int64_t first_offset        # queue offset and place of its first record here, -1 before there is one
+    int64_t first_physical
+    int64_t swallowed           # `swallowed` of the scan when its last record was seen
+    int64_t missing             # place of its first record without a matching entry, -1: all have theirs
+    const uint8_t* entries      # its consume queue entries [entries_begin, entries_end), counted in queue offsets
+    int64_t entries_begin
+    int64_t entries_end
+    int64_t entries_limit       # no entry at or behind it is to be compared
+    int64_t removed             # records below this queue offset were removed: they have no entries
+
+cdef struct walk_state:
+    walk_queue* queues
+    uint32_t* buckets
+    uint32_t bucket_mask
+    uint32_t queue_count
+    bint check_checksum
+    bint follow_queues          # look at queue offsets and entries; without it the scan only walks
+    bint in_time_order          # store timestamps may not go back at or above the watermark
+    bint compare_tags           # an entry's tags code must be the record's
+    bint compare_keys           # and the index must hold the record's keys next
+    int64_t position
+    int64_t limit
+    int64_t file_end            # of the file that holds `position`
+    int64_t watermark
+    int64_t accepted            # the record here was judged: its queue offset and time are taken as they are
+    int64_t accepted_entry      # and the same for its entry
+    int64_t accepted_keys       # and the same for its index entries
+    const uint8_t* keys         # index entries [keys_begin, keys_end), counted over all files; at most keys_limit
+    int64_t keys_begin
+    int64_t keys_end
+    int64_t keys_limit
+    int64_t keys_at             # the next one that is expected
+    const int64_t* keys_files   # (number of the first entry, time the seconds count from) of each file
+    int keys_file_count
+    int keys_file               # the one that was looked at last
+    int64_t swallowed           # bytes of damage stepped over
+    int64_t physic_timestamp
+    int64_t timed_end           # end of the last record whose store timestamp is at most `physic_timestamp`
+    int64_t last_timestamp      # newest store timestamp
+    int64_t last_record
+    uint32_t last_checksum
+    int64_t record_count
+    int reason
+    int64_t needed
+    uint32_t slot
+    int64_t wanted
+    record_view v
+
+cdef enum:
+    # Hosts of 20 bytes instead of 8, the longest topic and properties: what a record can have beside its body.
+    BESIDE_BODY_MAX = RECORD_SIZE_MIN + 2 * (HOST_V6_BYTES - HOST_V4_BYTES) + TOPIC_BYTES_MAX + PROPERTIES_BYTES_MAX
+    # A consume queue cannot have more entries than that: 20 bytes each in 63 bits.
+    QUEUE_OFFSET_BITS = 58
+
+
+cdef inline int _short(const uint8_t* p, int64_t available, int64_t room, walk_state* s) noexcept nogil:
+    """A record that runs past the bytes at hand: worth reading on for, or one whose size cannot be true?"""
+    cdef int64_t size, body_at, body
+    s.needed = RECORD_HEAD_BYTES_MAX if room > RECORD_HEAD_BYTES_MAX else room
+    if available < s.needed:
+        return WALK_MORE
+    if available < RECORD_HEAD_BYTES_MAX:      # even of its size not all need be there
+        s.reason = RECORD_BAD_LENGTH
+        return WALK_INVALID
+    size = record_total_size(p)
+    if size > room:
+        s.reason = RECORD_BAD_LENGTH
+        return WALK_INVALID
+    if record_physical_offset(p) != s.position:
+        s.reason = RECORD_BAD_POSITION
+        return WALK_INVALID
+    body_at = RECORD_BODY_AT + (HOST_V6_BYTES if record_sys_flag(p) & SYS_FLAG_BORN_HOST_V6 else HOST_V4_BYTES)
+    body_at += HOST_V6_BYTES if record_sys_flag(p) & SYS_FLAG_STORE_HOST_V6 else HOST_V4_BYTES
+    body = <int32_t>load_be32(p + body_at - RECORD_BODY_LENGTH_BYTES)
+    if body < 0 or body > size or size - body > BESIDE_BODY_MAX:
+        s.reason = RECORD_BAD_LENGTH
+        return WALK_INVALID
+    s.needed = size
+    return WALK_MORE
+
+
+cdef inline int walk_item(const uint8_t* p, int64_t available, walk_state* s, record_view* v) noexcept nogil:
+    """What stands at `position`: WALK_LIMIT for a valid record (in `v`), else the status to stop with."""
+    cdef int64_t room = s.file_end - s.position
+    cdef int status = record_at(p, <size_t>(available if available < room else room), s.position, s.file_end,
+                                s.check_checksum, v)
+    if status == RECORD_OK:
+        return WALK_LIMIT
+    if status == RECORD_SHORT:
+        return _short(p, available, room, s)
+    if status == RECORD_BLANK:
+        return WALK_BLANK
+    s.reason = status
+    return WALK_INVALID
+
+
+cdef inline walk_queue* _queue_of(walk_state* s) noexcept nogil:
+    cdef uint32_t link = find_local_queue(
+        s.queues, sizeof(walk_queue), s.buckets, s.bucket_mask, s.v.topic, s.v.topic_len, s.v.queue_id)
+    if link == 0:
+        return NULL
+    s.slot = link - 1
+    return &s.queues[link - 1]
+
+
+cdef inline bint _is_entry_of(walk_state* s, const uint8_t* entry) noexcept nogil:
+    cdef derived found
+    cdef int64_t tags_code
+    if queue_entry_disk_physical_offset(entry) != s.position or queue_entry_disk_size(entry) != s.v.total_size:
+        return False
+    tags_code = queue_entry_disk_tags_code(entry)
+    if not s.compare_tags or ext_is_address(tags_code):
+        return True
+    derive_begin(&s.v, NULL, 0, &found)
+    if found.delayed:
+        if found.due_ms and tags_code == found.due_ms:
+            return True
+        # RocketMQ, when it rebuilds a queue, knows nothing of the due time of a message that was carried forward.
+        return due_time_possible(tags_code, s.v.store_timestamp)
+    return found.tags_code == tags_code
+
+
+cdef inline bint _is_in_time(walk_state* s, const uint8_t* entry, int64_t at) noexcept nogil:
+    """Whether an entry's seconds are those of the record; the first one of a file counts from elsewhere."""
+    while s.keys_file + 1 < s.keys_file_count and at >= s.keys_files[2 * s.keys_file + 2]:
+        s.keys_file += 1
+    while s.keys_file > 0 and at < s.keys_files[2 * s.keys_file]:
+        s.keys_file -= 1
+    if s.keys_file_count == 0 or at == s.keys_files[2 * s.keys_file]:
+        return True
+    return index_entry_seconds(entry) == index_seconds(s.keys_files[2 * s.keys_file + 1], s.v.store_timestamp)
+
+
+cdef inline int walk_follow_keys(walk_state* s) noexcept nogil:
+    """Compares a record's keys with the index entries that come next; WALK_LIMIT when they are its keys."""
+    cdef derived found
+    cdef const uint8_t* key
+    cdef const uint8_t* entry
+    cdef size_t length
+    cdef int32_t seed = 0
+    cdef int64_t at = s.keys_at
+    cdef bint seeded = False
+    derive_begin(&s.v, NULL, 0, &found)
+    while derive_next_key(&found, &key, &length):
+        if not seeded:
+            seed = index_topic_seed(s.v.topic, s.v.topic_len)
+            seeded = True
+        while True:
+            s.wanted = at
+            if at >= s.keys_limit:
+                return WALK_OTHER_KEY
+            if not s.keys_begin <= at < s.keys_end:
+                return WALK_KEYS
+            entry = s.keys + (at - s.keys_begin) * <int64_t>INDEX_ENTRY_BYTES
+            # RocketMQ may enter the last record of a file twice.
+            if index_entry_physical_offset(entry) >= s.position:
+                break
+            at += 1
+        if index_entry_physical_offset(entry) != s.position \
+                or index_entry_key_hash(entry) != index_key_hash(seed, key, length) or not _is_in_time(s, entry, at):
+            return WALK_OTHER_KEY
+        at += 1
+    s.keys_at = at
+    return WALK_LIMIT
+
+
+cdef inline int walk_follow(walk_state* s) noexcept nogil:
+    """Compares a record with its queue; WALK_LIMIT when it fits."""
+    cdef walk_queue* queue = _queue_of(s)
+    cdef const uint8_t* entry
+    cdef int64_t number = s.v.queue_offset
+    if queue == NULL:
+        return WALK_NEW_QUEUE
+    if (not 0 <= number < (<int64_t>1 << QUEUE_OFFSET_BITS) or (number != queue.next and queue.next >= 0)) \
+            and s.accepted != s.position:
+        return WALK_OUT_OF_SEQUENCE
+    if 0 <= number < queue.removed:
+        queue.swallowed = s.swallowed
+        if number >= queue.next:
+            queue.next = number + 1
+        return WALK_LIMIT
+    if 0 <= number < queue.entries_limit:
+        if not queue.entries_begin <= number < queue.entries_end:
+            s.wanted = number
+            return WALK_ENTRIES
+        entry = queue.entries + (number - queue.entries_begin) * <int64_t>QUEUE_ENTRY_BYTES
+        if s.accepted_entry != s.position and not _is_entry_of(s, entry):
+            s.wanted = number
+            return WALK_OTHER_ENTRY
+    elif queue.missing < 0:
+        queue.missing = s.position
+    if queue.first_physical < 0:
+        queue.first_offset = number
+        queue.first_physical = s.position
+    queue.swallowed = s.swallowed
+    if number >= queue.next:
+        queue.next = number + 1
+    return WALK_LIMIT

@@ -1,0 +1,95 @@
+"""The store of the app: where it is, opened for reading, and its errors as one line with advice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import click
+from celery.exceptions import ImproperlyConfigured
+
+import cystore
+from cystore import MessageStore, StoreConfig, StoreConfigError, StoreError, StoreFormatError
+from cystore.celery.backend import CystoreBackend
+from cystore.celery.lifecycle.task_lives import Life, life_of
+from cystore.celery.stores import DEFAULTS, EXAMPLE, Location
+from cystore.operate.command import FAILED, FOUND_WRONG, for_reading
+from cystore.operate.exits import hint
+from cystore.operate.output import one_line, write_note
+from cystore.operate.progress import progress
+
+# The first that fits takes the place of the one of the program `cystore`.
+HINTS: tuple[tuple[type[StoreError], str], ...] = (
+    (StoreConfigError, "settings are the options in result_backend and result_backend_transport_options"),
+    (StoreFormatError, "check the path and the options in result_backend"),
+)
+
+
+class CommandError(click.ClickException):
+    """One line on standard error, and exit code 2."""
+
+    exit_code = FAILED
+
+
+def location_of(ctx: click.Context) -> Location:
+    """The place of the app's store."""
+    try:
+        backend = ctx.obj.app.backend
+    except ImproperlyConfigured as error:
+        raise CommandError(str(error)) from error
+    if not isinstance(backend, CystoreBackend):
+        raise CommandError(
+            f"the app's result_backend is {backend.as_uri()}: these commands need {EXAMPLE}; name the app with "
+            f"celery -A APP, or the store with --result-backend"
+        )
+    if not backend.location.path:
+        raise CommandError(
+            f"this command needs a store on this host, and result_backend is {backend.as_uri()!r}, which names "
+            "no store: run it on the "
+            f"host of the store, and name the store there with --result-backend {EXAMPLE}"
+        )
+    return backend.location
+
+
+@contextmanager
+def told_errors() -> Iterator[None]:
+    """Turns an error of the store into one line with advice."""
+    try:
+        yield
+    except StoreError as error:
+        raise CommandError(one_line(f"{error}{_hint(error)}")) from error
+
+
+def _hint(error: StoreError) -> str:
+    """The advice for an error. These commands have no --set: the app's settings are the store's."""
+    return next((f"; {remedy}" for kind, remedy in HINTS if isinstance(error, kind)), "") or hint(error)
+
+
+def settings_of(location: Location) -> StoreConfig:
+    """The store's settings, for reading."""
+    return for_reading(StoreConfig.from_mapping({**DEFAULTS, **location.settings}))
+
+
+@contextmanager
+def reading(location: Location) -> Iterator[MessageStore]:
+    """The store, opened for reading only: it is neither made nor changed."""
+    with told_errors():
+        config = settings_of(location)
+        with progress() as report, cystore.open(Path(location.path), config=config, progress=report) as store:
+            yield store
+
+
+def nothing_found(ctx: click.Context, what: str) -> NoReturn:
+    """Ends the command with a note and exit code 1."""
+    write_note(what)
+    ctx.exit(FOUND_WRONG)
+
+
+def known_life(ctx: click.Context, store: MessageStore, task_id: str) -> Life:
+    """A task's life. Ends the command with a note and exit code 1 if the log does not know the task."""
+    life = life_of(store, task_id) if task_id else None
+    if life is None:
+        nothing_found(ctx, f"the store knows no task {task_id!r}")
+    return life

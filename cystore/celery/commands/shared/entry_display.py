@@ -1,0 +1,59 @@
+"""The display of one entry of a history: as a line for people, as JSON for programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cystore.celery.base.events import Event
+from cystore.celery.history import Transition
+from cystore.operate.output import one_line, time_text, write_json, write_line
+
+SHOWN = ("worker", "queue", "runtime", "retries", "exception")  # of an event's details, on a line for people
+
+
+RESULT_SHOWN = ("result", "traceback", "worker", "retries", "queue")  # of a result's meta, for programs
+
+
+def entry_object(entry: Event | Transition) -> dict[str, Any]:
+    """An entry for programs: the common fields, then an event's details, or a result's."""
+    common: dict[str, Any] = {
+        "kind": "event" if isinstance(entry, Event) else "result",
+        "time_ms": entry.time_ms,
+        "time": time_text(entry.time_ms),
+        "task_id": entry.task_id,
+        "state": entry.state,
+        "name": entry.name,
+        "physical_offset": entry.physical_offset,
+    }
+    if isinstance(entry, Event):
+        return {**common, "root_id": entry.root_id, "group_id": entry.group_id, **entry.details}
+    meta = entry.meta
+    told: dict[str, Any] = {key: meta[key] for key in RESULT_SHOWN if key in meta}
+    return {**common, "content_type": entry.content_type, "size_bytes": entry.size_bytes, **told}
+
+
+def entry_line(entry: Event | Transition) -> str:
+    """An entry for people."""
+    words = [
+        time_text(entry.time_ms),
+        f"{entry.state or '?':<14}" if isinstance(entry, Event) else f"={entry.state or '?':<13}",
+        entry.task_id or "-",
+        entry.name or "-",
+    ]
+    if isinstance(entry, Event):
+        details = entry.details
+        words += [f"{key}={details[key]}" for key in SHOWN if key in details]
+    else:
+        words.append(f"{entry.size_bytes} bytes of {entry.content_type}" if entry.content_type else "")
+    return one_line("  ".join(words)).rstrip()
+
+
+def write_entry(entry: Event | Transition, *, as_json: bool, with_traceback: bool = False) -> None:
+    """One entry on one line; its traceback below it, if wanted."""
+    if as_json:
+        write_json(entry_object(entry))
+        return
+    write_line(entry_line(entry))
+    if with_traceback:
+        for line in (entry.traceback or "").rstrip().splitlines():
+            write_line(f"    {one_line(line)}")
