@@ -3,6 +3,7 @@ nothing. Method: pages of made-up rows, parsed; no Spark, no browser."""
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 pytest.importorskip("matplotlib", reason="pip install 'cystore[report]'")
 pytest.importorskip("pyspark", reason="pip install 'cystore[spark]'")
 
+from cystore.spark.reports import report_plots as plots
 from cystore.spark.reports.report_page import page
 from cystore.spark.reports.report_style import duration, short
 
@@ -56,7 +58,7 @@ def made(hours: list[datetime], names: list[str]) -> str:
     }
     flow = {"name": names[0], "root_id": "r" * 60, "begin": HOUR, "seconds": 5400.0, "tasks": 3, "failed": 0}
     return page(
-        "Tasks in <store>",
+        ["<store>"],
         {"runs": "1,200"},
         [numbers(n) for n in names],
         rows,
@@ -95,8 +97,42 @@ def test_no_name_breaks_the_page_or_the_legend():
 
 
 def test_a_store_without_tasks_says_so():
-    text = page("Tasks", {"runs": "0"}, [], [], [], [])
+    text = page(["store"], {"runs": "0"}, [], [], [], [])
     assert "There is no task in this time" in text and "<svg" not in text and "<table" not in text
+
+
+def test_many_stores_leave_room_for_the_report():
+    """Seen: the paths of 40 stores were a title that filled the screen."""
+    stores = [f"/var/lib/<{number}>/store" for number in range(40)]
+    found = Parsed(page(stores, {"runs": "0"}, [], [], [], []))
+    assert found.text.count("Tasks in 40 stores") == 2, "title and head"
+    assert "\n".join(stores) in found.text, "all of them, to unfold"
+    few = Parsed(page(stores[:3], {"runs": "0"}, [], [], [], []))
+    assert few.text.count(f"Tasks in {', '.join(stores[:3])}") == 2
+    assert "details" not in [tag for tag, _ in few.tags]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "lines"),
+    [
+        (1e-5, 100.0, [1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1, 10, 60]),
+        (0.9, 4.1, [1, 2]),  # seen: one line alone says nothing of the others
+        (20.0, 300.0, [20, 30, 60, 120, 300]),
+        (1.41, 1.59, [1.4, 1.5, 1.6]),
+    ],
+)
+def test_an_axis_of_times_has_several_lines(low, high, lines):
+    assert plots._lines(low, high) == pytest.approx(lines)
+
+
+def test_a_number_of_one_hour_is_as_wide_as_its_hour():
+    """Seen: one small dot in an empty plot."""
+    axis = plots.Axis.of([{"hour": HOUR}])
+    row = {**numbers("a"), "hour": HOUR}
+    drawn = plots.times_plot([row], ["a"], axis, "wait_p95")
+    (line,) = re.findall(rf'd="M ([0-9.]+) [0-9.]+ \nL ([0-9.]+) [^/]*stroke: {plots.COLOURS[0]}', drawn)
+    width = re.search(r'viewBox="0 0 ([0-9]+) ', drawn)
+    assert width and float(line[1]) - float(line[0]) > 0.8 * float(width[1])
 
 
 def test_units_and_short_names():

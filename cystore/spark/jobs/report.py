@@ -188,11 +188,11 @@ def _facts(rows: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
 def _page(stores: str | Sequence[str], facts: dict[str, Any], rows: dict[str, list[dict[str, Any]]]) -> str:
     from cystore.spark.reports.report_page import page  # matplotlib takes a second to import
 
-    what = stores if isinstance(stores, str) else ", ".join(stores)
+    listed = [stores] if isinstance(stores, str) else list(stores)
     names = {"tasks": "task names", "runs": "runs", "failed": "failed", "retries": "retries"}
     told = {names[name]: f"{value:,}" for name, value in facts.items()}
     tables = (rows[name] for name in ("names", "hourly", "tracebacks", "workflows", "workers"))
-    return page(f"Tasks in {what}", told, *tables)
+    return page(listed, told, *tables)
 
 
 def _time(text: str) -> datetime:

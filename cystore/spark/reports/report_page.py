@@ -20,11 +20,12 @@ from cystore.spark.reports.report_plots import (
 from cystore.spark.reports.report_style import SCRIPT, STYLE, duration, short
 
 EXCEPTION_MAX = 120
+STORES_IN_TITLE = 3  # more of them are a list to unfold
 NONE_FAILED = "<p>No task failed.</p>"
 
 
 def page(
-    title: str,
+    stores: Sequence[str],
     facts: Mapping[str, Any],
     names: Rows,
     hours: Rows,
@@ -32,13 +33,18 @@ def page(
     workflows: Rows,
     workers: Rows = (),
 ) -> str:
-    """The page. `hours` are the rows of `report.hourly`, the others of the functions of their name."""
+    """The page about `stores`. `hours` are the rows of `report.hourly`, the others of the functions of their name."""
+    few = len(stores) <= STORES_IN_TITLE
+    title = f"Tasks in {', '.join(stores) if few else f'{len(stores)} stores'}"
     shown = [row["name"] for row in names[:NAMES_SHOWN]]
     head = (
         f'<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{escape(title)}</title><style>{STYLE}</style>"
     )
     parts = [f"<h1>{escape(title)}</h1>", f'<p class="when">{_when(hours)}</p>']
+    if not few:
+        listed = escape("\n".join(stores))
+        parts.append(f'<details class="stores"><summary>all stores</summary><pre>{listed}</pre></details>')
     parts += _parts(facts, names, hours, tracebacks, workflows, workers, shown) if names else [EMPTY]
     body = "\n".join(parts)
     page = f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n{body}\n'

@@ -31,8 +31,14 @@ HOUR = timedelta(hours=1)
 EPOCH = datetime(1970, 1, 5, tzinfo=UTC)  # a Monday, so weeks begin with one
 BARS_MAX = 100
 STEPS = {1: "hour", 2: "2 hours", 6: "6 hours", 24: "day", 7 * 24: "week", 28 * 24: "4 weeks"}
-# Seconds at which the axis of times has a line.
+# Seconds at which the axis of times has a line; with the others between them where there would be too few.
 TIMES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1, 10, 60, 600, 3_600, 86_400, 864_000)
+BETWEEN = (
+    *(part * 10.0**power for power in range(-6, 1) for part in (2, 5)),
+    *(20, 30, 120, 300, 1_200, 1_800, 7_200, 21_600, 43_200, 172_800, 432_000),
+)
+LINES_MIN = 3
+FEW_BARS = 4  # so few bars are wide: a number is drawn as long as its bar
 _SVG: Any = {"svg.fonttype": "none", "svg.hashsalt": "cystore", "font.family": "sans-serif", "font.size": 11}
 
 
@@ -108,21 +114,33 @@ def times_plot(hours: Rows, shown: Sequence[str], axis: Axis, column: str) -> st
                 of[bar] = max(of.get(bar, 0.0), row[column])
         if of:
             bars = sorted(of)
-            middles = [bar + axis.step / 2 for bar in bars]
-            axes.plot(middles, [of[bar] for bar in bars], "o-", markersize=3, color=_colour(name, shown))
+            values = [of[bar] for bar in bars]
+            if (axis.end - axis.begin) // axis.step <= FEW_BARS:
+                axes.hlines(
+                    values, bars, [bar + axis.step for bar in bars], _colour(name, shown), linewidth=3
+                )
+            else:
+                middles = [bar + axis.step / 2 for bar in bars]
+                axes.plot(middles, values, "o-", markersize=3, color=_colour(name, shown))
             drawn.append(name)
     if not drawn:
         return ""
     axes.set_yscale("log")
-    low, high = axes.get_ylim()
-    lines = [time for time in TIMES if low <= time <= high]
-    if not lines:  # all values are close together
-        lines = [float(f"{(low * high) ** 0.5:.2g}")]
-    axes.yaxis.set_major_locator(FixedLocator(lines))
+    axes.yaxis.set_major_locator(FixedLocator(_lines(*axes.get_ylim())))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: duration(value, 0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: duration(value, 1).replace(".0 ", " ")))
     _dress(axes, axis)
     return _html(figure, drawn, shown)
+
+
+def _lines(low: float, high: float) -> list[float]:
+    """The seconds from `low` to `high` at which the axis has a line."""
+    lines = [time for time in TIMES if low <= time <= high]
+    if len(lines) < LINES_MIN:
+        lines = [time for time in (*TIMES, *BETWEEN) if low <= time <= high]
+    if len(lines) < LINES_MIN - 1:  # all values are close together
+        lines = [float(f"{low * (high / low) ** part:.2g}") for part in (0.1, 0.5, 0.9)]
+    return sorted(lines)
 
 
 def _figure(height: float) -> Any:

@@ -19,14 +19,16 @@ h1 { font-size: 1.5rem; overflow-wrap: anywhere; } h2 { font-size: 1.15rem; marg
 .facts { display: flex; flex-wrap: wrap; gap: .6rem; padding: 0; list-style: none; }
 .facts li { background: var(--card); border-radius: .5rem; padding: .5rem .9rem; min-width: 7rem; }
 .facts b { display: block; font-size: 1.35rem; font-variant-numeric: tabular-nums; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; margin: .5rem 0 1.5rem; }
+.wide { overflow-x: auto; } .wide:has(table) { max-height: 40rem; overflow: auto; margin: .5rem 0 1.5rem; }
+@media print { .wide:has(table) { max-height: none; } }
+table { border-collapse: separate; border-spacing: 0; width: 100%; }
 th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid var(--line);
   font-variant-numeric: tabular-nums;
   white-space: nowrap; }
-th { color: var(--soft); font-weight: 600; } table.sorts th { cursor: pointer; }
+th { color: var(--soft); font-weight: 600; position: sticky; top: 0; z-index: 1; background: var(--back); }
+ table.sorts th { cursor: pointer; }
 th[aria-sort="ascending"]::after { content: " \\25B2"; } th[aria-sort="descending"]::after { content: " \\25BC"; }
-th:first-child, td:first-child, td:has(details) { text-align: left; }
+th:first-child, td:first-child, td:has(details), table:has(details) th:last-child { text-align: left; }
 td:has(details) { white-space: normal; overflow-wrap: anywhere; min-width: 20rem; color: var(--bad); }
 td { vertical-align: top; }
 input { font: inherit; padding: .3rem .6rem; border: 1px solid var(--line); border-radius: .4rem;
@@ -38,7 +40,9 @@ svg { width: 100%; min-width: 44rem; height: auto; fill: currentColor; }
 .legend { display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; padding: 0; list-style: none; font-size: .9rem; }
 .legend li { overflow-wrap: anywhere; } .legend em { color: var(--soft); }
 .legend i { display: inline-block; width: .8rem; height: .8rem; border-radius: .2rem; margin-right: .4rem; }
-summary { overflow-wrap: anywhere; cursor: pointer; }
+summary { overflow-wrap: anywhere; cursor: pointer; } .stores { color: var(--soft); margin-bottom: 1rem; }
+@media (min-width: 48rem) { td:first-child { position: sticky; left: 0; background: var(--back); }
+  th:first-child { left: 0; z-index: 2; } }
 .bad { color: var(--bad); } .empty { background: var(--card); border-radius: .5rem; padding: 1rem; }
 """
 
@@ -57,7 +61,7 @@ for (const table of document.querySelectorAll("table.sorts")) {
         return (x < y ? -1 : x > y ? 1 : 0) * (down ? -1 : 1); });
       body.append(...rows); };
     head.onclick = sort; head.onkeydown = event => { if (event.key === "Enter") sort(); }; });
-  const box = document.createElement("input"); box.type = "search"; box.placeholder = "search";
+  const box = document.createElement("input"); box.type = "search"; box.placeholder = `search ${rows.length} rows`;
   box.setAttribute("aria-label", "search in this table");
   box.oninput = () => { for (const row of rows)
     row.hidden = !row.textContent.toLowerCase().includes(box.value.toLowerCase()); };
