@@ -309,7 +309,7 @@ def test_a_report_is_the_same_whoever_reads_and_whoever_counts(spark, make_store
         write_report(one, str(store.path), tmp_path / name, **STORE_OPTIONS)
         for one, name in ((spark, "Spark reads"), (None, "no Spark"))
     ]
-    monkeypatch.setattr(report_here, "COLLECTED_BYTES", 0)
+    monkeypatch.setattr(report_here, "SMALL_BYTES", 0)
     summaries.append(
         write_report(spark, str(store.path), tmp_path / "Spark reads and counts", **STORE_OPTIONS)
     )

@@ -30,6 +30,9 @@ from cystore.spark.task_runs import read_runs
 
 HELP = "task analytics: Parquet tables and an HTML page"
 TOP = 20
+# For a small log Spark compiles more code than it runs: with the quick compiler alone the command takes two thirds of
+# the processor time. Options that --conf or Spark's configuration give the driver stand behind it.
+_SHORT = (("spark.driver.defaultJavaOptions", "-XX:TieredStopAtLevel=1"),)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,12 +57,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     _check(options.out, options.stores, options.begin, options.end, options.top, overwrite=options.overwrite)
     settings = source_options(options)
     chosen = _options(options.begin, options.end, options.include_archive)
-    here = (
-        options.master is None
-        and not options.conf
-        and report_here.is_small(options.stores, {**chosen, **settings})
-    )
-    with nullcontext() if here else own_session("report", options.master, options.conf) as spark:
+    small = report_here.is_small(options.stores, {**chosen, **settings})
+    here = small and options.master is None and not options.conf
+    conf = [*(_SHORT if small and _is_local(options.master) else ()), *options.conf]
+    with nullcontext() if here else own_session("report", options.master, conf) as spark:
         return write_report(
             spark,
             options.stores,
@@ -71,6 +72,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             include_archive=options.include_archive,
             **settings,
         )
+
+
+def _is_local(master: str | None) -> bool:
+    """Whether Spark runs in one process of this host."""
+    return master is not None and (master == "local" or master.startswith("local["))
 
 
 def write_report(
@@ -89,7 +95,7 @@ def write_report(
     `out`, whole or not at all; returns what it found. Times are UTC. `options` are others of the source.
 
     Without a session this process does all of it. That is faster for a log of up to some GiB, and holds all attempts
-    in memory. In a session Spark reads the log. It also counts the attempts of a log of more than 512 MiB; for a
+    in memory. In a session Spark reads the log. It also counts the attempts of a log of more than 2 GiB; for a
     smaller one, this process does. Raises StoreConfigError for a folder that is there, unless `overwrite` and it is a
     report."""
     folder = _check(out, stores, begin, end, top, overwrite=overwrite)
@@ -135,7 +141,7 @@ def _tables(
 ) -> dict[str, pa.Table]:
     if spark is None:
         return report_here.tables_here(stores, options, top)
-    if report_here.is_small(stores, options, report_here.COLLECTED_BYTES):
+    if report_here.is_small(stores, options):
         return report_here.tables_collected(spark, stores, options, top)
     return _by_spark(spark, stores, options, top)
 

@@ -1,42 +1,42 @@
 """The report's tables computed in this process, for small logs.
 
 Without a session this process also reads the log: that takes less time than a session takes to start. In a session
-Spark's tasks read it, and only the attempts come here. Spark's own aggregation of so few rows costs more than all the
-rest.
+Spark's tasks read it, and only the attempts come here, packed: Spark would take each batch apart into rows, and its own
+aggregation of so few rows costs more than all the rest.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import InputPartition
 
 from cystore.columns.object_store import is_url
+from cystore.spark.jobs.running import run_parts
 from cystore.spark.options import parse
 from cystore.spark.reports.attempts import SCHEMA
 from cystore.spark.reports.report_tables import tables_of
 from cystore.spark.source.plan import LogPartition
 from cystore.spark.source.task_reader import AttemptReader, attempts_schema
-from cystore.spark.task_runs import read_attempts
 
-SMALL_BYTES = 2 << 30  # of log; about 5 million events, whose attempts take about 500 MB
-COLLECTED_BYTES = (
-    512 << 20
-)  # of log: its attempts stay below the size of results that Spark lets a driver collect (1 GiB)
+# Of log: about 5 million events, whose attempts take about 500 MB. Packed, they stay below the size of results that
+# Spark lets a driver collect (1 GiB).
+SMALL_BYTES = 2 << 30
 
 
-def is_small(stores: str | Sequence[str], options: Mapping[str, str], at_most: int = SMALL_BYTES) -> bool:
-    """Whether the log is in segments of this host, with no more than `at_most` bytes to read."""
+def is_small(stores: str | Sequence[str], options: Mapping[str, str]) -> bool:
+    """Whether the log is in segments of this host, with no more than SMALL_BYTES to read."""
     if any(map(is_url, [stores] if isinstance(stores, str) else stores)):
         return False  # to be listed by the session's host, not by this one
     parts = _reader(stores, options).partitions()
     if not all(isinstance(part, LogPartition) for part in parts):
         return False
-    return sum(part.size_bytes for part in parts if isinstance(part, LogPartition)) <= at_most
+    return sum(part.size_bytes for part in parts if isinstance(part, LogPartition)) <= SMALL_BYTES
 
 
 def tables_here(stores: str | Sequence[str], options: Mapping[str, str], top: int) -> dict[str, pa.Table]:
@@ -51,8 +51,22 @@ def tables_collected(
     spark: SparkSession, stores: str | Sequence[str], options: Mapping[str, str], top: int
 ) -> dict[str, pa.Table]:
     """The tables of the report. Spark's tasks read the log; this process collects the attempts and counts them."""
-    found = read_attempts(spark.read, stores, **options).toArrow()
-    return tables_of(found.select(SCHEMA.names).cast(SCHEMA).to_batches(), top)
+    reader = _reader(stores, options)
+
+    def read(part: InputPartition) -> bytes:
+        return _packed(reader.read(part))
+
+    found = run_parts(spark, "report", reader.partitions(), read)
+    return tables_of([batch for packed in found for batch in pa.ipc.open_stream(packed)], top)
+
+
+def _packed(batches: Iterable[pa.RecordBatch]) -> bytes:
+    """Attempts as an Arrow stream, compressed: Spark passes it on as it is."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
+        for batch in batches:
+            stream.write_batch(batch.cast(SCHEMA))
+    return sink.getvalue().to_pybytes()
 
 
 def _reader(stores: str | Sequence[str], options: Mapping[str, str]) -> AttemptReader:
