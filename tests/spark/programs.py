@@ -20,15 +20,20 @@ DAY_MS = 86_400_000
 SMALL = {f"cystore.{name}": str(value) for name, value in SETTINGS.items() if name != "services"}
 
 
-def stream(folder: str, store: str, ends_by_itself: str) -> None:
-    """A driver that streams a store into Parquet under `folder`, and says each batch it has done."""
+def stream(folder: str, store: str) -> None:
+    """A driver that streams a store into Parquet under `folder` until it is killed, and says each batch it has done."""
+    spark = start_session("local[2]", Path(folder))
+    _run(spark, to_parquet(spark, folder, store), "no")
+
+
+def to_parquet(spark: Any, folder: str, store: str) -> Any:
+    """The stream of a store into Parquet under `folder`, not yet started."""
     root = Path(folder)
-    spark = start_session("local[2]", root)
     frame = spark.readStream.format("cystore").option("startingOffsets", "earliest")
     frame = frame.option("maxOffsetsPerTrigger", "40").load(store)
     frame = frame.selectExpr("cast(properties['number'] as int) as number", "topic", "offset")
     query = frame.writeStream.format("parquet").option("path", str(root / "out"))
-    _run(spark, query.option("checkpointLocation", str(root / "checkpoint")), ends_by_itself)
+    return query.option("checkpointLocation", str(root / "checkpoint"))
 
 
 def copy(folder: str, store: str, into: str, ends_by_itself: str) -> None:
