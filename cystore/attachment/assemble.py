@@ -33,9 +33,8 @@ from cystore.engine.log.flush import Flusher
 from cystore.engine.log.roll import Roller
 from cystore.engine.manifest.manifest import Manifest
 from cystore.engine.manifest.store_settings import Policy
-from cystore.ha.role import role_of, show_role
+from cystore.ha.role import master_of, role_of, show_role
 from cystore.ha.slave_progress import SlaveProgress
-from cystore.ha.status import read_status
 from cystore.services.clean import Cleaner
 from cystore.services.delay.carry import Carrier
 from cystore.services.delay.delivery import Scheduler
@@ -112,7 +111,7 @@ def compose(
             revive,
             cystore_records=cystore_records,
             relieve=backlog.relieve if keeps_backlog else None,
-            master=lambda: role_of(manifest.snapshot()).master or read_status(root).master,
+            master=partial(master_of, manifest, root),
             replicated=SlaveProgress(control, config).wait_for,
         )
         appender = Appender(

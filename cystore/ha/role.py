@@ -4,6 +4,7 @@ knows it."""
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from cystore._native.derived.delay import Delivered
@@ -13,6 +14,7 @@ from cystore.engine.manifest.manifest import Facts, Manifest
 from cystore.errors import StoreConfigError
 from cystore.ha.link.address import address_of, endpoints_of
 from cystore.ha.link.wire import NAME
+from cystore.ha.status import read_status
 from cystore.layout import FLAGS
 
 log = logging.getLogger("cystore")
@@ -59,6 +61,11 @@ def role_of(facts: Facts) -> Role:
         return Role()
     texts = [found.get(name) for name in ("master", "group", "member", "etcd")]
     return Role(found["role"], *(text if isinstance(text, str) else "" for text in texts))
+
+
+def master_of(manifest: Manifest, root: Path) -> str:
+    """The address of a slave's master, or of the elected one; "" if it is not known."""
+    return role_of(manifest.snapshot()).master or read_status(root).master
 
 
 def enter_role(manifest: Manifest, config: StoreConfig) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cystore._native.memory import store_clock
@@ -201,6 +202,16 @@ class StoreUpkeep(ABC):
         parts = self._attached()
         check_place(parts.root)
         parts.flusher.check()
+
+    def check_takes_puts(self) -> None:
+        """Raises StoreIsSlaveError in a slave, and in a member of a group that is not its elected master. Raises
+        StoreNotWritableError while writing is switched off. Costs a microsecond."""
+        parts = self._writable()
+        if parts.control.flags & (FLAGS["FLAG_SLAVE"][0] | FLAGS["FLAG_NOT_WRITABLE"][0]):
+            from cystore.engine.log.append_policy import refuse_by_flags
+            from cystore.ha.role import master_of
+
+            refuse_by_flags(parts.control.flags, parts.root, partial(master_of, parts.manifest, parts.root))
 
     def check_room(self, *, refused: bool = False) -> None:
         """Raises StoreFullError while puts are refused because the disk is full. Looks at the disk in that case, or

@@ -1,10 +1,11 @@
 """Keeps a worker from taking tasks while its store is away, because it could not store their results.
 
-A store is away when its directory was moved, deleted or replaced, or when a sync failed (then the store is read-only
-until every process has closed it). The worker's event loop checks at its turns, once a second, and before each task; a
-sleeping loop checks every `SLEEP_S`. When the store is away the worker stops consuming, and gives unstarted tasks back
-to the broker. Then it ends (`cystore_store_away = "exit"`, the default), or waits until the store is back (`"wait"`).
-Running tasks end. A task that is acknowledged late goes back to the broker too: `back_to_the_broker`.
+A store is away when its directory was moved, deleted or replaced, when a sync failed (then the store is read-only
+until every process has closed it), when it is a slave, or when writing was switched off. The worker's event loop
+checks at its turns, once a second, and before each task; a sleeping loop checks every `SLEEP_S`. When the store is
+away the worker stops consuming, and gives unstarted tasks back to the broker. Then it ends (`cystore_store_away =
+"exit"`, the default), or waits until the store is back (`"wait"`). Running tasks end. A task that is acknowledged late
+goes back to the broker too: `back_to_the_broker`.
 
 A full disk has the same effect, but the worker always waits: it takes tasks again when there is space.
 """
@@ -23,6 +24,7 @@ from celery.exceptions import ImproperlyConfigured, Reject
 from celery.worker import state
 
 from cystore import StoreClosedError, StoreError, StoreFullError
+from cystore.celery.base.green_timers import STARTED_BEFORE, cancel_repeated, end_heartbeats
 from cystore.celery.base.pools import tell_what_was_raised
 from cystore.celery.base.processes import in_pool
 from cystore.celery.stores import opened_at
@@ -53,6 +55,7 @@ def away(path: str) -> StoreError | None:
         return None
     try:
         store.check_usable()
+        store.check_takes_puts()
     except StoreClosedError:
         return None
     except StoreError as error:  # of a forked child also: it cannot attach
@@ -134,7 +137,7 @@ class StoreWatch(bootsteps.StartStopStep):
     """The step of a worker's consumer that looks."""
 
     label = "cystore store"
-    requires = ("celery.worker.consumer.tasks:Tasks",)
+    requires = STARTED_BEFORE
 
     def __init__(self, consumer: Any, **options: Any) -> None:
         super().__init__(consumer, **options)
@@ -160,13 +163,18 @@ class StoreWatch(bootsteps.StartStopStep):
         self._timer = parent.timer.call_repeatedly(each_s, parent.call_soon, (self._look, parent))
 
     def stop(self, parent: Any) -> None:
-        """Before each new connection, and at the end."""
+        """Before each new connection."""
         parent.on_task_message.discard(self._before)
         if self._hub is not None:
             self._hub.on_tick.discard(self._tick)
         if self._timer is not None:
-            self._timer.cancel()
+            cancel_repeated(parent.timer, self._timer)
             self._timer = None
+
+    def shutdown(self, parent: Any) -> None:
+        """The worker ends; its connections are there yet."""
+        self.stop(parent)
+        end_heartbeats(parent)
 
     def _before_task(self, consumer: Any) -> Any:
         def look(request: Any) -> None:

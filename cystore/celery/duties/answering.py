@@ -16,6 +16,7 @@ from celery.exceptions import ImproperlyConfigured
 
 from cystore import StoreError
 from cystore.celery.base import greenlets
+from cystore.celery.base.green_timers import STARTED_BEFORE
 from cystore.celery.duties import duty_runs
 from cystore.celery.duties.main_process import ForkGuard
 from cystore.celery.routing.other_homes import reader_of
@@ -34,7 +35,7 @@ class ReadHost(bootsteps.StartStopStep):
     """The step of a worker's consumer: those begin after all processes of the boot were forked."""
 
     label = "cystore read service"
-    requires = ("celery.worker.consumer.tasks:Tasks",)
+    requires = STARTED_BEFORE
 
     def __init__(self, parent: Any, **options: Any) -> None:
         super().__init__(parent, **options)

@@ -30,6 +30,7 @@ from cystore import FencedError, MessageStore, StoreError, StoreTimeoutError
 from cystore.celery import registry
 from cystore.celery.backend import CystoreBackend
 from cystore.celery.base import greenlets, queues
+from cystore.celery.base.green_timers import STARTED_BEFORE
 from cystore.celery.base.identity import store_id_of
 from cystore.celery.duties import duty_runs, ticks
 from cystore.celery.duties.duty_news import DutyEvents, MinuteLog
@@ -94,7 +95,7 @@ class DutyHost(bootsteps.StartStopStep):
     `cystore_host_reput`: dispatch by this process, at once."""
 
     label = "cystore duties"
-    requires = ("celery.worker.consumer.tasks:Tasks",)
+    requires = STARTED_BEFORE
 
     def __init__(self, parent: Any, **options: Any) -> None:
         super().__init__(parent, **options)

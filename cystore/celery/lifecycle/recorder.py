@@ -34,7 +34,7 @@ from celery.exceptions import Reject
 from celery.utils.log import get_logger
 from celery.utils.saferepr import saferepr
 
-from cystore import MessageIllegalError, MessageStore
+from cystore import MessageIllegalError, MessageStore, StoreNotWritableError
 from cystore.celery.base import events, records
 from cystore.celery.base.identity import known_id_of
 from cystore.celery.base.processes import in_pool
@@ -135,7 +135,7 @@ class Lifecycle:
         if first:
             log.warning(
                 "%s: cannot log events of tasks; tasks continue without: %s", self.location.path, error,
-                exc_info=error,
+                exc_info=None if isinstance(error, StoreNotWritableError) else error,
             )  # fmt: skip
 
     def _lose(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cystore._native.memory.control import Control
@@ -83,6 +84,18 @@ def _follow(control: Control, segment: MappedFile, begin: int, end: int) -> None
                 control.set_queue_next(slot, message.queue_offset + 1)
         control.last_record = at
         at += message.size_bytes
+
+
+def refuse_by_flags(flags: int, path: Path, master: Callable[[], str]) -> None:
+    """Raises StoreIsSlaveError or StoreNotWritableError if a flag of the control block forbids puts."""
+    if flags & FLAGS["FLAG_SLAVE"][0]:
+        raise StoreIsSlaveError(
+            f"this store is a slave of {master() or 'another store'}: put there, or open it with another "
+            "broker_role",
+            path=path,
+        )
+    if flags & FLAGS["FLAG_NOT_WRITABLE"][0]:
+        raise StoreNotWritableError("writing to this store was switched off", path=path)
 
 
 class AppendPolicy:
@@ -172,16 +185,8 @@ class AppendPolicy:
         slave."""
         self._flusher.check()
         self._space.check()
-        if self._control.flags & FLAGS["FLAG_SLAVE"][0] and not copying:
-            raise StoreIsSlaveError(
-                f"this store is a slave of {self._master() or 'another store'}: put there, or open it with "
-                "another broker_role",
-                path=self._commit_log.files.directory.parent,
-            )
-        if self._control.flags & FLAGS["FLAG_NOT_WRITABLE"][0]:
-            raise StoreNotWritableError(
-                "writing to this store was switched off", path=self._commit_log.files.directory
-            )
+        flags = self._control.flags & ~(FLAGS["FLAG_SLAVE"][0] if copying else 0)
+        refuse_by_flags(flags, self._commit_log.files.directory.parent, self._master)
 
     def not_acknowledging(self) -> None:
         """A replicated put was refused: by a flag, or because an elected master has no lease. Raises StoreIsSlaveError,

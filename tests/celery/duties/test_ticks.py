@@ -121,6 +121,25 @@ def test_an_idle_store_costs_redis_next_to_nothing(server, url):
         assert sum(spent(client, before).values()) <= 30, "less than one in two seconds"
 
 
+@pytest.mark.slow  # a minute of an idle worker
+def test_an_idle_fleet_costs_redis_less_than_a_command_a_second(server, tmp_path):
+    """Seen: 96 commands a second. The worker's own wait for messages (BRPOP) and Celery's heartbeat (PUBLISH) are left
+    out, as in the test above."""
+    with fleet_on(server, tmp_path) as fleet, redis_py.Redis.from_url(server.url) as client:
+        fleet.start("--concurrency=2", **WITH_DUTIES)
+        store = fleet.backend.store
+        wait_until(lambda: all(store.duties.last(duty).runs for duty in ALL), "every duty has run")
+        seen = f"cystore:{store_id_of(store)}:seen"
+        begin_s, before = client.time()[0], commands(client)
+        for _ in range(3):  # heartbeats of the worker, one in 20 s
+            last = client.hgetall(seen)
+            wait_until(lambda last=last: client.hgetall(seen) != last, "the worker tells that it lives")
+        asked = {
+            name: count for name, count in spent(client, before).items() if name not in ("time", "hgetall")
+        }
+        assert sum(asked.values()) <= client.time()[0] - begin_s, asked
+
+
 class Heard:
     """The task events of a fleet."""
 

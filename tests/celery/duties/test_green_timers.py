@@ -1,0 +1,55 @@
+"""Goal: a shutdown under eventlet does not wait for a heartbeat whose connection it has closed. Method: the timers of
+both green pools in a fresh interpreter; the order of a worker's steps."""
+
+from __future__ import annotations
+
+import pytest
+from celery import Celery
+
+from cystore.celery.base.store_watch import StoreWatch
+from cystore.celery.duties.answering import ReadHost
+from cystore.celery.duties.main_process import DutyHost
+from tests.isolated import fresh
+
+pytest.importorskip("gevent")
+pytest.importorskip("eventlet")
+
+
+def a_call_that_is_ended(library: str) -> list[int]:
+    from tests.isolated.green import patched
+
+    green = patched(library)
+
+    import importlib
+    from types import SimpleNamespace
+
+    from cystore.celery.base.green_timers import end_heartbeats
+
+    timer = importlib.import_module(f"celery.concurrency.{library}").Timer()
+    runs: list[int] = []
+    heart = SimpleNamespace(tref=timer.call_repeatedly(0.01, runs.append, (1,)))
+    while len(runs) < 3:
+        green.sleep(0.01)
+    end_heartbeats(SimpleNamespace(timer=timer, heart=heart))
+    ended, later = len(runs), []
+    timer.call_after(0.05, later.append, (1,))  # the next run would come before it
+    while not later:
+        green.sleep(0.01)
+    return [len(runs) - ended, len(timer.queue)]
+
+
+@pytest.mark.parametrize("library", ["gevent", "eventlet"])
+def test_a_repeated_call_ends(library):
+    """Seen: of 300 eventlet workers two hung for ever in a warm shutdown. Heartbeats came although Celery had cancelled
+    them: a cancelled timer of Celery's green pools ends only the first run of a repeated call."""
+    assert fresh.run(a_call_that_is_ended, library)[0] == 0
+
+
+def test_our_steps_end_before_the_heartbeat(url):
+    """Seen: they ended between the heartbeat and its connection, and took seconds for that."""
+    app = Celery("steps", broker="memory://", backend=url, set_as_current=False)
+    worker = app.Worker(pool="solo", hostname="w@here")
+    (consumer,) = (step.obj for step in worker.steps if step.alias == "Consumer")
+    order = [type(step).__name__ for step in consumer.steps]
+    for ours in (StoreWatch, ReadHost, DutyHost):
+        assert order.index(ours.__name__) > order.index("Heart"), order

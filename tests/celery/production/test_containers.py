@@ -1,0 +1,94 @@
+"""Goal: Celery in containers as docs/containers.md says: writers share a PID namespace, clients that read need none.
+Method: real workers and clients, some of them in PID namespaces of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from celery import states
+
+from cystore.celery.stores import close_shared
+from tests.celery import work
+from tests.celery.conftest import ROOT, WORKER, fleet_in, wait_until
+from tests.celery.results.test_store_away import ready
+from tests.crash.faults.namespace import obstacle
+from tests.unit.system.test_pid_namespaces import ELSEWHERE
+from tools.processes import ends_with_us
+
+PATIENCE_S = 60
+CELERY = [*ELSEWHERE, sys.executable, "-m", "celery", "-A", "tests.celery.work"]
+READER = """
+import os, sys
+from tests.celery import work
+app = work.make_app(os.environ[work.BROKER], os.environ[work.BACKEND] + "?read_only=true")
+print(app.AsyncResult(sys.argv[1]).get(timeout=60), flush=True)
+print(app.AsyncResult("later").get(timeout=60), flush=True)
+"""
+
+pytestmark = [
+    pytest.mark.skipif(bool(obstacle()), reason=obstacle()),
+    pytest.mark.may_skip("no PID namespace can be made"),
+    pytest.mark.may_skip("no unshare"),
+]
+
+
+def test_another_namespace_reads_and_is_refused_as_a_writer(tmp_path):
+    with fleet_in(tmp_path) as fleet:
+        worker = fleet.start("--concurrency=1")
+        first = fleet.task(work.add).delay(1, 2)
+        assert first.get(timeout=PATIENCE_S) == 3
+        environment = {**os.environ, **fleet.environment}
+
+        refused = subprocess.run(
+            [*CELERY, *WORKER, "--concurrency=1"],
+            cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+        assert refused.returncode != 0
+        for words in ("PID namespace", "--pid=host", "shareProcessNamespace"):
+            assert words in refused.stdout + refused.stderr
+
+        reader = [*ELSEWHERE, sys.executable, "-c", READER, first.id]
+        with subprocess.Popen(
+            ends_with_us(reader), cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout.readline() == "3\n"
+            fleet.task(work.add).apply_async((2, 2), task_id="later")  # wakes it across namespaces
+            assert process.stdout.readline() == "4\n"
+        assert process.returncode == 0
+
+        status = subprocess.run(
+            [*CELERY, "cystore", "history", "--task-id", first.id],
+            cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+        assert status.returncode == 0 and states.SUCCESS in status.stdout, status.stderr
+        assert worker.process.poll() is None
+
+
+def test_a_container_of_workers_restarts_in_a_new_namespace(tmp_path):
+    """The last writer of the old one is gone; a reader of this one stays attached."""
+    with fleet_in(tmp_path) as fleet:
+        first = fleet.start("--concurrency=1")
+        ready(first)
+        assert fleet.task(work.add).delay(1, 2).get(timeout=PATIENCE_S) == 3
+        close_shared()
+        assert first.stop() == 0
+        reader = work.make_app(
+            fleet.environment[work.BROKER], fleet.environment[work.BACKEND] + "?read_only=true"
+        )
+        assert reader.AsyncResult("none").state == states.PENDING
+        log = tmp_path / "container.log"
+        with open(log, "wb") as output, subprocess.Popen(
+            ends_with_us([*CELERY, *WORKER, "--concurrency=1"]),
+            cwd=ROOT, env={**os.environ, **fleet.environment}, stdout=output, stderr=subprocess.STDOUT,
+        ) as container:  # fmt: skip
+            try:
+                wait_until(lambda: " ready." in log.read_text(), "the worker of the container is ready")
+                sent = reader.tasks[work.add.name].delay(20, 22)
+                assert sent.get(timeout=PATIENCE_S) == 42
+            finally:
+                container.kill()
+        close_shared()
+        fleet.app.set_current()
