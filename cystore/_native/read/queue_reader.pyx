@@ -214,6 +214,9 @@ cdef class QueueReader:
         c.select.entries = entries
         with nogil:
             status = queue_select(&c.select, &window.c)
+        if (status == SELECT_DONE and c.select.at == wanted and c.select.found < c.select.limits.max_count
+                and wanted < c.following - c.offset):
+            return NOT_HERE  # entries of expired messages were passed over: more are needed
         return status
 
     cdef GetResult get(self, const uint8_t* topic, int topic_len, int32_t queue_id, int64_t offset, int32_t max_count,
