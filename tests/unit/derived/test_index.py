@@ -90,7 +90,7 @@ def test_what_is_taken_back_and_entered_again_leaves_no_trace(keys, data):
     with tempfile.TemporaryDirectory() as folder:
         files = opened(Path(folder))
         fill(files, written)
-        files.cut(cut)
+        files.trim(cut)
         left = [r for r in written if r.physical_offset < cut]
         held = [file for file in files.files() if file.header.next_entry > 1]
         assert sum(file.header.next_entry - 1 for file in held) == sum(len(r.index_keys) for r in left)
@@ -99,7 +99,7 @@ def test_what_is_taken_back_and_entered_again_leaves_no_trace(keys, data):
             end = held[-1].header
             assert end.end_physical_offset == last.physical_offset
             assert 0 <= end.end_timestamp_ms - last.store_timestamp_ms + 999 <= 1998
-        files.cut(cut)
+        files.trim(cut)
         fill(files, [r for r in written if r.physical_offset >= cut])
         assert (on_disk(Path(folder)) if built(written) else []) == built(written)
 
@@ -130,7 +130,7 @@ def test_others_see_a_new_file(tmp_path):
     assert control.index_base == other.files()[-1].name
     listed = other.files()
     assert other.files() is listed  # no listing while nothing was made
-    files.cut(0)
+    files.trim(0)
     assert [file.header.next_entry for file in other.files()] == [1]
 
 
@@ -289,7 +289,7 @@ def test_private_files_stay_in_memory(tmp_path):
     fill(opened(tmp_path), records([["a"]] * 9))
     before = on_disk(tmp_path)
     private = opened(tmp_path, mode=Mode.PRIVATE)
-    private.cut(600)
+    private.trim(600)
     assert len(private.files()) == 1
     fill(private, records([["a"]] * 20)[6:])
     assert [bytes(file.file) for file in private.files()] == built(records([["a"]] * 20))

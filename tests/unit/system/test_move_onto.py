@@ -18,7 +18,7 @@ class Refusing:
 
 
 def test_names_are_exchanged_where_the_file_system_cannot(tmp_path, monkeypatch):
-    monkeypatch.setattr(file_system, "_libc", Refusing())
+    monkeypatch.setattr(file_system, "LIBC", Refusing())
     one, other = tmp_path / "one", tmp_path / "other"
     one.write_text("1")
     other.write_text("2")
