@@ -4,7 +4,6 @@ both green pools in a fresh interpreter; the order of a worker's steps."""
 from __future__ import annotations
 
 import pytest
-from celery import Celery
 
 from cystore.celery.base.store_watch import StoreWatch
 from cystore.celery.duties.answering import ReadHost
@@ -45,11 +44,19 @@ def test_a_repeated_call_ends(library):
     assert fresh.run(a_call_that_is_ended, library)[0] == 0
 
 
-def test_our_steps_end_before_the_heartbeat(url):
-    """Seen: they ended between the heartbeat and its connection, and took seconds for that."""
-    app = Celery("steps", broker="memory://", backend=url, set_as_current=False)
+def steps_of_a_worker(url: str) -> list[str]:
+    from celery import Celery
+
+    app = Celery("steps", broker="memory://", backend=url)
+    assert app.backend  # it adds its steps
     worker = app.Worker(pool="solo", hostname="w@here")
     (consumer,) = (step.obj for step in worker.steps if step.alias == "Consumer")
-    order = [type(step).__name__ for step in consumer.steps]
+    return [type(step).__name__ for step in consumer.steps]
+
+
+def test_our_steps_end_before_the_heartbeat(url):
+    """Seen: they ended between the heartbeat and its connection, and took seconds for that. A worker is made in a
+    process of its own: in this one, waits for results would be refused from then on."""
+    order = fresh.run(steps_of_a_worker, url)
     for ours in (StoreWatch, ReadHost, DutyHost):
         assert order.index(ours.__name__) > order.index("Heart"), order
