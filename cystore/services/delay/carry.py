@@ -66,9 +66,6 @@ class _NotDispatched(Exception):
     """The end of a run is not known before dispatch has come to it."""
 
 
-FLAG_SLAVE = FLAGS["FLAG_SLAVE"][0]
-
-
 class Carrier:
     """Carries the delayed messages of one store forward. Any process may do it."""
 
