@@ -37,8 +37,8 @@ STORE: dict[str, str] = {
     "mapped_file_size_consume_queue_bytes": "length of a file of a queue; 20 bytes a message",
     "enable_consume_queue_ext": "extended queue entries, for filters of RocketMQ",
     "mapped_file_size_consume_queue_ext_bytes": "length of a file of extended entries",
-    "bit_map_length_consume_queue_ext": "filter bits of an extended entry; there are no bitmaps yet, so no "
-    "other value is taken",
+    "bit_map_length_consume_queue_ext": "length of RocketMQ's filter bitmaps, only with "
+    "`enable_consume_queue_ext`; the store keeps it, and cystore writes no bitmaps",
     "max_hash_slot_num": "hash slots of an index file",
     "max_index_num": "keys of an index file",
     "message_index_enable": "keys are indexed; without, no result is found by id",

@@ -74,11 +74,12 @@ def effective(config: StoreConfig, facts: Facts | None) -> StoreConfig:
 
 
 def _refuse_unused(config: StoreConfig) -> None:
-    """A store that is made here has no filter bitmaps, so their length must not be chosen."""
-    if config.bit_map_length_consume_queue_ext != DEFAULTS["bit_map_length_consume_queue_ext"]:
+    """The length of filter bitmaps says nothing about a store without extended entries."""
+    bits, name = config.bit_map_length_consume_queue_ext, "bit_map_length_consume_queue_ext"
+    if bits != DEFAULTS[name] and not config.enable_consume_queue_ext:
         raise StoreConfigError(
-            f"bit_map_length_consume_queue_ext: only {DEFAULTS['bit_map_length_consume_queue_ext']} is possible, not "
-            f"{config.bit_map_length_consume_queue_ext}: extended entries hold no filter bitmaps; leave the setting out"
+            f"{name}: {bits} is the length of the filter bitmaps of extended entries, and this store "
+            "has none; give enable_consume_queue_ext=True too, or leave the setting out"
         )
 
 

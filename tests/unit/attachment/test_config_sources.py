@@ -167,11 +167,23 @@ def test_what_the_store_has_of_its_own_is_not_changed_from_outside(tmp_path, mon
         cystore.open(tmp_path / "s")
 
 
-def test_a_length_of_bitmaps_that_nothing_uses_is_refused(tmp_path):
+def test_a_length_of_bitmaps_without_extended_entries_is_refused(tmp_path):
     with pytest.raises(
-        cystore.StoreConfigError, match="bit_map_length_consume_queue_ext: only 64 is possible, not 128"
+        cystore.StoreConfigError,
+        match=r"bit_map_length_consume_queue_ext: 128 is .* give enable_consume_queue_ext=True too",
     ):
         cystore.open(tmp_path / "s", bit_map_length_consume_queue_ext=128)
+
+
+@pytest.mark.parametrize("bits", [8, 128, 200])
+def test_the_store_keeps_its_length_of_bitmaps(tmp_path, bits):
+    """Seen: stores of a RocketMQ with another length than its default could not be opened."""
+    name, ext = "bit_map_length_consume_queue_ext", {"enable_consume_queue_ext": True}
+    with open_small(tmp_path / "s", **ext, **{name: bits}) as store:
+        store.put("T", b"x", tags="a")
+    with cystore.open(tmp_path / "s", services="none") as store:
+        assert getattr(store.settings, name) == bits
+        assert store.get("T", 0, 0).messages[0].tags == "a"
 
 
 def test_no_source_but_arguments_gives_what_a_mapping_gives():
