@@ -18,6 +18,14 @@ from cystore.system.key_lock import KeyLock, is_taken
 lock = KeyLock(Path(path), name)
 lock.take(lambda: None)
 """
+FORKED = """
+import os, signal
+begun, beginning = os.pipe()
+child = os.fork()
+if child == 0: os.write(beginning, b"x"); signal.pause()
+os.read(begun, 1)  # the child has let the lock's file go before its first line
+child
+"""
 
 
 class InUseError(Exception):
@@ -54,7 +62,7 @@ def test_a_killed_owner_gives_it_back_though_its_child_lives(tmp_path):
     path = tmp_path / "locks"
     with Process() as owner:
         owner.do(HELD, path=str(path), name="a")
-        child = owner.do("import os, signal\nchild = os.fork()\nif child == 0: signal.pause()\nchild")
+        child = owner.do(FORKED)
         try:
             assert is_taken(path, "a")
             owner.kill()
