@@ -9,6 +9,7 @@ import signal
 import pytest
 
 import cystore
+from tests.crash.aftermath import after_kills
 from tests.support.cleaning import check_cleaned, fill
 from tests.support.process import Process
 from tests.support.small_stores import SETTINGS
@@ -45,3 +46,5 @@ def test_i7_a_kill_while_cleaning(tmp_path, rng, build_environment, place, survi
         assert min(int(p.name) for p in (path / "commitlog").glob("0*")) == done.min_physical_offset
     with cystore.open(path, **EXPIRED) as store:
         check_cleaned(store, put)
+        store.configure(file_reserved_time_h=1000)  # what is left stays
+    after_kills(path, EXPIRED)

@@ -12,6 +12,7 @@ import time
 import pytest
 
 import cystore
+from tests.crash.aftermath import after_kills
 from tests.crash.places import in_sources
 from tests.support.checks import check_closed, everything
 from tests.support.process import Process
@@ -151,6 +152,7 @@ def test_i9_a_kill_while_delivering(path, rng, victim, place, survivors):
         assert store.deliver() == 0
         check_delivered(store, COUNT + 10)
     check_closed(path, DELAYED)
+    after_kills(path, DELAYED)
 
 
 @pytest.mark.parametrize(
@@ -171,6 +173,7 @@ def test_i9_who_counts_what_a_killed_one_delivered_may_be_killed_too(path, victi
     with store or cystore.open(path, **DELAYED) as store:
         deliver_all(store, COUNT)
     check_closed(path, DELAYED)
+    after_kills(path, DELAYED)
 
 
 def test_i9_no_table_is_left_and_everybody_died(path, victim):
@@ -181,6 +184,7 @@ def test_i9_no_table_is_left_and_everybody_died(path, victim):
         file.unlink()
     with cystore.open(path, **DELAYED) as store:
         deliver_all(store, COUNT)
+    after_kills(path, DELAYED)
 
 
 def test_i9_a_stopped_deliverer_is_waited_for_and_its_batch_counts(path, build_environment):
@@ -228,3 +232,4 @@ def test_i9_several_deliver_at_once_and_are_killed_at_random(path, rng, rounds):
             assert count
             deliver_all(watch, count)
     check_closed(path, DELAYED)
+    after_kills(path, DELAYED)
