@@ -10,6 +10,7 @@ import signal
 
 import pytest
 
+from tests.crash.aftermath import after_kills
 from tests.crash.places import in_sources
 from tests.crash.shifted import ShiftedClock
 from tests.support.checks import check_closed
@@ -128,6 +129,7 @@ def test_i9_a_kill_while_carrying(path, rng, turned, build_environment, place, s
         assert keeper.do("early") == []
         keeper.do("store.close()")
     check_closed(path, DELAYED)
+    after_kills(path, DELAYED)
 
 
 @pytest.mark.parametrize("rounds", [5, pytest.param(40, marks=pytest.mark.slow)])
@@ -197,3 +199,4 @@ while True:
         assert not early
         watch.do("store.close()")
     check_closed(path, DELAYED)
+    after_kills(path, DELAYED)
