@@ -545,3 +545,19 @@ def test_no_changed_bit_of_an_archive_is_served_as_data(tmp_path):
         path.write_bytes(good)
         assert archive_rows(store).num_rows
         assert sum(batch.num_rows for batch in read_files(tmp_path / "a", [one], "", unchecked)) == one.rows
+
+
+def test_a_url_is_no_folder_of_an_archive_and_releases_nothing(tmp_path, monkeypatch):
+    """Seen: the files went into a local folder `s3:`, and cleaning removed the segments."""
+    monkeypatch.chdir(tmp_path)
+    with open_small(tmp_path / "s", **EXPIRED) as store:
+        put_some(store)
+        before = archive_store(store, tmp_path / "a", all_sealed=True).archived_up_to
+        put_some(store, first=200)
+        for folder in ("s3://bucket/archive", "file:///archive", "gs://bucket/archive"):
+            with pytest.raises(cystore.StoreConfigError, match="is a URL, and an archive needs a folder"):
+                archive_store(store, folder, all_sealed=True)
+        assert store.archived().up_to == before
+        store.clean()
+        assert log_rows(store)["physical_offset"][0].as_py() == before, "what is not archived stays"
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "s"]
