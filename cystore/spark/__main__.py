@@ -8,6 +8,7 @@ docstring is its help.
 from __future__ import annotations
 
 import argparse
+import logging
 import re
 import sys
 from collections.abc import Sequence
@@ -67,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one job and prints its summary. Exit codes are those of the command `cystore`: 0 done, 1 damage found, 2 an
     error, which one line on standard error names, 130 ended by Ctrl-C."""
     whole_streams()
+    _log_no_interrupt()
     options = build_parser().parse_args(arguments)
     job = JOBS[options.job]
     try:
@@ -83,6 +85,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001 - of Spark, its JVM or the host: the job did not come to its end
         return _failed(options.job, cause(error))
     return job.exit_code(summary) if hasattr(job, "exit_code") else OK
+
+
+def _log_no_interrupt() -> None:
+    """Ctrl-C in a call of Spark's JVM is no error, but py4j logs it as one with a traceback. A host's own logging stays
+    as it is."""
+    handler = logging.StreamHandler()
+    handler.addFilter(_is_no_interrupt)
+    logging.basicConfig(handlers=[handler])
+
+
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    """Whether a log record is of no error that Ctrl-C led to."""
+    error = record.exc_info[1] if record.exc_info else None
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return False
+        error = error.__cause__ or error.__context__
+    return True
 
 
 def _failed(job: str, text: str) -> int:

@@ -1,0 +1,94 @@
+"""Goal: a job's own session has the settings that suit it, and Ctrl-C ends the job quietly. Method: commands in
+processes of their own; Spark's event log; a master that takes a connection and never answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.spark.conftest import ROOT
+from tests.spark.test_processes import kill
+
+pytest.importorskip("pyspark", reason="pip install 'cystore[spark]'")
+
+from cystore.spark.jobs.report import _is_local
+
+QUICK = "-XX:TieredStopAtLevel=1"
+
+
+@pytest.mark.parametrize(
+    ("master", "local"),
+    [
+        (None, False),
+        ("local", True),
+        ("local[4]", True),
+        ("local[*]", True),
+        ("local[2,3]", True),
+        ("local-cluster[2,1,1024]", False),
+        ("spark://host:7077", False),
+        ("yarn", False),
+    ],
+)
+def test_only_a_master_in_one_process_is_local(master, local):
+    assert _is_local(master) is local
+
+
+def properties(report: subprocess.CompletedProcess[str], logs: Path) -> dict[str, Any]:
+    """Spark's settings in the event log of a job that ended well."""
+    assert report.returncode == 0, report.stderr
+    for file in logs.rglob("*"):
+        for line in file.read_text().splitlines() if file.is_file() and not file.name.startswith(".") else ():
+            if json.loads(line)["Event"] == "SparkListenerEnvironmentUpdate":
+                found: dict[str, Any] = json.loads(line)["Spark Properties"]
+                return found
+    pytest.fail(f"no environment in {logs}")
+
+
+@pytest.mark.parametrize("given", [None, "-Dcystore.test=1"])
+def test_a_small_report_takes_the_quick_compiler_unless_the_user_says_otherwise(make_store, tmp_path, given):
+    store, logs = make_store(count=10), tmp_path / "logs"
+    logs.mkdir()
+    conf = {
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.dir": f"file://{logs}",
+        "spark.local.dir": str(tmp_path),
+        "spark.ui.enabled": "false",
+        **({"spark.driver.defaultJavaOptions": given} if given else {}),
+    }
+    words = [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
+    command = [sys.executable, "-m", "cystore.spark", "report", str(store.path), "--master", "local[1]"]
+    command += ["--out", str(tmp_path / "out"), *words]
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
+    assert properties(done, logs)["spark.driver.defaultJavaOptions"] == (given or QUICK)
+
+
+def test_ctrl_c_ends_a_job_with_130_and_no_traceback(make_store, tmp_path):
+    """It comes while Spark's driver waits for its master."""
+    store = make_store(count=10)
+    with socket.create_server(("127.0.0.1", 0)) as master:
+        master.settimeout(120)
+        url = f"spark://127.0.0.1:{master.getsockname()[1]}"
+        command = [sys.executable, "-m", "cystore.spark", "scrub", str(store.path), "--master", url]
+        command += ["--conf", "spark.ui.enabled=false", "--conf", f"spark.local.dir={tmp_path}"]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            command, cwd=ROOT, text=True, stdout=pipe, stderr=pipe, start_new_session=True
+        )
+        try:
+            connection, _ = master.accept()
+            with connection:
+                os.killpg(process.pid, signal.SIGINT)
+                out, err = process.communicate(timeout=60)
+        finally:
+            kill(process)
+    assert process.returncode == 130, err
+    assert out == "" and "Traceback" not in err and "KeyboardInterrupt" not in err
