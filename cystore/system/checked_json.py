@@ -28,12 +28,18 @@ def render(content: dict[str, Any], separators: Separators = SPACED) -> bytes:
 
 def parse(data: bytes, separators: Separators = SPACED) -> dict[str, Any]:
     """The map in the bytes of a file, without its checksum. Raises ValueError."""
+    content = parse_unchecked(data)
+    if content.pop("checksum", None) != checksum_of(content, separators):
+        raise ValueError("the checksum does not match the content")
+    return content
+
+
+def parse_unchecked(data: bytes) -> dict[str, Any]:
+    """The map in the bytes of a file, with its checksum, which the caller compares. Raises ValueError."""
     try:
         content = json.loads(data)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if not isinstance(content, dict):
         raise ValueError("it does not contain a map")
-    if content.pop("checksum", None) != checksum_of(content, separators):
-        raise ValueError("the checksum does not match the content")
     return content

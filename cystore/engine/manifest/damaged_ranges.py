@@ -15,10 +15,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cystore._native.record.checksum import crc32c
 from cystore.engine.files.quarantine import QUARANTINE as QUARANTINE
 from cystore.errors import StoreFormatError
-from cystore.system import files
+from cystore.system import checked_json, files
 
 FILE_NAME = "holes.json"
 NO_OFFSET = OFFSET_MAX = (1 << 63) - 1
@@ -114,11 +113,8 @@ def read_hole_list(root: Path) -> tuple[DamagedRanges, bool]:
 
 def parse_holes(data: bytes) -> DamagedRanges:
     """The holes in the bytes of holes.json. Raises ValueError."""
-    try:
-        content = json.loads(data)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if not isinstance(content, dict) or not isinstance(content.get("holes"), list):
+    content = checked_json.parse_unchecked(data)
+    if not isinstance(content.get("holes"), list):
         raise ValueError("there is no list of holes")
     holes = DamagedRanges(hole_of(entry) for entry in content["holes"])
     if content.get("checksum", _checksum(holes)) != _checksum(holes):
@@ -152,7 +148,7 @@ def render_holes(holes: DamagedRanges) -> bytes:
 
 def _checksum(holes: DamagedRanges) -> int:
     """A flipped bit often makes another number of a number, and a longer hole hides good records."""
-    return crc32c(json.dumps([dataclasses.astuple(hole) for hole in holes]).encode())
+    return checked_json.checksum_of([dataclasses.astuple(hole) for hole in holes])
 
 
 def write_holes(root: Path, holes: DamagedRanges) -> None:
