@@ -84,6 +84,12 @@ BANS = (
         example="from os import *",
     ),
     Ban(
+        "every name cimported is named",
+        r"^\s*from \S+ cimport \*",
+        (".pyx", ".pxd", ".pxi"),
+        example="from libc.stdint cimport *",
+    ),
+    Ban(
         "a test that asserts nothing",
         r"^\s*assert True\b",
         (".py",),
