@@ -182,3 +182,17 @@ def test_a_group_ends_with_its_runner(tmp_path):
         assert select.select([tests], [], [], 30)[0]
     finally:
         os.close(tests)
+
+
+def test_the_same_files_get_the_same_seed_of_the_tests(tmp_path, monkeypatch):
+    def commit(content: str) -> int:
+        (tmp_path / "file").write_text(content)
+        git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org"]
+        for words in (["init", "-q"], ["add", "file"], ["commit", "-q", "--allow-empty", "-m", content]):
+            subprocess.run([*git, *words], cwd=tmp_path, check=True)
+        return run_tests.seed_of_this_version()
+
+    monkeypatch.setattr(run_tests, "ROOT", tmp_path)
+    first, changed, again = commit("one"), commit("two"), commit("one")
+    assert first == again != changed
+    assert 0 <= first < 2**32
