@@ -8,6 +8,8 @@ cannot run here (it needs a fleet, or is a fragment) stands behind the line `<!-
 from __future__ import annotations
 
 import configparser
+import contextlib
+import io
 import json
 import re
 import shlex
@@ -20,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from cystore import StoreConfig
+from cystore.cli import main
 from tests.structure.sources import ROOT, files, name_of
 
 DOCUMENTS = files(".md")
@@ -139,17 +142,10 @@ def _commands() -> list[tuple[str, ...]]:
 
 
 def _help(*command: str) -> str:
-    main = "from cystore.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", main, *command, "--help"],
-        cwd=ROOT,
-        text=True,
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    with contextlib.redirect_stdout(io.StringIO()) as written, pytest.raises(SystemExit) as ended:
+        main([*command, "--help"])
+    assert ended.value.code == 0
+    return written.getvalue()
 
 
 def test_commands_are_found_with_their_options(tmp_path):
