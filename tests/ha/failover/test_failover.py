@@ -18,7 +18,6 @@ from tests.ha.failover.network import needs_namespaces
 from tests.ha.pair import until
 
 pytestmark = [needs_etcd, needs_namespaces]
-LIMIT_MS = 10_000
 
 
 @pytest.fixture
@@ -29,46 +28,28 @@ def fleet(tmp_path):
         yield fleet
 
 
-def failover_ms(fleet: Fleet, epoch: int) -> int:
-    """The time from the last put that was acknowledged in the epoch to the first one after it."""
-    lines = fleet.acknowledged()
-    last = max(line["ms"] for line in lines if line["epoch"] == epoch)
-    return min(line["ms"] for line in lines if line["epoch"] > epoch) - last
+def cut_off(fleet: Fleet, name: str) -> None:
+    for other in ("", *(member for member in fleet.names if member != name)):
+        fleet.network.cut(name, other)
 
 
-def test_the_master_is_killed(fleet):
+@pytest.mark.sampled(1)  # the episodes do each of them too
+@pytest.mark.parametrize("lose", [Fleet.kill, Fleet.stop, cut_off])
+def test_the_master_is_lost_for_longer_than_its_lease(fleet, lose):
     epoch, master = fleet.newest(), fleet.wait_master()
-    fleet.kill(master)
+    lose(fleet, master)
     assert fleet.wait_master(after=epoch) != master
     fleet.wait_more()
-    assert failover_ms(fleet, epoch) < LIMIT_MS
-    assert fleet.check() == []
-
-
-def test_the_master_stands_still_for_longer_than_its_lease(fleet):
-    epoch, master = fleet.newest(), fleet.wait_master()
-    fleet.stop(master)
-    assert fleet.wait_master(after=epoch) != master
-    fleet.wait_more()
-    fleet.go_on(master)
-    fleet.wait_in_sync(3)
-    assert fleet.check() == []
-
-
-def test_the_master_is_cut_off(fleet):
-    epoch, master = fleet.newest(), fleet.wait_master()
-    for other in ("", *(name for name in fleet.names if name != master)):
-        fleet.network.cut(master, other)
-    assert fleet.wait_master(after=epoch) != master
-    fleet.wait_more()
-    assert failover_ms(fleet, epoch) < LIMIT_MS
+    if lose == Fleet.stop:
+        fleet.go_on(master)
+        fleet.wait_in_sync(3)
     assert fleet.check() == []
 
 
 def test_a_slice_of_the_episodes(tmp_path, rng):
-    found = run(tmp_path, seed := rng.randrange(2**32), 4)
+    found = run(tmp_path, seed := rng.randrange(2**32), 3)
     assert not found.faults, f"seed {seed}"
-    assert found.episodes == 4 and found.acknowledged > 0
+    assert found.episodes == 3 and found.acknowledged > 0
 
 
 def cystore_ha(fleet: Fleet, name: str, *words: str) -> tuple[int, str]:

@@ -131,6 +131,7 @@ def test_an_endpoint_that_is_no_etcd_is_one_that_does_not_answer(no_etcd):
 
 
 @needs_etcd
+@pytest.mark.sampled(2)
 def test_a_keeper_goes_on_behind_an_endpoint_that_is_no_etcd(etcd, no_etcd):
     control = parts.control_block(StoreConfig(**SETTINGS), 64)
     keeper = Keeper(control, group_of(no_etcd, etcd.url), LEASE_MS)
