@@ -15,6 +15,8 @@ from cystore.system.ranges import file_ranges
 from tests.support.process import Process
 from tests.support.small_stores import open_small
 
+pytestmark = pytest.mark.unsanitized  # about two builds, of which one is plain
+
 AT = {field.name: at for field, at in layout.CONTROL_FIELDS}
 
 

@@ -12,6 +12,8 @@ from cystore.consumers.in_flight import QueueInFlight
 from cystore.consumers.shares import share
 from tests.support.process import Process
 
+pytestmark = pytest.mark.unsanitized  # about groups of processes, above the kernels
+
 LEVELS = {"message_delay_level": "1s 1s 1s 1s"}
 WAIT_S = 60.0
 

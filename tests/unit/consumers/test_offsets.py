@@ -13,6 +13,8 @@ from cystore.consumers.offset_file import read_consumer_offsets, render
 from cystore.consumers.table import HEADER_BYTES, ROW_BYTES
 from tests.support.process import Process
 
+pytestmark = pytest.mark.unsanitized  # about one file
+
 FILE, TABLE = "config/consumerOffset.json", "config/consumers.table"
 ROCKETMQ = (
     '{\n\t"offsetTable":{\n\t\t"%RETRY%billing@billing":{0:4\n\t\t},\n'

@@ -12,6 +12,8 @@ from cystore.errors import StoreIOError, StoreTimeoutError
 from tests.support.process import Process
 from tests.support.small_disk import NOT_ASKED, on_small_disk
 
+pytestmark = pytest.mark.unsanitized  # about full disks
+
 TABLE = "config/consumers.table"
 IN_A_LOCK = """
 import cystore

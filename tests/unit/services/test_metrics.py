@@ -21,6 +21,8 @@ from cystore.metrics import Collector, Metric, exposition, metrics
 from tests.structure.sources import ROOT
 from tests.support.small_stores import open_small
 
+pytestmark = pytest.mark.unsanitized  # about what is counted, which no kernel does
+
 NAME = re.compile(r"\bcystore_\w+")
 
 

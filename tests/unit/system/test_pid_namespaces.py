@@ -18,6 +18,7 @@ from tests.support.small_stores import open_small
 ELSEWHERE = [*UNSHARE, "--mount-proc"]
 
 pytestmark = [
+    pytest.mark.unsanitized,  # about namespaces of processes
     pytest.mark.skipif(bool(obstacle()), reason=obstacle()),
     pytest.mark.may_skip("no PID namespace can be made"),
     pytest.mark.may_skip("no unshare"),
