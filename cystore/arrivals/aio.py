@@ -178,7 +178,7 @@ class AsyncStore:
         """Whether a message can be read now. If it is appended and not dispatched, a thread helps to dispatch."""
         parts = self._store._attached()
         slot = parts.control.find_queue(topic, queue_id)
-        if slot < 0 or parts.control.queue_next(slot) <= queue_offset:
+        if slot < 0 or parts.control.queue_end(slot) <= queue_offset:
             return False
         if parts.reader.end_of(slot) <= queue_offset:
             await self._in_thread(parts.reader.help_dispatch)

@@ -176,7 +176,7 @@ class QueueWatch:
         control, reader = parts.control, parts.reader
         with self._lock:
             self._follow(parts)
-            following = control.queue_next
+            following = control.queue_end
             moved = [slot for slot, queue in self._queues.items() if following(slot) > queue.least]
         if not moved:
             return 0, False

@@ -314,7 +314,7 @@ class Consumer:
         tags, chosen = (self._tags, self._filter) if own else (None, None)
         for _ in range(LOOKS_AT_ONCE):
             at = queue.next_offset
-            if control.queue_next(queue.slot) == at and control.queue_minimum(queue.slot) <= at:
+            if control.queue_end(queue.slot) == at and control.queue_minimum(queue.slot) <= at:
                 return
             try:
                 result = self._store.get(topic, queue_id, at, PULL_COUNT, tags=tags, filter=chosen)

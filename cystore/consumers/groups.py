@@ -147,7 +147,7 @@ class Groups:
         for (topic, of, queue_id), offset, slot in zip(table.keys, offsets, found.slots(), strict=False):
             if of != group or offset == NO_OFFSET or queue_id < 0:
                 continue
-            end = control.queue_next(slot) if slot >= 0 else 0
+            end = control.queue_end(slot) if slot >= 0 else 0
             minimum = control.queue_minimum(slot) if slot >= 0 else 0
             rows.append(QueueLag(topic, queue_id, offset, minimum, end, max(end - max(offset, minimum), 0)))
         return sorted(rows)
@@ -156,7 +156,7 @@ class Groups:
         """The number of messages that each group has still to get, over all its queues, by group. One pass over the
         table: 8,000 queues take a few milliseconds."""
         found = self._table()
-        following, minimum = found.parts.control.queue_next, found.parts.control.queue_minimum
+        following, minimum = found.parts.control.queue_end, found.parts.control.queue_minimum
         totals: dict[str, int] = {}
         offsets = found.table.offsets()
         for (_, group, queue_id), offset, slot in zip(found.table.keys, offsets, found.slots(), strict=False):
@@ -191,7 +191,7 @@ class Groups:
         key, offset = _key(topic, group, queue_id), whole("offset", offset, 0, OFFSET_MAX, StoreConfigError)
         found = self._writable()
         slot = found.parts.control.find_queue(key[0], key[2])
-        end = found.parts.control.queue_next(slot) if slot >= 0 else 0
+        end = found.parts.control.queue_end(slot) if slot >= 0 else 0
         if offset > end:
             raise OffsetError(
                 f"group {group} cannot stand at {offset} in {topic}/{queue_id}: the queue ends at {end}",
@@ -237,10 +237,10 @@ class Groups:
         if to == FIRST:
             return control.queue_minimum(slot)
         if to == LAST:
-            return control.queue_next(slot)
+            return control.queue_end(slot)
         assert isinstance(to, int)
         if to > clock.now_ms(control):
-            return control.queue_next(slot)
+            return control.queue_end(slot)
         return found.parts.reader.offset_by_time(topic, queue_id, to)
 
     def remove(self, group: str) -> int:
@@ -327,7 +327,7 @@ def _behind(found: GroupTable, topic: str, queue_id: int, result: GetResult) -> 
     else:
         return Behind() if result.status is GetStatus.OFFSET_OVERFLOW_ONE else None
     slot = parts.control.find_queue(topic, queue_id)
-    messages = max(parts.control.queue_next(slot) - result.next_offset, 0)
+    messages = max(parts.control.queue_end(slot) - result.next_offset, 0)
     if messages == 0:
         return Behind()
     age_ms = clock.now_ms(parts.control) - stored_ms

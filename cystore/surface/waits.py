@@ -39,7 +39,7 @@ class StoreWaits(ABC):
             control, seen = parts.control, parts.control.append_seq
             slot = control.find_queue(name, queue_id)
             # Before the message is appended, a dispatch would only give this reader the work for other topics.
-            appended = slot >= 0 and control.queue_next(slot) > queue_offset
+            appended = slot >= 0 and control.queue_end(slot) > queue_offset
             if appended:
                 parts.reader.help_dispatch()
                 if parts.reader.end_of(slot) > queue_offset:
@@ -59,7 +59,7 @@ class StoreWaits(ABC):
         name, queue_id = any_text("topic", topic), whole("queue_id", queue_id, 0, INT32_MAX)
         control = self._attached().control
         slot = control.find_queue(name, queue_id)
-        return control.queue_next(slot) if slot >= 0 else 0
+        return control.queue_end(slot) if slot >= 0 else 0
 
     @property
     def wrote_position(self) -> int:

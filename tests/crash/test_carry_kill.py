@@ -90,30 +90,32 @@ def deliver_in_time(process, clock):
     assert process.do("store.deliver()") == 0
 
 
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("survivors", [True, False], ids=["somebody lives", "everybody died"])
-@pytest.mark.parametrize(
-    "place", [pytest.param(p, marks=() if p in IN_EVERY_RUN else pytest.mark.slow) for p in PLACES]
-)
-def test_i9_a_kill_while_carrying(path, rng, turned, build_environment, place, survivors):
-    environment = {
-        **build_environment("failpoints"),
-        "CYSTORE_FAILPOINT": f"{place}:{rng.randrange(1, PLACES[place] + 1)}",
-    }
-    with contextlib.ExitStack() as stack:
-        keeper = stack.enter_context(Process(turned.environment({**os.environ})))
-        keeper.do("dues = {}\n" + FILL, path=str(path), settings=DELAYED, count=COUNT)
-        victim = stack.enter_context(Process(turned.environment(environment)))
-        if not survivors:
-            keeper.do("store.close()")
+def kill_a_carrier(path, clock, environment):
+    """A process opens the store; three hours later it cleans, and is killed at the place that it is armed with."""
+    with Process(clock.environment(environment)) as victim:
         victim.send(OPEN, path=str(path), settings=DELAYED)
-        turned.passed_ms += 3 * HOUR_MS
+        clock.passed_ms += 3 * HOUR_MS
         victim.send(CLEAN)
         with contextlib.suppress(EOFError):
             victim.answer()
         with pytest.raises(EOFError):
             victim.answer()
         assert victim.wait() == -signal.SIGKILL
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("survivors", [True, False], ids=["somebody lives", "everybody died"])
+@pytest.mark.parametrize(
+    "place", [pytest.param(p, marks=() if p in IN_EVERY_RUN else pytest.mark.slow) for p in PLACES]
+)
+def test_i9_a_kill_while_carrying(path, rng, turned, build_environment, place, survivors):
+    failpoint = f"{place}:{rng.randrange(1, PLACES[place] + 1)}"
+    with contextlib.ExitStack() as stack:
+        keeper = stack.enter_context(Process(turned.environment({**os.environ})))
+        keeper.do("dues = {}\n" + FILL, path=str(path), settings=DELAYED, count=COUNT)
+        if not survivors:
+            keeper.do("store.close()")
+        kill_a_carrier(path, turned, {**build_environment("failpoints"), "CYSTORE_FAILPOINT": failpoint})
         if not survivors:
             keeper.do("store = cystore.open(path, **settings)")
         keeper.do("store.dispatch(); store.flush(); store.clean()")
@@ -129,6 +131,22 @@ def test_i9_a_kill_while_carrying(path, rng, turned, build_environment, place, s
         assert keeper.do("early") == []
         keeper.do("store.close()")
     check_closed(path, DELAYED)
+    after_kills(path, DELAYED)
+
+
+@pytest.mark.parametrize("passed", [1, pytest.param(30, marks=pytest.mark.slow)])
+def test_i9_a_killed_batch_counts_before_it_is_dispatched(path, turned, build_environment, passed):
+    """The killed carrier published its whole batch, and few queues count it. A carrier that looks for the last message
+    of a run has to see them all, or later ones get before earlier ones."""
+    with contextlib.ExitStack() as stack:
+        keeper = stack.enter_context(Process(turned.environment({**os.environ})))
+        keeper.do("dues = {}\n" + FILL, path=str(path), settings=DELAYED, count=COUNT)
+        environment = {**build_environment("failpoints"), "CYSTORE_FAILPOINT": f"append.next_set:{passed}"}
+        kill_a_carrier(path, turned, environment)
+        keeper.do("parts = store._attached(); parts.delivered.settle()")
+        assert keeper.do("parts.control.dispatched < parts.control.wrote")
+        assert keeper.do("sum(store.stats()['delayed'].values())") == COUNT
+        keeper.do("store.close()")
     after_kills(path, DELAYED)
 
 

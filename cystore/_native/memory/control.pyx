@@ -291,6 +291,13 @@ cdef class Control(ControlFields):
         topic = (<const char*>&entry.topic[0])[:min(entry.topic_bytes, TOPIC_BYTES_MAX)].decode("utf-8", "replace")
         return (topic, entry.queue_id, load_i64(&entry.next), load_i64(&entry.dispatched), load_i64(&entry.minimum))
 
+    def queue_end(self, int64_t slot):
+        """The queue offset behind the last message: `next`, but never below what dispatch has entered. An append sets
+        `next` after it published its messages, and one that was killed there never did: the next append does."""
+        cdef queue_entry* entry = self.slot_at(slot)
+        cdef int64_t dispatched = load_i64(&entry.dispatched)
+        return max(load_i64(&entry.next), dispatched)
+
     def wait_queue(self, int64_t slot, int64_t queue_offset, int64_t timeout_ms):
         """Sleeps until a queue's next offset is beyond `queue_offset`, at most `timeout_ms`; it may return early.
         Signals are handled. Not for a handle for reading only."""

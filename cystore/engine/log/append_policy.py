@@ -86,6 +86,17 @@ def _follow(control: Control, segment: MappedFile, begin: int, end: int) -> None
         at += message.size_bytes
 
 
+def repair_dead_append(control: Control) -> None:
+    """Repairs the append that a killed process left, if there is one. A live process ends its own append."""
+    if control.intent is not None and not control.read_only:
+        undisturbed(partial(_repair_if_free, control))
+
+
+def _repair_if_free(control: Control) -> None:
+    with control.held_if_free("append"):
+        pass  # entering repairs
+
+
 def refuse_by_flags(flags: int, path: Path, master: Callable[[], str]) -> None:
     """Raises StoreIsSlaveError or StoreNotWritableError if a flag of the control block forbids puts."""
     if flags & FLAGS["FLAG_SLAVE"][0]:

@@ -229,10 +229,10 @@ class Carrier:
     def _last_due(self, queue_id: int, now_ms: int) -> int:
         """When the last message of a run is due; 0 where none waits."""
         slot = self._control.find_queue(SCHEDULE_TOPIC, queue_id)
-        if slot < 0 or self._progress.offset(slot) >= self._control.queue_next(slot):
+        if slot < 0 or self._progress.offset(slot) >= self._control.queue_end(slot):
             return 0
         queue = self._queues.get(slot)
-        if queue.max_offset < self._control.queue_next(slot):
+        if queue.max_offset < self._control.queue_end(slot):
             raise _NotDispatched
         at = queue.previous_message(self._progress.offset(slot), queue.max_offset)
         head = None if at is None else self._waiting_queues.head(queue, at)

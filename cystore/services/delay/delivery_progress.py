@@ -26,6 +26,7 @@ from cystore._native.system.failpoint import failpoint
 from cystore.clock import monotonic_s
 from cystore.derived.files.consume_queue import ConsumeQueues
 from cystore.derived.files.offsets import DelayOffsets, read_delay_offsets, write_delay_offsets
+from cystore.engine.log.append_policy import repair_dead_append
 from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import CorruptRecordError, OffsetError, StoreFormatError, StoreFullError
 from cystore.layout import CONSTANTS, FLAGS, SCHEDULE_TOPIC
@@ -102,7 +103,7 @@ class DeliveryProgress:
         counted as such."""
         waiting: Counter[int] = Counter()
         for queue_id, slot in self.slots().items():
-            waiting[level_of(queue_id)] += max(self._control.queue_next(slot) - self.offset(slot), 0)
+            waiting[level_of(queue_id)] += max(self._control.queue_end(slot) - self.offset(slot), 0)
         return {level: count for level, count in sorted(waiting.items()) if count}
 
     def first_needed(self) -> int:
@@ -162,6 +163,7 @@ class DeliveryProgress:
         shared, control = self.shared, self._control
         if not self._has_uncounted:
             return True
+        repair_dead_append(control)  # else the queues do not count its messages yet
         slave = control.flags & FLAG_SLAVE
         end = control.wrote
         shared.position = max(shared.position, control.min_physical_offset)
@@ -262,7 +264,7 @@ class DeliveryProgress:
         except ValueError:
             return None
         slot = self.slots().get(queue_id)
-        if slot is None or not self.offset(slot) <= queue_offset < self._control.queue_next(slot):
+        if slot is None or not self.offset(slot) <= queue_offset < self._control.queue_end(slot):
             return None
         try:
             source = self._commit_log.read(physical_offset)

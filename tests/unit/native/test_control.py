@@ -241,7 +241,13 @@ def test_queue_is_found_by_topic_and_id_only(control):
 @pytest.mark.parametrize("slot", [-1, 1, 1000, 2**40])
 def test_slot_that_is_not_there_is_an_error(control, slot):
     control.add_queue("T", 0)
-    for ask in (control.queue, control.queue_next, control.queue_minimum, control.queue_allocated):
+    for ask in (
+        control.queue,
+        control.queue_next,
+        control.queue_end,
+        control.queue_minimum,
+        control.queue_allocated,
+    ):
         with pytest.raises(IndexError):
             ask(slot)
 
