@@ -145,49 +145,113 @@ static inline void store_be64(uint8_t *p, uint64_t v) {
 #define RECORD_PHYSICAL_OFFSET_AT 28
 #define RECORD_SYS_FLAG_AT 36
 #define RECORD_BORN_TIMESTAMP_AT 40
-static inline int32_t record_total_size(const uint8_t *p) { return (int32_t)load_be32(p + RECORD_TOTAL_SIZE_AT); }
-static inline void record_set_total_size(uint8_t *p, int32_t v) { store_be32(p + RECORD_TOTAL_SIZE_AT, (uint32_t)v); }
-static inline uint32_t record_magic(const uint8_t *p) { return (uint32_t)load_be32(p + RECORD_MAGIC_AT); }
-static inline void record_set_magic(uint8_t *p, uint32_t v) { store_be32(p + RECORD_MAGIC_AT, (uint32_t)v); }
-static inline uint32_t record_checksum_field(const uint8_t *p) { return (uint32_t)load_be32(p + RECORD_CHECKSUM_FIELD_AT); }
-static inline void record_set_checksum_field(uint8_t *p, uint32_t v) { store_be32(p + RECORD_CHECKSUM_FIELD_AT, (uint32_t)v); }
-static inline int32_t record_queue_id(const uint8_t *p) { return (int32_t)load_be32(p + RECORD_QUEUE_ID_AT); }
-static inline void record_set_queue_id(uint8_t *p, int32_t v) { store_be32(p + RECORD_QUEUE_ID_AT, (uint32_t)v); }
-static inline int32_t record_flag(const uint8_t *p) { return (int32_t)load_be32(p + RECORD_FLAG_AT); }
-static inline void record_set_flag(uint8_t *p, int32_t v) { store_be32(p + RECORD_FLAG_AT, (uint32_t)v); }
-static inline int64_t record_queue_offset(const uint8_t *p) { return (int64_t)load_be64(p + RECORD_QUEUE_OFFSET_AT); }
-static inline void record_set_queue_offset(uint8_t *p, int64_t v) { store_be64(p + RECORD_QUEUE_OFFSET_AT, (uint64_t)v); }
-static inline int64_t record_physical_offset(const uint8_t *p) { return (int64_t)load_be64(p + RECORD_PHYSICAL_OFFSET_AT); }
-static inline void record_set_physical_offset(uint8_t *p, int64_t v) { store_be64(p + RECORD_PHYSICAL_OFFSET_AT, (uint64_t)v); }
-static inline int32_t record_sys_flag(const uint8_t *p) { return (int32_t)load_be32(p + RECORD_SYS_FLAG_AT); }
-static inline void record_set_sys_flag(uint8_t *p, int32_t v) { store_be32(p + RECORD_SYS_FLAG_AT, (uint32_t)v); }
-static inline int64_t record_born_timestamp(const uint8_t *p) { return (int64_t)load_be64(p + RECORD_BORN_TIMESTAMP_AT); }
-static inline void record_set_born_timestamp(uint8_t *p, int64_t v) { store_be64(p + RECORD_BORN_TIMESTAMP_AT, (uint64_t)v); }
+static inline int32_t record_total_size(const uint8_t *p) {
+    return (int32_t)load_be32(p + RECORD_TOTAL_SIZE_AT);
+}
+static inline void record_set_total_size(uint8_t *p, int32_t v) {
+    store_be32(p + RECORD_TOTAL_SIZE_AT, (uint32_t)v);
+}
+static inline uint32_t record_magic(const uint8_t *p) {
+    return (uint32_t)load_be32(p + RECORD_MAGIC_AT);
+}
+static inline void record_set_magic(uint8_t *p, uint32_t v) {
+    store_be32(p + RECORD_MAGIC_AT, (uint32_t)v);
+}
+static inline uint32_t record_checksum_field(const uint8_t *p) {
+    return (uint32_t)load_be32(p + RECORD_CHECKSUM_FIELD_AT);
+}
+static inline void record_set_checksum_field(uint8_t *p, uint32_t v) {
+    store_be32(p + RECORD_CHECKSUM_FIELD_AT, (uint32_t)v);
+}
+static inline int32_t record_queue_id(const uint8_t *p) {
+    return (int32_t)load_be32(p + RECORD_QUEUE_ID_AT);
+}
+static inline void record_set_queue_id(uint8_t *p, int32_t v) {
+    store_be32(p + RECORD_QUEUE_ID_AT, (uint32_t)v);
+}
+static inline int32_t record_flag(const uint8_t *p) {
+    return (int32_t)load_be32(p + RECORD_FLAG_AT);
+}
+static inline void record_set_flag(uint8_t *p, int32_t v) {
+    store_be32(p + RECORD_FLAG_AT, (uint32_t)v);
+}
+static inline int64_t record_queue_offset(const uint8_t *p) {
+    return (int64_t)load_be64(p + RECORD_QUEUE_OFFSET_AT);
+}
+static inline void record_set_queue_offset(uint8_t *p, int64_t v) {
+    store_be64(p + RECORD_QUEUE_OFFSET_AT, (uint64_t)v);
+}
+static inline int64_t record_physical_offset(const uint8_t *p) {
+    return (int64_t)load_be64(p + RECORD_PHYSICAL_OFFSET_AT);
+}
+static inline void record_set_physical_offset(uint8_t *p, int64_t v) {
+    store_be64(p + RECORD_PHYSICAL_OFFSET_AT, (uint64_t)v);
+}
+static inline int32_t record_sys_flag(const uint8_t *p) {
+    return (int32_t)load_be32(p + RECORD_SYS_FLAG_AT);
+}
+static inline void record_set_sys_flag(uint8_t *p, int32_t v) {
+    store_be32(p + RECORD_SYS_FLAG_AT, (uint32_t)v);
+}
+static inline int64_t record_born_timestamp(const uint8_t *p) {
+    return (int64_t)load_be64(p + RECORD_BORN_TIMESTAMP_AT);
+}
+static inline void record_set_born_timestamp(uint8_t *p, int64_t v) {
+    store_be64(p + RECORD_BORN_TIMESTAMP_AT, (uint64_t)v);
+}
 
 /* Consume queue entry */
 #define QUEUE_ENTRY_DISK_PHYSICAL_OFFSET_AT 0
 #define QUEUE_ENTRY_DISK_SIZE_AT 8
 #define QUEUE_ENTRY_DISK_TAGS_CODE_AT 12
-static inline int64_t queue_entry_disk_physical_offset(const uint8_t *p) { return (int64_t)load_be64(p + QUEUE_ENTRY_DISK_PHYSICAL_OFFSET_AT); }
-static inline void queue_entry_disk_set_physical_offset(uint8_t *p, int64_t v) { store_be64(p + QUEUE_ENTRY_DISK_PHYSICAL_OFFSET_AT, (uint64_t)v); }
-static inline int32_t queue_entry_disk_size(const uint8_t *p) { return (int32_t)load_be32(p + QUEUE_ENTRY_DISK_SIZE_AT); }
-static inline void queue_entry_disk_set_size(uint8_t *p, int32_t v) { store_be32(p + QUEUE_ENTRY_DISK_SIZE_AT, (uint32_t)v); }
-static inline int64_t queue_entry_disk_tags_code(const uint8_t *p) { return (int64_t)load_be64(p + QUEUE_ENTRY_DISK_TAGS_CODE_AT); }
-static inline void queue_entry_disk_set_tags_code(uint8_t *p, int64_t v) { store_be64(p + QUEUE_ENTRY_DISK_TAGS_CODE_AT, (uint64_t)v); }
+static inline int64_t queue_entry_disk_physical_offset(const uint8_t *p) {
+    return (int64_t)load_be64(p + QUEUE_ENTRY_DISK_PHYSICAL_OFFSET_AT);
+}
+static inline void queue_entry_disk_set_physical_offset(uint8_t *p, int64_t v) {
+    store_be64(p + QUEUE_ENTRY_DISK_PHYSICAL_OFFSET_AT, (uint64_t)v);
+}
+static inline int32_t queue_entry_disk_size(const uint8_t *p) {
+    return (int32_t)load_be32(p + QUEUE_ENTRY_DISK_SIZE_AT);
+}
+static inline void queue_entry_disk_set_size(uint8_t *p, int32_t v) {
+    store_be32(p + QUEUE_ENTRY_DISK_SIZE_AT, (uint32_t)v);
+}
+static inline int64_t queue_entry_disk_tags_code(const uint8_t *p) {
+    return (int64_t)load_be64(p + QUEUE_ENTRY_DISK_TAGS_CODE_AT);
+}
+static inline void queue_entry_disk_set_tags_code(uint8_t *p, int64_t v) {
+    store_be64(p + QUEUE_ENTRY_DISK_TAGS_CODE_AT, (uint64_t)v);
+}
 
 /* Unit of an extended consume queue; the bitmap follows at 20 */
 #define EXT_UNIT_SIZE_AT 0
 #define EXT_UNIT_TAGS_CODE_AT 2
 #define EXT_UNIT_STORE_TIMESTAMP_AT 10
 #define EXT_UNIT_BITMAP_BYTES_AT 18
-static inline int16_t ext_unit_size(const uint8_t *p) { return (int16_t)load_be16(p + EXT_UNIT_SIZE_AT); }
-static inline void ext_unit_set_size(uint8_t *p, int16_t v) { store_be16(p + EXT_UNIT_SIZE_AT, (uint16_t)v); }
-static inline int64_t ext_unit_tags_code(const uint8_t *p) { return (int64_t)load_be64(p + EXT_UNIT_TAGS_CODE_AT); }
-static inline void ext_unit_set_tags_code(uint8_t *p, int64_t v) { store_be64(p + EXT_UNIT_TAGS_CODE_AT, (uint64_t)v); }
-static inline int64_t ext_unit_store_timestamp(const uint8_t *p) { return (int64_t)load_be64(p + EXT_UNIT_STORE_TIMESTAMP_AT); }
-static inline void ext_unit_set_store_timestamp(uint8_t *p, int64_t v) { store_be64(p + EXT_UNIT_STORE_TIMESTAMP_AT, (uint64_t)v); }
-static inline int16_t ext_unit_bitmap_bytes(const uint8_t *p) { return (int16_t)load_be16(p + EXT_UNIT_BITMAP_BYTES_AT); }
-static inline void ext_unit_set_bitmap_bytes(uint8_t *p, int16_t v) { store_be16(p + EXT_UNIT_BITMAP_BYTES_AT, (uint16_t)v); }
+static inline int16_t ext_unit_size(const uint8_t *p) {
+    return (int16_t)load_be16(p + EXT_UNIT_SIZE_AT);
+}
+static inline void ext_unit_set_size(uint8_t *p, int16_t v) {
+    store_be16(p + EXT_UNIT_SIZE_AT, (uint16_t)v);
+}
+static inline int64_t ext_unit_tags_code(const uint8_t *p) {
+    return (int64_t)load_be64(p + EXT_UNIT_TAGS_CODE_AT);
+}
+static inline void ext_unit_set_tags_code(uint8_t *p, int64_t v) {
+    store_be64(p + EXT_UNIT_TAGS_CODE_AT, (uint64_t)v);
+}
+static inline int64_t ext_unit_store_timestamp(const uint8_t *p) {
+    return (int64_t)load_be64(p + EXT_UNIT_STORE_TIMESTAMP_AT);
+}
+static inline void ext_unit_set_store_timestamp(uint8_t *p, int64_t v) {
+    store_be64(p + EXT_UNIT_STORE_TIMESTAMP_AT, (uint64_t)v);
+}
+static inline int16_t ext_unit_bitmap_bytes(const uint8_t *p) {
+    return (int16_t)load_be16(p + EXT_UNIT_BITMAP_BYTES_AT);
+}
+static inline void ext_unit_set_bitmap_bytes(uint8_t *p, int16_t v) {
+    store_be16(p + EXT_UNIT_BITMAP_BYTES_AT, (uint16_t)v);
+}
 
 /* Index file header */
 #define INDEX_HEADER_BEGIN_TIMESTAMP_AT 0
@@ -196,32 +260,72 @@ static inline void ext_unit_set_bitmap_bytes(uint8_t *p, int16_t v) { store_be16
 #define INDEX_HEADER_END_PHYSICAL_OFFSET_AT 24
 #define INDEX_HEADER_USED_SLOTS_AT 32
 #define INDEX_HEADER_NEXT_ENTRY_AT 36
-static inline int64_t index_header_begin_timestamp(const uint8_t *p) { return (int64_t)load_be64(p + INDEX_HEADER_BEGIN_TIMESTAMP_AT); }
-static inline void index_header_set_begin_timestamp(uint8_t *p, int64_t v) { store_be64(p + INDEX_HEADER_BEGIN_TIMESTAMP_AT, (uint64_t)v); }
-static inline int64_t index_header_end_timestamp(const uint8_t *p) { return (int64_t)load_be64(p + INDEX_HEADER_END_TIMESTAMP_AT); }
-static inline void index_header_set_end_timestamp(uint8_t *p, int64_t v) { store_be64(p + INDEX_HEADER_END_TIMESTAMP_AT, (uint64_t)v); }
-static inline int64_t index_header_begin_physical_offset(const uint8_t *p) { return (int64_t)load_be64(p + INDEX_HEADER_BEGIN_PHYSICAL_OFFSET_AT); }
-static inline void index_header_set_begin_physical_offset(uint8_t *p, int64_t v) { store_be64(p + INDEX_HEADER_BEGIN_PHYSICAL_OFFSET_AT, (uint64_t)v); }
-static inline int64_t index_header_end_physical_offset(const uint8_t *p) { return (int64_t)load_be64(p + INDEX_HEADER_END_PHYSICAL_OFFSET_AT); }
-static inline void index_header_set_end_physical_offset(uint8_t *p, int64_t v) { store_be64(p + INDEX_HEADER_END_PHYSICAL_OFFSET_AT, (uint64_t)v); }
-static inline int32_t index_header_used_slots(const uint8_t *p) { return (int32_t)load_be32(p + INDEX_HEADER_USED_SLOTS_AT); }
-static inline void index_header_set_used_slots(uint8_t *p, int32_t v) { store_be32(p + INDEX_HEADER_USED_SLOTS_AT, (uint32_t)v); }
-static inline int32_t index_header_next_entry(const uint8_t *p) { return (int32_t)load_be32(p + INDEX_HEADER_NEXT_ENTRY_AT); }
-static inline void index_header_set_next_entry(uint8_t *p, int32_t v) { store_be32(p + INDEX_HEADER_NEXT_ENTRY_AT, (uint32_t)v); }
+static inline int64_t index_header_begin_timestamp(const uint8_t *p) {
+    return (int64_t)load_be64(p + INDEX_HEADER_BEGIN_TIMESTAMP_AT);
+}
+static inline void index_header_set_begin_timestamp(uint8_t *p, int64_t v) {
+    store_be64(p + INDEX_HEADER_BEGIN_TIMESTAMP_AT, (uint64_t)v);
+}
+static inline int64_t index_header_end_timestamp(const uint8_t *p) {
+    return (int64_t)load_be64(p + INDEX_HEADER_END_TIMESTAMP_AT);
+}
+static inline void index_header_set_end_timestamp(uint8_t *p, int64_t v) {
+    store_be64(p + INDEX_HEADER_END_TIMESTAMP_AT, (uint64_t)v);
+}
+static inline int64_t index_header_begin_physical_offset(const uint8_t *p) {
+    return (int64_t)load_be64(p + INDEX_HEADER_BEGIN_PHYSICAL_OFFSET_AT);
+}
+static inline void index_header_set_begin_physical_offset(uint8_t *p, int64_t v) {
+    store_be64(p + INDEX_HEADER_BEGIN_PHYSICAL_OFFSET_AT, (uint64_t)v);
+}
+static inline int64_t index_header_end_physical_offset(const uint8_t *p) {
+    return (int64_t)load_be64(p + INDEX_HEADER_END_PHYSICAL_OFFSET_AT);
+}
+static inline void index_header_set_end_physical_offset(uint8_t *p, int64_t v) {
+    store_be64(p + INDEX_HEADER_END_PHYSICAL_OFFSET_AT, (uint64_t)v);
+}
+static inline int32_t index_header_used_slots(const uint8_t *p) {
+    return (int32_t)load_be32(p + INDEX_HEADER_USED_SLOTS_AT);
+}
+static inline void index_header_set_used_slots(uint8_t *p, int32_t v) {
+    store_be32(p + INDEX_HEADER_USED_SLOTS_AT, (uint32_t)v);
+}
+static inline int32_t index_header_next_entry(const uint8_t *p) {
+    return (int32_t)load_be32(p + INDEX_HEADER_NEXT_ENTRY_AT);
+}
+static inline void index_header_set_next_entry(uint8_t *p, int32_t v) {
+    store_be32(p + INDEX_HEADER_NEXT_ENTRY_AT, (uint32_t)v);
+}
 
 /* Index entry */
 #define INDEX_ENTRY_KEY_HASH_AT 0
 #define INDEX_ENTRY_PHYSICAL_OFFSET_AT 4
 #define INDEX_ENTRY_SECONDS_AT 12
 #define INDEX_ENTRY_PREVIOUS_AT 16
-static inline int32_t index_entry_key_hash(const uint8_t *p) { return (int32_t)load_be32(p + INDEX_ENTRY_KEY_HASH_AT); }
-static inline void index_entry_set_key_hash(uint8_t *p, int32_t v) { store_be32(p + INDEX_ENTRY_KEY_HASH_AT, (uint32_t)v); }
-static inline int64_t index_entry_physical_offset(const uint8_t *p) { return (int64_t)load_be64(p + INDEX_ENTRY_PHYSICAL_OFFSET_AT); }
-static inline void index_entry_set_physical_offset(uint8_t *p, int64_t v) { store_be64(p + INDEX_ENTRY_PHYSICAL_OFFSET_AT, (uint64_t)v); }
-static inline int32_t index_entry_seconds(const uint8_t *p) { return (int32_t)load_be32(p + INDEX_ENTRY_SECONDS_AT); }
-static inline void index_entry_set_seconds(uint8_t *p, int32_t v) { store_be32(p + INDEX_ENTRY_SECONDS_AT, (uint32_t)v); }
-static inline int32_t index_entry_previous(const uint8_t *p) { return (int32_t)load_be32(p + INDEX_ENTRY_PREVIOUS_AT); }
-static inline void index_entry_set_previous(uint8_t *p, int32_t v) { store_be32(p + INDEX_ENTRY_PREVIOUS_AT, (uint32_t)v); }
+static inline int32_t index_entry_key_hash(const uint8_t *p) {
+    return (int32_t)load_be32(p + INDEX_ENTRY_KEY_HASH_AT);
+}
+static inline void index_entry_set_key_hash(uint8_t *p, int32_t v) {
+    store_be32(p + INDEX_ENTRY_KEY_HASH_AT, (uint32_t)v);
+}
+static inline int64_t index_entry_physical_offset(const uint8_t *p) {
+    return (int64_t)load_be64(p + INDEX_ENTRY_PHYSICAL_OFFSET_AT);
+}
+static inline void index_entry_set_physical_offset(uint8_t *p, int64_t v) {
+    store_be64(p + INDEX_ENTRY_PHYSICAL_OFFSET_AT, (uint64_t)v);
+}
+static inline int32_t index_entry_seconds(const uint8_t *p) {
+    return (int32_t)load_be32(p + INDEX_ENTRY_SECONDS_AT);
+}
+static inline void index_entry_set_seconds(uint8_t *p, int32_t v) {
+    store_be32(p + INDEX_ENTRY_SECONDS_AT, (uint32_t)v);
+}
+static inline int32_t index_entry_previous(const uint8_t *p) {
+    return (int32_t)load_be32(p + INDEX_ENTRY_PREVIOUS_AT);
+}
+static inline void index_entry_set_previous(uint8_t *p, int32_t v) {
+    store_be32(p + INDEX_ENTRY_PREVIOUS_AT, (uint32_t)v);
+}
 
 /* Checkpoint; what stands at 24 and after is zero in RocketMQ's own */
 #define CHECKPOINT_PHYSIC_TIMESTAMP_AT 0
@@ -238,34 +342,90 @@ static inline void index_entry_set_previous(uint8_t *p, int32_t v) { store_be32(
 #define CHECKPOINT_CLOCK_STOOD_MS_AT 88
 #define CHECKPOINT_CLOCK_KNOWN_MS_AT 96
 #define CHECKPOINT_CLOCK_CHECK_AT 104
-static inline int64_t checkpoint_physic_timestamp(const uint8_t *p) { return (int64_t)load_be64(p + CHECKPOINT_PHYSIC_TIMESTAMP_AT); }
-static inline void checkpoint_set_physic_timestamp(uint8_t *p, int64_t v) { store_be64(p + CHECKPOINT_PHYSIC_TIMESTAMP_AT, (uint64_t)v); }
-static inline int64_t checkpoint_logics_timestamp(const uint8_t *p) { return (int64_t)load_be64(p + CHECKPOINT_LOGICS_TIMESTAMP_AT); }
-static inline void checkpoint_set_logics_timestamp(uint8_t *p, int64_t v) { store_be64(p + CHECKPOINT_LOGICS_TIMESTAMP_AT, (uint64_t)v); }
-static inline int64_t checkpoint_index_timestamp(const uint8_t *p) { return (int64_t)load_be64(p + CHECKPOINT_INDEX_TIMESTAMP_AT); }
-static inline void checkpoint_set_index_timestamp(uint8_t *p, int64_t v) { store_be64(p + CHECKPOINT_INDEX_TIMESTAMP_AT, (uint64_t)v); }
-static inline int64_t checkpoint_watermark(const uint8_t *p) { return (int64_t)load_be64(p + CHECKPOINT_WATERMARK_AT); }
-static inline void checkpoint_set_watermark(uint8_t *p, int64_t v) { store_be64(p + CHECKPOINT_WATERMARK_AT, (uint64_t)v); }
-static inline int64_t checkpoint_last_record(const uint8_t *p) { return (int64_t)load_be64(p + CHECKPOINT_LAST_RECORD_AT); }
-static inline void checkpoint_set_last_record(uint8_t *p, int64_t v) { store_be64(p + CHECKPOINT_LAST_RECORD_AT, (uint64_t)v); }
-static inline uint32_t checkpoint_last_record_checksum(const uint8_t *p) { return (uint32_t)load_be32(p + CHECKPOINT_LAST_RECORD_CHECKSUM_AT); }
-static inline void checkpoint_set_last_record_checksum(uint8_t *p, uint32_t v) { store_be32(p + CHECKPOINT_LAST_RECORD_CHECKSUM_AT, (uint32_t)v); }
-static inline int64_t checkpoint_index_watermark(const uint8_t *p) { return (int64_t)load_be64(p + CHECKPOINT_INDEX_WATERMARK_AT); }
-static inline void checkpoint_set_index_watermark(uint8_t *p, int64_t v) { store_be64(p + CHECKPOINT_INDEX_WATERMARK_AT, (uint64_t)v); }
-static inline int64_t checkpoint_clock_boot(const uint8_t *p) { return (int64_t)load_be64(p + CHECKPOINT_CLOCK_BOOT_AT); }
-static inline void checkpoint_set_clock_boot(uint8_t *p, int64_t v) { store_be64(p + CHECKPOINT_CLOCK_BOOT_AT, (uint64_t)v); }
-static inline int64_t checkpoint_clock_offset_ms(const uint8_t *p) { return (int64_t)load_be64(p + CHECKPOINT_CLOCK_OFFSET_MS_AT); }
-static inline void checkpoint_set_clock_offset_ms(uint8_t *p, int64_t v) { store_be64(p + CHECKPOINT_CLOCK_OFFSET_MS_AT, (uint64_t)v); }
-static inline int64_t checkpoint_clock_seen_ms(const uint8_t *p) { return (int64_t)load_be64(p + CHECKPOINT_CLOCK_SEEN_MS_AT); }
-static inline void checkpoint_set_clock_seen_ms(uint8_t *p, int64_t v) { store_be64(p + CHECKPOINT_CLOCK_SEEN_MS_AT, (uint64_t)v); }
-static inline int64_t checkpoint_clock_seen_since_ms(const uint8_t *p) { return (int64_t)load_be64(p + CHECKPOINT_CLOCK_SEEN_SINCE_MS_AT); }
-static inline void checkpoint_set_clock_seen_since_ms(uint8_t *p, int64_t v) { store_be64(p + CHECKPOINT_CLOCK_SEEN_SINCE_MS_AT, (uint64_t)v); }
-static inline int64_t checkpoint_clock_stood_ms(const uint8_t *p) { return (int64_t)load_be64(p + CHECKPOINT_CLOCK_STOOD_MS_AT); }
-static inline void checkpoint_set_clock_stood_ms(uint8_t *p, int64_t v) { store_be64(p + CHECKPOINT_CLOCK_STOOD_MS_AT, (uint64_t)v); }
-static inline int64_t checkpoint_clock_known_ms(const uint8_t *p) { return (int64_t)load_be64(p + CHECKPOINT_CLOCK_KNOWN_MS_AT); }
-static inline void checkpoint_set_clock_known_ms(uint8_t *p, int64_t v) { store_be64(p + CHECKPOINT_CLOCK_KNOWN_MS_AT, (uint64_t)v); }
-static inline int64_t checkpoint_clock_check(const uint8_t *p) { return (int64_t)load_be64(p + CHECKPOINT_CLOCK_CHECK_AT); }
-static inline void checkpoint_set_clock_check(uint8_t *p, int64_t v) { store_be64(p + CHECKPOINT_CLOCK_CHECK_AT, (uint64_t)v); }
+static inline int64_t checkpoint_physic_timestamp(const uint8_t *p) {
+    return (int64_t)load_be64(p + CHECKPOINT_PHYSIC_TIMESTAMP_AT);
+}
+static inline void checkpoint_set_physic_timestamp(uint8_t *p, int64_t v) {
+    store_be64(p + CHECKPOINT_PHYSIC_TIMESTAMP_AT, (uint64_t)v);
+}
+static inline int64_t checkpoint_logics_timestamp(const uint8_t *p) {
+    return (int64_t)load_be64(p + CHECKPOINT_LOGICS_TIMESTAMP_AT);
+}
+static inline void checkpoint_set_logics_timestamp(uint8_t *p, int64_t v) {
+    store_be64(p + CHECKPOINT_LOGICS_TIMESTAMP_AT, (uint64_t)v);
+}
+static inline int64_t checkpoint_index_timestamp(const uint8_t *p) {
+    return (int64_t)load_be64(p + CHECKPOINT_INDEX_TIMESTAMP_AT);
+}
+static inline void checkpoint_set_index_timestamp(uint8_t *p, int64_t v) {
+    store_be64(p + CHECKPOINT_INDEX_TIMESTAMP_AT, (uint64_t)v);
+}
+static inline int64_t checkpoint_watermark(const uint8_t *p) {
+    return (int64_t)load_be64(p + CHECKPOINT_WATERMARK_AT);
+}
+static inline void checkpoint_set_watermark(uint8_t *p, int64_t v) {
+    store_be64(p + CHECKPOINT_WATERMARK_AT, (uint64_t)v);
+}
+static inline int64_t checkpoint_last_record(const uint8_t *p) {
+    return (int64_t)load_be64(p + CHECKPOINT_LAST_RECORD_AT);
+}
+static inline void checkpoint_set_last_record(uint8_t *p, int64_t v) {
+    store_be64(p + CHECKPOINT_LAST_RECORD_AT, (uint64_t)v);
+}
+static inline uint32_t checkpoint_last_record_checksum(const uint8_t *p) {
+    return (uint32_t)load_be32(p + CHECKPOINT_LAST_RECORD_CHECKSUM_AT);
+}
+static inline void checkpoint_set_last_record_checksum(uint8_t *p, uint32_t v) {
+    store_be32(p + CHECKPOINT_LAST_RECORD_CHECKSUM_AT, (uint32_t)v);
+}
+static inline int64_t checkpoint_index_watermark(const uint8_t *p) {
+    return (int64_t)load_be64(p + CHECKPOINT_INDEX_WATERMARK_AT);
+}
+static inline void checkpoint_set_index_watermark(uint8_t *p, int64_t v) {
+    store_be64(p + CHECKPOINT_INDEX_WATERMARK_AT, (uint64_t)v);
+}
+static inline int64_t checkpoint_clock_boot(const uint8_t *p) {
+    return (int64_t)load_be64(p + CHECKPOINT_CLOCK_BOOT_AT);
+}
+static inline void checkpoint_set_clock_boot(uint8_t *p, int64_t v) {
+    store_be64(p + CHECKPOINT_CLOCK_BOOT_AT, (uint64_t)v);
+}
+static inline int64_t checkpoint_clock_offset_ms(const uint8_t *p) {
+    return (int64_t)load_be64(p + CHECKPOINT_CLOCK_OFFSET_MS_AT);
+}
+static inline void checkpoint_set_clock_offset_ms(uint8_t *p, int64_t v) {
+    store_be64(p + CHECKPOINT_CLOCK_OFFSET_MS_AT, (uint64_t)v);
+}
+static inline int64_t checkpoint_clock_seen_ms(const uint8_t *p) {
+    return (int64_t)load_be64(p + CHECKPOINT_CLOCK_SEEN_MS_AT);
+}
+static inline void checkpoint_set_clock_seen_ms(uint8_t *p, int64_t v) {
+    store_be64(p + CHECKPOINT_CLOCK_SEEN_MS_AT, (uint64_t)v);
+}
+static inline int64_t checkpoint_clock_seen_since_ms(const uint8_t *p) {
+    return (int64_t)load_be64(p + CHECKPOINT_CLOCK_SEEN_SINCE_MS_AT);
+}
+static inline void checkpoint_set_clock_seen_since_ms(uint8_t *p, int64_t v) {
+    store_be64(p + CHECKPOINT_CLOCK_SEEN_SINCE_MS_AT, (uint64_t)v);
+}
+static inline int64_t checkpoint_clock_stood_ms(const uint8_t *p) {
+    return (int64_t)load_be64(p + CHECKPOINT_CLOCK_STOOD_MS_AT);
+}
+static inline void checkpoint_set_clock_stood_ms(uint8_t *p, int64_t v) {
+    store_be64(p + CHECKPOINT_CLOCK_STOOD_MS_AT, (uint64_t)v);
+}
+static inline int64_t checkpoint_clock_known_ms(const uint8_t *p) {
+    return (int64_t)load_be64(p + CHECKPOINT_CLOCK_KNOWN_MS_AT);
+}
+static inline void checkpoint_set_clock_known_ms(uint8_t *p, int64_t v) {
+    store_be64(p + CHECKPOINT_CLOCK_KNOWN_MS_AT, (uint64_t)v);
+}
+static inline int64_t checkpoint_clock_check(const uint8_t *p) {
+    return (int64_t)load_be64(p + CHECKPOINT_CLOCK_CHECK_AT);
+}
+static inline void checkpoint_set_clock_check(uint8_t *p, int64_t v) {
+    store_be64(p + CHECKPOINT_CLOCK_CHECK_AT, (uint64_t)v);
+}
 
 /* Manifest: one of the two slots of equal length in the file; the payload, JSON, follows at 32 */
 #define MANIFEST_SLOT_MAGIC_AT 0
@@ -273,16 +433,36 @@ static inline void checkpoint_set_clock_check(uint8_t *p, int64_t v) { store_be6
 #define MANIFEST_SLOT_SLOT_BYTES_AT 16
 #define MANIFEST_SLOT_PAYLOAD_BYTES_AT 20
 #define MANIFEST_SLOT_CHECKSUM_AT 24
-static inline uint64_t manifest_slot_magic(const uint8_t *p) { return (uint64_t)load_be64(p + MANIFEST_SLOT_MAGIC_AT); }
-static inline void manifest_slot_set_magic(uint8_t *p, uint64_t v) { store_be64(p + MANIFEST_SLOT_MAGIC_AT, (uint64_t)v); }
-static inline int64_t manifest_slot_sequence(const uint8_t *p) { return (int64_t)load_be64(p + MANIFEST_SLOT_SEQUENCE_AT); }
-static inline void manifest_slot_set_sequence(uint8_t *p, int64_t v) { store_be64(p + MANIFEST_SLOT_SEQUENCE_AT, (uint64_t)v); }
-static inline int32_t manifest_slot_slot_bytes(const uint8_t *p) { return (int32_t)load_be32(p + MANIFEST_SLOT_SLOT_BYTES_AT); }
-static inline void manifest_slot_set_slot_bytes(uint8_t *p, int32_t v) { store_be32(p + MANIFEST_SLOT_SLOT_BYTES_AT, (uint32_t)v); }
-static inline int32_t manifest_slot_payload_bytes(const uint8_t *p) { return (int32_t)load_be32(p + MANIFEST_SLOT_PAYLOAD_BYTES_AT); }
-static inline void manifest_slot_set_payload_bytes(uint8_t *p, int32_t v) { store_be32(p + MANIFEST_SLOT_PAYLOAD_BYTES_AT, (uint32_t)v); }
-static inline uint32_t manifest_slot_checksum(const uint8_t *p) { return (uint32_t)load_be32(p + MANIFEST_SLOT_CHECKSUM_AT); }
-static inline void manifest_slot_set_checksum(uint8_t *p, uint32_t v) { store_be32(p + MANIFEST_SLOT_CHECKSUM_AT, (uint32_t)v); }
+static inline uint64_t manifest_slot_magic(const uint8_t *p) {
+    return (uint64_t)load_be64(p + MANIFEST_SLOT_MAGIC_AT);
+}
+static inline void manifest_slot_set_magic(uint8_t *p, uint64_t v) {
+    store_be64(p + MANIFEST_SLOT_MAGIC_AT, (uint64_t)v);
+}
+static inline int64_t manifest_slot_sequence(const uint8_t *p) {
+    return (int64_t)load_be64(p + MANIFEST_SLOT_SEQUENCE_AT);
+}
+static inline void manifest_slot_set_sequence(uint8_t *p, int64_t v) {
+    store_be64(p + MANIFEST_SLOT_SEQUENCE_AT, (uint64_t)v);
+}
+static inline int32_t manifest_slot_slot_bytes(const uint8_t *p) {
+    return (int32_t)load_be32(p + MANIFEST_SLOT_SLOT_BYTES_AT);
+}
+static inline void manifest_slot_set_slot_bytes(uint8_t *p, int32_t v) {
+    store_be32(p + MANIFEST_SLOT_SLOT_BYTES_AT, (uint32_t)v);
+}
+static inline int32_t manifest_slot_payload_bytes(const uint8_t *p) {
+    return (int32_t)load_be32(p + MANIFEST_SLOT_PAYLOAD_BYTES_AT);
+}
+static inline void manifest_slot_set_payload_bytes(uint8_t *p, int32_t v) {
+    store_be32(p + MANIFEST_SLOT_PAYLOAD_BYTES_AT, (uint32_t)v);
+}
+static inline uint32_t manifest_slot_checksum(const uint8_t *p) {
+    return (uint32_t)load_be32(p + MANIFEST_SLOT_CHECKSUM_AT);
+}
+static inline void manifest_slot_set_checksum(uint8_t *p, uint32_t v) {
+    store_be32(p + MANIFEST_SLOT_CHECKSUM_AT, (uint32_t)v);
+}
 
 /* config/queueTable: header; the topics' names, each behind its length in a byte, and the rows follow */
 #define QUEUE_TABLE_HEADER_MAGIC_AT 0
@@ -296,28 +476,72 @@ static inline void manifest_slot_set_checksum(uint8_t *p, uint32_t v) { store_be
 #define QUEUE_TABLE_HEADER_TOPICS_AT 56
 #define QUEUE_TABLE_HEADER_QUEUES_AT 60
 #define QUEUE_TABLE_HEADER_CHECKSUM_AT 64
-static inline uint64_t queue_table_header_magic(const uint8_t *p) { return (uint64_t)load_be64(p + QUEUE_TABLE_HEADER_MAGIC_AT); }
-static inline void queue_table_header_set_magic(uint8_t *p, uint64_t v) { store_be64(p + QUEUE_TABLE_HEADER_MAGIC_AT, (uint64_t)v); }
-static inline int64_t queue_table_header_begin(const uint8_t *p) { return (int64_t)load_be64(p + QUEUE_TABLE_HEADER_BEGIN_AT); }
-static inline void queue_table_header_set_begin(uint8_t *p, int64_t v) { store_be64(p + QUEUE_TABLE_HEADER_BEGIN_AT, (uint64_t)v); }
-static inline int64_t queue_table_header_end(const uint8_t *p) { return (int64_t)load_be64(p + QUEUE_TABLE_HEADER_END_AT); }
-static inline void queue_table_header_set_end(uint8_t *p, int64_t v) { store_be64(p + QUEUE_TABLE_HEADER_END_AT, (uint64_t)v); }
-static inline int64_t queue_table_header_last_record(const uint8_t *p) { return (int64_t)load_be64(p + QUEUE_TABLE_HEADER_LAST_RECORD_AT); }
-static inline void queue_table_header_set_last_record(uint8_t *p, int64_t v) { store_be64(p + QUEUE_TABLE_HEADER_LAST_RECORD_AT, (uint64_t)v); }
-static inline uint32_t queue_table_header_last_record_checksum(const uint8_t *p) { return (uint32_t)load_be32(p + QUEUE_TABLE_HEADER_LAST_RECORD_CHECKSUM_AT); }
-static inline void queue_table_header_set_last_record_checksum(uint8_t *p, uint32_t v) { store_be32(p + QUEUE_TABLE_HEADER_LAST_RECORD_CHECKSUM_AT, (uint32_t)v); }
-static inline int32_t queue_table_header_queue_file_bytes(const uint8_t *p) { return (int32_t)load_be32(p + QUEUE_TABLE_HEADER_QUEUE_FILE_BYTES_AT); }
-static inline void queue_table_header_set_queue_file_bytes(uint8_t *p, int32_t v) { store_be32(p + QUEUE_TABLE_HEADER_QUEUE_FILE_BYTES_AT, (uint32_t)v); }
-static inline uint64_t queue_table_header_offsets_mark(const uint8_t *p) { return (uint64_t)load_be64(p + QUEUE_TABLE_HEADER_OFFSETS_MARK_AT); }
-static inline void queue_table_header_set_offsets_mark(uint8_t *p, uint64_t v) { store_be64(p + QUEUE_TABLE_HEADER_OFFSETS_MARK_AT, (uint64_t)v); }
-static inline uint64_t queue_table_header_folders_mark(const uint8_t *p) { return (uint64_t)load_be64(p + QUEUE_TABLE_HEADER_FOLDERS_MARK_AT); }
-static inline void queue_table_header_set_folders_mark(uint8_t *p, uint64_t v) { store_be64(p + QUEUE_TABLE_HEADER_FOLDERS_MARK_AT, (uint64_t)v); }
-static inline int32_t queue_table_header_topics(const uint8_t *p) { return (int32_t)load_be32(p + QUEUE_TABLE_HEADER_TOPICS_AT); }
-static inline void queue_table_header_set_topics(uint8_t *p, int32_t v) { store_be32(p + QUEUE_TABLE_HEADER_TOPICS_AT, (uint32_t)v); }
-static inline int32_t queue_table_header_queues(const uint8_t *p) { return (int32_t)load_be32(p + QUEUE_TABLE_HEADER_QUEUES_AT); }
-static inline void queue_table_header_set_queues(uint8_t *p, int32_t v) { store_be32(p + QUEUE_TABLE_HEADER_QUEUES_AT, (uint32_t)v); }
-static inline uint32_t queue_table_header_checksum(const uint8_t *p) { return (uint32_t)load_be32(p + QUEUE_TABLE_HEADER_CHECKSUM_AT); }
-static inline void queue_table_header_set_checksum(uint8_t *p, uint32_t v) { store_be32(p + QUEUE_TABLE_HEADER_CHECKSUM_AT, (uint32_t)v); }
+static inline uint64_t queue_table_header_magic(const uint8_t *p) {
+    return (uint64_t)load_be64(p + QUEUE_TABLE_HEADER_MAGIC_AT);
+}
+static inline void queue_table_header_set_magic(uint8_t *p, uint64_t v) {
+    store_be64(p + QUEUE_TABLE_HEADER_MAGIC_AT, (uint64_t)v);
+}
+static inline int64_t queue_table_header_begin(const uint8_t *p) {
+    return (int64_t)load_be64(p + QUEUE_TABLE_HEADER_BEGIN_AT);
+}
+static inline void queue_table_header_set_begin(uint8_t *p, int64_t v) {
+    store_be64(p + QUEUE_TABLE_HEADER_BEGIN_AT, (uint64_t)v);
+}
+static inline int64_t queue_table_header_end(const uint8_t *p) {
+    return (int64_t)load_be64(p + QUEUE_TABLE_HEADER_END_AT);
+}
+static inline void queue_table_header_set_end(uint8_t *p, int64_t v) {
+    store_be64(p + QUEUE_TABLE_HEADER_END_AT, (uint64_t)v);
+}
+static inline int64_t queue_table_header_last_record(const uint8_t *p) {
+    return (int64_t)load_be64(p + QUEUE_TABLE_HEADER_LAST_RECORD_AT);
+}
+static inline void queue_table_header_set_last_record(uint8_t *p, int64_t v) {
+    store_be64(p + QUEUE_TABLE_HEADER_LAST_RECORD_AT, (uint64_t)v);
+}
+static inline uint32_t queue_table_header_last_record_checksum(const uint8_t *p) {
+    return (uint32_t)load_be32(p + QUEUE_TABLE_HEADER_LAST_RECORD_CHECKSUM_AT);
+}
+static inline void queue_table_header_set_last_record_checksum(uint8_t *p, uint32_t v) {
+    store_be32(p + QUEUE_TABLE_HEADER_LAST_RECORD_CHECKSUM_AT, (uint32_t)v);
+}
+static inline int32_t queue_table_header_queue_file_bytes(const uint8_t *p) {
+    return (int32_t)load_be32(p + QUEUE_TABLE_HEADER_QUEUE_FILE_BYTES_AT);
+}
+static inline void queue_table_header_set_queue_file_bytes(uint8_t *p, int32_t v) {
+    store_be32(p + QUEUE_TABLE_HEADER_QUEUE_FILE_BYTES_AT, (uint32_t)v);
+}
+static inline uint64_t queue_table_header_offsets_mark(const uint8_t *p) {
+    return (uint64_t)load_be64(p + QUEUE_TABLE_HEADER_OFFSETS_MARK_AT);
+}
+static inline void queue_table_header_set_offsets_mark(uint8_t *p, uint64_t v) {
+    store_be64(p + QUEUE_TABLE_HEADER_OFFSETS_MARK_AT, (uint64_t)v);
+}
+static inline uint64_t queue_table_header_folders_mark(const uint8_t *p) {
+    return (uint64_t)load_be64(p + QUEUE_TABLE_HEADER_FOLDERS_MARK_AT);
+}
+static inline void queue_table_header_set_folders_mark(uint8_t *p, uint64_t v) {
+    store_be64(p + QUEUE_TABLE_HEADER_FOLDERS_MARK_AT, (uint64_t)v);
+}
+static inline int32_t queue_table_header_topics(const uint8_t *p) {
+    return (int32_t)load_be32(p + QUEUE_TABLE_HEADER_TOPICS_AT);
+}
+static inline void queue_table_header_set_topics(uint8_t *p, int32_t v) {
+    store_be32(p + QUEUE_TABLE_HEADER_TOPICS_AT, (uint32_t)v);
+}
+static inline int32_t queue_table_header_queues(const uint8_t *p) {
+    return (int32_t)load_be32(p + QUEUE_TABLE_HEADER_QUEUES_AT);
+}
+static inline void queue_table_header_set_queues(uint8_t *p, int32_t v) {
+    store_be32(p + QUEUE_TABLE_HEADER_QUEUES_AT, (uint32_t)v);
+}
+static inline uint32_t queue_table_header_checksum(const uint8_t *p) {
+    return (uint32_t)load_be32(p + QUEUE_TABLE_HEADER_CHECKSUM_AT);
+}
+static inline void queue_table_header_set_checksum(uint8_t *p, uint32_t v) {
+    store_be32(p + QUEUE_TABLE_HEADER_CHECKSUM_AT, (uint32_t)v);
+}
 
 /* config/queueTable: one queue; a topic's rows follow each other */
 #define QUEUE_TABLE_ROW_TOPIC_AT 0
@@ -325,16 +549,36 @@ static inline void queue_table_header_set_checksum(uint8_t *p, uint32_t v) { sto
 #define QUEUE_TABLE_ROW_NEXT_AT 8
 #define QUEUE_TABLE_ROW_MINIMUM_AT 16
 #define QUEUE_TABLE_ROW_MARK_AT 24
-static inline int32_t queue_table_row_topic(const uint8_t *p) { return (int32_t)load_be32(p + QUEUE_TABLE_ROW_TOPIC_AT); }
-static inline void queue_table_row_set_topic(uint8_t *p, int32_t v) { store_be32(p + QUEUE_TABLE_ROW_TOPIC_AT, (uint32_t)v); }
-static inline int32_t queue_table_row_queue_id(const uint8_t *p) { return (int32_t)load_be32(p + QUEUE_TABLE_ROW_QUEUE_ID_AT); }
-static inline void queue_table_row_set_queue_id(uint8_t *p, int32_t v) { store_be32(p + QUEUE_TABLE_ROW_QUEUE_ID_AT, (uint32_t)v); }
-static inline int64_t queue_table_row_next(const uint8_t *p) { return (int64_t)load_be64(p + QUEUE_TABLE_ROW_NEXT_AT); }
-static inline void queue_table_row_set_next(uint8_t *p, int64_t v) { store_be64(p + QUEUE_TABLE_ROW_NEXT_AT, (uint64_t)v); }
-static inline int64_t queue_table_row_minimum(const uint8_t *p) { return (int64_t)load_be64(p + QUEUE_TABLE_ROW_MINIMUM_AT); }
-static inline void queue_table_row_set_minimum(uint8_t *p, int64_t v) { store_be64(p + QUEUE_TABLE_ROW_MINIMUM_AT, (uint64_t)v); }
-static inline uint64_t queue_table_row_mark(const uint8_t *p) { return (uint64_t)load_be64(p + QUEUE_TABLE_ROW_MARK_AT); }
-static inline void queue_table_row_set_mark(uint8_t *p, uint64_t v) { store_be64(p + QUEUE_TABLE_ROW_MARK_AT, (uint64_t)v); }
+static inline int32_t queue_table_row_topic(const uint8_t *p) {
+    return (int32_t)load_be32(p + QUEUE_TABLE_ROW_TOPIC_AT);
+}
+static inline void queue_table_row_set_topic(uint8_t *p, int32_t v) {
+    store_be32(p + QUEUE_TABLE_ROW_TOPIC_AT, (uint32_t)v);
+}
+static inline int32_t queue_table_row_queue_id(const uint8_t *p) {
+    return (int32_t)load_be32(p + QUEUE_TABLE_ROW_QUEUE_ID_AT);
+}
+static inline void queue_table_row_set_queue_id(uint8_t *p, int32_t v) {
+    store_be32(p + QUEUE_TABLE_ROW_QUEUE_ID_AT, (uint32_t)v);
+}
+static inline int64_t queue_table_row_next(const uint8_t *p) {
+    return (int64_t)load_be64(p + QUEUE_TABLE_ROW_NEXT_AT);
+}
+static inline void queue_table_row_set_next(uint8_t *p, int64_t v) {
+    store_be64(p + QUEUE_TABLE_ROW_NEXT_AT, (uint64_t)v);
+}
+static inline int64_t queue_table_row_minimum(const uint8_t *p) {
+    return (int64_t)load_be64(p + QUEUE_TABLE_ROW_MINIMUM_AT);
+}
+static inline void queue_table_row_set_minimum(uint8_t *p, int64_t v) {
+    store_be64(p + QUEUE_TABLE_ROW_MINIMUM_AT, (uint64_t)v);
+}
+static inline uint64_t queue_table_row_mark(const uint8_t *p) {
+    return (uint64_t)load_be64(p + QUEUE_TABLE_ROW_MARK_AT);
+}
+static inline void queue_table_row_set_mark(uint8_t *p, uint64_t v) {
+    store_be64(p + QUEUE_TABLE_ROW_MARK_AT, (uint64_t)v);
+}
 
 static inline int takes_queue_offset(int32_t sys_flag) {
     int32_t kind = sys_flag & SYS_FLAG_TRANSACTION_MASK;
@@ -414,7 +658,8 @@ typedef struct control_block {
     int64_t last_store_timestamp; /* append: ms; store timestamps never go back */
     uint32_t append_seq; /* append: futex word: changes with each append */
     uint32_t queue_count; /* append: published queue slots */
-    int64_t last_record; /* append: physical offset of the last record; stored after wrote, so its end is never past it */
+    /* append: physical offset of the last record; stored after wrote, so its end is never past it */
+    int64_t last_record;
     uint64_t put_count; /* append: messages appended since the first attach */
     uint64_t put_bytes; /* append: their record bytes */
     uint64_t clock_clamps; /* append: puts whose clock was more than 60 s behind the last one */
@@ -427,7 +672,8 @@ typedef struct control_block {
     uint64_t put_latency[13]; /* append: puts by milliseconds taken, StoreStatsService's bounds */
     int64_t put_time_max_ms; /* append: longest put */
     uint8_t pad_2[16];
-    uint32_t append_sleepers; /* atomic: futex word: 1 while somebody may sleep until the next append, which sets it to 0 and wakes all */
+    /* atomic: futex word: 1 while somebody may sleep until the next append, which sets it to 0 and wakes all */
+    uint32_t append_sleepers;
     uint8_t pad_3[60];
     uint32_t key_seq[64]; /* atomic: futex words: that of a key changes when the key is woken */
     uint32_t key_sleepers[64]; /* atomic: a bit for each key that somebody may sleep for */
@@ -482,14 +728,16 @@ typedef struct control_block {
     uint64_t guard; /* attach: static guard, ~magic */
     int64_t manifest_seq; /* manifest: sequence number of the newest durable manifest */
     uint8_t pad_10[32];
-    int64_t duties[64]; /* duty: a cache line for each of DUTIES: highest token, end of the lease, last run (DUTY_WORDS) */
+    /* duty: a cache line for each of DUTIES: highest token, end of the lease, last run (DUTY_WORDS) */
+    int64_t duties[64];
     int64_t replicated; /* ha: highest log position that a slave has reported */
     uint32_t replicas; /* ha: slaves that are connected */
     uint32_t in_sync; /* ha: members of the in-sync set, this one too */
     uint32_t in_sync_needed; /* ha: so many acknowledge a replicated put (min_in_sync_replicas) */
     uint8_t pad_11[4];
     int64_t epoch; /* ha: in which this store is the elected master; 0: it is none */
-    int64_t lease_until_ms; /* ha: CLOCK_BOOTTIME when the lease of that epoch ends, less a margin; replicated puts are refused from then on */
+    /* ha: CLOCK_BOOTTIME when the lease of that epoch ends, less a margin; replicated puts are refused from then on */
+    int64_t lease_until_ms;
     uint8_t pad_12[24];
     uint64_t put_failed; /* atomic: calls of put whose append was refused or ended in an error */
     uint64_t put_slow; /* atomic: puts that took longer than SLOW_PUT_MS */
@@ -498,7 +746,8 @@ typedef struct control_block {
     int64_t room_wait_max_ms; /* atomic: the longest of these waits */
     uint64_t files_made; /* atomic: files of the log that were made */
     uint8_t pad_13[16];
-    uint64_t get_latency[13]; /* atomic: gets by milliseconds taken, the bounds of put_latency; readers add what they counted now and then */
+    /* atomic: gets by milliseconds taken, the bounds of put_latency; readers add what they counted now and then */
+    uint64_t get_latency[13];
     int64_t get_time_max_ms; /* atomic: longest get */
     uint64_t get_found; /* atomic: gets that found messages */
     uint64_t get_messages; /* atomic: the messages that they found */

@@ -234,7 +234,8 @@ _definition.ml_meth = <PyCFunction><void*>_put
 _definition.ml_flags = METH_FASTCALL | METH_KEYWORDS
 _definition.ml_doc = (
     "put($self, topic, body, *, queue_id=0, keys=(), tags=None, properties=None, flag=0, flush=None, unique_key=None, "
-    "delay_level=0, busy_timeout_ms=None, expires_at_ms=None, dedup_key=None)\n--\n\nAppends one message; see MessageStore.put.")
+    "delay_level=0, busy_timeout_ms=None, expires_at_ms=None, dedup_key=None)\n--\n\n"
+    "Appends one message; see MessageStore.put.")
 
 
 def put_function(PlainAppender appender not None, owner, store_put):

@@ -1,4 +1,5 @@
-/* Atomic access to shared memory, futex waits and robust locks, in C only here. Loads acquire, stores release: docs/concurrency.md pairs them. */
+/* Atomic access to shared memory, futex waits and robust locks, in C only here. Loads acquire, stores release:
+   docs/concurrency.md pairs them. */
 #ifndef CYSTORE_ATOMICS_H
 #define CYSTORE_ATOMICS_H
 
@@ -37,7 +38,8 @@ static inline void full_fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 static inline void prefetch_for_read(const void *p) { __builtin_prefetch(p, 0); }
 static inline void prefetch_for_write(const void *p) {
 #if defined(__x86_64__)
-    __asm__ volatile("prefetchw %0" : : "m"(*(const char *)p)); /* the builtin reads, unless it is compiled for newer CPUs only */
+    /* The builtin reads, unless it is compiled for newer CPUs only. */
+    __asm__ volatile("prefetchw %0" : : "m"(*(const char *)p));
 #else
     __builtin_prefetch(p, 1);
 #endif
@@ -76,14 +78,15 @@ static inline int futex_wait_bits(const uint32_t *word, uint32_t seen, uint32_t 
             until.tv_sec += 1;
         }
     }
-    return syscall(SYS_futex, word, FUTEX_WAIT_BITSET, seen, timeout_ms < 0 ? NULL : &until, NULL, bits) == 0 ? 0 : errno;
+    const struct timespec *limit = timeout_ms < 0 ? NULL : &until;
+    return syscall(SYS_futex, word, FUTEX_WAIT_BITSET, seen, limit, NULL, bits) == 0 ? 0 : errno;
 }
 static inline void futex_wake_bits(const uint32_t *word, uint32_t bits) {
     (void)syscall(SYS_futex, word, FUTEX_WAKE_BITSET, INT_MAX, NULL, NULL, bits);
 }
 
-/* Reads the word that sleepers set, after a change that they wait for and after giving a lock back. The read must not come before that
- * change: giving the lock back is an exchange, which keeps the order on x86. */
+/* Reads the word that sleepers set, after a change that they wait for and after giving a lock back. The read must not
+ * come before that change: giving the lock back is an exchange, which keeps the order on x86. */
 static inline uint32_t sleepers_after_unlock(const uint32_t *word) {
 #if !defined(__x86_64__)
     full_fence();

@@ -1,10 +1,11 @@
-/* A robust mutex that is free, taken and given back inline: what the C library does then, without its calls. They would be a tenth of
- * a put.
+/* A robust mutex that is free, taken and given back inline: what the C library does then, without its calls. They
+ * would be a tenth of a put.
  *
- * What the kernel wants of a robust mutex is its ABI (Documentation/locking/robust-futex-ABI.rst): the owner's thread id in the word, and
- * the mutex in a list that the thread has registered, so that a death is noticed. That list is the C library's, and so are the other
- * fields. Each process therefore compares once, byte for byte, what the C library and this file leave behind; where
- * anything differs, and whenever a mutex is not free, the C library does it all. Both may work on the same mutex at any time. */
+ * What the kernel wants of a robust mutex is its ABI (Documentation/locking/robust-futex-ABI.rst): the owner's thread
+ * id in the word, and the mutex in a list that the thread has registered, so that a death is noticed. That list is
+ * the C library's, and so are the other fields. Each process therefore compares once, byte for byte, what the C
+ * library and this file leave behind; where anything differs, and whenever a mutex is not free, the C library does it
+ * all. Both may work on the same mutex at any time. */
 #ifndef CYSTORE_FREE_LOCK_H
 #define CYSTORE_FREE_LOCK_H
 
@@ -36,21 +37,24 @@ static inline struct robust_list_head *own_list(void) {
 /* Two fields of the C library's thread stand before its list: the thread id (and 4 bytes), and the list's link back. */
 static inline int32_t own_thread_id(const struct robust_list_head *list) { return ((const int32_t *)list)[-4]; }
 static inline void **link_back(struct robust_list_head *list) { return (void **)list - 1; }
-static inline struct robust_list *link_of(pthread_mutex_t *mutex) { return (struct robust_list *)&mutex->__data.__list.__next; }
+static inline struct robust_list *link_of(pthread_mutex_t *mutex) {
+    return (struct robust_list *)&mutex->__data.__list.__next;
+}
 
 /* A kill ends a thread anywhere, and the kernel then reads what stands in memory. */
 #define STORED_BEFORE() __asm__ volatile("" ::: "memory")
 
 /* 1 when it was free. The kernel finds it from the first step on: `list_op_pending` counts if the word has our id.
- * One that cannot be recovered any more looks free, too: whoever finds a dead owner makes the mutex consistent before it gives it back, as
- * control_locked does, so there is none. */
+ * One that cannot be recovered any more looks free, too: whoever finds a dead owner makes the mutex consistent before
+ * it gives it back, as control_locked does, so there is none. */
 static inline int free_lock_take(pthread_mutex_t *mutex) {
     struct robust_list_head *list = own_list();
     int free_word = 0, taken;
     if (own_list_at == 0 || list->list.next != &list->list) return 0;
     list->list_op_pending = link_of(mutex);
     STORED_BEFORE();
-    taken = __atomic_compare_exchange_n(&mutex->__data.__lock, &free_word, own_thread_id(list), 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
+    taken = __atomic_compare_exchange_n(&mutex->__data.__lock, &free_word, own_thread_id(list), 0, __ATOMIC_ACQUIRE,
+                                        __ATOMIC_RELAXED);
     if (taken) {
         mutex->__data.__list.__next = mutex->__data.__list.__prev = (void *)list;
         *link_back(list) = link_of(mutex);
@@ -100,7 +104,8 @@ static inline int free_lock_compare(void) {
     pthread_mutex_t mutex;
     lock_state theirs[2], ours[2];
     memset(&mutex, 0, sizeof mutex);
-    if (syscall(SYS_get_robust_list, 0, &list, &bytes) != 0 || bytes != sizeof *list || list->list.next != &list->list ||
+    if (syscall(SYS_get_robust_list, 0, &list, &bytes) != 0 || bytes != sizeof *list ||
+        list->list.next != &list->list ||
         list->futex_offset != (char *)&mutex.__data.__lock - (char *)link_of(&mutex) ||
         own_thread_id(list) != (int32_t)syscall(SYS_gettid) || robust_init(&mutex) != 0)
         return 0;
@@ -146,10 +151,13 @@ static inline int lock_looks_free(const pthread_mutex_t *mutex) {
 }
 
 /* As pthread_mutex_trylock. */
-static inline int robust_trylock(pthread_mutex_t *mutex) { return free_lock_take(mutex) ? 0 : pthread_mutex_trylock(mutex); }
-/* The same; one that another thread has, who keeps it for some 40 ns, is looked at for some 50 microseconds. A sleep in the kernel and the
- * wake-up would take longer, and the owner would make the wake-up's system call. The looks become rare. Each takes the owner's cache line,
- * and a hand-over moves all lines that an append writes to: in the time between two looks the owner appends many times without that. */
+static inline int robust_trylock(pthread_mutex_t *mutex) {
+    return free_lock_take(mutex) ? 0 : pthread_mutex_trylock(mutex);
+}
+/* The same; one that another thread has, who keeps it for some 40 ns, is looked at for some 50 microseconds. A sleep
+ * in the kernel and the wake-up would take longer, and the owner would make the wake-up's system call. The looks
+ * become rare. Each takes the owner's cache line, and a hand-over moves all lines that an append writes to: in the
+ * time between two looks the owner appends many times without that. */
 enum { LOOKS = 10 };
 static inline int robust_trylock_spinning(pthread_mutex_t *mutex) {
     int status = robust_trylock(mutex);

@@ -1,9 +1,10 @@
-/* The store's clock, in ms since the epoch: the wall clock as long as it keeps step with CLOCK_BOOTTIME, which nobody can set.
+/* The store's clock, in ms since the epoch: the wall clock as long as it keeps step with CLOCK_BOOTTIME, which nobody
+   can set.
 
-   All attached processes share what is believed (control block, "clock_..."). A wall clock that left CLOCK_BOOTTIME by more than
-   clock_jump_ms is not believed at once; the store's clock continues with CLOCK_BOOTTIME meanwhile. A jump is believed when it has stood for
-   clock_jump_ms (a jump back: for at most CLOCK_BACK_MS) in several looks. The looks need no lock: each process stores the value that any
-   other would store at this moment. */
+   All attached processes share what is believed (control block, "clock_..."). A wall clock that left CLOCK_BOOTTIME
+   by more than clock_jump_ms is not believed at once; the store's clock continues with CLOCK_BOOTTIME meanwhile. A
+   jump is believed when it has stood for clock_jump_ms (a jump back: for at most CLOCK_BACK_MS) in several looks. The
+   looks need no lock: each process stores the value that any other would store at this moment. */
 #ifndef CYSTORE_WALLCLOCK_H
 #define CYSTORE_WALLCLOCK_H
 
@@ -61,7 +62,8 @@ static inline int64_t store_clock_doubt(control_block *block, int64_t wall, int6
         && __atomic_compare_exchange_n(&block->clock_look_ms, &look, boot, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
         __atomic_add_fetch(&block->clock_looks, 1, __ATOMIC_SEQ_CST);
     if (shift < offset && stand > CLOCK_BACK_MS) stand = CLOCK_BACK_MS;
-    if (boot - clock_word(&block->clock_seen_since_ms) < stand || __atomic_load_n(&block->clock_looks, __ATOMIC_ACQUIRE) < CLOCK_LOOKS)
+    if (boot - clock_word(&block->clock_seen_since_ms) < stand ||
+        __atomic_load_n(&block->clock_looks, __ATOMIC_ACQUIRE) < CLOCK_LOOKS)
         return boot + offset;
     store_clock_believe(block, wall, boot);
     return wall;
@@ -70,7 +72,8 @@ static inline int64_t store_clock_doubt(control_block *block, int64_t wall, int6
 /* The time of the store. `looks`: this look counts, and what it finds is shared; else the block is not written to. */
 static inline int64_t store_clock_at(control_block *block, int64_t wall, int64_t boot, int looks) {
     int64_t offset = clock_word(&block->clock_offset_ms);
-    if (clock_apart(wall - boot, offset, block->clock_jump_ms)) return looks ? store_clock_doubt(block, wall, boot) : boot + offset;
+    if (clock_apart(wall - boot, offset, block->clock_jump_ms))
+        return looks ? store_clock_doubt(block, wall, boot) : boot + offset;
     if (looks && (clock_apart(wall - boot, offset, 1) || clock_word(&block->clock_seen_ms) != 0)) {
         set_clock_word(&block->clock_offset_ms, wall - boot);
         set_clock_word(&block->clock_seen_ms, 0);
@@ -78,15 +81,16 @@ static inline int64_t store_clock_at(control_block *block, int64_t wall, int64_t
     return wall;
 }
 
-/* The time by which something is deleted. A clock that was never looked at before, and is far ahead of the last record, is not enough for
-   that before it has stood for clock_jump_ms. */
+/* The time by which something is deleted. A clock that was never looked at before, and is far ahead of the last
+   record, is not enough for that before it has stood for clock_jump_ms. */
 static inline int64_t store_clock_expiry(const control_block *block, int64_t now, int64_t boot) {
     int64_t known = clock_word(&block->clock_known_ms), stood = boot - clock_word(&block->clock_stood_ms);
     int64_t most = known + stood + block->clock_jump_ms;
     return known == 0 || stood >= block->clock_jump_ms || now < most ? now : most;
 }
 
-/* The time of a store as one process reads it for its appends, through the time-stamp counter: the system is asked once a millisecond. */
+/* The time of a store as one process reads it for its appends, through the time-stamp counter: the system is asked
+   once a millisecond. */
 typedef struct wall_clock {
     uint64_t ticks;      /* counter at the last look at the system's clock */
     uint64_t valid_for;  /* ticks until the millisecond that was current then is over */

@@ -1,5 +1,5 @@
-# A walk over the log (log_walk.pyx): what it knows, why it stops, and its step over one record: is that valid, and is it
-# what its queue and the index expect next?
+# A walk over the log (log_walk.pyx): what it knows, why it stops, and its step over one record: is that valid, and is
+# it what its queue and the index expect next?
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 

@@ -2,8 +2,8 @@
 the store for reading only.
 
 One walk over the log serves every queue. It goes on from where it stopped, so each record is looked at once, however
-many queues and reads there are. Entries that dispatch has written meanwhile are let go. The table keeps a bounded number
-of entries: beyond it, it begins anew behind what it had.
+many queues and reads there are. Entries that dispatch has written meanwhile are let go. The table keeps a bounded
+number of entries: beyond it, it begins anew behind what it had.
 
 A lock keeps threads apart. No Python code runs while it is held, so no signal handler comes in between.
 """

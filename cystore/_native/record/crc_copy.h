@@ -1,14 +1,16 @@
-/* CRC-32C of bytes while they are written: what was just stored cannot be loaded again at once, and the waits for memory and those for
- * the CRC instruction are the same time. And of short records that are read, where the package's kernel would go word by word.
+/* CRC-32C of bytes while they are written: what was just stored cannot be loaded again at once, and the waits for
+ * memory and those for the CRC instruction are the same time. And of short records that are read, where the package's
+ * kernel would go word by word.
  *
- * Pieces go side by side, for the instruction takes a new word each cycle and gives its result after three. The register of A followed
- * by B is that of A, multiplied by x^(8 |B|) mod P, plus that of B begun with 0. Carry-less multiplication of two reflected 32-bit
- * polynomials gives their product divided by x, and the CRC instruction multiplies by x^32 while it reduces mod P: so the table holds
- * x^(8 n - 33) for n bytes.
+ * Pieces go side by side, for the instruction takes a new word each cycle and gives its result after three. The
+ * register of A followed by B is that of A, multiplied by x^(8 |B|) mod P, plus that of B begun with 0. Carry-less
+ * multiplication of two reflected 32-bit polynomials gives their product divided by x, and the CRC instruction
+ * multiplies by x^32 while it reduces mod P: so the table holds x^(8 n - 33) for n bytes.
  *
  * The register has 32 bits; here it is held in 64, the upper ones 0, as crc32q takes and leaves it.
  *
- * The instructions stand in assembly, as functions that are compiled for one CPU cannot become part of those for every CPU. */
+ * The instructions stand in assembly, as functions that are compiled for one CPU cannot become part of those for
+ * every CPU. */
 #ifndef CYSTORE_CRC_COPY_H
 #define CYSTORE_CRC_COPY_H
 
@@ -115,8 +117,8 @@ static inline uint64_t crc_copy_short(uint64_t crc, uint8_t *to, const uint8_t *
     return crc;
 }
 
-/* Copies; gives the register that was 0 before. Whole words alone: of the 8 bytes of 0 that stand before `from`, and change nothing in
- * a register of 0, it takes as many as are missing to one, and writes them before `to`. */
+/* Copies; gives the register that was 0 before. Whole words alone: of the 8 bytes of 0 that stand before `from`, and
+ * change nothing in a register of 0, it takes as many as are missing to one, and writes them before `to`. */
 static inline uint64_t crc_copy_padded(uint8_t *to, const uint8_t *from, size_t length) {
     uint64_t crc = 0;
     size_t missing = -length & 7, at = 0, end = length + missing;
@@ -148,8 +150,9 @@ static inline uint64_t crc_copy_words(uint64_t crc, uint8_t *to, const uint8_t *
     return crc_copy_short(crc, to, from, length);
 }
 
-/* Without a copy, of at most CRC_READ_MOST bytes; gives the register that was `crc` before. Four pieces side by side: thirds, and the rest
- * of less than 24 bytes. The rest begins with what is no whole word: bytes of 0 before it change nothing in a register of 0. */
+/* Without a copy, of at most CRC_READ_MOST bytes; gives the register that was `crc` before. Four pieces side by side:
+ * thirds, and the rest of less than 24 bytes. The rest begins with what is no whole word: bytes of 0 before it change
+ * nothing in a register of 0. */
 static inline uint64_t crc_read(uint64_t crc, const uint8_t *from, size_t length) {
     if (length >= CRC_READ_THIRDS_FROM) {
         size_t third = length / 24 * 8, rest = length - 3 * third, odd = rest & 7;
@@ -162,7 +165,8 @@ static inline uint64_t crc_read(uint64_t crc, const uint8_t *from, size_t length
             second = crc_step_8(second, crc_word(from + third));
             last = crc_step_8(last, crc_word(from + 2 * third));
         }
-        __m128i sum = _mm_xor_si128(crc_product(crc, crc_powers[2 * third + rest]), crc_product(second, crc_powers[third + rest]));
+        __m128i sum = _mm_xor_si128(crc_product(crc, crc_powers[2 * third + rest]),
+                                    crc_product(second, crc_powers[third + rest]));
         if (rest == 0) return crc_reduced(sum) ^ last;
         return crc_reduced(_mm_xor_si128(sum, crc_product(last, crc_powers[rest]))) ^ behind;
     }
@@ -177,7 +181,9 @@ static inline uint64_t crc_step_2(uint64_t crc, uint16_t half) { return (void)ha
 static inline uint64_t crc_step_4(uint64_t crc, uint32_t word) { return (void)word, crc; }
 static inline uint64_t crc_step_8(uint64_t crc, uint64_t words) { return (void)words, crc; }
 static inline uint64_t crc_shift(uint64_t crc, size_t length) { return (void)length, crc; }
-static inline uint64_t crc_read(uint64_t crc, const uint8_t *from, size_t length) { return (void)from, (void)length, crc; }
+static inline uint64_t crc_read(uint64_t crc, const uint8_t *from, size_t length) {
+    return (void)from, (void)length, crc;
+}
 static inline uint64_t crc_copy_short(uint64_t crc, uint8_t *to, const uint8_t *from, size_t length) {
     return (void)to, (void)from, (void)length, crc;
 }

@@ -229,8 +229,8 @@ def find_property(const uint8_t[::1] properties, bytes name):
 
 
 def changed_properties(bytes stored, new not None, without=()):
-    """A stored property string less the pairs with a name in `new` or `without`, and with the pairs of `new` at its end.
-    All other pairs stay as they are."""
+    """A stored property string less the pairs with a name in `new` or `without`, and with the pairs of `new` at its
+    end. All other pairs stay as they are."""
     gone = {name.encode() for name in (*new, *without)}
     kept = [pair for pair in (stored or b"").split(b"\x02") if pair and pair.partition(b"\x01")[0] not in gone]
     return b"\x02".join([*kept, *[f"{name}\x01{value}".encode() for name, value in new.items()]])

@@ -1,8 +1,8 @@
 """The one cursor over the properties of a record, and the one over its keys; and what consume queue and index hold of
 them: the tags code, and the keys in the order they are entered.
 
-A property is a name, a byte of 1, a value; a byte of 2 separates two of them. Where a name repeats, its last pair counts.
-A blank separates two keys. Source: MessageDecoder.string2messageProperties of RocketMQ 4.9.3.
+A property is a name, a byte of 1, a value; a byte of 2 separates two of them. Where a name repeats, its last pair
+counts. A blank separates two keys. Source: MessageDecoder.string2messageProperties of RocketMQ 4.9.3.
 """
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t

@@ -10,8 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The passes of this process. A place is compiled into several modules, and a test counts all of them together: the environment tells a
-   module which counter the first one made. */
+/* The passes of this process. A place is compiled into several modules, and a test counts all of them together: the
+   environment tells a module which counter the first one made. */
 static inline int *failpoint_passes(void) {
     static int own, *shared;
     static int of_process;
@@ -32,9 +32,13 @@ static inline int *failpoint_passes(void) {
 static inline void failpoint(const char *name) {
     const char *wanted = getenv("CYSTORE_FAILPOINT");
     size_t length = strlen(name);
-    if (wanted == NULL || strncmp(wanted, name, length) != 0 || (wanted[length] != '\0' && wanted[length] != ':')) return;
-    if (wanted[length] == ':' && __atomic_add_fetch(failpoint_passes(), 1, __ATOMIC_SEQ_CST) != atoi(wanted + length + 1)) return;
-    raise(strstr(wanted + length, ":stop") ? SIGSTOP : SIGKILL);  // to this thread: another one would stop while this goes on
+    if (wanted == NULL || strncmp(wanted, name, length) != 0) return;
+    if (wanted[length] != '\0' && wanted[length] != ':') return;
+    if (wanted[length] == ':' &&
+        __atomic_add_fetch(failpoint_passes(), 1, __ATOMIC_SEQ_CST) != atoi(wanted + length + 1))
+        return;
+    // To this thread: another one would stop while this goes on.
+    raise(strstr(wanted + length, ":stop") ? SIGSTOP : SIGKILL);
 }
 #else
 #define failpoint(name) ((void)(name))
