@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from cystore import clock
-from cystore._native.record.checksum import crc32c
-from cystore.system import files
+from cystore.system import checked_json, files
 
 PATH = ("config", "replication.json")
 ROOM_BYTES = 16 << 10
@@ -45,11 +43,9 @@ class ReplicationStatus:
         return not 0 <= clock.now_ms() - self.at_ms <= OLD_MS
 
 
-def write_status(root: Path, standing: ReplicationStatus) -> None:
+def write_status(root: Path, status: ReplicationStatus) -> None:
     """Overwrites the file in place, and does not wait for the disk: it says nothing after a crash that matters."""
-    fields = {**asdict(standing), "at_ms": clock.now_ms(), "pid": os.getpid()}
-    data = json.dumps(fields)
-    whole = json.dumps({"standing": data, "checksum": crc32c(data.encode())}).encode()
+    whole = checked_json.render({**asdict(status), "at_ms": clock.now_ms(), "pid": os.getpid()})
     if len(whole) > ROOM_BYTES:
         return
     path = root.joinpath(*PATH)
@@ -59,16 +55,13 @@ def write_status(root: Path, standing: ReplicationStatus) -> None:
 
 
 def read_status(root: Path) -> ReplicationStatus:
-    """The standing that was written last; nothing known if that is unreadable, for example because it is being
-    written."""
+    """The status that was written last. Nothing is known if the file cannot be read, for example while a process
+    writes it."""
     data = files.read_if_there(root.joinpath(*PATH)) or b""
     try:
-        whole = json.loads(data)
-        if crc32c(whole["standing"].encode()) != whole["checksum"]:
-            return ReplicationStatus()
-        fields: Any = json.loads(whole["standing"])
+        fields = checked_json.parse(data)
         fields["slaves"] = tuple((str(name), int(end), bool(ours)) for name, end, ours in fields["slaves"])
         fields["in_sync"] = tuple(str(name) for name in fields.get("in_sync", ()))
         return ReplicationStatus(**fields)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return ReplicationStatus()

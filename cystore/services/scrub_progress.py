@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cystore.engine.manifest.manifest import Facts, look
-from cystore.system.checked_json import checksum_of
+from cystore.system.checked_json import checksum_of, parse_unchecked
 
 log = logging.getLogger("cystore")
 
@@ -65,12 +64,12 @@ def _progress(fields: Any) -> ScrubProgress:
 def parse_progress(data: bytes) -> ScrubProgress:
     """Reads the bytes of scrub.json, which earlier versions wrote; the beginning if they cannot be read."""
     try:
-        content = json.loads(data)
+        content = parse_unchecked(data)
         fields = content["scrub"]
         if content["checksum"] != checksum_of(fields):
             raise ValueError("the checksum does not match the content")
         return _progress(fields)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         log.warning("scrub.json cannot be read (%s): the scrub begins anew", error)
         return ScrubProgress()
 

@@ -17,7 +17,7 @@ from cystore.operate.command import FOUND_WRONG, OK, Command, add_json, store_co
 from cystore.operate.output import one_line, size_text, write_json, write_line
 from cystore.operate.store_parts import looked_at
 
-TOLD = ("epoch", "state", "problem")  # of a standing
+ELECTED_FACTS = ("epoch", "state", "problem")  # of a status
 
 
 def _lag_s(parts: Attachment, position: int) -> float | None:
@@ -43,26 +43,28 @@ def _age_s(parts: Attachment) -> float | None:
 
 def facts(parts: Attachment) -> dict[str, Any]:
     """Role, end of the log, and each peer with its lag in bytes and seconds."""
-    role, standing, wrote = role_of(parts.manifest.snapshot()), read_status(parts.root), parts.control.wrote
+    role, status, wrote = role_of(parts.manifest.snapshot()), read_status(parts.root), parts.control.wrote
     found: dict[str, Any] = {
         "role": role.broker_role,
         "wrote": wrote,
         "min_physical_offset": parts.control.min_physical_offset,
-        "at_ms": standing.at_ms,
-        "alive": not standing.is_old,
-        "pid": standing.pid,
+        "at_ms": status.at_ms,
+        "alive": not status.is_old,
+        "pid": status.pid,
     }
     if role.is_elected:
         found |= {"group": role.group, "member": role.member}
-        found |= {name: getattr(ReplicationStatus() if standing.is_old else standing, name) for name in TOLD}
-        if standing.is_old or not standing.listens:
-            role = role._replace(broker_role="slave", master=standing.master)
+        found |= {
+            name: getattr(ReplicationStatus() if status.is_old else status, name) for name in ELECTED_FACTS
+        }
+        if status.is_old or not status.listens:
+            role = role._replace(broker_role="slave", master=status.master)
     if role.is_slave:
-        behind = max(standing.masters_end - wrote, 0) if standing.masters_end >= 0 else None
+        behind = max(status.masters_end - wrote, 0) if status.masters_end >= 0 else None
         return {
             **found,
             "master": role.master,
-            "connected": standing.connected and not standing.is_old,
+            "connected": status.connected and not status.is_old,
             "lag_bytes": behind,
             "lag_s": None if behind is None else _age_s(parts) if behind else 0.0,
         }
@@ -74,9 +76,9 @@ def facts(parts: Attachment) -> dict[str, Any]:
             "lag_bytes": wrote - end if end >= 0 else None,
             "lag_s": _lag_s(parts, end) if end >= 0 else None,
         }
-        for name, end, ours in (() if standing.is_old else standing.slaves)
+        for name, end, ours in (() if status.is_old else status.slaves)
     ]
-    return {**found, "listens": "" if standing.is_old else standing.listens, "slaves": slaves}
+    return {**found, "listens": "" if status.is_old else status.listens, "slaves": slaves}
 
 
 def _group_facts(role: Role, config: StoreConfig) -> dict[str, Any]:

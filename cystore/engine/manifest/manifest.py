@@ -36,6 +36,7 @@ from cystore.engine.manifest.given_up_offsets import GivenUp, GivenUpRange, rang
 from cystore.engine.manifest.manifest_file import FILE_NAME, Slot
 from cystore.engine.manifest.removed_queues import Removed, RemovedQueue, removed_of
 from cystore.errors import StoreError, StoreFormatError, StoreNotWritableError
+from cystore.system.checked_json import parse_unchecked
 from cystore.system.threads import os_threads
 from cystore.system.threads.reentry import undisturbed
 
@@ -93,12 +94,7 @@ def render(facts: Facts) -> bytes:
 
 def parse(payload: bytes, sequence: int = 0) -> Facts:
     """The facts of a payload. Raises ValueError; StoreFormatError for a newer major version."""
-    try:
-        content = json.loads(payload)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if not isinstance(content, dict):
-        raise ValueError("there is no map")
+    content = parse_unchecked(payload)
     version = content.pop("format", None)
     major, minor = (version.get("major"), version.get("minor")) if isinstance(version, dict) else (None, None)
     if type(major) is not int or type(minor) is not int:

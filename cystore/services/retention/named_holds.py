@@ -8,7 +8,6 @@ its content.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from cystore._native.record.argument_checks import any_text, whole
 from cystore._native.record.checksum import crc32c
 from cystore.engine.manifest.manifest import Manifest
 from cystore.errors import StoreConfigError, StoreFormatError
+from cystore.system.checked_json import parse_unchecked
 from cystore.system.threads.reentry import undisturbed
 
 SECTION = "holds"  # in the manifest
@@ -113,12 +113,7 @@ def plain_holds(holds: Mapping[str, Hold]) -> dict[str, dict[str, int | None]]:
 
 def parse_holds(data: bytes) -> dict[str, Hold]:
     """The holds in the bytes of holds.json, as earlier versions wrote it. Raises ValueError."""
-    try:
-        content = json.loads(data)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if not isinstance(content, dict):
-        raise ValueError("there is no map of holds")
+    content = parse_unchecked(data)
     holds = holds_of(content.get("holds"))
     rows = [(name, hold.physical_offset, hold.max_age_ms) for name, hold in sorted(holds.items())]
     if content.get("checksum") != crc32c(repr(rows).encode()):
