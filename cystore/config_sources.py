@@ -23,18 +23,20 @@ def resolve(
     arguments: dict[str, Any],
     *,
     file: os.PathLike[str] | str | None = None,
-    told: str = "argument",
+    arguments_source: str = "argument",
 ) -> StoreConfig:
     """The configuration of `arguments`, then of the environment, then of the TOML file `file` (without one, of the
-    file that CYSTORE_CONFIG names). `told` is the source that `StoreConfig.source` gives for the arguments.
+    file that CYSTORE_CONFIG names). `arguments_source` is what `StoreConfig.source` gives for the arguments.
 
     Raises StoreConfigError, which names the source, the setting, the value and what it may be.
     """
     surroundings = given_outside(file)
     if not surroundings:
-        return StoreConfig.from_mapping(arguments, sources=dict.fromkeys(arguments, told))
+        return StoreConfig.from_mapping(arguments, sources=dict.fromkeys(arguments, arguments_source))
     outside = {name: value for name, (value, _) in surroundings.items()}
-    sources = {name: source for name, (_, source) in surroundings.items()} | dict.fromkeys(arguments, told)
+    sources = {name: source for name, (_, source) in surroundings.items()} | dict.fromkeys(
+        arguments, arguments_source
+    )
     return StoreConfig.from_mapping({**outside, **arguments}, sources=sources)
 
 

@@ -196,14 +196,14 @@ class ObjectStore:
         except StoreError:
             raise
         except FileNotFoundError as error:
-            raise (missing or StoreIOError(self._plain(error), path=url)) from None
+            raise (missing or StoreIOError(self._text_without_secrets(error), path=url)) from None
         except (OSError, pa.ArrowException) as error:
-            text = self._plain(error)
+            text = self._text_without_secrets(error)
             if isinstance(error, PermissionError) or any(word in text for word in _REFUSED):
                 raise StorePermissionError(f"access refused: {text}", path=url) from None
             raise StoreIOError(text, path=url) from None
 
-    def _plain(self, error: BaseException) -> str:
+    def _text_without_secrets(self, error: BaseException) -> str:
         text = " ".join(str(error).split()) or type(error).__name__
         for _, value in self.options:
             if len(value) >= _SHOWN_MIN:
@@ -240,7 +240,7 @@ def _made(storage: ObjectStore) -> tuple[fs.FileSystem, str]:
     except (TypeError, ValueError) as error:
         names = ", ".join(f"fs.{key}" for key, _ in storage.options)
         raise StoreConfigError(
-            f"{name} of pyarrow does not accept the options {names}: {storage._plain(error)}"
+            f"{name} of pyarrow does not accept the options {names}: {storage._text_without_secrets(error)}"
         ) from None
     return system, "" if storage.scheme == "file" else storage.host.partition("@")[0]
 
@@ -267,9 +267,11 @@ def _by_fsspec(storage: ObjectStore, root: str) -> tuple[fs.FileSystem, str]:
     try:
         system, path = url_to_fs(root + "/", **dict(storage.options))
     except ImportError as error:
-        raise StoreConfigError(f"scheme {storage.scheme} needs a package: {storage._plain(error)}") from None
+        raise StoreConfigError(
+            f"scheme {storage.scheme} needs a package: {storage._text_without_secrets(error)}"
+        ) from None
     except (ValueError, TypeError) as error:
         raise StoreConfigError(
-            f"scheme {storage.scheme} cannot be read ({storage._plain(error)}); pyarrow has {known}"
+            f"scheme {storage.scheme} cannot be read ({storage._text_without_secrets(error)}); pyarrow has {known}"
         ) from None
     return fs.PyFileSystem(fs.FSSpecHandler(system)), path

@@ -287,7 +287,7 @@ class SlaveConnection:
         while self._out:
             sent = (
                 self.socket.send(self._out, socket.MSG_MORE)
-                if self._left and self._plain
+                if self._left and self._is_without_tls
                 else self.socket.send(self._out)
             )
             self._sent_s = monotonic_s()
@@ -303,12 +303,12 @@ class SlaveConnection:
         return True
 
     @property
-    def _plain(self) -> bool:
+    def _is_without_tls(self) -> bool:
         return not isinstance(self.socket, ssl.SSLSocket)
 
     def _send_file(self) -> int:
         assert self._file is not None
         place = self._at - self._file_base
-        if self._plain:
+        if self._is_without_tls:
             return os.sendfile(self.socket.fileno(), self._file.fd, place, self._left)
         return self.socket.send(os.pread(self._file.fd, min(self._left, 16 << 10), place))

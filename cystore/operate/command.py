@@ -143,7 +143,7 @@ def count(text: str) -> int:
 def store_config(args: argparse.Namespace, **fixed: Any) -> StoreConfig:
     """The settings that the arguments give; `fixed` are the command's own and win. Raises StoreConfigError."""
     given = dict(StoreConfig.parse_setting(text) for text in args.settings) | fixed
-    return resolve(given, file=args.config, told="--set")
+    return resolve(given, file=args.config, arguments_source="--set")
 
 
 def reading_config(args: argparse.Namespace) -> StoreConfig:

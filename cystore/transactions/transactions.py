@@ -303,8 +303,8 @@ def _id_of(half: HalfMessage | str) -> str:
 
 def _flush_code(parts: Attachment, flush: str | None) -> int:
     """FLUSH_SYNC and FLUSH_REPLICATED, as a put takes them."""
-    usual = FLUSH_SYNC if parts.config.flush_disk_type == "sync" else 0
-    codes = {None: usual, "async": 0, "sync": FLUSH_SYNC, "replicated": usual | FLUSH_REPLICATED}
+    default = FLUSH_SYNC if parts.config.flush_disk_type == "sync" else 0
+    codes = {None: default, "async": 0, "sync": FLUSH_SYNC, "replicated": default | FLUSH_REPLICATED}
     if flush not in codes:
         raise MessageIllegalError(f"flush: must be 'sync', 'async', 'replicated' or None, not {flush!r}")
     return codes[flush]

@@ -64,12 +64,12 @@ def _list(args: argparse.Namespace) -> int:
 
 def _shown(part: Part) -> dict[str, object]:
     """A part for --json."""
-    told: dict[str, object] = {"kind": part.kind, "begin": part.begin, "end": part.end}
+    fields: dict[str, object] = {"kind": part.kind, "begin": part.begin, "end": part.end}
     if part.kind == "record":
         message = message_of(part.data, part.begin)
         names = ("topic", "queue_id", "queue_offset", "store_timestamp_ms")
-        return told | {name: getattr(message, name) for name in names} | {"keys": list(message.keys)}
-    return told | {"hex": part.data[:SHOWN_BYTES].hex()}
+        return fields | {name: getattr(message, name) for name in names} | {"keys": list(message.keys)}
+    return fields | {"hex": part.data[:SHOWN_BYTES].hex()}
 
 
 def _write_part(part: Part) -> None:

@@ -176,9 +176,9 @@ def saved_position(root: Path) -> int:
     table, because parsing all of it would delay every other thread."""
     data = (files.read_if_there(root / "config" / QUEUE_OFFSETS) or b"").rstrip(b" \0")
     if len(data) > RESERVED_BYTES:
-        told = re.search(rb'"physicalOffset":([0-9]{1,19})\b', data[-END_BYTES:])
-        if told is not None:
-            return int(told[1])
+        match = re.search(rb'"physicalOffset":([0-9]{1,19})\b', data[-END_BYTES:])
+        if match is not None:
+            return int(match[1])
     try:
         return read_queue_offsets(root).physical_offset
     except StoreFormatError:

@@ -81,7 +81,7 @@ def attached_processes(root: Path) -> list[tuple[int, str]]:
 def another_version(root: Path, head: ControlHead) -> str:
     """The error text for a process that cannot attach beside those of another layout."""
     found = attached_processes(root)
-    told = (
+    processes = (
         "; ".join(f"{pid} {command}" for pid, command in found[:PROCESSES_TOLD])
         or "this process cannot see them"
     )
@@ -89,7 +89,7 @@ def another_version(root: Path, head: ControlHead) -> str:
     return (
         f"the store is in use by another version: attached is {head}, this is {OURS}. Upgrade or end the "
         "attached processes "
-        f"(`cystore handover {shlex.quote(str(root))}` asks them to leave). Attached: {told}{more}"
+        f"(`cystore handover {shlex.quote(str(root))}` asks them to leave). Attached: {processes}{more}"
     )
 
 

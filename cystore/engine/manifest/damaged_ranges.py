@@ -135,14 +135,14 @@ def hole_of(entry: object) -> DamagedRange:
     return DamagedRange(**{name: entry[name] for name in kinds})
 
 
-def plain_hole(hole: DamagedRange) -> dict[str, object]:
+def hole_fields(hole: DamagedRange) -> dict[str, object]:
     """The entry in JSON that describes a hole."""
     return dataclasses.asdict(hole)
 
 
 def render_holes(holes: DamagedRanges) -> bytes:
     """The bytes of holes.json."""
-    listed = [plain_hole(hole) for hole in holes]
+    listed = [hole_fields(hole) for hole in holes]
     return json.dumps({"holes": listed, "checksum": _checksum(holes)}, indent=1).encode() + b"\n"
 
 

@@ -27,8 +27,8 @@ from cystore.engine.manifest import manifest_file
 from cystore.engine.manifest.damaged_ranges import (
     DamagedRange,
     DamagedRanges,
+    hole_fields,
     hole_of,
-    plain_hole,
     read_hole_list,
     write_holes,
 )
@@ -82,7 +82,7 @@ def render(facts: Facts) -> bytes:
         "format": {"major": MAJOR, "minor": MINOR, **facts.sections.get("format", {})},
         "store_id": facts.store_id,
         "settings": dict(facts.settings),
-        "damaged": [plain_hole(hole) for hole in facts.holes],
+        "damaged": [hole_fields(hole) for hole in facts.holes],
         "given_up": [list(one) for one in facts.given_up],
         "removed": [list(one) for one in facts.removed],
         "rebuilt": facts.rebuilt,

@@ -48,9 +48,9 @@ def slot_bytes(path: Path) -> bytes | None:
     """The bytes of both slots, or the whole file if the first slot does not contain its length; None without a file."""
     while True:
         head = files.read_if_there(path, first=HEADER_BYTES) or b""
-        told = {name: _number(head, name) for name in _FIELDS} if len(head) == HEADER_BYTES else {}
-        known = told.get("magic") == MAGIC and HEADER_BYTES <= told["slot_bytes"] <= SLOT_BYTES_MAX
-        data = files.read_if_there(path, first=2 * told["slot_bytes"] if known else None)
+        fields = {name: _number(head, name) for name in _FIELDS} if len(head) == HEADER_BYTES else {}
+        known = fields.get("magic") == MAGIC and HEADER_BYTES <= fields["slot_bytes"] <= SLOT_BYTES_MAX
+        data = files.read_if_there(path, first=2 * fields["slot_bytes"] if known else None)
         if (
             data is None or data[:HEADER_BYTES] == head
         ):  # else another process changed it between the two reads
@@ -71,16 +71,16 @@ def _slot(data: bytes, place: int, at: int) -> Slot | None:
     header = data[at : at + HEADER_BYTES]
     if len(header) < HEADER_BYTES:
         return None
-    told = {name: _number(header, name) for name in _FIELDS}
-    payload = data[at + HEADER_BYTES : at + HEADER_BYTES + told["payload_bytes"]]
+    fields = {name: _number(header, name) for name in _FIELDS}
+    payload = data[at + HEADER_BYTES : at + HEADER_BYTES + fields["payload_bytes"]]
     sound = (
-        told["magic"] == MAGIC
-        and 0 <= told["payload_bytes"] == len(payload)
-        and HEADER_BYTES + len(payload) <= told["slot_bytes"] <= SLOT_BYTES_MAX
-        and told["sequence"] > 0
-        and told["checksum"] == _checksum(header, payload)
+        fields["magic"] == MAGIC
+        and 0 <= fields["payload_bytes"] == len(payload)
+        and HEADER_BYTES + len(payload) <= fields["slot_bytes"] <= SLOT_BYTES_MAX
+        and fields["sequence"] > 0
+        and fields["checksum"] == _checksum(header, payload)
     )
-    return Slot(place, told["sequence"], told["slot_bytes"], payload) if sound else None
+    return Slot(place, fields["sequence"], fields["slot_bytes"], payload) if sound else None
 
 
 def _number(header: bytes, name: str) -> int:

@@ -81,7 +81,7 @@ class Group:
         epoch = self._etcd.change(
             created=[(self._master, 0)],
             changed=[(self._state, state.changed)],
-            put=[(self._master, json.dumps(value).encode(), me.lease), (self._state, _plain(state), 0)],
+            put=[(self._master, json.dumps(value).encode(), me.lease), (self._state, _state_bytes(state), 0)],
         )
         return epoch, in_sync
 
@@ -93,7 +93,7 @@ class Group:
         revision = self._etcd.change(
             created=[(self._master, epoch)],
             changed=[(self._state, view.state.changed)],
-            put=[(self._state, _plain(state), 0)],
+            put=[(self._state, _state_bytes(state), 0)],
         )
         return revision > 0
 
@@ -144,7 +144,7 @@ class Group:
         return found
 
 
-def _plain(state: State) -> bytes:
+def _state_bytes(state: State) -> bytes:
     return json.dumps(
         {"log_id": state.log_id, "in_sync": sorted(state.in_sync), "master": state.master}
     ).encode()

@@ -187,7 +187,7 @@ class ArchiveMark:
             return there
 
     def _enter(self, archived: Archived) -> None:
-        self._manifest.set_section(SECTION, plain_archived(archived))
+        self._manifest.set_section(SECTION, archived_fields(archived))
 
 
 # -------------------------------------------------------------------------------------------------- as bytes
@@ -227,7 +227,7 @@ def _table_of(content: Mapping[str, Any]) -> str:
     return table
 
 
-def plain_archived(archived: Archived) -> dict[str, Any]:
+def archived_fields(archived: Archived) -> dict[str, Any]:
     """The mark as a JSON object."""
     return {
         "archiveId": archived.archive_id,

@@ -22,11 +22,11 @@ log = logging.getLogger("cystore")
 
 
 def _holds(data: bytes) -> Any:
-    return named_holds.plain_holds(named_holds.parse_holds(data))
+    return named_holds.holds_fields(named_holds.parse_holds(data))
 
 
 def _archived(data: bytes) -> Any:
-    return archive_mark.plain_archived(archive_mark.parse_archived(data))
+    return archive_mark.archived_fields(archive_mark.parse_archived(data))
 
 
 def _scrub(data: bytes) -> Any:

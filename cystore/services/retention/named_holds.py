@@ -63,7 +63,7 @@ class Holds:
             holds = dict(self.read())
             hold = Hold(max(physical_offset, self._control.min_physical_offset), max_age_ms)
             if holds.get(name) != hold:
-                self._manifest.set_section(SECTION, plain_holds({**holds, name: hold}))
+                self._manifest.set_section(SECTION, holds_fields({**holds, name: hold}))
             return hold
 
     def release(self, name: str) -> bool:
@@ -75,7 +75,7 @@ class Holds:
             holds = dict(self.read())
             if holds.pop(name, None) is None:
                 return False
-            self._manifest.set_section(SECTION, plain_holds(holds) or None)
+            self._manifest.set_section(SECTION, holds_fields(holds) or None)
             return True
 
     def read(self) -> Mapping[str, Hold]:
@@ -103,7 +103,7 @@ def holds_of(listed: object) -> dict[str, Hold]:
     return holds
 
 
-def plain_holds(holds: Mapping[str, Hold]) -> dict[str, dict[str, int | None]]:
+def holds_fields(holds: Mapping[str, Hold]) -> dict[str, dict[str, int | None]]:
     """The map in JSON that names holds."""
     return {
         name: {"physicalOffset": hold.physical_offset, "maxAgeMs": hold.max_age_ms}

@@ -10,7 +10,7 @@ import pytest
 
 import cystore
 from cystore._native.record.checksum import crc32c
-from cystore.services.retention.named_holds import Hold, parse_holds, plain_holds
+from cystore.services.retention.named_holds import Hold, holds_fields, parse_holds
 from tests.support.cleaning import check_cleaned, filled
 from tests.support.clock import turn
 from tests.support.process import Process
@@ -93,7 +93,7 @@ def test_a_hold_begins_where_the_log_does_at_the_earliest(tmp_path):
 def holds_file(holds):
     """config/holds.json as earlier versions wrote it."""
     rows = [(name, hold.physical_offset, hold.max_age_ms) for name, hold in sorted(holds.items())]
-    content = {"holds": plain_holds(holds), "checksum": crc32c(repr(rows).encode())}
+    content = {"holds": holds_fields(holds), "checksum": crc32c(repr(rows).encode())}
     return json.dumps(content, indent=1).encode()
 
 
