@@ -28,6 +28,8 @@ from tools.processes import ends_with_us
 from tools.redis_server import Redis, redis_server
 
 ROOT = Path(__file__).resolve().parents[2]
+# What is awaited takes a second; on a busy machine a worker may need a minute to start or to end.
+PATIENCE_S = 180
 # Of a pool process that ended a task while its worker was told to stop, Celery may drop the job before it has read
 # that it is done; the process then waits 30 s for its message to be read (billiard's _ensure_messages_consumed). It
 # does so with any backend.
@@ -95,7 +97,7 @@ def rows(run: Callable[..., Result]) -> Callable[..., list[dict[str, Any]]]:
     return lambda *words: [json.loads(line) for line in run(*words, "--json").stdout.splitlines()]
 
 
-def wait_until(condition: Callable[[], object], what: str, limit_s: float = 60.0) -> None:
+def wait_until(condition: Callable[[], object], what: str, limit_s: float = PATIENCE_S) -> None:
     """Returns when the condition holds; fails after `limit_s`."""
     until = monotonic_s() + limit_s
     while not condition():

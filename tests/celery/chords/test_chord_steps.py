@@ -19,9 +19,10 @@ from cystore import clock
 from cystore.celery.base import records
 from cystore.celery.chords import chord_runs, chord_steps
 from tests.celery import work
+from tests.celery.conftest import PATIENCE_S
 from tests.support.clock import turn
 
-PATIENCE_S, HOUR_MS = 60, 3_600_000
+HOUR_MS = 3_600_000
 
 
 def steps(store: cystore.MessageStore, group_id: str) -> list[str | None]:

@@ -17,10 +17,9 @@ from cystore.celery.commands.tasks import rerun
 from cystore.celery.lifecycle import payload
 from cystore.celery.stores import close_shared
 from tests.celery import lifecycle_tasks, work
-from tests.celery.conftest import fleet_in, wait_until
+from tests.celery.conftest import PATIENCE_S, fleet_in, wait_until
 from tests.celery.logs import event_message
 
-PATIENCE_S = 60
 KEEP = {payload.SETTING: payload.MESSAGE}
 
 

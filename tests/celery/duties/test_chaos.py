@@ -38,7 +38,7 @@ def kill_something(fleet: Fleet, workers: list[Worker], rng: random.Random) -> N
         os.kill(rng.choice(children), signal.SIGKILL)
     else:
         workers[victim].kill()
-        workers[victim] = fleet.start("--concurrency=2")
+        workers[victim] = fleet.start("--concurrency=2", **work.SOON)
 
 
 def collect(fleet: Fleet, ids: dict[str, int], metas: dict[str, dict]) -> Iterator[int]:
@@ -54,7 +54,7 @@ def collect(fleet: Fleet, ids: dict[str, int], metas: dict[str, dict]) -> Iterat
 )
 def test_nothing_handed_out_is_lost(fresh_fleet, rng, tasks, kill_every):
     fleet, metas = fresh_fleet, {}
-    workers = [fleet.start("--concurrency=2") for _ in range(2)]
+    workers = [fleet.start("--concurrency=2", **work.SOON) for _ in range(2)]
     add = fleet.task(work.add)
     ids = {add.delay(number, 1).id: number for number in range(tasks)}
     client = redis_of(fleet.app)

@@ -12,8 +12,8 @@ import pytest
 from cystore.celery.base.store_watch import HANDOVER_EXIT_CODE
 from cystore.celery.stores import close_shared
 from tests.celery import work
-from tests.celery.conftest import Fleet, fleet_in, wait_until
-from tests.celery.results.test_store_away import PATIENCE_S, ready, send, waiting
+from tests.celery.conftest import PATIENCE_S, Fleet, fleet_in, wait_until
+from tests.celery.results.test_store_away import ready, send, waiting
 from tests.support.process import Failed, Process
 
 # A process whose own layout is another one, as far as its look at the control block goes.
@@ -33,7 +33,7 @@ def handover(fleet: Fleet, *options: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("away", ["exit", "wait"])
 def test_a_worker_hands_its_store_over_between_two_tasks(tmp_path, away):
     with fleet_in(tmp_path, cystore_store_away=away) as fleet, Process() as newer:
-        worker = fleet.start("--concurrency=1", **{work.REDELIVER_AFTER: "600"})
+        worker = fleet.start("--concurrency=1")
         ready(worker)
         fifo, marker = tmp_path / "fifo", tmp_path / "marker"
         os.mkfifo(fifo)

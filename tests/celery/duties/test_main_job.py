@@ -27,7 +27,7 @@ def celery_app(*arguments: str) -> subprocess.CompletedProcess[str]:
         env=os.environ,
         text=True,
         capture_output=True,
-        timeout=180,
+        timeout=600,
         check=False,
     )
 

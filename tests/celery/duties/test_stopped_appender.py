@@ -14,11 +14,12 @@ from cystore.celery import history
 from cystore.celery.base import events
 from cystore.celery.lifecycle import recorder
 from tests.celery import work
-from tests.celery.conftest import fleet_in, wait_until
+from tests.celery.conftest import PATIENCE_S, fleet_in, wait_until
 from tests.support.process import Process
 
-PATIENCE_S = 60
-PATIENT = "?os_page_cache_busy_timeout_ms=120000"  # who stores a result waits for longer than this test takes
+PATIENT = (
+    "?os_page_cache_busy_timeout_ms=3600000"  # who stores a result waits for longer than this test takes
+)
 HOLD = "import cystore; store = cystore.open(path); turn = store._attached().control.held('append'); turn.__enter__()"
 LET_GO = "turn.__exit__(None, None, None)"
 

@@ -25,7 +25,7 @@ from cystore.celery.duties.duty_runs import ALL
 from cystore.celery.duties.main_process import Keeper
 from cystore.celery.tasks import FAN_OUT
 from tests.celery import work
-from tests.celery.conftest import Fleet, Worker, wait_until
+from tests.celery.conftest import PATIENCE_S, Fleet, Worker, wait_until
 from tools.redis_server import Redis, redis_server
 
 WITH_DUTIES = {work.DUTIES: "1"}
@@ -93,7 +93,7 @@ def test_duties_run_in_the_main_process(server, tmp_path):
             store.put("T", b"x")
             wait_until(lambda: not store.stats()["dispatch_behind_bytes"], "what was appended is dispatched")
             assert worker.children() == pool, "a duty was a task of the pool"
-            assert not client.hlen("unacked")
+            wait_until(lambda: not client.hlen("unacked"), "the messages are acknowledged")
             assert not [event for event in heard.tasks if event["name"].startswith("cystore.")]
             log = worker.log.read_text()
             assert "Task cystore." not in log and "Traceback" not in log
@@ -150,7 +150,7 @@ class Heard:
 
     def __enter__(self) -> Heard:
         self._thread.start()
-        assert self._ready.wait(30)
+        assert self._ready.wait(PATIENCE_S)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -18,12 +18,11 @@ from cystore.celery.duties import duty_runs, main_process
 from cystore.celery.stores import ANY_HOUR, Location, close_shared
 from cystore.services.duty_table import Outcome
 from tests.celery import work
-from tests.celery.conftest import Fleet, fleet_in, wait_until
+from tests.celery.conftest import PATIENCE_S, Fleet, fleet_in, wait_until
 from tests.celery.servers import redis_named_by_host
 from tests.support.clock import turn
 
 HOUR_MS = 3_600_000
-PATIENCE_S = 60
 SMALL = "mapped_file_size_commit_log_bytes=65536&mapped_file_size_consume_queue_bytes=2000&allocate_ahead_bytes=65536"
 
 
@@ -51,9 +50,8 @@ def test_a_worker_that_installed_nothing_cleans_its_store(tmp_path):
         assert "the main process of one of its workers cleans it" in told
         assert "not cleaned yet" in told
         noted = fleet.backend.store.duties
-        wait_until(lambda: noted.last("clean_expired").runs, "the worker noted that")
-        last = noted.last("clean_expired")
-        assert (last.outcome, last.pid) == (Outcome.DONE, worker.process.pid)
+        wait_until(lambda: noted.last("clean_expired").outcome is Outcome.DONE, "the worker noted that")
+        assert noted.last("clean_expired").pid == worker.process.pid
         status = [sys.executable, "-m", "celery", "-A", "tests.celery.work", "cystore", "status"]
         environment = {**os.environ, **fleet.environment}
         done = subprocess.run(status, env=environment, capture_output=True, text=True, check=True)

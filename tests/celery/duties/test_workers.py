@@ -16,9 +16,7 @@ from cystore.celery.base.identity import store_id_of
 from cystore.celery.base.queues import queue_of_store
 from cystore.celery.stores import close_shared
 from tests.celery import work
-from tests.celery.conftest import Fleet
-
-PATIENCE_S = 60  # for a worker to boot on a busy machine; nothing here takes a second
+from tests.celery.conftest import PATIENCE_S, Fleet
 
 
 def lives(fleet: Fleet, task_id: str) -> list[str | None]:
@@ -132,7 +130,7 @@ def test_a_worker_that_is_killed_loses_nothing(fresh_fleet):
     """What it had finished is there, what it was at runs again elsewhere (acks_late)."""
     marker, fifo = fresh_fleet.folder / "marker", fresh_fleet.folder / "fifo"
     os.mkfifo(fifo)
-    worker = fresh_fleet.start("--concurrency=1")
+    worker = fresh_fleet.start("--concurrency=1", **work.SOON)
     done = [fresh_fleet.task(work.add).delay(number, number) for number in range(20)]
     assert [result.get(timeout=PATIENCE_S) for result in done] == [2 * number for number in range(20)]
 
@@ -144,9 +142,12 @@ def test_a_worker_that_is_killed_loses_nothing(fresh_fleet):
             assert store.wait_log(position, PATIENCE_S)
     worker.kill()
 
-    fresh_fleet.start("--concurrency=1")
+    fresh_fleet.start("--concurrency=1", **work.SOON)
     assert begun.get(timeout=PATIENCE_S) == "second time"
-    assert lives(fresh_fleet, begun.id) == [states.SUCCESS, states.STARTED, work.MARKED, states.STARTED]
+    # More than once elsewhere: a busy machine does not acknowledge a message before it is redelivered again.
+    again, first = lives(fresh_fleet, begun.id)[:-2], lives(fresh_fleet, begun.id)[-2:]
+    assert first == [work.MARKED, states.STARTED]
+    assert states.SUCCESS in again and set(again) == {states.SUCCESS, states.STARTED}
     for number, result in enumerate(done):
         again = fresh_fleet.backend.get_task_meta(result.id, cache=False)
         assert (again["status"], again["result"]) == (states.SUCCESS, 2 * number)

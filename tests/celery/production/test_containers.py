@@ -12,13 +12,12 @@ from celery import states
 
 from cystore.celery.stores import close_shared
 from tests.celery import work
-from tests.celery.conftest import ROOT, WORKER, fleet_in, wait_until
+from tests.celery.conftest import PATIENCE_S, ROOT, WORKER, fleet_in, wait_until
 from tests.celery.results.test_store_away import ready
 from tests.crash.faults.namespace import obstacle
 from tests.unit.system.test_pid_namespaces import ELSEWHERE
 from tools.processes import ends_with_us
 
-PATIENCE_S = 60
 CELERY = [*ELSEWHERE, sys.executable, "-m", "celery", "-A", "tests.celery.work"]
 READER = """
 import os, sys

@@ -12,11 +12,9 @@ from celery import Celery, chord, states
 
 from cystore.celery.stores import close_shared
 from tests.celery import work
-from tests.celery.conftest import Fleet, fleet_in
+from tests.celery.conftest import PATIENCE_S, Fleet, fleet_in
 from tests.celery.production.test_page import PAGE
 from tests.structure.test_docs import blocks
-
-PATIENCE_S = 60
 
 
 def old_backends(fleet: Fleet, folder: Path) -> dict[str, str]:

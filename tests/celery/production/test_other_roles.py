@@ -12,8 +12,8 @@ from cystore.celery.stores import close_shared
 from cystore.clock import now_ms
 from cystore.layout import FLAGS
 from tests.celery import work
-from tests.celery.conftest import fleet_in, wait_until
-from tests.celery.results.test_store_away import PATIENCE_S, ready, send, waiting
+from tests.celery.conftest import PATIENCE_S, fleet_in, wait_until
+from tests.celery.results.test_store_away import ready, send, waiting
 
 MASTER = "127.0.0.1:1"  # nobody listens there
 

@@ -22,13 +22,12 @@ from cystore.celery import history
 from cystore.celery.base.store_watch import EXIT_CODE, HANDOVER_EXIT_CODE
 from cystore.celery.stores import close_shared
 from tests.celery import work
-from tests.celery.conftest import ROOT, STOP_S, fleet_in, wait_until
+from tests.celery.conftest import PATIENCE_S, ROOT, STOP_S, fleet_in, wait_until
 from tests.structure.test_docs import Block, blocks
 from tools.processes import ends_with_us
 from tools.redis_server import redis_server
 
 PAGE = ROOT / "docs" / "production.md"
-PATIENCE_S = 60
 TASKS = "\n\n@app.task\ndef add(x, y):\n    return x + y\n"
 SUPERVISOR = ("systemctl stop shop-worker", "systemctl start shop-worker")
 

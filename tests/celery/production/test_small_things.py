@@ -7,19 +7,20 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from celery import states
+from celery import states, uuid
 
 import cystore
 from cystore.celery.lifecycle.redaction import HIDDEN
 from cystore.clock import now_ms
 from tests.celery import work
-from tests.celery.conftest import ROOT, Fleet, fleet_in, wait_until
+from tests.celery.conftest import PATIENCE_S, ROOT, Fleet, fleet_in, wait_until
 from tests.celery.results.test_store_away import ready
+from tests.celery.results.test_waiting import Waiter
 
-PATIENCE_S = 60
 SECRET = "hunter2"
 SIGPIPE_CODE = 141
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -163,14 +164,21 @@ def peak_kb(pid: int) -> int:
 
 def test_every_state_comes_once_and_in_order_beside_a_busy_writer(fleet):
     """Row 3, with a real worker: the state of the app's own is there, and no state of other tasks is."""
-    busy = [fleet.task(work.add).delay(n, 1) for n in range(100)]
-    seen: dict[str, list[str]] = {}
-    for _ in range(10):
-        result = fleet.task(work.progress).delay()
-        states_of = seen.setdefault(result.id, [])
-        assert (
-            result.get(timeout=PATIENCE_S, on_message=lambda meta, s=states_of: s.append(meta["status"]))
-            == "done"
+    seen: dict[str, list[str]] = {uuid(): [] for _ in range(10)}
+
+    def wait(task_id: str, waits: threading.Event) -> object:
+        told = seen[task_id]
+        return fleet.app.AsyncResult(task_id).get(
+            timeout=PATIENCE_S, on_message=lambda meta: told.append(meta["status"]), on_interval=waits.set
         )
+
+    # Who asks for a result that is there gets it at once, without the states before.
+    began = {task_id: threading.Event() for task_id in seen}
+    waiters = [Waiter(lambda one=one: wait(*one)) for one in began.items()]
+    assert all(waits.wait(PATIENCE_S) for waits in began.values())
+    busy = [fleet.task(work.add).delay(n, 1) for n in range(100)]
+    for task_id in seen:
+        fleet.task(work.progress).apply_async(task_id=task_id)
+    assert [waiter.finish() for waiter in waiters] == ["done"] * 10
     assert set(map(tuple, seen.values())) == {(states.STARTED, work.MARKED, states.SUCCESS)}
     assert [result.get(timeout=PATIENCE_S) for result in busy] == [n + 1 for n in range(100)]

@@ -15,9 +15,8 @@ from kombu.exceptions import EncodeError
 from cystore.celery import history
 from cystore.celery.base import records
 from tests.celery import work
-from tests.celery.conftest import Fleet, fleet_in
+from tests.celery.conftest import PATIENCE_S, Fleet, fleet_in
 
-PATIENCE_S = 60
 LIMIT_BYTES = 20_000
 
 

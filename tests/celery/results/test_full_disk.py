@@ -11,10 +11,9 @@ from celery import Celery
 
 from cystore import StoreFullError
 from tests.celery import work
-from tests.celery.conftest import Fleet, fleet_in, wait_until
+from tests.celery.conftest import PATIENCE_S, Fleet, fleet_in, wait_until
 from tests.celery.results.test_store_away import waiting
 
-PATIENCE_S = 60
 TASKS = 20
 # What a worker says of its work, and late of its start: a pool of greenlets connects beside its first tasks.
 USUAL = ("] received", "] succeeded", "] pidbox: Connected to", "] Connected to", " ready.")

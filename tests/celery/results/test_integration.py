@@ -9,7 +9,7 @@ import pytest
 from tests.celery.integration import __main__ as command
 from tests.celery.integration.suite import all_tests, run
 
-LIMIT_S = 200
+LIMIT_S = 600
 CANVAS = """
 test_link_error: test_link_error
 test_chain: test_simple_chain test_chain_of_group_followed_by_empty_groups test_group_chord_group_chain

@@ -15,11 +15,10 @@ from cystore.celery.duties.duty_runs import ALL
 from cystore.celery.stores import close_shared
 from cystore.services.duty_table import Outcome
 from tests.celery import work
-from tests.celery.conftest import Fleet, fleet_in, wait_until
+from tests.celery.conftest import PATIENCE_S, Fleet, fleet_in, wait_until
 
 pytest.importorskip("gevent")
 pytest.importorskip("eventlet")
-PATIENCE_S = 60
 
 
 POOLS = ("gevent", "eventlet", "threads")

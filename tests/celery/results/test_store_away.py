@@ -16,9 +16,7 @@ from cystore.celery.base.store_watch import EXIT_CODE
 from cystore.celery.stores import SERVER, close_shared
 from cystore.layout import FLAGS
 from tests.celery import work
-from tests.celery.conftest import Fleet, Worker, fleet_in, wait_until
-
-PATIENCE_S = 60
+from tests.celery.conftest import PATIENCE_S, Fleet, Worker, fleet_in, wait_until
 
 
 def ready(worker: Worker) -> None:

@@ -18,10 +18,10 @@ import cystore
 from cystore.celery.backend import CystoreBackend
 from cystore.celery.results import consumer
 from cystore.surface import waits
-from tests.celery.conftest import wait_until
+from tests.celery.conftest import PATIENCE_S, wait_until
 from tests.support.process import Process
 
-HANGS_AFTER_S = 60
+HANGS_AFTER_S = PATIENCE_S
 NEVER_S = 3600.0
 
 BEGIN = """

@@ -3,6 +3,7 @@ this process."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 
@@ -21,6 +22,8 @@ from cystore.celery.duties import duty_runs
 from cystore.celery.duties.duty_runs import ALL, REPUT
 from cystore.services.duty_table import Outcome
 from tools.redis_server import Redis, redis_server
+
+HOUR_MS = 3_600_000
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +55,13 @@ def store(app) -> MessageStore:
 def other(tmp_path) -> Iterator[MessageStore]:
     with cystore.open(tmp_path / "other", mapped_file_size_commit_log_bytes=1 << 20) as store:
         yield store
+
+
+@pytest.fixture
+def hourly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every duty has a period of an hour, so none is due twice in a test."""
+    for name, duty in ALL.items():
+        monkeypatch.setitem(ALL, name, dataclasses.replace(duty, period_s=HOUR_MS / 1000))
 
 
 def beat(client: redis_py.Redis, store: MessageStore, worker: str = "w1@here", **more) -> str:
@@ -158,7 +168,7 @@ def test_every_key_expires_and_is_one_of_those_documented(app, client, store):
     assert not client.keys("_kombu.binding.cystore*")
 
 
-def test_only_stores_that_live_get_ticks(app, client, store, other):
+def test_only_stores_that_live_get_ticks(app, client, store, other, hourly):
     mine, theirs = beat(client, store), beat(client, other)
     age(client, theirs, 60)
     assert fan_out(app) == len(ALL)
@@ -168,13 +178,13 @@ def test_only_stores_that_live_get_ticks(app, client, store, other):
     assert waiting(client, theirs) == len(ALL)
 
 
-def test_a_tick_is_sent_once_a_period_however_many_beats_there_are(app, client, store):
+def test_a_tick_is_sent_once_a_period_however_many_beats_there_are(app, client, store, hourly):
     store_id = beat(client, store)
     assert [fan_out(app) for _ in range(3)] == [len(ALL), 0, 0]
     key = f"cystore:{store_id}:ticks"
     last = int(client.hget(key, "reput"))
-    client.hset(key, "reput", last - 1_000)
-    client.hset(key, "flush", last + 3_600_000)  # a clock that was set back
+    client.hset(key, "reput", last - HOUR_MS)
+    client.hset(key, "flush", last + HOUR_MS)  # a clock that was set back
     assert fan_out(app) == 2
 
 
@@ -194,7 +204,7 @@ def test_two_stores_have_leases_of_their_own(app, client, store, other):
             assert second is None
 
 
-def test_without_a_registry_the_ticks_go_to_the_store_of_the_worker(url):
+def test_without_a_registry_the_ticks_go_to_the_store_of_the_worker(url, hourly):
     app = Celery("alone", broker="memory://", backend=url, set_as_current=False)
     app.conf.result_backend_thread_safe = True
     queue = queues.own_queue(queues.queue_of_store(store_id_of(app.backend.store)))

@@ -21,12 +21,11 @@ from cystore.celery.routing import lists
 from cystore.celery.routing.messages import Answer, Found, Request
 from cystore.clock import monotonic_s
 from tests.celery import work
-from tests.celery.conftest import fleet_in, wait_until
+from tests.celery.conftest import PATIENCE_S, fleet_in, wait_until
 from tests.celery.routing.test_homes import UNKNOWN_HOME
 from tests.celery.routing.test_remote import FalseHome, client_of, serves
 from tools.redis_server import redis_server
 
-PATIENCE_S = 60
 TEXT = "0123456789" * 40
 BODY = json.dumps({"status": "SUCCESS", "result": TEXT, "task_id": "t"}).encode()
 PART_BYTES = 100
@@ -76,13 +75,14 @@ TROUBLES = {
 @pytest.mark.parametrize("trouble", TROUBLES.values(), ids=TROUBLES)
 def test_a_part_that_does_not_come_is_asked_for_again(app, fleet, monkeypatch, trouble):
     """Seen: a home that was away, or busy, for one part ended the whole `get`, whatever its timeout was."""
-    monkeypatch.setattr(client_module, "ANSWER_S", 0.3)
+    monkeypatch.setattr(client_module, "ANSWER_S", 0.1)
+    monkeypatch.setattr(client_module, "AGAIN_S", 0.05)
     with FalseHome(fleet, troubled(trouble)):
         assert AsyncResult("t", app=app).get(timeout=PATIENCE_S) == TEXT
     with FalseHome(fleet, troubled(trouble, 10**6)) as false:
         with pytest.raises(homes.HomeAwayError, match=f"store {UNKNOWN_HOME} did not answer"):
             AsyncResult("t", app=app).get(timeout=2)
-        assert 3 < false.asked < 25, "asked again, and not in a loop"
+        assert 3 < false.asked < 5 + 2 / client_module.AGAIN_S, "asked again, and not in a loop"
 
 
 def test_parts_of_a_home_with_many_requests(app, fleet, monkeypatch):
@@ -104,7 +104,7 @@ def test_parts_of_a_home_with_many_requests(app, fleet, monkeypatch):
 def test_parts_end_when_the_time_is_over(app, fleet, monkeypatch):
     """Seen: a home that gave a byte at a time held a `get` of 2 s for minutes. A `get` without a timeout ends when
     the home is silent."""
-    monkeypatch.setattr(client_module, "ANSWER_S", 0.5)
+    monkeypatch.setattr(client_module, "ANSWER_S", 2.0)  # a home that answers later than that is silent
     monkeypatch.setattr(client_module, "SILENT_S", 1.0)  # a backend asks for it once
 
     def slowly(request: Request) -> bytes:
