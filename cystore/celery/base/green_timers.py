@@ -25,7 +25,8 @@ def cancel_repeated(timer: Any, call: Any) -> None:
 
 
 def end_heartbeats(consumer: Any) -> None:
-    """At a worker's shutdown, before its connections are closed: no heartbeat begins any more."""
+    """Before Celery stops a worker's heart, and forgets which call it was: no heartbeat begins any more. Celery then
+    sends its last event, and waits for a heartbeat that has begun."""
     call = getattr(consumer.heart, "tref", None)
     if hasattr(call, "entry"):
         cancel_repeated(consumer.timer, call)

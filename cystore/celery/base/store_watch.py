@@ -163,7 +163,8 @@ class StoreWatch(bootsteps.StartStopStep):
         self._timer = parent.timer.call_repeatedly(each_s, parent.call_soon, (self._look, parent))
 
     def stop(self, parent: Any) -> None:
-        """Before each new connection."""
+        """Before each new connection, and before Celery stops the heart."""
+        end_heartbeats(parent)
         parent.on_task_message.discard(self._before)
         if self._hub is not None:
             self._hub.on_tick.discard(self._tick)
@@ -171,10 +172,7 @@ class StoreWatch(bootsteps.StartStopStep):
             cancel_repeated(parent.timer, self._timer)
             self._timer = None
 
-    def shutdown(self, parent: Any) -> None:
-        """The worker ends; its connections are there yet."""
-        self.stop(parent)
-        end_heartbeats(parent)
+    shutdown = stop
 
     def _before_task(self, consumer: Any) -> Any:
         def look(request: Any) -> None:

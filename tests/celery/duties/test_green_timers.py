@@ -8,7 +8,11 @@ import pytest
 from cystore.celery.base.store_watch import StoreWatch
 from cystore.celery.duties.answering import ReadHost
 from cystore.celery.duties.main_process import DutyHost
+from tests.celery.conftest import PATIENCE_S, Fleet
+from tests.celery.results.test_store_away import ready
+from tests.celery.servers import late_redis
 from tests.isolated import fresh
+from tools.redis_server import redis_server
 
 pytest.importorskip("gevent")
 pytest.importorskip("eventlet")
@@ -60,3 +64,18 @@ def test_our_steps_end_before_the_heartbeat(url):
     order = fresh.run(steps_of_a_worker, url)
     for ours in (StoreWatch, ReadHost, DutyHost):
         assert order.index(ours.__name__) > order.index("Heart"), order
+
+
+@pytest.mark.parametrize("library", ["eventlet"])
+def test_a_warm_shutdown_beside_a_redis_that_answers_heartbeats_late(tmp_path, library):
+    """Seen: half of such workers hung for ever, with any result backend: heartbeats continued during the shutdown,
+    Celery closed their connection under one of them and waited for it, and eventlet never woke it."""
+    with redis_server(own=True) as redis, late_redis(redis.url.removeprefix("unix://"), 1.9) as url:
+        fleet = Fleet(tmp_path, url)
+        try:
+            worker = fleet.start("--concurrency=2", pool=library)
+            ready(worker)
+            worker.ask_to_stop()
+            assert worker.process.wait(PATIENCE_S) == 0
+        finally:
+            fleet.stop()
