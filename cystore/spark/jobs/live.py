@@ -1,7 +1,7 @@
 """Follows a fleet's tasks: a stream into Parquet, which a dashboard can read. A row has the runs, failures, retries
 and runtimes of one task name in one window of time. The job writes a window once: when an event arrives that is later
-than the window's end by the watermark. You may end the job by Ctrl-C or a kill; the next start continues there and
-repeats no window.
+than the window's end by the watermark. You may end the job by Ctrl-C (exit code 130, with the summary) or a kill; the
+next start continues there and repeats no window.
 
 example:
   python -m cystore.spark live /var/lib/app/store --out /var/lib/app/windows --window "1 minute"
@@ -18,7 +18,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from cystore.operate.command import add_settings, named_path
+from cystore.operate.command import OK, add_settings, named_path
+from cystore.operate.exits import INTERRUPTED
 from cystore.spark.jobs.running import (
     add_master,
     existing_stores,
@@ -82,8 +83,8 @@ def follow(
     **options: str,
 ) -> dict[str, Any]:
     """Writes windows into the folder `out` until the stream is stopped: one file for each batch, and at most one
-    batch in each period `every`. Returns the number of batches since the checkpoint began. `options` are those of the
-    source."""
+    batch in each period `every`. Returns the number of batches since the checkpoint began, and whether Ctrl-C ended it.
+    `options` are those of the source."""
     folder = outside_of(existing_stores(store), out)
     events = task_events(spark.readStream, store, **{"startingOffsets": "earliest", **options})
     writer = (
@@ -95,13 +96,24 @@ def follow(
         .option("checkpointLocation", f"file://{folder}/_checkpoint")
     )
     query = writer.trigger(**({"availableNow": True} if once else {"processingTime": every})).start()
-    _wait(query)
-    last = query.lastProgress
-    return {"out": str(folder), "batches": 0 if last is None else last["batchId"] + 1}
+    interrupted = not _ran_to_its_end(query)
+    return {"out": str(folder), "batches": _batches(folder), "interrupted": interrupted}
 
 
-def _wait(query: StreamingQuery) -> None:
-    """Waits until the query ends. Ctrl-C stops it. Raises the error with which the query failed.
+def exit_code(summary: dict[str, Any]) -> int:
+    """130 if Ctrl-C ended the stream."""
+    return INTERRUPTED if summary["interrupted"] else OK
+
+
+def _batches(folder: Path) -> int:
+    """How many batches are whole since the checkpoint began. The progress of a query that was just started does not
+    tell yet."""
+    commits = (folder / "_checkpoint" / "commits").glob("[0-9]*")
+    return max((int(commit.name) + 1 for commit in commits), default=0)
+
+
+def _ran_to_its_end(query: StreamingQuery) -> bool:
+    """Waits until the query ends; false if Ctrl-C stopped it. Raises the error with which the query failed.
 
     Another thread asks Spark: PySpark's own handler of Ctrl-C would call Spark on the connection on which this thread
     waits, which breaks the connection."""
@@ -122,9 +134,10 @@ def _wait(query: StreamingQuery) -> None:
     except KeyboardInterrupt:
         query.stop()
         asking.join()
-        return
+        return False
     finally:
         if in_main:
             signal.signal(signal.SIGINT, before)
     if failures:
         raise failures[0]
+    return True
