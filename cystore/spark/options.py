@@ -22,6 +22,7 @@ from cystore.errors import StoreConfigError, StoreFormatError
 EARLIEST, LATEST = -2, -1  # in offsets by topic and partition, as in Kafka
 SETTING_PREFIX = "cystore."
 STORAGE_PREFIX = "fs."
+HIDDEN_PREFIX = "secret."  # behind STORAGE_PREFIX: Spark then hides the value
 STRATEGY = "startingOffsetsByTimestampStrategy"  # where nothing was stored from a starting timestamp on
 StartingStrategy = Literal["error", "latest"]
 PerQueue = dict[tuple[str, int], int]
@@ -34,6 +35,19 @@ NAMES = (
     *("onCorruption", "checkChecksum", "includeTransactions", "includeArchive", "filterPushdown"),
     *("sealedSegments", "storeMoved", "columns", "tags", "cores", "taskAttempts"),
 )
+# Options of pyarrow's file systems that are no secret. Whatever is not here may be one.
+HARMLESS = frozenset(
+    {"region", "endpoint_override", "scheme", "anonymous", "role_arn", "session_name", "background_writes"}
+    | {"request_timeout", "connect_timeout", "load_frequency", "retry_strategy", "retry_time_limit"}
+    | {"force_virtual_addressing", "check_directory_existence_before_creation", "allow_delayed_open"}
+    | {"blob_storage_authority", "blob_storage_scheme", "dfs_storage_authority", "dfs_storage_scheme"}
+    | {"account_name", "client_id", "tenant_id", "project_id", "target_service_account"}
+    | {"tls_ca_file_path", "host", "port", "user", "username", "replication", "buffer_size"}
+    | {"default_block_size", "default_bucket_location"}
+)
+NAME_OF_SECRET = "access_key"  # says which secret is meant, and is none
+# The names whose values Spark hides in plans and event logs, by its own default (spark.redaction.regex).
+HIDDEN_BY_SPARK = re.compile("secret|password|token", re.IGNORECASE)
 # Options that a table made by SQL adds: except the place they say nothing about reading (and each option again, as
 # option.NAME).
 OF_SQL = frozenset(
@@ -201,10 +215,24 @@ def settings_of(options: dict[str, str]) -> dict[str, Any]:
     return found
 
 
+def may_be_secret(name: str) -> bool:
+    """Whether the value of a file system's option may be a secret, or the name of one."""
+    return name not in HARMLESS
+
+
 def _storage_of(options: dict[str, str]) -> dict[str, str]:
-    """Takes the options out that are of the file system of URLs."""
-    names = [name for name in options if name.startswith(STORAGE_PREFIX)]
-    return {name.removeprefix(STORAGE_PREFIX): options.pop(name) for name in names}
+    """Takes the options out that are of the file system of URLs. Raises StoreConfigError for one that may be a secret
+    and that Spark would show in its plans."""
+    found = {}
+    for option in [option for option in options if option.startswith(STORAGE_PREFIX)]:
+        name = option.removeprefix(STORAGE_PREFIX)
+        if may_be_secret(name) and name != NAME_OF_SECRET and not HIDDEN_BY_SPARK.search(name):
+            raise StoreConfigError(
+                f"option {option} may be a secret, and Spark would show it in plans and in its event log: name it "
+                f"{STORAGE_PREFIX}{HIDDEN_PREFIX}{name}, which Spark hides, or put it into the environment"
+            )
+        found[name.removeprefix(HIDDEN_PREFIX)] = options.pop(option)
+    return found
 
 
 def _check_urls(patterns: tuple[str, ...], sealed: bool, options: dict[str, str], *, stream: bool) -> None:

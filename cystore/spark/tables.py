@@ -13,27 +13,10 @@ from collections.abc import Mapping
 from pyspark.sql.types import StructType
 
 from cystore.errors import StoreConfigError
-from cystore.spark.options import NAMES, SETTING_PREFIX, STORAGE_PREFIX
+from cystore.spark.options import NAMES, SETTING_PREFIX, STORAGE_PREFIX, may_be_secret
 
 METADATA = "cystore.options"
 COPY = "copyTable"
-# Options of pyarrow's file systems that are no secret. Whatever is not here may be one.
-_HARMLESS = frozenset(
-    {"region", "endpoint_override", "scheme", "anonymous", "role_arn", "session_name", "background_writes"}
-    | {
-        "request_timeout",
-        "connect_timeout",
-        "force_virtual_addressing",
-        "check_directory_existence_before_creation",
-    }
-    | {
-        "blob_storage_authority",
-        "blob_storage_scheme",
-        "dfs_storage_authority",
-        "dfs_storage_scheme",
-        "account_name",
-    }
-)
 _PLACES = frozenset({"path", "paths", "location"})
 
 
@@ -48,7 +31,7 @@ def remember(options: Mapping[str, str], schema: StructType) -> None:
     names = {name.lower() for name in NAMES} | _PLACES
     for name, value in options.items():
         plain = name.lower()
-        if plain.startswith(STORAGE_PREFIX) and plain.removeprefix(STORAGE_PREFIX) not in _HARMLESS:
+        if plain.startswith(STORAGE_PREFIX) and may_be_secret(plain.removeprefix(STORAGE_PREFIX)):
             raise StoreConfigError(
                 f"option {name} may be a secret, and Spark stores a table's options in its columns, where "
                 "every query and every file "
@@ -81,9 +64,10 @@ def read_options(options: Mapping[str, str], schema: StructType) -> dict[str, st
     kept = remembered(schema)
     if not kept and not options:
         raise StoreConfigError(
-            "the table does not name its store. Make the table without a list of columns, because Spark drops "
-            "the options with one: "
-            "CREATE TABLE name USING cystore OPTIONS (path '/var/lib/app/store')"
+            "the table was made with a list of columns, or of rows, and Spark does not tell a Python data source the "
+            "path of such a table. DROP TABLE it, which leaves the store as it is, and make it without a list: CREATE "
+            "TABLE name USING cystore OPTIONS (path '/var/lib/app/store', columns 'topic,value'). Or name the path in "
+            "the query: SELECT * FROM name WITH (path '/var/lib/app/store')"
         )
     return {**kept, **options}
 

@@ -101,6 +101,27 @@ def by_url(folder: str, url: str, storage: str) -> None:
     spark.stop()
 
 
+def hush(folder: str, store: str, secrets: str) -> None:
+    """Reads a store with options of a file system that are secret, in queries, views and writes, and prints what their
+    plans and schemas show."""
+    logs = Path(folder, "logs")
+    logs.mkdir()
+    log = {"enabled": "true", "compress": "false", "dir": f"file://{logs}"}
+    spark = start_session(
+        "local[1]", Path(folder), **{f"spark.eventLog.{name}": value for name, value in log.items()}
+    )
+    options = {f"fs.{name}": value for name, value in json.loads(secrets).items()}
+    frame = spark.read.format("cystore").options(**options).load(store)
+    frame.write.parquet(str(Path(folder, "written")))
+    frame.createOrReplaceTempView("seen")
+    counted = spark.sql("SELECT topic, count(*) AS messages FROM seen GROUP BY topic")
+    joined = frame.join(counted, "topic").select("key", "messages")
+    joined.collect()
+    for one in (frame, counted, joined):
+        print(one.schema.json(), repr(one), one._jdf.queryExecution().toString(), flush=True)
+    spark.stop()
+
+
 def swap(store: str, steps: str) -> None:
     """Renames what a rebuild has staged into place, and is killed after so many steps."""
     from cystore.spark.jobs import rebuild as job
@@ -190,6 +211,7 @@ if __name__ == "__main__":
         "write": write,
         "cluster": cluster,
         "by_url": by_url,
+        "hush": hush,
         "swap": swap,
         "aggregate": aggregate,
         "daily": daily,

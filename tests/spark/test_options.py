@@ -27,6 +27,7 @@ from cystore.spark.options import EARLIEST, LATEST, Bound, parse, parse_any
 from cystore.spark.source.pushdown import narrowed
 
 BAD = [
+    ({"path": "s", "fs.account_key": "hush"}, False, "event log: name it fs.secret.account_key, which Spark"),
     ({}, False, "no path"),
     ({"path": ""}, False, "no path"),
     ({"paths": "a,b"}, False, "paths must be JSON"),
@@ -184,3 +185,8 @@ def test_filters_hold_together():
     assert narrowed(RowFilter(), [LessThan(("offset",), 3), GreaterThan(("offset",), 9)]) is None
     # The option means any key of a record, the column the first: both must hold, so the option stays.
     assert narrowed(RowFilter(keys=("a",)), [EqualTo(("key",), "b")]) == RowFilter(keys=("a",))
+
+
+def test_a_secret_has_the_name_that_its_file_system_knows():
+    options = parse({"path": "s", "fs.secret.account_key": "k", "fs.access_key": "a"}, stream=False)
+    assert options.storage == {"account_key": "k", "access_key": "a"}

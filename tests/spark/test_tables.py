@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,7 +12,7 @@ from typing import Any
 import pytest
 
 import cystore
-from tests.spark.conftest import STORE_OPTIONS
+from tests.spark.conftest import ROOT, STORE_OPTIONS
 
 pytestmark = pytest.mark.spark
 
@@ -50,6 +53,42 @@ def test_no_table_is_written_for_spark_does_not_say_which_one_it_is(spark, make_
     assert (count(one), count(two)) == (20, 10)
 
 
+def test_no_table_is_made_of_rows_since_it_could_not_be_read(spark, make_store, tmp_path):
+    """Seen: saveAsTable with a path appended to the store there, and left a table that could not be read."""
+    one = make_store("one", 20)
+    rows = spark.sql("SELECT 'T' AS topic, X'61' AS value")
+    none = spark.createDataFrame([], rows.schema)
+    for place in (str(one.path), str(tmp_path / "new")):
+        for frame in (rows, none):
+            table = frame.write.format("cystore").options(path=place, **STORE_OPTIONS)
+            made = frame.writeTo("b").using("cystore").options(path=place, **STORE_OPTIONS)
+            for make in (
+                lambda table=table: table.saveAsTable("b"),
+                lambda table=table: table.mode("append").saveAsTable("b"),
+                made.create,
+            ):
+                said = refused(make)
+                assert "would make a table that cannot be read" in said
+                assert 'df.write.format("cystore").mode("append").save(' in said
+                assert not spark.catalog.tableExists("b")
+    assert count(one) == 20 and not (tmp_path / "new").exists()
+
+
+def test_a_stream_saves_its_batches_by_itself(spark, make_store, tmp_path):
+    """Spark runs such a write within the execution of the micro-batch, as it does the rows of a new table."""
+    one, copy = make_store("one", 20), tmp_path / "copy"
+
+    def save(frame: Any, number: int) -> None:
+        writer = frame.write.format("cystore").mode("append").options(**STORE_OPTIONS)
+        writer.options(txnAppId="copy", txnVersion=number).save(str(copy))
+
+    stream = spark.readStream.format("cystore").option("startingOffsets", "earliest").load(str(one.path))
+    writer = stream.writeStream.foreachBatch(save).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    writer.trigger(availableNow=True).start().awaitTermination()
+    with cystore.open(copy, services="none") as store:
+        assert count(store) == 20
+
+
 def test_rows_of_a_table_are_saved_to_the_store_that_is_named(spark, make_store, tmp_path):
     """Seen: the topic and key of the table that rows came from were asked of the store that they went to."""
     one = make_store("one", 20)
@@ -68,24 +107,41 @@ def test_rows_of_a_table_are_saved_to_the_store_that_is_named(spark, make_store,
 
 @pytest.mark.slow
 def test_a_table_that_was_made_with_columns_says_how_it_is_made(spark, make_store):
+    """Spark asks no Python source when such a table is made, so the first query is the first that can refuse it."""
     store = make_store("one", 5)
     spark.sql(f"CREATE TABLE a (topic STRING, value BINARY) USING cystore OPTIONS (path '{store.path}')")
     try:
-        assert "without a list of columns" in refused(lambda: spark.sql("SELECT * FROM a").collect())
+        said = refused(lambda: spark.sql("SELECT * FROM a").collect())
+        assert "DROP TABLE it" in said and "columns 'topic,value'" in said
+        assert len(spark.sql(f"SELECT * FROM a WITH (path '{store.path}')").collect()) == 5
     finally:
         spark.sql("DROP TABLE a")
 
 
-@pytest.mark.slow
-def test_no_secret_lies_in_a_tables_columns(spark, make_store, tmp_path):
+def test_no_secret_lies_in_a_tables_columns(spark, make_store):
     store = make_store("one", 5)
     made = f"CREATE TABLE a USING cystore OPTIONS (path '{store.path}', `fs.secret_key` 'hush-hush')"
     assert "fs.secret_key may be a secret" in refused(lambda: spark.sql(made))
     with table(spark, "a", f"path '{store.path}', `fs.region` 'nowhere'"):
         assert spark.table("a").count() == 5
-    frame = spark.read.format("cystore").option("fs.secret_key", "hush-hush").load(str(store.path))
-    frame.write.parquet(str(tmp_path / "written"))
-    footers = b"".join(path.read_bytes() for path in (tmp_path / "written").glob("*.parquet"))
-    plan = frame._jdf.queryExecution().toString()
-    for shown in (frame.schema.json(), plan, repr(frame), footers.decode("latin-1")):
-        assert "hush" not in shown
+    shown = spark.read.format("cystore").option("fs.account_key", "hush-hush")
+    said = refused(lambda: shown.load(str(store.path)))
+    assert "fs.secret.account_key, which Spark hides" in said and "hush" not in said
+
+
+def test_no_secret_leaves_the_driver_but_to_the_tasks(spark_folder, make_store, tmp_path):
+    """Plans, schemas, Spark's event log and the files that were written from the rows are read for the value."""
+    store = make_store("one", 5)
+    secrets = {"secret_key": "hush-1", "session_token": "hush-2", "secret.account_key": "hush-3"}
+    command = [sys.executable, "-m", "tests.spark.programs", "hush", str(tmp_path), str(store.path)]
+    done = subprocess.run(
+        [*command, json.dumps(secrets)], cwd=ROOT, text=True, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    logs = [path for path in (tmp_path / "logs").rglob("events_*") if path.is_file()]
+    written = list((tmp_path / "written").glob("*.parquet"))
+    read = {path.name: path.read_bytes() for path in [*logs, *written]}
+    assert logs and written and b"SparkListenerSQLExecutionStart" in b"".join(read.values())
+    read |= {"stdout": done.stdout.encode(), "stderr": done.stderr.encode()}
+    assert "RelationV2" in done.stdout and b"fs.secret.account_key" in b"".join(read.values())
+    assert [name for name, content in read.items() if b"hush" in content] == []

@@ -21,7 +21,9 @@ from cystore.spark.sink.rows import RowEncoder, check_columns
 from cystore.spark.sink.staged_rows import ANONYMOUS, TaskMessage, stage
 from cystore.spark.sink.write_options import WriteOptions
 
-QUERY_ID = "sql.streaming.queryId"  # Spark's name for the query of a stream's task
+# Spark's names for what a task belongs to: a stream's query, the execution of a query, and the one that started it.
+QUERY_ID = "sql.streaming.queryId"
+EXECUTION_ID, ROOT_EXECUTION_ID = "spark.sql.execution.id", "spark.sql.execution.root.id"
 
 
 def staged_by_task(
@@ -36,6 +38,25 @@ def staged_by_task(
     return TaskMessage(task, staged, encoder.largest_bytes, query)
 
 
+def refuse_new_table() -> None:
+    """In a task. Raises StoreConfigError if its rows are those of a table that is being made, because nobody could read
+    that table.
+
+    Spark asks the source for the same writer with the same options whether save(path) writes, or saveAsTable with a
+    path. But it writes the rows of a new table in an execution of their own, within the one that makes the table. Spark
+    drops the table when its tasks fail. In foreachBatch every write is within the execution of the micro-batch."""
+    context = TaskContext.get()
+    if context is None or context.getLocalProperty(QUERY_ID) is not None:
+        return
+    if context.getLocalProperty(EXECUTION_ID) != context.getLocalProperty(ROOT_EXECUTION_ID):
+        raise StoreConfigError(
+            "saveAsTable and writeTo(...).create() would make a table that cannot be read, because Spark does not give "
+            "a Python data source the table's path. Write the rows with "
+            'df.write.format("cystore").mode("append").save("/var/lib/app/store"), and make the table with '
+            "CREATE TABLE name USING cystore OPTIONS (path '/var/lib/app/store')"
+        )
+
+
 class BatchWriter(DataSourceArrowWriter):
     """One job. Made on the driver; its copies stage in tasks, and one of them commits."""
 
@@ -47,6 +68,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """In a task."""
+        refuse_new_table()
         return staged_by_task(self._folder, self._options, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
