@@ -31,6 +31,7 @@ REDELIVER_AFTER = "CYSTORE_TEST_REDELIVER_AFTER_S"
 # messages of workers that live. So a test asks for it (`SOON`) if it kills a whole worker that has messages.
 REDELIVER_AFTER_S, SOON_S = 3600, 2
 SOON = {REDELIVER_AFTER: str(SOON_S)}
+AT_ONCE = {"unacked_restore_interval": 1, "unacked_restore_throttle": 1, "unacked_mutex_expire": SOON_S}
 CLOCK_AHEAD_MS = "CYSTORE_TEST_CLOCK_AHEAD_MS"  # the time by which a worker cleans
 MARKED = "MARKED"  # a state of the app's own
 
@@ -49,9 +50,7 @@ def make_app(broker_url: str, result_backend: str, **settings: object) -> Celery
         worker_prefetch_multiplier=1,
         broker_transport_options={
             "visibility_timeout": redeliver_after_s,
-            "unacked_restore_interval": 1,
-            "unacked_restore_throttle": 1,
-            "unacked_mutex_expire": SOON_S,
+            **(AT_ONCE if redeliver_after_s == SOON_S else {}),
         },
     )
     return app

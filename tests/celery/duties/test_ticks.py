@@ -17,6 +17,7 @@ from celery.beat import Scheduler
 from celery.exceptions import InvalidTaskError
 from celery.schedules import schedule
 
+from cystore import MessageStore
 from cystore.celery import registry
 from cystore.celery.base import queues
 from cystore.celery.base.identity import store_id_of
@@ -124,9 +125,9 @@ def test_an_idle_store_costs_redis_next_to_nothing(server, url):
 @pytest.mark.slow  # a minute of an idle worker
 def test_an_idle_fleet_costs_redis_less_than_a_command_a_second(server, tmp_path):
     """Seen: 96 commands a second. The worker's own wait for messages (BRPOP) and Celery's heartbeat (PUBLISH) are left
-    out, as in the test above."""
+    out, as in the test above. Its log has a line a minute about its duties, if there was something to do."""
     with fleet_on(server, tmp_path) as fleet, redis_py.Redis.from_url(server.url) as client:
-        fleet.start("--concurrency=2", **WITH_DUTIES)
+        worker = fleet.start("--concurrency=2", **WITH_DUTIES)
         store = fleet.backend.store
         wait_until(lambda: all(store.duties.last(duty).runs for duty in ALL), "every duty has run")
         seen = f"cystore:{store_id_of(store)}:seen"
@@ -138,6 +139,17 @@ def test_an_idle_fleet_costs_redis_less_than_a_command_a_second(server, tmp_path
             name: count for name, count in spent(client, before).items() if name not in ("time", "hgetall")
         }
         assert sum(asked.values()) <= client.time()[0] - begin_s, asked
+        assert "duties of the last minute" not in worker.log.read_text()
+        for told in (1, 2):
+            wait_until(lambda told=told: lines_of_duties(store, worker) == told, "a line of the last minute")
+        assert "Task cystore." not in worker.log.read_text()
+
+
+def lines_of_duties(store: MessageStore, worker: Worker) -> int:
+    """The lines about duties in a worker's log; gives them something to do, ten times a second at most."""
+    store.put("T", b"x")
+    threading.Event().wait(0.1)
+    return worker.log.read_text().count("duties of the last minute")
 
 
 class Heard:

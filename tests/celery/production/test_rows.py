@@ -24,6 +24,7 @@ ROWS: dict[str, list[str]] = {
         "celery/duties/test_restarts.py::test_a_worker_starts_again",
         "celery/duties/test_restarts.py::test_a_thousand_restarts",
         "celery/duties/test_green_timers.py::test_a_repeated_call_ends",
+        "celery/duties/test_green_timers.py::test_a_warm_shutdown_beside_a_redis_that_answers_heartbeats_late",
     ],
     "states come many times, or not at all": [
         "celery/production/test_small_things.py::test_every_state_comes_once_and_in_order_beside_a_busy_writer",
