@@ -28,12 +28,10 @@ from tools.processes import ends_with_us
 from tools.redis_server import Redis, redis_server
 
 ROOT = Path(__file__).resolve().parents[2]
-# What is awaited takes a second; on a busy machine a worker may need a minute to start or to end.
+# What is awaited takes a second; on a busy machine a worker may need a minute to start or to end. Of a pool process
+# that ended a task while its worker was told to stop, Celery may drop the job before it has read that it is done; the
+# process then waits 30 s for its message to be read (billiard's _ensure_messages_consumed). With any backend.
 PATIENCE_S = 180
-# Of a pool process that ended a task while its worker was told to stop, Celery may drop the job before it has read
-# that it is done; the process then waits 30 s for its message to be read (billiard's _ensure_messages_consumed). It
-# does so with any backend.
-STOP_S = 90
 WORKER = (
     "worker",
     "--queues",
@@ -152,7 +150,7 @@ class Worker:
         self.ask_to_stop()
         if self.process.poll() is None:
             try:
-                self.process.wait(STOP_S)
+                self.process.wait(PATIENCE_S)
             except subprocess.TimeoutExpired:
                 self.kill()
         return self.process.returncode

@@ -47,6 +47,7 @@ def test_the_main_process_of_a_worker_answers_while_a_stopped_process_has_the_ap
         told = r"ForkPoolWorker-\d+\] .* waiting for the append lock for 5 s"
         wait_until(lambda: re.search(told, worker.log.read_text()), "a pool process waits for longer")
         assert not any(result.ready() for result in results)
+        assert worker.log.read_text().count("cannot log events of tasks") == 1
         holder.go_on()
         holder.do(LET_GO)
         assert [result.get(timeout=PATIENCE_S) for result in results] == list(range(6))
@@ -58,9 +59,9 @@ def test_the_main_process_of_a_worker_answers_while_a_stopped_process_has_the_ap
         return events.RECEIVED in told
 
     wait_until(goes_on, "the log continues")
-    log = worker.log.read_text()
-    assert log.count("cannot log events of tasks") == 1, log
-    assert log.count("the lifecycle log works again") == 1
+    # On a busy machine the lock may be taken for too long once more.
+    told = re.findall("cannot log events of tasks|the lifecycle log works again", worker.log.read_text())
+    assert told == ["cannot log events of tasks", "the lifecycle log works again"] * (len(told) // 2)
     for result in results:
         told = [event.event for event in history.events(store, task_id=result.id)]
         assert events.STARTED in told and events.SUCCEEDED in told, (
@@ -85,12 +86,12 @@ def test_a_worker_answers_while_what_its_main_process_stores_has_to_wait(fleet, 
         wait_until(lambda: worker.log.read_text().count("Discarding revoked task") >= 5, "nor for the others")
         assert fleet.app.control.ping(timeout=PATIENCE_S, limit=1), "the worker's main process answers"
         assert running.state == work.MARKED
+        assert worker.log.read_text().count(goes_on) == 1
         holder.go_on()
         holder.do(LET_GO)
     wait_until(lambda: running.state == states.REVOKED, "stored at last")
     wait_until(lambda: all(result.state == states.REVOKED for result in expired), "and the others")
     assert add.delay(1, 1).get(timeout=PATIENCE_S) == 2
-    assert worker.log.read_text().count(goes_on) == 1
     assert worker.stop() == 0
 
 

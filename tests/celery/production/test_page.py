@@ -22,7 +22,7 @@ from cystore.celery import history
 from cystore.celery.base.store_watch import EXIT_CODE, HANDOVER_EXIT_CODE
 from cystore.celery.stores import close_shared
 from tests.celery import work
-from tests.celery.conftest import PATIENCE_S, ROOT, STOP_S, fleet_in, wait_until
+from tests.celery.conftest import PATIENCE_S, ROOT, fleet_in, wait_until
 from tests.structure.test_docs import Block, blocks
 from tools.processes import ends_with_us
 from tools.redis_server import redis_server
@@ -116,7 +116,7 @@ class Host:
         """What `systemctl stop` does with KillMode=mixed."""
         if self.worker is not None and self.worker.poll() is None:
             self.worker.terminate()
-            self.worker.wait(STOP_S)
+            self.worker.wait(PATIENCE_S)
 
 
 @pytest.fixture
