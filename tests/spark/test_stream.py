@@ -84,6 +84,16 @@ def test_what_an_exhausted_store_leaves_of_the_limit_another_one_takes(make_stor
     assert all(len(batch) >= least for batch in found[:-1])
 
 
+def test_a_store_with_a_long_log_of_other_topics_keeps_no_share(make_store, tmp_path):
+    """Seen: the share of a store with much log and few wanted rows went to nobody."""
+    make_store("store-1", 40)
+    other = make_store("store-2", 4)
+    other.put_many([cystore.Message(topic="other", body=b"x" * 100)] * 300)
+    other.flush()
+    found = batches(stream_reader(tmp_path / "store-*", subscribePattern="topic-.*"), ReadMaxRows(20))
+    assert [len(batch) for batch in found] == [20, 20, 4]
+
+
 def test_a_stream_with_bad_options_says_so_when_it_starts(spark, make_store):
     """Seen: PySpark's UnboundLocalError instead of what is wrong."""
     from pyspark.errors import PySparkException

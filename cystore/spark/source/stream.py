@@ -151,7 +151,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         if rows is not None:
             size = self._options.max_bytes  # both were given, and Spark asks for one
-        backlog = {path: self._backlog(path, stores.get(path)) for path in paths} if len(paths) > 1 else {}
+        backlog = {path: self._backlog(path, stores.get(path), rows) for path in paths if len(paths) > 1}
         by_backlog = sorted(
             paths, key=lambda path: backlog.get(path, 0)
         )  # what a store leaves, larger ones take
@@ -172,12 +172,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 found[path] = _with_first(end, _first_of(begin), snapshot)
         return self._offset(found)
 
-    def _backlog(self, path: str, at: Offset | None) -> int:
-        """Bytes of log that the query has not read yet."""
+    def _backlog(self, path: str, at: Offset | None, rows: int | None) -> int:
+        """What the query has not read yet: bytes of log, or, with a limit of `rows`, rows up to the limit."""
         with self._look(path) as snapshot:
             before = self._followed(path, snapshot, at) or {"position": snapshot.minimum}
             first, last = self._room(path, snapshot, before["position"])
-        return last - first
+            if rows is None:
+                return last - first
+            return _after_rows(snapshot, first, last, self._rows(snapshot, _first_of(before)), rows)[1]
 
     # ------------------------------------------------------------------------------- which store, which rows
 
