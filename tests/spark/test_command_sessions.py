@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -90,5 +91,49 @@ def test_ctrl_c_ends_a_job_with_130_and_no_traceback(make_store, tmp_path):
                 out, err = process.communicate(timeout=60)
         finally:
             kill(process)
+    assert process.returncode == 130, err
+    assert out == "" and "Traceback" not in err and "KeyboardInterrupt" not in err
+
+
+BLOCKS = """
+import sys, time
+
+class Blocks:
+    def find_spec(self, name, path=None, target=None):
+        if name == "cystore":
+            with open({pipe!r}, "w") as told:
+                told.write("started")
+            time.sleep(600)
+
+sys.meta_path.insert(0, Blocks())
+"""
+
+
+def test_ctrl_c_ends_a_job_in_a_running_stage(make_store, tmp_path):
+    """Seen: PySpark's handler called Spark on the connection on which the job waited, and the command hung. The
+    stage's task blocks when it imports cystore."""
+    store, worker, pipe = make_store(count=10), tmp_path / "worker", tmp_path / "started"
+    os.mkfifo(pipe)
+    (tmp_path / "sitecustomize.py").write_text(BLOCKS.format(pipe=str(pipe)))
+    worker.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path}:{ROOT}:$PYTHONPATH exec {sys.executable} "$@"\n')
+    worker.chmod(0o755)
+    command = [sys.executable, "-m", "cystore.spark", "scrub", str(store.path), "--master", "local[1]"]
+    command += ["--conf", "spark.ui.enabled=false", "--conf", f"spark.local.dir={tmp_path}"]
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        env={**os.environ, "PYSPARK_PYTHON": str(worker)},
+    )
+    try:
+        with open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)) as started:
+            assert select.select([started], [], [], 240)[0], "no task began"
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=240)
+    finally:
+        kill(process)
     assert process.returncode == 130, err
     assert out == "" and "Traceback" not in err and "KeyboardInterrupt" not in err

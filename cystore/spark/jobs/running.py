@@ -10,12 +10,14 @@ import argparse
 import dataclasses
 import glob
 import os
+import signal
 import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
 from pyspark.sql import SparkSession
@@ -153,9 +155,60 @@ def own_session(
         builder = builder.config(setting, value)
     session = (builder if master is None else builder.master(master)).getOrCreate()
     try:
-        yield session
+        with _ctrl_c_cancels(session):
+            yield session
     finally:
         session.stop()
+
+
+@contextmanager
+def _ctrl_c_cancels(spark: SparkSession) -> Iterator[None]:
+    """In the block Ctrl-C cancels what Spark does and raises KeyboardInterrupt.
+
+    PySpark's own handler calls Spark on the connection on which the main thread may be waiting. That breaks the
+    connection, and the command hangs. So another thread cancels Spark's jobs, again and again until the main thread is
+    out of its call, where the interrupt can be raised."""
+    main = threading.main_thread()
+    if is_connect(spark) or threading.current_thread() is not main or main.ident is None:
+        yield
+        return
+    context, ident, asked, over = spark.sparkContext, main.ident, threading.Event(), threading.Event()
+
+    def handle(_number: int, frame: FrameType | None) -> None:
+        asked.set()
+        if not over.is_set() and not _calls_spark(frame):
+            over.set()
+            raise KeyboardInterrupt
+
+    def cancel() -> None:
+        asked.wait()
+        while not over.wait(LOOK_EVERY_S):
+            context.cancelAllJobs()
+            signal.pthread_kill(ident, signal.SIGINT)
+
+    signal.signal(signal.SIGINT, handle)
+    canceller = threading.Thread(target=cancel, daemon=True)
+    canceller.start()
+    try:
+        yield
+    except Exception as error:
+        if asked.is_set():  # the error of a job that was cancelled
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        over.set()
+        asked.set()
+        canceller.join()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _calls_spark(frame: FrameType | None) -> bool:
+    """Whether the main thread is in a call of Spark's JVM."""
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("py4j."):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def few_partitions(spark: SparkSession) -> None:
