@@ -58,7 +58,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     settings = source_options(options)
     chosen = _options(options.begin, options.end, options.include_archive)
     small = report_here.is_small(options.stores, {**chosen, **settings})
-    here = small and options.master is None and not options.conf
+    # A master in one process of this host reads nothing that this process cannot read sooner than a session starts.
+    here = small and not options.conf and (options.master is None or _is_local(options.master))
     conf = [*(_SHORT if small and _is_local(options.master) else ()), *options.conf]
     with nullcontext() if here else own_session("report", options.master, conf) as spark:
         return write_report(
