@@ -218,17 +218,53 @@ def document(results: list[dict[str, Any]]) -> str:
     for of_row in runs.values():
         row = _together([one for _, one in of_row])
         made = f"{row.ran:,}" if not row.not_run else "-"
-        days: Counter[str] = Counter()
-        for when, one in of_row:
-            days[when] += one.ran
-        told = ", ".join(f"{when}: {ran:,}" for when, ran in sorted(days.items()))
-        lines.append(f"| {row.name} | {row.how} | {made} | {row.wanted:,} | {row.verdict} | {told} |")
+        days = _days(of_row)
+        told = ", ".join(map(str, days))
+        lines.append(f"| {row.name} | {row.how} | {made} | {row.wanted:,} | {_result(row, days)} | {told} |")
         if not row.not_run:
             seeds = ", ".join(f"`--seed {one.seed}`" for _, one in of_row)
             counted = ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in row.tally.items()) or "-"
             looked += wrapped(f"* **{row.name}** ({seeds}, {row.seconds:.0f} s): {counted}")
     lines += ["", "Counts of each row, and the seeds that repeat it:", "", *looked]
     return "\n".join(lines) + "\n"
+
+
+@dataclass
+class Day:
+    """What ran on a day, one run after the other; a run that failed stands by itself."""
+
+    when: str
+    ran: int
+    failed: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.when}: {self.ran:,}" + (f" ({self.failed} failed)" if self.failed else "")
+
+
+def _days(runs: list[tuple[str, Row]]) -> list[Day]:
+    """The runs of a row by day, in their order."""
+    days: list[Day] = []
+    for when, row in runs:
+        failed = len(row.failures)
+        if days and days[-1].when == when and not failed and not days[-1].failed:
+            days[-1].ran += row.ran
+        elif row.ran or failed or not days:
+            days.append(Day(when, row.ran, failed))
+    return days
+
+
+def _result(row: Row, days: list[Day]) -> str:
+    """The verdict over all runs of a row. Behind a failure only the runs since then count: they are of the code that
+    was mended."""
+    if not row.failures:
+        return row.verdict
+    last = max(number for number, day in enumerate(days) if day.failed)
+    since = sum(day.ran for day in days[last + 1 :])
+    if not since:
+        return f"FAILED {days[last].failed}"
+    if since >= row.wanted:
+        return f"passed: {since:,} since the last failure"
+    return f"passed as far as it ran since the last failure: {since:,} ({row.wanted} wanted)"
 
 
 def wrapped(item: str) -> list[str]:
@@ -273,5 +309,7 @@ this page from it; `--add JSON` adds runs to those that it has. `python -m tests
 one case. `make test` runs a part of every row.
 
 The runs were made on {cores} cores, Linux {kernel}, Python {python}. Runs of one row are added up. The last column
-counts the faults of each day: the code was different on each. "not run" means that the machine cannot make the fault.
+counts the faults of each day: the code was different on each. A run with failures is counted by itself there. The
+result of a row that failed is that of the runs since then; the section Found tells what failed. "not run" means that
+the machine cannot make the fault.
 """

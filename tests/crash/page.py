@@ -11,6 +11,7 @@ from tests.crash.matrix import Row
 
 RUN_BEFORE = "a failure of an earlier run"
 TABLE_ROW = re.compile(r"^\| (.+) \| (.+) \| ([\d,]+) \| ([\d,]+) \| (.+) \| (.+) \|$", re.MULTILINE)
+DAY = re.compile(r"(\d{4}-\d\d-\d\d): ([\d,]*\d)(?: \((\d+) failed\))?")
 COUNTS = re.compile(r"^\* \*\*(\S+)\*\* \((.+?), (\d+) s\): (.+)$", re.MULTILINE)
 MACHINE = re.compile(r"on (\d+) cores, Linux (\S+), Python (\S+)\. Runs")
 
@@ -28,23 +29,20 @@ def results_of(page: str) -> list[dict[str, Any]]:
             "machine": {"kernel": kernel, "python": python, "cores": int(cores), "when": when},
             "rows": [asdict(row)],
         }
-        for name, how, _, wanted, verdict, days in TABLE_ROW.findall(page)
-        for when, row in _runs(name, how, _number(wanted), verdict, days, counts[name])
+        for name, how, _, wanted, _, days in TABLE_ROW.findall(page)
+        for when, row in _runs(name, how, _number(wanted), days, counts[name])
     ]
 
 
-def _runs(
-    name: str, how: str, wanted: int, verdict: str, days: str, counts: list[str]
-) -> Iterator[tuple[str, Row]]:
-    """One for each seed. The first has the row's failures, its seconds and its tally."""
+def _runs(name: str, how: str, wanted: int, days: str, counts: list[str]) -> Iterator[tuple[str, Row]]:
+    """One for each seed. The first has the row's seconds and its tally."""
     seeds = [int(seed) for seed in re.findall(r"--seed (\d+)", counts[0])]
-    by_day = [day.split(": ") for day in days.split(", ") if ": " in day]
-    failed = re.fullmatch(r"FAILED (\d+)", verdict)
+    by_day = DAY.findall(days)
     for number, seed in enumerate(seeds):
-        when, ran = by_day[number] if number < len(by_day) else (by_day[-1][0], "0")
+        when, ran, failed = by_day[number] if number < len(by_day) else (by_day[-1][0], "0", "")
         row = Row(name, how, seed, wanted, ran=_number(ran))
+        row.failures = [RUN_BEFORE] * int(failed or 0)
         if number == 0:
-            row.failures = [RUN_BEFORE] * (int(failed[1]) if failed else 0)
             row.seconds = float(counts[1])
             row.tally = dict(_counted(counts[2]))
         yield when, row

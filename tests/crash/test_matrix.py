@@ -34,5 +34,38 @@ def test_the_page_can_be_read_back():
     assert more_made == made + 5
 
 
+@pytest.mark.parametrize(
+    ("runs", "told", "by_day"),
+    [
+        ([("1", 5, 0), ("1", 5, 0), ("2", 10, 0)], "passed", "1: 10, 2: 10"),
+        ([("1", 5, 0), ("2", 4, 0)], "passed as far as it ran (20 wanted)", "1: 5, 2: 4"),
+        ([("1", 30, 0), ("2", 40, 2)], "FAILED 2", "1: 30, 2: 40 (2 failed)"),
+        (
+            [("1", 30, 2), ("1", 9, 0), ("2", 11, 0)],
+            "passed: 20 since the last failure",
+            "1: 30 (2 failed), 1: 9, 2: 11",
+        ),
+        (
+            [("1", 30, 1), ("1", 30, 0), ("1", 7, 1), ("2", 8, 0)],
+            "passed as far as it ran since the last failure: 8 (20 wanted)",
+            "1: 30 (1 failed), 1: 30, 1: 7 (1 failed), 2: 8",
+        ),
+    ],
+)
+def test_a_row_that_failed_is_judged_by_the_runs_since_then(runs, told, by_day):
+    results = [
+        {
+            "machine": {"kernel": "6", "python": "3", "cores": 2, "when": f"2026-01-0{day}"},
+            "rows": [asdict(matrix.Row("kill", "how", number, 20, ran, failures=["why"] * failed))],
+        }
+        for number, (day, ran, failed) in enumerate(runs)
+    ]
+    written = matrix.document(results)
+    (row,) = (one for one in _table(written) if one.startswith("| kill "))
+    days = by_day.replace("1: ", "2026-01-01: ").replace("2: ", "2026-01-02: ")
+    assert row.endswith(f"| {told} | {days} |")
+    assert matrix.document(page.results_of(written)) == written
+
+
 def _table(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("| ")]
