@@ -241,19 +241,27 @@ class MessageStore(StorePlaces, StoreWaits, StoreUpkeep, StoreOnce):
         StoreClosedError. An exception of a handler ends the wait, not the closing. Safe to call twice. Raises
         NotDurableError, after everything was released, when a part of the log may not be on disk.
         """
-        self._closed = True
         leaving = self._leaving
+        below = leaving is not None and leaving.is_below()
+        try:
+            self._begin_to_leave(leaving)
+        except BaseException:  # a handler's exception, perhaps, which must not keep the store attached
+            self._begin_to_leave(leaving)
+            raise
+        if leaving is not None and not below:
+            leaving.wait()
+            self._leaving = None
+        _open_stores.discard(self)
+
+    def _begin_to_leave(self, leaving: Leaving | None) -> None:
+        """From now on every call raises StoreClosedError, and the store is left. Safe to repeat."""
+        self._closed = True
+        self._unbind()
+        self._parts = self._private = None
         if leaving is not None:
-            below = leaving.is_below()
             _leavings.add(leaving)
             leaving.start()
             self._dropped.cancel()
-            self._unbind()
-            self._parts = self._private = None
-            if not below:
-                leaving.wait()
-                self._leaving = None
-        _open_stores.discard(self)
 
     def __enter__(self) -> MessageStore:
         return self

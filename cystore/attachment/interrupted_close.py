@@ -27,7 +27,8 @@ from cystore.system.threads.reentry import INSIDE
 
 log = logging.getLogger("cystore")
 
-CLOSING = ("close", "close_all", "__exit__", "__del__")  # functions of the store that end here
+# functions of the store that end here
+CLOSING = ("close", "_begin_to_leave", "close_all", "__exit__", "__del__")
 
 
 class Leaving:

@@ -9,6 +9,7 @@ import gc
 import logging
 import os
 import sys
+import time
 
 import pytest
 
@@ -131,3 +132,33 @@ def test_an_exception_in_open_or_close_leaves_nothing(tmp_path, rng, what, most,
         assert left_mapped(path) == [], where
     with open_small(path, exclusive=True) as store:
         assert [bytes(m.body) for m in store.scan()] == [b"x"]
+
+
+def refuses_every_call(store) -> None:
+    for call in (lambda: store.wrote_position, lambda: store.put("T", b"x"), store.dispatch, store.stats):
+        with pytest.raises(cystore.StoreClosedError):
+            call()
+
+
+@pytest.mark.parametrize("most", [15, pytest.param(None, marks=pytest.mark.slow)], ids=["some", "all"])
+def test_a_close_that_an_exception_broke_off_goes_on(tmp_path, rng, most):
+    """Seen: a handle that said `closed`, stayed attached until Python collected it, and still took some calls."""
+    path = tmp_path / "s"
+    with open_small(path) as store:
+        store.put("T", b"x")
+    places = chosen(places_in(open_small(path).close), rng, most)
+    for place in [*places, *places[:1]]:
+        store = open_small(path)
+        interrupted(place, store.close)
+        if not store.closed:  # the exception came before all of it
+            assert store.wrote_position
+            store.close()
+        refuses_every_call(store)
+        until = time.monotonic() + 60
+        while True:
+            try:
+                open_small(path, exclusive=True).close()
+                break
+            except cystore.StoreLockedError:
+                assert time.monotonic() < until, f"place {place}: the store stays attached"
+                os_threads.pause(0.002)
