@@ -383,10 +383,22 @@ class ConsumeQueue:
                 if not (removed and isinstance(error.__cause__, FileNotFoundError)):
                     raise
         if self.ext is not None:
-            first = next((entry for _, entry in self.entries(begin, end) if entry is not None), None)
+            first = self._first_entry(max(begin, self.min_offset), end, synced)
             if first is not None:
                 self.ext.flush(first.tags_code)
         self._control.set_queue_flushed(self.slot, end)
+
+    @staticmethod
+    def _first_entry(begin: int, end: int, there: list[MappedFile]) -> QueueEntry | None:
+        """The first entry of a message from offset `begin` to before `end`, in these files: others may be deleted."""
+        for file in there:
+            for at in range(
+                max(begin * ENTRY_BYTES, file.base), min(end * ENTRY_BYTES, file.end), ENTRY_BYTES
+            ):
+                found = kernel.entry_at(file, at - file.base)
+                if found is not None:
+                    return QueueEntry(*found)
+        return None
 
 
 def _stepped(allocated: int, needed: int, file_bytes: int) -> int:

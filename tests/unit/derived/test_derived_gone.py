@@ -80,3 +80,18 @@ def test_dispatch_goes_on_where_a_file_is_deleted_between_its_mapping_and_its_gr
         store.dispatch()
         assert len(deleted) == 3
         assert tagged(store, "A") == [b"%d" % n for n in range(BEHIND)]
+
+
+def test_a_flush_goes_on_without_the_file_that_another_process_wrote_to(tmp_path):
+    """Seen: `checkpoint` in a process that had not mapped the file raised OffsetError, where it looked for the first
+    extended unit that is not durable."""
+    with open_small(tmp_path / "s", **SETTINGS) as store, open_small(tmp_path / "s", **SETTINGS) as other:
+        for n in range(BEFORE):
+            for topic in "AB":
+                store.put(topic, b"%d" % n, tags="red")
+        store.dispatch()
+        (tmp_path / "s" / "consumequeue" / "A" / "0" / f"{0:020d}").unlink()
+        other.checkpoint()
+        assert other._attached().control.queue_flushed(other._attached().control.find_queue("B", 0)) == BEFORE
+        for topic in "AB":
+            assert tagged(other, topic) == [b"%d" % n for n in range(BEFORE)]
