@@ -1,7 +1,7 @@
 """Where the settings of a process come from: arguments (or a URL), the environment, a TOML file.
 
-An argument wins over the environment, and the environment over the file. What shapes a store's files is the store's, so
-a value that contradicts it is refused (`store_settings.effective`).
+An argument wins over the environment, and the environment over the file. Settings that shape a store's files are the
+store's, so a value that contradicts one of them is refused (`store_settings.effective`).
 """
 
 from __future__ import annotations

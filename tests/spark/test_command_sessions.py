@@ -108,14 +108,14 @@ def test_ctrl_c_ends_a_job_with_130_and_no_traceback(make_store, tmp_path):
 
 
 BLOCKS = """
-import sys, time
+import signal, sys
 
 class Blocks:
     def find_spec(self, name, path=None, target=None):
         if name == "cystore":
             with open({pipe!r}, "w") as told:
                 told.write("started")
-            time.sleep(600)
+            signal.pause()
 
 sys.meta_path.insert(0, Blocks())
 """
