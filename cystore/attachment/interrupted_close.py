@@ -27,7 +27,7 @@ from cystore.system.threads.reentry import INSIDE
 
 log = logging.getLogger("cystore")
 
-# functions of the store that end here
+# Functions of the store that end here.
 CLOSING = ("close", "_begin_to_leave", "close_all", "__exit__", "__del__")
 
 
