@@ -38,6 +38,13 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def no_frames_kept(monkeypatch):
+    """pytest's hook keeps the exception of a finalizer until the end. Its frames lead to those of the call that the
+    finalizer interrupted, and these keep what the call had: the store of an earlier test is collected anywhere."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+
+
 def chosen(count: int, rng, most: int | None) -> list[int]:
     """Places of a call: all, or `most` of them."""
     places = list(range(1, count + 1))
@@ -86,10 +93,9 @@ def test_an_exception_at_a_place_of_a_public_call_leaves_nothing(tmp_path, rng, 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("most", [15, pytest.param(None, marks=pytest.mark.slow)], ids=["some", "all"])
 @pytest.mark.parametrize("what", ["open", "close", "drop"])
-def test_an_exception_in_open_or_close_leaves_nothing(tmp_path, rng, what, most, caplog, monkeypatch):
+def test_an_exception_in_open_or_close_leaves_nothing(tmp_path, rng, what, most, caplog):
     """Seen: a thread that waited for ever for a lock of `threading`, whose start was broken off; and the parts of a
     store that such a thread kept."""
-    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # pytest's keeps the frames
     path, stores = tmp_path / "s", []
     caplog.set_level(logging.CRITICAL, "cystore")
 
