@@ -166,7 +166,10 @@ def run_query(data: bytes) -> None:
 def _check_table(
     table: tail_table.TailTable, window: LogWindow, log: bytearray, expected: MappedFile, count: int
 ) -> None:
-    """The table of all queues has what the walk for one queue found, as far as it goes."""
+    """The table of all queues has what the walk for one queue found, as far as it goes: it ends before more holes than
+    it has room for, so the holes at the end are not asked for."""
+    while count and queue_kernel.entry_at(expected, 20 * (count - 1)) is None:
+        count -= 1
     made = MappedFile.anonymous(0, expected.length)
     found = table.entries_into(made, _reading_control(), window, 0, len(log), 0)
     if found is None or found < count:
