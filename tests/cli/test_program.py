@@ -79,7 +79,7 @@ def test_wrong_usage(command, arguments):
     assert "usage: cystore" in done.stderr
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_command_takes_settings_and_names_a_wrong_one(command, tmp_path, name):
     stores.write(tmp_path / "store", 1)

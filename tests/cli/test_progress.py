@@ -90,6 +90,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "lines", "work"),
     [("dump", 500, b"messages"), ("rebuild", 1, b"dispatch"), ("verify", 1, b"verify")],

@@ -283,6 +283,7 @@ backup.take(Path(sys.argv[1]), Path(sys.argv[2]), StoreConfig())
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("place", "at"),
     [

@@ -78,6 +78,7 @@ def test_an_empty_slave_begins_where_a_cleaned_master_does(tmp_path, port):
             check_equal(master, slave)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("place", PLACES)
 def test_the_process_that_follows_is_killed(tmp_path, port, rng, build_environment, place):
     with cystore.open(tmp_path / "master", **masters(port)) as master:
@@ -95,6 +96,7 @@ def test_the_process_that_follows_is_killed(tmp_path, port, rng, build_environme
             check_equal(master, slave)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("place", ["copied.before_publish", "copied.published", "copied.claimed"])
 def test_another_process_follows_when_one_is_killed(tmp_path, port, build_environment, place):
     with cystore.open(tmp_path / "master", **masters(port)) as master:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
-PORTABLE = {**os.environ, "CYSTORE_CHECKSUM": "portable"}
+PORTABLE = {"CYSTORE_HYPOTHESIS": "quick", **os.environ, "CYSTORE_CHECKSUM": "portable"}
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:

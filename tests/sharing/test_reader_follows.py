@@ -208,6 +208,7 @@ cystore.operate.store_parts.looked_at(Path(path), config, cystore.operate.positi
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("reads", [READS, LOOKS], ids=["open", "info"])
 @pytest.mark.parametrize("end", ["", "store.close()", "kill"])
 def test_a_writer_opens_a_crashed_store_while_a_reader_recovers_it_for_itself(tmp_path, reads, end):

@@ -184,6 +184,7 @@ READS = [to_max_offset, each_offset, tags, beyond, counts, by_time, by_key, scan
 STATES = [live, live_and_read_before, closed, killed, killed_before, come_later]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dispatched", [0, 1, COUNT])
 @pytest.mark.parametrize("state", STATES)
 def test_a_reader_sees_what_was_acknowledged(tmp_path, state, dispatched):
@@ -193,6 +194,7 @@ def test_a_reader_sees_what_was_acknowledged(tmp_path, state, dispatched):
             read(reader, placed, tmp_path)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dispatched", [0, 1, COUNT])
 @pytest.mark.parametrize("state", [live, closed, killed])
 def test_a_command_shows_what_was_acknowledged(tmp_path, capsys, state, dispatched):

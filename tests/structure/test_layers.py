@@ -103,7 +103,7 @@ ALONE = [
 ]
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("module", ALONE)
 def test_every_module_imports_alone(module):
     for extra in layers.needed_extras(module):

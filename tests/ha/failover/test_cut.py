@@ -51,6 +51,7 @@ def test_a_cut(tmp_path, before, more):
     check_cut(tmp_path / "store", *prepared(tmp_path / "store", before, more))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("place", PLACES)
 def test_the_process_that_cuts_is_killed(tmp_path, build_environment, place):
     path = tmp_path / "store"

@@ -151,7 +151,7 @@ PLACES = ("before the commit", "after the commit", "committed", "named")
 MORE_PLACES = ("before the table", "after the table", "placed", "verified", "archived")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize(
     "place", [*PLACES, *(pytest.param(place, marks=pytest.mark.slow) for place in MORE_PLACES)]
@@ -280,7 +280,7 @@ def test_a_table_in_an_object_store_is_the_log_column_for_column(tmp_path, serve
         assert not [path for path in kept if path.is_file() and SECRET.encode() in path.read_bytes()]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("place", ["before the commit", "after the commit", "copied"])
 def test_i7_killed_a_table_in_an_object_store_lacks_nothing_and_has_nothing_twice(

@@ -28,6 +28,7 @@ def tagged(store, topic):
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("whole_folder", [False, True])
 @pytest.mark.parametrize("kind", ["consumequeue", "consumequeue_ext"])
 def test_dispatch_goes_on_without_the_file_it_writes_to(tmp_path, kind, whole_folder):

@@ -36,6 +36,7 @@ def resize(folder: Path, change: int) -> None:
     os.truncate(newest, max(newest.stat().st_size + change, 0))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("change", [-1, -30, -77_777, -(1 << 40), 1, 5000])
 def test_queries_go_on_beside_an_index_file_of_another_length(tmp_path, change):
     """Seen: StoreFormatError in each process that came to the file, until all had left the store."""
@@ -59,6 +60,7 @@ def test_queries_go_on_beside_an_index_file_of_another_length(tmp_path, change):
         assert [bytes(m.body) for m in store.query("T", "k7")] == [b"7"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("change", [-1, -4096, -(1 << 40), 1, 5000])
 def test_reads_go_on_beside_an_extended_file_of_another_length(tmp_path, change):
     with (

@@ -135,7 +135,7 @@ def test_strange_queue_offsets_are_refused_by_name(tmp_path, text):
 
 
 @pytest.mark.unsanitized  # ninety seconds there, and no kernel but the checksum takes part
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("bit", range(8))
 def test_every_flipped_bit_of_queue_offsets_is_found_out(tmp_path, bit):
     offsets = QueueOffsets({("T", 0): 1234, ("T", 10): 7}, {("T", 0): 12, ("T", 10): 7}, 4096)

@@ -74,6 +74,7 @@ def test_a_deleted_topic_is_gone_and_goes_on_counting(tmp_path, ext):
     verified(path)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("left", ["closed", "killed", "no queues", "no saved offsets", "rebuilt"])
 def test_a_deleted_topic_stays_away_after(tmp_path, left):
     path = tmp_path / "s"
@@ -216,6 +217,7 @@ store = cystore.open(path, services=())
 """
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("survivors", [True, False], ids=["somebody lives", "everybody died"])
 @pytest.mark.parametrize(
     "place",

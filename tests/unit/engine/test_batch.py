@@ -87,6 +87,7 @@ def test_a_batch_longer_than_a_segment_is_refused(store):
         store.put_many(batch_of(80, size=1_000), batch=True)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "place", ["append.blank_published:1", "append.bytes_written:15", "append.before_publish:1"]
 )

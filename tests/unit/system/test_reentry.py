@@ -54,7 +54,7 @@ def test_each_call_works_inside_of_each_other(tmp_path, rng, count):
     assert not list(verify(tmp_path / "s", cystore.StoreConfig(**SETTINGS)))
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(5_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [15, pytest.param(5_000, marks=pytest.mark.slow)])
 def test_close_inside_of_each_call_takes_effect_when_that_returns(tmp_path, rng, count, caplog):
     caplog.set_level(logging.CRITICAL, "cystore")
     path = tmp_path / "s"
@@ -152,7 +152,7 @@ def test_a_finalizer_reads_and_puts(tmp_path):
             store.checkpoint,
         ):
             count = places_in(call)
-            for place in range(1, count, max(count // 12, 1)):
+            for place in range(1, count, max(count // 8, 1)):
                 cycle = Reads()
                 cycle.itself = cycle
                 del cycle
