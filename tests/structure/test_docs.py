@@ -29,6 +29,7 @@ DOCUMENTS = files(".md")
 FENCE = re.compile(r"^(```+)\s*(\w*)\s*$")
 NOT_RUN = re.compile(r"<!-- not run: .+ -->")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
 # Runs blocks given as [[line, source], ...]; errors name the document's own lines.
 RUNNER = """
 import json, sys
@@ -196,6 +197,29 @@ def test_links_between_documents_lead_somewhere(document):
         if not re.match(r"[a-z]+:|#", target) and not (document.parent / target.split("#")[0]).exists()
     ]
     assert not dead
+
+
+def missing_tests(text: str) -> list[str]:
+    """The tests that a text names and that are not there."""
+    return [
+        f"{file}::{name}" if name else file
+        for file, name in TEST.findall(text)
+        if not (ROOT / file).is_file()
+        or (name and not re.search(rf"^def {name}\(", (ROOT / file).read_text(), re.MULTILINE))
+    ]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_the_tests_that_a_document_names_exist(document):
+    assert not missing_tests(document.read_text())
+
+
+def test_a_test_that_is_gone_is_noticed():
+    here = name_of(Path(__file__))
+    assert missing_tests(f"`{here}::test_that_is_gone` `{here}` `tests/gone.py`") == [
+        f"{here}::test_that_is_gone",
+        "tests/gone.py",
+    ]
 
 
 def test_the_map_of_the_readme_names_every_page():
