@@ -12,6 +12,7 @@ import pytest
 
 import cystore
 from cystore.engine.files.progress import Progress
+from cystore.engine.log.flush import Flusher
 from cystore.services.threads import ServiceThread
 from cystore.system.threads import os_threads
 from tests.support.process import Process
@@ -90,6 +91,30 @@ def test_a_service_that_fails_is_reported_and_begins_again(caplog, monkeypatch):
         assert again.wait(60)
         service.join(60)
     assert "unforeseen" in caplog.text
+
+
+def test_a_store_is_flushed_though_its_service_failed(tmp_path, caplog, monkeypatch):
+    """Seen: after one error that was none of the store's nothing was flushed until somebody asked for it."""
+    monkeypatch.setattr("cystore.services.threads.ERROR_INTERVAL_S", 0.001)
+    real, calls = Flusher.run_once, []
+
+    def run_once(self) -> Progress:
+        calls.append(1)
+        if len(calls) == 1:
+            raise ZeroDivisionError("unforeseen")
+        return real(self)
+
+    monkeypatch.setattr(Flusher, "run_once", run_once)
+    with (
+        caplog.at_level(logging.ERROR, "cystore"),
+        open_small(tmp_path / "s", services="flush", flush_interval_commit_log_ms=10,
+                   flush_commit_log_least_pages=0) as store,
+    ):  # fmt: skip
+        control = store._attached().control
+        put = store.put("T", b"x")
+        while control.flushed < put.physical_offset + put.size_bytes:
+            control.wait_flush(control.flush_seq, 1000)
+    assert caplog.text.count("starting it again") == 1
 
 
 @pytest.mark.parametrize("started", [0, 1])
