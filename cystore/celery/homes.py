@@ -123,6 +123,13 @@ def told_of_many(backend: CystoreBackend, task_ids: Iterable[str]) -> dict[str, 
     return {task_id: _event_home(found.get(key, []), task_id) for key, task_id in keys.items()}
 
 
+def without_results(backend: CystoreBackend, task_ids: Iterable[str]) -> list[str]:
+    """The ids that no result of this store belongs to, not even a forgotten one."""
+    keys = {records.key_of(task_id): task_id for task_id in task_ids}
+    found = records.records_of_many(backend.store, records.RESULTS, keys)
+    return [task_id for key, task_id in keys.items() if not found.get(key)]
+
+
 def _event_home(found: Iterable[Message], task_id: str) -> tuple[bool, str | None]:
     mine = [event for event in map(Event.of, found) if event.task_id == task_id]
     named = next((event.details["home"] for event in mine if event.details.get("home")), None)

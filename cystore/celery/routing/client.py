@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("cystore.celery")
 
 ANSWER_S = 5.0  # a live home answers within this time
+AROUND_S = 2.0  # ... and within this one for ids that it may not have
+MUTED_S = 30.0  # a home that did not is not asked for such ids for this time
 SETTING = "cystore_home_silent_s"
 # its default: after this time without an answer a wait without a timeout ends too. A fleet restarts faster
 SILENT_S = 300.0
@@ -81,6 +83,7 @@ class RemoteReader:
         self._backend = backend
         self._lines: list[lists.Line] = []
         self._signs: tuple[float, list[str]] = (0.0, [])
+        self._muted: dict[str, float] = {}  # homes that did not answer, and until when; "" is Redis
         self.silent_s = silent_s_of(backend.app)
 
     def after_fork(self) -> None:
@@ -113,6 +116,25 @@ class RemoteReader:
         for one in self._found(ids, monotonic_s() + ANSWER_S, topic=topic):
             if one is not None:
                 found[one.id] = one
+        return found
+
+    def ask_around(self, ids: Iterable[str], topic: str = "results") -> dict[str, Found]:
+        """`look` for ids that this host has never heard of. It never fails: a home, or a Redis, that does not answer
+        in time counts as one without the ids, and is left alone for a while."""
+        wanted, now = [one for one in ids if askable(one)], monotonic_s()
+        self._muted = {home: until for home, until in self._muted.items() if until > now}
+        found: dict[str, Found] = {}
+        if not wanted or "" in self._muted:
+            return found
+        look = _Look(self, self._backend, wanted, now + AROUND_S, topic, False, leaves_out=set(self._muted))
+        try:
+            for one in look.run():
+                if one is not None:
+                    found[one.id] = one
+        except homes.HomeAwayError as error:
+            until = monotonic_s() + MUTED_S
+            self._muted.update(dict.fromkeys(look.silent(), until))
+            log.warning("%s; tasks that this host has not heard of are PENDING meanwhile", error)
         return found
 
     def wait(self, ids: Iterable[str], timeout_s: float | None) -> Iterator[Found | None]:
@@ -186,8 +208,11 @@ class _Look:
         until: float,
         topic: str,
         waits: bool,
+        *,
+        leaves_out: set[str] | None = None,
     ) -> None:
         self._reader, self._backend, self._topic, self._waits = reader, backend, topic, waits
+        self._leaves_out = leaves_out  # homes that are not asked; None: a look that may fail, and asks all
         self._left = dict.fromkeys(ids)
         self._began = monotonic_s()
         self._until = until
@@ -211,6 +236,10 @@ class _Look:
             except lists.AWAY as error:
                 self._went_away(error)
 
+    def silent(self) -> list[str]:
+        """The homes that were asked, and said nothing; "" if Redis did not."""
+        return [name for name, home in self._homes.items() if not home.answered] if self._homes else [""]
+
     def _went_away(self, error: BaseException) -> None:
         """Redis is away: all is asked again until the time is over."""
         now = monotonic_s()
@@ -219,7 +248,7 @@ class _Look:
         self._homes.clear()
         self._reader.forget_signs()
         over = now + AGAIN_S >= min(self._last, self._redis_since + self._silent_s)
-        if over or isinstance(error, lists.REFUSES):
+        if over or self._leaves_out is not None or isinstance(error, lists.REFUSES):
             raise self._reader.redis_away(self._left, error) from None
         lists.pause(AGAIN_S, self._last)
 
@@ -257,7 +286,7 @@ class _Look:
                 self._home(home).asking[task_id] = None
                 continue
             if there is None:
-                there = self._reader.homes_there(line)
+                there = self._there(line)
             for one in there:
                 self._home(one).asking[task_id] = None
 
@@ -266,13 +295,16 @@ class _Look:
         strange = [one for one in self._left if not self._is_certain(one)]
         if not strange:
             return
-        there = self._reader.homes_there(line)
+        there = self._there(line)
         for name in there:
             if name not in self._homes:
                 self._home(name).asking.update(dict.fromkeys(strange))
         needed = {*there, *self._at.values(), *(homes.sent_to(self._backend, one) for one in self._left)}
         for name in [name for name in self._homes if name not in needed]:
             del self._homes[name]
+
+    def _there(self, line: lists.Line) -> list[str]:
+        return [one for one in self._reader.homes_there(line) if one not in (self._leaves_out or ())]
 
     def _is_certain(self, task_id: str) -> bool:
         return task_id in self._at or homes.sent_to(self._backend, task_id) is not None

@@ -1,12 +1,14 @@
 """Results that this process's store does not have: decides when to ask another home, and uses its answer.
 
 A client without a store asks for everything. A process with a store asks for a task whose home is known to be another
-one: this process sent it there, or the lifecycle log says so. With `?reader=` in its URL it asks for every id that its
-own store does not know.
+one: this process sent it there, or the lifecycle log says so. It also asks around for ids that its own store has never
+heard of. With `?reader=` in its URL it asks for every id that its own store does not have, and a home that does not
+answer is an error. Otherwise asking around never fails: a home that does not answer counts as one without the id.
 """
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -28,12 +30,15 @@ if TYPE_CHECKING:
     from cystore.celery.routing.client import RemoteReader
     from cystore.celery.routing.messages import Found
 
+log = logging.getLogger("cystore.celery")
+
 PARENTS_S = 10.0  # between two looks for parents that failed, which are remote looks themselves
 LOOKED_AT = 1_000  # ids of a wait, in one such look
 NOT_TOLD_S = 3.0
 # Decoding errors for invalid bytes: they come from Redis, where other programs may write.
 NO_RESULT = (DecodeError, ValueError, TypeError, LookupError, AttributeError, RecursionError, zlib.error)
 FIRST_LOOK_S, LAST_LOOK_S = 1.0, 30.0  # a wait for this store looks elsewhere, each time after twice as long
+STRANGE_LOOK_S = 5.0  # ... and at least so often while this store has not heard of the task
 
 
 def _no_result(found: Found, error: Exception) -> homes.ResultsElsewhereError:
@@ -58,7 +63,11 @@ def reader_of(backend: CystoreBackend) -> RedisLocation | None:
 
 
 class ComesElsewhere(Exception):
-    """Waits at this store for tasks whose home is another one."""
+    """Waits at this store for tasks whose home is another one. `ids`: those that another home has begun."""
+
+    def __init__(self, ids: Iterable[str] = ()) -> None:
+        super().__init__()
+        self.ids = list(ids)
 
 
 class Elsewhere:
@@ -97,18 +106,32 @@ class Elsewhere:
 
     def homes_of(self, task_ids: Iterable[str]) -> dict[str, str | None]:
         """`home_of` for many tasks, with one look at the store."""
+        return self._homes_of(task_ids)[0]
+
+    def _homes_of(
+        self, task_ids: Iterable[str], *, anew: bool = False
+    ) -> tuple[dict[str, str | None], list[str]]:
+        """`homes_of`, and the ids that this host has never heard of. Unless the store is looked at `anew`, an id is
+        among these once in NOT_TOLD_S."""
         backend, now = self._backend, monotonic_s()
         found = {task_id: homes.sent_to(backend, task_id) for task_id in task_ids}
+        strange: list[str] = []
         if not backend.location.path:
-            return found
-        asked = [one for one, home in found.items() if home is None and now >= self._not_told.get(one, 0.0)]
-        for task_id, (_, home) in homes.told_of_many(backend, asked).items() if asked else ():
+            return found, strange
+        asked = [
+            one
+            for one, home in found.items()
+            if home is None and (anew or now >= self._not_told.get(one, 0.0))
+        ]
+        for task_id, (known, home) in homes.told_of_many(backend, asked).items() if asked else ():
             found[task_id] = home
             if home is None:  # rarely, because a program that polls a task's state pays for this
                 self._not_told[task_id] = now + NOT_TOLD_S
+                if not known:
+                    strange.append(task_id)
             else:
                 homes.remember(backend, task_id, home)
-        return found
+        return found, homes.without_results(backend, strange) if strange else strange
 
     def find(self, task_id: str, topic: str = records.RESULTS) -> dict[str, Any] | None:
         """Another home's result for an id that this store does not have: its meta, or the saved group. None if no home
@@ -119,17 +142,28 @@ class Elsewhere:
         """The same for many ids, in as few requests as will do."""
         backend = self._backend
         asks_all = bool(backend.location.reader or not backend.location.path)
-        known = self.homes_of(task_ids)
+        known, strange = self._homes_of(task_ids)
         asked = {task_id: home for task_id, home in known.items() if asks_all or home is not None}
-        if not asked:
+        what, read = ("groups", self._group) if topic == records.GROUPS else ("results", self._meta)
+        found: list[Found] = []
+        if asked:
+            reader = self.reader()
+            if reader is None:
+                task_id, home = next(iter(asked.items()))
+                raise homes.no_store(backend) if home is None else homes.elsewhere(task_id, home)
+            found += reader.look(asked, what).values()
+        if strange and not asks_all:
+            found += self._ask_around(strange, what).values()
+        return {one.id: read(one) for one in found}
+
+    def _ask_around(self, ids: list[str], topic: str = "results") -> dict[str, Found]:
+        """The results of ids that this host has never heard of, at any home. Nothing without a usable Redis."""
+        try:
+            reader = self.reader()
+        except ImproperlyConfigured as error:
+            log.debug("no other home is asked: %s", error)
             return {}
-        reader = self.reader()
-        if reader is None:
-            task_id, home = next(iter(asked.items()))
-            raise homes.no_store(backend) if home is None else homes.elsewhere(task_id, home)
-        if topic == records.GROUPS:
-            return {found.id: self._group(found) for found in reader.look(asked, "groups").values()}
-        return {found.id: self._meta(found) for found in reader.look(asked).values()}
+        return {} if reader is None else reader.ask_around(ids, topic)
 
     def _content(self, found: Found) -> dict[str, Any]:
         content = self._backend.decoded(found.body, found.content_type, found.content_encoding)
@@ -198,9 +232,15 @@ class Elsewhere:
                 look_s = min(2 * look_s, LAST_LOOK_S)
                 due = monotonic_s() + look_s
                 ids = list(islice(_open_ids(result), LOOKED_AT))
-                known = [one for one, home in self.homes_of(ids).items() if home is not None]
+                found, strange = self._homes_of(ids, anew=True)
+                known = [one for one, home in found.items() if home is not None]
                 if known or (self._backend.location.reader and self._heard_of(ids)):
                     raise ComesElsewhere
+                if strange and not self._backend.location.reader:
+                    due = min(due, monotonic_s() + STRANGE_LOOK_S)
+                    begun = self._ask_around(strange)
+                    if begun:
+                        raise ComesElsewhere(begun)
             if on_interval is not None:
                 on_interval()
 
@@ -256,8 +296,8 @@ class Elsewhere:
                     result, timeout=_left(until), on_interval=self.looks(result, on_interval), **options
                 )
                 return
-            except ComesElsewhere:
-                ids = self.ids_in(result)
+            except ComesElsewhere as found:
+                ids = list(dict.fromkeys([*self.ids_in(result), *found.ids]))
 
 
 def _left(until: float | None) -> float | None:

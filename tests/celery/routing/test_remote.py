@@ -26,7 +26,7 @@ from cystore.celery.base.duty_leases import connect
 from cystore.celery.base.identity import store_id_of
 from cystore.celery.redis_urls import RedisLocation
 from cystore.celery.routing import client as client_module
-from cystore.celery.routing import lists
+from cystore.celery.routing import lists, other_homes
 from cystore.celery.routing.messages import Answer, Found, Request, new_request_id
 from tests.celery import work
 from tests.celery.conftest import PATIENCE_S, ROOT, Fleet, Worker, fleet_in, take_the_place, wait_until
@@ -222,6 +222,86 @@ def test_an_id_that_this_host_has_never_heard_of(hosts, tmp_path):
     assert later.get(timeout=PATIENCE_S) == 3
     timer.join()
     app.backend.close()
+
+
+def test_an_id_that_no_store_of_this_host_knows(hosts, tmp_path, monkeypatch):
+    """Seen: without ?reader= such an id was PENDING until the timeout, though the home answered through the broker."""
+    monkeypatch.setattr(other_homes, "FIRST_LOOK_S", 0.1)
+    app = host_without_reader(hosts, tmp_path)
+    backend = hosts.fleet.backend
+    backend.store_result("strange", 1, states.SUCCESS)
+    app.backend.store_result("own", 2, states.SUCCESS)
+    assert AsyncResult("strange", app=app).state == states.SUCCESS
+    assert AsyncResult("nobody's", app=app).state == states.PENDING
+    backend.store_result("strange too", 4, states.SUCCESS)
+    both = GroupResult("g", [AsyncResult("strange too", app=app), AsyncResult("own", app=app)], app=app)
+    assert both.get(timeout=PATIENCE_S) == [4, 2]
+    both.save(backend=backend)
+    assert GroupResult.restore("g", app=app).get(timeout=PATIENCE_S) == [4, 2]
+    later = AsyncResult("strange later", app=app)
+    backend.store_result(later.id, None, states.STARTED)
+    outcome: list[object] = []
+    waiting = waits_for(app, later.id, outcome)
+    with line_of(hosts.fleet) as line:
+
+        def waits() -> bool:
+            taken = line._client.lrange(lists.taken_key(hosts.home), 0, -1)
+            return any(Request.parse(one.partition(b" ")[2]).wait_ms for one in taken)
+
+        wait_until(waits, "the home waits for it")
+    backend.store_result(later.id, 3, states.SUCCESS)
+    waiting.join(PATIENCE_S)
+    assert outcome == [3]
+    app.backend.close()
+
+
+def test_an_id_that_this_host_knows_is_asked_of_nobody(hosts, tmp_path):
+    """What this store has heard of, forgotten or let expire is its own."""
+    app = host_without_reader(hosts, tmp_path)
+    app.set_current()  # its lifecycle log has what it sends
+    sent = app.tasks[work.add.name].apply_async((1, 1), queue="of_nobody_at_all")
+    hosts.app.set_current()
+    app.backend.store_result("forgotten", 1, states.SUCCESS)
+    app.backend.forget("forgotten")
+    app.backend.elsewhere._not_told.clear()  # `forget` asked the log for a home as well
+    asked: list[str] = []
+    app.backend.elsewhere.reader().ask_around = lambda ids, topic: asked.extend(ids) or {}
+    for task_id in (sent.id, "forgotten", "strange", "strange"):
+        assert AsyncResult(task_id, app=app).state == states.PENDING
+    assert asked == ["strange"], "and that once in some seconds"
+    app.backend.close()
+
+
+def test_a_home_that_is_silent_leaves_strange_ids_pending(hosts, tmp_path, caplog):
+    """It is waited for once, and the others answer."""
+    app = host_without_reader(hosts, tmp_path)
+    hosts.fleet.backend.store_result("beside a silent one", 1, states.SUCCESS)
+    with FalseHome(hosts.fleet, lambda request: None) as silent:
+        for number in range(3):
+            assert AsyncResult(f"of the silent one {number}", app=app).state == states.PENDING
+        result = AsyncResult("beside a silent one", app=app)
+        wait_until(lambda: result.state == states.SUCCESS, "another home answers")
+        assert silent.asked == 1
+    assert caplog.text.count(f"store {UNKNOWN_HOME} did not answer within") == 1
+    app.backend.close()
+
+
+def test_a_redis_that_is_away_leaves_strange_ids_pending(tmp_path, caplog):
+    app = work.make_app(
+        "memory://", f"cystore://{tmp_path}/host", cystore_redis_url="redis://:hush@localhost:1/0"
+    )
+    for number in range(3):
+        assert AsyncResult(f"strange {number}", app=app).state == states.PENDING
+    assert caplog.text.count("cannot be asked for results") == 1
+    assert "hush" not in caplog.text
+    app.backend.close()
+
+
+def host_without_reader(hosts: Hosts, tmp_path: Path) -> Celery:
+    """An app with a store of its own, and the broker of the fleet."""
+    app = work.make_app(hosts.fleet.environment[work.BROKER], f"cystore://{tmp_path}/host")
+    hosts.app.set_current()
+    return app
 
 
 GREENLETS = """
