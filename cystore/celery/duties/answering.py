@@ -76,4 +76,6 @@ class ReadHost(bootsteps.StartStopStep):
             self._service.end()
         for thread in self._threads:
             thread.join(JOIN_S)
+        if self._service is not None:
+            self._service.close()
         self._threads, self._service = [], None

@@ -108,11 +108,14 @@ class ReadService:
                     self._sign()
                 if not self._line.waits_until:
                     self._line.take_request(self.home, TAKE_S)
-            while not self._line.came(TAKE_S):
+            # Either `end` finds this connection and wakes it, or this loop finds `_ended`.
+            while not self._ended and not self._line.came(TAKE_S):
                 pass
+            if self._ended:
+                return Progress(0)
             with self._guard:
                 taken = self._line.taken()
-                if isinstance(taken, bytes) and not self._ended:
+                if isinstance(taken, bytes):
                     self._serve(taken)
             return Progress(taken is not None, more=not self._ended)
         except lists.AWAY as error:
@@ -179,6 +182,10 @@ class ReadService:
         """Wakes the threads, which then end. Another worker of the store takes over."""
         self._ended = True
         self._some.set()
+        self._line.wake()
+
+    def close(self) -> None:
+        """After the threads have ended."""
         self._line.close()
         self._answers.close()
         self._give_up_lock()

@@ -14,7 +14,9 @@ Times are those of the Redis server: clocks of hosts differ. Only this module an
 from __future__ import annotations
 
 import dataclasses
+import socket
 import time
+from contextlib import suppress
 from typing import Any
 
 import redis
@@ -136,8 +138,16 @@ class Line:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def wake(self) -> None:
+        """Ends the blocking command of another thread, which gets an error. `close` alone would not wake a greenlet of
+        eventlet: its hub forgets a socket that is closed."""
+        sock = getattr(self._connection, "_sock", None)
+        if sock is not None:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
-        """Gives the connections up; a thread that waits on one is woken."""
+        """Gives the connections up."""
         connection, self._connection, self.waits_until = self._connection, None, 0.0
         if connection is not None:
             connection.disconnect()

@@ -1,5 +1,5 @@
-"""Goal: a shutdown under eventlet does not wait for a heartbeat whose connection it has closed. Method: the timers of
-both green pools in a fresh interpreter; the order of a worker's steps."""
+"""Goal: a shutdown under eventlet does not wait for a greenlet whose connection it has closed. Method: the timers of
+both green pools and the read service in a fresh interpreter; the order of a worker's steps."""
 
 from __future__ import annotations
 
@@ -46,6 +46,41 @@ def test_a_repeated_call_ends(library):
     """Seen: of 300 eventlet workers two hung for ever in a warm shutdown. Heartbeats came although Celery had cancelled
     them: a cancelled timer of Celery's green pools ends only the first run of a repeated call."""
     assert fresh.run(a_call_that_is_ended, library)[0] == 0
+
+
+def a_read_service_that_is_ended(library: str, store: str, broker: str) -> list[bool]:
+    """Whether each of its threads lives on."""
+    from tests.isolated.green import patched
+
+    green = patched(library)
+
+    from types import SimpleNamespace
+
+    from celery import Celery
+
+    from cystore.celery.base.duty_leases import connect
+    from cystore.celery.duties import answering, answers
+    from cystore.celery.redis_urls import RedisLocation
+
+    answering.JOIN_S, answers.TAKE_S = 30.0, 300.0
+    parent = SimpleNamespace(app=Celery("read", broker=broker, backend=f"cystore://{store}"), steps=[])
+    host = answering.ReadHost(parent)
+    host.start(parent)
+    threads = [one._thread._thread for one in host._threads]
+    with connect(RedisLocation.parse(broker)) as redis:
+        while not any(one["cmd"] == "blmove" for one in redis.client_list()):
+            green.sleep(0.01)
+    host.shutdown(parent)
+    return [thread.is_alive() for thread in threads]
+
+
+@pytest.mark.parametrize("library", ["eventlet"])
+def test_a_read_service_ends_at_once(library, tmp_path):
+    """Seen: an eventlet worker ended 5 s late. The service closed its connection under the greenlet that waited for a
+    request, and eventlet never woke it."""
+    with redis_server(own=True) as redis:
+        alive = fresh.run(a_read_service_that_is_ended, library, f"{tmp_path}/store", redis.broker_url)
+    assert alive == [False, False]
 
 
 def steps_of_a_worker(url: str) -> list[str]:
