@@ -25,6 +25,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     options = f"?max_message_size_bytes={LIMIT_BYTES}"
     with fleet_in(tmp_path_factory.mktemp("contract"), options, result_extended=True) as fleet:
         fleet.start("--concurrency=2")
+        assert fleet.task(work.add).delay(1, 1).get(timeout=PATIENCE_S) == 2  # it hears of revoked tasks now
         yield fleet
 
 

@@ -84,6 +84,7 @@ def test_a_result_comes_home_and_is_nowhere_else(hosts):
 
 def revoke(hosts: Hosts, task_id: str) -> None:
     """Both workers were told, and have answered."""
+    wait_until(lambda: len(hosts.app.control.ping(timeout=1, limit=2)) == 2, "both hear commands")
     told = hosts.app.control.broadcast(
         "revoke", arguments={"task_id": task_id}, reply=True, timeout=PATIENCE_S, limit=2
     )
