@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,19 @@ def test_cleanup_of_the_backend_cleans(url, monkeypatch):
     before = segments(path)
     app.backend.cleanup()
     assert segments(path) < before - 1
+
+
+def test_celerys_own_cleanup_task_cleans(tmp_path):
+    """A worker of a store that is not to be cleaned at this hour; the task cleans at any."""
+    hour = (datetime.now().hour + 12) % 24
+    options = f"?{SMALL}&delete_when={hour:02}&disk_max_used_space_ratio=100"
+    with fleet_in(tmp_path, options, result_expires=3600) as fleet:
+        fill(fleet.environment[work.BACKEND])
+        oldest = fleet.store_path / "commitlog" / ("0" * 20)
+        assert oldest.exists()
+        fleet.start("--concurrency=1", pool="solo", **{work.CLOCK_AHEAD_MS: str(3 * HOUR_MS)})
+        fleet.app.tasks["celery.backend_cleanup"].apply_async(queue=work.QUEUE).get(timeout=PATIENCE_S)
+        assert not oldest.exists()
 
 
 @pytest.mark.parametrize(

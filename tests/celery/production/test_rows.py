@@ -16,6 +16,7 @@ ROWS: dict[str, list[str]] = {
         "celery/duties/test_upkeep.py::test_a_worker_that_installed_nothing_delivers_delayed_messages",
         "celery/duties/test_upkeep.py::test_a_worker_that_installed_nothing_ends_a_chord_whose_claim_was_lost",
         "celery/duties/test_upkeep.py::test_cleanup_of_the_backend_cleans",
+        "celery/duties/test_upkeep.py::test_celerys_own_cleanup_task_cleans",
         "celery/production/test_page.py::test_the_first_day",
     ],
     "beat is forked while a thread of ours imports": [
