@@ -89,6 +89,16 @@ def in_this_process(task: Task, parts: Sequence[LogRange]) -> list[WrittenRange]
     return [task(part) for part in parts]
 
 
+def check_steps(expiring_within_h: float, step_bytes: int, piece_bytes: int = PIECE_BYTES) -> None:
+    """Raises StoreConfigError for numbers with which nothing can be archived."""
+    if not expiring_within_h >= 0 or step_bytes < 1 or piece_bytes < 1:
+        raise StoreConfigError(
+            "expiring_within_h must be 0 or more, step_bytes and piece_bytes 1 or more, not "
+            f"{expiring_within_h!r}, {step_bytes!r}, "
+            f"{piece_bytes!r}"
+        )
+
+
 def archive_store(
     store: MessageStore,
     folder: str | os.PathLike[str],
@@ -130,12 +140,7 @@ def archive_store(
     home = Path(os.path.realpath(folder))
     if home == store.path or store.path in home.parents or home in store.path.parents:
         raise StoreConfigError("the archive's folder and the store must not contain each other", path=home)
-    if not expiring_within_h >= 0 or step_bytes < 1 or piece_bytes < 1:
-        raise StoreConfigError(
-            "expiring_within_h must be 0 or more, step_bytes and piece_bytes 1 or more, not "
-            f"{expiring_within_h!r}, {step_bytes!r}, "
-            f"{piece_bytes!r}"
-        )
+    check_steps(expiring_within_h, step_bytes, piece_bytes)
     files.make_directory(home)
     tell = report or (lambda what, done, total: None)
     with alone(home, "archive folder"):

@@ -41,7 +41,7 @@ class Command:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        parser.add_argument("path", metavar="PATH", type=real_path, help="directory of the store")
+        parser.add_argument("path", metavar="PATH", type=store_path, help="directory of the store")
         self.add_arguments(parser)
         add_settings(parser)
         called = parser.prog.partition(" ")[2]  # with the group's name
@@ -99,6 +99,11 @@ def named_path(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("the path is empty")
     return Path(text)
+
+
+def store_path(text: str) -> Path:
+    """The same, of a store: with every link resolved."""
+    return real_path(os.fspath(named_path(text)))
 
 
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from cystore.errors import StoreError
 from cystore.operate.command import FAILED, OK, add_json
-from cystore.operate.exits import INTERRUPTED, hint, whole_streams
+from cystore.operate.exits import INTERRUPTED, PIPE_CLOSED, hint, leave, whole_streams
 from cystore.operate.output import one_line, write_json, write_line
 from cystore.operate.progress import progress
 
@@ -28,6 +28,8 @@ except ModuleNotFoundError as error:
     if package not in ("pyspark", "pyarrow"):
         raise
     raise SystemExit(f"cystore.spark: error: there is no {package}: pip install 'cystore[spark]'") from error
+except KeyboardInterrupt:  # pyspark and pyarrow take a second
+    raise SystemExit(INTERRUPTED) from None
 
 JOBS: dict[str, ModuleType] = {
     "scrub": scrub,
@@ -74,12 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with progress() as options.report:
             summary = job.run(options)
-        if options.json:
-            write_json(summary)
-        else:
-            _write(summary)
+        _show(summary, as_json=options.json)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except _PipeClosedError:
+        return leave(PIPE_CLOSED)
     except StoreError as error:
         return _failed(options.job, f"{error}{hint(error)}")
     except Exception as error:  # noqa: BLE001 - of Spark, its JVM or the host: the job did not come to its end
@@ -120,6 +121,22 @@ def cause(error: BaseException) -> str:
     first, _, rest = text.strip().partition("\n")
     second = rest.partition("\n")[0]
     return second[2:] if second.startswith(": ") else f"{type(error).__name__}: {first}"
+
+
+class _PipeClosedError(Exception):
+    """Nobody reads the summary."""
+
+
+def _show(summary: dict[str, Any], *, as_json: bool) -> None:
+    """Writes the summary. Raises _PipeClosedError."""
+    try:
+        if as_json:
+            write_json(summary)
+        else:
+            _write(summary)
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        raise _PipeClosedError from error
 
 
 def _write(summary: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -20,6 +21,7 @@ from tests.spark.test_processes import kill
 
 pytest.importorskip("pyspark", reason="pip install 'cystore[spark]'")
 
+from cystore.spark import jobs
 from cystore.spark.__main__ import main
 from cystore.spark.jobs import report
 from cystore.spark.jobs.report import _is_local
@@ -105,6 +107,39 @@ def test_ctrl_c_ends_a_job_with_130_and_no_traceback(make_store, tmp_path):
             kill(process)
     assert process.returncode == 130, err
     assert out == "" and "Traceback" not in err and "KeyboardInterrupt" not in err
+
+
+def test_ctrl_c_while_the_jobs_are_loaded_leaves_no_traceback(monkeypatch):
+    """PySpark and pyarrow take a second."""
+
+    class Interrupts:
+        def find_spec(self, name: str, *_: Any) -> None:
+            if name == "cystore.spark.jobs.live":
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "meta_path", [Interrupts(), *sys.meta_path])
+    for name in ("cystore.spark.jobs.live", "cystore.spark.__main__"):
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(jobs, "live")
+    with pytest.raises(SystemExit) as end:
+        runpy.run_module("cystore.spark.__main__", run_name="loaded")
+    assert end.value.code == 130
+
+
+@pytest.mark.slow
+def test_a_summary_that_nobody_reads_ends_as_one_of_cystore(make_store, tmp_path):
+    command = [sys.executable, "-m", "cystore.spark", "report", str(make_store(count=1).path)]
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as out:
+        done = subprocess.run(
+            [*command, "--out", str(tmp_path / "out")],
+            cwd=ROOT,
+            stdout=out,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 BLOCKS = """

@@ -16,8 +16,9 @@ from cystore.celery.base import events as layout
 from cystore.celery.base import records
 from cystore.errors import StoreConfigError, StoreFormatError
 from cystore.spark import report, task_events, task_runs
-from cystore.spark.__main__ import build_parser, cause, main
+from cystore.spark.__main__ import JOBS, build_parser, cause, main
 from cystore.spark.jobs import report_here
+from cystore.spark.jobs.live import LENGTH
 from cystore.spark.jobs.report import write_report
 from cystore.spark.jobs.report_folder import check_out
 from cystore.spark.jobs.running import source_options
@@ -349,15 +350,43 @@ def test_a_report_takes_no_place_but_that_of_a_report(make_store, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["--top", "0"], "top must be a whole number from 1"),
-        (["--begin", "2026-01-02", "--end", "2026-01-01"], "must be before end"),
+        (["report", "--out", "{out}", "--top", "0"], "top must be a whole number from 1"),
+        (["report", "--out", "{out}", "--begin", "2026-01-02", "--end", "2026-01-01"], "must be before end"),
+        (["report", "--out", "{file}"], "is a file"),
+        (["report", "--out", "{file}/out", "--overwrite"], "is a file"),
+        (["aggregate", "--out", "{file}"], "is a file"),
+        (["live", "--out", "{file}"], "is a file"),
+        (["live", "--out", "{out}", "--window", "soon"], "window must be a length of time"),
+        (["live", "--out", "{out}", "--window", "0 seconds"], "window must be longer"),
+        (["live", "--out", "{out}", "--window", "1 month"], "window must be a length of time"),
+        (["live", "--out", "{out}", "--watermark", "-1 hour"], "watermark must be a length of time"),
+        (["live", "--out", "{out}", "--every", "0"], "every must be a length of time"),
+        (["archive", "{file}"], "is a file"),
+        (["archive", "s3://bucket/archive"], "is a URL"),
+        (["archive", "{out}", "--step-bytes", "0"], "step_bytes and piece_bytes 1 or more"),
+        (["archive", "{out}", "--expiring-within-h", "nan"], "expiring_within_h must be 0 or more"),
+        (["archive", "{out}", "--format", "orc"], "format"),
+        (["scrub", "--range-mib", "0"], "must be at least 1"),
     ],
 )
-def test_what_can_be_checked_is_checked_before_spark_starts(make_store, tmp_path, capsys, arguments, why):
-    store = make_store()
-    out = str(tmp_path / "out")
-    assert main(["report", str(store.path), "--out", out, "--master", "no such master", *arguments]) == 2
+def test_what_can_be_checked_is_checked_before_spark_starts(
+    make_store, tmp_path, capsys, monkeypatch, arguments, why
+):
+    store, file = make_store(), tmp_path / "file"
+    file.touch()
+    job, *more = [word.format(out=tmp_path / "out", file=file) for word in arguments]
+    monkeypatch.setattr(JOBS[job], "own_session", lambda *_: pytest.fail("a session was started"))
+    try:
+        status = main([job, str(store.path), *more])
+    except SystemExit as end:
+        status = end.code
+    assert status == 2
     assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("length", ["10 seconds", "1 hour 30 minutes", "interval 2 Days", "500 milliseconds"])
+def test_live_takes_lengths_of_time_as_spark_does(length):
+    assert LENGTH.fullmatch(length)
 
 
 def test_settings_of_store_and_spark_are_options_of_every_job(make_store, tmp_path, capsys):
@@ -481,6 +510,8 @@ def test_the_live_report_tells_each_window_once(spark, make_store, tmp_path):
         ("report", "{store}", "--out", ""),
         ("aggregate", "{store}", "--out", ""),
         ("archive", "{store}", ""),
+        ("scrub", ""),
+        ("rebuild", ""),
     ],
 )
 def test_an_empty_path_is_refused_by_its_name(tmp_path, monkeypatch, capsys, arguments):

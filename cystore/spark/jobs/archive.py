@@ -24,6 +24,7 @@ from cystore.columns.archiver import (
     Mapper,
     Task,
     archive_store,
+    check_steps,
 )
 from cystore.columns.parquet import WrittenRange
 from cystore.derived.reading.snapshot import LogRange
@@ -120,15 +121,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, spark: SparkSession | None = None) -> dict[str, Any]:
     """Runs the command in a session, or in one of its own. Returns the summary."""
-    outside_of([existing_store(options.store)], options.folder)
+    folder = outside_of([existing_store(options.store)], options.folder)
     check_format(options.format)
+    check_steps(options.expiring_within_h, options.step_bytes)
     settings = settings_given(options)
     own = own_session("archive", options.master, options.conf)
     with own if spark is None else nullcontext(spark) as session:
         return archive(
             session,
             options.store,
-            options.folder,
+            str(folder),
             settings=settings,
             format=options.format,
             table=options.table,

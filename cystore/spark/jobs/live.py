@@ -10,6 +10,7 @@ example:
 from __future__ import annotations
 
 import argparse
+import re
 import signal
 import threading
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+from cystore.errors import StoreConfigError
 from cystore.operate.command import OK, add_settings, named_path
 from cystore.operate.exits import INTERRUPTED
 from cystore.spark.jobs.running import (
@@ -33,6 +35,9 @@ from cystore.spark.task_events import task_events
 
 HELP = "the numbers of tasks by minute, as a stream into Parquet"
 WINDOW, WATERMARK, EVERY = "1 minute", "10 minutes", "10 seconds"
+# A length of time as Spark reads it, as "1 hour 30 minutes"; a window cannot have months.
+_PART = r"\d+ *(?:microsecond|millisecond|second|minute|hour|day|week)s?"
+LENGTH = re.compile(rf"(?:interval +)?{_PART}(?: +{_PART})*", re.IGNORECASE)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Follows until it is interrupted. With --once it ends after the present events."""
     outside_of(existing_stores(options.store), options.out)
+    _check(options.window, options.watermark, options.every)
     settings = source_options(options)
     with own_session("live", options.master, options.conf) as spark:
         few_partitions(spark)  # each makes a file of state for each batch
@@ -84,8 +90,9 @@ def follow(
 ) -> dict[str, Any]:
     """Writes windows into the folder `out` until the stream is stopped: one file for each batch, and at most one
     batch in each period `every`. Returns the number of batches since the checkpoint began, and whether Ctrl-C ended it.
-    `options` are those of the source."""
+    `options` are those of the source. Raises StoreConfigError."""
     folder = outside_of(existing_stores(store), out)
+    _check(window, watermark, every)
     events = task_events(spark.readStream, store, **{"startingOffsets": "earliest", **options})
     writer = (
         live(events, window, watermark)
@@ -103,6 +110,15 @@ def follow(
 def exit_code(summary: dict[str, Any]) -> int:
     """130 if Ctrl-C ended the stream."""
     return INTERRUPTED if summary["interrupted"] else OK
+
+
+def _check(window: str, watermark: str, every: str) -> None:
+    """Raises StoreConfigError for a length of time that Spark would not take."""
+    for name, length in (("window", window), ("watermark", watermark), ("every", every)):
+        if not LENGTH.fullmatch(length.strip()):
+            raise StoreConfigError(f"{name} must be a length of time like '10 seconds', not {length!r}")
+    if not re.search("[1-9]", window):
+        raise StoreConfigError(f"window must be longer than {window!r}")
 
 
 def _batches(folder: Path) -> int:

@@ -28,7 +28,7 @@ from cystore.config import StoreConfig
 from cystore.config_sources import resolve
 from cystore.derived.reading.snapshot import PIECE_BYTES
 from cystore.operate import facts
-from cystore.operate.command import add_settings, real_path, store_config
+from cystore.operate.command import add_settings, real_path, store_config, store_path
 from cystore.operate.progress import Report
 from cystore.spark.frames import cores_of
 from cystore.spark.jobs.spread import spread
@@ -67,6 +67,13 @@ def _configured(text: str) -> tuple[str, str]:
     if not equals or not name.startswith("spark."):
         raise argparse.ArgumentTypeError(f"{text!r} is no setting of Spark like spark.driver.memory=4g")
     return name.strip(), value
+
+
+def _from_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
+    return number
 
 
 def settings_given(options: argparse.Namespace) -> dict[str, Any]:
@@ -113,14 +120,17 @@ def existing_stores(patterns: str | Sequence[str]) -> list[Path]:
 
 
 def outside_of(stores: Sequence[Path], folder: Path | str) -> Path:
-    """The folder of this host that a job writes to, every link resolved. Raises StoreConfigError for a URL, and for a
-    store, what is in one and what one is in."""
+    """The folder of this host that a job writes to, every link resolved. Raises StoreConfigError for a URL, for a file,
+    and for a store, what is in one and what one is in."""
     text = local_path(os.fspath(folder))
     if not text:
         raise errors.StoreConfigError("name the folder to write to: its path is empty")
     if is_url(text):
         raise errors.StoreConfigError(f"{text} is a URL: name a folder, which is mounted where the job runs")
     place = real_path(text)
+    there = next(path for path in (place, *place.parents) if path.exists())
+    if not there.is_dir():
+        raise errors.StoreConfigError(f"{there} is a file: name a folder to write to")
     for store in stores:
         if place == store or store in place.parents or place in store.parents:
             raise errors.StoreConfigError(
@@ -131,11 +141,11 @@ def outside_of(stores: Sequence[Path], folder: Path | str) -> Path:
 
 def add_store_arguments(parser: argparse.ArgumentParser) -> None:
     """The store, its settings, and where Spark runs."""
-    parser.add_argument("path", metavar="PATH", type=real_path, help="directory of the store")
+    parser.add_argument("path", metavar="PATH", type=store_path, help="directory of the store")
     add_master(parser)
     parser.add_argument(
         "--range-mib",
-        type=int,
+        type=_from_one,
         metavar="N",
         help="MiB of log for one task (default: by its size, at most 128)",
     )
