@@ -80,6 +80,7 @@ def scene(tmp_path):
     scene.end()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("jump_ms", [YEAR_MS, -YEAR_MS, HOUR_MS, -HOUR_MS])
 @pytest.mark.parametrize("who", ["the same process", "another process", "the next process"])
 def test_a_put_while_the_clock_is_wrong_has_the_time_before(scene, jump_ms, who):

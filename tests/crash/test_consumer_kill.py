@@ -105,7 +105,7 @@ def test_these_are_all_places():
     assert set(PLACES) == {name for name in in_sources() if name.startswith("consumers.")}
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("place", PLACES)
 def test_killed_at(place, places, rng, build_environment):
     path, log = places

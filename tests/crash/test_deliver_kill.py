@@ -130,7 +130,7 @@ def test_every_place_of_the_delivery_is_killed_at():
     assert named == {place for place in PLACES if place.startswith("deliver.")} | {"deliver.looked"}
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("survivors", [True, False], ids=["somebody lives", "everybody died"])
 @pytest.mark.parametrize(
     "place", [pytest.param(p, marks=() if p in IN_EVERY_RUN else pytest.mark.slow) for p in PLACES]

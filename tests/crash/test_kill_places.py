@@ -112,7 +112,7 @@ def victim(build_environment):
 KILLED_ELSEWHERE = ("dispatch.", "index.")
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("survivors", [True, False], ids=["somebody lives", "everybody died"])
 @pytest.mark.parametrize(
     "place",
@@ -188,7 +188,7 @@ def test_new_writer_repairs_where_only_a_reader_was_left(path, log, victim):
 # ------------------------------------------------------------------------------------------- attach and detach
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("before", ["closed", "killed"])
 @pytest.mark.parametrize("place", ATTACH_ALONE)
 def test_i6_a_kill_while_attaching(path, log, victim, place, before):
@@ -249,6 +249,7 @@ def test_a_kill_while_leaving_others(path, log, victim, place):
     check_closed(path, SETTINGS)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("place", ["attach.alone", "attach.built", "attach.ready"])
 @pytest.mark.parametrize("then", ["goes on", "is killed"])
 def test_who_comes_while_the_first_one_stands_still_waits_and_gets_in(path, log, victim, place, then):

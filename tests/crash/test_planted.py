@@ -49,7 +49,7 @@ PLANTED = [
 
 
 @pytest.mark.may_skip
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("fault", "planted", "seen"),
     [one for one in PLANTED if one[0] in FAULTS],

@@ -58,7 +58,7 @@ def go_on(user: Process, root: str) -> None:
 
 @needs_root
 @pytest.mark.may_skip(NEEDS_ROOT)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("failpoint", "survivor"), PLACES.items())
 def test_another_user_goes_on_behind_a_kill(build_environment, failpoint, survivor):
     environment = build_environment("failpoints")

@@ -40,7 +40,7 @@ FAILPOINTS = [
 ]
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("how", "failpoint"), FAILPOINTS)
 @pytest.mark.parametrize("survivors", [True, False], ids=["somebody lives", "everybody died"])
 def test_i1_i2_a_kill_inside_an_append(tmp_path, rng, build_environment, how, failpoint, survivors):

@@ -34,6 +34,7 @@ def result_of_the_page(app: Celery, old: Celery):
     return names.result_of
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["redis", "sql"])
 def test_there_and_back(tmp_path, kind):
     with fleet_in(tmp_path) as fleet:

@@ -39,6 +39,7 @@ def test_a_worker_on_a_slave_takes_no_task_and_names_the_master(tmp_path):
                 fleet.app.AsyncResult(kept.id).forget()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("flag", ["FLAG_SLAVE", "FLAG_NOT_WRITABLE"])
 def test_a_worker_that_waits_continues_with_its_store(tmp_path, flag):
     """As a member of a group does that is elected master."""

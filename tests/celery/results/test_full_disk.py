@@ -34,7 +34,7 @@ def make_space(fleet: Fleet) -> None:
     fleet.backend.store.clean_due()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent", "eventlet"])
 def test_a_full_disk_is_told_in_one_line_and_no_task_is_lost(tmp_path, pool):
     """Seen: a hundred lines of tracebacks for each task; a pool of threads stood still for ever, a solo worker ended,
