@@ -231,7 +231,12 @@ def _storage_of(options: dict[str, str]) -> dict[str, str]:
                 f"option {option} may be a secret, and Spark would show it in plans and in its event log: name it "
                 f"{STORAGE_PREFIX}{HIDDEN_PREFIX}{name}, which Spark hides, or put it into the environment"
             )
-        found[name.removeprefix(HIDDEN_PREFIX)] = options.pop(option)
+        plain = name.removeprefix(HIDDEN_PREFIX)
+        if plain in found or not plain:
+            raise StoreConfigError(
+                f"option {option} names {plain} a second time" if plain else f"option {option} has no name"
+            )
+        found[plain] = options.pop(option)
     return found
 
 

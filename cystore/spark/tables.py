@@ -74,7 +74,8 @@ def read_options(options: Mapping[str, str], schema: StructType) -> dict[str, st
 
 def write_options(options: Mapping[str, str], schema: StructType) -> dict[str, str]:
     """Options of a write, which are the call's alone. Raises StoreConfigError where it names no store, as INSERT and
-    CREATE TABLE AS SELECT cannot, and where saveAsTable would make a table that reads another store."""
+    CREATE TABLE AS SELECT cannot, and for the columns of a table made by SQL: the rows come from it, or it is the
+    target."""
     if not names_place(options):
         raise StoreConfigError(
             "Spark does not tell a Python data source which table a query writes to, so cystore cannot write to a "
@@ -84,8 +85,10 @@ def write_options(options: Mapping[str, str], schema: StructType) -> dict[str, s
     chosen = {name: value for name, value in options.items() if name.lower() != COPY.lower()}
     if remembered(schema) and len(chosen) == len(options):
         raise StoreConfigError(
-            "these rows come from a table made by SQL, and its options travel with its columns: after saveAsTable the "
-            "new table would read "
-            f'the old store. To write them with save(...), add .option("{COPY}", "true")'
+            "the first column is that of a table made by SQL. If a table is the target (saveAsTable, insertInto, "
+            "writeTo): Spark does not tell a Python data source which one it is. If the rows come from a table: a new "
+            "table of them would read the old store. Write to the store's directory: "
+            'df.write.format("cystore").mode("append").save("/var/lib/app/store"), and for rows of a table add '
+            f'.option("{COPY}", "true")'
         )
     return chosen

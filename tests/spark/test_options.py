@@ -28,6 +28,8 @@ from cystore.spark.source.pushdown import narrowed
 
 BAD = [
     ({"path": "s", "fs.account_key": "hush"}, False, "event log: name it fs.secret.account_key, which Spark"),
+    ({"path": "s", "fs.region": "a", "FS.secret.region": "b"}, False, "names region a second time"),
+    ({"path": "s", "fs.secret.": "hush"}, False, "option fs.secret. has no name"),
     ({}, False, "no path"),
     ({"path": ""}, False, "no path"),
     ({"paths": "a,b"}, False, "paths must be JSON"),

@@ -50,6 +50,13 @@ def test_no_table_is_written_for_spark_does_not_say_which_one_it_is(spark, make_
             lambda: spark.sql(f"CREATE TABLE c USING cystore OPTIONS (path '{two.path}') AS SELECT * FROM a"),
         ):
             assert 'df.write.format("cystore").mode("append").save(' in refused(write)
+        row = spark.sql("SELECT 'T' AS topic, X'61' AS value")
+        with_path = row.write.format("cystore").mode("append").options(path=one.path, **STORE_OPTIONS)
+        for write in (
+            lambda: with_path.saveAsTable("b"),
+            lambda: row.writeTo("b").options(path=str(one.path), **STORE_OPTIONS).append(),
+        ):
+            assert "If a table is the target" in refused(write)
     assert (count(one), count(two)) == (20, 10)
 
 
@@ -96,13 +103,85 @@ def test_rows_of_a_table_are_saved_to_the_store_that_is_named(spark, make_store,
     with table(spark, "a", f"path '{one.path}', topic 'topic-0', filterPushdown 'true'"):
         rows = spark.table("a")
         writer = rows.write.format("cystore").mode("append").options(**STORE_OPTIONS)
-        assert "the new table would read the old store" in refused(lambda: writer.save(str(copy)))
+        assert "would read the old store" in refused(lambda: writer.save(str(copy)))
         writer.option("copyTable", "true").save(str(copy))
         with cystore.open(copy, services="none") as store:
             assert {message.topic for message in store.scan()} == {"topic-0"}
         two = make_store("two", 30)
         everything = spark.read.format("cystore").schema(rows.schema).load(str(two.path))
         assert everything.count() == 30, "the table's topic is not asked of another store"
+
+
+@pytest.mark.slow
+def test_what_spark_tells_a_python_source_of_tables(spark, make_store, tmp_path):
+    """docs/spark.md says it. If this fails, Spark tells more: use it for the tables that are refused today."""
+    path = str(tmp_path / "calls")
+
+    def note(*what: Any) -> None:
+        with open(path, "a") as file:
+            file.write(json.dumps(what) + "\n")
+
+    def calls_of(run: Callable[[], Any]) -> list[list[Any]]:
+        open(path, "w").close()
+        run()
+        return [json.loads(line) for line in open(path)]
+
+    spark.dataSource.register(recording_source(note))
+    row = spark.sql("SELECT 'T' AS topic")
+    with_path = row.write.format("recording").mode("append").option("path", "/p")
+    listed = "CREATE TABLE a (topic STRING) USING recording OPTIONS (path '/p')"
+    plain = "CREATE TABLE b USING recording OPTIONS (path '/p')"
+    try:
+        assert calls_of(lambda: spark.sql(listed)) == []
+        (made,) = calls_of(lambda: spark.sql(plain))
+        assert made[0] == "options" and made[1]["path"] == "file:/p"
+        for name in ("a", "b"):
+            assert calls_of(spark.table(name).collect) == [["options", {}], ["reader", ["topic"]]]
+        saved = calls_of(with_path.save)
+        assert [what for what, _ in saved] == ["options", "writer"] and saved[0][1] == {"path": "/p"}
+        for write in (
+            lambda: with_path.saveAsTable("a"),
+            lambda: row.writeTo("a").option("path", "/p").append(),
+            lambda: with_path.saveAsTable("c"),
+        ):
+            assert calls_of(write) == saved
+    finally:
+        for name in "abc":
+            spark.sql(f"DROP TABLE IF EXISTS {name}")
+
+
+def recording_source(note: Callable[..., None]) -> type:
+    """A data source that notes what Spark calls it with. It has no rows and keeps none."""
+    from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter, WriterCommitMessage
+
+    class Reader(DataSourceReader):
+        def read(self, partition: Any) -> Iterator[tuple[Any, ...]]:
+            return iter(())
+
+    class Writer(DataSourceWriter):
+        def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+            return WriterCommitMessage()
+
+    class Recording(DataSource):
+        def __init__(self, options: dict[str, str]) -> None:
+            note("options", dict(options))
+
+        @classmethod
+        def name(cls) -> str:
+            return "recording"
+
+        def schema(self) -> str:
+            return "topic STRING"
+
+        def reader(self, schema: Any) -> DataSourceReader:
+            note("reader", schema.names)
+            return Reader()
+
+        def writer(self, schema: Any, overwrite: bool) -> DataSourceWriter:
+            note("writer", schema.jsonValue())
+            return Writer()
+
+    return Recording
 
 
 @pytest.mark.slow
