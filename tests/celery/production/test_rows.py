@@ -55,7 +55,7 @@ ROWS: dict[str, list[str]] = {
         "celery/routing/test_remote.py::test_what_another_process_sent_elsewhere",
         "celery/routing/test_remote.py::test_an_id_that_this_host_has_never_heard_of",
         "celery/routing/test_remote.py::test_a_large_result_comes_in_parts",
-        "celery/routing/test_remote.py::test_the_serving_worker_is_killed_and_redis_is_started_again",
+        "celery/routing/test_remote_kill.py::test_the_serving_worker_is_killed_and_redis_is_started_again",
         "celery/routing/test_homes.py::test_a_publisher_without_a_store",
     ],
     "no upgrade path": [

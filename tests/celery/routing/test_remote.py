@@ -1,12 +1,11 @@
 """Goal: a result is read wherever its task was sent from or asked about, through its home; where that cannot be, an
-error names the home. Method: two stores for two hosts and a client with none, real workers on one Redis, kills, and
-messages that nobody should send."""
+error names the home. Method: two stores for two hosts and a client with none, real workers on one Redis, and messages
+that nobody should send."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -23,14 +22,12 @@ from kombu.exceptions import ContentDisallowed
 
 from cystore.celery import homes
 from cystore.celery.base.duty_leases import connect
-from cystore.celery.base.identity import store_id_of
 from cystore.celery.redis_urls import RedisLocation
 from cystore.celery.routing import client as client_module
 from cystore.celery.routing import lists, other_homes
 from cystore.celery.routing.messages import Answer, Found, Request, new_request_id
 from tests.celery import work
-from tests.celery.conftest import PATIENCE_S, ROOT, Fleet, Worker, fleet_in, take_the_place, wait_until
-from tests.celery.results.test_store_away import ready
+from tests.celery.conftest import PATIENCE_S, ROOT, Fleet, Worker, fleet_in, wait_until
 from tests.celery.routing.test_homes import UNKNOWN_HOME, Hosts
 from tools.redis_server import redis_server
 
@@ -46,6 +43,21 @@ def client_of(fleet: Fleet, backend: str = "cystore+remote://", **settings: obje
 
 def line_of(fleet: Fleet) -> lists.Line:
     return lists.Line(RedisLocation.parse(fleet.environment[work.BROKER]))
+
+
+def serving(store: Path) -> int:
+    """The process that answers for a store: it holds the lock."""
+    inode = os.stat(store / "config" / "readService.lock").st_ino
+    for line in Path("/proc/locks").read_text().splitlines():
+        words = line.split()
+        if words[1] == "POSIX" and words[5].endswith(f":{inode}"):
+            return int(words[4])
+    return 0
+
+
+def serves(worker: Worker, store: Path) -> bool:
+    path = store / "config" / "readService.lock"
+    return path.exists() and serving(store) == worker.process.pid
 
 
 @pytest.fixture(scope="module")
@@ -295,6 +307,14 @@ def test_a_redis_that_is_away_leaves_strange_ids_pending(tmp_path, caplog):
     assert caplog.text.count("cannot be asked for results") == 1
     assert "hush" not in caplog.text
     app.backend.close()
+
+
+def waits_for(app: Celery, task_id: str, outcome: list[object]) -> threading.Thread:
+    thread = threading.Thread(
+        target=lambda: outcome.append(AsyncResult(task_id, app=app).get(timeout=PATIENCE_S))
+    )
+    thread.start()
+    return thread
 
 
 def host_without_reader(hosts: Hosts, tmp_path: Path) -> Celery:
@@ -561,14 +581,6 @@ def test_a_wait_goes_on_while_its_home_is_silent(hosts, monkeypatch, caplog):
         caplog.clear()
 
 
-@pytest.mark.parametrize("silent_s", [0, -1, True, "300", [], float("nan")])
-def test_a_patience_that_makes_no_sense(silent_s):
-    app = Celery("test", broker="memory://", set_as_current=False)
-    app.conf.cystore_home_silent_s = silent_s
-    with pytest.raises(ImproperlyConfigured, match="cystore_home_silent_s must be a number of seconds"):
-        client_module.silent_s_of(app)
-
-
 def test_a_redis_that_is_away_is_named_and_its_password_is_not(hosts, tmp_path):
     for backend in ("cystore+remote://:hush@localhost:1/0", "cystore://?reader=redis://:hush@localhost:1/0"):
         app = client_of(hosts.fleet, backend, cystore_home=hosts.home)
@@ -579,99 +591,3 @@ def test_a_redis_that_is_away_is_named_and_its_password_is_not(hosts, tmp_path):
         ) as caught:
             result.get(timeout=1)
         assert "hush" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("url", "match"),
-    [
-        ("cystore+remote:///var/lib/store", "has no path"),
-        ("cystore+remote://host:6379/0?flush=sync", "only option is reader"),
-        ("cystore://?reader=amqp://:hush@host", "must be one of redis"),
-        ("cystore://?reader=redis://:hush@host:port", "reader in result_backend"),
-        ("cystore:///s?reader=garbage", "must be one of redis"),
-        ("cystore:///s?reader=redis://a&reader=redis://:hush@b", "2 times"),
-    ],
-)
-def test_a_url_that_makes_no_sense(url, match):
-    """Seen: it was told by the first look for a result elsewhere, not when the backend is made."""
-    app = Celery("test", broker="memory://", backend=url, set_as_current=False)
-    with pytest.raises(ImproperlyConfigured, match=match) as caught:
-        _ = app.backend
-    assert "hush" not in str(caught.value)
-
-
-# -------------------------------------------------------------------------------------------- kills
-
-
-def serving(store: Path) -> int:
-    """The process that answers for a store: it holds the lock."""
-    inode = os.stat(store / "config" / "readService.lock").st_ino
-    for line in Path("/proc/locks").read_text().splitlines():
-        words = line.split()
-        if words[1] == "POSIX" and words[5].endswith(f":{inode}"):
-            return int(words[4])
-    return 0
-
-
-def serves(worker: Worker, store: Path) -> bool:
-    path = store / "config" / "readService.lock"
-    return path.exists() and serving(store) == worker.process.pid
-
-
-def waits_for(app: Celery, task_id: str, outcome: list[object]) -> threading.Thread:
-    thread = threading.Thread(
-        target=lambda: outcome.append(AsyncResult(task_id, app=app).get(timeout=PATIENCE_S))
-    )
-    thread.start()
-    return thread
-
-
-def test_the_serving_worker_is_killed_and_redis_is_started_again(tmp_path):
-    """A get continues through both, tasks run on another Redis meanwhile, and the workers do not end."""
-    with redis_server(own=True) as reader:
-        option = f"?reader={quote(reader.broker_url, safe='')}"
-        with fleet_in(tmp_path, option) as fleet:
-            home = store_id_of(fleet.backend.store)
-            first = fleet.start("--concurrency=1")
-            wait_until(lambda: serves(first, fleet.store_path), "the first worker answers")
-            second = fleet.start("--concurrency=1")
-            ready(second)
-            app = client_of(
-                fleet, f"cystore+remote://?reader={quote(reader.broker_url, safe='')}", cystore_home=home
-            )
-            assert app.tasks[work.add.name].delay(1, 1).get(timeout=PATIENCE_S) == 2
-
-            outcome: list[object] = []
-            waiting = waits_for(app, "through a kill", outcome)
-            line = lists.Line(RedisLocation.parse(reader.broker_url))
-            wait_until(
-                lambda: line._client.llen(lists.taken_key(home)) == 1, "the first worker has the request"
-            )
-            wait_until(
-                lambda: any(one["cmd"] == "blpop" for one in line._client.client_list()),
-                "the client waits for its answer",
-            )
-            asked = line._client.info("commandstats")["cmdstat_blpop"]["calls"]
-            first.kill()
-            wait_until(lambda: serves(second, fleet.store_path), "the second worker answers")
-            fleet.backend.store_result("through a kill", "came", states.SUCCESS)
-            waiting.join(PATIENCE_S)
-            assert outcome == ["came"]
-            told = line._client.info("commandstats")["cmdstat_blpop"]["calls"]
-            assert told == asked, "the second worker answered what the first one had been asked"
-
-            waiting = waits_for(app, "through a restart", outcome)
-            wait_until(
-                lambda: line._client.llen(lists.taken_key(home)) == 1, "the second worker has the request"
-            )
-            line.close()
-            os.kill(reader.pid, signal.SIGKILL)
-            os.waitid(os.P_PID, reader.pid, os.WEXITED | os.WNOWAIT)
-            assert fleet.task(work.add).delay(2, 2).get(timeout=PATIENCE_S) == 4
-            with redis_server(own=True) as new:
-                take_the_place(reader, new)
-                fleet.backend.store_result("through a restart", "came too", states.SUCCESS)
-                waiting.join(PATIENCE_S)
-                assert outcome == ["came", "came too"]
-                assert second.process.poll() is None
-            assert second.stop() == 0
