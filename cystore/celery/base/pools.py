@@ -4,6 +4,9 @@ Such an error comes from storing a state: the disk is full, or the task's messag
 (`Reject`). A prefork pool reports it to the worker. The others do not: a thread forgets it, and its place in the pool
 is lost; `solo` ends the worker; a greenlet prints a traceback. Here they report it to the worker as well, by the
 callback for results.
+
+A worker that stops taking tasks gives the unstarted ones back to the broker, while the pool may be about to begin them.
+`claim` decides: a task is begun, or its message goes back.
 """
 
 from __future__ import annotations
@@ -13,26 +16,51 @@ from collections.abc import Callable
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
+from celery.exceptions import Reject
 
 OWN_PROCESS = ("thread", "solo", "gevent", "eventlet")
+POOL, BROKER = "pool", "broker"
+
+
+def claim(request: Any, by: str) -> bool:
+    """Whether a task is this one's: of the pool, which begins it, or of the broker. The first one has it for good."""
+    return bool(request.__dict__.setdefault("_cystore_claimed", by) == by)
+
+
+def may_have_begun(pool: Any, request: Any) -> bool:
+    """Whether another process has a task that it may have begun: it says so a moment later."""
+    return not _in_own_process(pool) and request._apply_result is not None
+
+
+def _in_own_process(pool: Any) -> bool:
+    package, _, kind = type(pool).__module__.rpartition(".")
+    return package == "celery.concurrency" and kind in OWN_PROCESS
 
 
 def tell_what_was_raised(pool: Any) -> None:
-    """From now on a worker hears of errors outside of the code of its tasks, whatever its pool is. Once for each
-    pool."""
+    """From now on a worker hears of errors outside of the code of its tasks, whatever its pool is; and a pool in the
+    worker's own process claims a task before it begins it. Once for each pool."""
     usual = getattr(pool, "on_apply", None)
-    package, _, kind = type(pool).__module__.rpartition(".")
-    if (
-        usual is None
-        or package != "celery.concurrency"
-        or kind not in OWN_PROCESS
-        or hasattr(usual, "__wrapped__")
-    ):
+    if usual is None or not _in_own_process(pool) or hasattr(usual, "__wrapped__"):
         return
 
     @functools.wraps(usual)
     def on_apply(target: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        return usual(_guarded(target), *args, **options)
+        accepted = options.get("accept_callback")
+        request = getattr(accepted, "__self__", None)
+        if accepted is None or request is None:
+            return usual(_guarded(target), *args, **options)
+
+        def accept(*when: Any) -> None:
+            if claim(request, POOL):
+                accepted(*when)
+
+        def begin(*args: Any, **kwargs: Any) -> Any:
+            if not claim(request, POOL):
+                raise Reject("its message went back to the broker", requeue=True)
+            return target(*args, **kwargs)
+
+        return usual(_guarded(begin), *args, **{**options, "accept_callback": accept})
 
     pool.on_apply = on_apply
 

@@ -25,7 +25,7 @@ from celery.worker import state
 
 from cystore import StoreClosedError, StoreError, StoreFullError
 from cystore.celery.base.green_timers import STARTED_BEFORE, cancel_repeated, end_heartbeats
-from cystore.celery.base.pools import tell_what_was_raised
+from cystore.celery.base.pools import BROKER, claim, may_have_begun, tell_what_was_raised
 from cystore.celery.base.processes import in_pool
 from cystore.celery.stores import opened_at
 from cystore.clock import monotonic_s
@@ -36,6 +36,7 @@ SETTING = "cystore_store_away"
 EXIT, WAIT = "exit", "wait"
 LOOK_S = 1.0
 SLEEP_S = 5.0  # a loop turns every one or two seconds: for its broker, its heartbeat
+BEGIN_S = 10.0  # a pool process says within this time that it has begun a task, or it stands still
 EXIT_CODE = os.EX_IOERR
 HANDOVER_EXIT_CODE = os.EX_TEMPFAIL
 
@@ -144,6 +145,8 @@ class StoreWatch(bootsteps.StartStopStep):
         self._exits = setting_of(consumer.app) == EXIT
         self._path = consumer.app.backend.location.path
         self._away = self._leaves = self._full = False
+        self._exit_code: int | None = None
+        self._exits_at = 0.0  # at the latest
         self._timer: Any = None
         self._before: Any = None
         self._hub: Any = None
@@ -184,13 +187,17 @@ class StoreWatch(bootsteps.StartStopStep):
 
     def _look_at_tick(self, consumer: Any) -> None:
         """Called at each turn of the loop, so it must be cheap."""
+        if self._exit_code is not None:
+            self._end(consumer)
+            return
         now_s = monotonic_s()
         if now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s
             consumer.call_soon(self._look, consumer)
 
     def _look(self, consumer: Any) -> None:
-        if self._leaves:
+        if self._exit_code is not None:
+            self._end(consumer)
             return
         error = away(self._path)
         if error is None and handed_over(self._path):
@@ -200,7 +207,7 @@ class StoreWatch(bootsteps.StartStopStep):
                 self._path,
             )
             _stop_consuming(consumer)
-            state.should_stop = HANDOVER_EXIT_CODE
+            self._begin_to_end(consumer, HANDOVER_EXIT_CODE)
         elif error is None:
             if self._away:
                 self._resume(consumer)
@@ -233,7 +240,19 @@ class StoreWatch(bootsteps.StartStopStep):
         )  # fmt: skip
         _stop_consuming(consumer)
         if self._exits:
-            state.should_stop = EXIT_CODE
+            self._begin_to_end(consumer, EXIT_CODE)
+
+    def _begin_to_end(self, consumer: Any, exit_code: int) -> None:
+        self._exit_code, self._exits_at = exit_code, monotonic_s() + BEGIN_S
+        self._end(consumer)
+
+    def _end(self, consumer: Any) -> None:
+        """Ends the worker once the pool has begun all tasks that it has. At its end Celery drops the others: it would
+        wait 30 s for a process that has begun one, and the broker would give that task to another worker too."""
+        if monotonic_s() >= self._exits_at or not any(
+            may_have_begun(consumer.pool, request) for request in _unstarted()
+        ):
+            state.should_stop = self._exit_code
 
     def _resume(self, consumer: Any) -> None:
         self._away = False
@@ -241,20 +260,28 @@ class StoreWatch(bootsteps.StartStopStep):
         consumer.task_consumer.consume()
 
 
+def _unstarted() -> list[Any]:
+    """Tasks of this worker that nobody has said to have begun."""
+    # Celery 5.7 keeps tasks with an ETA in a set of their own.
+    known = (*state.reserved_requests, *getattr(state, "scheduled_requests", ()))
+    return [request for request in known if request not in state.active_requests]
+
+
 def _stop_consuming(consumer: Any) -> None:
     """Takes no more tasks from the broker, and gives unstarted ones back."""
     consumer.task_consumer.cancel()
-    # Celery 5.7 keeps tasks with an ETA in a set of their own.
-    known = (*state.reserved_requests, *getattr(state, "scheduled_requests", ()))
-    _give_back([request for request in known if request not in state.active_requests])
+    _give_back([request for request in _unstarted() if not may_have_begun(consumer.pool, request)])
     semaphore = getattr(consumer.controller, "semaphore", None)
     if semaphore is not None:
         semaphore.clear()
 
 
 def _give_back(requests: list[Any]) -> None:
-    """Returns messages to the broker. Whatever still holds such a request finds it revoked, and does not run it."""
+    """Returns messages to the broker. Whatever still holds such a request finds it revoked or claimed, and does not run
+    it."""
     for request in requests:
+        if not claim(request, BROKER):  # a thread begins it
+            continue
         request.reject(requeue=True)
         request._already_revoked = True
         state.reserved_requests.discard(request)

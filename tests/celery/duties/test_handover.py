@@ -4,11 +4,15 @@ Method: a real worker with a task that runs; a process for which the worker's la
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
+from celery.concurrency.thread import TaskPool
+from celery.exceptions import Reject
 
+from cystore.celery.base import pools
 from cystore.celery.base.store_watch import HANDOVER_EXIT_CODE
 from cystore.celery.stores import close_shared
 from tests.celery import work
@@ -22,6 +26,12 @@ import cystore
 from cystore.engine.inspect import control_head
 control_head.FINGERPRINT += 1
 """
+
+
+def unacknowledged(fleet: Fleet) -> int:
+    """Messages that a worker has and did not acknowledge."""
+    with fleet.app.connection_for_read() as connection:
+        return int(connection.default_channel.client.hlen("unacked"))
 
 
 def handover(fleet: Fleet, *options: str) -> subprocess.CompletedProcess[str]:
@@ -58,6 +68,56 @@ def test_a_worker_hands_its_store_over_between_two_tasks(tmp_path, away):
         newer.do("store.close()")
         assert running.state == "SUCCESS", "the running task's result was stored"
         assert waiting(fleet) == 3
+
+
+def test_a_task_that_a_pool_process_has_is_not_given_back(tmp_path):
+    """Seen: a busy worker gave a task back that a process of its pool had just begun, so that it ran twice; and Celery
+    waited 30 s for that process."""
+    with fleet_in(tmp_path) as fleet:
+        worker = fleet.start("--concurrency=1")
+        assert fleet.task(work.add).delay(1, 2).get(timeout=PATIENCE_S) == 3
+        wait_until(lambda: not unacknowledged(fleet), "the pool process is idle")
+        (child,) = worker.children()
+        os.kill(child, signal.SIGSTOP)
+        result = fleet.task(work.text_of).delay(1, str(tmp_path / "runs"))
+        wait_until(lambda: f"{result.id}] received" in worker.log.read_text(), "the pool has it")
+        assert handover(fleet, "--wait", "0").returncode == 1
+        wait_until(lambda: "asks this worker to leave" in worker.log.read_text(), "the worker knows")
+        os.kill(child, signal.SIGCONT)
+        assert worker.process.wait(PATIENCE_S) == HANDOVER_EXIT_CODE
+        assert "could not ensure all messages were consumed" not in worker.log.read_text()
+        assert (result.state, waiting(fleet)) == ("SUCCESS", 0)
+
+
+class Taken:
+    """A worker's request, as far as its pool and the broker have to do with it."""
+
+    def __init__(self) -> None:
+        self.accepted: list[int] = []
+
+    def on_accepted(self, pid: int, _: float) -> None:
+        self.accepted.append(pid)
+
+
+@pytest.mark.parametrize("first", [pools.POOL, pools.BROKER])
+def test_a_thread_runs_a_task_or_its_message_goes_back(first):
+    """Seen: a pool of threads ran the tasks that it had queued, though their messages had gone back to the broker."""
+    pool, request = TaskPool(1), Taken()
+    pools.tell_what_was_raised(pool)
+    ran: list[int] = []
+    ends: list[object] = []
+    if first == pools.BROKER:
+        assert pools.claim(request, pools.BROKER)
+    pool.apply_async(ran.append, (1,), accept_callback=request.on_accepted, callback=ends.append).get()
+    pool.on_stop()
+    assert pools.claim(request, first)
+    assert not pools.claim(request, pools.BROKER if first == pools.POOL else pools.POOL)
+    if first == pools.POOL:
+        assert (ran, request.accepted, ends) == ([1], [os.getpid()], [None])
+    else:
+        ((failed, told, _),) = ends
+        assert (ran, request.accepted, failed) == ([], [], 1)
+        assert isinstance(told.exception.exc, Reject)
 
 
 def test_a_request_can_be_taken_back(tmp_path):

@@ -60,6 +60,7 @@ ROWS: dict[str, list[str]] = {
     ],
     "no upgrade path": [
         "celery/duties/test_handover.py::test_a_worker_hands_its_store_over_between_two_tasks",
+        "celery/duties/test_handover.py::test_a_task_that_a_pool_process_has_is_not_given_back",
         "celery/production/test_page.py::test_backup_restore_and_the_next_upgrade",
         "unit/attachment/test_old_wheel.py::",
         "unit/attachment/test_versions_attached.py::",
