@@ -9,22 +9,24 @@ import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import redis as redis_py
-from celery import Celery
+from celery import Celery, states
 
 from cystore.celery import registry
 from cystore.celery.base import duty_leases
 from cystore.celery.base.duty_leases import Coordination, coordination_of
 from cystore.celery.base.identity import store_id_of
 from cystore.celery.duties import duty_runs
+from cystore.celery.duties.answering import ReadHost
 from cystore.celery.duties.duty_runs import ALL, REPUT
 from cystore.celery.redis_urls import RedisAwayError, RedisLocation
 from cystore.services.duty_table import Outcome
-from tests.celery.conftest import ROOT, take_the_place
+from tests.celery.conftest import PATIENCE_S, ROOT, take_the_place, wait_until
 from tests.celery.work import add
-from tools.redis_server import redis_server
+from tools.redis_server import Redis, redis_server
 
 SECRET = "a-secret-of-ours"
 
@@ -154,18 +156,38 @@ def test_a_heartbeat_says_nothing_to_a_redis_that_is_away(url):
         coordination_of(app).call(lambda client: registry.live_stores(client))
 
 
-def test_a_user_with_the_documented_rights_is_enough(url, caplog):
-    page = (ROOT / "docs" / "celery.md").read_text()
-    commands = re.findall(
-        r"`([a-z]+)`", page[page.index("A Redis user for cystore needs") :].split("\n\n")[0]
-    )
+def documented_user(redis: Redis, page: str, words: str) -> str:
+    """Makes a user with the rights that a page says behind these words; its URL."""
+    text = (ROOT / "docs" / page).read_text()
+    commands = re.findall(r"`([a-z]+)`", text[text.index(words) :].split("\n\n")[0])
+    with redis_py.Redis.from_url(redis.url) as admin:
+        given = ["-@all", *(f"+{command}" for command in commands)]
+        admin.acl_setuser("own", enabled=True, passwords=[f"+{SECRET}"], keys=["cystore:*"], commands=given)
+    return redis.url.replace("unix://", f"unix://own:{SECRET}@") + "?db=1"
+
+
+def test_a_user_with_the_documented_rights_reads_results_of_others(url):
     with redis_server(own=True) as redis:
+        redis_url = documented_user(redis, "remote.md", "A Redis user for reading results needs")
+        home = app_on(redis_url, url)
+        home.backend.store_result("a", 1, states.SUCCESS)
+        home.backend.store_result("large", "x" * 6_000_000, states.SUCCESS)
+        service = ReadHost(SimpleNamespace(app=home, steps=[]))
+        service.start(SimpleNamespace(app=home))
+        try:
+            web = app_on(redis_url, "cystore+remote://")
+            wait_until(lambda: web.AsyncResult("a").state == states.SUCCESS, "the home answers")
+            assert len(web.AsyncResult("large").get(timeout=PATIENCE_S)) == 6_000_000
+            assert web.AsyncResult("of nobody").state == states.PENDING
+        finally:
+            service.shutdown(None)
         with redis_py.Redis.from_url(redis.url) as admin:
-            given = ["-@all", *(f"+{command}" for command in commands)]
-            admin.acl_setuser(
-                "own", enabled=True, passwords=[f"+{SECRET}"], keys=["cystore:*"], commands=given
-            )
-        app = app_on(redis.url.replace("unix://", f"unix://own:{SECRET}@") + "?db=1", url)
+            assert not [refused["object"] for refused in admin.acl_log()]
+
+
+def test_a_user_with_the_documented_rights_is_enough(url, caplog):
+    with redis_server(own=True) as redis:
+        app = app_on(documented_user(redis, "celery.md", "A Redis user for cystore needs"), url)
         store, there = app.backend.store, coordination_of(app)
         store_id = store_id_of(store)
         for duty in ALL.values():
