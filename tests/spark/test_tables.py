@@ -113,6 +113,41 @@ def test_rows_of_a_table_are_saved_to_the_store_that_is_named(spark, make_store,
 
 
 @pytest.mark.slow
+def test_tables_in_a_foreach_batch(spark, make_store, tmp_path):
+    """Spark does not show there whether save(path) writes, or saveAsTable with a path."""
+    from pyspark.errors import PySparkException
+
+    one, copy, said = make_store("one", 20), tmp_path / "copy", []
+
+    def save(frame: Any, number: int) -> None:
+        writer = frame.write.format("cystore").mode("append")
+        with_path = frame.write.format("cystore").mode("append").options(path=str(copy), **STORE_OPTIONS)
+        for make in (
+            lambda: writer.saveAsTable("b"),
+            lambda: with_path.saveAsTable("a"),
+            lambda: with_path.saveAsTable("c"),
+        ):
+            try:
+                make()
+                said.append("written")
+            except PySparkException as error:
+                said.append(str(error))
+
+    with table(spark, "a", f"path '{one.path}'"):
+        stream = spark.readStream.format("cystore").option("startingOffsets", "earliest").load(str(one.path))
+        rows = stream.select("topic", "value").writeStream.foreachBatch(save)
+        rows.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+        rows.start().awaitTermination()
+    assert "Spark does not tell" in said[0] and "If a table is the target" in said[1]
+    assert said[2] == "written"
+    try:
+        assert "DROP TABLE it" in refused(lambda: spark.table("c").count())
+        assert spark.read.format("cystore").load(str(copy)).count() == 20
+    finally:
+        spark.sql("DROP TABLE c")
+
+
+@pytest.mark.slow
 def test_what_spark_tells_a_python_source_of_tables(spark, make_store, tmp_path):
     """docs/spark.md says it. If this fails, Spark tells more: use it for the tables that are refused today."""
     path = str(tmp_path / "calls")
@@ -200,7 +235,8 @@ def test_a_table_that_was_made_with_columns_says_how_it_is_made(spark, make_stor
 def test_no_secret_lies_in_a_tables_columns(spark, make_store):
     store = make_store("one", 5)
     made = f"CREATE TABLE a USING cystore OPTIONS (path '{store.path}', `fs.secret_key` 'hush-hush')"
-    assert "fs.secret_key may be a secret" in refused(lambda: spark.sql(made))
+    said = refused(lambda: spark.sql(made))
+    assert "fs.secret_key may be a secret" in said and "hush" not in said
     with table(spark, "a", f"path '{store.path}', `fs.region` 'nowhere'"):
         assert spark.table("a").count() == 5
     shown = spark.read.format("cystore").option("fs.account_key", "hush-hush")
