@@ -27,13 +27,15 @@ DETAILS = (
     "worker STRING, queue STRING, eta STRING"
 )
 
+# Names and types of `task_events`, in this order. Docs: docs/spark.md.
+SCHEMA = f"time TIMESTAMP, event STRING, name STRING, task_id STRING, root_id STRING, {DETAILS}, store STRING"
+
 
 def task_events(reader: Any, paths: str | Sequence[str], **options: str) -> DataFrame:
     """Events of the tasks of one store or several. `reader` is `spark.read` or `spark.readStream`, `options` are
     those of the source.
 
-    Columns: `time`, `event`, `name`, `task_id`, `root_id`, the details of `DETAILS` (null where not known; `retries`
-    0), `store`.
+    Columns: SCHEMA. Details are null where not known; `retries` is 0 then, and `requeue` false.
     """
     found = reader.format("cystore").schema(COLUMNS).options(**{"topic": TOPIC, **options})
     # A stream reader takes one path only; the option takes what `load` of a batch does.

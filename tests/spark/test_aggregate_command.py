@@ -132,7 +132,7 @@ def test_what_is_wrong_is_said_before_spark_starts(tmp_path, capsys):
         (["--set", "nope=1"], "nope"),
     ):
         given = ["aggregate", str(tmp_path / "store"), "--out", str(tmp_path / "out"), *settings]
-        assert main([*given, *more, "--master", "no such master"]) == 2
+        assert main([*given, *more, "--master", "none://nowhere"]) == 2
         assert why in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     with pytest.raises(SystemExit) as ended:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pyarrow.parquet as pq
@@ -72,6 +73,10 @@ def test_the_layout_is_the_one_that_workers_write():
     assert told <= set(layout.FIELDS)
 
 
+def ddl(frame: Any) -> str:
+    return ", ".join(f"{field.name} {field.dataType.simpleString().upper()}" for field in frame.schema)
+
+
 def test_every_event_comes_with_its_ids_and_details(spark, make_store):
     store = make_store()
     odd = "id with % and + and ünï"
@@ -94,7 +99,9 @@ def test_every_event_comes_with_its_ids_and_details(spark, make_store):
     )
     store.put("celery_results", b"{}", tags="SUCCESS", keys=("t2",))
     store.flush()
-    found = task_events.task_events(spark.read, str(store.path), **STORE_OPTIONS).orderBy("task_id").collect()
+    events = task_events.task_events(spark.read, str(store.path), **STORE_OPTIONS)
+    assert ddl(events) == task_events.SCHEMA
+    found = events.orderBy("task_id").collect()
     by_id = {one.task_id: one for one in found}
     assert by_id.keys() == {odd, "t2", "t3", None}
     assert (by_id[odd].root_id, by_id[odd].event, by_id[odd].retries) == ("root 1", "STARTED", 0)
@@ -144,6 +151,13 @@ def test_a_wait_is_from_the_sending_or_the_eta_of_each_attempt_to_its_begin(spar
     ]
     runs = task_runs.task_runs(spark.createDataFrame(rows, SCHEMA)).where("wait IS NOT NULL")
     assert sorted(one.wait for one in runs.collect()) == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_the_page_has_the_schemas_of_the_tables():
+    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+    for name, schema in (("task_events", task_events.SCHEMA), ("task_runs", task_runs.SCHEMA)):
+        columns = (column.split() for column in schema.split(", "))
+        assert f"| `{name}` | {', '.join(f'`{column}` {kind.lower()}' for column, kind in columns)} |" in page
 
 
 def test_a_run_is_one_attempt_with_all_that_is_known_of_it(spark):
@@ -366,7 +380,10 @@ def test_a_report_takes_no_place_but_that_of_a_report(make_store, tmp_path):
         (["archive", "{out}", "--step-bytes", "0"], "step_bytes and piece_bytes 1 or more"),
         (["archive", "{out}", "--expiring-within-h", "nan"], "expiring_within_h must be 0 or more"),
         (["archive", "{out}", "--format", "orc"], "format"),
-        (["scrub", "--range-mib", "0"], "must be at least 1"),
+        (["scrub", "--range-mib", "0"], "must be a whole number from 1"),
+        (["scrub", "--range-mib", "many"], "must be a whole number from 1"),
+        (["scrub", "--master", "lokal"], "is no master of Spark"),
+        (["live", "--out", "{out}", "--master", "local[]"], "is no master of Spark"),
     ],
 )
 def test_what_can_be_checked_is_checked_before_spark_starts(
@@ -387,6 +404,23 @@ def test_what_can_be_checked_is_checked_before_spark_starts(
 @pytest.mark.parametrize("length", ["10 seconds", "1 hour 30 minutes", "interval 2 Days", "500 milliseconds"])
 def test_live_takes_lengths_of_time_as_spark_does(length):
     assert LENGTH.fullmatch(length)
+
+
+@pytest.mark.parametrize(
+    "master",
+    [
+        "local",
+        "local[4]",
+        "local[*]",
+        "local[2,3]",
+        "local-cluster[1,1,1024]",
+        "yarn",
+        "spark://h:7077",
+        "k8s://https://h",
+    ],
+)
+def test_masters_of_spark_are_taken(master):
+    assert build_parser().parse_args(["scrub", "store", "--master", master]).master == master
 
 
 def test_settings_of_store_and_spark_are_options_of_every_job(make_store, tmp_path, capsys):

@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import glob
 import os
+import re
 import signal
 import sys
 import threading
@@ -38,6 +39,7 @@ LEAST_RANGE_BYTES = 4 << 20
 LOOK_EVERY_S = 0.2
 PARTITIONS, SPARKS_OWN = "spark.sql.shuffle.partitions", "200"
 
+MASTER = re.compile(r"local|local\[[^]]+\]|local-cluster\[[^]]+\]|yarn|[a-z][a-z0-9+.-]*://\S+")
 Part = TypeVar("Part")
 Found = TypeVar("Found")
 
@@ -51,7 +53,11 @@ class Failed(NamedTuple):
 
 def add_master(parser: argparse.ArgumentParser) -> None:
     """Where Spark runs, and how."""
-    parser.add_argument("--master", help="Spark's master, as local[4] (default: from Spark's configuration)")
+    parser.add_argument(
+        "--master",
+        type=_master,
+        help="Spark's master, as local[4] (default: from Spark's configuration)",
+    )
     parser.add_argument(
         "--conf",
         metavar="NAME=VALUE",
@@ -69,10 +75,17 @@ def _configured(text: str) -> tuple[str, str]:
     return name.strip(), value
 
 
+def _master(text: str) -> str:
+    """Spark would start a JVM first, and write a stack trace."""
+    if not MASTER.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no master of Spark like local[4] or spark://host:7077")
+    return text
+
+
 def _from_one(text: str) -> int:
-    number = int(text)
+    number = int(text) if text.isascii() and text.isdecimal() else 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from 1")
     return number
 
 
