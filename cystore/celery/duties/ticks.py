@@ -88,23 +88,31 @@ def send_ticks(app: Any) -> int:
     wanted = {store_id: names for store_id, names in _due(app).items() if names}
     if not wanted:
         return 0
-    sent = 0
     with app.producer_or_acquire() as producer:
-        for store_id, names in wanted.items():
-            queue = queues.own_queue(queues.queue_of_store(store_id))
-            if _waiting(producer.connection, queue) >= WAITING_MAX:
-                continue
-            for name in names:
-                duty = ALL[name]
-                app.send_task(
-                    duty.task,
-                    queue=queue,
-                    expires=duty.expires_s,
-                    expiration=duty.expires_s,
-                    producer=producer,
-                    retry=False,
-                )
-                sent += 1
+        try:
+            return _send(app, producer, wanted)
+        except producer.connection.connection_errors as error:
+            log.debug("the broker is away: the next fan_out sends ticks again: %s", error)
+            return 0
+
+
+def _send(app: Any, producer: Any, wanted: dict[str, list[str]]) -> int:
+    sent = 0
+    for store_id, names in wanted.items():
+        queue = queues.own_queue(queues.queue_of_store(store_id))
+        if _waiting(producer.connection, queue) >= WAITING_MAX:
+            continue
+        for name in names:
+            duty = ALL[name]
+            app.send_task(
+                duty.task,
+                queue=queue,
+                expires=duty.expires_s,
+                expiration=duty.expires_s,
+                producer=producer,
+                retry=False,
+            )
+            sent += 1
     return sent
 
 

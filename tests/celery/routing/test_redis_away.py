@@ -19,7 +19,7 @@ from cystore.celery import registry
 from cystore.celery.base import duty_leases
 from cystore.celery.base.duty_leases import Coordination, coordination_of
 from cystore.celery.base.identity import store_id_of
-from cystore.celery.duties import duty_runs
+from cystore.celery.duties import duty_runs, ticks
 from cystore.celery.duties.answering import ReadHost
 from cystore.celery.duties.duty_runs import ALL, REPUT
 from cystore.celery.redis_urls import RedisAwayError, RedisLocation
@@ -148,6 +148,15 @@ def test_a_cluster_is_refused(url, caplog, tmp_path):
         app.backend.store.put("T", b"x")
         assert duty_runs.run(app, REPUT) > 0
     assert "is a Cluster, which is not supported" in caplog.text
+
+
+def test_a_broker_that_is_away_gets_no_ticks(url):
+    """Seen: a traceback in a worker's log. The next fan_out sends them."""
+    app = Celery("away", broker="redis://127.0.0.1:1", backend=url, set_as_current=False)
+    app.conf.update(result_backend_thread_safe=True, cystore_redis_url="")
+    app.backend.store.put("T", b"x")
+    assert duty_runs.due_here(app.backend.store, 0.0), "there is something to send"
+    assert ticks.send_ticks(app) == 0
 
 
 def test_a_heartbeat_says_nothing_to_a_redis_that_is_away(url):
