@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Collection, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -83,12 +84,14 @@ class RemoteReader:
         self._backend = backend
         self._lines: list[lists.Line] = []
         self._signs: tuple[float, list[str]] = (0.0, [])
+        self._one_at_a_time = threading.Lock()  # of those that would look whether there are other homes
         self._muted: dict[str, float] = {}  # homes that did not answer, and until when; "" is Redis
         self.silent_s = silent_s_of(backend.app)
 
     def after_fork(self) -> None:
-        """The connections are the parent's."""
+        """The connections are the parent's, and a thread of it may have the lock."""
         self._lines = []
+        self._one_at_a_time = threading.Lock()
 
     @contextmanager
     def line(self) -> Iterator[lists.Line]:
@@ -124,7 +127,7 @@ class RemoteReader:
         wanted, now = [one for one in ids if askable(one)], monotonic_s()
         self._muted = {home: until for home, until in self._muted.items() if until > now}
         found: dict[str, Found] = {}
-        if not wanted or "" in self._muted:
+        if not wanted or "" in self._muted or self._alone():
             return found
         look = _Look(self, self._backend, wanted, now + AROUND_S, topic, False, leaves_out=set(self._muted))
         try:
@@ -136,6 +139,12 @@ class RemoteReader:
             self._muted.update(dict.fromkeys(look.silent(), until))
             log.warning("%s; tasks that this host has not heard of are PENDING meanwhile", error)
         return found
+
+    def _alone(self) -> bool:
+        """Whether no other home is there. A thousand waits at once would else look with a connection each."""
+        with self._one_at_a_time, suppress(*lists.AWAY), self.line() as line:
+            return not self.homes_there(line)
+        return False  # Redis is away, and the look says so
 
     def wait(self, ids: Iterable[str], timeout_s: float | None) -> Iterator[Found | None]:
         """Each id as it gets ready, until all are; None about once a second, to give the caller a turn. Raises
