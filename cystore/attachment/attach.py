@@ -208,7 +208,7 @@ class _Opening:
             config = effective_at(self._config, root)
             state = recover(root, config, Mode.PRIVATE, abnormal=abnormal, progress=self._progress)
             failpoint("attach.private")
-            manifest = Manifest.private(root, state.holes, state.given_up)
+            manifest = Manifest.private(root, state.damaged_ranges, state.given_up)
             carry_over(root, manifest)
             attachment = build(root, config, Mode.PRIVATE, state, manifest, None, self._revive)
             attachment.ground = ground

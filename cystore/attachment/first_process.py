@@ -70,8 +70,10 @@ def recover_and_build(
         files.write_whole(root, abort, b"", keep_last=False)
     failpoint("attach.marked")
     forget_known_queues(root)
-    manifest = Manifest.load(root, None, lambda: Facts(holes=state.holes, given_up=state.given_up))
-    manifest.set_holes(state.holes)
+    manifest = Manifest.load(
+        root, None, lambda: Facts(damaged_ranges=state.damaged_ranges, given_up=state.given_up)
+    )
+    manifest.set_damaged_ranges(state.damaged_ranges)
     enter_settings(
         manifest,
         config,

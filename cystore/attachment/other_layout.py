@@ -84,7 +84,7 @@ class Beside:
     def manifest(self, state: RecoveredState, control: Control) -> Manifest:
         """The manifest as it is now, with what a private recovery found."""
         control.manifest_seq = self._facts.sequence
-        facts = replace(self._facts, holes=state.holes, given_up=state.given_up)
+        facts = replace(self._facts, damaged_ranges=state.damaged_ranges, given_up=state.given_up)
         return Manifest(self._root, facts, control, durable=False)
 
     def enter(self, control: Control, state: RecoveredState) -> None:
@@ -186,7 +186,11 @@ class Beside:
         self._manifest = status
         control.manifest_seq = self._facts.sequence
         now = self._facts
-        return (before.holes, before.given_up, before.removed) != (now.holes, now.given_up, now.removed)
+        return (before.damaged_ranges, before.given_up, before.removed) != (
+            now.damaged_ranges,
+            now.given_up,
+            now.removed,
+        )
 
     def _walk(self, control: Control, words: Words) -> None:
         commit_log = self._commit_log

@@ -110,13 +110,13 @@ class MendIndex:
 
 
 @dataclass(frozen=True)
-class WriteHoles:
-    """Write quarantine/holes.json."""
+class WriteDamagedRanges:
+    """List the damaged ranges in the manifest and in quarantine/holes.json."""
 
-    holes: DamagedRanges
+    damaged_ranges: DamagedRanges
 
     def __str__(self) -> str:
-        return f"write {len(self.holes)} holes to quarantine/holes.json"
+        return f"write {len(self.damaged_ranges)} damaged ranges to quarantine/holes.json"
 
 
 @dataclass(frozen=True)
@@ -139,18 +139,18 @@ Action = (
     | CutQueue
     | FillQueueHoles
     | MendIndex
-    | WriteHoles
+    | WriteDamagedRanges
     | WriteGivenUp
 )
 
 
 @dataclass(frozen=True)
 class RecoveryPlan:
-    """The steps of recovery, in this order; printable. `holes` are those of the log afterwards."""
+    """The steps of recovery, in this order; printable. `damaged_ranges` are those of the log afterwards."""
 
     scan: ScanResult
     actions: tuple[Action, ...]
-    holes: DamagedRanges
+    damaged_ranges: DamagedRanges
 
     def lines(self) -> list[str]:
         """The plan for people, one thing a line."""

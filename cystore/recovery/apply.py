@@ -18,7 +18,7 @@ from cystore.engine.files.quarantine import QUARANTINE, copy_name, pieces_of, pu
 from cystore.engine.files.segments import file_name
 from cystore.engine.log.commit_log import DIRECTORY as LOG
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
-from cystore.engine.manifest.manifest import record_given_up, record_holes
+from cystore.engine.manifest.manifest import record_damaged_ranges, record_given_up
 from cystore.layout import INDEX_HEADER
 from cystore.recovery.actions import (
     CutQueue,
@@ -30,8 +30,8 @@ from cystore.recovery.actions import (
     RecoveryPlan,
     RemoveFile,
     RemoveLogFile,
+    WriteDamagedRanges,
     WriteGivenUp,
-    WriteHoles,
     ZeroLog,
 )
 from cystore.recovery.walk.findings import IndexMend, QueueScan
@@ -57,16 +57,16 @@ class Apply:
 
     def run(self) -> DamagedRanges:
         """Gives the holes of the log afterwards. Raises StoreFullError, StoreIOError, StorePermissionError."""
-        holes = self._plan.holes
+        damaged = self._plan.damaged_ranges
         for action in self._plan.actions:
             match action:
                 case ExtendLogFile(base, _):
                     file_ranges.extend(self._log_path(base), self._log_bytes)
                 case PutAside(begin, end, _):
                     self._put_aside(begin, end)
-                case WriteHoles():
-                    holes = DamagedRanges(self._with_name_of_copy(hole) for hole in holes)
-                    record_holes(self._root, holes)
+                case WriteDamagedRanges():
+                    damaged = DamagedRanges(self._with_name_of_copy(each) for each in damaged)
+                    record_damaged_ranges(self._root, damaged)
                 case WriteGivenUp(given_up):
                     record_given_up(self._root, given_up)
                 case ZeroLog(begin, end):
@@ -87,7 +87,7 @@ class Apply:
         for queue in self._plan.scan.queues:
             if queue.strays and not queue.bases:
                 self._remove_folders(queue)
-        return holes
+        return damaged
 
     def _remove_folders(self, queue: QueueScan) -> None:
         """The empty folders of a queue whose files all went."""
@@ -104,10 +104,10 @@ class Apply:
 
     # -------------------------------------------------------------------------------- the log
 
-    def _with_name_of_copy(self, hole: DamagedRange) -> DamagedRange:
+    def _with_name_of_copy(self, each: DamagedRange) -> DamagedRange:
         """A new hole with the name its copy was given, and when it was found."""
-        name = self._names.get((hole.begin, hole.end))
-        return hole if name is None else DamagedRange(hole.begin, hole.end, hole.reason, name, clock.now_ms())
+        name = self._names.get((each.begin, each.end))
+        return each if name is None else DamagedRange(each.begin, each.end, each.reason, name, clock.now_ms())
 
     def _put_aside(self, begin: int, end: int) -> None:
         pieces = pieces_of(self._root / LOG, self._log_bytes, begin, end)

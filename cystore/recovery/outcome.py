@@ -83,7 +83,7 @@ class RecoveredState:
     commit_log_file_bytes: int
     consume_queue_file_bytes: int
     queues: list[QueueState]
-    holes: DamagedRanges
+    damaged_ranges: DamagedRanges
     given_up: GivenUp
     report: RecoveryReport
     offsets_saved: bool = False  # config/queueOffset.json already has the same offsets

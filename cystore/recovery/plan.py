@@ -1,8 +1,8 @@
 """Recovery, second part: from the findings to the steps. Pure.
 
-The order makes a crash in the middle harmless: bytes are copied aside before their place is touched, holes are listed
-before any walk steps over them, files are changed before those behind them move. A second run finds less to do and does
-it.
+The order makes a crash in the middle harmless: bytes are copied aside before their place is touched, damaged ranges are
+listed before any walk steps over them, files are changed before those behind them move. A second run finds less to do
+and does it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from cystore.recovery.actions import (
     RecoveryPlan,
     RemoveFile,
     RemoveLogFile,
+    WriteDamagedRanges,
     WriteGivenUp,
-    WriteHoles,
     ZeroLog,
 )
 from cystore.recovery.walk import rules
@@ -31,13 +31,13 @@ from cystore.recovery.walk.findings import LogScan, QueueScan, ScanResult
 
 def plan(scan: ScanResult) -> RecoveryPlan:
     """The steps of recovery for the findings of a scan."""
-    holes = _all_damaged_ranges(scan)
+    damaged = _all_damaged_ranges(scan)
     actions: list[Action] = [ExtendLogFile(base, length) for base, length in scan.log.short]
-    actions += [PutAside(hole.begin, hole.end, hole.reason) for hole in scan.log.damage]
+    actions += [PutAside(each.begin, each.end, each.reason) for each in scan.log.damage]
     if scan.log.dirty is not None and not _only_a_blank(scan.log):
         actions.append(PutAside(scan.log.end, scan.log.dirty.end, scan.log.reason))
     if scan.log.damage:
-        actions.append(WriteHoles(holes))
+        actions.append(WriteDamagedRanges(damaged))
     if scan.given_up != scan.known_given_up:
         actions.append(WriteGivenUp(scan.given_up))
     if scan.log.dirty is not None:
@@ -47,14 +47,14 @@ def plan(scan: ScanResult) -> RecoveryPlan:
         actions += _queue(queue)
     actions += [RemoveFile(path) for path in scan.index.drop]
     actions += [MendIndex(mend) for mend in scan.index.mend]
-    return RecoveryPlan(scan, tuple(actions), holes)
+    return RecoveryPlan(scan, tuple(actions), damaged)
 
 
 def _all_damaged_ranges(scan: ScanResult) -> DamagedRanges:
     new = [
         DamagedRange(h.begin, h.end, h.reason, copy_name(h.begin, h.end), h.found_ms) for h in scan.log.damage
     ]
-    return scan.known_holes.merged(new)
+    return scan.known_damage.merged(new)
 
 
 def _only_a_blank(log: LogScan) -> bool:

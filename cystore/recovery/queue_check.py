@@ -77,7 +77,7 @@ class QueueCheck:
         self._entered_up_to = self._begin  # end of the newest record that has an entry
         lost = [(self._result.end, self._result.lost_end)] if self._result.lost_end > self._result.end else []
         self._given_up: list[GivenUpRange] = []
-        self._gone = situation.known_holes.ranges() + [(h.begin, h.end) for h in self._result.damage] + lost
+        self._gone = situation.known_damage.ranges() + [(h.begin, h.end) for h in self._result.damage] + lost
 
     def run(self) -> QueueFindings:
         removed = self._about.removed

@@ -41,18 +41,18 @@ def recover(
     chosen = plan(scan(root, config, abnormal=abnormal, progress=progress, with_index=with_index))
     if mode is Mode.WRITE:
         work = Apply(root, chosen)
-        holes, put_aside = work.run(), tuple(work.put_aside)
+        damaged, put_aside = work.run(), tuple(work.put_aside)
         pieces = {}
     else:
-        holes, put_aside = chosen.holes, ()
+        damaged, put_aside = chosen.damaged_ranges, ()
         pieces = {mend.path: mended(mend) for mend in chosen.scan.index.mend}
-    report = _report(chosen, holes, put_aside, abnormal=abnormal, duration_s=monotonic_s() - begun)
-    return _state(chosen, holes, report, pieces)
+    report = _report(chosen, damaged, put_aside, abnormal=abnormal, duration_s=monotonic_s() - begun)
+    return _state(chosen, damaged, report, pieces)
 
 
 def _report(
     chosen: RecoveryPlan,
-    holes: DamagedRanges,
+    damaged: DamagedRanges,
     put_aside: tuple[str, ...],
     *,
     abnormal: bool,
@@ -76,7 +76,7 @@ def _report(
         dispatch_from=scan_.dispatched,
         queues=len(scan_.queues),
         queues_cut=sum(isinstance(action, CutQueue) for action in chosen.actions),
-        holes=tuple(holes.ranges()),
+        holes=tuple(damaged.ranges()),
         new_holes=tuple((hole.begin, hole.end) for hole in log.damage),
         cut=(log.end, dirty_end) if dirty_end > log.end and not only_blank else None,
         lost=(log.end, log.lost_end) if log.lost_end > log.end else None,
@@ -87,7 +87,7 @@ def _report(
 
 
 def _state(
-    chosen: RecoveryPlan, holes: DamagedRanges, report: RecoveryReport, pieces: dict[Path, Pieces]
+    chosen: RecoveryPlan, damaged: DamagedRanges, report: RecoveryReport, pieces: dict[Path, Pieces]
 ) -> RecoveredState:
     scan_, log = chosen.scan, chosen.scan.log
     return RecoveredState(
@@ -105,7 +105,7 @@ def _state(
             for q in scan_.queues
             if q.bases or q.next
         ],
-        holes=holes,
+        damaged_ranges=damaged,
         given_up=scan_.given_up,
         report=report,
         offsets_saved=scan_.offsets_saved,

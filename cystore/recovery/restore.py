@@ -17,7 +17,7 @@ from cystore._native.read import log_walk
 from cystore.config import StoreConfig
 from cystore.engine.files.quarantine import QuarantinedCopy, kept, kept_of
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
-from cystore.engine.manifest.manifest import read_facts, record_holes
+from cystore.engine.manifest.manifest import read_facts, record_damaged_ranges
 from cystore.errors import CorruptRecordError, OffsetError, StoreFormatError
 from cystore.layout import BLANK_SIZE_MIN, MAGIC, RECORD_MAGIC_BLANK, TOTAL_SIZE
 from cystore.recovery.walk.abort_file import mark_undispatched
@@ -66,18 +66,18 @@ class Restored:
 def listed(root: Path) -> list[Listed]:
     """The copies in quarantine/, in the order of the log, and damaged ranges without a copy (with an empty name, or
     that of the missing file)."""
-    holes, copies = read_facts(root)[0].holes, kept(root)
+    damaged, copies = read_facts(root)[0].damaged_ranges, kept(root)
     found = []
     for copy in copies:
-        touched = list(holes.within(copy.begin, copy.end))
+        touched = list(damaged.within(copy.begin, copy.end))
         first = touched[0] if touched else DamagedRange(copy.begin, copy.end, "", "", copy.modified_ms)
         state = "damaged" if touched else "cut"
         found.append(
             Listed(copy.name, copy.begin, copy.end, copy.size_bytes, state, first.reason, first.found_ms)
         )
-    for hole in holes:
-        if not any(copy.begin < hole.end and hole.begin < copy.end for copy in copies):
-            found.append(Listed(hole.copy, hole.begin, hole.end, 0, "damaged", hole.reason, hole.found_ms))
+    for each in damaged:
+        if not any(copy.begin < each.end and each.begin < copy.end for copy in copies):
+            found.append(Listed(each.copy, each.begin, each.end, 0, "damaged", each.reason, each.found_ms))
     return sorted(found, key=lambda one: (one.begin, one.end, one.name))
 
 
@@ -161,9 +161,9 @@ def restore(root: Path, name: str, config: StoreConfig, source: Path | None = No
 
 
 def _restore(root: Path, name: str, config: StoreConfig, source: Path | None) -> Restored:
-    copy, holes = kept_of(name), read_facts(root)[0].holes
+    copy, damaged = kept_of(name), read_facts(root)[0].damaged_ranges
     log = LogReader(root, config.mapped_file_size_commit_log_bytes)
-    if not list(holes.within(copy.begin, copy.end)):
+    if not list(damaged.within(copy.begin, copy.end)):
         raise OffsetError(
             f"the log is not damaged from {copy.begin} to {copy.end}: there is nothing to restore",
             path=log.directory,
@@ -173,7 +173,7 @@ def _restore(root: Path, name: str, config: StoreConfig, source: Path | None) ->
         raise OffsetError(
             "the log does not contain this offset any more", path=log.directory, offset=copy.begin
         )
-    found = [part for part in parts(root, name, config, source) if _fits(part, holes)]
+    found = [part for part in parts(root, name, config, source) if _fits(part, damaged)]
     records = sum(part.kind == "record" for part in found)
     if records == 0:
         raise CorruptRecordError(
@@ -191,8 +191,8 @@ def _restore(root: Path, name: str, config: StoreConfig, source: Path | None) ->
             file_ranges.extend(path, log.file_bytes)
         file_ranges.write_at(path, [(part.begin - base, part.data)])
     mark_undispatched(root)
-    left = _without(holes, [(part.begin, part.end) for part in found])
-    record_holes(root, left)
+    left = _without(damaged, [(part.begin, part.end) for part in found])
+    record_damaged_ranges(root, left)
     return Restored(
         _joined([(part.begin, part.end) for part in found]),
         records,
@@ -200,9 +200,9 @@ def _restore(root: Path, name: str, config: StoreConfig, source: Path | None) ->
     )
 
 
-def _fits(part: Part, holes: DamagedRanges) -> bool:
+def _fits(part: Part, damaged: DamagedRanges) -> bool:
     """Whether a part lies in the log and in one damaged range: intact bytes are never overwritten."""
-    return part.kind != "bytes" and any(hole.begin <= part.begin and part.end <= hole.end for hole in holes)
+    return part.kind != "bytes" and any(each.begin <= part.begin and part.end <= each.end for each in damaged)
 
 
 def _joined(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -215,15 +215,15 @@ def _joined(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple(out)
 
 
-def _without(holes: DamagedRanges, ranges: list[tuple[int, int]]) -> DamagedRanges:
+def _without(damaged: DamagedRanges, ranges: list[tuple[int, int]]) -> DamagedRanges:
     """The damaged ranges without the restored ones."""
     left: list[DamagedRange] = []
-    for hole in holes:
-        at = hole.begin
-        for begin, end in _joined([one for one in ranges if hole.begin <= one[0] < hole.end]):
+    for each in damaged:
+        at = each.begin
+        for begin, end in _joined([one for one in ranges if each.begin <= one[0] < each.end]):
             if at < begin:
-                left.append(dataclasses.replace(hole, begin=at, end=begin))
+                left.append(dataclasses.replace(each, begin=at, end=begin))
             at = end
-        if at < hole.end:
-            left.append(dataclasses.replace(hole, begin=at))
+        if at < each.end:
+            left.append(dataclasses.replace(each, begin=at))
     return DamagedRanges(left)

@@ -15,7 +15,7 @@ from cystore.engine.files.checkpoint import CheckpointFields, read_checkpoint
 from cystore.engine.log.commit_log import MARKER
 from cystore.engine.manifest.damaged_ranges import DamagedRanges
 from cystore.engine.manifest.given_up_offsets import GivenUp
-from cystore.engine.manifest.manifest import look, read_given_up, read_holes_or_copy, read_removed
+from cystore.engine.manifest.manifest import look, read_damaged_ranges_or_copy, read_given_up, read_removed
 from cystore.engine.manifest.removed_queues import Removed
 from cystore.engine.manifest.store_settings import effective_at
 from cystore.errors import StoreFormatError
@@ -76,7 +76,7 @@ def likely_end(root: Path, config: StoreConfig, reader: LogReader, *, abnormal: 
     """The end that `scan` gives for a sound log; -1 if that is unknown before a walk. Examines only the last record.
 
     It is the watermark: below it no order of times or queue offsets ends a log, and behind it the log must be empty.
-    The walk has to judge files that are too short, missing behind the end, or not zero there, known holes, and a walk
+    The walk has to judge files that are too short, missing behind the end, or not zero there, known damage, and a walk
     that would begin behind the end.
     """
     return _Scan(root, config, reader, abnormal=abnormal, progress=None).likely_end()
@@ -102,11 +102,11 @@ class _Scan:
             self._list_queues()
         self._given_up = self._read(read_given_up, GivenUp())
         # Holes below the usual start are known from their list alone.
-        self._known_damage, newest = self._read(read_holes_or_copy, (DamagedRanges(), False))
+        self._known_damage, newest = self._read(read_damaged_ranges_or_copy, (DamagedRanges(), False))
         self._from_the_beginning = not newest
         if not newest and self._known_damage:
             self._warnings.append(
-                "the list of holes is damaged; its copy may lack holes, so recovery checks all of the log"
+                "the list of damaged ranges is damaged; its copy may lack some, so recovery checks all of the log"
             )
         missing = missing_begin(root, reader)
         if missing is not None:
@@ -260,7 +260,7 @@ class _Scan:
         return WalkInput(
             reader=self._reader,
             queues=self._queues,
-            known_holes=self._known_damage,
+            known_damage=self._known_damage,
             given_up=self._given_up,
             removed=self._removed,
             watermark=watermark,
@@ -293,7 +293,7 @@ class _Scan:
             log=self._log_of(walked),
             queues=found.queues,
             index=index,
-            known_holes=self._known_damage.within(reader.begin, result.end),
+            known_damage=self._known_damage.within(reader.begin, result.end),
             known_given_up=self._given_up,
             given_up=found.given_up,
             dispatched=max(min(found.dispatch_from, index.through), reader.begin),

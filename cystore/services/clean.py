@@ -213,7 +213,9 @@ class Cleaner:
         return segments
 
     def _trim(self) -> int:
-        return trim(self._root, self._commit_log.holes, self.settings, clock.expiry_ms(self._control))
+        return trim(
+            self._root, self._commit_log.damaged_ranges, self.settings, clock.expiry_ms(self._control)
+        )
 
     def _save_offsets(self) -> None:
         """On a full disk there is room for the table already; the reserved space serves if that is too little."""

@@ -56,7 +56,7 @@ class StoreUpkeep(ABC):
             **store_stats(parts.control),
             **own,
             "delayed": parts.delivered.pending(),
-            "holes": parts.commit_log.holes.ranges(),
+            "holes": parts.commit_log.damaged_ranges.ranges(),
         }
 
     def put_bytes_by_topic(self) -> dict[str, int]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from cystore._native.read import log_walk
 from cystore.derived.files.consume_queue import ENTRY_BYTES
 from cystore.derived.files.index import DIRECTORY as INDEX
-from cystore.engine.manifest.manifest import read_holes, read_removed
+from cystore.engine.manifest.manifest import read_damaged_ranges, read_removed
 from cystore.recovery.walk.findings import Damage
 from cystore.recovery.walk.index_stream import IndexStream
 from cystore.recovery.walk.log_reader import LogReader
@@ -58,7 +58,7 @@ class Comparison(LogVisitor):
         scanner.move(bounds.begin, reader.base_of(bounds.begin) + reader.file_bytes)
         super().__init__(reader, scanner, progress=progress)
         self._root, self._bounds, self._find_queue, self._each_entry = root, bounds, find_queue, each_entry
-        self._known_damage = read_holes(root)
+        self._known_damage = read_damaged_ranges(root)
         self.queues = QueueEntries(root, bounds, read_removed(root), [])
         self.stream = IndexStream([])
         self.jumps = False

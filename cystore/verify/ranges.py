@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from cystore.config import StoreConfig
 from cystore.engine.manifest.damaged_ranges import DamagedRanges
-from cystore.engine.manifest.manifest import read_holes, read_removed
+from cystore.engine.manifest.manifest import read_damaged_ranges, read_removed
 from cystore.recovery.walk.findings import Damage
 from cystore.recovery.walk.index_reader import list_readable_index
 from cystore.recovery.walk.index_stream import IndexStream
@@ -65,12 +65,12 @@ def split(bounds: Bounds, range_bytes: int) -> list[tuple[int, int]]:
     return [(first, last) for first, last in zip(begins, ends, strict=False) if first < last]
 
 
-def boundary(reader: LogReader, holes: DamagedRanges, bounds: Bounds, position: int) -> int:
+def boundary(reader: LogReader, damaged: DamagedRanges, bounds: Bounds, position: int) -> int:
     """The begin of the first valid record at or behind `position`, in any segment; steps over holes that recovery
     reported."""
     if position <= bounds.begin:
         return bounds.begin
-    known = holes.covering(position)
+    known = damaged.covering(position)
     position = position if known is None else known[1]
     found = Finder(reader, check_checksum=True).find(position, bounds.end) if position < bounds.end else None
     return bounds.end if found is None else found[0]
@@ -81,9 +81,9 @@ def verify_range(root: Path, config: StoreConfig, bounds: Bounds, first: int, la
 
     `bounds` are those of the whole comparison. Raises StoreIOError for unreadable bytes.
     """
-    reader, holes = LogReader(root, config.mapped_file_size_commit_log_bytes), read_holes(root)
+    reader, damaged = LogReader(root, config.mapped_file_size_commit_log_bytes), read_damaged_ranges(root)
     try:
-        begin, end = (boundary(reader, holes, bounds, at) for at in (first, last))
+        begin, end = (boundary(reader, damaged, bounds, at) for at in (first, last))
         part = replace(bounds, begin=begin, end=end)
         return _findings(root, config, reader, part, follow=last <= bounds.dispatched)
     finally:

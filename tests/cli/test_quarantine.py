@@ -7,7 +7,7 @@ import pytest
 
 import cystore
 from cystore.config import StoreConfig
-from cystore.engine.manifest.manifest import read_holes
+from cystore.engine.manifest.manifest import read_damaged_ranges
 from cystore.recovery.restore import listed, parts, restore
 from tests.cli import stores
 from tests.cli.command import settings
@@ -78,7 +78,7 @@ def test_a_repaired_copy_goes_back_and_everything_is_served_again(command, store
     ]
     (done,) = command.json_lines("quarantine", "restore", store_path, name, "--from", repaired, *SETTINGS)
     assert done == {"ranges": [[begin, end]], "records": 3, "left": [], "damaged_again": []}
-    assert not read_holes(store_path)
+    assert not read_damaged_ranges(store_path)
     assert numbers(store_path) == list(range(40))
     assert command.ok("verify", store_path, *SETTINGS) == "no damage\n"
     (one,) = listed(store_path)
@@ -101,7 +101,7 @@ def test_what_is_whole_goes_back_and_the_rest_stays_damaged(command, store_path)
     done = command.run("quarantine", "restore", store_path, name, "--from", path, *SETTINGS)
     assert done.returncode == 1 and "2 records are back" in done.stdout
     assert f"still damaged: {middle[0]}..{middle[1]}" in done.stdout
-    assert read_holes(store_path).ranges() == [middle]
+    assert read_damaged_ranges(store_path).ranges() == [middle]
     assert numbers(store_path) == [n for n in range(40) if n != 11]
     path.write_bytes(whole)
     assert "1 records are back" in command.ok(
@@ -118,7 +118,7 @@ def test_a_copy_that_is_still_damaged_is_refused(command, store_path):
     with pytest.raises(cystore.CorruptRecordError, match="no valid record"):
         restore(store_path, name, CONFIG)
     assert stores.snapshot(store_path / "commitlog") == before
-    assert read_holes(store_path).ranges() == [(begin, end)]
+    assert read_damaged_ranges(store_path).ranges() == [(begin, end)]
     assert not (store_path / "abort").exists()
 
 
@@ -138,7 +138,7 @@ def test_bytes_that_do_not_fit_are_refused(store_path, wrong):
     error = cystore.StoreFormatError if wrong in ("shorter", "longer") else cystore.CorruptRecordError
     with pytest.raises(error):
         restore(store_path, name, CONFIG, path)
-    assert read_holes(store_path).ranges()[0][0] == begin
+    assert read_damaged_ranges(store_path).ranges()[0][0] == begin
     assert numbers(store_path) == [*range(10), *range(13, 40)]
 
 
@@ -169,7 +169,7 @@ def test_a_store_in_use_is_listed_and_not_changed(command, store_path, exclusive
         assert [one.name for one in listed(store_path)] == [name]
         done = command.run("quarantine", "restore", store_path, name, "--from", path, *SETTINGS)
         assert done.returncode == 2 and "the store is in use" in done.stderr
-        assert len(read_holes(store_path)) == 1
+        assert len(read_damaged_ranges(store_path)) == 1
 
 
 def test_a_restore_that_ends_before_the_list_is_written_can_be_repeated(store_path, monkeypatch):
@@ -185,7 +185,7 @@ def test_a_restore_that_ends_before_the_list_is_written_can_be_repeated(store_pa
     def killed(*_):
         raise Killed
 
-    for step in ("mark_undispatched", "record_holes"):
+    for step in ("mark_undispatched", "record_damaged_ranges"):
         with monkeypatch.context() as patch:
             patch.setattr(f"cystore.recovery.restore.{step}", killed)
             with pytest.raises(Killed):

@@ -135,7 +135,7 @@ class Acknowledgements:
         left, and how many are not."""
         end = store.wrote_position
         assert end >= self.durable, f"the log ends at {end}, durable was promised up to {self.durable}"
-        assert store._attached().commit_log.holes.ranges() == []
+        assert store._attached().commit_log.damaged_ranges.ranges() == []
         left = [put for put in self.puts if put.end <= end]
         gone = [put for put in self.puts if put.end > end]
         assert all(put.physical_offset >= end and not put.durable for put in gone), "half of a put is there"

@@ -22,7 +22,12 @@ from cystore.derived.files.offsets import (
     write_queue_offsets,
 )
 from cystore.engine.files.checkpoint import parse_checkpoint
-from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges, parse_holes, render_holes
+from cystore.engine.manifest.damaged_ranges import (
+    DamagedRange,
+    DamagedRanges,
+    parse_damaged_ranges,
+    render_damaged_ranges,
+)
 from cystore.errors import StoreConfigError, StoreFormatError
 from tests.fuzz.target import Target, Wrong, same
 from tests.oracle import checkpoint as oracle
@@ -89,7 +94,7 @@ def run_delay_offsets(data: bytes) -> None:
 
 def run_holes(data: bytes) -> None:
     try:
-        found = parse_holes(data)
+        found = parse_damaged_ranges(data)
     except ValueError:
         return
     end = 0
@@ -97,7 +102,7 @@ def run_holes(data: bytes) -> None:
         if not end <= hole.begin < hole.end:
             raise Wrong(f"{hole} behind {end}")
         end = hole.end
-    same("written and read again", parse_holes(render_holes(found)), found)
+    same("written and read again", parse_damaged_ranges(render_damaged_ranges(found)), found)
 
 
 def run_config(data: bytes) -> None:
@@ -148,8 +153,10 @@ def _delay_offsets() -> list[bytes]:
 
 def _holes() -> list[bytes]:
     return [
-        render_holes(DamagedRanges([DamagedRange(0, 10, "checksum", "0-10", 1), DamagedRange(50, 61)])),
-        render_holes(DamagedRanges()),
+        render_damaged_ranges(
+            DamagedRanges([DamagedRange(0, 10, "checksum", "0-10", 1), DamagedRange(50, 61)])
+        ),
+        render_damaged_ranges(DamagedRanges()),
         json.dumps({"holes": [{"begin": -1, "end": 5, "reason": None}]}).encode(),
     ]
 

@@ -85,13 +85,13 @@ def attach(
         if mode is Mode.PRIVATE:
             manifest = Manifest.private(root, listed, GivenUp())
         else:
-            manifest = Manifest.load(root, None, lambda: Facts(holes=listed))
-            manifest.set_holes(listed)
+            manifest = Manifest.load(root, None, lambda: Facts(damaged_ranges=listed))
+            manifest.set_damaged_ranges(listed)
             manifest.share(control)
     else:
         manifest = Manifest.load(root, control)
         if listed:
-            manifest.set_holes(listed)
+            manifest.set_damaged_ranges(listed)
     commit_log = CommitLog(root, config, mode, control, manifest)
     queues = ConsumeQueues(root, config, mode, control)
     index = IndexFiles(root, config, mode, control)

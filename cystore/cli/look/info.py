@@ -10,7 +10,7 @@ from typing import Any
 from cystore.attachment.attach import Attachment
 from cystore.engine.files.checkpoint import read_checkpoint
 from cystore.engine.inspect.control_head import OURS, attached_processes, read_head
-from cystore.engine.manifest.manifest import read_holes
+from cystore.engine.manifest.manifest import read_damaged_ranges
 from cystore.layout import FLAGS
 from cystore.operate import facts
 from cystore.operate.command import OK, Command, add_json, store_config
@@ -38,7 +38,7 @@ def _files(args: argparse.Namespace, state: facts.State) -> dict[str, Any]:
         "has_cystore_records": state.has_cystore_records,
         "segments": [dataclasses.asdict(segment) for segment in facts.segments(args.path)],
         "checkpoint": dataclasses.asdict(read_checkpoint(args.path)),
-        "holes": [dataclasses.asdict(hole) for hole in read_holes(args.path)],
+        "holes": [dataclasses.asdict(hole) for hole in read_damaged_ranges(args.path)],
         "disk": {name: dataclasses.asdict(use) for name, use in facts.disk_use(args.path).items()},
         "disk_free_bytes": free,
         "disk_capacity_bytes": capacity,

@@ -184,12 +184,12 @@ class Dispatcher:
         self._kernel.begin(position)
         while position < until and (position == begin or monotonic_s() < deadline_s):
             manifest_seq = control.manifest_seq
-            hole = damage.holes.covering(position)
+            hole = damage.ranges.covering(position)
             if hole is not None:
                 position = control.dispatched = min(hole[1], wrote)
                 self._kernel.begin(position)
                 continue
-            sound_until = damage.holes.next_begin(position)
+            sound_until = damage.ranges.next_begin(position)
             self._kernel.set_sound(sound_until, manifest_seq)
             limit = min(wrote, sound_until)
             self._run_batch(min(until, limit, position + BATCH_BYTES), limit, deadline_s)

@@ -90,7 +90,7 @@ class QueueHealer:
     ) -> int:
         """Fills `out` with entries from the records of [position, dispatched), over any damage in the log; returns
         their number. An entry of a damaged record stays, so that a `get` of it reports the damage."""
-        name, known = queue.topic.encode(), self._commit_log.holes
+        name, known = queue.topic.encode(), self._commit_log.damaged_ranges
         holes, damaged = known, DamagedRanges()
         for _ in range(DAMAGES_MAX):
             window = LogWindow(self._commit_log.segment_for, holes.ranges())

@@ -108,7 +108,7 @@ class TimeSearch:
         self._healer.heal(queue.slot, queue_offset)
 
     def _in_hole(self, queue: ConsumeQueue, queue_offset: int) -> bool:
-        holes = self._commit_log.holes
+        holes = self._commit_log.damaged_ranges
         entry = queue.entry(queue_offset) if holes else None
         return entry is not None and holes.covering(entry.physical_offset) is not None
 

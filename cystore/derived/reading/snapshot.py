@@ -106,7 +106,7 @@ class LogSnapshot:
         self.end = control.wrote
         self.minimum = min(control.min_physical_offset, self.end)
         self.file_bytes = commit_log.file_bytes
-        self.holes = tuple(commit_log.holes.ranges())
+        self.holes = tuple(commit_log.damaged_ranges.ranges())
         self._control, self._commit_log, self._queues = control, commit_log, queues
         self._folder = str(commit_log.files.directory)
         self._slots = control.queue_count

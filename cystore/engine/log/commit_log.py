@@ -33,7 +33,7 @@ CHECKED_BYTES = 1 << 20
 
 
 class CommitLog:
-    """Readable part: from the minimum offset to the wrote position, holes left out (RocketMQ's CommitLog,
+    """Readable part: from the minimum offset to the wrote position, damaged ranges left out (RocketMQ's CommitLog,
     MappedFileQueue)."""
 
     def __init__(
@@ -65,9 +65,9 @@ class CommitLog:
         self._held_bytes = memory_bytes(config)
 
     @property
-    def holes(self) -> DamagedRanges:
+    def damaged_ranges(self) -> DamagedRanges:
         """The damaged ranges that are known, as they are now; immutable."""
-        return self.damage.holes
+        return self.damage.ranges
 
     @property
     def file_bytes(self) -> int:
@@ -75,7 +75,9 @@ class CommitLog:
 
     def window(self, *, with_expired: bool = False) -> LogWindow:
         """The kernels look records up with it; one call at a time uses it."""
-        return LogWindow(self.segment_for, self.holes.ranges(), None if with_expired else self.control)
+        return LogWindow(
+            self.segment_for, self.damaged_ranges.ranges(), None if with_expired else self.control
+        )
 
     def segment_for(self, physical_offset: int) -> MappedFile:
         """The mapped segment that contains a readable offset, or with read_through="pread" a part of it that begins
@@ -140,7 +142,7 @@ class CommitLog:
             )
 
     def read(self, physical_offset: int) -> Message:
-        """The record that begins at an offset. A blank, a hole or a place inside a record is an error."""
+        """The record that begins at an offset. A blank, a damaged range or a place inside a record is an error."""
         physical_offset = check_offset(physical_offset)
         self._check_sound(physical_offset)
         segment = self.segment_for(physical_offset)
@@ -159,11 +161,11 @@ class CommitLog:
         return message
 
     def _check_sound(self, physical_offset: int) -> None:
-        holes = self.damage.holes
-        hole = holes.covering(physical_offset) if holes else None
-        if hole is not None:
+        damaged = self.damage.ranges
+        damaged_range = damaged.covering(physical_offset) if damaged else None
+        if damaged_range is not None:
             raise CorruptRecordError(
-                f"the offset is inside the damaged range {hole[0]}..{hole[1]}",
+                f"the offset is inside the damaged range {damaged_range[0]}..{damaged_range[1]}",
                 path=self.files.directory,
                 offset=physical_offset,
             )
@@ -178,7 +180,7 @@ class CommitLog:
         self, begin: int | None = None, end: int | None = None, *, over_cleaned: bool = False
     ) -> Iterator[Message]:
         """Records in physical order from `begin` (a record's beginning; default: the minimum) to before `end`
-        (default: the wrote position when the scan began). Damage that is not a reported hole raises
+        (default: the wrote position when the scan began). Damage that is not a reported range raises
         CorruptRecordError; segments that are cleaned meanwhile raise OffsetError; with `over_cleaned` the scan
         continues behind them, but not where `begin` itself is gone."""
         first, last = (None if at is None else check_offset(at) for at in (begin, end))
@@ -197,14 +199,14 @@ class CommitLog:
         at = self.control.min_physical_offset if begin is None else begin
         until = self.control.wrote if end is None else min(end, self.control.wrote)
         while at < until:
-            hole = self.holes.covering(at)
-            if hole is not None:
-                at = hole[1]
+            damaged_range = self.damaged_ranges.covering(at)
+            if damaged_range is not None:
+                at = damaged_range[1]
                 continue
             try:
                 segment = self.segment_for(at)
                 cold.at(segment, at, self.control.wrote)
-                sound_until = min(segment.end, self.control.wrote, self.holes.next_begin(at))
+                sound_until = min(segment.end, self.control.wrote, self.damaged_ranges.next_begin(at))
                 messages, following = messages_in(
                     segment, at - segment.base, sound_until - segment.base, SCAN_BATCH
                 )

@@ -7,19 +7,19 @@ from cystore.engine.manifest.manifest import Manifest
 
 
 class KnownDamage:
-    """A view on the manifest. `holes` is an immutable list: a reader that keeps it has a consistent one."""
+    """A view on the manifest. `ranges` is an immutable list: a reader that keeps it has a consistent one."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
 
     @property
-    def holes(self) -> DamagedRanges:
+    def ranges(self) -> DamagedRanges:
         """All damaged ranges that are known."""
-        return self._manifest.snapshot().holes
+        return self._manifest.snapshot().damaged_ranges
 
     def covering(self, position: int) -> tuple[int, int] | None:
         """The damaged range that holds a position."""
-        return self.holes.covering(position)
+        return self.ranges.covering(position)
 
     def add(self, begin: int, end: int, reason: str, copy: str) -> None:
         """Lists [begin, end) as damaged, durably, for all processes. Raises StoreIOError; StoreFullError for a list

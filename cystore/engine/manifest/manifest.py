@@ -27,10 +27,10 @@ from cystore.engine.manifest import manifest_file
 from cystore.engine.manifest.damaged_ranges import (
     DamagedRange,
     DamagedRanges,
-    hole_fields,
-    hole_of,
-    read_hole_list,
-    write_holes,
+    damaged_range_fields,
+    damaged_range_of,
+    read_range_list,
+    write_damaged_ranges,
 )
 from cystore.engine.manifest.given_up_offsets import GivenUp, GivenUpRange, range_of
 from cystore.engine.manifest.manifest_file import FILE_NAME, Slot
@@ -58,7 +58,7 @@ class Facts:
     sequence: int = 0
     store_id: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    holes: DamagedRanges = field(default_factory=DamagedRanges)
+    damaged_ranges: DamagedRanges = field(default_factory=DamagedRanges)
     given_up: GivenUp = field(default_factory=GivenUp)
     removed: Removed = field(default_factory=Removed)
     sections: Mapping[str, Any] = field(default_factory=dict)
@@ -82,7 +82,7 @@ def render(facts: Facts) -> bytes:
         "format": {"major": MAJOR, "minor": MINOR, **facts.sections.get("format", {})},
         "store_id": facts.store_id,
         "settings": dict(facts.settings),
-        "damaged": [hole_fields(hole) for hole in facts.holes],
+        "damaged": [damaged_range_fields(each) for each in facts.damaged_ranges],
         "given_up": [list(one) for one in facts.given_up],
         "removed": [list(one) for one in facts.removed],
         "rebuilt": facts.rebuilt,
@@ -112,7 +112,7 @@ def parse(payload: bytes, sequence: int = 0) -> Facts:
         sequence,
         taken["store_id"],
         {name: value for name, value in taken["settings"].items() if type(value) in (int, bool, str)},
-        DamagedRanges(hole_of(entry) for entry in taken["damaged"]),
+        DamagedRanges(damaged_range_of(entry) for entry in taken["damaged"]),
         GivenUp(range_of(row) for row in taken["given_up"]),
         Removed(removed_of(row) for row in taken["removed"]),
         sections,
@@ -168,28 +168,28 @@ def look(root: Path) -> Found:
 
 
 def read_facts(root: Path) -> tuple[Facts, bool]:
-    """The facts of a store that no other process changes, and whether its list of holes is the newest. Writes nothing.
+    """The facts of a store that no other process changes, and whether its list of damage is the newest. Writes nothing.
 
-    Without a manifest the list of holes in quarantine/ counts. Raises StoreFormatError if only that list exists, and is
+    Without a manifest the list in quarantine/ counts. Raises StoreFormatError if only that list exists, and is
     damaged.
     """
     found = look(root)
     if found.facts is not None:
         return found.facts, True
-    holes, newest = read_hole_list(root)
-    return Facts(holes=holes), newest and not found.problem
+    damaged, newest = read_range_list(root)
+    return Facts(damaged_ranges=damaged), newest and not found.problem
 
 
-def read_holes(root: Path) -> DamagedRanges:
+def read_damaged_ranges(root: Path) -> DamagedRanges:
     """The damaged ranges of the log that are known. Raises StoreFormatError when the only list of them cannot be
     read."""
-    return read_facts(root)[0].holes
+    return read_facts(root)[0].damaged_ranges
 
 
-def read_holes_or_copy(root: Path) -> tuple[DamagedRanges, bool]:
-    """`read_holes`, and whether that is the newest list."""
+def read_damaged_ranges_or_copy(root: Path) -> tuple[DamagedRanges, bool]:
+    """`read_damaged_ranges`, and whether that is the newest list."""
     facts, newest = read_facts(root)
-    return facts.holes, newest
+    return facts.damaged_ranges, newest
 
 
 def read_given_up(root: Path) -> GivenUp:
@@ -208,11 +208,11 @@ def record_given_up(root: Path, given_up: GivenUp) -> None:
     manifest.update(lambda facts: replace(facts, given_up=given_up))
 
 
-def record_holes(root: Path, holes: DamagedRanges) -> None:
-    """For recovery, which is alone in the store: the manifest says `holes` from now on, and so does the list for
+def record_damaged_ranges(root: Path, damaged: DamagedRanges) -> None:
+    """For recovery, which is alone in the store: the manifest has `damaged` from now on, and so does the list for
     people."""
-    Manifest.load(root, None, lambda: Facts(holes=holes)).set_holes(holes)
-    write_holes(root, holes)
+    Manifest.load(root, None, lambda: Facts(damaged_ranges=damaged)).set_damaged_ranges(damaged)
+    write_damaged_ranges(root, damaged)
 
 
 def _added(newest: Facts, known: Facts) -> Facts:
@@ -221,7 +221,7 @@ def _added(newest: Facts, known: Facts) -> Facts:
         newest,
         store_id=known.store_id or newest.store_id,
         settings={**newest.settings, **known.settings},
-        holes=newest.holes.merged(known.holes),
+        damaged_ranges=newest.damaged_ranges.merged(known.damaged_ranges),
         given_up=newest.given_up.merged(known.given_up),
         removed=newest.removed.merged(known.removed),
         sections={**known.sections, **newest.sections},
@@ -262,10 +262,10 @@ class Manifest:
         return manifest
 
     @classmethod
-    def private(cls, root: Path, holes: DamagedRanges, given_up: GivenUp) -> Manifest:
+    def private(cls, root: Path, damaged: DamagedRanges, given_up: GivenUp) -> Manifest:
         """The store's manifest for a reader that is alone and writes nothing, with the result of its recovery."""
         facts = look(root).facts or Facts()
-        return cls(root, replace(facts, holes=holes, given_up=given_up), durable=False)
+        return cls(root, replace(facts, damaged_ranges=damaged, given_up=given_up), durable=False)
 
     def _make(self, facts: Facts, problem: str) -> None:
         path = self._root / FILE_NAME
@@ -298,13 +298,13 @@ class Manifest:
             problem or "there is none",
         )
         try:
-            holes = read_hole_list(self._root)[0]
+            damaged = read_range_list(self._root)[0]
         except StoreFormatError:
-            holes = DamagedRanges()
+            damaged = DamagedRanges()
         self._facts = Facts(
             sequence=control.manifest_seq,
             store_id=manifest_file.random_name(),
-            holes=holes,
+            damaged_ranges=damaged,
             rebuilt=f"{problem or 'it was removed'}, under live processes, {clock.now_ms()}",
             paused=f"the manifest could not be read ({problem or 'it was removed'})",
         )
@@ -391,8 +391,10 @@ class Manifest:
     def add_damage(self, begin: int, end: int, reason: str, copy: str = "") -> DamagedRanges:
         """Enters [begin, end) of the log as damaged; returns all damaged ranges. `copy` names the file in
         quarantine/."""
-        hole = DamagedRange(begin, end, reason, copy, clock.now_ms())
-        return self.update(lambda facts: replace(facts, holes=facts.holes.merged([hole]))).holes
+        each = DamagedRange(begin, end, reason, copy, clock.now_ms())
+        return self.update(
+            lambda facts: replace(facts, damaged_ranges=facts.damaged_ranges.merged([each]))
+        ).damaged_ranges
 
     def give_up(self, topic: str, queue_id: int, begin: int, end: int) -> None:
         """Enters queue offsets [begin, end) as lost for good."""
@@ -445,6 +447,8 @@ class Manifest:
         """Whether updates reach the disk."""
         return self._durable
 
-    def set_holes(self, holes: DamagedRanges) -> None:
-        """Makes `holes` all that is known to be damaged."""
-        self.update(lambda facts: facts if facts.holes == holes else replace(facts, holes=holes))
+    def set_damaged_ranges(self, damaged: DamagedRanges) -> None:
+        """Makes `damaged` all that is known to be damaged."""
+        self.update(
+            lambda facts: facts if facts.damaged_ranges == damaged else replace(facts, damaged_ranges=damaged)
+        )

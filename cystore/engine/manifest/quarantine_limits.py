@@ -19,7 +19,7 @@ log = logging.getLogger("cystore")
 HOUR_MS = 3_600_000
 
 
-def trim(root: Path, holes: DamagedRanges, policy: StoreConfig, now_ms: int) -> int:
+def trim(root: Path, damaged: DamagedRanges, policy: StoreConfig, now_ms: int) -> int:
     """Removes the copies in quarantine/ that are older than quarantine_reserved_time_h, then the oldest ones while all
     together take more than quarantine_bytes_max on the disk. Returns the number of removed copies.
 
@@ -34,7 +34,7 @@ def trim(root: Path, holes: DamagedRanges, policy: StoreConfig, now_ms: int) -> 
         too_old = copy.modified_ms <= oldest_kept_ms
         if not too_old and taken <= policy.quarantine_bytes_max:
             break  # the next copies are younger
-        if any(hole.found_ms > oldest_kept_ms for hole in holes.within(copy.begin, copy.end)):
+        if any(each.found_ms > oldest_kept_ms for each in damaged.within(copy.begin, copy.end)):
             continue
         _remove(
             root, copy, "it is older than quarantine_reserved_time_h" if too_old else "quarantine_bytes_max"

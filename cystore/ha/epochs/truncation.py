@@ -66,7 +66,9 @@ def truncate_if_ordered(root: Path, file_bytes: int) -> None:
         reader.close()
 
     def without_the_order(known: Facts) -> Facts:
-        left = replace(known, holes=DamagedRanges(hole for hole in known.holes if hole.end <= position))
+        left = replace(
+            known, damaged_ranges=DamagedRanges(each for each in known.damaged_ranges if each.end <= position)
+        )
         return left.with_section(SECTION, None)
 
     manifest.update(without_the_order)

@@ -127,7 +127,7 @@ class ScanResult:
     log: LogScan
     queues: tuple[QueueScan, ...]
     index: IndexScan
-    known_holes: DamagedRanges
+    known_damage: DamagedRanges
     known_given_up: GivenUp
     given_up: GivenUp
     dispatched: int

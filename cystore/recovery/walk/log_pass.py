@@ -32,7 +32,7 @@ class WalkInput:
 
     reader: LogReader
     queues: dict[Key, QueueReader]
-    known_holes: DamagedRanges
+    known_damage: DamagedRanges
     given_up: GivenUp
     removed: Removed
     watermark: int
@@ -257,7 +257,7 @@ class LogPass(LogVisitor):
         """Goes on behind damage; False when the log ends here."""
         scanner, about = self.scanner, self._about
         position = scanner.position
-        known = about.known_holes.covering(position)
+        known = about.known_damage.covering(position)
         if known is not None and known[1] <= self._reader.end:
             self.go_to(known[1])
             return True

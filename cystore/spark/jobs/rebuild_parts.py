@@ -28,7 +28,7 @@ from cystore.derived.files.index import ENTRY_BYTES as INDEX_ENTRY_BYTES
 from cystore.derived.files.index import HEADER_BYTES, SLOT_BYTES, IndexFiles
 from cystore.engine.files.segments import Mode
 from cystore.engine.manifest.given_up_offsets import GivenUp
-from cystore.engine.manifest.manifest import read_given_up, read_holes, read_removed
+from cystore.engine.manifest.manifest import read_damaged_ranges, read_given_up, read_removed
 from cystore.errors import CorruptRecordError, StoreError, StoreIOError
 from cystore.layout import CONSTANTS, QUEUE_ENTRY
 from cystore.recovery.walk.log_reader import LogReader
@@ -110,7 +110,7 @@ def gather(rebuild: Rebuild, part: tuple[int, int]) -> Iterator[Row]:
 
 def _gather(rebuild: Rebuild, part: tuple[int, int]) -> Iterator[Row]:
     root, config, bounds = rebuild.root, rebuild.config, rebuild.bounds
-    reader, holes = LogReader(root, config.mapped_file_size_commit_log_bytes), read_holes(root)
+    reader, holes = LogReader(root, config.mapped_file_size_commit_log_bytes), read_damaged_ranges(root)
     gatherer = kernel.EntryReader(
         delay_levels_ms=config.delay_levels_ms(), with_keys=config.message_index_enable
     )

@@ -259,7 +259,7 @@ def test_a_damaged_record_is_stepped_over_and_listed(tmp_path):
     assert store.control.flags & FLAGS["FLAG_CORRUPT"][0]
     assert [m.queue_offset for m in store.reader.get("T", 0, 0).messages] == [*range(7), 8, 9]
     assert store.control.owner("dispatch") == 0
-    (hole,) = store.commit_log.holes
+    (hole,) = store.commit_log.damaged_ranges
     assert (hole.begin, hole.end, hole.reason) == (
         bad.physical_offset,
         bad.physical_offset + bad.size,
@@ -276,7 +276,7 @@ def test_a_queue_offset_far_ahead_is_damage_and_not_a_long_gap(tmp_path, queue_o
     written = laid_out(records)
     store = opened(tmp_path, written)
     store.dispatcher.run_to_end()
-    (hole,) = store.commit_log.holes
+    (hole,) = store.commit_log.damaged_ranges
     assert hole.begin == written.records[9].physical_offset and "has no room" in hole.reason
     assert queue_files(tmp_path) == expected_queues([*written.records[:9], *written.records[10:]])
 

@@ -10,10 +10,10 @@ from cystore.engine.manifest.damaged_ranges import (
     QUARANTINE,
     DamagedRange,
     DamagedRanges,
-    parse_holes,
-    read_hole_list,
-    render_holes,
-    write_holes,
+    parse_damaged_ranges,
+    read_range_list,
+    render_damaged_ranges,
+    write_damaged_ranges,
 )
 from cystore.errors import StoreFormatError
 
@@ -32,7 +32,7 @@ def test_merged_ranges_cover_what_the_parts_cover(parts, one, other):
     assert set(holes.within(begin, end).ranges()) == {
         r for r in holes.ranges() if r[1] > begin and r[0] < end
     }
-    assert parse_holes(render_holes(holes)) == holes
+    assert parse_damaged_ranges(render_damaged_ranges(holes)) == holes
 
 
 def test_a_merged_hole_keeps_the_first_reason_and_copy():
@@ -51,27 +51,27 @@ def test_impossible_holes_are_refused(holes):
 
 
 def test_a_damaged_list_is_replaced_by_its_last_good_copy(tmp_path):
-    assert read_hole_list(tmp_path)[0] == DamagedRanges()
+    assert read_range_list(tmp_path)[0] == DamagedRanges()
     one, two = (
         DamagedRanges([DamagedRange(1, 2, "zero", "c", 3)]),
         DamagedRanges([DamagedRange(1, 2, "zero", "c", 3), DamagedRange(7, 9)]),
     )
-    write_holes(tmp_path, one)
-    write_holes(tmp_path, two)
+    write_damaged_ranges(tmp_path, one)
+    write_damaged_ranges(tmp_path, two)
     path = tmp_path / QUARANTINE / FILE_NAME
-    assert read_hole_list(tmp_path)[0] == two
+    assert read_range_list(tmp_path)[0] == two
     path.write_bytes(path.read_bytes()[:-9])
-    assert read_hole_list(tmp_path)[0] == one
+    assert read_range_list(tmp_path)[0] == one
     path.with_name(FILE_NAME + ".bak").write_bytes(b'{"holes":[{"begin":"x"}]}')
     with pytest.raises(StoreFormatError, match=FILE_NAME):
-        read_hole_list(tmp_path)[0]
+        read_range_list(tmp_path)[0]
 
 
 @given(st.binary(max_size=40))
 def test_arbitrary_bytes_are_holes_or_a_value_error(data):
     for candidate in (data, b'{"holes":[' + data + b"]}"):
         try:
-            assert isinstance(parse_holes(candidate), DamagedRanges)
+            assert isinstance(parse_damaged_ranges(candidate), DamagedRanges)
         except ValueError:
             pass
 
@@ -80,11 +80,11 @@ def test_every_flipped_bit_is_found_out():
     holes = DamagedRanges(
         [DamagedRange(100, 200, "bad checksum", "commitlog-100-200", 1), DamagedRange(4096, 5000)]
     )
-    data = bytearray(render_holes(holes))
+    data = bytearray(render_damaged_ranges(holes))
     for bit in range(8 * len(data)):
         data[bit // 8] ^= 1 << bit % 8
         try:
-            assert parse_holes(data) == holes
+            assert parse_damaged_ranges(data) == holes
         except ValueError:
             pass
         data[bit // 8] ^= 1 << bit % 8

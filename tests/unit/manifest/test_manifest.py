@@ -9,7 +9,7 @@ import pytest
 from cystore.engine.manifest import manifest_file
 from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges
 from cystore.engine.manifest.given_up_offsets import GivenUp
-from cystore.engine.manifest.manifest import Facts, Manifest, look, parse, read_holes, render
+from cystore.engine.manifest.manifest import Facts, Manifest, look, parse, read_damaged_ranges, render
 from cystore.engine.manifest.manifest_file import FILE_NAME, FIRST_SLOT_BYTES, HEADER_BYTES
 from cystore.errors import StoreFormatError, StoreFullError, StoreIOError
 from cystore.system import files
@@ -36,7 +36,7 @@ def test_everything_survives_the_file(tmp_path):
     manifest.update(lambda facts: facts.with_section("later", {"of": ["a newer part"]}))
     again = Manifest.load(tmp_path, None).snapshot()
     assert again == manifest.snapshot()
-    assert again.holes.ranges() == read_holes(tmp_path).ranges() == [(100, 200)]
+    assert again.damaged_ranges.ranges() == read_damaged_ranges(tmp_path).ranges() == [(100, 200)]
     assert again.given_up == GivenUp([("T", 3, 5, 9)])
     assert again.sections == {"later": {"of": ["a newer part"]}}
     assert len(again.store_id) == 32
@@ -86,8 +86,8 @@ def test_two_damaged_slots_make_a_new_manifest_loudly(tmp_path, caplog):
     for place in (0, 1):
         slot_at(tmp_path / FILE_NAME, place, lambda slot: b"x" * len(slot))
     assert "checksum" in look(tmp_path).problem
-    facts = Manifest.load(tmp_path, None, lambda: Facts(holes=DamagedRanges([HOLE]))).snapshot()
-    assert list(facts.holes) == [HOLE] and facts.rebuilt
+    facts = Manifest.load(tmp_path, None, lambda: Facts(damaged_ranges=DamagedRanges([HOLE]))).snapshot()
+    assert list(facts.damaged_ranges) == [HOLE] and facts.rebuilt
     assert "cannot be read" in caplog.text
     assert Manifest.load(tmp_path, None).snapshot() == facts
 
@@ -177,7 +177,7 @@ def test_a_hole_that_another_process_enters_is_seen_without_reopening(tmp_path):
         assert other.stats()["holes"] == []
         one._attached().manifest.add_damage(100, 200, "bad checksum")
         assert other.stats()["holes"] == [(100, 200)]
-        assert other._attached().commit_log.holes.covering(150) == (100, 200)
+        assert other._attached().commit_log.damaged_ranges.covering(150) == (100, 200)
         other._attached().manifest.add_damage(200, 300, "more")
         assert one.stats()["holes"] == [(100, 300)]
 

@@ -70,10 +70,10 @@ def test_under_live_processes_everybody_may_come_and_what_they_know_comes_back(t
             )
             assert other.do("store.put('T', b'x').queue_offset") == 0
             now = parts.manifest.snapshot()
-            assert now.rebuilt and (now.holes, now.given_up, now.settings, now.store_id) == (
-                known.holes, known.given_up, known.settings, known.store_id,
+            assert now.rebuilt and (now.damaged_ranges, now.given_up, now.settings, now.store_id) == (
+                known.damaged_ranges, known.given_up, known.settings, known.store_id,
             )  # fmt: skip
-            assert look(tmp_path).facts.holes == known.holes
+            assert look(tmp_path).facts.damaged_ranges == known.damaged_ranges
             assert other.do("store.stats()['holes']") == [[8_000, 8_100]]
             other.do("store.close()")
         with pytest.raises(cystore.StoreConfigError, match="message_index_enable"):
@@ -100,4 +100,8 @@ def test_two_that_know_different_things_both_add_them(tmp_path):
         with open_small(tmp_path):
             second.snapshot()
             first.snapshot()
-            assert look(tmp_path).facts.holes.ranges() == [(8_000, 8_100)] == second.snapshot().holes.ranges()
+            assert (
+                look(tmp_path).facts.damaged_ranges.ranges()
+                == [(8_000, 8_100)]
+                == second.snapshot().damaged_ranges.ranges()
+            )

@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from cystore.engine.manifest.manifest import read_holes
+from cystore.engine.manifest.manifest import read_damaged_ranges
 from cystore.errors import StoreError, StoreFullError
 from cystore.recovery.apply import Apply
 from cystore.recovery.plan import plan
@@ -67,7 +67,11 @@ def assert_recovers_to(store, expected) -> None:
     again = store.recover()
     assert settled(store.path) == want
     assert (again.wrote, again.queues, again.dispatched) == (state.wrote, state.queues, state.dispatched)
-    assert again.holes.ranges() == state.holes.ranges() == read_holes(store.path).ranges()
+    assert (
+        again.damaged_ranges.ranges()
+        == state.damaged_ranges.ranges()
+        == read_damaged_ranges(store.path).ranges()
+    )
     assert copies <= set(aside(store.path).values())
 
 
@@ -79,7 +83,7 @@ def test_broken_off_before_any_step(tmp_path, expected, done):
     if done > len(chosen.actions):
         assert done > 8  # the plan has that many steps at least
         return
-    Apply(store.path, type(chosen)(chosen.scan, chosen.actions[:done], chosen.holes)).run()
+    Apply(store.path, type(chosen)(chosen.scan, chosen.actions[:done], chosen.damaged_ranges)).run()
     assert_recovers_to(store, expected)
 
 
@@ -119,7 +123,7 @@ def test_a_copy_that_is_there_already_is_not_made_twice(tmp_path):
     store = worst_case(tmp_path / "s")
     chosen = planned(store)
     for _ in range(3):
-        Apply(store.path, type(chosen)(chosen.scan, chosen.actions[:3], chosen.holes)).run()
+        Apply(store.path, type(chosen)(chosen.scan, chosen.actions[:3], chosen.damaged_ranges)).run()
     assert len(aside(store.path)) == 3
 
 
@@ -131,7 +135,7 @@ def test_another_copy_of_that_name_is_left_alone(tmp_path):
     taken.write_bytes(b"older")
     state = store.recover()
     assert taken.read_bytes() == b"older"
-    (hole, _) = state.holes
+    (hole, _) = state.damaged_ranges
     assert hole.copy == taken.name + ".1"
     assert (store.path / "quarantine" / hole.copy).stat().st_size == bad.size
 
@@ -179,7 +183,7 @@ def test_a_full_disk_destroys_nothing(tmp_path, small_disk):
     assert log_bytes(store.path) == expected_log
     filler.unlink()
     state = store.recover()
-    assert len(state.holes) == 2
+    assert len(state.damaged_ranges) == 2
     assert state.wrote == store.records[160].physical_offset
 
 

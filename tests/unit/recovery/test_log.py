@@ -14,7 +14,7 @@ import pytest
 import cystore
 from cystore.config import StoreConfig
 from cystore.engine.files.segments import Mode
-from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges, write_holes
+from cystore.engine.manifest.damaged_ranges import DamagedRange, DamagedRanges, write_damaged_ranges
 from cystore.errors import StoreFormatError, StoreIOError
 from cystore.recovery.recover import recover
 from tests.oracle.checkpoint import Checkpoint
@@ -43,7 +43,7 @@ def both(tmp_path):
         state = store.recover(**settings)
         for name in ("min_physical_offset", "wrote", "dispatched", "last_record", "watermark", "queues"):
             assert getattr(private, name) == getattr(state, name), name
-        assert private.holes.ranges() == state.holes.ranges()
+        assert private.damaged_ranges.ranges() == state.damaged_ranges.ranges()
         return state
 
     return run
@@ -98,7 +98,7 @@ def test_a_torn_record_above_the_watermark_is_cut_and_put_aside(tmp_path, both, 
     )
     assert [data.rstrip(b"\0") for data in aside(store.path).values()] == [last.raw[:keep].rstrip(b"\0")]
     assert_zero_behind(store, last.physical_offset)
-    assert not state.holes
+    assert not state.damaged_ranges
 
 
 def test_above_the_watermark_good_records_behind_a_torn_one_go_too(tmp_path, both):
@@ -129,7 +129,7 @@ def test_below_the_watermark_damage_becomes_a_hole(tmp_path, both):
     damaged[100] ^= 0xFF
     state = both(store)
     assert state.wrote == store.end
-    assert state.holes.ranges() == [(bad.physical_offset, bad.end)] == list(state.report.new_holes)
+    assert state.damaged_ranges.ranges() == [(bad.physical_offset, bad.end)] == list(state.report.new_holes)
     assert list(aside(store.path).values()) == [bytes(damaged)]
     listed = json.loads((store.path / "quarantine" / "holes.json").read_text())["holes"]
     assert [(h["begin"], h["end"], h["reason"], h["copy"]) for h in listed] == [
@@ -143,7 +143,7 @@ def test_a_known_hole_is_stepped_over_the_next_time(tmp_path, both):
     store.flip(store.records[20])
     first = both(store)
     again = both(store)
-    assert again.holes == first.holes and again.wrote == first.wrote
+    assert again.damaged_ranges == first.damaged_ranges and again.wrote == first.wrote
     assert again.report.new_holes == () and again.report.clean
     assert len(aside(store.path)) == 1
 
@@ -154,10 +154,10 @@ def test_damage_beside_a_known_hole_makes_it_larger(tmp_path, both):
     both(store)
     store.flip(store.records[21])
     state = both(store)
-    assert state.holes.ranges() == [(store.records[20].physical_offset, store.records[21].end)]
+    assert state.damaged_ranges.ranges() == [(store.records[20].physical_offset, store.records[21].end)]
     store.flip(store.records[19])
     state = both(store)
-    assert state.holes.ranges() == [(store.records[19].physical_offset, store.records[21].end)]
+    assert state.damaged_ranges.ranges() == [(store.records[19].physical_offset, store.records[21].end)]
 
 
 def test_a_hole_may_reach_over_a_blank_into_the_next_file(tmp_path, both):
@@ -165,7 +165,7 @@ def test_a_hole_may_reach_over_a_blank_into_the_next_file(tmp_path, both):
     last_of_first = max((r for r in store.records if r.end <= FILE_BYTES), key=lambda r: r.end)
     store.overwrite(last_of_first.physical_offset, bytes(FILE_BYTES - last_of_first.physical_offset))
     state = both(store)
-    assert state.holes.ranges() == [(last_of_first.physical_offset, FILE_BYTES)]
+    assert state.damaged_ranges.ranges() == [(last_of_first.physical_offset, FILE_BYTES)]
     assert state.wrote == store.end
 
 
@@ -173,7 +173,7 @@ def test_a_missing_file_below_the_watermark_is_a_hole(tmp_path, both):
     store = write(tmp_path / "s", make_records(90), durable=-1)
     store.file_of(FILE_BYTES).unlink()
     state = both(store)
-    assert state.holes.ranges() == [(FILE_BYTES, 2 * FILE_BYTES)]
+    assert state.damaged_ranges.ranges() == [(FILE_BYTES, 2 * FILE_BYTES)]
     assert state.wrote == store.end
 
 
@@ -182,7 +182,7 @@ def test_rocketmqs_rule_cuts_below_the_watermark_too(tmp_path, both):
     store.flip(store.records[20])
     state = both(store, damaged_range="truncate")
     assert state.wrote == store.records[20].physical_offset
-    assert not state.holes
+    assert not state.damaged_ranges
     assert_zero_behind(store, state.wrote)
 
 
@@ -385,7 +385,7 @@ def test_rocketmqs_crash_keeps_up_to_the_physic_timestamp(tmp_path, both):
     state = both(store)
     assert state.wrote == torn.physical_offset
     assert state.watermark == store.records[40].end
-    assert state.holes.ranges() == [(store.records[20].physical_offset, store.records[20].end)]
+    assert state.damaged_ranges.ranges() == [(store.records[20].physical_offset, store.records[20].end)]
     assert state.report.watermark_source == "timestamps"
 
 
@@ -403,7 +403,7 @@ def test_leftovers_behind_rocketmqs_cut_do_not_come_back(tmp_path, both):
     store.overwrite(store.end, left[store.end % FILE_BYTES :])
     state = both(store)
     assert state.wrote == store.end
-    assert not state.holes
+    assert not state.damaged_ranges
     assert_zero_behind(store, store.end)
 
 
@@ -435,7 +435,7 @@ def test_rocketmq_wrote_on_after_us(tmp_path, both):
     (store.path / "checkpoint").write_bytes(encode_checkpoint(checkpoint))
     store.flip(store.records[30])
     state = both(store)
-    assert state.holes.ranges() == [(store.records[30].physical_offset, store.records[30].end)]
+    assert state.damaged_ranges.ranges() == [(store.records[30].physical_offset, store.records[30].end)]
     assert state.wrote == store.end
 
 
@@ -468,7 +468,7 @@ def test_an_unreadable_list_of_holes_makes_it_begin_at_the_beginning(tmp_path):
     (store.path / "quarantine" / "holes.json").write_text("{")
     state = store.recover()
     assert state.report.start == 0
-    assert state.holes.ranges() == [(store.records[3].physical_offset, store.records[3].end)]
+    assert state.damaged_ranges.ranges() == [(store.records[3].physical_offset, store.records[3].end)]
     assert any("holes" in warning for warning in state.report.warnings)
 
 
@@ -478,12 +478,14 @@ def test_an_older_list_of_holes_does_not_hide_a_newer_hole(tmp_path):
     for record in bad:
         store.flip(record)
     for count in (1, 2):
-        write_holes(store.path, DamagedRanges(DamagedRange(r.physical_offset, r.end) for r in bad[:count]))
+        write_damaged_ranges(
+            store.path, DamagedRanges(DamagedRange(r.physical_offset, r.end) for r in bad[:count])
+        )
     assert store.recover(mode=Mode.PRIVATE).report.start > 0
     (store.path / "quarantine" / "holes.json").write_text("{")
     state = store.recover()
     assert state.report.start == 0
-    assert state.holes.ranges() == [(r.physical_offset, r.end) for r in bad]
+    assert state.damaged_ranges.ranges() == [(r.physical_offset, r.end) for r in bad]
 
 
 # --------------------------------------------------------- a damaged header that RocketMQ's checksum leaves out
@@ -500,7 +502,7 @@ def test_a_damaged_queue_offset_costs_that_record_only(tmp_path, both, queue_off
     with_queue_offset(store, 21, queue_offset)
     state = both(store)
     bad = store.records[21]
-    assert state.holes.ranges() == [(bad.physical_offset, bad.end)]
+    assert state.damaged_ranges.ranges() == [(bad.physical_offset, bad.end)]
     assert state.wrote == store.end
 
 
@@ -513,5 +515,5 @@ def test_a_queue_that_really_went_on_at_another_offset_is_believed(tmp_path, bot
     ]
     store = write(tmp_path / "s", moved, physic_ms=records[-1].store_timestamp_ms)
     state = both(store)
-    assert not state.holes
+    assert not state.damaged_ranges
     assert state.wrote == store.end

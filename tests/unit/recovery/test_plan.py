@@ -16,7 +16,7 @@ from cystore.recovery.actions import (
     PutAside,
     RemoveFile,
     RemoveLogFile,
-    WriteHoles,
+    WriteDamagedRanges,
     ZeroLog,
 )
 from cystore.recovery.plan import plan
@@ -81,17 +81,17 @@ def test_holes_are_copied_then_listed_then_the_tail_is_cut():
         reason="short",
         short=((0, 900),),
     )
-    assert [type(a) for a in done] == [ExtendLogFile, PutAside, PutAside, WriteHoles, ZeroLog]
-    assert done[3].holes.ranges() == [(100, 200)]
+    assert [type(a) for a in done] == [ExtendLogFile, PutAside, PutAside, WriteDamagedRanges, ZeroLog]
+    assert done[3].damaged_ranges.ranges() == [(100, 200)]
 
 
 def test_known_holes_stay_on_the_list():
     known = replace(
         SOUND,
-        known_holes=DamagedRanges([DamagedRange(10, 20)]),
+        known_damage=DamagedRanges([DamagedRange(10, 20)]),
         log=replace(LOG, damage=(DamagedRange(100, 200, "zero"),)),
     )
-    assert plan(known).holes.ranges() == [(10, 20), (100, 200)]
+    assert plan(known).damaged_ranges.ranges() == [(10, 20), (100, 200)]
 
 
 def test_queues_and_index_come_after_the_log():

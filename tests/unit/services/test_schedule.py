@@ -384,7 +384,7 @@ def test_i9_a_source_that_came_to_harm_is_still_the_one_that_was_delivered(path,
     data[puts[-1].physical_offset + 60] ^= 1
     log.write_bytes(data)
     with opened(path) as store:
-        assert store._attached().commit_log.holes.ranges()
+        assert store._attached().commit_log.damaged_ranges.ranges()
         assert store.deliver() == 0
 
 
