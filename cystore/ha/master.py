@@ -27,7 +27,7 @@ from cystore.ha.link.wire import Hello
 from cystore.ha.slave_hold import SlaveHold
 from cystore.ha.slave_progress import SlaveProgress
 from cystore.ha.waiting_puts import WaitingPuts
-from cystore.services.retention.named_holds import Holds
+from cystore.services.retention.hold import HoldTable
 
 log = logging.getLogger("cystore")
 
@@ -44,7 +44,7 @@ class Master:
         control: Control,
         commit_log: CommitLog,
         manifest: Manifest,
-        holds: Holds,
+        holds: HoldTable,
         config: StoreConfig,
         session: Session | None = None,
     ) -> None:

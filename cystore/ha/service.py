@@ -23,7 +23,7 @@ from cystore.ha.master import Master
 from cystore.ha.role import Role, role_of
 from cystore.ha.slave import Slave
 from cystore.ha.status import ReplicationStatus, write_status
-from cystore.services.retention.named_holds import Holds
+from cystore.services.retention.hold import HoldTable
 
 log = logging.getLogger("cystore")
 
@@ -40,7 +40,7 @@ class Replication:
         control: Control,
         commit_log: CommitLog,
         manifest: Manifest,
-        holds: Holds,
+        holds: HoldTable,
         appender: Appender,
         config: StoreConfig,
         stopping: Callable[[], bool] = lambda: False,

@@ -10,7 +10,7 @@ import logging
 from cystore._native.memory.control import Control
 from cystore.config import StoreConfig
 from cystore.engine.log.commit_log import CommitLog
-from cystore.services.retention.named_holds import Holds
+from cystore.services.retention.hold import HoldTable
 
 log = logging.getLogger("cystore")
 
@@ -21,7 +21,9 @@ class SlaveHold:
     """Keeps the log from the last slave's position on, also while that slave is away, but at most ha_hold_bytes_max
     of it."""
 
-    def __init__(self, control: Control, commit_log: CommitLog, holds: Holds, config: StoreConfig) -> None:
+    def __init__(
+        self, control: Control, commit_log: CommitLog, holds: HoldTable, config: StoreConfig
+    ) -> None:
         self._control, self._commit_log, self._holds = control, commit_log, holds
         self._most = config.ha_hold_bytes_max
         found = holds.read().get(HOLD)

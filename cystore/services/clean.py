@@ -35,7 +35,7 @@ from cystore.errors import StoreConfigError, StoreError, StoreFullError
 from cystore.services.delay.carry import Carrier
 from cystore.services.delay.delivery_progress import DeliveryProgress
 from cystore.services.retention.archive_mark import ArchiveMark
-from cystore.services.retention.named_holds import Holds
+from cystore.services.retention.hold import HoldTable
 
 log = logging.getLogger("cystore")
 
@@ -90,7 +90,7 @@ class Cleaner:
         self._delivered, self._carrier = delivered, carrier
         self._root = commit_log.files.directory.parent
         self._manifest = manifest
-        self.holds = Holds(control, manifest)
+        self.holds = HoldTable(control, manifest)
         self.archive = ArchiveMark(control, manifest)
         self.log = LogCleaner(control, commit_log, policy, manifest)
         self._told_paused = ""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cystore.services.clean import Cleaned
     from cystore.services.duty_table import Duties
     from cystore.services.retention.archive_mark import Archived, ArchiveMark
-    from cystore.services.retention.named_holds import Hold
+    from cystore.services.retention.hold import Hold
     from cystore.services.scrub import Scrubbed
 
 

@@ -34,7 +34,7 @@ from cystore.ha.master import Master
 from cystore.ha.role import FLAG_SLAVE, Role, advertised, end_slave, role_of
 from cystore.ha.slave import Slave
 from cystore.ha.status import ReplicationStatus, write_status
-from cystore.services.retention.named_holds import Holds
+from cystore.services.retention.hold import HoldTable
 from cystore.system.threads import os_threads
 
 log = logging.getLogger("cystore")
@@ -53,7 +53,7 @@ class ElectedReplication:
         control: Control,
         commit_log: CommitLog,
         manifest: Manifest,
-        holds: Holds,
+        holds: HoldTable,
         appender: Appender,
         config: StoreConfig,
         stopping: Callable[[], bool] = lambda: False,

@@ -15,14 +15,14 @@ from typing import Any
 
 from cystore.engine.manifest.manifest import Manifest
 from cystore.services import scrub_progress
-from cystore.services.retention import archive_mark, named_holds
+from cystore.services.retention import archive_mark, hold
 from cystore.system import files
 
 log = logging.getLogger("cystore")
 
 
 def _holds(data: bytes) -> Any:
-    return named_holds.holds_fields(named_holds.parse_holds(data))
+    return hold.hold_fields(hold.parse_hold_map(data))
 
 
 def _archived(data: bytes) -> Any:
@@ -35,7 +35,7 @@ def _scrub(data: bytes) -> Any:
 
 # (section, file in config/, its reader, whether there may be a last good copy)
 SECTIONS: tuple[tuple[str, str, Callable[[bytes], Any], bool], ...] = (
-    (named_holds.SECTION, "holds.json", _holds, True),
+    (hold.SECTION, "holds.json", _holds, True),
     (archive_mark.SECTION, "archive.json", _archived, False),
     (scrub_progress.SECTION, "scrub.json", _scrub, False),
 )

@@ -14,11 +14,11 @@ from cystore._native.record.checksum import crc32c
 from cystore.cli.program import main
 from cystore.engine.manifest.manifest import FILE_NAME, look
 from cystore.services.retention import carry_over
-from cystore.services.retention.named_holds import Hold
+from cystore.services.retention.hold import Hold
 from cystore.services.scrub_progress import ScrubProgress, progress_fields, read_progress
 from tests.support.small_stores import LOG_BYTES, body_for, open_small
 from tests.unit.services.test_archive_mark import archive_file
-from tests.unit.services.test_named_holds import holds_file
+from tests.unit.services.test_hold import holds_file
 
 pytestmark = pytest.mark.unsanitized  # about files
 

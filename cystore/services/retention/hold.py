@@ -40,7 +40,7 @@ class Hold:
         return self.max_age_ms is None or newest_ms is None or newest_ms > now_ms - self.max_age_ms
 
 
-class Holds:
+class HoldTable:
     """The holds of one store."""
 
     def __init__(self, control: Control, manifest: Manifest) -> None:
@@ -63,7 +63,7 @@ class Holds:
             holds = dict(self.read())
             hold = Hold(max(physical_offset, self._control.min_physical_offset), max_age_ms)
             if holds.get(name) != hold:
-                self._manifest.set_section(SECTION, holds_fields({**holds, name: hold}))
+                self._manifest.set_section(SECTION, hold_fields({**holds, name: hold}))
             return hold
 
     def release(self, name: str) -> bool:
@@ -75,20 +75,20 @@ class Holds:
             holds = dict(self.read())
             if holds.pop(name, None) is None:
                 return False
-            self._manifest.set_section(SECTION, holds_fields(holds) or None)
+            self._manifest.set_section(SECTION, hold_fields(holds) or None)
             return True
 
     def read(self) -> Mapping[str, Hold]:
         """All holds. Raises StoreFormatError if the manifest's entry is invalid."""
         try:
-            return holds_of(self._manifest.snapshot().sections.get(SECTION, {}))
+            return hold_map(self._manifest.snapshot().sections.get(SECTION, {}))
         except ValueError as error:
             raise StoreFormatError(
                 f"cannot read the holds: {error}; cleaning is paused", path=self._manifest.path
             ) from error
 
 
-def holds_of(listed: object) -> dict[str, Hold]:
+def hold_map(listed: object) -> dict[str, Hold]:
     """The holds that a map in JSON names. Raises ValueError."""
     if not isinstance(listed, dict):
         raise ValueError("there is no map of holds")
@@ -103,7 +103,7 @@ def holds_of(listed: object) -> dict[str, Hold]:
     return holds
 
 
-def holds_fields(holds: Mapping[str, Hold]) -> dict[str, dict[str, int | None]]:
+def hold_fields(holds: Mapping[str, Hold]) -> dict[str, dict[str, int | None]]:
     """The map in JSON that names holds."""
     return {
         name: {"physicalOffset": hold.physical_offset, "maxAgeMs": hold.max_age_ms}
@@ -111,10 +111,10 @@ def holds_fields(holds: Mapping[str, Hold]) -> dict[str, dict[str, int | None]]:
     }
 
 
-def parse_holds(data: bytes) -> dict[str, Hold]:
+def parse_hold_map(data: bytes) -> dict[str, Hold]:
     """The holds in the bytes of holds.json, as earlier versions wrote it. Raises ValueError."""
     content = parse_unchecked(data)
-    holds = holds_of(content.get("holds"))
+    holds = hold_map(content.get("holds"))
     rows = [(name, hold.physical_offset, hold.max_age_ms) for name, hold in sorted(holds.items())]
     if content.get("checksum") != crc32c(repr(rows).encode()):
         raise ValueError("the checksum does not match the content")

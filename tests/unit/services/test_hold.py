@@ -10,7 +10,7 @@ import pytest
 
 import cystore
 from cystore._native.record.checksum import crc32c
-from cystore.services.retention.named_holds import Hold, holds_fields, parse_holds
+from cystore.services.retention.hold import Hold, hold_fields, parse_hold_map
 from tests.support.cleaning import check_cleaned, filled
 from tests.support.clock import turn
 from tests.support.process import Process
@@ -93,7 +93,7 @@ def test_a_hold_begins_where_the_log_does_at_the_earliest(tmp_path):
 def holds_file(holds):
     """config/holds.json as earlier versions wrote it."""
     rows = [(name, hold.physical_offset, hold.max_age_ms) for name, hold in sorted(holds.items())]
-    content = {"holds": holds_fields(holds), "checksum": crc32c(repr(rows).encode())}
+    content = {"holds": hold_fields(holds), "checksum": crc32c(repr(rows).encode())}
     return json.dumps(content, indent=1).encode()
 
 
@@ -136,9 +136,9 @@ def test_who_reads_only_sees_holds_and_sets_none(tmp_path):
 )
 def test_what_is_no_file_of_holds_is_refused(data):
     with pytest.raises(ValueError):
-        parse_holds(data)
+        parse_hold_map(data)
 
 
 def test_a_file_reads_back():
     holds = {"a": Hold(0), "b": Hold(1 << 40, 5)}
-    assert parse_holds(holds_file(holds)) == holds
+    assert parse_hold_map(holds_file(holds)) == holds
