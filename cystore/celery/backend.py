@@ -97,7 +97,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         self.elsewhere = Elsewhere(self)
         if self.location.reader:
             reader_of(self)  # reports an invalid URL now, and not at the first look
-        self._kept = Redaction.of(conf)
+        self._redaction = Redaction.of(conf)
         _backends.add(self)
         if self.location.path:
             recorder.install(self.app, self.location)
@@ -160,7 +160,7 @@ class CystoreBackend(AsyncBackendMixin, Backend):
         meta["task_id"] = str(task_id)
         name = getattr(request, "task", None)
         if "args" in meta:  # with result_extended
-            meta["args"], meta["kwargs"] = self._kept.values(name or "", meta["args"], meta["kwargs"])
+            meta["args"], meta["kwargs"] = self._redaction.values(name or "", meta["args"], meta["kwargs"])
         part = self.chords.part_with(task_id, request, state, result)
         body = encode_meta(
             meta, self.encode, self.prepare_exception, name=name, limit_bytes=self._record_limit_bytes()

@@ -52,7 +52,7 @@ HUB_WAITS_MS = 10  # for the append lock; after that only the greenlet does
 _at: ContextVar[str | None] = ContextVar("cystore_home", default=None)
 _calling: ContextVar[tuple[str, Any, str | None] | None] = ContextVar("cystore_calling", default=None)
 _foreign: LRUCache = LRUCache(limit=FOREIGN_KEPT)  # homes by (own path, task id)
-_told: set[str] = set()
+_reported: set[str] = set()
 
 
 class ResultsElsewhereError(BackendError):
@@ -106,18 +106,18 @@ def is_home_of(backend: CystoreBackend, task_id: str) -> bool:
         return False
     if records.records_of(backend.store, records.RESULTS, records.key_of(task_id)):
         return True
-    known, home = told_of(backend, task_id)
+    known, home = log_entry_of(backend, task_id)
     return known and home is None
 
 
-def told_of(backend: CystoreBackend, task_id: str) -> tuple[bool, str | None]:
+def log_entry_of(backend: CystoreBackend, task_id: str) -> tuple[bool, str | None]:
     """The lifecycle log's knowledge of a task: whether this store knows it, and its home if that is another store."""
     found = records.records_of(backend.store, EVENTS, records.key_of(task_id), to_tombstone=False)
     return _event_home(found, task_id)
 
 
-def told_of_many(backend: CystoreBackend, task_ids: Iterable[str]) -> dict[str, tuple[bool, str | None]]:
-    """`told_of` for many tasks, with one look at the store."""
+def log_entries_of(backend: CystoreBackend, task_ids: Iterable[str]) -> dict[str, tuple[bool, str | None]]:
+    """`log_entry_of` for many tasks, with one look at the store."""
     keys = {records.key_of(task_id): task_id for task_id in task_ids}
     found = records.records_of_many(backend.store, EVENTS, keys)
     return {task_id: _event_home(found.get(key, []), task_id) for key, task_id in keys.items()}
@@ -235,8 +235,8 @@ def _home_or_none(backend: CystoreBackend) -> str | None:
     try:
         return home_of(backend)
     except StoreError as error:
-        if backend.location.path not in _told:
-            _told.add(backend.location.path)
+        if backend.location.path not in _reported:
+            _reported.add(backend.location.path)
             log.warning("tasks are sent without a home, because the store cannot be opened: %s", error)
         return None
 

@@ -221,15 +221,15 @@ class Once(Task):
         Raises TypeError for arguments that the task does not take, OnceKeyError for values that JSON does not."""
         names = self.once.get("keys")
         if names is None:
-            told = task_id
+            call = task_id
         else:
             bound = _signature(type(self)).bind(*args, **kwargs)
             bound.apply_defaults()
-            told = f"[{', '.join(self._told(name, bound.arguments[name]) for name in sorted(names))}]"
-        digest = hashlib.sha256(f"{self.name}\0{names is None}\0{told}".encode()).hexdigest()
+            call = f"[{', '.join(self._as_json(name, bound.arguments[name]) for name in sorted(names))}]"
+        digest = hashlib.sha256(f"{self.name}\0{names is None}\0{call}".encode()).hexdigest()
         return f"once:{digest[:KEY_CHARS]}"
 
-    def _told(self, name: str, value: Any) -> str:
+    def _as_json(self, name: str, value: Any) -> str:
         # The keys of a dict are text for a worker that gets them as JSON. The sender has to make the same of it.
         try:
             return json.dumps(json.loads(dumps(value), object_pairs_hook=_of_pairs), sort_keys=True)

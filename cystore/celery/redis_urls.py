@@ -161,8 +161,8 @@ class RedisLocation:
         if self.scheme == SENTINEL:
             # Of a list kombu takes the database of the first.
             urls = [f"{SENTINEL}://{self._login}{host}:{port}/{self.database}" for host, port in self.hosts]
-            kept = {name: value for name, value in self.options.items() if name == "sentinel_kwargs"}
-            return ";".join(urls), {"master_name": self.master_name, **kept, **more}
+            sentinel = {name: value for name, value in self.options.items() if name == "sentinel_kwargs"}
+            return ";".join(urls), {"master_name": self.master_name, **sentinel, **more}
         theirs = {ours: theirs for theirs, ours in CERT_REQS.items()}
         query = {
             name: theirs.get(str(value), value)

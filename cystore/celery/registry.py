@@ -153,7 +153,7 @@ def describe(store: MessageStore) -> dict[str, Any]:
         **{name: stats[name] for name in names},
         "log_bytes": stats["allocated"] - stats["min_physical_offset"],
         "disk_used_percent": round(store.used_disk_percent(), 1),
-        "duties": {duty: _plain(store.duties.last(duty)) for duty in DUTIES},
+        "duties": {duty: _run_fields(store.duties.last(duty)) for duty in DUTIES},
         "scrub": {
             "position": scrub.position,
             "rounds": scrub.rounds,
@@ -186,7 +186,7 @@ def heartbeat(
         BEAT,
         2,
         STORES,
-        seen_key(store_id),
+        store_key(store_id),
         store_id,
         what,
         f"worker:{worker}",
@@ -198,7 +198,7 @@ def heartbeat(
 
 def live_stores(client: Any) -> list[str]:
     """Ids of the stores that a worker serves now."""
-    return list(_seen_within(client, LIVE_S))
+    return list(_stores_within(client, LIVE_S))
 
 
 def needs_of(client: Any, store_ids: Sequence[str]) -> dict[str, list[str] | None]:
@@ -206,7 +206,7 @@ def needs_of(client: Any, store_ids: Sequence[str]) -> dict[str, list[str] | Non
     all."""
     pipeline = client.pipeline(transaction=False)
     for store_id in store_ids:
-        pipeline.hget(seen_key(store_id), "store")
+        pipeline.hget(store_key(store_id), "store")
     answers = pipeline.execute() if store_ids else []
     facts = [json.loads(_text(answer).partition(" ")[2]) if answer else {} for answer in answers]
     return {store_id: found.get("needs") for store_id, found in zip(store_ids, facts, strict=True)}
@@ -231,10 +231,10 @@ def due_ticks(
 
 def fleet(client: Any) -> list[StoreStatus]:
     """Every store with a heartbeat within a day, live ones first, then by host and path."""
-    found = _seen_within(client, REMEMBERED_S)
+    found = _stores_within(client, REMEMBERED_S)
     pipeline = client.pipeline(transaction=False)
     for store_id in found:
-        pipeline.hgetall(seen_key(store_id))
+        pipeline.hgetall(store_key(store_id))
         for duty in DUTIES:
             pipeline.hget(f"cystore:{store_id}:lease:{duty}", "by")
     answers = iter(pipeline.execute() if found else [])
@@ -311,17 +311,17 @@ def render(stores: Sequence[StoreStatus]) -> str:
     return "\n\n".join(text)
 
 
-def seen_key(store_id: str) -> str:
+def store_key(store_id: str) -> str:
     """The key of the workers of a store."""
     return f"cystore:{store_id}:seen"
 
 
-def _seen_within(client: Any, seconds: float) -> dict[str, float]:
+def _stores_within(client: Any, seconds: float) -> dict[str, float]:
     found = [_text(word) for word in client.eval(SEEN_WITHIN, 1, STORES, int(seconds * 1000))]
     return {store_id: int(ms) / 1000 for store_id, ms in zip(found[::2], found[1::2], strict=True)}
 
 
-def _plain(run: DutyRun) -> dict[str, Any]:
+def _run_fields(run: DutyRun) -> dict[str, Any]:
     return {**run._asdict(), "outcome": run.outcome.name.lower()}
 
 

@@ -54,14 +54,14 @@ def submit(job: str, path: str, options: Sequence[str] = (), folder: str | None 
     )
     with process:
         try:
-            told, said = process.communicate()
+            output, errors = process.communicate()
         except BaseException:
             process.terminate()
             raise
-    summary = told.splitlines()
+    summary = output.splitlines()
     if process.returncode not in SUMMARY_CODES or not summary:
         raise JobFailedError(
-            f"{job} exited with {process.returncode}: {said.strip()[-SAID_CHARACTERS:]}", path=path
+            f"{job} exited with {process.returncode}: {errors.strip()[-SAID_CHARACTERS:]}", path=path
         )
     return dict(json.loads(summary[-1]))
 

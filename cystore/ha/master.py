@@ -165,14 +165,14 @@ class Master:
         self._slaves[connection] = slave
 
     def _make_room(self) -> None:
-        """Strangers that connect and say nothing keep no slave out: the first of them goes."""
+        """Connections that ask for nothing keep no slave out: the first of them is closed."""
         if len(self._slaves) < SLAVES_MAX:
             return
-        strangers = [slave for slave in self._slaves.values() if not slave.is_following]
-        if not strangers:
+        idle = [slave for slave in self._slaves.values() if not slave.is_following]
+        if not idle:
             raise ReplicationError(f"there are {SLAVES_MAX} slaves already")
-        log.warning("%s: %s is let go: too many connect", self._commit_log.files.root, strangers[0].name)
-        self._let_go(strangers[0])
+        log.warning("%s: %s is let go: too many connect", self._commit_log.files.root, idle[0].name)
+        self._let_go(idle[0])
 
     def _attempt(self, slave: SlaveConnection, work: Callable[[], Any]) -> Any:
         """An error of one slave costs that slave its connection."""

@@ -11,7 +11,7 @@ from cystore.recovery.walk.index_stream import IndexStream
 from cystore.verify.bounds import Bounds
 
 
-def strange_index(path: Path) -> Damage:
+def unreadable_index(path: Path) -> Damage:
     """The damage of an index file of unknown shape: its entries are not compared."""
     return Damage(
         "index",

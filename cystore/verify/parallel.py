@@ -24,7 +24,7 @@ from cystore.recovery.walk.log_reader import LogReader
 from cystore.recovery.walk.log_visitor import Key
 from cystore.recovery.walk.queue_reader import list_queues
 from cystore.verify.bounds import Bounds, bounds_at_rest, likely_bounds
-from cystore.verify.index_files import strange_index
+from cystore.verify.index_files import unreadable_index
 from cystore.verify.queue_comparison import QueueEntries
 from cystore.verify.ranges import (
     RangeFindings,
@@ -81,9 +81,9 @@ class VerifyParts:
         """The damage of queues and index files beyond the records."""
         work: list[Any] = []
         if self._config.message_index_enable:
-            readers, strange = list_readable_index(self._root, self._config)
-            yield from map(strange_index, strange)
-            work += [] if strange else [reader.path.name for reader in readers]
+            readers, unreadable = list_readable_index(self._root, self._config)
+            yield from map(unreadable_index, unreadable)
+            work += [] if unreadable else [reader.path.name for reader in readers]
             self.counts["index_files"] = len(work)
         listed = sorted(self.seen_queues().items())
         work += [listed[at : at + QUEUES_A_TASK] for at in range(0, len(listed), QUEUES_A_TASK)]

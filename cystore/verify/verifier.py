@@ -16,7 +16,7 @@ from cystore.recovery.walk.index_stream import IndexStream
 from cystore.recovery.walk.log_reader import LogReader
 from cystore.recovery.walk.queue_reader import list_queues
 from cystore.verify.bounds import Bounds, bounds_at_rest, likely_bounds
-from cystore.verify.index_files import index_file_damage, past_the_end, strange_index
+from cystore.verify.index_files import index_file_damage, past_the_end, unreadable_index
 from cystore.verify.log_comparison import Comparison
 
 
@@ -117,9 +117,9 @@ class _Verifier:
             yield from self._comparison.queues.end(key, self._queues.get(key), spans.get(key))
 
     def _index_files(self) -> Iterator[Damage]:
-        readers, strange = list_readable_index(self._root, self._config)
-        yield from map(strange_index, strange)
-        if strange:
+        readers, unreadable = list_readable_index(self._root, self._config)
+        yield from map(unreadable_index, unreadable)
+        if unreadable:
             return
         for reader in readers:
             yield from index_file_damage(reader, self._bounds)

@@ -145,20 +145,20 @@ class Coordination:
         self.location = location
         self._client: redis.Redis | None = None
         self._retry_at = 0.0
-        self._told, self._away = "", False
+        self._problem, self._away = "", False
 
     def call(self, work: Callable[[redis.Redis], T]) -> T:
         """The result of `work(client)`. Raises RedisAwayError."""
         if monotonic_s() < self._retry_at:
-            raise RedisAwayError(self._told)
+            raise RedisAwayError(self._problem)
         try:
             result = work(self.client())
         except (redis.RedisError, OSError, ImproperlyConfigured) as error:
             self._went_away(error)
-            raise RedisAwayError(self._told) from None  # redis-py's text may contain parts of the URL
-        if self._told:
+            raise RedisAwayError(self._problem) from None  # redis-py's text may contain parts of the URL
+        if self._problem:
             log.log(_level(logging.WARNING), "Redis at %s is back", self.location)
-            self._told, self._away = "", False
+            self._problem, self._away = "", False
         return result
 
     def client(self) -> redis.Redis:
@@ -176,7 +176,7 @@ class Coordination:
         self._retry_at = monotonic_s() + (AWAY_S if gone else REFUSED_S)
         text = self._hidden(f"{type(error).__name__}: {error}")
         was_away, self._away = self._away, gone
-        before, self._told = self._told, text
+        before, self._problem = self._problem, text
         if (
             was_away and gone
         ) or text == before:  # how a server that is away cannot be reached changes with each try

@@ -118,12 +118,12 @@ def group_key(group_id: str) -> str:
 
 def body_of(details: Mapping[str, Any]) -> bytes:
     """The body of an event; values None, False and "" are left out."""
-    told = {"v": VERSION} | {
+    fields = {"v": VERSION} | {
         name: value
         for name, value in details.items()
         if value is not None and value is not False and value != ""
     }
-    return _encode(told).encode()
+    return _encode(fields).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +170,10 @@ class Event:
     def details(self) -> dict[str, Any]:
         """The fields of the body (`FIELDS`). Empty if it is not a JSON object."""
         try:
-            told = json.loads(bytes(self._message.body))
+            fields = json.loads(bytes(self._message.body))
         except (ValueError, RecursionError):  # crafted, with endless nesting
             return {}
-        return told if isinstance(told, dict) else {}
+        return fields if isinstance(fields, dict) else {}
 
     @property
     def traceback(self) -> str | None:

@@ -40,16 +40,16 @@ def _in_own_process(pool: Any) -> bool:
 def tell_what_was_raised(pool: Any) -> None:
     """From now on a worker hears of errors outside of the code of its tasks, whatever its pool is; and a pool in the
     worker's own process claims a task before it begins it. Once for each pool."""
-    usual = getattr(pool, "on_apply", None)
-    if usual is None or not _in_own_process(pool) or hasattr(usual, "__wrapped__"):
+    pool_apply = getattr(pool, "on_apply", None)
+    if pool_apply is None or not _in_own_process(pool) or hasattr(pool_apply, "__wrapped__"):
         return
 
-    @functools.wraps(usual)
+    @functools.wraps(pool_apply)
     def on_apply(target: Callable[..., Any], *args: Any, **options: Any) -> Any:
         accepted = options.get("accept_callback")
         request = getattr(accepted, "__self__", None)
         if accepted is None or request is None:
-            return usual(_guarded(target), *args, **options)
+            return pool_apply(_returning_errors(target), *args, **options)
 
         def accept(*when: Any) -> None:
             if claim(request, POOL):
@@ -60,16 +60,16 @@ def tell_what_was_raised(pool: Any) -> None:
                 raise Reject("its message went back to the broker", requeue=True)
             return target(*args, **kwargs)
 
-        return usual(_guarded(begin), *args, **{**options, "accept_callback": accept})
+        return pool_apply(_returning_errors(begin), *args, **{**options, "accept_callback": accept})
 
     pool.on_apply = on_apply
 
 
-def _guarded(target: Callable[..., Any]) -> Callable[..., Any]:
+def _returning_errors(target: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return target(*args, **kwargs)
-        except Exception:  # noqa: BLE001 - the worker is told
+        except Exception:  # noqa: BLE001 - the worker gets the error
             return 1, ExceptionInfo(), 0.0  # the arguments of a result's callback: failed, error, run time
 
     return call

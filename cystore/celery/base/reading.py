@@ -106,7 +106,7 @@ def _of_queue(
     while high > bounds.min_offset:
         low = max(bounds.min_offset, high - batch)
         found = _between(store, topic, queue_id, low, high, tags)
-        kept = len(found)
+        read = len(found)
         while found:
             message = found.pop()
             if message.store_timestamp_ms < begin_ms:
@@ -115,9 +115,9 @@ def _of_queue(
                 yield message
         high = low
         # Long reads if few are kept, short ones if many are: every task may have this state.
-        if kept <= BATCH // 2:
+        if read <= BATCH // 2:
             batch = min(batch * 2, FILTERED_BATCH)
-        elif kept > BATCH:
+        elif read > BATCH:
             batch = max(batch // 2, BATCH)
 
 

@@ -104,10 +104,10 @@ def back_to_the_broker(app: Any, path: str, request: Any) -> Iterator[None]:
             raise
         if not ran_here or away(path) is None:
             raise
-        told = (
+        fate = (
             "its message goes back to the broker" if _is_late(app, request) else "it was acknowledged early"
         )
-        log.error("the state of task %s cannot be stored, %s: %s", request.id, told, error)
+        log.error("the state of task %s cannot be stored, %s: %s", request.id, fate, error)
         if in_pool() or state.should_stop is None:
             raise Reject(error, requeue=True) from error
         raise

@@ -139,7 +139,7 @@ class Table:
             self._follow(store, 0)
             self._follow(store, queue_of(run_id, group_id))
             if which not in self._runs:
-                self._runs[which] = _kept(read_run(store, group_id, run_id))
+                self._runs[which] = _remembered(read_run(store, group_id, run_id))
                 while len(self._runs) > RUNS_KEPT:
                     self._runs.popitem(last=False)
             self._runs.move_to_end(which)
@@ -177,11 +177,11 @@ class Table:
                 run = self._runs.get(which)
                 if run is not None:
                     run.apply(message)
-                    self._runs[which] = _kept(run)
+                    self._runs[which] = _remembered(run)
             self._next[queue_id] = end
 
 
-def _kept(run: Run) -> Run:
+def _remembered(run: Run) -> Run:
     """The part of a run that a table keeps: a finished run needs no more, and a thousand large ones would take much
     memory. A caller that works with a run has the whole one."""
     return Run(run.group_id, run.run_id, done_at=run.done_at) if run.done else run

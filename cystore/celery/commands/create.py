@@ -17,7 +17,7 @@ def command(ctx: click.Context) -> None:
     """Make the store at the path that result_backend names; an existing one does not change."""
     location = app_store.location_of(ctx)
     with (
-        app_store.told_errors(),
+        app_store.as_command_errors(),
         cystore.open(location.path, config=location.config(create=True)) as store,
     ):
         number = store_id_of(store)

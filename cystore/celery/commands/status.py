@@ -50,7 +50,7 @@ def _store_facts(ctx: click.Context) -> dict[str, Any]:
     """This host's store."""
     location = app_store.location_of(ctx)
     path = Path(location.path)
-    with app_store.told_errors():
+    with app_store.as_command_errors():
         state = facts.state(path)
         use = facts.disk_use(path)["total"]
     told: dict[str, Any] = {
@@ -62,7 +62,7 @@ def _store_facts(ctx: click.Context) -> dict[str, Any]:
     }
     if state.name == "exclusive":
         return told
-    with app_store.told_errors(), attached(path, app_store.settings_of(location)) as parts:
+    with app_store.as_command_errors(), attached(path, app_store.settings_of(location)) as parts:
         at = positions(parts)
         noted = Duties(parts.control)
         runs = {name: noted.last(name) for name in duty_runs.ALL}

@@ -84,7 +84,7 @@ def command(
     location = app_store.location_of(ctx)
     shown = _Tail(name, states, lines, as_json)
     try:
-        with app_store.told_errors():
+        with app_store.as_command_errors():
             follow_store(Path(location.path), lambda: app_store.reading(location), shown.look, go_on=go_on)
     except KeyboardInterrupt:
         ctx.exit(128 + signal.SIGINT)

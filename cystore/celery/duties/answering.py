@@ -18,7 +18,7 @@ from cystore import StoreError
 from cystore.celery.base import greenlets
 from cystore.celery.base.green_timers import STARTED_BEFORE
 from cystore.celery.duties import duty_runs
-from cystore.celery.duties.main_process import ForkGuard
+from cystore.celery.duties.main_process import ForkLock
 from cystore.celery.routing.other_homes import reader_of
 from cystore.services.threads import ServiceThread
 
@@ -28,7 +28,7 @@ SETTING = "cystore_read_service"
 LOOK_S = 2.0  # after whether the process that answers is gone
 JOIN_S = 5.0
 
-TURN = ForkGuard()
+TURN = ForkLock()
 
 
 class ReadHost(bootsteps.StartStopStep):

@@ -88,7 +88,7 @@ class ReadService:
         self._lock: Any = None
         self._sign_at = self._renew_at = self._retry_at = self._tell_at = 0.0
         self._clock_ms = 0.0  # the server's time, less this process's monotonic time
-        self._told = ""
+        self._found_in = ""
         self._waiting: dict[str, _Waiting] = {}
         self._some = threading.Event()
         self._unread: deque[tuple[float, str, int]] = deque()
@@ -151,9 +151,9 @@ class ReadService:
             self._renew_at = now + RENEW_S
         if first:
             self._line.ask_again(self.home)
-        if self._told:
+        if self._found_in:
             log.warning("other hosts can read results of %s through Redis again", self._store.path)
-            self._told = ""
+            self._found_in = ""
 
     def _went_away(self, error: BaseException) -> None:
         self._line.close()
@@ -162,8 +162,8 @@ class ReadService:
         text = f"{type(error).__name__}: {error}"
         if self._location.password:
             text = text.replace(self._location.password, "**")
-        if not self._ended and type(error).__name__ != self._told:
-            self._told = type(error).__name__
+        if not self._ended and type(error).__name__ != self._found_in:
+            self._found_in = type(error).__name__
             log.warning(
                 "other hosts cannot read results of %s: Redis at %s is down or refuses us: %s. Tasks are not "
                 "affected; trying "
@@ -239,10 +239,10 @@ class ReadService:
     def _look(self, task_id: str, topic: str, bodies: dict[str, Message]) -> Found:
         message = self._backend.latest(task_id, TOPICS[topic])
         if message is None:
-            known, home = homes.told_of(self._backend, task_id) if topic == "results" else (False, None)
+            known, home = homes.log_entry_of(self._backend, task_id) if topic == "results" else (False, None)
             return Found(task_id, known=known and home is None, elsewhere=home)
         bodies[task_id] = message
-        return _told(task_id, message)
+        return _found_in(task_id, message)
 
     def _part(self, request: Request, at: int, begin: int) -> Found:
         """The rest of one result. Its place comes from outside, so it must contain a record of that id."""
@@ -258,7 +258,7 @@ class ReadService:
             or not begin < len(message.body) <= RESULT_BYTES_MOST
         ):
             return Found(task_id)
-        return _told(task_id, message, begin, message.body[begin : begin + PART_BYTES])
+        return _found_in(task_id, message, begin, message.body[begin : begin + PART_BYTES])
 
     def _answer(
         self, line: lists.Line, request: Request, taken: bytes, found: tuple[Found, ...], refused: str = ""
@@ -335,7 +335,7 @@ class ReadService:
                 self._answer(self._answers, one.request, one.taken, found, refused)
 
 
-def _told(task_id: str, message: Message, begin: int = 0, body: bytes | memoryview = b"") -> Found:
+def _found_in(task_id: str, message: Message, begin: int = 0, body: bytes | memoryview = b"") -> Found:
     properties = message.properties
     return Found(
         task_id,

@@ -34,8 +34,8 @@ class MinuteLog:
             return
         self._tell_at = monotonic_s() + TELL_S
         if any(self._done.values()):
-            told = ", ".join(f"{name} {runs} x ({self._done[name]:,})" for name, runs in self._runs.items())
-            log.info("%s: duties of the last minute: %s", self._path, told)
+            counts = ", ".join(f"{name} {runs} x ({self._done[name]:,})" for name, runs in self._runs.items())
+            log.info("%s: duties of the last minute: %s", self._path, counts)
         self._runs, self._done = {}, {}
 
 

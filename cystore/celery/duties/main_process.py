@@ -55,7 +55,7 @@ NOTE_S = 1.0
 ASK_AGAIN_S = 1.0  # for a lease that another worker has
 
 
-class ForkGuard:
+class ForkLock:
     """Keeps forks of this process out of a turn: the turn holds a lock that a fork takes first. A fork does not wait
     for a turn that takes longer than `FORK_WAIT_S`, because a disk or a server does not answer. Python never drops
     functions registered for forks, so a module makes one of these, once."""
@@ -87,7 +87,7 @@ class ForkGuard:
         self._lock = threading.RLock()
 
 
-TURN = ForkGuard()
+TURN = ForkLock()
 
 
 class DutyHost(bootsteps.StartStopStep):

@@ -154,14 +154,14 @@ def take(consumer: Any, ask: Callable[[str, str], None]) -> None:
 def strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Callable[..., None]:
     """Celery's hook for a worker's treatment of a task's message. A worker that serves no store treats it as any
     task."""
-    usual = default(task, app, consumer, **options)
+    celery_strategy = default(task, app, consumer, **options)
 
     def on_tick(
         message: Any, body: Any, ack: Any, reject: Any, callbacks: Any, *more: Any, **others: Any
     ) -> None:
         ask = _takers.get(consumer)
         if ask is None or _is_part(message, message.headers if body is None else body):
-            usual(message, body, ack, reject, callbacks, *more, **others)
+            celery_strategy(message, body, ack, reject, callbacks, *more, **others)
             return
         headers = message.headers if body is None else body
         over = _is_over(headers)

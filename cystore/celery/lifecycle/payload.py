@@ -84,7 +84,7 @@ def details(
             )
         if options.get("delivery_mode") is not None:
             properties["delivery_mode"] = options["delivery_mode"]
-        told = {
+        fields = {
             "headers": dict(headers),
             "properties": properties,
             "content_type": content_type,
@@ -94,10 +94,10 @@ def details(
             "routing_key": routing_key or "",
             **_text_of(data),
         }
-        json.dumps(told)  # unchanged, or not at all
+        json.dumps(fields)  # unchanged, or not at all
     except Exception as error:  # noqa: BLE001 - a serializer may raise anything, and the message is out already
         return {LEFT_OUT: f"it cannot be kept as text: {type(error).__name__}: {str(error)[:200]}"}
-    return {FIELD: told}
+    return {FIELD: fields}
 
 
 def _text_of(data: bytes | str) -> dict[str, Any]:
@@ -110,17 +110,17 @@ def _text_of(data: bytes | str) -> dict[str, Any]:
 
 
 def within(
-    body: bytes, told: dict[str, Any], limit_bytes: int, encode: Callable[[dict[str, Any]], bytes]
+    body: bytes, fields: dict[str, Any], limit_bytes: int, encode: Callable[[dict[str, Any]], bytes]
 ) -> bytes:
     """The body of the event; without the message if that is too large for a record."""
-    if FIELD not in told or len(body) <= limit_bytes - ROOM_BYTES:
+    if FIELD not in fields or len(body) <= limit_bytes - ROOM_BYTES:
         return body
     reason = f"the event would have {len(body)} bytes with it, and a record at most {limit_bytes}"
-    return encode({**told, FIELD: None, LEFT_OUT: reason})
+    return encode({**fields, FIELD: None, LEFT_OUT: reason})
 
 
 @dataclass(frozen=True)
-class KeptMessage:
+class LoggedMessage:
     """A message as it was sent. `body` are the bytes that its serializer made."""
 
     headers: dict[str, Any]
@@ -133,25 +133,25 @@ class KeptMessage:
     routing_key: str
 
     @classmethod
-    def of(cls, told: object) -> KeptMessage:
+    def of(cls, fields: object) -> LoggedMessage:
         """The message in a field of an event. Raises ValueError for anything else."""
-        if not isinstance(told, dict):
+        if not isinstance(fields, dict):
             raise ValueError("there is no message")
         for field, kind in NAMES.items():
-            if not isinstance(told.get(field), kind):
-                raise ValueError(f"its {field} is {type(told.get(field)).__name__}")
-        compression = told.get("compression")
+            if not isinstance(fields.get(field), kind):
+                raise ValueError(f"its {field} is {type(fields.get(field)).__name__}")
+        compression = fields.get("compression")
         try:
             body = (
-                base64.b64decode(told["body"], validate=True)
-                if told.get("base64")
-                else told["body"].encode("utf-8", "surrogatepass")
+                base64.b64decode(fields["body"], validate=True)
+                if fields.get("base64")
+                else fields["body"].encode("utf-8", "surrogatepass")
             )
         except binascii.Error as error:
             raise ValueError(f"its body is not base64: {error}") from error
         return cls(
-            told["headers"], told["properties"], body, told["content_type"], told["content_encoding"],
-            compression if isinstance(compression, str) else None, told["exchange"], told["routing_key"],
+            fields["headers"], fields["properties"], body, fields["content_type"], fields["content_encoding"],
+            compression if isinstance(compression, str) else None, fields["exchange"], fields["routing_key"],
         )  # fmt: skip
 
     def plain(self) -> dict[str, Any]:

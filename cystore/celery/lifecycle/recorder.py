@@ -64,7 +64,7 @@ class Lifecycle:
 
     def __init__(self, app: Celery, location: Location) -> None:
         self.location = location
-        self.kept = Redaction.of(app.conf)
+        self.redaction = Redaction.of(app.conf)
         self.keeps_messages = payload.is_wanted(app.conf)
         self.lost = 0
         self._app = weakref.ref(app)
@@ -117,7 +117,7 @@ class Lifecycle:
         return (
             {}
             if app is None
-            else payload.details(app.conf, self.kept, name, body, headers or {}, exchange, routing_key)
+            else payload.details(app.conf, self.redaction, name, body, headers or {}, exchange, routing_key)
         )
 
     def _place(self, name: str | None) -> tuple[int, dict[str, str]]:
@@ -181,8 +181,8 @@ def install(app: Celery, location: Location) -> None:
     life = _logs[app] = Lifecycle(app, location)
     if life.keeps_messages:
         payload.watch(app)
-    for told, handler in HANDLERS:
-        told.connect(handler, weak=False)
+    for celery_signal, handler in HANDLERS:
+        celery_signal.connect(handler, weak=False)
 
 
 def release(app: Celery) -> None:
@@ -202,12 +202,12 @@ def log_of(app: Celery) -> Lifecycle | None:
 HANDLERS: list[tuple[Any, Callable[..., None]]] = []
 
 
-def _handles(told: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A handler of a signal: called with the log of the sender's app, if it has one."""
+def _handles(celery_signal: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A handler of a celery_signal: called with the log of the sender's app, if it has one."""
 
     def wrap(handler: Callable[..., None]) -> Callable[..., None]:
         @wraps(handler)
-        def guarded(sender: Any = None, **named: Any) -> None:
+        def safe_handler(sender: Any = None, **named: Any) -> None:
             life = _log_for(sender)
             if life is None:
                 return
@@ -216,8 +216,8 @@ def _handles(told: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
             except Exception as error:  # noqa: BLE001 - whatever it is, it is no reason for a task to fail
                 life.trouble(error)
 
-        HANDLERS.append((told, guarded))
-        return guarded
+        HANDLERS.append((celery_signal, safe_handler))
+        return safe_handler
 
     return wrap
 
@@ -242,21 +242,21 @@ def _sent(
     life: Lifecycle, sender: str, headers: Any, body: Any, exchange: Any, routing_key: str | None, **_: Any
 ) -> None:
     # Protocol 1 has everything in the body.
-    told = headers if headers and "task" in headers else body
+    fields = headers if headers and "task" in headers else body
     if _is_duty(sender):
         return
-    given = told if told is body else {"args": body[0], "kwargs": body[1]}
-    args, kwargs = life.kept.arguments(sender, given["args"], given["kwargs"], told)
+    given = fields if fields is body else {"args": body[0], "kwargs": body[1]}
+    args, kwargs = life.redaction.arguments(sender, given["args"], given["kwargs"], fields)
     exchange_name = str(getattr(exchange, "name", exchange) or "")
     message = (
         life.message_details(sender, body, headers, exchange_name, routing_key) if life.keeps_messages else {}
     )
     life.append(
-        events.SENT, told["id"], sender, told.get("root_id"), told.get("group"),
-        origin=told.get("origin"), queue=routing_key, exchange=exchange_name,
-        parent_id=told.get("parent_id"), retries=told.get("retries") or None, eta=told.get("eta"),
-        expires=told.get("expires"),
-        args=args, kwargs=kwargs, home=told.get(HOME), **message,
+        events.SENT, fields["id"], sender, fields.get("root_id"), fields.get("group"),
+        origin=fields.get("origin"), queue=routing_key, exchange=exchange_name,
+        parent_id=fields.get("parent_id"), retries=fields.get("retries") or None, eta=fields.get("eta"),
+        expires=fields.get("expires"),
+        args=args, kwargs=kwargs, home=fields.get(HOME), **message,
     )  # fmt: skip
 
 
@@ -265,15 +265,15 @@ def _received(life: Lifecycle, sender: Any, request: Any, **_: Any) -> None:
     name = request.task.name
     if _is_duty(name):
         return
-    told = request.request_dict
+    fields = request.request_dict
     delivery = request.delivery_info
     event = events.REDELIVERED if delivery.get("redelivered") else events.RECEIVED
-    args, kwargs = life.kept.arguments(name, request.args, request.kwargs, told)
+    args, kwargs = life.redaction.arguments(name, request.args, request.kwargs, fields)
     life.append(
-        event, request.id, name, told.get("root_id"), told.get("group"),
-        worker=request.hostname, queue=delivery.get("routing_key"), parent_id=told.get("parent_id"),
-        retries=told.get("retries") or None, eta=told.get("eta"), expires=told.get("expires"), args=args, kwargs=kwargs,
-        home=told.get(HOME),
+        event, request.id, name, fields.get("root_id"), fields.get("group"),
+        worker=request.hostname, queue=delivery.get("routing_key"), parent_id=fields.get("parent_id"),
+        retries=fields.get("retries") or None, eta=fields.get("eta"), expires=fields.get("expires"),
+        args=args, kwargs=kwargs, home=fields.get(HOME),
     )  # fmt: skip
     if request.task.acks_late:
         request.on_reject = _Rejecting(life, request)
@@ -305,10 +305,10 @@ class _Rejecting:
             error = error.exc
         if isinstance(error, TimeLimitExceeded):
             return
-        told = request.request_dict
+        fields = request.request_dict
         self._life.append(
-            events.CHILD_LOST, request.id, request.task.name, told.get("root_id"), told.get("group"),
-            worker=request.hostname, pid=request.worker_pid, retries=told.get("retries") or None,
+            events.CHILD_LOST, request.id, request.task.name, fields.get("root_id"), fields.get("group"),
+            worker=request.hostname, pid=request.worker_pid, retries=fields.get("retries") or None,
             exception=_text_of(error), requeue=True,
         )  # fmt: skip
 
@@ -364,12 +364,12 @@ def _failed(
     request = sender.request
     if request.id != task_id:  # the main process does not always say whose it is
         request = Context()
-    repr_args, repr_kwargs = life.kept.arguments(sender.name, args, kwargs, request)
+    repr_args, repr_kwargs = life.redaction.arguments(sender.name, args, kwargs, request)
     life.append(
         event, task_id, sender.name, request.root_id, request.group,
         **_of(
             request, soft=soft, runtime=life.runtime(task_id), args=repr_args, kwargs=repr_kwargs,
-            exception=_text_of(exception), traceback=life.kept.traceback(einfo),
+            exception=_text_of(exception), traceback=life.redaction.traceback(einfo),
         ),
     )  # fmt: skip
 
@@ -380,11 +380,11 @@ def _internal_error(
 ) -> None:
     if _is_duty(sender.name):
         return
-    told = request or {}
+    fields = request or {}
     life.append(
-        events.INTERNAL_ERROR, task_id, sender.name, told.get("root_id"), told.get("group"),
-        worker=told.get("hostname"), pid=_pid, parent_id=told.get("parent_id"), retries=told.get("retries") or None,
-        exception=_text_of(exception), traceback=life.kept.traceback(einfo),
+        events.INTERNAL_ERROR, task_id, sender.name, fields.get("root_id"), fields.get("group"),
+        worker=fields.get("hostname"), pid=_pid, parent_id=fields.get("parent_id"),
+        retries=fields.get("retries") or None, exception=_text_of(exception), traceback=life.redaction.traceback(einfo),
     )  # fmt: skip
 
 
@@ -401,7 +401,7 @@ def _retried(
         **_of(
             request, runtime=life.runtime(request.id), exception=_text_of(cause if cause is not None else reason),
             countdown=when if is_number else None, eta=None if is_number or when is None else str(when),
-            traceback=life.kept.traceback(einfo),
+            traceback=life.redaction.traceback(einfo),
         ),
     )  # fmt: skip
 
@@ -458,15 +458,15 @@ def _of_message(
 ) -> None:
     """An event of a message that became no request."""
     headers = message.headers if isinstance(message.headers, dict) else {}
-    told = {**headers, **(known or {})}
-    name = told.get("task")
+    fields = {**headers, **(known or {})}
+    name = fields.get("task")
     if _is_duty(name):
         return
-    args, kwargs = life.kept.unread(told)
+    args, kwargs = life.redaction.unread(fields)
     life.append(
-        event, told.get("id"), name, told.get("root_id"), told.get("group"),
-        worker=sender.hostname, queue=(message.delivery_info or {}).get("routing_key"), parent_id=told.get("parent_id"),
-        retries=told.get("retries") or None, args=args, kwargs=kwargs,
+        event, fields.get("id"), name, fields.get("root_id"), fields.get("group"),
+        worker=sender.hostname, queue=(message.delivery_info or {}).get("routing_key"),
+        parent_id=fields.get("parent_id"), retries=fields.get("retries") or None, args=args, kwargs=kwargs,
         exception=_text_of(error),
     )  # fmt: skip
 

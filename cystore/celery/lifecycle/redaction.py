@@ -77,13 +77,13 @@ class Redaction:
         hidden = frozenset(given)
         return lambda name, args, kwargs: (_without(args, hidden), _without(kwargs, hidden))
 
-    def arguments(self, name: str, args: Any, kwargs: Any, told: Mapping[str, Any]) -> tuple[str, str]:
-        """The kept text of a task's arguments; `told` is the message's headers or the request."""
+    def arguments(self, name: str, args: Any, kwargs: Any, details: Mapping[str, Any]) -> tuple[str, str]:
+        """The kept text of a task's arguments; `details` is the message's headers or the request."""
         limit = self.args_chars
         if limit == 0:
             return "", ""
         if not self.redact:
-            return self._repr(told.get("argsrepr"), args), self._repr(told.get("kwargsrepr"), kwargs)
+            return self._repr(details.get("argsrepr"), args), self._repr(details.get("kwargsrepr"), kwargs)
         return self._redacted(
             name, args, kwargs, lambda args, kwargs: (self._repr(None, args), self._repr(None, kwargs))
         )
@@ -117,7 +117,7 @@ class Redaction:
             assert redact is not None
             named = not (callable(self.redact) or isinstance(self.redact, str))
             if named:
-                hidden = _plain(body) != _plain(_without(body, frozenset(self.redact)))
+                hidden = _display_value(body) != _display_value(_without(body, frozenset(self.redact)))
             else:
                 args, kwargs = (
                     (body["args"], body["kwargs"]) if isinstance(body, Mapping) else (body[0], body[1])
@@ -125,18 +125,22 @@ class Redaction:
                 kept_args, kept_kwargs = redact(name, args, kwargs)
                 calls = body if isinstance(body, Mapping) else body[2]
                 others = any(calls.get(one) for one in ("callbacks", "errbacks", "chain", "chord"))
-                hidden = others or _plain(args) != _plain(kept_args) or _plain(kwargs) != _plain(kept_kwargs)
+                hidden = (
+                    others
+                    or _display_value(args) != _display_value(kept_args)
+                    or _display_value(kwargs) != _display_value(kept_kwargs)
+                )
         except Exception as error:  # noqa: BLE001 - it is the app's own code, and nothing unredacted may be kept
             return f"{REDACT_SETTING} failed ({type(error).__name__})"
         return f"{REDACT_SETTING} hides a part of it" if hidden else ""
 
-    def unread(self, told: Mapping[str, Any]) -> tuple[str, str]:
+    def unread(self, details: Mapping[str, Any]) -> tuple[str, str]:
         """The same for a message that cannot be decoded: only its headers are known."""
-        if self.args_chars == 0 or not told:
+        if self.args_chars == 0 or not details:
             return "", ""
         if self.redact:
             return HIDDEN, HIDDEN
-        return self._repr(told.get("argsrepr"), None), self._repr(told.get("kwargsrepr"), None)
+        return self._repr(details.get("argsrepr"), None), self._repr(details.get("kwargsrepr"), None)
 
     def _repr(self, given: Any, value: Any) -> str:
         text = (
@@ -163,7 +167,7 @@ def _without(value: Any, hidden: frozenset[str]) -> Any:
     return value
 
 
-def _plain(value: Any) -> Any:
+def _display_value(value: Any) -> Any:
     """A copy in which lists and tuples are the same, as they are to `_without`."""
     return _without(value, frozenset())
 

@@ -20,7 +20,7 @@ from cystore.celery.base import events
 from cystore.celery.history import JSON
 from cystore.celery.homes import HOME
 from cystore.celery.lifecycle import payload, recorder
-from cystore.celery.lifecycle.payload import KeptMessage
+from cystore.celery.lifecycle.payload import LoggedMessage
 from cystore.celery.lifecycle.task_lives import Life, moment_ms
 from cystore.clock import now_ms
 
@@ -45,13 +45,13 @@ class Rerun:
 
     life: Life
     task_id: str
-    message: KeptMessage
+    message: LoggedMessage
     notes: list[str] = field(default_factory=list)
 
 
 def prepare(store: MessageStore, life: Life, *, same_id: bool) -> Rerun:
     """The newest message that the log has of a task, made ready. Raises RerunError."""
-    message = kept_message(store, life.task_id)
+    message = logged_message(store, life.task_id)
     headers, notes = dict(message.headers), []
     if headers.get("id") != life.task_id or not isinstance(headers.get("task"), str):
         raise RerunError(
@@ -81,25 +81,25 @@ def prepare(store: MessageStore, life: Life, *, same_id: bool) -> Rerun:
     return Rerun(life, task_id, message, notes)
 
 
-def kept_message(store: MessageStore, task_id: str) -> KeptMessage:
+def logged_message(store: MessageStore, task_id: str) -> LoggedMessage:
     """The newest message of a task. Raises RerunError where none is kept."""
     reason = (
         f'it was sent without {payload.SETTING} = "{payload.MESSAGE}", or its SENT event is not in this store'
     )
     for event in history.events(store, task_id=task_id, states=(events.SENT,)):
-        told = event.details
-        if isinstance(told.get(payload.FIELD), dict):
+        details = event.details
+        if isinstance(details.get(payload.FIELD), dict):
             try:
-                return KeptMessage.of(told[payload.FIELD])
+                return LoggedMessage.of(details[payload.FIELD])
             except ValueError as error:
                 raise RerunError(f"{task_id}: the message in the log is damaged: {error}") from error
-        if isinstance(told.get(payload.LEFT_OUT), str):
-            reason = told[payload.LEFT_OUT]
+        if isinstance(details.get(payload.LEFT_OUT), str):
+            reason = details[payload.LEFT_OUT]
             break
     raise RerunError(f"{task_id}: its message is not kept: {reason}")
 
 
-def _without_chord(message: KeptMessage, task_id: str) -> KeptMessage:
+def _without_chord(message: LoggedMessage, task_id: str) -> LoggedMessage:
     """The message, whose task will not count for a chord."""
     if message.content_type != JSON:
         raise RerunError(

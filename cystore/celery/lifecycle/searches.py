@@ -46,22 +46,22 @@ class Wanted:
         """Whether the error of an entry contains the text."""
         return self.error is not None and self._within(self.error, _error_of(entry))
 
-    def _within(self, text: str, told: Iterable[object]) -> bool:
-        return any(text in self._fold(one) for one in told if isinstance(one, str))
+    def _within(self, text: str, details: Iterable[object]) -> bool:
+        return any(text in self._fold(one) for one in details if isinstance(one, str))
 
 
 def _args_of(entry: Event | Transition) -> Iterator[object]:
-    told = entry.details if isinstance(entry, Event) else entry.meta
+    details = entry.details if isinstance(entry, Event) else entry.meta
     for field in ("args", "kwargs"):
-        value = told.get(field)
+        value = details.get(field)
         yield value if isinstance(entry, Event) or value is None else repr(value)
 
 
 def _error_of(entry: Event | Transition) -> Iterator[object]:
     if isinstance(entry, Event):
-        told = entry.details
-        yield told.get("exception")
-        yield told.get("traceback")
+        details = entry.details
+        yield details.get("exception")
+        yield details.get("traceback")
         return
     result, traceback = entry.result, entry.traceback
     if isinstance(result, dict) and "exc_type" in result:

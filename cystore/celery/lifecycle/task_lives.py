@@ -37,15 +37,15 @@ _TAKEN = (events.RECEIVED, events.REDELIVERED, events.STARTED)
 _MAY_REQUEUE = (events.REJECTED, events.CHILD_LOST)
 
 
-def text_of(told: Mapping[str, Any], field: str) -> str | None:
+def text_of(details: Mapping[str, Any], field: str) -> str | None:
     """A text field; None if it is missing or has another type."""
-    value = told.get(field)
+    value = details.get(field)
     return value if isinstance(value, str) else None
 
 
-def number_of(told: Mapping[str, Any], field: str) -> float | None:
+def number_of(details: Mapping[str, Any], field: str) -> float | None:
     """A field with a number from 0 on; None if it is missing or has another type."""
-    value = told.get(field)
+    value = details.get(field)
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
         return None
     return value if value >= 0 else None
@@ -130,44 +130,44 @@ class Life:
                 self._end(entry.state, entry.time_ms)
 
     def _event(self, event: Event) -> None:
-        told, kind, time_ms = event.details, event.event, event.time_ms
+        details, kind, time_ms = event.details, event.event, event.time_ms
         if event.root_id != event.task_id or self.root_id is None:
             self.root_id = event.root_id
         self.group_id = event.group_id or self.group_id
         for field in ("parent_id", "args", "kwargs", "queue", "worker", "home", "rerun_of"):
-            setattr(self, field, text_of(told, field) or getattr(self, field))
-        tries = int(number_of(told, "retries") or 0)
+            setattr(self, field, text_of(details, field) or getattr(self, field))
+        tries = int(number_of(details, "retries") or 0)
         is_earlier = (
             kind == events.RETRIED and tries < self.retries
         )  # logged after the next message, which may have run by then
         self.retries = tries if kind == events.SENT else max(tries, self.retries)
-        if kind in ENDS and not told.get("requeue"):
+        if kind in ENDS and not details.get("requeue"):
             self._end(kind, time_ms)
-            runtime = number_of(told, "runtime")
+            runtime = number_of(details, "runtime")
             self.runtime_s = self.runtime_s if runtime is None else runtime
-            self.exception = text_of(told, "exception") if kind != events.SUCCEEDED else None
+            self.exception = text_of(details, "exception") if kind != events.SUCCEEDED else None
         elif is_earlier:
             self.stage_at = event.physical_offset
         elif kind in BEGINS or kind in ENDS:
-            self._begin(event, told)
-        pid = number_of(told, "pid")
+            self._begin(event, details)
+        pid = number_of(details, "pid")
         self.pid = self.pid if pid is None else int(pid)
 
-    def _begin(self, event: Event, told: Mapping[str, Any]) -> None:
+    def _begin(self, event: Event, details: Mapping[str, Any]) -> None:
         kind, time_ms = event.event, event.time_ms
         if kind == events.SENT:
-            self.sent_ms, self.due_ms = time_ms, moment_ms(text_of(told, "eta"))
+            self.sent_ms, self.due_ms = time_ms, moment_ms(text_of(details, "eta"))
             if self.ended_ms is not None and time_ms - self.ended_ms <= LATE_SENT_MS:
                 return
             if self.stage in _TAKEN and time_ms - (self.stage_ms or 0) <= LATE_SENT_MS:
                 self.stage_at = event.physical_offset
                 return
         elif kind == events.RETRIED:
-            countdown = number_of(told, "countdown")
-            self.due_ms = moment_ms(text_of(told, "eta")) or (
+            countdown = number_of(details, "countdown")
+            self.due_ms = moment_ms(text_of(details, "eta")) or (
                 None if countdown is None else int(min(time_ms + countdown * 1000, 1 << 62))
             )
-            self.exception = text_of(told, "exception")
+            self.exception = text_of(details, "exception")
         elif kind == events.STARTED:
             self.started_ms, self.runtime_s = time_ms, None
         elif kind in (events.RECEIVED, events.REDELIVERED):

@@ -115,22 +115,22 @@ def chord_of(store: MessageStore, group_id: str) -> Chord | None:
     added: set[str] = set()
     for message in islice(reading.of_key(store, records.CHORDS, records.key_of(group_id)), CHORD_RECORDS):
         read += 1
-        told, time_ms, kind = message.properties, message.store_timestamp_ms, message.tags
+        details, time_ms, kind = message.properties, message.store_timestamp_ms, message.tags
         if kind == chord_runs.PART:
-            parts.add((told.get("run", ""), told.get("task_id"), told.get("index", "")))
-            added.update(told.get("added", "").split())
+            parts.add((details.get("run", ""), details.get("task_id"), details.get("index", "")))
+            added.update(details.get("added", "").split())
             chord.last_part_ms = max(chord.last_part_ms or 0, time_ms)
         elif kind == chord_runs.ADDED:
-            added.add(told.get("task_id", ""))
+            added.add(details.get("task_id", ""))
         elif kind == chord_runs.SIZE:
-            size = told.get("size", "")
+            size = details.get("size", "")
             known = int(size) if size.isascii() and size.isdecimal() and len(size) < 12 else 0
             chord.size = (chord.size or 0) + known
         elif kind == chord_runs.CLAIM:
             chord.claimed_ms = time_ms  # the oldest one in the end: newest come first
         elif kind == chord_runs.DONE:
             chord.done_ms = chord.done_ms or time_ms
-            chord.outcome = chord.outcome or told.get("outcome")
+            chord.outcome = chord.outcome or details.get("outcome")
     chord.parts, chord.cut = len(parts), read == CHORD_RECORDS
     if chord.size is not None:
         chord.size += len(added)

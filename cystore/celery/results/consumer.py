@@ -76,7 +76,7 @@ class ResultConsumer(BaseResultConsumer):
         # Listeners for every state of an id (the `on_message` of its `.get()`), and the place of the last delivered
         # one.
         self._listeners: dict[str, Callable[[dict[str, Any]], Any]] = {}
-        self._told: dict[str, int] = {}
+        self._notified: dict[str, int] = {}
         self._failures = 0  # how often a task was seen to fail, awaited or not
 
     def on_after_fork(self) -> None:
@@ -125,7 +125,7 @@ class ResultConsumer(BaseResultConsumer):
         if on_message is not None:
             listens = tuple(ids_of(result))
             for task_id in listens:
-                self._told.setdefault(task_id, NOWHERE)
+                self._notified.setdefault(task_id, NOWHERE)
                 self._listeners[task_id] = on_message
                 self._new[task_id] = None  # its older states are wanted, too
         seen = self._seen
@@ -144,7 +144,7 @@ class ResultConsumer(BaseResultConsumer):
             seen.key, seen.woken, seen.has_parents, seen.failed = before
             for task_id in listens:
                 self._listeners.pop(task_id, None)
-                self._told.pop(task_id, None)
+                self._notified.pop(task_id, None)
 
     def on_state_change(self, meta: dict[str, Any], message: Any) -> None:
         """Gives a state to the waiters for it. Like Celery's own, without its `sleep(0)`."""
@@ -261,9 +261,9 @@ class ResultConsumer(BaseResultConsumer):
                     continue
                 listener = self._listeners.get(task_id)
                 if listener is not None:
-                    if message.physical_offset <= self._told.get(task_id, NOWHERE):
+                    if message.physical_offset <= self._notified.get(task_id, NOWHERE):
                         continue
-                    self._told[task_id] = message.physical_offset
+                    self._notified[task_id] = message.physical_offset
                 self.on_message = listener
                 try:
                     self.on_state_change(meta, message)

@@ -301,13 +301,13 @@ class _Look:
 
     def _choose_new_homes(self, line: lists.Line) -> None:
         """A store may have begun to answer since the last look, or have gone."""
-        strange = [one for one in self._left if not self._is_certain(one)]
-        if not strange:
+        uncertain = [one for one in self._left if not self._is_certain(one)]
+        if not uncertain:
             return
         there = self._there(line)
         for name in there:
             if name not in self._homes:
-                self._home(name).asking.update(dict.fromkeys(strange))
+                self._home(name).asking.update(dict.fromkeys(uncertain))
         needed = {*there, *self._at.values(), *(homes.sent_to(self._backend, one) for one in self._left)}
         for name in [name for name in self._homes if name not in needed]:
             del self._homes[name]

@@ -55,7 +55,7 @@ class Request:
 
     def encoded(self) -> bytes:
         """The JSON. Raises ProtocolError for a request that `parse` would refuse."""
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "v": VERSION,
             "request": self.id,
             "home": self.home,
@@ -64,10 +64,10 @@ class Request:
             "ids": list(self.ids),
         }
         if self.part is None:
-            told["wait_ms"] = self.wait_ms
+            fields["wait_ms"] = self.wait_ms
         else:
-            told["at"], told["from"] = self.part
-        data = json.dumps(told, separators=(",", ":")).encode()
+            fields["at"], fields["from"] = self.part
+        data = json.dumps(fields, separators=(",", ":")).encode()
         Request.parse(data)
         return data
 
@@ -76,21 +76,23 @@ class Request:
         """Raises ProtocolError."""
         if len(data) > REQUEST_BYTES_MOST:
             raise ProtocolError(f"a request of {len(data)} bytes: the limit is {REQUEST_BYTES_MOST}")
-        told = _Fields(_object(data, "request"), "request")
-        told.version()
-        op = told.one_of("op", (LOOK, PART))
-        ids = told.take("ids", list)
+        fields = _Fields(_object(data, "request"), "request")
+        fields.version()
+        op = fields.one_of("op", (LOOK, PART))
+        ids = fields.take("ids", list)
         if not 0 < len(ids) <= (IDS_MOST if op == LOOK else 1):
             raise ProtocolError(f"request: ids: {len(ids)} of them")
         request = cls(
-            told.request_id("request"),
-            told.home("home"),
+            fields.request_id("request"),
+            fields.home("home"),
             tuple(_text(one, "request: ids", ID_CHARS_MOST) for one in ids),
-            told.one_of("topic", TOPICS),
-            told.number("wait_ms", WAIT_MS_MOST) if op == LOOK else 0,
-            (told.number("at", OFFSET_MOST), told.number("from", RESULT_BYTES_MOST)) if op == PART else None,
+            fields.one_of("topic", TOPICS),
+            fields.number("wait_ms", WAIT_MS_MOST) if op == LOOK else 0,
+            (fields.number("at", OFFSET_MOST), fields.number("from", RESULT_BYTES_MOST))
+            if op == PART
+            else None,
         )
-        told.end()
+        fields.end()
         return request
 
 
@@ -138,15 +140,15 @@ class Answer:
                     "type": one.content_type, "encoding": one.content_encoding,
                 }  # fmt: skip
             listed.append(entry)
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "v": VERSION,
             "request": self.request_id,
             "home": self.home,
             "results": listed,
         }
         if self.refused:
-            told["refused"] = self.refused[:NAME_CHARS_MOST]
-        header = json.dumps(told, separators=(",", ":")).encode()
+            fields["refused"] = self.refused[:NAME_CHARS_MOST]
+        header = json.dumps(fields, separators=(",", ":")).encode()
         return b"".join([_HEAD.pack(MAGIC, len(header)), header, *(one.body for one in self.found)])
 
     @classmethod
@@ -160,12 +162,12 @@ class Answer:
         begin = _HEAD.size + header_bytes
         if header_bytes > HEADER_BYTES_MOST or begin > len(data):
             raise ProtocolError(f"answer: a header of {header_bytes} bytes")
-        told = _Fields(_object(data[_HEAD.size : begin], "answer"), "answer")
-        told.version()
-        if told.request_id("request") != request.id or told.home("home") != request.home:
+        fields = _Fields(_object(data[_HEAD.size : begin], "answer"), "answer")
+        fields.version()
+        if fields.request_id("request") != request.id or fields.home("home") != request.home:
             raise ProtocolError("answer: it belongs to another request")
         payload, found = memoryview(data)[begin:], []
-        for one in told.take("results", list):
+        for one in fields.take("results", list):
             entry, here = _found(one, request)
             if here > len(payload):
                 raise ProtocolError("answer: here: more bytes than the answer has")
@@ -175,8 +177,8 @@ class Answer:
             raise ProtocolError("answer: more bytes than its results have")
         if len({one.id for one in found}) != len(found):
             raise ProtocolError("answer: results: an id twice")
-        answer = cls(request.id, request.home, tuple(found), told.text("refused", default=""))
-        told.end()
+        answer = cls(request.id, request.home, tuple(found), fields.text("refused", default=""))
+        fields.end()
         if not answer.refused and len(found) != len(request.ids):
             raise ProtocolError("answer: results: an id is missing")
         return answer
@@ -184,30 +186,30 @@ class Answer:
 
 def _found(value: Any, request: Request) -> tuple[dict[str, Any], int]:
     """The fields of a `Found`, and the number of its bytes in the answer."""
-    told = _Fields(value, "answer: results") if isinstance(value, dict) else None
-    if told is None:
+    fields = _Fields(value, "answer: results") if isinstance(value, dict) else None
+    if fields is None:
         raise ProtocolError("answer: results: not an object")
-    found: dict[str, Any] = {"id": told.text("id", ID_CHARS_MOST), "known": told.take("known", bool)}
+    found: dict[str, Any] = {"id": fields.text("id", ID_CHARS_MOST), "known": fields.take("known", bool)}
     if found["id"] not in request.ids:
         raise ProtocolError("answer: id: the request did not ask for it")
-    if told.has("home"):
-        found["elsewhere"] = told.home("home")
+    if fields.has("home"):
+        found["elsewhere"] = fields.home("home")
     here = 0
-    if told.has("state"):
+    if fields.has("state"):
         found |= {
-            "state": told.text("state"),
-            "at": told.number("at", OFFSET_MOST),
-            "size_bytes": told.number("size", RESULT_BYTES_MOST),
-            "begin": told.number("from", RESULT_BYTES_MOST),
-            "content_type": told.text("type"),
-            "content_encoding": told.text("encoding"),
+            "state": fields.text("state"),
+            "at": fields.number("at", OFFSET_MOST),
+            "size_bytes": fields.number("size", RESULT_BYTES_MOST),
+            "begin": fields.number("from", RESULT_BYTES_MOST),
+            "content_type": fields.text("type"),
+            "content_encoding": fields.text("encoding"),
         }
-        here = told.number("here", PART_BYTES)
+        here = fields.number("here", PART_BYTES)
         if found["begin"] + here > found["size_bytes"]:
             raise ProtocolError("answer: here: beyond the result's end")
         if found["begin"] != (0 if request.part is None else request.part[1]):
             raise ProtocolError("answer: from: not the part that the request asked for")
-    told.end()
+    fields.end()
     return found, here
 
 
@@ -229,12 +231,12 @@ def checked_home(value: Any, where: str) -> str:
 
 def _object(data: bytes, what: str) -> dict[str, Any]:
     try:
-        told = json.loads(data)
+        fields = json.loads(data)
     except (ValueError, RecursionError):
         raise ProtocolError(f"{what}: not JSON") from None
-    if not isinstance(told, dict):
+    if not isinstance(fields, dict):
         raise ProtocolError(f"{what}: not an object")
-    return told
+    return fields
 
 
 def _text(value: Any, where: str, most: int) -> str:
@@ -246,8 +248,8 @@ def _text(value: Any, where: str, most: int) -> str:
 class _Fields:
     """The fields of one object; each is taken once, and at the end none may be left."""
 
-    def __init__(self, told: Mapping[str, Any], what: str) -> None:
-        self._left, self._what = dict(told), what
+    def __init__(self, fields: Mapping[str, Any], what: str) -> None:
+        self._left, self._what = dict(fields), what
 
     def has(self, name: str) -> bool:
         return name in self._left

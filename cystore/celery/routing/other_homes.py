@@ -34,11 +34,11 @@ log = logging.getLogger("cystore.celery")
 
 PARENTS_S = 10.0  # between two looks for parents that failed, which are remote looks themselves
 LOOKED_AT = 1_000  # ids of a wait, in one such look
-NOT_TOLD_S = 3.0
+NOT_IN_LOG_S = 3.0
 # Decoding errors for invalid bytes: they come from Redis, where other programs may write.
 NO_RESULT = (DecodeError, ValueError, TypeError, LookupError, AttributeError, RecursionError, zlib.error)
 FIRST_LOOK_S, LAST_LOOK_S = 1.0, 30.0  # a wait for this store looks elsewhere, each time after twice as long
-STRANGE_LOOK_S = 5.0  # ... and at least so often while this store has not heard of the task
+UNKNOWN_LOOK_S = 5.0  # ... and at least so often while this store has not heard of the task
 
 
 def _no_result(found: Found, error: Exception) -> homes.ResultsElsewhereError:
@@ -76,7 +76,7 @@ class Elsewhere:
     def __init__(self, backend: CystoreBackend) -> None:
         self._backend = backend
         self._reader: RemoteReader | None = None
-        self._not_told: LRUCache = LRUCache(
+        self._not_in_log: LRUCache = LRUCache(
             limit=LOOKED_AT
         )  # ids that the log knew no other home of, and until when
 
@@ -112,26 +112,26 @@ class Elsewhere:
         self, task_ids: Iterable[str], *, anew: bool = False
     ) -> tuple[dict[str, str | None], list[str]]:
         """`homes_of`, and the ids that this host has never heard of. Unless the store is looked at `anew`, an id is
-        among these once in NOT_TOLD_S."""
+        among these once in NOT_IN_LOG_S."""
         backend, now = self._backend, monotonic_s()
         found = {task_id: homes.sent_to(backend, task_id) for task_id in task_ids}
-        strange: list[str] = []
+        unknown: list[str] = []
         if not backend.location.path:
-            return found, strange
+            return found, unknown
         asked = [
             one
             for one, home in found.items()
-            if home is None and (anew or now >= self._not_told.get(one, 0.0))
+            if home is None and (anew or now >= self._not_in_log.get(one, 0.0))
         ]
-        for task_id, (known, home) in homes.told_of_many(backend, asked).items() if asked else ():
+        for task_id, (known, home) in homes.log_entries_of(backend, asked).items() if asked else ():
             found[task_id] = home
             if home is None:  # rarely, because a program that polls a task's state pays for this
-                self._not_told[task_id] = now + NOT_TOLD_S
+                self._not_in_log[task_id] = now + NOT_IN_LOG_S
                 if not known:
-                    strange.append(task_id)
+                    unknown.append(task_id)
             else:
                 homes.remember(backend, task_id, home)
-        return found, homes.without_results(backend, strange) if strange else strange
+        return found, homes.without_results(backend, unknown) if unknown else unknown
 
     def find(self, task_id: str, topic: str = records.RESULTS) -> dict[str, Any] | None:
         """Another home's result for an id that this store does not have: its meta, or the saved group. None if no home
@@ -142,7 +142,7 @@ class Elsewhere:
         """The same for many ids, in as few requests as will do."""
         backend = self._backend
         asks_all = bool(backend.location.reader or not backend.location.path)
-        known, strange = self._homes_of(task_ids)
+        known, unknown = self._homes_of(task_ids)
         asked = {task_id: home for task_id, home in known.items() if asks_all or home is not None}
         what, read = ("groups", self._group) if topic == records.GROUPS else ("results", self._meta)
         found: list[Found] = []
@@ -152,8 +152,8 @@ class Elsewhere:
                 task_id, home = next(iter(asked.items()))
                 raise homes.no_store(backend) if home is None else homes.elsewhere(task_id, home)
             found += reader.look(asked, what).values()
-        if strange and not asks_all:
-            found += self._ask_around(strange, what).values()
+        if unknown and not asks_all:
+            found += self._ask_around(unknown, what).values()
         return {one.id: read(one) for one in found}
 
     def _ask_around(self, ids: list[str], topic: str = "results") -> dict[str, Found]:
@@ -207,17 +207,17 @@ class Elsewhere:
 
     def _heard_of(self, ids: list[str]) -> list[str]:
         """The ids that another home knows and this one does not."""
-        strange = [
+        unknown = [
             one for one in ids if not homes.is_home_of(self._backend, one) and self.home_of(one) is None
         ]
         known = [one for one in ids if homes.sent_to(self._backend, one) is not None]
         reader = self.reader()
-        if strange and reader is not None:
+        if unknown and reader is not None:
             try:
-                found = reader.look(strange)
+                found = reader.look(unknown)
             except homes.HomeAwayError:  # this store may get the result as well
                 found = {}
-            known += [one for one in strange if one in found or homes.sent_to(self._backend, one) is not None]
+            known += [one for one in unknown if one in found or homes.sent_to(self._backend, one) is not None]
         return known
 
     def looks(self, result: Any, on_interval: Callable[[], Any] | None) -> Callable[[], None]:
@@ -232,13 +232,13 @@ class Elsewhere:
                 look_s = min(2 * look_s, LAST_LOOK_S)
                 due = monotonic_s() + look_s
                 ids = list(islice(_open_ids(result), LOOKED_AT))
-                found, strange = self._homes_of(ids, anew=True)
+                found, unknown = self._homes_of(ids, anew=True)
                 known = [one for one, home in found.items() if home is not None]
                 if known or (self._backend.location.reader and self._heard_of(ids)):
                     raise ComesElsewhere
-                if strange and not self._backend.location.reader:
-                    due = min(due, monotonic_s() + STRANGE_LOOK_S)
-                    begun = self._ask_around(strange)
+                if unknown and not self._backend.location.reader:
+                    due = min(due, monotonic_s() + UNKNOWN_LOOK_S)
+                    begun = self._ask_around(unknown)
                     if begun:
                         raise ComesElsewhere(begun)
             if on_interval is not None:

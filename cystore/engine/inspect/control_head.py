@@ -20,7 +20,7 @@ from cystore.system.ranges import file_ranges
 from cystore.system.store_lock import LOCK_NAME
 
 HEAD_BYTES = 192
-PROCESSES_TOLD = 12  # in an error
+PROCESSES_NAMED = 12  # in an error
 _AT = {field.name: at for field, at in CONTROL_FIELDS}
 
 
@@ -82,10 +82,10 @@ def another_version(root: Path, head: ControlHead) -> str:
     """The error text for a process that cannot attach beside those of another layout."""
     found = attached_processes(root)
     processes = (
-        "; ".join(f"{pid} {command}" for pid, command in found[:PROCESSES_TOLD])
+        "; ".join(f"{pid} {command}" for pid, command in found[:PROCESSES_NAMED])
         or "this process cannot see them"
     )
-    more = f" and {len(found) - PROCESSES_TOLD} more" if len(found) > PROCESSES_TOLD else ""
+    more = f" and {len(found) - PROCESSES_NAMED} more" if len(found) > PROCESSES_NAMED else ""
     return (
         f"the store is in use by another version: attached is {head}, this is {OURS}. Upgrade or end the "
         "attached processes "

@@ -57,10 +57,10 @@ def read_state(home: Path, stores: tuple[str, ...]) -> State:
     path = home / STATE
     data = files.read_if_there(path) if home.exists() else None
     if data is None:
-        strange = (
+        unexpected = (
             files.names(home) - {DAILY, files.TMP_DIRECTORY} if home.exists() else set()
         )  # a killed first run leaves these
-        if strange:
+        if unexpected:
             raise StoreConfigError("this is not a folder of daily numbers: name another one", path=home)
         return State(stores)
     try:

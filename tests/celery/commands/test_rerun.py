@@ -191,7 +191,7 @@ def test_every_serializer_is_kept_as_it_was_sent(make_app, run, serializer):
         app, "ключ", 7, serializer=serializer, compression="zlib" if serializer == "pickle" else None
     )
     store = app.backend.store
-    kept = payload.KeptMessage.of(message_of(store, first)["message"])
+    kept = payload.LoggedMessage.of(message_of(store, first)["message"])
     with app.connection_for_read() as connection:
         out = connection.default_channel.basic_get("celery", no_ack=True)
         run("rerun", first, "--yes", app=app)

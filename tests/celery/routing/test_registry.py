@@ -72,7 +72,7 @@ def beat(client: redis_py.Redis, store: MessageStore, worker: str = "w1@here", *
 def age(client: redis_py.Redis, store_id: str, seconds: float) -> None:
     """Makes the last heartbeat of a store (and of its workers) older."""
     client.zincrby(registry.STORES, -seconds * 1000, store_id)
-    key = registry.seen_key(store_id)
+    key = registry.store_key(store_id)
     for name, value in client.hgetall(key).items():
         ms, _, content = value.decode().partition(" ")
         client.hset(key, name, f"{int(ms) - int(seconds * 1000)} {content}")

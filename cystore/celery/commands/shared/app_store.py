@@ -54,7 +54,7 @@ def location_of(ctx: click.Context) -> Location:
 
 
 @contextmanager
-def told_errors() -> Iterator[None]:
+def as_command_errors() -> Iterator[None]:
     """Turns an error of the store into one line with advice."""
     try:
         yield
@@ -75,7 +75,7 @@ def settings_of(location: Location) -> StoreConfig:
 @contextmanager
 def reading(location: Location) -> Iterator[MessageStore]:
     """The store, opened for reading only: it is neither made nor changed."""
-    with told_errors():
+    with as_command_errors():
         config = settings_of(location)
         with progress() as report, cystore.open(Path(location.path), config=config, progress=report) as store:
             yield store

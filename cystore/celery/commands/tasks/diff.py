@@ -66,7 +66,7 @@ def command(ctx: click.Context, first: str, second: str, show_all: bool, as_json
 def _body(store: MessageStore, life: Life) -> str | None:
     """The body of a task's message, as its serializer made it; None if it is not kept."""
     try:
-        return reruns.kept_message(store, life.task_id).body.decode("utf-8", "backslashreplace")
+        return reruns.logged_message(store, life.task_id).body.decode("utf-8", "backslashreplace")
     except reruns.RerunError:
         return None
 
