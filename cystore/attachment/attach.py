@@ -36,6 +36,7 @@ from cystore.services.retention.carry_over import carry_over
 from cystore.system import files, folders, platform
 from cystore.system.other_processes import Ground
 from cystore.system.store_lock import LOCK_NAME, StoreLocks
+from cystore.system.threads import lock_log as lock_log  # the locks report to it
 
 READER_TRIES = 20  # private recoveries of one open, while other processes come and go
 Progress = Callable[[str, int, int], None]

@@ -1,14 +1,14 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, final
 
-from cystore._native.append.put import PlainAppender
+from cystore._native.append.append_loop import AppendLoop
 from cystore._native.memory.control import Control
 from cystore._native.record.message import Message, PutResult
 
 SCHEDULE_TOPIC: str
 
 @final
-class Appender(PlainAppender):
+class Appender(AppendLoop):
     def __init__(
         self,
         control: Control,
@@ -29,9 +29,6 @@ class Appender(PlainAppender):
     def called_by_this_thread(self) -> bool: ...
     def detach(self) -> None: ...
     def release(self) -> None: ...
-    def forget_segment(self) -> None: ...
-    @property
-    def segment_end(self) -> int: ...
     def put(
         self,
         topic: str,

@@ -8,37 +8,26 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SI
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_XDECREF, Py_XINCREF
 from cpython.pythread cimport PyThread_get_thread_ident
-from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
-from cystore._native.append.append cimport (
-    APPEND_NEED_QUEUES, APPEND_NEED_SEGMENT, APPEND_NEED_SPACE, APPEND_OK, APPEND_REFUSED, APPEND_UNREADABLE,
-    FILE_BYTES_MAX, FORBID_WRITING, NEEDS_LEASE, append_items
-)
+from cystore._native.append.append cimport FORBID_WRITING
+from cystore._native.append.append_loop cimport AppendLoop
 from cystore._native.append.batch cimport check_batch, check_together, results_of
-from cystore._native.memory.atomics cimport (
-    EDEADLK, ETIMEDOUT, add_u64, clock_coarse_ms, load_i64, pthread_mutex_t, pthread_mutex_trylock,
-    pthread_mutex_unlock, robust_owner
-)
 from cystore._native.record.checksum cimport crc32_body, crc32c_update
 from cystore._native.memory.control cimport Control
 from cystore._native.record.argument_checks cimport exact_bytes, exact_text, exact_whole
 from cystore._native.layout cimport (
-    BLANK_SIZE_MIN, DELAY_PROPERTY_ROOM, FLAG_DISK_FULL, HOST_V4_BYTES, LOCK_APPEND, PROPERTIES_BYTES_MAX,
+    BLANK_SIZE_MIN, DELAY_PROPERTY_ROOM, FLAG_DISK_FULL, HOST_V4_BYTES, PROPERTIES_BYTES_MAX,
     RECORD_FIXED_BYTES, RECORD_MAGIC_CYSTORE, RECORD_MAGIC_ROCKETMQ, RECORD_SIZE_MIN, SCHEDULE_TOPIC_BYTES,
-    SYS_FLAG_BORN_HOST_V6, SYS_FLAG_EXPIRES, SYS_FLAG_STORE_HOST_V6, TOPIC_BYTES_MAX, control_block, takes_queue_offset
+    SYS_FLAG_BORN_HOST_V6, SYS_FLAG_EXPIRES, SYS_FLAG_STORE_HOST_V6, TOPIC_BYTES_MAX, takes_queue_offset
 )
-from cystore._native.memory.locks cimport (
-    control_intact, control_lock_at, control_locked, control_repair_due, control_wake_queue, control_wake_sleepers,
-    wait_for_lock
-)
-from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.record.message cimport Message, PutResult, put_result
 from cystore._native.record.properties cimport (property_buffer, property_room, put_delay, put_expiry, put_properties)
 from cystore._native.append.put cimport (
     FLUSH_REPLICATED, FLUSH_SYNC, LARGE_BODY_BYTES, PUT_BUSY_TIMEOUT_MS, PUT_DELAY_LEVEL, PUT_EXPIRES_AT_MS, PUT_FLAG,
-    PUT_FLUSH, PUT_KEYS, PUT_PROPERTIES, PUT_QUEUE_ID, PUT_TAGS, PUT_UNIQUE_KEY, PlainAppender, TAIL_BYTES,
+    PUT_FLUSH, PUT_KEYS, PUT_PROPERTIES, PUT_QUEUE_ID, PUT_TAGS, PUT_UNIQUE_KEY, TAIL_BYTES,
     TOPIC_CACHE, cached_topic, exact_topic, forbidden, int32_of, put_options, refuse_waiting, set_born_host,
     set_store_host, topic_place
 )
@@ -48,9 +37,7 @@ from cystore._native.record.record_write cimport append_item
 from cystore._native.append.steps cimport BATCH_STEP, in_steps, let_go, let_others_run
 
 from cystore._native.record.message import encode_host
-from cystore.errors import (
-    MessageIllegalError, PageCacheBusyError, StoreClosedError, StoreError, StoreFormatError,
-)
+from cystore.errors import MessageIllegalError, StoreClosedError, StoreError
 from cystore.layout import SCHEDULE_TOPIC
 
 cdef extern from "Python.h":
@@ -65,7 +52,7 @@ cdef dict _FLUSHES = {"async": 0, "sync": FLUSH_SYNC, "replicated": FLUSH_REPLIC
 
 
 @cython.final
-cdef class Appender(PlainAppender):
+cdef class Appender(AppendLoop):
     """`put` and `put_many` of one attached store. Safe for threads; the lock it takes is shared by all processes.
 
     `policy` (AppendPolicy) mends what the kernel reports, or raises. When this object was detached, its revive()
@@ -87,16 +74,16 @@ cdef class Appender(PlainAppender):
         self.file_bytes = file_bytes
         self.max_body_bytes = max_body_bytes
         if self.target.magic != RECORD_MAGIC_CYSTORE or self.blank.store_host_len != <int32_t>HOST_V4_BYTES:
-            self.plain_body_bytes = -1
+            self.fast_body_bytes = -1
         else:
-            self.plain_body_bytes = min(<int64_t>max_body_bytes, LARGE_BODY_BYTES - 1,
+            self.fast_body_bytes = min(<int64_t>max_body_bytes, LARGE_BODY_BYTES - 1,
                                         file_bytes - <int64_t>RECORD_SIZE_MIN - TAIL_BYTES - <int64_t>BLANK_SIZE_MIN)
-        self.usual.properties = self.usual.unique_key = NONE
-        self.usual.busy_ms = busy_timeout_ms
-        self.usual.queue_id = self.usual.flag = self.usual.delay_level = 0
-        self.usual.flush = (FLUSH_SYNC if sync_by_default else 0) | (FLUSH_REPLICATED if replicated_by_default else 0)
-        self.usual.special = False
-        self.usual.expires_at_ms = 0
+        self.defaults.properties = self.defaults.unique_key = NONE
+        self.defaults.busy_ms = busy_timeout_ms
+        self.defaults.queue_id = self.defaults.flag = self.defaults.delay_level = 0
+        self.defaults.flush = (FLUSH_SYNC if sync_by_default else 0) | (FLUSH_REPLICATED if replicated_by_default else 0)
+        self.defaults.special = False
+        self.defaults.expires_at_ms = 0
         self.delay_levels = delay_levels
         self.callers = []
 
@@ -108,7 +95,7 @@ cdef class Appender(PlainAppender):
         for i in range(TOPIC_CACHE):
             Py_XDECREF(self.topics[i].topic)
             Py_XDECREF(self.topics[i].tag)
-            self.topics[i].topic = self.topics[i].plain = self.topics[i].tag = NULL
+            self.topics[i].topic = self.topics[i].fast = self.topics[i].tag = NULL
 
     @property
     def active_calls(self):
@@ -175,7 +162,7 @@ cdef class Appender(PlainAppender):
             cached.tail[0] = <uint8_t>length
             memcpy(&cached.tail[1], text, length)
         cached.entry = control_find_queue(self.target.block, cached.text, cached.length, queue_id)
-        cached.plain = NULL if cached.entry == NULL or cached.length == SCHEDULE_TOPIC_BYTES else <PyObject*>topic
+        cached.fast = NULL if cached.entry == NULL or cached.length == SCHEDULE_TOPIC_BYTES else <PyObject*>topic
         return 0
 
     cdef inline int _body(self, object body, append_item* item) except -1:
@@ -243,143 +230,13 @@ cdef class Appender(PlainAppender):
                     item.has_body_checksum = True
         return 0
 
-    cdef int _append(self, append_item* items, Py_ssize_t count, Py_ssize_t* done, bint may_hold_gil, int64_t busy_ms,
-                     object policy, uint32_t forbidding, bint together) except -1:
-        """Takes the lock and appends; asks the policy for what is missing, outside of the lock, and goes on."""
-        cdef control_block* block = self.target.block
-        cdef pthread_mutex_t* mutex
-        cdef int64_t waits_since_ms = 0
-        cdef int status
-        cdef Py_ssize_t i, before
-        if block == NULL:  # checking the message let other threads run
-            raise StoreClosedError("the store was closed meanwhile")
-        mutex = control_lock_at(block, LOCK_APPEND)
-        keep_block = self.control.file
-        while True:
-            if not control_intact(block):
-                self.policy.overwritten()  # its mutexes too, perhaps: the C library ends a process over one
-            status = control_locked(block, LOCK_APPEND, pthread_mutex_trylock(mutex))
-            if status != 0:
-                waits_since_ms = waits_since_ms or clock_coarse_ms()
-                try:
-                    self._wait_for_lock(block, mutex, status, busy_ms)
-                except PageCacheBusyError:
-                    add_u64(&block.put_failed, 1)
-                    raise
-            if self.target.block == NULL:
-                pthread_mutex_unlock(mutex)
-                raise StoreClosedError("the store was closed meanwhile")
-            if control_repair_due(block, LOCK_APPEND) and control_intact(block):
-                pthread_mutex_unlock(mutex)
-                self.policy.repair(busy_ms)
-                continue
-            keep_segment, before = self.segment, done[0]
-            if may_hold_gil:
-                status = append_items(block, &self.target, items, count, done, waits_since_ms, forbidding, together)
-                pthread_mutex_unlock(mutex)
-            else:
-                with nogil:
-                    status = append_items(block, &self.target, items, count, done, waits_since_ms, forbidding, together)
-                    pthread_mutex_unlock(mutex)
-            control_wake_sleepers(block)
-            for i in range(before, done[0]): control_wake_queue(items[i].entry)
-            if status == APPEND_OK:
-                if self.target.slow_ms: self.tell_slow()
-                return 0
-            waits_since_ms = waits_since_ms or clock_coarse_ms()
-            try:
-                self._mend(status, busy_ms, policy, forbidding)
-            except StoreError:
-                if policy is self.policy: add_u64(&block.put_failed, 1)
-                raise
-
-    cdef int _wait_for_lock(self, control_block* block, pthread_mutex_t* mutex, int status, int64_t busy_ms) except -1:
-        """Another thread or process holds the append lock: waits for it as long as appends go on, and for one that
-        does not at most `busy_ms`."""
-        status = wait_for_lock(self.control, block, LOCK_APPEND, status, busy_ms, &block.append_seq)
-        if status == ETIMEDOUT:
-            raise PageCacheBusyError(
-                f"thread {robust_owner(mutex)} has held the append lock for {busy_ms} ms; nothing was appended")
-        if status == EDEADLK:
-            raise PageCacheBusyError("an interrupted call of this thread holds the append lock; nothing was appended")
-        if status != 0:
-            if not control_intact(block):
-                self.policy.overwritten()
-            raise StoreError(f"the append lock is unusable (error {status})")
-        return 0
-
-    cdef int _mend(self, int status, int64_t busy_ms, object policy, uint32_t forbidding) except -1:
-        cdef MappedFile file = self.segment
-        if status == APPEND_NEED_SEGMENT:
-            if file is None or not file.base <= self.target.needed < file.base + file.length:
-                file = policy.segment_at(self.target.needed)
-            self._use(file, policy.faulted_in(self.target.needed, self.target.wanted), busy_ms)
-        elif status == APPEND_NEED_SPACE:
-            policy.make_room(self.target.needed)
-        elif status == APPEND_NEED_QUEUES:
-            policy.more_queues()
-        elif status == APPEND_REFUSED:
-            policy.not_acknowledging() if forbidding & NEEDS_LEASE else policy.refused()
-        elif status == APPEND_UNREADABLE:
-            raise StoreError("the record would not be readable; nothing was written")
-        else:
-            policy.overwritten()
-        return 0
-
-    cdef int _use(self, MappedFile file, int64_t ready, int64_t busy_ms) except -1:
-        """Makes a segment the one to write to, up to `ready`. Another thread may be appending: under the lock."""
-        cdef control_block* block = self.target.block
-        cdef pthread_mutex_t* mutex
-        cdef int status
-        if not file.writable:
-            # filled meanwhile: look again
-            if block != NULL and file.base + file.length <= load_i64(&block.flushed): return 0
-            raise StoreError("the segment is mapped for reading only", path=file.path)
-        if file.length > <int64_t>FILE_BYTES_MAX:
-            raise StoreFormatError(f"a segment of {file.length} bytes is not written to, at most "
-                                   f"{<int64_t>FILE_BYTES_MAX}",
-                                   path=file.path, offset=file.base)
-        if block == NULL:
-            raise StoreClosedError("the store was closed meanwhile")
-        if not control_intact(block):
-            self.policy.overwritten()
-        mutex = control_lock_at(block, LOCK_APPEND)
-        status = control_locked(block, LOCK_APPEND, pthread_mutex_trylock(mutex))
-        if status != 0:
-            self._wait_for_lock(block, mutex, status, busy_ms)
-        self.segment = file
-        self.target.address, self.target.base, self.target.length = file.address, file.base, file.length
-        self.target.ready = min(ready, file.base + <int64_t>file.length)
-        pthread_mutex_unlock(mutex)
-        return 0
-
-    def forget_segment(self):
-        """Makes the next put ask its policy for the segment again. Does nothing while somebody appends; call it again
-        then."""
-        cdef control_block* block = self.target.block
-        cdef pthread_mutex_t* mutex
-        if block == NULL or not control_intact(block):
-            return
-        mutex = control_lock_at(block, LOCK_APPEND)
-        if control_locked(block, LOCK_APPEND, pthread_mutex_trylock(mutex)) == 0:
-            segment, self.segment = self.segment, None
-            self.target.address = NULL
-            self.target.length = self.target.ready = 0
-            pthread_mutex_unlock(mutex)
-            del segment  # the mapping ends behind the lock
-
-    @property
-    def segment_end(self):
-        """Log position behind the segment that is written to; beyond every log where there is none at hand."""
-        return self.target.base + <int64_t>self.target.length if self.target.address != NULL else INT64_MAX
-
     cdef int _wanted_flush(self, object flush) except -1:
         cdef object wanted
         if flush is None:
-            return self.usual.flush
+            return self.defaults.flush
         if (wanted := _FLUSHES.get(exact_text("flush", flush, MessageIllegalError))) is None:
             raise MessageIllegalError(f"flush: must be 'sync', 'async', 'replicated' or None, not {flush!r}")
-        return wanted | (self.usual.flush & FLUSH_SYNC if wanted == FLUSH_REPLICATED else 0)
+        return wanted | (self.defaults.flush & FLUSH_SYNC if wanted == FLUSH_REPLICATED else 0)
 
     def put(self, topic, body, *, queue_id=0, keys=(), tags=None, properties=None, flag=0, flush=None, unique_key=None,
             delay_level=0, busy_timeout_ms=None, expires_at_ms=None):
@@ -395,7 +252,7 @@ cdef class Appender(PlainAppender):
 
     cdef int read_options(self, PyObject** values, put_options* options) except -1:
         """`values` are those of all keyword arguments, in the order of PUT_QUEUE_ID and so on."""
-        options[0] = self.usual
+        options[0] = self.defaults
         options.properties = values[PUT_PROPERTIES]
         options.unique_key = values[PUT_UNIQUE_KEY]
         options.flush = self._wanted_flush(<object>values[PUT_FLUSH])
@@ -442,7 +299,7 @@ cdef class Appender(PlainAppender):
             self._finish(&item)
             if item.body_len >= LARGE_BODY_BYTES or self.target.magic == RECORD_MAGIC_ROCKETMQ:
                 self._body_checksums(&item, 1)
-            self._append(&item, 1, &done, item.body_len < LARGE_BODY_BYTES, options.busy_ms, self.policy,
+            self.append(&item, 1, &done, item.body_len < LARGE_BODY_BYTES, options.busy_ms, self.policy,
                          forbidden(options.flush), False)
             result = put_result(item.physical_offset, item.queue_offset, item.size, item.store_timestamp)
             if options.flush:
@@ -571,7 +428,7 @@ cdef class Appender(PlainAppender):
                 check_together(items, count, self.file_bytes)
             self._body_checksums(items, count)
             try:
-                self._append(items, count, &done, False, self.usual.busy_ms, policy, forbidding, together)
+                self.append(items, count, &done, False, self.defaults.busy_ms, policy, forbidding, together)
                 if flush:
                     self.policy.reach(items[count - 1].physical_offset + items[count - 1].size, flush)
             except StoreError as error:

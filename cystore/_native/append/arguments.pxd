@@ -89,7 +89,7 @@ cdef inline void place_defaults(tuple defaults, int named, PyObject** values) no
             values[place] = PyTuple_GET_ITEM(defaults, place)
 
 
-cdef inline object call_as_usual(object function, PyObject** given, Py_ssize_t positional, PyObject* names):
+cdef inline object call_python(object function, PyObject** given, Py_ssize_t positional, PyObject* names):
     """The same call of a function that takes its arguments the usual way, and raises the usual TypeError when they
     are wrong."""
     cdef Py_ssize_t i, count = 0 if names == NULL else PyTuple_GET_SIZE(<tuple>names)

@@ -42,7 +42,7 @@ cdef struct put_options:
     int32_t flag
     int32_t delay_level
     int flush               # FLUSH_SYNC, FLUSH_REPLICATED; 0: at once
-    bint special            # not for the plain way
+    bint special            # not for the fast path
 
 cdef enum:
     LARGE_BODY_BYTES = 16 * 1024    # from here on the body's checksum is computed before the lock
@@ -57,7 +57,7 @@ cdef struct cached_topic:
     int32_t length
     int32_t queue_id
     queue_entry* entry              # NULL: not known yet
-    PyObject* plain                 # the topic, when nothing more needs to be asked of it; NULL otherwise
+    PyObject* fast                  # the topic, when nothing more needs to be asked of it; NULL otherwise
     uint64_t before_tail            # 0
     uint8_t[TAIL_BYTES] tail        # what follows the body of a record of this topic, with room for short properties
     PyObject* tag                   # the one that was used last, which is kept
@@ -66,18 +66,18 @@ cdef struct cached_topic:
 
 
 # What an appender has; Appender is one.
-cdef class PlainAppender:
+cdef class FastAppender:
     cdef append_target target
     cdef Control control
     cdef MappedFile segment
     cdef readonly object policy
     cdef bytes store_host
     cdef append_item blank          # what items of `put` begin with: our host, nothing else
-    cdef int64_t plain_body_bytes   # the longest that goes the plain way; less than 0: none does
+    cdef int64_t fast_body_bytes   # the longest body of the fast path; less than 0: none
     cdef int64_t file_bytes
     cdef int32_t max_body_bytes
-    cdef readonly PutResult last_result  # of the plain way; given again when nobody has kept it
-    cdef put_options usual          # what a put without any of these arguments has
+    cdef readonly PutResult last_result  # of the fast path; given again when nobody has kept it
+    cdef put_options defaults       # what a put without any of these arguments has
     cdef int32_t delay_levels
     cdef object store_put        # the store's `put`, for keywords that only it knows
     cdef Py_ssize_t active
@@ -103,7 +103,7 @@ cdef str exact_topic(object topic)
 cdef int refuse_waiting(object topic, append_item* item) except -1
 
 
-cdef inline cached_topic* topic_place(PlainAppender self, PyObject* topic, int32_t queue_id) noexcept:
+cdef inline cached_topic* topic_place(FastAppender self, PyObject* topic, int32_t queue_id) noexcept:
     """Where the topic is when it was used lately."""
     return &self.topics[(<uintptr_t>topic >> 5 ^ <uint32_t>queue_id) & (TOPIC_CACHE - 1)]
 

@@ -3,7 +3,7 @@ from typing import Any
 
 from cystore._native.record.message import PutResult
 
-class PlainAppender:
+class FastAppender:
     @property
     def policy(self) -> Any: ...
     @property
@@ -12,5 +12,5 @@ class PlainAppender:
 takes_locks_inline: bool
 
 def put_function(
-    appender: PlainAppender, owner: object, store_put: Callable[..., PutResult]
+    appender: FastAppender, owner: object, store_put: Callable[..., PutResult]
 ) -> Callable[..., PutResult]: ...

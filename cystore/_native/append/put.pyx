@@ -1,5 +1,5 @@
-"""`put` as programs call it: nearly every message takes the plain way, which asks for nothing twice; all others, and
-those that meet something in the way, are Appender's to append. What a kill leaves is the same (append.pxd).
+"""`put` as programs call it. Nearly every message takes the fast path, which checks nothing twice. Appender appends all
+other messages, and those that meet an obstacle. A kill leaves the same on both paths (append.pxd).
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
@@ -11,20 +11,18 @@ from libc.string cimport memcmp, memcpy
 
 from cystore._native.append.append cimport APPEND_OK, append_one
 from cystore._native.append.arguments cimport (
-    KEYWORDS_UNKNOWN, METH_FASTCALL, METH_KEYWORDS, PyCFunction, PyCFunction_NewEx, PyMethodDef, call_as_usual,
+    KEYWORDS_UNKNOWN, METH_FASTCALL, METH_KEYWORDS, PyCFunction, PyCFunction_NewEx, PyMethodDef, call_python,
     known_callers, place_defaults, place_keywords
 )
-from cystore._native.memory.atomics cimport pthread_mutex_t
 from cystore._native.layout cimport (
     HOST_V4_BYTES, LOCK_APPEND, PROPERTY_END, RECORD_SIZE_MIN, RECORD_TAIL_FIXED_BYTES, RECORD_TOPIC_LENGTH_BYTES,
     SCHEDULE_TOPIC_BYTES, SCHEDULE_TOPIC_TEXT,
     control_block, store_be16
 )
-from cystore._native.memory.locks cimport (control_intact, control_lock_at, control_locked, control_repair_due,
-control_wake_queue, control_wake_sleepers)
+from cystore._native.memory.locks cimport control_enter, control_unlock, control_wake_queue, control_wake_sleepers
 from cystore._native.record.argument_checks cimport exact_text
 from cystore._native.record.message cimport PutResult, put_result
-from cystore._native.record.properties cimport FIRST_IN_KEY, FIRST_IN_TEXT, plain_key, put_plain
+from cystore._native.record.properties cimport FIRST_IN_KEY, FIRST_IN_TEXT, only_key, put_ascii
 from cystore._native.record.record_write cimport append_item
 
 import sys
@@ -32,13 +30,11 @@ import sys
 from cystore.errors import MessageIllegalError
 
 cdef extern from "free_lock.h" nogil:
-    int robust_trylock_spinning(pthread_mutex_t* mutex)
-    void robust_unlock(pthread_mutex_t* mutex)
     bint free_lock_compare()
 
 cdef enum:
     PUT_POSITIONAL = 2
-    PUT_PLAIN = 1 << PUT_KEYS | 1 << PUT_TAGS  # the keywords that nearly every call has
+    PUT_FAST = 1 << PUT_KEYS | 1 << PUT_TAGS  # the keywords that nearly every call has
     LAST_RESULT_UNUSED = 2  # references: the appender's, and the one by which we look
     NOTHING_APPENDED = -1
 
@@ -59,8 +55,8 @@ cdef int refuse_waiting(object topic, append_item* item) except -1:
     return 0
 
 
-cdef class PlainAppender:
-    """Appends plain messages; what is for all others is Appender's."""
+cdef class FastAppender:
+    """Appends ordinary messages; Appender overrides these methods for all others."""
 
     cdef int read_options(self, PyObject** values, put_options* options) except -1:
         raise TypeError("only an Appender appends")
@@ -78,19 +74,14 @@ cdef class PlainAppender:
         return 0
 
 
-cdef inline int append_at_once(PlainAppender self, append_item* item) noexcept:
+cdef inline int append_at_once(FastAppender self, append_item* item) noexcept:
     """Appends one message if the lock is free and there is room. The GIL keeps the segment mapped."""
     cdef control_block* block = self.target.block
-    cdef pthread_mutex_t* mutex
-    cdef int status = NOTHING_APPENDED
-    if not control_intact(block):
+    cdef int status
+    if not control_enter(block, LOCK_APPEND, True):
         return NOTHING_APPENDED
-    mutex = control_lock_at(block, LOCK_APPEND)
-    if control_locked(block, LOCK_APPEND, robust_trylock_spinning(mutex)) != 0:
-        return NOTHING_APPENDED
-    if not control_repair_due(block, LOCK_APPEND):
-        status = append_one(block, &self.target, item)
-    robust_unlock(mutex)
+    status = append_one(block, &self.target, item)
+    control_unlock(block, LOCK_APPEND)
     control_wake_sleepers(block)
     if status == APPEND_OK:
         control_wake_queue(item.entry)
@@ -106,7 +97,7 @@ cdef bint learn_tag(cached_topic* cached, PyObject* tag) noexcept:
     Py_XDECREF(cached.tag)
     cached.tag = NULL
     cached.tag_property[0] = PROPERTY_END
-    end = put_plain(&cached.tag_property[1], &cached.tag_property[TAG_BYTES], b"TAGS\x01\0\0\0", tag, FIRST_IN_TEXT)
+    end = put_ascii(&cached.tag_property[1], &cached.tag_property[TAG_BYTES], b"TAGS\x01\0\0\0", tag, FIRST_IN_TEXT)
     if end == NULL:
         return False
     cached.tag_length = <int32_t>(end - cached.tag_property)
@@ -115,16 +106,16 @@ cdef bint learn_tag(cached_topic* cached, PyObject* tag) noexcept:
     return True
 
 
-cdef inline int32_t plain_properties(cached_topic* cached, PyObject* keys, PyObject* tag) noexcept:
-    """Writes them into the topic's tail and gives their length, or -1 when they are not plain: then they are the
-    general way's."""
+cdef inline int32_t fast_properties(cached_topic* cached, PyObject* keys, PyObject* tag) noexcept:
+    """Writes keys and tag into the topic's tail and returns their length; -1 when they are not short ASCII texts, which
+    Appender writes."""
     cdef uint8_t* begin = cached.tail + cached.length + <int32_t>RECORD_TAIL_FIXED_BYTES
     cdef uint8_t* at = begin
     cdef const uint8_t* source
     cdef int32_t length
-    keys = plain_key(keys)
+    keys = only_key(keys)
     if keys != <PyObject*>None:
-        at = put_plain(at, &cached.tail[TAIL_BYTES - TAG_BYTES], b"KEYS\x01\0\0", keys, FIRST_IN_KEY)
+        at = put_ascii(at, &cached.tail[TAIL_BYTES - TAG_BYTES], b"KEYS\x01\0\0", keys, FIRST_IN_KEY)
         if at == NULL:
             return -1
     if tag != <PyObject*>None:
@@ -138,17 +129,17 @@ cdef inline int32_t plain_properties(cached_topic* cached, PyObject* keys, PyObj
     return <int32_t>(at - begin)
 
 
-cdef inline bint append_plain(PlainAppender self, PyObject* topic, PyObject* body, PyObject* keys, PyObject* tags,
-                              const put_options* options, append_item* item) noexcept:
-    """Appends the message (`item` is then what became of it) if it is a plain one and nothing is in the way. No
-    Python code runs meanwhile, so no other thread does: what this uses of `self` is ours."""
+cdef inline bint append_fast(FastAppender self, PyObject* topic, PyObject* body, PyObject* keys, PyObject* tags,
+                             const put_options* options, append_item* item) noexcept:
+    """Appends the message and fills `item`, if the message is an ordinary one and there is no obstacle. No Python code
+    runs meanwhile, so no other thread does: this call has `self` to itself."""
     cdef cached_topic* cached = topic_place(self, topic, options.queue_id)
     cdef int32_t properties_len
-    if self.target.block == NULL or cached.plain != topic or cached.queue_id != options.queue_id or options.special \
+    if self.target.block == NULL or cached.fast != topic or cached.queue_id != options.queue_id or options.special \
             or options.flush & FLUSH_REPLICATED \
-            or not PyBytes_CheckExact(<object>body) or PyBytes_GET_SIZE(<object>body) > self.plain_body_bytes:
+            or not PyBytes_CheckExact(<object>body) or PyBytes_GET_SIZE(<object>body) > self.fast_body_bytes:
         return False
-    properties_len = plain_properties(cached, keys, tags)
+    properties_len = fast_properties(cached, keys, tags)
     if properties_len < 0:
         return False
     store_be16(cached.tail + cached.length + RECORD_TOPIC_LENGTH_BYTES, <uint16_t>properties_len)
@@ -174,7 +165,7 @@ cdef inline bint append_plain(PlainAppender self, PyObject* topic, PyObject* bod
     return append_at_once(self, item) == APPEND_OK
 
 
-cdef inline PutResult result_of(PlainAppender self, const append_item* item):
+cdef inline PutResult result_of(FastAppender self, const append_item* item):
     """Where it is. The result that was given last is given again when nobody has kept it."""
     cdef PutResult result = self.last_result
     if Py_REFCNT(result) == LAST_RESULT_UNUSED:
@@ -201,27 +192,27 @@ cdef object _put(object appender, PyObject** given, Py_ssize_t positional, PyObj
     cdef PyObject* values[PUT_KEYWORDS]
     cdef put_options own
     cdef append_item item
-    cdef put_options* options = &(<PlainAppender>appender).usual
+    cdef put_options* options = &(<FastAppender>appender).defaults
     cdef PutResult result
     cdef int named = KEYWORDS_UNKNOWN
     values[PUT_KEYS] = values[PUT_TAGS] = <PyObject*>None
     if positional == PUT_POSITIONAL:
         named = place_keywords(given + positional, names, _known, &_callers, values)
-    if named & ~PUT_PLAIN:
+    if named & ~PUT_FAST:
         if named == KEYWORDS_UNKNOWN:
-            return call_as_usual((<PlainAppender>appender).store_put, given, positional, names)
+            return call_python((<FastAppender>appender).store_put, given, positional, names)
         place_defaults(_defaults, named, values)
         options = &own
-        (<PlainAppender>appender).read_options(values, options)
-    if not append_plain(<PlainAppender>appender, given[0], given[1], values[PUT_KEYS], values[PUT_TAGS], options,
+        (<FastAppender>appender).read_options(values, options)
+    if not append_fast(<FastAppender>appender, given[0], given[1], values[PUT_KEYS], values[PUT_TAGS], options,
                         &item):
-        return (<PlainAppender>appender).put_any(<object>given[0], <object>given[1], values[PUT_KEYS],
+        return (<FastAppender>appender).put_any(<object>given[0], <object>given[1], values[PUT_KEYS],
                                                  values[PUT_TAGS], options)
-    result = result_of(<PlainAppender>appender, &item)
-    if (<PlainAppender>appender).target.slow_ms:
-        (<PlainAppender>appender).tell_slow()
+    result = result_of(<FastAppender>appender, &item)
+    if (<FastAppender>appender).target.slow_ms:
+        (<FastAppender>appender).tell_slow()
     if options.flush:
-        (<PlainAppender>appender).sync_result(result, options.flush)
+        (<FastAppender>appender).sync_result(result, options.flush)
     return result
 
 
@@ -238,7 +229,7 @@ _definition.ml_doc = (
     "Appends one message; see MessageStore.put.")
 
 
-def put_function(PlainAppender appender not None, owner, store_put):
+def put_function(FastAppender appender not None, owner, store_put):
     """What `appender.put` does, as a function for programs to call: it is faster. It keeps `owner`. Calls with other
     keywords go to `store_put`."""
     appender.store_put = store_put

@@ -20,9 +20,9 @@ from cystore._native.derived.queue cimport queue_put
 from cystore._native.layout cimport (
     LOCK_DISPATCH, QUEUE_ENTRY_BYTES, index_header_end_physical_offset, takes_index_entry, takes_queue_offset
 )
-from cystore._native.memory.atomics cimport add_u32, load_i64, load_u32, pthread_mutex_t, store_i64
+from cystore._native.memory.atomics cimport add_u32, load_i64, load_u32, store_i64
 from cystore._native.memory.control cimport Control
-from cystore._native.memory.locks cimport control_intact, control_lock_at, control_locked, control_repair_due
+from cystore._native.memory.locks cimport control_enter, control_unlock
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.memory.queue_table cimport control_find_queue, control_slot
 from cystore._native.record.property_read cimport derive_begin, derive_next_key, derived
@@ -35,8 +35,6 @@ cdef extern from "failpoints.h" nogil:
     void failpoint(const char* name)
 
 cdef extern from "free_lock.h" nogil:
-    int robust_trylock(pthread_mutex_t* mutex)
-    void robust_unlock(pthread_mutex_t* mutex)
     bint free_lock_compare()
 
 cdef enum:
@@ -249,7 +247,7 @@ cdef void dispatch_turn(dispatch_state* d) noexcept nogil:
     dispatch_run(d)
     d.stopped_at = d.position
     add_u32(&block.dispatch_seq, 1)
-    robust_unlock(control_lock_at(block, LOCK_DISPATCH))
+    control_unlock(block, LOCK_DISPATCH)
 
 
 # ------------------------------------------------------------------------------------------------------ for Python
@@ -269,7 +267,7 @@ NEED_INDEX_SPACE = DISPATCH_NEED_INDEX_SPACE
 DAMAGED = DISPATCH_DAMAGED
 
 
-cdef inline bint _is_plain(dispatch_state* d, control_block* block, int64_t position) noexcept:
+cdef inline bint _may_begin(dispatch_state* d, control_block* block, int64_t position) noexcept:
     """Whether a turn at a position can begin with what is at hand. Another process may have been at work since the
     last one: then its extended units are not known here, and what it entered of a record that it did not finish has
     to be taken back."""
@@ -334,20 +332,16 @@ cdef class DispatchKernel:
 
     cdef bint take_turn(self) noexcept:
         """Takes the dispatch lock for `dispatch_turn`, with the GIL: no close of another thread comes in between.
-        False when another one has it, and when the usual way has to come first: after a dead owner, a record that was
+        False when another one has it, and when `run` has to come first: after a dead owner, a record that was
         half entered, or a change of files."""
         cdef control_block* block = self.control.block
         cdef dispatch_state* d = self.d
-        cdef pthread_mutex_t* mutex
         cdef int64_t position
-        if block == NULL or self.control.read_only or not control_intact(block):
-            return False
-        mutex = control_lock_at(block, LOCK_DISPATCH)
-        if control_locked(block, LOCK_DISPATCH, robust_trylock(mutex)) != 0:
+        if block == NULL or self.control.read_only or not control_enter(block, LOCK_DISPATCH, False):
             return False
         position = load_i64(&block.dispatched)
-        if control_repair_due(block, LOCK_DISPATCH) or not _is_plain(d, block, position):
-            robust_unlock(mutex)
+        if not _may_begin(d, block, position):
+            control_unlock(block, LOCK_DISPATCH)
             return False
         d.block = block
         d.position = position
@@ -357,7 +351,7 @@ cdef class DispatchKernel:
 
     def turn(self):
         """One turn of a reader that helps. True when all that was appended before it is dispatched; False asks for
-        the usual way."""
+        `run`."""
         cdef control_block* block = self.control.checked()
         cdef int64_t wrote = load_i64(&block.wrote)
         cdef dispatch_state* d = self.d
@@ -389,7 +383,7 @@ cdef class DispatchKernel:
         self.d.offered = seq
 
     def set_sound(self, int64_t until, int64_t manifest_seq):
-        """Where the next known hole begins, by the manifest with that sequence number or a later one."""
+        """Where the next damaged range begins, by the manifest with that sequence number or a later one."""
         self.d.sound_until = until
         self.d.sound_seq = manifest_seq
 

@@ -168,8 +168,8 @@ static inline int robust_trylock_spinning(pthread_mutex_t *mutex) {
     return status;
 }
 /* As pthread_mutex_unlock; for one that robust_trylock or the C library has locked. */
-static inline void robust_unlock(pthread_mutex_t *mutex) {
-    if (!free_lock_give(mutex)) pthread_mutex_unlock(mutex);
+static inline int robust_unlock(pthread_mutex_t *mutex) {
+    return free_lock_give(mutex) ? 0 : pthread_mutex_unlock(mutex);
 }
 
 #endif

@@ -7,6 +7,11 @@ from cystore._native.memory.atomics cimport (
 from cystore._native.layout cimport CONTROL_MAGIC, LAYOUT_FINGERPRINT, control_block, queue_entry
 from cystore._native.memory.mapping cimport MappedFile
 
+cdef extern from "free_lock.h" nogil:
+    int robust_trylock(pthread_mutex_t* mutex)
+    int robust_trylock_spinning(pthread_mutex_t* mutex)
+    int robust_unlock(pthread_mutex_t* mutex)
+
 
 cdef inline pthread_mutex_t* control_lock_at(control_block* block, int which) noexcept nogil:
     return control_mutex(<control_block_opaque*>block, which)
@@ -22,6 +27,19 @@ cdef inline int control_locked(control_block* block, int which, int status) noex
     return status
 
 
+# All attempts at a lock, and all ways to give it back: `Held` and the three functions below use these two.
+
+cdef inline int control_trylock(control_block* block, int which, bint spinning) noexcept nogil:
+    """0 with the lock; else EBUSY, EDEADLK, or the error of an unusable lock. `spinning`: looks at a lock that is
+    held some 50 microseconds long."""
+    cdef pthread_mutex_t* mutex = control_lock_at(block, which)
+    return control_locked(block, which, robust_trylock_spinning(mutex) if spinning else robust_trylock(mutex))
+
+
+cdef inline int control_unlock(control_block* block, int which) noexcept nogil:
+    return robust_unlock(control_lock_at(block, which))
+
+
 cdef inline bint control_repair_due(control_block* block, int which) noexcept nogil:
     return load_u32(&block.repair_due) & (1u << which) != 0
 
@@ -29,6 +47,17 @@ cdef inline bint control_repair_due(control_block* block, int which) noexcept no
 cdef inline bint control_intact(control_block* block) noexcept nogil:
     """False when foreign bytes stand in the place of the control block's constants."""
     return block.magic == CONTROL_MAGIC and block.guard == ~CONTROL_MAGIC and block.fingerprint == LAYOUT_FINGERPRINT
+
+
+cdef inline bint control_enter(control_block* block, int which, bint spinning) noexcept nogil:
+    """Takes a lock that is free and whose last owner left nothing to repair; False without it. The caller gives it
+    back with `control_unlock` and runs no Python code before that."""
+    if not control_intact(block) or control_trylock(block, which, spinning) != 0:
+        return False
+    if control_repair_due(block, which):
+        control_unlock(block, which)
+        return False
+    return True
 
 
 cdef inline void control_wake_sleepers(control_block* block) noexcept nogil:

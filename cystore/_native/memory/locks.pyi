@@ -7,6 +7,10 @@ from cystore.layout import MUTEX_NAMES as MUTEX_NAMES
 
 OVERWRITTEN: str
 
+def report_to(
+    long_wait: Callable[[str, str, int, int], None], over_budget: Callable[[str, str, float, int], None]
+) -> None: ...
+
 class SharedLocks:
     @property
     def file(self) -> MappedFile: ...

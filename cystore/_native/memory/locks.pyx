@@ -11,20 +11,17 @@ from cpython.exc cimport PyErr_CheckSignals
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
-import logging
 import os
 
 from cystore._native.memory.atomics cimport (
     EBUSY, EDEADLK, ETIMEDOUT, add_u32, and_u32, full_fence, futex_wait, futex_wait_bits, futex_wake_bits,
-    monotonic_ns, pthread_mutex_trylock, pthread_mutex_unlock, robust_lock, robust_owned_beside, robust_owner,
+    monotonic_ns, robust_lock, robust_owned_beside, robust_owner,
     thread_id
 )
 from cystore._native.layout cimport KEY_WORDS
 from cystore._native.memory.mapping cimport MappedFile
 from cystore.errors import StoreClosedError, StoreFormatError, StoreLockedError, StoreNotWritableError
 from cystore.layout import MUTEX_NAMES
-
-log = logging.getLogger("cystore")
 
 cdef int LOCK_COUNT = len(MUTEX_NAMES)
 cdef int64_t WAIT_SLICE_MS = 250
@@ -37,11 +34,20 @@ cdef int64_t NS_PER_MS = 1_000_000
 cdef dict BUDGETS_MS = {"housekeeping": 10, "clean": 20, "deliver": 100, "dispatch": 20, "append": 10}
 cdef tuple REPAIRED = ("dispatch", "append", "flush")  # what a dead owner leaves in the others needs no repair
 
+cdef object _long_wait = None, _over_budget = None
+
 OVERWRITTEN = (
     "the control block was overwritten while processes were attached; nothing was appended. Stop all of them, "
     "then open the "
     "store again: it recovers from its files"
 )
+
+
+def report_to(long_wait not None, over_budget not None):
+    """From now on calls `long_wait(path, lock, seconds, owner)` every five seconds of a wait for a live owner, and
+    `over_budget(path, lock, spent_ms, budget_ms)` after a turn that was too long."""
+    global _long_wait, _over_budget
+    _long_wait, _over_budget = long_wait, over_budget
 
 
 @cython.no_gc_clear  # whoever finds `block` while a cycle that leads here is taken apart finds its mapping, too
@@ -73,7 +79,7 @@ cdef class SharedLocks:
              busy=StoreLockedError):
         """A with block under a lock. What an owner left half done is repaired before the block begins.
 
-        Waits for a live owner for ever (Ctrl-C works; a long wait is logged) or `timeout_ms`, then raises
+        Waits for a live owner for ever (Ctrl-C works; a long wait is reported) or `timeout_ms`, then raises
         `busy(reason, path=)`; at once when the owner is this thread. `entered` is called with the lock held, before
         the block; what it raises gives the lock back. An exception that leaves the block makes the repair due, too. A
         turn of more than `budget_ms` is counted.
@@ -224,6 +230,7 @@ cdef int wait_for_lock(SharedLocks locks, control_block* block, int which, int s
     cdef pthread_mutex_t* mutex = control_lock_at(block, which)
     cdef int64_t waited = 0, piece
     cdef uint32_t seen = 0 if progress == NULL else load_u32(progress)
+    cdef bint long_wait
     while status == EBUSY or status == ETIMEDOUT:
         if progress != NULL and load_u32(progress) != seen:
             seen = load_u32(progress)
@@ -234,17 +241,17 @@ cdef int wait_for_lock(SharedLocks locks, control_block* block, int which, int s
         with nogil:
             status = control_locked(block, which, robust_lock(mutex, piece))
         waited += piece
-        if status == ETIMEDOUT and waited % REPORT_EVERY_MS == 0:
-            log.warning("%s: waiting for the %s lock for %d s; thread %d holds it", locks.file.path, MUTEX_NAMES[which],
-                        waited // 1000, robust_owner(mutex))
+        long_wait = status == ETIMEDOUT and waited % REPORT_EVERY_MS == 0
         try:
+            if long_wait and _long_wait is not None:
+                _long_wait(locks.file.path, MUTEX_NAMES[which], waited // 1000, robust_owner(mutex))
             PyErr_CheckSignals()
             if locks.block == NULL:
                 raise StoreClosedError("the store was closed meanwhile")
             locks.checked()
         except BaseException:
             if status == 0:
-                pthread_mutex_unlock(mutex)
+                control_unlock(block, which)
             raise
     return status
 
@@ -294,16 +301,15 @@ cdef class Held:
         if not self.held:
             return
         spent_ns = self._give(kind is not None)
-        if 0 <= self.budget_ms * NS_PER_MS < spent_ns:
-            log.debug("%s: a turn under the %s lock took %.1f ms, more than %d", self.locks.file.path, self.name,
-                      spent_ns / <double>NS_PER_MS, self.budget_ms)
+        if 0 <= self.budget_ms * NS_PER_MS < spent_ns and _over_budget is not None:
+            _over_budget(self.locks.file.path, self.name, spent_ns / <double>NS_PER_MS, self.budget_ms)
 
     cdef int _take(self) except -1:
         """1 with the lock; 0 when another one has it and this turn does not wait."""
         cdef SharedLocks locks = self.locks
         cdef control_block* block = locks.block
         cdef pthread_mutex_t* mutex = control_lock_at(block, self.which)
-        cdef int status = control_locked(block, self.which, pthread_mutex_trylock(mutex))
+        cdef int status = control_trylock(block, self.which, False)
         if self.if_free and (status == EBUSY or status == EDEADLK):
             self.mine = robust_owner(mutex) == thread_id()
             if self.mine:
@@ -335,7 +341,7 @@ cdef class Held:
             or_u32(&block.repair_due, 1u << self.which)
         if 0 <= self.budget_ms * NS_PER_MS < spent_ns:
             add_u32(&block.turns_over_budget, 1)
-        if pthread_mutex_unlock(mutex) != 0 and robust_owned_beside(mutex):
+        if control_unlock(block, self.which) != 0 and robust_owned_beside(mutex):
             # for ever: the owner's next lock looks at this memory, and a page too many is better than a crash
             Py_INCREF(self.file)
         return spent_ns

@@ -444,7 +444,7 @@ cdef class ColumnReader:
             del lent[0]
         return 0
 
-    cdef uint8_t* _plain(self, str name, Py_ssize_t length) except NULL:
+    cdef uint8_t* _fixed_width(self, str name, Py_ssize_t length) except NULL:
         cdef ColumnBuffer memory = self._memory(name, length)
         memory.length = length
         self.columns[name] = memory
@@ -479,7 +479,7 @@ cdef class ColumnReader:
         s.rows = 0
         if wanted & COLUMN_KEY:
             self._text("key", &s.key, rows, 1, text)
-            s.key_valid = self._plain("key_valid", (rows + 7) // 8)
+            s.key_valid = self._fixed_width("key_valid", (rows + 7) // 8)
             memset(s.key_valid, 0, (rows + 7) // 8)
         if wanted & COLUMN_VALUE:
             self._text("value", &s.value, rows, 1, body_bytes)
@@ -487,29 +487,29 @@ cdef class ColumnReader:
             self._text("topic", &s.topic, rows, 1, TOPIC_BYTES_MAX)
         if wanted & COLUMN_TAGS:
             self._text("tags", &s.tags, rows, 1, text)
-            s.tags_valid = self._plain("tags_valid", (rows + 7) // 8)
+            s.tags_valid = self._fixed_width("tags_valid", (rows + 7) // 8)
             memset(s.tags_valid, 0, (rows + 7) // 8)
         if wanted & COLUMN_KEYS:
             self._text("keys", &s.keys, 4 * many, least, text)
-            s.keys_begin = <int32_t*>self._plain("keys_begin", (rows + 1) * sizeof(int32_t))
+            s.keys_begin = <int32_t*>self._fixed_width("keys_begin", (rows + 1) * sizeof(int32_t))
             s.keys_begin[0] = 0
         if wanted & COLUMN_PROPERTIES:
             self._text("names", &s.names, 8 * many, least, text)
             self._text("values", &s.values, 8 * many, least, text)
-            s.properties_begin = <int32_t*>self._plain("properties_begin", (rows + 1) * sizeof(int32_t))
+            s.properties_begin = <int32_t*>self._fixed_width("properties_begin", (rows + 1) * sizeof(int32_t))
             s.properties_begin[0] = 0
         if wanted & COLUMN_PARTITION:
-            s.partition = <int32_t*>self._plain("partition", rows * sizeof(int32_t))
+            s.partition = <int32_t*>self._fixed_width("partition", rows * sizeof(int32_t))
         if wanted & COLUMN_OFFSET:
-            s.offset = <int64_t*>self._plain("offset", rows * sizeof(int64_t))
+            s.offset = <int64_t*>self._fixed_width("offset", rows * sizeof(int64_t))
         if wanted & COLUMN_TIMESTAMP:
-            s.timestamp = <int64_t*>self._plain("timestamp", rows * sizeof(int64_t))
+            s.timestamp = <int64_t*>self._fixed_width("timestamp", rows * sizeof(int64_t))
         if wanted & COLUMN_PHYSICAL_OFFSET:
-            s.physical_offset = <int64_t*>self._plain("physical_offset", rows * sizeof(int64_t))
+            s.physical_offset = <int64_t*>self._fixed_width("physical_offset", rows * sizeof(int64_t))
         if wanted & COLUMN_BORN_TIMESTAMP:
-            s.born_timestamp = <int64_t*>self._plain("born_timestamp", rows * sizeof(int64_t))
+            s.born_timestamp = <int64_t*>self._fixed_width("born_timestamp", rows * sizeof(int64_t))
         if wanted & COLUMN_SYS_FLAG:
-            s.sys_flag = <int32_t*>self._plain("sys_flag", rows * sizeof(int32_t))
+            s.sys_flag = <int32_t*>self._fixed_width("sys_flag", rows * sizeof(int32_t))
         self.made = True
         return 0
 

@@ -16,7 +16,7 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t
 import sys
 
 from cystore._native.append.arguments cimport (
-    KEYWORDS_UNKNOWN, METH_FASTCALL, METH_KEYWORDS, PyCFunction, PyCFunction_NewEx, PyMethodDef, call_as_usual,
+    KEYWORDS_UNKNOWN, METH_FASTCALL, METH_KEYWORDS, PyCFunction, PyCFunction_NewEx, PyMethodDef, call_python,
     known_callers, place_defaults, place_keywords
 )
 from cystore._native.derived.dispatch cimport DispatchKernel, dispatch_state, dispatch_turn
@@ -382,7 +382,7 @@ cdef object _get_call(object reader, PyObject** given, Py_ssize_t positional, Py
     if positional == GET_POSITIONAL or positional == GET_POSITIONAL + 1:
         named = place_keywords(given + positional, names, _known, &_callers, values)
     if named == KEYWORDS_UNKNOWN or (positional > GET_POSITIONAL and named & 1 << GET_MAX_COUNT):
-        return call_as_usual(self.general, given, positional, names)
+        return call_python(self.general, given, positional, names)
     place_defaults(_defaults, named, values)
     if positional > GET_POSITIONAL:
         values[GET_MAX_COUNT] = given[GET_POSITIONAL]
@@ -400,7 +400,7 @@ cdef object _get_call(object reader, PyObject** given, Py_ssize_t positional, Py
                           offset, <int32_t>max_count, values[GET_RAW] == Py_True)
         if result is not None:
             return result
-    return call_as_usual(self.general, given, positional, names)
+    return call_python(self.general, given, positional, names)
 
 
 cdef object _read_call(object reader, PyObject** given, Py_ssize_t positional, PyObject* names):
@@ -411,7 +411,7 @@ cdef object _read_call(object reader, PyObject** given, Py_ssize_t positional, P
         message = self.read(offset)
         if message is not None:
             return message
-    return call_as_usual(self.general_read, given, positional, names)
+    return call_python(self.general_read, given, positional, names)
 
 
 cdef PyMethodDef _get_definition

@@ -77,7 +77,7 @@ cdef int put_any_properties(property_buffer* buffer, PyObject* keys, PyObject* t
                             PyObject* unique_key) except -1
 
 
-cdef inline uint8_t* put_plain(uint8_t* at, uint8_t* limit, const char* name, PyObject* text, uint64_t bound) noexcept:
+cdef inline uint8_t* put_ascii(uint8_t* at, uint8_t* limit, const char* name, PyObject* text, uint64_t bound) noexcept:
     """One property with a name of four characters, given with its 0x01 and three bytes that the text overwrites. NULL
     when the text is not short ASCII without separators."""
     cdef Py_ssize_t length
@@ -92,7 +92,7 @@ cdef inline uint8_t* put_plain(uint8_t* at, uint8_t* limit, const char* name, Py
     return at + 5 + length
 
 
-cdef inline PyObject* plain_key(PyObject* keys) noexcept:
+cdef inline PyObject* only_key(PyObject* keys) noexcept:
     """The one key that nearly every message has, or None; anything else as it is."""
     if PyTuple_CheckExact(<object>keys):
         if PyTuple_GET_SIZE(<object>keys) == 1:
@@ -102,22 +102,22 @@ cdef inline PyObject* plain_key(PyObject* keys) noexcept:
     return keys
 
 
-cdef inline int put_plain_properties(property_buffer* buffer, PyObject* keys, PyObject* tags) noexcept:
+cdef inline int put_ascii_properties(property_buffer* buffer, PyObject* keys, PyObject* tags) noexcept:
     """The same for at most one key and a tag, short and in ASCII, as nearly every message has them. -1 when it is not
     so."""
     cdef uint8_t* begin = buffer.start + buffer.length
     cdef uint8_t* limit = buffer.start + buffer.capacity
     cdef uint8_t* at = begin
-    keys = plain_key(keys)
+    keys = only_key(keys)
     if keys != <PyObject*>None:
-        at = put_plain(at, limit, b"KEYS\x01\0\0\0", keys, FIRST_IN_KEY)
+        at = put_ascii(at, limit, b"KEYS\x01\0\0\0", keys, FIRST_IN_KEY)
         if at == NULL:
             return -1
     if tags != <PyObject*>None:
         if at > begin and at < limit:
             at[0] = PROPERTY_END
             at += 1
-        at = put_plain(at, limit, b"TAGS\x01\0\0\0", tags, FIRST_IN_TEXT)
+        at = put_ascii(at, limit, b"TAGS\x01\0\0\0", tags, FIRST_IN_TEXT)
         if at == NULL:
             return -1
     if at - begin > <Py_ssize_t>PROPERTIES_BYTES_MAX:
@@ -130,7 +130,7 @@ cdef inline int put_properties(property_buffer* buffer, PyObject* keys, PyObject
                                PyObject* unique_key) except -1:
     cdef int length = -1
     if properties == <PyObject*>None and unique_key == <PyObject*>None:
-        length = put_plain_properties(buffer, keys, tags)
+        length = put_ascii_properties(buffer, keys, tags)
     return length if length >= 0 else put_any_properties(buffer, keys, tags, properties, unique_key)
 
 

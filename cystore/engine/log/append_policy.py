@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,6 +24,7 @@ from cystore.engine.log.slow_puts import SLOW_PUT_MS, SlowPuts
 from cystore.errors import (
     NotAcknowledgingError,
     PageCacheBusyError,
+    StoreError,
     StoreFormatError,
     StoreIsSlaveError,
     StoreNotWritableError,
@@ -216,6 +219,22 @@ class AppendPolicy:
             f"{reason}: nothing was appended; try again, or put to the master that `cystore ha status` names",
             path=self._commit_log.files.directory.parent,
         )
+
+    def no_lock(self, status: int, owner: int, busy_ms: int) -> None:
+        """The append lock was not given: `status` is the system's error, `owner` the thread that holds it."""
+        if status == errno.ETIMEDOUT:
+            raise PageCacheBusyError(
+                f"thread {owner} has held the append lock for {busy_ms} ms; nothing was appended"
+            )
+        if status == errno.EDEADLK:
+            raise PageCacheBusyError(
+                "an interrupted call of this thread holds the append lock; nothing was appended"
+            )
+        raise StoreError(f"the append lock is unusable: {os.strerror(status)}", path=self._control.file.path)
+
+    def unreadable(self) -> None:
+        """The kernel refused to write a record that no reader would accept."""
+        raise StoreError("the record would not be readable; nothing was written")
 
     def overwritten(self) -> None:
         """The control block was changed by a foreign program: this handle writes nothing any more."""

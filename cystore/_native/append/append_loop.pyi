@@ -1,0 +1,6 @@
+from cystore._native.append.put import FastAppender
+
+class AppendLoop(FastAppender):
+    def forget_segment(self) -> None: ...
+    @property
+    def segment_end(self) -> int: ...

@@ -1,0 +1,144 @@
+"""The loop of an append: under the lock from one obstacle to the next. The policy removes an obstacle outside of the
+lock, or raises: a missing segment, a full queue table, a disk without space, a dead owner, a lock that stays taken.
+"""
+
+from libc.stdint cimport INT64_MAX, int64_t, uint32_t
+
+from cystore._native.append.append cimport (
+    APPEND_NEED_QUEUES, APPEND_NEED_SEGMENT, APPEND_NEED_SPACE, APPEND_OK, APPEND_REFUSED, APPEND_UNREADABLE,
+    FILE_BYTES_MAX, NEEDS_LEASE, append_items
+)
+from cystore._native.append.put cimport FastAppender
+from cystore._native.memory.atomics cimport add_u64, clock_coarse_ms, load_i64, robust_owner
+from cystore._native.memory.locks cimport (
+    control_intact, control_lock_at, control_repair_due, control_trylock, control_unlock, control_wake_queue,
+    control_wake_sleepers, wait_for_lock
+)
+from cystore._native.layout cimport LOCK_APPEND, control_block
+from cystore._native.memory.mapping cimport MappedFile
+from cystore._native.record.record_write cimport append_item
+
+from cystore.errors import PageCacheBusyError, StoreClosedError, StoreError, StoreFormatError
+
+
+cdef class AppendLoop(FastAppender):
+    """Appends items that are checked already, whatever is in the way."""
+
+    cdef int append(self, append_item* items, Py_ssize_t count, Py_ssize_t* done, bint may_hold_gil, int64_t busy_ms,
+                    object policy, uint32_t forbidding, bint together) except -1:
+        """Takes the lock and appends; asks the policy for what is missing, outside of the lock, and goes on."""
+        cdef control_block* block = self.target.block
+        cdef int64_t waits_since_ms = 0
+        cdef int status
+        cdef Py_ssize_t i, before
+        if block == NULL:  # checking the message let other threads run
+            raise StoreClosedError("the store was closed meanwhile")
+        keep_block = self.control.file
+        while True:
+            if not control_intact(block):
+                self.policy.overwritten()  # its mutexes too, perhaps: the C library ends a process over one
+            status = control_trylock(block, LOCK_APPEND, False)
+            if status != 0:
+                waits_since_ms = waits_since_ms or clock_coarse_ms()
+                try:
+                    self._wait_for_lock(block, status, busy_ms)
+                except PageCacheBusyError:
+                    add_u64(&block.put_failed, 1)
+                    raise
+            if self.target.block == NULL:
+                control_unlock(block, LOCK_APPEND)
+                raise StoreClosedError("the store was closed meanwhile")
+            if control_repair_due(block, LOCK_APPEND) and control_intact(block):
+                control_unlock(block, LOCK_APPEND)
+                self.policy.repair(busy_ms)
+                continue
+            keep_segment, before = self.segment, done[0]
+            if may_hold_gil:
+                status = append_items(block, &self.target, items, count, done, waits_since_ms, forbidding, together)
+                control_unlock(block, LOCK_APPEND)
+            else:
+                with nogil:
+                    status = append_items(block, &self.target, items, count, done, waits_since_ms, forbidding, together)
+                    control_unlock(block, LOCK_APPEND)
+            control_wake_sleepers(block)
+            for i in range(before, done[0]): control_wake_queue(items[i].entry)
+            if status == APPEND_OK:
+                if self.target.slow_ms: self.tell_slow()
+                return 0
+            waits_since_ms = waits_since_ms or clock_coarse_ms()
+            try:
+                self._mend(status, busy_ms, policy, forbidding)
+            except StoreError:
+                if policy is self.policy: add_u64(&block.put_failed, 1)
+                raise
+
+    cdef int _wait_for_lock(self, control_block* block, int status, int64_t busy_ms) except -1:
+        """Another thread or process holds the append lock: waits for it as long as appends continue, and for one that
+        stands still at most `busy_ms`."""
+        status = wait_for_lock(self.control, block, LOCK_APPEND, status, busy_ms, &block.append_seq)
+        if status != 0:
+            if not control_intact(block):
+                self.policy.overwritten()
+            self.policy.no_lock(status, robust_owner(control_lock_at(block, LOCK_APPEND)), busy_ms)
+        return 0
+
+    cdef int _mend(self, int status, int64_t busy_ms, object policy, uint32_t forbidding) except -1:
+        cdef MappedFile file = self.segment
+        if status == APPEND_NEED_SEGMENT:
+            if file is None or not file.base <= self.target.needed < file.base + file.length:
+                file = policy.segment_at(self.target.needed)
+            self._use(file, policy.faulted_in(self.target.needed, self.target.wanted), busy_ms)
+        elif status == APPEND_NEED_SPACE:
+            policy.make_room(self.target.needed)
+        elif status == APPEND_NEED_QUEUES:
+            policy.more_queues()
+        elif status == APPEND_REFUSED:
+            policy.not_acknowledging() if forbidding & NEEDS_LEASE else policy.refused()
+        elif status == APPEND_UNREADABLE:
+            self.policy.unreadable()
+        else:
+            policy.overwritten()
+        return 0
+
+    cdef int _use(self, MappedFile file, int64_t ready, int64_t busy_ms) except -1:
+        """Makes a segment the one to write to, up to `ready`. Another thread may be appending: under the lock."""
+        cdef control_block* block = self.target.block
+        cdef int status
+        if not file.writable:
+            # filled meanwhile: look again
+            if block != NULL and file.base + file.length <= load_i64(&block.flushed): return 0
+            raise StoreError("the segment is mapped for reading only", path=file.path)
+        if file.length > <int64_t>FILE_BYTES_MAX:
+            raise StoreFormatError(f"a segment of {file.length} bytes is not written to, at most "
+                                   f"{<int64_t>FILE_BYTES_MAX}",
+                                   path=file.path, offset=file.base)
+        if block == NULL:
+            raise StoreClosedError("the store was closed meanwhile")
+        if not control_intact(block):
+            self.policy.overwritten()
+        status = control_trylock(block, LOCK_APPEND, False)
+        if status != 0:
+            self._wait_for_lock(block, status, busy_ms)
+        self.segment = file
+        self.target.address, self.target.base, self.target.length = file.address, file.base, file.length
+        self.target.ready = min(ready, file.base + <int64_t>file.length)
+        control_unlock(block, LOCK_APPEND)
+        return 0
+
+    def forget_segment(self):
+        """Makes the next put ask its policy for the segment again. Does nothing while somebody appends; call it again
+        then."""
+        cdef control_block* block = self.target.block
+        if block == NULL or not control_intact(block):
+            return
+        if control_trylock(block, LOCK_APPEND, False) == 0:
+            segment, self.segment = self.segment, None
+            self.target.address = NULL
+            self.target.length = self.target.ready = 0
+            control_unlock(block, LOCK_APPEND)
+            del segment  # the mapping ends behind the lock
+
+    @property
+    def segment_end(self):
+        """Log position behind the segment that is written to; beyond every log where there is none at hand."""
+        return self.target.base + <int64_t>self.target.length if self.target.address != NULL else INT64_MAX
