@@ -28,7 +28,7 @@ from cystore.clock import wait_s
 from cystore.config import StoreConfig
 from cystore.config_sources import resolve
 from cystore.consumers.names import checked_group
-from cystore.derived.reading.reader import DEFAULT_COUNT
+from cystore.derived.reading.by_key import DEFAULT_COUNT
 from cystore.engine.files.segments import Mode
 from cystore.engine.inspect.stats import QueueRange
 from cystore.errors import (

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from cystore._native.record.argument_checks import whole
 from cystore._native.record.message import Message
 from cystore.attachment.attach import Attachment
-from cystore.derived.reading.reader import DEFAULT_COUNT, FOREVER_MS
+from cystore.derived.reading.by_key import DEFAULT_COUNT, FOREVER_MS
 from cystore.engine.inspect.message_id import MessageId, read_by_id
 from cystore.engine.log.ages import Ages
 

@@ -38,6 +38,7 @@ class KeyReader:
         new_window: Callable[[], LogWindow],
         general: Callable[..., QueryResult],
         counts: ReadCounts,
+        report: Callable[[list[CorruptRecordError]], None],
         dispatcher: DispatchKernel | None = None,
     ) -> None: ...
     def forget_windows(self) -> None: ...

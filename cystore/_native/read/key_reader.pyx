@@ -23,7 +23,6 @@ from cystore._native.read.counts cimport ReadCounts
 from cystore._native.record.message cimport found_message
 from cystore._native.record.window cimport LogWindow
 
-import logging
 from weakref import ref
 
 from cystore._native.record.record import STATUS_NAMES as _STATUS_NAMES
@@ -38,8 +37,6 @@ cdef extern from "Python.h":
 cdef enum:
     SPARE_WINDOWS = 8
 
-log = logging.getLogger("cystore")
-
 cdef object DEFAULT_COUNT = 32
 cdef object ZERO = 0  # the small integer that the default is: recognised without a conversion
 
@@ -49,7 +46,7 @@ cdef class QueryResult(list):
     """What `query` gives: a list of messages, newest first.
 
     `damaged` holds a CorruptRecordError for each place that the index names for the key and where no whole record
-    stands: the record may have held the key. It is logged too.
+    stands: the record may have held the key.
     """
 
     def __init__(self, messages=(), damaged=()):
@@ -141,8 +138,6 @@ cdef list _damaged(LogWindow window, key_query* q, list errors):
         errors.append(CorruptRecordError(
             f"the index names this place for the key, but it has no valid record: {_STATUS_NAMES[q.damaged_status[i]]}",
             path=None if segment is None else segment.path, offset=q.damaged[i]))
-    for error in errors:
-        log.error("a query met damage: %s", error)
     return errors
 
 
@@ -172,20 +167,20 @@ cdef class KeyReader:
 
     `shapes()` gives the index files as `find_messages` takes them, and is asked again when the store has others;
     `new_window()` makes a window; `general` is asked for whatever is not the usual query, and by whom a fork or
-    `close` detached.
+    `close` detached. `report(errors)` is called with what a query met of damage.
     """
 
     cdef Control control
     cdef DispatchKernel dispatcher
-    cdef object shapes, new_window, general
+    cdef object shapes, new_window, general, report
     cdef list windows           # spare ones
     cdef list files             # what `shapes` gave; None: not asked yet
     cdef uint32_t seen          # index_seq before it was asked
     cdef ReadCounts counts
 
     def __init__(self, Control control not None, shapes not None, new_window not None, general not None,
-                 ReadCounts counts not None, DispatchKernel dispatcher=None):
-        self.dispatcher, self.counts = dispatcher, counts
+                 ReadCounts counts not None, report not None, DispatchKernel dispatcher=None):
+        self.dispatcher, self.counts, self.report = dispatcher, counts, report
         self.control, self.shapes, self.new_window, self.general = control, shapes, new_window, general
         self.windows = []
 
@@ -198,6 +193,7 @@ cdef class KeyReader:
         cdef key_query q
         cdef control_block* block = self.control.block
         cdef LogWindow window
+        cdef QueryResult found
         cdef uint32_t seq
         if (
             block == NULL or max_count is not DEFAULT_COUNT or begin_ms is not ZERO or end_ms is not None
@@ -223,4 +219,6 @@ cdef class KeyReader:
         found = _find(window, block, self.files, &q, q.key, DEFAULT_COUNT, 0, INT64_MAX)
         if PyList_GET_SIZE(self.windows) < SPARE_WINDOWS:
             self.windows.append(window)
+        if found._damaged is not None:
+            self.report(found._damaged)
         return found

@@ -11,21 +11,18 @@ from __future__ import annotations
 import contextlib
 import logging
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from cystore import clock
 from cystore._native.derived import queue as queue_kernel
 from cystore._native.derived.queue import BatchLimits
 from cystore._native.memory.control import Control
 from cystore._native.memory.mapping import MappedFile
-from cystore._native.read import tail as tail_kernel
 from cystore._native.read.counts import ReadCounts, now_ms
 from cystore._native.read.get_result import GetResult
-from cystore._native.read.key_reader import KeyReader, QueryResult, find_messages
-from cystore._native.read.many_keys import find_many
+from cystore._native.read.key_reader import KeyReader, QueryResult
 from cystore._native.read.queue_reader import QueueReader
-from cystore._native.record.argument_checks import text, whole
+from cystore._native.record.argument_checks import whole
 from cystore._native.record.message import Message
 from cystore._native.record.window import LogWindow
 from cystore.config import StoreConfig
@@ -33,8 +30,9 @@ from cystore.derived.dispatch.dispatcher import Dispatcher
 from cystore.derived.dispatch.heal import QueueHealer, is_queue_damage
 from cystore.derived.files.consume_queue import ENTRY_BYTES, ConsumeQueues
 from cystore.derived.files.index import IndexFiles
+from cystore.derived.reading.by_key import DEFAULT_COUNT, SPARE_WINDOWS, KeySearch, log_damage
 from cystore.derived.reading.by_time import TimeSearch
-from cystore.derived.reading.many_keys import add_newer, distinct
+from cystore.derived.reading.dispatch_help import DispatchHelp
 from cystore.derived.reading.request import CallableError, Wanted, encoded, outside, stored_topic, wanted
 from cystore.derived.reading.tail import TailReader
 from cystore.engine.files.cold_pages import memory_bytes
@@ -42,27 +40,17 @@ from cystore.engine.log.commit_log import CommitLog
 from cystore.errors import (
     CorruptRecordError,
     OffsetError,
-    StoreFullError,
-    StoreIOError,
-    StoreResourceError,
 )
 from cystore.filters.given_filter import Filter
-from cystore.layout import CONSTANTS, takes_index_entry
 from cystore.results import GetStatus
-from cystore.system.threads.repeated_errors import Trouble
 
 log = logging.getLogger("cystore")
 
-EXPIRES = CONSTANTS["SYS_FLAG_EXPIRES"][0]
 FOREVER_MS = (1 << 63) - 1
 FILTERED_ENTRIES = 800  # the least number of entries that one batch examines (16,000 bytes in RocketMQ)
-HELP_WAIT_MS = 1_000  # for another dispatcher
-SPARE_WINDOWS = 8
-DEFAULT_COUNT = 32  # messages of a query
 HEALED_TRIES = 5
 CLEANED_TRIES = 100  # a get tries again this often if a cleaner removes the entries that it is about to read
 INT32_MAX = (1 << 31) - 1
-REPLACED = "�"  # bytes that are not UTF-8 become this
 
 
 class Reader:
@@ -89,30 +77,19 @@ class Reader:
         )
         self._windows: list[LogWindow] = []
         self._tail = TailReader(control)
-        self._trouble = Trouble()
         self._healer = QueueHealer(control, commit_log, queues)
         self._by_time = TimeSearch(control, commit_log, queues, self._tail, self._healer)
+        self.counts = ReadCounts(control)
+        self._help = DispatchHelp(dispatcher, commit_log.files.directory)
+        self._by_key = KeySearch(control, commit_log, index, self.counts, self._windows, self._help)
         self._key_reader: KeyReader | None = None
         self._queue_reader: QueueReader | None = None
         self._forgotten_below = 0
         self._read_only = control.read_only
-        self.counts = ReadCounts(control)
 
     def help_dispatch(self) -> None:
-        """Dispatches the records that are appended by now, or waits a while for another dispatcher.
-
-        An error of dispatch (a full or failing disk, a damaged record) does not stop reads of dispatched messages: it
-        is logged here, and raised to callers of dispatch.
-        """
-        if self._dispatcher.turn_at_once():
-            return
-        try:
-            self._dispatcher.run_once(timeout_ms=HELP_WAIT_MS)
-        except (StoreFullError, StoreResourceError, StoreIOError, CorruptRecordError) as error:
-            what = f"{self._commit_log.files.directory}: dispatch failed; reading only dispatched messages"
-            self._trouble.tell(log, logging.WARNING, error, what)
-        else:
-            self._trouble.over()
+        """Dispatches the records that are appended by now, or waits a while for another dispatcher."""
+        self._help.run()
 
     def end_of(self, slot: int) -> int:
         """The queue offset behind the last message of a queue that `get` finds; a read-only handle also finds
@@ -384,138 +361,22 @@ class Reader:
         self,
         topic: str,
         key: str,
-        max_count: int = 32,
+        max_count: int = DEFAULT_COUNT,
         *,
         begin_ms: int = 0,
         end_ms: int | None = None,
         with_expired: bool = False,
     ) -> QueryResult:
-        """The newest `max_count` messages of a topic that hold a key (one of `keys`, or the unique key), newest first.
-
-        A damaged record does not hide the intact ones; the result's `damaged` names it.
-
-        Only messages with a store timestamp from `begin_ms` to `end_ms` (default: any later one). The key of each
-        message is compared, so another key with the same hash is no match, and no message comes twice. Expired
-        messages come only `with_expired`. Source: DefaultMessageStore.queryMessage.
-        """
-        name = stored_topic(topic)
-        key = text("key", key)
-        if end_ms is None:
-            end_ms = FOREVER_MS
-        if not (
-            type(max_count) is type(begin_ms) is type(end_ms) is int
-            and 0 < max_count <= INT32_MAX
-            and -FOREVER_MS <= begin_ms <= end_ms <= FOREVER_MS
-        ):
-            max_count = whole("max_count", max_count, 1, INT32_MAX)
-            begin_ms = whole("begin_ms", begin_ms, -FOREVER_MS, FOREVER_MS)
-            end_ms = whole("end_ms", end_ms, -FOREVER_MS, FOREVER_MS)
-        encoded = key.encode()
-        control = self._control
-        self.counts.count_query()
-        wrote = control.wrote
-        if control.dispatched < wrote:
-            self.help_dispatch()
-        dispatched = control.dispatched
-        window = self._commit_log.window(with_expired=True) if with_expired else self._window()
-        # A key that reads like bytes which are no text is compared as text; any other key by its bytes.
-        as_text = not key.isascii() and REPLACED in key
-        found = find_messages(
-            window, control, self._index.shapes(), name, encoded, FOREVER_MS if as_text else max_count, begin_ms,
-            end_ms,
-            any_key=as_text,
-        )  # fmt: skip
-        messages, damaged = list(found), found.damaged
-        if as_text:
-            messages = [message for message in messages if _holds(message, key)][:max_count]
-        if dispatched < wrote:
-            newer: list[Message] = []  # oldest first
-            try:
-                if as_text:
-                    for message in self._not_dispatched(
-                        dispatched, wrote, topic, begin_ms, end_ms, with_expired
-                    ):
-                        if _holds(message, key):
-                            newer.append(message)
-                else:
-                    newer = self._newer(window, name, encoded, dispatched, wrote, max_count, begin_ms, end_ms)
-            except CorruptRecordError as error:
-                log.error(
-                    "a query cannot read behind damage that dispatch has not stepped over yet: %s", error
-                )
-                damaged = [*damaged, error]
-            known = {message.physical_offset for message in newer}
-            messages = [*reversed(newer), *(m for m in messages if m.physical_offset not in known)][
-                :max_count
-            ]
-        if not with_expired and len(self._windows) < SPARE_WINDOWS:
-            self._windows.append(window)
-        return QueryResult(messages, damaged)
+        """See KeySearch.query."""
+        return self._by_key.query(
+            topic, key, max_count, begin_ms=begin_ms, end_ms=end_ms, with_expired=with_expired
+        )
 
     def query_many(
         self, topic: str, keys: Iterable[str], max_count: int = DEFAULT_COUNT
     ) -> dict[str, QueryResult]:
-        """`query` for many keys: one dispatch, one walk over the undispatched log, and one call of the kernel for the
-        rest."""
-        name = stored_topic(topic)
-        max_count = whole("max_count", max_count, 1, INT32_MAX)
-        found = distinct(keys)
-        control = self._control
-        wrote = control.wrote
-        if control.dispatched < wrote:
-            self.help_dispatch()
-        dispatched = control.dispatched
-        window, shapes = self._window(), self._index.shapes()
-        as_text = []
-        if find_many(window, control, shapes, name, found, max_count):
-            for key in [key for key, messages in found.items() if messages is None]:
-                if REPLACED in key:
-                    as_text.append(key)
-                    found[key] = QueryResult()
-                else:
-                    found[key] = find_messages(
-                        window, control, shapes, name, key.encode(), max_count, 0, FOREVER_MS
-                    )
-        for _ in range(len(found) - len(as_text)):
-            self.counts.count_query()
-        if len(self._windows) < SPARE_WINDOWS:
-            self._windows.append(window)
-        if dispatched < wrote:
-            add_newer(found, self._not_dispatched(dispatched, wrote, topic, 0, FOREVER_MS), max_count)
-        for key in as_text:
-            found[key] = self.query(topic, key, max_count)
-        return found
-
-    def _newer(
-        self,
-        window: LogWindow,
-        name: bytes,
-        key: bytes,
-        dispatched: int,
-        wrote: int,
-        max_count: int,
-        begin_ms: int,
-        end_ms: int,
-    ) -> list[Message]:
-        """Messages with the key that the index does not know yet, oldest first. Damage ends the walk before it."""
-        found, end = tail_kernel.find_messages(
-            window,
-            self._control.min_physical_offset,
-            wrote,
-            dispatched,
-            name,
-            key,
-            max_count,
-            begin_ms,
-            end_ms,
-        )
-        if end < wrote:
-            log.error(
-                "%s: a query cannot read behind damage at %d, which dispatch has not stepped over yet",
-                self._commit_log.files.directory,
-                end,
-            )
-        return found[::-1]
+        """See KeySearch.query_many."""
+        return self._by_key.query_many(topic, keys, max_count)
 
     def key_reader(self, general: Callable[..., QueryResult]) -> KeyReader:
         """Answers usual queries without a call through Python; for the others it calls `general`."""
@@ -525,6 +386,7 @@ class Reader:
             self._commit_log.window,
             general,
             self.counts,
+            log_damage,
             self._dispatcher.kernel,
         )
         return self._key_reader
@@ -548,21 +410,6 @@ class Reader:
         )
         self._queue_reader.cleaned_below = self._forgotten_below
         return self._queue_reader
-
-    def _not_dispatched(
-        self, begin: int, end: int, topic: str, begin_ms: int, end_ms: int, with_expired: bool = False
-    ) -> Iterator[Message]:
-        """The part of the log that the index does not cover, because dispatch stands still (a full or failing disk, a
-        stopped process). Raises CorruptRecordError at damage."""
-        for message in self._commit_log.scan(begin, end):
-            in_time = begin_ms <= (message.store_timestamp_ms or 0) <= end_ms
-            wanted_one = in_time and message.topic == topic and takes_index_entry(message.sys_flag)
-            if wanted_one and (with_expired or not self._has_expired(message)):
-                yield message
-
-    def _has_expired(self, message: Message) -> bool:
-        expires_at_ms = message.expires_at_ms if message.sys_flag & EXPIRES else None
-        return expires_at_ms is not None and expires_at_ms <= clock.now_ms(self._control)
 
     # --------------------------------------------------------------------------------------- by time
 
@@ -593,7 +440,3 @@ class Reader:
             if found.next_offset <= begin:
                 return None
             begin = found.next_offset
-
-
-def _holds(message: Message, key: str) -> bool:
-    return key in message.keys or key == message.properties.get("UNIQ_KEY")

@@ -355,7 +355,7 @@ def test_a_reader_sees_what_was_written_before_it_asked(tmp_path):
 
 
 def test_behind_a_dispatcher_that_stands_still_there_is_what_there_is(tmp_path, monkeypatch):
-    monkeypatch.setattr("cystore.derived.reading.reader.HELP_WAIT_MS", 30)
+    monkeypatch.setattr("cystore.derived.reading.dispatch_help.HELP_WAIT_MS", 30)
     rolled_back = replace(record(10, keys="k"), sys_flag=12, queue_offset=0)
     written = WrittenLog(*lay_out([*(record(n, keys="k") for n in range(10)), rolled_back], 8192))
     parts.write_log(tmp_path, written.log)

@@ -19,7 +19,7 @@ from tests.unit.derived.test_online_damage import AT, BODY_AT, change, flip, ope
 def test_behind_a_dispatcher_that_stands_still_no_reader_is_sent_back(tmp_path, monkeypatch):
     """Seen: a reader was told `next_offset` 0 with OFFSET_OVERFLOW_BADLY or NO_MESSAGE_IN_QUEUE for acknowledged
     offsets, and began again at the start of its queue."""
-    monkeypatch.setattr("cystore.derived.reading.reader.HELP_WAIT_MS", 10)
+    monkeypatch.setattr("cystore.derived.reading.dispatch_help.HELP_WAIT_MS", 10)
     with open_store(tmp_path) as store, Process() as other:
         for n in range(3):
             store.put("T", b"%d" % n)

@@ -1,0 +1,219 @@
+"""Messages by key: from the index, and from the log behind the part that the index covers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+
+from cystore import clock
+from cystore._native.memory.control import Control
+from cystore._native.read import tail as tail_kernel
+from cystore._native.read.counts import ReadCounts
+from cystore._native.read.key_reader import QueryResult, find_messages
+from cystore._native.read.many_keys import find_many
+from cystore._native.record.argument_checks import text, whole
+from cystore._native.record.message import Message
+from cystore._native.record.window import LogWindow
+from cystore.derived.files.index import IndexFiles
+from cystore.derived.reading.dispatch_help import DispatchHelp
+from cystore.derived.reading.many_keys import add_newer, distinct
+from cystore.derived.reading.request import stored_topic
+from cystore.engine.log.commit_log import CommitLog
+from cystore.errors import CorruptRecordError
+from cystore.layout import CONSTANTS, takes_index_entry
+
+log = logging.getLogger("cystore")
+
+EXPIRES = CONSTANTS["SYS_FLAG_EXPIRES"][0]
+FOREVER_MS = (1 << 63) - 1
+INT32_MAX = (1 << 31) - 1
+SPARE_WINDOWS = 8
+DEFAULT_COUNT = 32  # messages of a query
+REPLACED = "�"  # bytes that are not UTF-8 become this
+
+
+def log_damage(damaged: Iterable[CorruptRecordError]) -> None:
+    """Logs each place that the index names and that has no valid record."""
+    for error in damaged:
+        log.error("a query met damage: %s", error)
+
+
+class KeySearch:
+    """Answers queries by key, from any thread. `windows` are the reader's spare windows."""
+
+    def __init__(
+        self,
+        control: Control,
+        commit_log: CommitLog,
+        index: IndexFiles,
+        counts: ReadCounts,
+        windows: list[LogWindow],
+        help_dispatch: DispatchHelp,
+    ) -> None:
+        self._control, self._commit_log, self._index = control, commit_log, index
+        self._counts, self._windows, self._help = counts, windows, help_dispatch
+
+    def _window(self) -> LogWindow:
+        """A window for one call; `_windows.append` gives it back."""
+        try:
+            return self._windows.pop()
+        except IndexError:
+            return self._commit_log.window()
+
+    def query(
+        self,
+        topic: str,
+        key: str,
+        max_count: int = 32,
+        *,
+        begin_ms: int = 0,
+        end_ms: int | None = None,
+        with_expired: bool = False,
+    ) -> QueryResult:
+        """The newest `max_count` messages of a topic that hold a key (one of `keys`, or the unique key), newest first.
+
+        A damaged record does not hide the intact ones; the result's `damaged` names it.
+
+        Only messages with a store timestamp from `begin_ms` to `end_ms` (default: any later one). The key of each
+        message is compared, so another key with the same hash is no match, and no message comes twice. Expired
+        messages come only `with_expired`. Source: DefaultMessageStore.queryMessage.
+        """
+        name = stored_topic(topic)
+        key = text("key", key)
+        if end_ms is None:
+            end_ms = FOREVER_MS
+        if not (
+            type(max_count) is type(begin_ms) is type(end_ms) is int
+            and 0 < max_count <= INT32_MAX
+            and -FOREVER_MS <= begin_ms <= end_ms <= FOREVER_MS
+        ):
+            max_count = whole("max_count", max_count, 1, INT32_MAX)
+            begin_ms = whole("begin_ms", begin_ms, -FOREVER_MS, FOREVER_MS)
+            end_ms = whole("end_ms", end_ms, -FOREVER_MS, FOREVER_MS)
+        encoded = key.encode()
+        control = self._control
+        self._counts.count_query()
+        wrote = control.wrote
+        if control.dispatched < wrote:
+            self._help.run()
+        dispatched = control.dispatched
+        window = self._commit_log.window(with_expired=True) if with_expired else self._window()
+        # A key that reads like bytes which are no text is compared as text; any other key by its bytes.
+        as_text = not key.isascii() and REPLACED in key
+        found = find_messages(
+            window, control, self._index.shapes(), name, encoded, FOREVER_MS if as_text else max_count, begin_ms,
+            end_ms,
+            any_key=as_text,
+        )  # fmt: skip
+        messages, damaged = list(found), found.damaged
+        log_damage(damaged)
+        if as_text:
+            messages = [message for message in messages if _has_key(message, key)][:max_count]
+        if dispatched < wrote:
+            newer: list[Message] = []  # oldest first
+            try:
+                if as_text:
+                    for message in self._not_dispatched(
+                        dispatched, wrote, topic, begin_ms, end_ms, with_expired
+                    ):
+                        if _has_key(message, key):
+                            newer.append(message)
+                else:
+                    newer = self._newer(window, name, encoded, dispatched, wrote, max_count, begin_ms, end_ms)
+            except CorruptRecordError as error:
+                log.error(
+                    "a query cannot read behind damage that dispatch has not stepped over yet: %s", error
+                )
+                damaged = [*damaged, error]
+            known = {message.physical_offset for message in newer}
+            messages = [*reversed(newer), *(m for m in messages if m.physical_offset not in known)][
+                :max_count
+            ]
+        if not with_expired and len(self._windows) < SPARE_WINDOWS:
+            self._windows.append(window)
+        return QueryResult(messages, damaged)
+
+    def query_many(
+        self, topic: str, keys: Iterable[str], max_count: int = DEFAULT_COUNT
+    ) -> dict[str, QueryResult]:
+        """`query` for many keys: one dispatch, one walk over the undispatched log, and one call of the kernel for the
+        rest."""
+        name = stored_topic(topic)
+        max_count = whole("max_count", max_count, 1, INT32_MAX)
+        found = distinct(keys)
+        control = self._control
+        wrote = control.wrote
+        if control.dispatched < wrote:
+            self._help.run()
+        dispatched = control.dispatched
+        window, shapes = self._window(), self._index.shapes()
+        as_text = []
+        if find_many(window, control, shapes, name, found, max_count):
+            for key in [key for key, messages in found.items() if messages is None]:
+                if REPLACED in key:
+                    as_text.append(key)
+                    found[key] = QueryResult()
+                else:
+                    found[key] = find_messages(
+                        window, control, shapes, name, key.encode(), max_count, 0, FOREVER_MS
+                    )
+                    log_damage(found[key].damaged)
+        for _ in range(len(found) - len(as_text)):
+            self._counts.count_query()
+        if len(self._windows) < SPARE_WINDOWS:
+            self._windows.append(window)
+        if dispatched < wrote:
+            add_newer(found, self._not_dispatched(dispatched, wrote, topic, 0, FOREVER_MS), max_count)
+        for key in as_text:
+            found[key] = self.query(topic, key, max_count)
+        return found
+
+    def _newer(
+        self,
+        window: LogWindow,
+        name: bytes,
+        key: bytes,
+        dispatched: int,
+        wrote: int,
+        max_count: int,
+        begin_ms: int,
+        end_ms: int,
+    ) -> list[Message]:
+        """Messages with the key that the index does not know yet, oldest first. Damage ends the walk before it."""
+        found, end = tail_kernel.find_messages(
+            window,
+            self._control.min_physical_offset,
+            wrote,
+            dispatched,
+            name,
+            key,
+            max_count,
+            begin_ms,
+            end_ms,
+        )
+        if end < wrote:
+            log.error(
+                "%s: a query cannot read behind damage at %d, which dispatch has not stepped over yet",
+                self._commit_log.files.directory,
+                end,
+            )
+        return found[::-1]
+
+    def _not_dispatched(
+        self, begin: int, end: int, topic: str, begin_ms: int, end_ms: int, with_expired: bool = False
+    ) -> Iterator[Message]:
+        """The part of the log that the index does not cover, because dispatch stands still (a full or failing disk, a
+        stopped process). Raises CorruptRecordError at damage."""
+        for message in self._commit_log.scan(begin, end):
+            in_time = begin_ms <= (message.store_timestamp_ms or 0) <= end_ms
+            wanted_one = in_time and message.topic == topic and takes_index_entry(message.sys_flag)
+            if wanted_one and (with_expired or not self._has_expired(message)):
+                yield message
+
+    def _has_expired(self, message: Message) -> bool:
+        expires_at_ms = message.expires_at_ms if message.sys_flag & EXPIRES else None
+        return expires_at_ms is not None and expires_at_ms <= clock.now_ms(self._control)
+
+
+def _has_key(message: Message, key: str) -> bool:
+    return key in message.keys or key == message.properties.get("UNIQ_KEY")
