@@ -10,9 +10,12 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from benchmarks import check, groups, growth, importing, memory, report, runner, scale, writes
-from benchmarks.cases import CASES
-from benchmarks.document import document
+from benchmarks.scale import command as scale
+from benchmarks.scale import growth
+from benchmarks.store import groups, importing, memory, writes
+from benchmarks.suite import check, report, runner
+from benchmarks.suite.cases import CASES
+from benchmarks.suite.document import document
 
 HERE = Path(__file__).resolve().parent
 RESULTS, PAGE = HERE / "results", HERE.parent / "docs" / "benchmarks.md"

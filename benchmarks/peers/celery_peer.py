@@ -20,8 +20,7 @@ from typing import Any
 import redis
 from celery import Celery, Task, chord, group, states
 
-from benchmarks import workload
-from benchmarks.celery_fleet import (
+from benchmarks.celery.fleet import (
     BACKEND_VARIABLE,
     BROKER_VARIABLE,
     LIFECYCLE_VARIABLE,
@@ -35,7 +34,8 @@ from benchmarks.celery_fleet import (
     tell,
     total,
 )
-from benchmarks.workload import Job, Measure
+from benchmarks.suite import workload
+from benchmarks.suite.workload import Job, Measure
 from tools.processes import ends_with_us
 from tools.redis_server import Redis, redis_server
 
@@ -69,7 +69,7 @@ def _worker(job: Job) -> Iterator[tuple[Celery, Redis]]:
             "-m",
             "celery",
             "-A",
-            "benchmarks.celery_fleet",
+            "benchmarks.celery.fleet",
             "worker",
             "--pool",
             "prefork",

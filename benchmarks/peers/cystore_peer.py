@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import cystore
-from benchmarks import workload
-from benchmarks.workload import TAG, TOPIC, Job, Measure
+from benchmarks.suite import workload
+from benchmarks.suite.workload import TAG, TOPIC, Job, Measure
 from cystore._native.read.log_walk import BLANK, LIMIT, LogWalker
 
 WARM_UP = 20_000

@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 
 import cystore
-from benchmarks import workload
 from benchmarks.peers.cystore_peer import fill, open_store, prepare
-from benchmarks.workload import TAG, TOPIC, Job, Measure
+from benchmarks.suite import workload
+from benchmarks.suite.workload import TAG, TOPIC, Job, Measure
 
 PAUSE_S = 0.002  # between two wake-ups: the waiter is asleep again by then
 

@@ -9,8 +9,8 @@ import platform
 import struct
 import time
 
-from benchmarks import workload
-from benchmarks.workload import Job, Measure
+from benchmarks.suite import workload
+from benchmarks.suite.workload import Job, Measure
 
 PAUSE_S = 0.002
 SYS_FUTEX = {"x86_64": 202, "aarch64": 98}[platform.machine()]

@@ -13,8 +13,8 @@ from typing import Any
 
 import lmdb
 
-from benchmarks import workload
-from benchmarks.workload import RING, Job, Measure
+from benchmarks.suite import workload
+from benchmarks.suite.workload import RING, Job, Measure
 
 NUMBER = struct.Struct(">Q")
 

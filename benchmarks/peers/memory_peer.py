@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import crc32c
 
-from benchmarks import native, workload
+from benchmarks import native
 from benchmarks.peers import cystore_peer
-from benchmarks.workload import RING, TAG, TOPIC, Job, Measure
+from benchmarks.suite import workload
+from benchmarks.suite.workload import RING, TAG, TOPIC, Job, Measure
 
 
 def _records(job: Job, count: int) -> tuple[bytes, array[int]]:

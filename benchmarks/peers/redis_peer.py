@@ -14,8 +14,8 @@ from typing import Any
 
 import redis
 
-from benchmarks import workload
-from benchmarks.workload import RING, TAG, TOPIC, Job, Measure
+from benchmarks.suite import workload
+from benchmarks.suite.workload import RING, TAG, TOPIC, Job, Measure
 from tools.redis_server import redis_server
 
 PAUSE_S = 0.002  # between two wake-ups: the waiter is asleep again by then

@@ -7,7 +7,7 @@ import json
 import subprocess
 import tempfile
 
-from benchmarks.workload import Job, Measure
+from benchmarks.suite.workload import Job, Measure
 from tests.interop import rocketmq
 
 JVM_FLAGS = ("-XX:+UseParallelGC", "-Xms1g", "-Xmx1g")

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from rocksdict import Options, Rdict, WriteBatch, WriteOptions
 
-from benchmarks import workload
-from benchmarks.workload import RING, Job, Measure
+from benchmarks.suite import workload
+from benchmarks.suite.workload import RING, Job, Measure
 
 NUMBER = struct.Struct(">Q")
 INDEX = b"k"  # before a message's key, in the key space of the index

@@ -7,8 +7,8 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks import workload
-from benchmarks.workload import RING, TAG, TOPIC, Job, Measure
+from benchmarks.suite import workload
+from benchmarks.suite.workload import RING, TAG, TOPIC, Job, Measure
 
 INSERT = "INSERT INTO log (topic, queue_id, tags, keys, body) VALUES (?, 0, ?, ?, ?)"
 

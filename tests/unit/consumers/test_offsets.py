@@ -251,7 +251,7 @@ def test_pull_waits_for_a_message_and_follows_rocketmqs_rule_for_lost_offsets(tm
 
 
 def test_the_benchmark_of_groups_measures_what_it_says(tmp_path):
-    from benchmarks.groups import lag_ms, message_us
+    from benchmarks.store.groups import lag_ms, message_us
 
     assert 0 < lag_ms(tmp_path / "lag", groups=20, rounds=3) < 1000
     assert set(message_us(tmp_path / "messages", 100)) == {"poll and ack", "iteration and ack", "get alone"}

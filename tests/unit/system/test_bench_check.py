@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from benchmarks import check
+from benchmarks.suite import check
 
 
 def result(**ratios: float | None) -> dict:

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import Case, Contestant, Goal
-from benchmarks.workload import Job
+from benchmarks.suite.cases import Case, Contestant, Goal
+from benchmarks.suite.workload import Job
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 1200
 
 
@@ -87,7 +87,7 @@ class MeasureError(RuntimeError):
 
 
 def _measure(peer: str, job: Job) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.worker", peer, job.to_json()]
+    command = [sys.executable, "-m", "benchmarks.suite.worker", peer, job.to_json()]
     with subprocess.Popen(
         command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     ) as process:

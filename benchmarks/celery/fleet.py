@@ -1,4 +1,4 @@
-"""The app of the Celery cases: `celery -A benchmarks.celery_fleet worker` finds broker and backend in the
+"""The app of the Celery cases: `celery -A benchmarks.celery.fleet worker` finds broker and backend in the
 environment."""
 
 from __future__ import annotations

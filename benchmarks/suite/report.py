@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks.runner import ROOT, Result, Row
+from benchmarks.suite.runner import ROOT, Result, Row
 
 FACTS_SHOWN = 100  # characters
 

@@ -13,7 +13,7 @@ import cystore
 from cystore.derived.dispatch.flush import DerivedFlusher
 from cystore.engine.files.checkpoint import Checkpoint
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PUTS_A_SECOND = 10
 
 
@@ -53,7 +53,7 @@ def stay(root: Path) -> None:
 def idle(root: Path, processes: int, seconds: float) -> dict[str, float]:
     """Wake-ups a second, of the mean process and of the busiest one; then, while this process puts now and then, how
     often queues were flushed and checkpoints synced a second, by all of them together."""
-    command = [sys.executable, "-m", "benchmarks.scale", "--part", "stay", str(root)]
+    command = [sys.executable, "-m", "benchmarks.scale.command", "--part", "stay", str(root)]
     attached: list[subprocess.Popen[bytes]] = []
     try:
         for _ in range(processes):

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.spark_plan`: how long Spark's driver plans a read of very many segments, and what the plan
+"""`python -m benchmarks.spark.plan`: how long Spark's driver plans a read of very many segments, and what the plan
 takes of its memory.
 
 Planning reads no bodies, so what a segment's length is does not matter: those here are short. As many partitions as
@@ -61,7 +61,7 @@ def show(case: str, options: dict[str, str]) -> float:
 
 def in_spark(options: dict[str, str], cores: int, folder: Path) -> tuple[float, int, int]:
     """Seconds, partitions, growth of the JVM's heap: the plan as Spark holds it."""
-    from benchmarks.spark_scan import session
+    from benchmarks.spark.scan import session
 
     spark = session(cores, folder)
     runtime = spark._jvm.java.lang.Runtime.getRuntime()
@@ -85,7 +85,7 @@ def in_spark(options: dict[str, str], cores: int, folder: Path) -> tuple[float, 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark_plan", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark.plan", description=__doc__)
     parser.add_argument("--segments", type=int, default=10_000)
     parser.add_argument("--segment-kib", type=int, default=32)
     parser.add_argument("--cores", type=int, default=2)

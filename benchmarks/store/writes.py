@@ -25,11 +25,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import cystore
-from benchmarks import native, workload
+from benchmarks import native
 from benchmarks.peers import cystore_peer
-from benchmarks.workload import TAG, TOPIC, Job
+from benchmarks.suite import workload
+from benchmarks.suite.workload import TAG, TOPIC, Job
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 BODY_BYTES = 100
 RECORD_BYTES = 230  # of such a message
 FLUSH_S = 0.5
@@ -139,7 +140,7 @@ def waited_for(folder: Path, count: int, waiters: int) -> float:
         command = [
             sys.executable,
             "-m",
-            "benchmarks.writes",
+            "benchmarks.store.writes",
             "--part",
             "wait",
             str(folder / "store"),
@@ -225,7 +226,7 @@ def run(part: Callable[..., Any], folder: Path, *numbers: float) -> Any:
     """A part in a process of its own; what it gives."""
     with tempfile.TemporaryDirectory(dir=folder) as parent:
         given = [part.__name__, parent, *map(str, numbers)]
-        command = [sys.executable, "-m", "benchmarks.writes", "--part", *given]
+        command = [sys.executable, "-m", "benchmarks.store.writes", "--part", *given]
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
         return json.loads(done.stdout)
 

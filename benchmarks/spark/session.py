@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 Took = tuple[float, float]  # wall time, CPU time
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def session(cores: int, folder: Path, memory: str = "2g") -> Any:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.columns`: reading a log as Arrow columns beside the bare scan with checksums, on one core.
+"""`python -m benchmarks.store.columns`: a log read as Arrow columns beside the bare scan with checksums, on one core.
 
 Prints rows and bytes a second of CPU time and of wall time, the best of some rounds: other work of the machine costs
 wall time.
@@ -79,7 +79,7 @@ ROWS: dict[str, Callable[[list[LogRange]], int]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.columns", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.store.columns", description=__doc__)
     parser.add_argument("--count", type=int, default=2_000_000, help="messages (%(default)s)")
     parser.add_argument("--record-bytes", type=int, default=300, help="of each record, about (%(default)s)")
     parser.add_argument("--rounds", type=int, default=7)

@@ -1,4 +1,4 @@
-"""One measurement in a process of its own: `python -m benchmarks.worker PEER JOB`, the job and the answer as JSON."""
+"""One measurement in its own process: `python -m benchmarks.suite.worker PEER JOB`; job and answer are JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import sys
 from dataclasses import asdict
 
-from benchmarks.workload import Job
+from benchmarks.suite.workload import Job
 
 
 def main(peer: str, job_text: str) -> None:

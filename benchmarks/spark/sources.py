@@ -1,4 +1,4 @@
-"""Other ways to bring the rows of a store to Spark, beside which `python -m benchmarks.spark_scan` measures the
+"""Other ways to bring the rows of a store to Spark, beside which `python -m benchmarks.spark.scan` measures the
 source."""
 
 from __future__ import annotations

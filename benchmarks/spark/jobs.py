@@ -1,4 +1,4 @@
-"""`python -m benchmarks.spark_jobs`: the Spark jobs scrub and rebuild beside what one process does by itself, on the
+"""`python -m benchmarks.spark.jobs`: the Spark jobs scrub and rebuild beside what one process does by itself, on the
 same store.
 
 * scrub beside one process that walks the log and checks every checksum: the goal is its time and 1.5 s more, up to 4
@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import cystore
-from benchmarks.columns import fill, scan
-from benchmarks.spark_session import ROOT, Took, best, session
+from benchmarks.spark.session import ROOT, Took, best, session
+from benchmarks.store.columns import fill, scan
 from cystore.cli.program import main as command
 from cystore.columns import arrow
 
@@ -75,7 +75,7 @@ def left(store: Path, state: str) -> Iterator[None]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark_jobs", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark.jobs", description=__doc__)
     parser.add_argument("--count", type=int, default=10_000_000, help="messages (%(default)s)")
     parser.add_argument("--record-bytes", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=3)

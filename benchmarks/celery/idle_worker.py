@@ -1,4 +1,4 @@
-"""`python -m benchmarks.idle_worker [--seconds N] [--starts N]`: the cost of an idle worker with a store.
+"""`python -m benchmarks.celery.idle_worker [--seconds N] [--starts N]`: the cost of an idle worker with a store.
 
 Three workers of two pool processes, on a Redis each, run beside each other. The results of one go to Redis; one has a
 store; one has a store with installed duties, and beat. Each runs some tasks, so that every process has loaded its
@@ -26,12 +26,12 @@ from pathlib import Path
 from celery import Celery
 from redis import Redis as Client
 
-from benchmarks.celery_fleet import BACKEND_VARIABLE, BROKER_VARIABLE, DUTIES_VARIABLE, LIFECYCLE_VARIABLE
-from benchmarks.scale_idle import switches
+from benchmarks.celery.fleet import BACKEND_VARIABLE, BROKER_VARIABLE, DUTIES_VARIABLE, LIFECYCLE_VARIABLE
+from benchmarks.scale.idle import switches
 from tools.processes import ends_with_us
 from tools.redis_server import Redis, redis_server
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TASKS = 100  # before the measurement
 SETTLE_S = 45.0  # after the start: a checkpoint, and whatever else is done once
 READY = " ready."
@@ -73,7 +73,7 @@ class Worker:
             self._start("beat", "--schedule", str(folder / "schedule"), "--pidfile", "")
 
     def _start(self, *words: str) -> None:
-        command = [sys.executable, "-m", "celery", "-A", "benchmarks.celery_fleet", *words]
+        command = [sys.executable, "-m", "celery", "-A", "benchmarks.celery.fleet", *words]
         with open(self.log, "ab") as output:
             self._processes.append(
                 subprocess.Popen(
@@ -91,7 +91,7 @@ class Worker:
         """Has every pool process run some."""
         with Celery(broker=self._environment[BROKER_VARIABLE], set_as_current=False) as app:
             for number in range(TASKS):
-                app.send_task("benchmarks.celery_fleet.add", (number, 1))
+                app.send_task("benchmarks.celery.fleet.add", (number, 1))
 
     def cost(self) -> Cost:
         """Of the worker; beat only counts among the commands."""
@@ -157,7 +157,7 @@ def starts(root: Path, count: int) -> dict[str, float]:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.idle_worker", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.celery.idle_worker", description=__doc__)
     parser.add_argument(
         "--seconds", type=float, default=120.0, help="how long the workers are idle (%(default)s)"
     )

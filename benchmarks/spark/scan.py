@@ -1,4 +1,4 @@
-"""`python -m benchmarks.spark_scan`: reading a store in Spark beside Spark's own reader of uncompressed Parquet, the
+"""`python -m benchmarks.spark.scan`: reading a store in Spark beside Spark's own reader of uncompressed Parquet, the
 same rows.
 
 One local session, warm cache, best wall time of some rounds and the CPU time of that round: the driver, its JVM and
@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import cystore
-from benchmarks.columns import fill
-from benchmarks.spark_session import Took, best, session, timed
+from benchmarks.spark.session import Took, best, session, timed
+from benchmarks.store.columns import fill
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 MEMORY = "6g"  # binaryFile holds whole segments, and more than once
@@ -48,7 +48,7 @@ def all_columns(frame: Any) -> None:
 
 def entrants(spark: Any, store: Path, parquet: Path, columns: str, count: int, cores: int) -> dict[str, Any]:
     """A DataFrame for each way to read the same rows."""
-    from benchmarks.spark_sources import ReadySource, TupleSource, binary_files
+    from benchmarks.spark.sources import ReadySource, TupleSource, binary_files
 
     def load(source: str, path: Path = store, **options: Any) -> Any:
         reader = spark.read.format(source).options(**options)
@@ -111,7 +111,7 @@ def reached(times: float, goal: float) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark_scan", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark.scan", description=__doc__)
     parser.add_argument("--count", type=int, default=2_000_000, help="messages (%(default)s)")
     parser.add_argument("--record-bytes", type=int, default=300, help="of each record, about (%(default)s)")
     parser.add_argument("--cores", type=int, default=2)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.celery_lifecycle`: the cost of the lifecycle log for a task, with the log off and on in turn.
+"""`python -m benchmarks.celery.lifecycle`: the cost of the lifecycle log for a task, with the log off and on in turn.
 
 Each round starts a worker with two pool processes on an empty store and stops its consuming. The messages are sent
 (this is timed), the worker consumes again, and the time to the last of them is taken. Tasks only count themselves in
@@ -29,7 +29,7 @@ from cystore.celery.stores import close_shared
 from tools.processes import ends_with_us
 from tools.redis_server import redis_server
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 BROKER, STORE, LOGGED, COUNTER = "BENCH_BROKER", "BENCH_STORE", "BENCH_LIFECYCLE", "BENCH_COUNTER"
 QUEUE, DONE = "bench", "bench-done"
 WARM_UP = 200
@@ -98,7 +98,7 @@ def _worker(environment: dict[str, str], log: Path) -> Iterator[int]:
         "-m",
         "celery",
         "-A",
-        "benchmarks.celery_lifecycle",
+        "benchmarks.celery.lifecycle",
         "worker",
         "--concurrency=2",
     ]
@@ -171,7 +171,7 @@ def half(logged: str, tasks: int, folder: Path) -> Half:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.celery_lifecycle", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.celery.lifecycle", description=__doc__)
     parser.add_argument(
         "--tasks", type=int, default=5000, help="messages of one half of a round (%(default)s)"
     )

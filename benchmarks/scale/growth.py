@@ -21,7 +21,7 @@ from typing import Any
 
 import cystore
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TOPIC = "Growth"
 BODY = b"0123456789abcdef" * 2
 SLICES, SLICE = 60, 500
@@ -130,7 +130,7 @@ PARTS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
 def run(part: str, size: int, folder: Path) -> dict[str, Any]:
     """A part in a process of its own, with an empty folder."""
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        command = [sys.executable, "-m", "benchmarks.growth", part, str(size), scratch]
+        command = [sys.executable, "-m", "benchmarks.scale.growth", part, str(size), scratch]
         done = subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, check=True)
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
@@ -168,7 +168,7 @@ def main(arguments: list[str]) -> int:
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
     if options.plots:
-        from benchmarks.plots import draw_growth, draw_latency
+        from benchmarks.suite.plots import draw_growth, draw_latency
 
         draw_growth(figures, options.plots / "growth.svg")
         draw_latency(grown["single"], options.plots / "latency.svg")

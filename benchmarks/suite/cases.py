@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchmarks.workload import Job
+from benchmarks.suite.workload import Job
 
 OURS = "cystore"
 QUICK_DIVISOR = 10

@@ -1,5 +1,5 @@
-"""`python -m benchmarks.cleanup [--results N]`: removing expired results, beside `celery.backend_cleanup` of the SQL
-backend on SQLite.
+"""`python -m benchmarks.celery.cleanup [--results N]`: removing expired results, beside
+`celery.backend_cleanup` of the SQL backend on SQLite.
 
 Both hold the same results, all of them expired. The benchmark measures each backend's removal: the store unlinks the
 segments that hold them (`MessageStore.clean`), the SQL backend deletes their rows (`DatabaseBackend.cleanup`). A store
@@ -88,7 +88,7 @@ def sql(folder: Path, count: int) -> tuple[float, int]:
 
 def main(arguments: list[str]) -> int:
     """Prints the times and the ratio; 1 when something was left that should have gone."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cleanup", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.celery.cleanup", description=__doc__)
     parser.add_argument("--results", type=int, default=100_000, metavar="N")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))

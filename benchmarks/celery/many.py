@@ -1,4 +1,4 @@
-"""`python -m benchmarks.celery_many`: the results of many tasks in one look, beside a look for each.
+"""`python -m benchmarks.celery.many`: the results of many tasks in one look, beside a look for each.
 
 The store has as many results as asked for, in a random order of ids. Each round asks for the same ids in both ways,
 one after the other. The ratio is of the processor time of the two, and of the rounds the median. The second table is
@@ -87,7 +87,7 @@ def compare(title: str, app: Celery, ids: list[str], rounds: int) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Prints the tables."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.celery_many", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.celery.many", description=__doc__)
     parser.add_argument("--results", type=int, default=200_000, help="in the store")
     parser.add_argument("--ids", type=int, default=10_000, help="number of ids that one call asks for")
     parser.add_argument("--behind", type=int, default=2_000, help="number of undispatched records")

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import cystore
-from benchmarks.scale_idle import idle, stay
-from benchmarks.scale_puts import WORK, beside
-from benchmarks.scale_segments import build_log, read_log
-from benchmarks.standing_still import LIMIT_MS, stand_still
+from benchmarks.scale.idle import idle, stay
+from benchmarks.scale.puts import WORK, beside
+from benchmarks.scale.segments import build_log, read_log
+from benchmarks.scale.standing_still import LIMIT_MS, stand_still
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TOPICS = 16
 QUEUE_FILE_BYTES = 6_000_000
 
@@ -132,7 +132,15 @@ PARTS: dict[str, Callable[..., Any]] = {
 
 def run(part: str, root: Path, *numbers: float) -> Any:
     """A part in a process of its own; what it gives."""
-    command = [sys.executable, "-m", "benchmarks.scale", "--part", part, str(root), *map(str, numbers)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.scale.command",
+        "--part",
+        part,
+        str(root),
+        *map(str, numbers),
+    ]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout or b"null")
 

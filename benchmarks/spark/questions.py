@@ -19,8 +19,8 @@ from typing import Any
 import pyarrow.compute as pc
 
 import cystore
-from benchmarks.columns import fill
-from benchmarks.spark_session import best, session
+from benchmarks.spark.session import best, session
+from benchmarks.store.columns import fill
 
 SEGMENT_BYTES = 16 << 20
 TRACEBACK = (

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import cystore
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TOPIC = "Large"
 BODY_BYTES = 128 << 10
 READS = 20_000
@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
         root = Path(scratch) / "store"
         fill(root, int(options.gib * (1 << 30)))
-        command = [sys.executable, "-m", "benchmarks.memory", str(root)]
+        command = [sys.executable, "-m", "benchmarks.store.memory", str(root)]
         done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=True)
     imported, after, read = (float(text) for text in done.stdout.split())
     print(

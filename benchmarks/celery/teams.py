@@ -1,4 +1,4 @@
-"""`python -m benchmarks.celery_teams`: what a team gets from its result backend, as ratios to Redis of one run.
+"""`python -m benchmarks.celery.teams`: what a team gets from its result backend, as ratios to Redis of one run.
 
 Each round measures both backends in turn, with one prefork worker and the lifecycle log on: whole tasks, from the
 first message sent to the last result read; the same beside idle waiters, which are threads of other processes, each
@@ -27,9 +27,9 @@ from pathlib import Path
 
 from celery import Celery, chord, group
 
-from benchmarks.celery_fleet import add, append_and_tell, total
+from benchmarks.celery.fleet import add, append_and_tell, total
 from benchmarks.peers.celery_peer import ROOT, WAIT_S, _told, _worker
-from benchmarks.workload import Job
+from benchmarks.suite.workload import Job
 from cystore.celery.stores import close_shared
 from tools.processes import ends_with_us
 
@@ -56,7 +56,7 @@ def _chord(parts: int) -> float:
 @contextmanager
 def _waiters(app: Celery, count: int) -> Iterator[None]:
     """So many idle `.get()`, shared out among processes."""
-    command = [sys.executable, "-m", "benchmarks.celery_teams", "--part", "wait"]
+    command = [sys.executable, "-m", "benchmarks.celery.teams", "--part", "wait"]
     words = [app.conf.broker_url, app.conf.result_backend, str(count // PROCESSES)]
     processes = [
         subprocess.Popen(
@@ -97,7 +97,7 @@ def wait(broker: str, backend: str, count: int) -> None:
 def half(backend: str, options: argparse.Namespace) -> dict[str, float]:
     """Seconds of each of the three, measured in a process of its own: Celery keeps its connections."""
     given = [f"--{name}={getattr(options, name)}" for name in ("tasks", "waiters", "parts", "chords")]
-    command = [sys.executable, "-m", "benchmarks.celery_teams", "--part", backend, *given]
+    command = [sys.executable, "-m", "benchmarks.celery.teams", "--part", backend, *given]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
     found: dict[str, float] = json.loads(done.stdout)
     return found
@@ -145,7 +145,7 @@ def main(arguments: list[str]) -> int:
     if arguments[:2] == ["--part", "wait"]:
         wait(arguments[2], arguments[3], int(arguments[4]))
         return 0
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.celery_teams", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.celery.teams", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
     parser.add_argument("--tasks", type=int, default=2_000, help="of one measurement (%(default)s)")
     parser.add_argument("--waiters", type=int, default=200, help="idle ones (%(default)s)")

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.spark_archive`: archiving a log to verified Parquet on Spark, in MB of log a second and core.
+"""`python -m benchmarks.spark.archive`: archiving a log to verified Parquet on Spark, in MB of log a second and core.
 
 One local session. Each round archives the same segments to a new folder: writing with zstd, fsync, reading back from
 the disk and comparing with the log are all in the time. CPU time is that of the driver, the JVM and its Python
@@ -13,15 +13,15 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.columns import fill
-from benchmarks.spark_session import cpu_now, cpu_since, session
+from benchmarks.spark.session import cpu_now, cpu_since, session
+from benchmarks.store.columns import fill
 
 GOAL_MB = 100
 MB = 1e6
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark_archive", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark.archive", description=__doc__)
     parser.add_argument("--count", type=int, default=8_000_000, help="messages (%(default)s)")
     parser.add_argument("--record-bytes", type=int, default=300, help="of each record, about (%(default)s)")
     parser.add_argument("--segment-mb", type=int, default=256, help="(%(default)s)")

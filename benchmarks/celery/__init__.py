@@ -1,0 +1,1 @@
+"""Benchmarks of the Celery plugin beside other result backends."""

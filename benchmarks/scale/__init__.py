@@ -1,0 +1,1 @@
+"""Benchmarks of stores with many queues, messages, segments or processes."""

@@ -1,0 +1,1 @@
+"""Benchmarks of reads and jobs on Spark."""

@@ -1,0 +1,1 @@
+"""Benchmarks of one store in one or a few processes."""
