@@ -10,11 +10,11 @@ import signal
 
 import pytest
 
-from tests.crash.aftermath import after_kills
-from tests.crash.places import in_sources
-from tests.crash.shifted import ShiftedClock
+from tests.support.aftermath import after_kills
 from tests.support.checks import check_closed
 from tests.support.process import Process
+from tests.support.processes.places import in_sources
+from tests.support.processes.shifted import ShiftedClock
 from tests.support.small_stores import LOG_BYTES, SETTINGS
 
 HOUR_MS = 3_600_000

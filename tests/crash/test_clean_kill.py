@@ -9,7 +9,7 @@ import signal
 import pytest
 
 import cystore
-from tests.crash.aftermath import after_kills
+from tests.support.aftermath import after_kills
 from tests.support.cleaning import check_cleaned, fill
 from tests.support.process import Process
 from tests.support.small_stores import SETTINGS

@@ -10,8 +10,8 @@ import pytest
 
 import cystore
 from cystore.engine.files.checkpoint import FILE_NAME, read_checkpoint
-from tests.crash.shifted import ShiftedClock
 from tests.support.process import Process
+from tests.support.processes.shifted import ShiftedClock
 from tests.support.small_stores import SETTINGS
 
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000

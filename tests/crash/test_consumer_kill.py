@@ -13,9 +13,9 @@ import pytest
 
 import cystore
 from cystore.clock import monotonic_s
-from tests.crash.aftermath import after_kills
-from tests.crash.places import in_sources
+from tests.support.aftermath import after_kills
 from tests.support.process import Process
+from tests.support.processes.places import in_sources
 from tests.support.small_stores import SETTINGS
 
 LEVELS = {**SETTINGS, "message_delay_level": "0s 1s 1s 1s"}

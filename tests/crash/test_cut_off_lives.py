@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.writers import acknowledged
 from tests.support.checks import check, check_closed
 from tests.support.process import Process
+from tests.support.processes.writers import acknowledged
 from tests.support.small_stores import SETTINGS, open_small
 
 LIVES = """

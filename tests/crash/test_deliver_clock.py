@@ -8,8 +8,8 @@ import os
 
 import pytest
 
-from tests.crash.shifted import ShiftedClock
 from tests.support.process import Process
+from tests.support.processes.shifted import ShiftedClock
 from tests.support.small_stores import SETTINGS
 
 HOUR_MS = 3_600_000

@@ -12,10 +12,10 @@ import time
 import pytest
 
 import cystore
-from tests.crash.aftermath import after_kills
-from tests.crash.places import in_sources
+from tests.support.aftermath import after_kills
 from tests.support.checks import check_closed, everything
 from tests.support.process import Process
+from tests.support.processes.places import in_sources
 from tests.support.small_stores import SETTINGS
 
 DELAYED = {**SETTINGS, "message_delay_level": "0s 1s", "flush_delay_offset_interval_ms": 0}

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash import disks
-from tests.crash.disks import Disk
-from tests.crash.forks import Nursery
+from tests.support.disks import disks
+from tests.support.disks.disks import Disk
 from tests.support.process import TIMEOUT_S
+from tests.support.processes.forks import Nursery
 
 
 def backing_files() -> list[str]:

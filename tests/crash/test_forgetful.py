@@ -17,9 +17,9 @@ import pytest
 from cystore.system import files
 from tests.crash import matrix
 from tests.crash.faults import lost_writes
-from tests.crash.forgetful import ForgetfulDisk, Power
-from tests.crash.forks import Nursery
-from tests.crash.unsynced import HOW, PAGE_BYTES, SECTOR_BYTES, Node, Tree
+from tests.support.disks.forgetful import ForgetfulDisk, Power
+from tests.support.disks.unsynced import HOW, PAGE_BYTES, SECTOR_BYTES, Node, Tree
+from tests.support.processes.forks import Nursery
 
 PAGES = 3
 OLD, NEW, NEWER = (bytes([n]) * PAGE_BYTES for n in (1, 2, 3))

@@ -12,9 +12,9 @@ import pytest
 
 import cystore
 from cystore.engine.files.checkpoint import read_checkpoint
-from tests.crash.writers import acknowledged, arm, start
 from tests.support.checks import check, check_closed
 from tests.support.process import Process
+from tests.support.processes.writers import acknowledged, arm, start
 from tests.support.small_stores import SETTINGS, open_small
 
 PUT = "work(4000)"

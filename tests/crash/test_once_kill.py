@@ -11,9 +11,9 @@ import pytest
 
 import cystore
 from cystore.clock import monotonic_s
-from tests.crash.aftermath import after_kills
-from tests.crash.places import in_sources
+from tests.support.aftermath import after_kills
 from tests.support.process import Process
+from tests.support.processes.places import in_sources
 from tests.support.small_stores import SETTINGS
 
 KEYS, TIME_S, HOUR_MS = 400, 90, 3_600_000

@@ -8,9 +8,9 @@ import contextlib
 
 import pytest
 
-from tests.crash.places import PLACES, in_sources
-from tests.crash.writers import arm
 from tests.support.process import Process
+from tests.support.processes.places import PLACES, in_sources
+from tests.support.processes.writers import arm
 from tools import build
 
 

@@ -9,10 +9,10 @@ import signal
 
 import pytest
 
-from tests.crash.aftermath import after_kills
-from tests.crash.writers import arm
+from tests.support.aftermath import after_kills
 from tests.support.checks import check_closed
 from tests.support.process import Process
+from tests.support.processes.writers import arm
 from tests.support.small_stores import SETTINGS, open_small
 
 QUEUES, EACH = 4, 2

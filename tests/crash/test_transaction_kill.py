@@ -15,10 +15,10 @@ import pytest
 import cystore
 from cystore import TransactionError
 from cystore.layout import OP_TOPIC
-from tests.crash.aftermath import after_kills
-from tests.crash.places import in_sources
+from tests.support.aftermath import after_kills
 from tests.support.checks import check_closed
 from tests.support.process import Process
+from tests.support.processes.places import in_sources
 from tests.support.small_stores import SETTINGS
 
 COUNT = 40

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.writers import arm
 from tests.support.process import Process
+from tests.support.processes.writers import arm
 from tests.support.users import (
     ALICE,
     BOB,

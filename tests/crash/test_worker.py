@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tests.crash.worker import Worker, right
+from tests.support.processes.worker import Worker, right
 from tests.support.small_stores import SETTINGS
 
 

@@ -10,9 +10,9 @@ import signal
 import pytest
 
 import cystore
-from tests.crash.writers import acknowledged, start
 from tests.support.checks import check, check_closed
 from tests.support.process import Process, processes
+from tests.support.processes.writers import acknowledged, start
 from tests.support.small_stores import SETTINGS
 
 IN_BOTH = (

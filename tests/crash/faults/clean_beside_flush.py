@@ -10,12 +10,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import cystore
-from tests.crash import worker
-from tests.crash.aftermath import aftermath
-from tests.crash.forks import Nursery
 from tests.crash.matrix import Case, Fault, Run
-from tests.crash.worker import ALL, DUTIES, PUTS, check_kept
+from tests.support.aftermath import aftermath
 from tests.support.checks import check_closed
+from tests.support.processes import worker
+from tests.support.processes.forks import Nursery
+from tests.support.processes.worker import ALL, DUTIES, PUTS, check_kept
 from tests.support.small_stores import SETTINGS
 
 PROCESSES = 4

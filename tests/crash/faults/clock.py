@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import cystore
-from tests.crash.aftermath import after_check
-from tests.crash.fork_server import ForkServer, environment, no_compiler
-from tests.crash.forked_writers import BATCH
 from tests.crash.matrix import Fault, Run
-from tests.crash.shifted import ShiftedClock
+from tests.support.aftermath import after_check
 from tests.support.checks import check, check_closed, everything
+from tests.support.processes.fork_server import ForkServer, environment, no_compiler
+from tests.support.processes.forked_writers import BATCH
+from tests.support.processes.shifted import ShiftedClock
 from tests.support.small_stores import SETTINGS
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import cystore
-from tests.crash import worker
-from tests.crash.aftermath import aftermath
-from tests.crash.fork_server import no_compiler
-from tests.crash.forks import Child, Nursery
 from tests.crash.matrix import Case, Fault, Run
-from tests.crash.shifted import ShiftedClock
-from tests.crash.worker import PUTS, check_kept
+from tests.support.aftermath import aftermath
 from tests.support.checks import check_closed
+from tests.support.processes import worker
+from tests.support.processes.fork_server import no_compiler
+from tests.support.processes.forks import Child, Nursery
+from tests.support.processes.shifted import ShiftedClock
+from tests.support.processes.worker import PUTS, check_kept
 from tests.support.small_stores import SETTINGS
 
 HOUR_MS = 3_600_000

@@ -16,13 +16,13 @@ from typing import Any
 import cystore
 from cystore.derived.files.offsets import read_queue_offsets
 from cystore.engine.files.checkpoint import FILE_BYTES
-from tests.crash.aftermath import after_check
-from tests.crash.forks import Child, Nursery
 from tests.crash.matrix import Case, Fault, Run
+from tests.support.aftermath import after_check
 from tests.support.checks import check, check_closed
+from tests.support.processes.forks import Child, Nursery
 from tests.support.small_stores import SETTINGS
 
-SOURCE = Path(__file__).resolve().parents[1] / "fail_calls.c"
+SOURCE = Path(__file__).with_name("fail_calls.c")
 # How many of each a process makes in STEPS; measured once, so that a case depends on its own number alone.
 CALLS = {
     "open": 150, "mmap": 20, "msync": 50, "fsync": 60, "fdatasync": 6, "ftruncate": 12, "fallocate": 25, "rename": 20,

@@ -6,10 +6,10 @@ parent stays attached, and whoever would have to be alone in the store is refuse
 
 from __future__ import annotations
 
-from tests.crash.fork_server import ForkServer, environment
-from tests.crash.forked_writers import CHILDREN
 from tests.crash.matrix import Fault, Run
-from tests.crash.writer_group import WriterGroup, check_reopened
+from tests.support.processes.fork_server import ForkServer, environment
+from tests.support.processes.forked_writers import CHILDREN
+from tests.support.processes.writer_group import WriterGroup, check_reopened
 
 WRITERS = 2
 CHILDREN_A_CASE = 4

@@ -13,12 +13,12 @@ from tempfile import mkdtemp
 from typing import Any
 
 import cystore
-from tests.crash import disks
-from tests.crash.aftermath import after_check
-from tests.crash.disks import Disk
-from tests.crash.forks import Child, Nursery
 from tests.crash.matrix import Case, Fault, Run
+from tests.support.aftermath import after_check
 from tests.support.checks import check, check_closed
+from tests.support.disks import disks
+from tests.support.disks.disks import Disk
+from tests.support.processes.forks import Child, Nursery
 from tests.support.small_stores import SETTINGS
 
 WRITERS = 3

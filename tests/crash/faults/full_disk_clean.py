@@ -17,14 +17,14 @@ from typing import Any
 
 import cystore
 from cystore.engine.files.checkpoint import read_checkpoint
-from tests.crash import worker
-from tests.crash.aftermath import aftermath
-from tests.crash.disks import Disk
 from tests.crash.faults.full_disk import BALLAST, KINDS, SIZE_BYTES, obstacle, use_up
-from tests.crash.forks import Child, Nursery
 from tests.crash.matrix import Case, Fault, Run
-from tests.crash.worker import PUTS, check_kept
+from tests.support.aftermath import aftermath
 from tests.support.checks import check_closed
+from tests.support.disks.disks import Disk
+from tests.support.processes import worker
+from tests.support.processes.forks import Child, Nursery
+from tests.support.processes.worker import PUTS, check_kept
 from tests.support.small_stores import SETTINGS
 
 WRITERS = 2

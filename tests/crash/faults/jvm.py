@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 
 import cystore
-from tests.crash.aftermath import after_check
-from tests.crash.fork_server import ForkServer, environment
 from tests.crash.matrix import Case, Fault, Run
-from tests.crash.writer_group import WriterGroup, check_reopened
 from tests.golden.cystore_config import cystore_config
 from tests.interop import specs
 from tests.interop.rocketmq import Refused, RocketMQ, Unavailable, build
+from tests.support.aftermath import after_check
 from tests.support.checks import check
+from tests.support.processes.fork_server import ForkServer, environment
+from tests.support.processes.writer_group import WriterGroup, check_reopened
 
 WRITERS = 2
 PUTS = 400

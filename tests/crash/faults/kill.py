@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import cystore
-from tests.crash.aftermath import after_check
-from tests.crash.fork_server import ForkServer, environment, no_compiler
-from tests.crash.forked_writers import BATCH
 from tests.crash.matrix import Fault, Run
-from tests.crash.places import PLACES, WHEN_WRITING
+from tests.support.aftermath import after_check
 from tests.support.checks import check, check_closed
+from tests.support.processes.fork_server import ForkServer, environment, no_compiler
+from tests.support.processes.forked_writers import BATCH
+from tests.support.processes.places import PLACES, WHEN_WRITING
 from tests.support.small_stores import BLANK_BYTES, LOG_BYTES, SETTINGS, open_small
 
 CROWD = 8

@@ -16,12 +16,12 @@ from typing import Any
 
 import cystore
 from cystore.system.small_files import SPARE
-from tests.crash import worker
-from tests.crash.aftermath import aftermath
-from tests.crash.forks import Child, Nursery
-from tests.crash.images import read_queue
 from tests.crash.matrix import Case, Fault, Run
-from tests.crash.worker import PUTS, right
+from tests.support.aftermath import aftermath
+from tests.support.disks.images import read_queue
+from tests.support.processes import worker
+from tests.support.processes.forks import Child, Nursery
+from tests.support.processes.worker import PUTS, right
 from tests.support.small_stores import LOG_BYTES, SETTINGS
 
 WRITERS = 3
@@ -51,7 +51,7 @@ def served(acknowledged):
         except cystore.StoreError as error:
             lost.append([physical_offset, str(error)])
             continue
-        assert all(tests.crash.worker.right(m) for m in found), (topic, queue_id, queue_offset)
+        assert all(tests.support.processes.worker.right(m) for m in found), (topic, queue_id, queue_offset)
         if len(found) < 1 + by_get or any(m.keys != (key,) for m in found):
             lost.append([physical_offset, "not at its place"])
     return lost

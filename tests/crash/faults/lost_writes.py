@@ -17,14 +17,14 @@ from typing import Any
 
 import cystore
 from cystore.system import files
-from tests.crash.aftermath import aftermath
-from tests.crash.disk_writers import WAIT_S, Acknowledgements, start
-from tests.crash.forgetful import ForgetfulDisk, Power, obstacle
-from tests.crash.fork_server import no_compiler
-from tests.crash.forks import Nursery
 from tests.crash.matrix import Case, Fault, Run
-from tests.crash.shifted import ShiftedClock
+from tests.support.aftermath import aftermath
 from tests.support.checks import check_closed
+from tests.support.disks.disk_writers import WAIT_S, Acknowledgements, start
+from tests.support.disks.forgetful import ForgetfulDisk, Power, obstacle
+from tests.support.processes.fork_server import no_compiler
+from tests.support.processes.forks import Nursery
+from tests.support.processes.shifted import ShiftedClock
 from tests.support.small_stores import SETTINGS
 
 WRITERS = 3

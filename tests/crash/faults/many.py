@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import cystore
-from tests.crash import worker
-from tests.crash.aftermath import aftermath
-from tests.crash.forks import Child, Nursery
 from tests.crash.matrix import Case, Fault, Run
-from tests.crash.worker import check_kept
+from tests.support.aftermath import aftermath
 from tests.support.checks import check_closed
+from tests.support.processes import worker
+from tests.support.processes.forks import Child, Nursery
+from tests.support.processes.worker import check_kept
 from tests.support.small_stores import SETTINGS
 
 WRITERS = 2
@@ -44,7 +44,7 @@ SEGMENT_SETTINGS = {
 # the pipe, for the writer may be killed at any moment.
 MANY = """
 import os, resource
-from tests.crash.worker import body_of
+from tests.support.processes.worker import body_of
 def tell(put, topic, queue_id, key):
     os.write(out, f"{topic} {queue_id} {put.queue_offset} {key} {put.physical_offset} {put.size_bytes}\\n".encode())
 def put(topic, queue_id, size):
@@ -88,7 +88,7 @@ class Scene:
         if limit:
             child.do("low(soft)", soft=limit)
         child.do(
-            "w = tests.crash.worker.Worker(path, settings, seed)",
+            "w = tests.support.processes.worker.Worker(path, settings, seed)",
             path=str(self.path),
             settings=self.settings,
             seed=self.rng.randrange(1 << 40),

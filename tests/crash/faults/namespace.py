@@ -11,9 +11,9 @@ import os
 import shutil
 import subprocess
 
-from tests.crash.fork_server import ForkServer, environment
 from tests.crash.matrix import Fault, Run
-from tests.crash.writer_group import WriterGroup, check_reopened
+from tests.support.processes.fork_server import ForkServer, environment
+from tests.support.processes.writer_group import WriterGroup, check_reopened
 from tests.support.small_stores import SETTINGS
 
 WRITERS = 2

@@ -10,13 +10,13 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 import cystore
-from tests.crash import disks
-from tests.crash.aftermath import aftermath
-from tests.crash.disk_writers import Acknowledgements, start
-from tests.crash.disks import Disk
-from tests.crash.forks import Nursery
 from tests.crash.matrix import Case, Fault, Run
+from tests.support.aftermath import aftermath
 from tests.support.checks import check_closed
+from tests.support.disks import disks
+from tests.support.disks.disk_writers import Acknowledgements, start
+from tests.support.disks.disks import Disk
+from tests.support.processes.forks import Nursery
 from tests.support.small_stores import SETTINGS
 
 WRITERS = 3

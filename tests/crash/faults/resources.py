@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 
 import cystore
-from tests.crash import worker
-from tests.crash.aftermath import aftermath
-from tests.crash.forks import Nursery
 from tests.crash.matrix import Case, Fault, Run
-from tests.crash.worker import ALL, DUTIES, PUTS, READS, check_kept
+from tests.support.aftermath import aftermath
 from tests.support.checks import check_closed
+from tests.support.processes import worker
+from tests.support.processes.forks import Nursery
+from tests.support.processes.worker import ALL, DUTIES, PUTS, READS, check_kept
 from tests.support.small_stores import SETTINGS
 
 OTHERS = 1

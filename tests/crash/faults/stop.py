@@ -14,11 +14,11 @@ from typing import Any
 
 import cystore
 from cystore.layout import LOCK_NAMES
-from tests.crash.aftermath import after_check
-from tests.crash.fork_server import ForkServer, environment, no_compiler
 from tests.crash.matrix import Fault, Run
-from tests.crash.places import PLACES
+from tests.support.aftermath import after_check
 from tests.support.checks import check, check_closed
+from tests.support.processes.fork_server import ForkServer, environment, no_compiler
+from tests.support.processes.places import PLACES
 from tests.support.small_stores import SETTINGS
 
 STEPS = 400  # the way to any of the places

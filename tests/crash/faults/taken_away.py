@@ -14,9 +14,9 @@ import pytest
 
 import cystore
 from cystore.layout import CONTROL_BYTES, CONTROL_LOCKS_AT, LOCK_NAMES
-from tests.crash.fork_server import ForkServer, environment
 from tests.crash.matrix import Fault, Run
-from tests.crash.writer_group import WriterGroup, check_reopened
+from tests.support.processes.fork_server import ForkServer, environment
+from tests.support.processes.writer_group import WriterGroup, check_reopened
 from tests.support.small_stores import open_small
 
 WRITERS = 3

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from cystore._native.append import put
-from tests.crash.shifted import COMPILER
+from tests.support.processes.shifted import COMPILER
 
 HERE = Path(__file__).resolve().parent
 NATIVE = HERE.parents[2] / "cystore" / "_native"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.shifted import COMPILER
 from tests.support.process import Process
+from tests.support.processes.shifted import COMPILER
 
 SOURCE = Path(__file__).with_name("other_threads.c")
 

@@ -15,10 +15,10 @@ import pytest
 import cystore
 from cystore._native.record.message import due_message
 from cystore.layout import FLAGS
-from tests.crash.shifted import ShiftedClock
 from tests.support.checks import check_closed, everything
 from tests.support.clock import turn
 from tests.support.process import Process
+from tests.support.processes.shifted import ShiftedClock
 from tests.support.small_stores import LOG_BYTES, SETTINGS, open_small
 
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"

@@ -18,8 +18,8 @@ from typing import Any
 
 import cystore
 from cystore.verify.verifier import verify
-from tests.crash.aftermath import aftermath
 from tests.crash.matrix import Case
+from tests.support.aftermath import aftermath
 from tests.support.small_stores import SETTINGS
 
 PAGE_BYTES = 4096

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import cystore
-from tests.crash.forks import Child, Nursery
+from tests.support.processes.forks import Child, Nursery
 
 TOPICS = ("shared", "A", "B")
 BATCH = 3
@@ -22,7 +22,7 @@ WAIT_S = 0.002
 PIPE_BYTES = 1 << 20  # more than the writers of a case say before it is read
 QUIET_S = 1.0
 LATER = "a later message"
-IMPORT = "import logging; logging.disable(); import tests.crash.worker"
+IMPORT = "import logging; logging.disable(); import tests.support.processes.worker"
 
 
 def body_of(key: str, size: int) -> bytes:
@@ -208,7 +208,7 @@ def born(nursery: Nursery, path: Path, settings: dict[str, Any], seed: int) -> C
     """A child with a worker `w`. The caller kills it."""
     child = nursery.fork()
     child.do(
-        f"{IMPORT}; w = tests.crash.worker.Worker(path, settings, seed)",
+        f"{IMPORT}; w = tests.support.processes.worker.Worker(path, settings, seed)",
         path=str(path),
         settings=settings,
         seed=seed,

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import cystore
-from tests.crash.aftermath import after_check
-from tests.crash.fork_server import ForkServer
+from tests.support.aftermath import after_check
 from tests.support.checks import check, check_closed
+from tests.support.processes.fork_server import ForkServer
 from tests.support.small_stores import SETTINGS
 
 STEPS = 1_000_000  # until they are killed

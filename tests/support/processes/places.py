@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SUFFIXES = (".py", ".pyx", ".pxd", ".h")
 _CALL = re.compile(r"\bfailpoint\((.*)\)")
 _NAME = re.compile(r'"([a-z]+\.[a-z_]+)"')

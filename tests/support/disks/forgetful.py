@@ -1,5 +1,5 @@
-"""A disk that forgets what was not synced, for the nursery's children and the one who leads: tests/crash/fuse.py in a
-process."""
+"""A disk that forgets what was not synced, for the nursery's children and their leader:
+tests/support/disks/fuse.py in a process."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import random
 import select
 from pathlib import Path
 
-from tests.crash import fuse, unsynced
-from tests.crash.disks import Disk
-from tests.crash.forks import Nursery
+from tests.support.disks import fuse, unsynced
+from tests.support.disks.disks import Disk
+from tests.support.processes.forks import Nursery
 
 
 def obstacle() -> str:
@@ -49,7 +49,7 @@ class ForgetfulDisk(Disk):
         self._nursery, self.power = nursery, power
         self._process = nursery.fork()
         self._process.do(
-            "from tests.crash.fuse import Device\ndevice = Device(ignores_sync=ignores_sync)",
+            "from tests.support.disks.fuse import Device\ndevice = Device(ignores_sync=ignores_sync)",
             ignores_sync=ignores_sync,
         )
 

@@ -1,5 +1,5 @@
 """Files that know what of them was synced, and forget the rest when their power goes: the model behind
-tests/crash/fuse.py.
+tests/support/disks/fuse.py.
 
 Names, lengths and owners change in one order, like in a journal: a sync of a file or folder keeps the last change of
 it and all before; of those behind, power loss leaves the first few, never one without the ones before it. A new name

@@ -16,7 +16,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.crash.forks import Nursery
+from tests.support.processes.forks import Nursery
 
 SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN, XFS_IOC_GOINGDOWN
 WITH_FLUSH, LOG_FLUSHED, NOTHING_FLUSHED = (

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.crash.unsynced import PAGE_BYTES, Node, Tree
+from tests.support.disks.unsynced import PAGE_BYTES, Node, Tree
 
 DEVICE = "/dev/fuse"
 VERSION = (7, 31)

@@ -55,8 +55,8 @@ class ForkServer:
         self.acknowledged: list[list[str]] = []
         os.close(writing)
         self._process.do(
-            "import gc, logging, cystore, tests.crash.forked_writers\n"
-            "from tests.crash.fork_server import fork, kill, knock, reap, wait_stopped\n"
+            "import gc, logging, cystore, tests.support.processes.forked_writers\n"
+            "from tests.support.processes.fork_server import fork, kill, knock, reap, wait_stopped\n"
             "logging.getLogger('cystore').addHandler(logging.NullHandler()); gc.freeze()"
         )
 
@@ -146,7 +146,7 @@ class ForkServer:
 
 def fork(life: str, failpoint: str, names: dict[str, Any]) -> int:
     """Forks a writer that lives one of the lives and then exits."""
-    from tests.crash.forked_writers import LIVES
+    from tests.support.processes.forked_writers import LIVES
 
     pid = os.fork()
     if pid:
