@@ -23,7 +23,7 @@ from click.testing import CliRunner, Result
 from cystore.celery.backend import CystoreBackend
 from cystore.celery.stores import close_shared
 from cystore.clock import monotonic_s
-from tests.celery import work
+from tests.support.celery import work
 from tools.processes import ends_with_us
 from tools.redis_server import Redis, redis_server
 
@@ -111,13 +111,13 @@ def take_the_place(of: Redis, new: Redis) -> None:
 
 
 class Worker:
-    """A worker of `tests.celery.work` as a process group of its own; or another of Celery's programs, `command`."""
+    """A worker of `tests.support.celery.work` as its own process group; or another of Celery's programs, `command`."""
 
     def __init__(
         self, log: Path, *arguments: str, command: Sequence[str] = WORKER, **environment: str
     ) -> None:
         self.log, self._asked = log, False
-        command = [sys.executable, "-m", "celery", "-A", "tests.celery.work", *command, *arguments]
+        command = [sys.executable, "-m", "celery", "-A", "tests.support.celery.work", *command, *arguments]
         with open(log, "wb") as output:
             self.process = subprocess.Popen(
                 ends_with_us(command),
@@ -181,7 +181,7 @@ class Fleet:
         return self.app.backend
 
     def task(self, task: Task) -> Task:
-        """A task of `tests.celery.work`, bound to this fleet's app."""
+        """A task of `tests.support.celery.work`, bound to this fleet's app."""
         return self.app.tasks[task.name]
 
     def start(

@@ -24,9 +24,9 @@ from celery import group
 from redis import Redis
 
 from cystore.clock import monotonic_s
-from tests.celery import work
 from tests.celery.conftest import Fleet, Worker, wait_until
-from tests.celery.servers import redis_named_by_host
+from tests.support.celery import work
+from tests.support.celery.servers import redis_named_by_host
 
 POOLS = ("prefork", "threads", "solo", "gevent", "eventlet")
 GREEN = ("gevent", "eventlet")

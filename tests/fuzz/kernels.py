@@ -21,9 +21,9 @@ from tests.oracle.columns import Wanted, rows_of_file
 from tests.oracle.log import Log
 from tests.oracle.record import Blank, NotValid, Record, parse
 from tests.oracle.recovery import next_valid
-from tests.property.column_rows import NAMES, read_file
 from tests.property.test_ext import oracle_read
 from tests.property.test_log_walk import kernel_find, kernel_walk, oracle_walk
+from tests.support.property.column_rows import NAMES, read_file
 
 NUMBERS = (
     *("queue_id", "queue_offset", "physical_offset", "flag", "sys_flag", "born_timestamp_ms"),

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 import cystore
-from tests.ha.pair import (
+from tests.support.ha_pair import (
     check_equal,
     every,
     fill,

@@ -16,7 +16,17 @@ import pytest
 import cystore
 from cystore.ha.link import wire
 from cystore.ha.master import SLAVES_MAX
-from tests.ha.pair import check_equal, fill, free_port, log_bytes, masters, slaves, until, wait_log, wrote
+from tests.support.ha_pair import (
+    check_equal,
+    fill,
+    free_port,
+    log_bytes,
+    masters,
+    slaves,
+    until,
+    wait_log,
+    wrote,
+)
 
 SECRET = "a secret of more than sixteen bytes"
 

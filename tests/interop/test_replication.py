@@ -7,10 +7,10 @@ import pytest
 
 import cystore
 from tests.golden.cystore_config import cystore_config
-from tests.ha.pair import QUICK, free_port, log_bytes, until, wait_log
 from tests.interop import specs
 from tests.interop.cystore_side import dump_of_copy, put_all
 from tests.interop.expect import Stored, check_queries, check_queues, check_records
+from tests.support.ha_pair import QUICK, free_port, log_bytes, until, wait_log
 
 JVM_QUICK = {"haSendHeartbeatInterval": 200, "haHousekeepingInterval": 5000}
 

@@ -3,7 +3,7 @@ process, look at both sides and ask a third process."""
 
 from __future__ import annotations
 
-from tests.isolated import fresh
+from tests.support.isolated import fresh
 
 
 def both_append(path: str) -> list:

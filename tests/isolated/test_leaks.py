@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.isolated import fresh
+from tests.support.isolated import fresh
 
 ROUNDS = 60
 # Caches fill up for a while, so a few blocks more are no leak; one block kept each round is.

@@ -25,7 +25,7 @@ from tests.oracle.record import (
     encode,
     host_bytes,
 )
-from tests.property.strategies import INT32, INT64, keys, property_text
+from tests.support.property.strategies import INT32, INT64, keys, property_text
 from tests.support.small_stores import open_small
 
 MAGICS = {"cystore": CYSTORE_MAGIC, "rocketmq": ROCKETMQ_MAGIC}

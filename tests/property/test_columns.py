@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.oracle.columns import Wanted, rows_of_file
 from tests.oracle.log import Log, lay_out
 from tests.oracle.record import Record
-from tests.property.column_rows import NAMES, kernel, read_file
-from tests.property.strategies import damage, logs, raw_properties, records
+from tests.support.property.column_rows import NAMES, kernel, read_file
+from tests.support.property.strategies import damage, logs, raw_properties, records
 
 column_names = st.sets(st.sampled_from(NAMES), min_size=1).map(
     lambda names: tuple(n for n in NAMES if n in names)

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.property import crafted
 from tests.support.processes.forks import Nursery
+from tests.support.property import crafted
 
 pytestmark = pytest.mark.unsanitized  # about whole stores; fuzz targets feed the kernels
 

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.oracle import queue as oracle
-from tests.property.strategies import INT64, damage
+from tests.support.property.strategies import INT64, damage
 
 kernel = pytest.importorskip("cystore._native.derived.queue_ext", reason="the kernels are not built")
 

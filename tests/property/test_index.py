@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.oracle import index as oracle
 from tests.oracle.java import index_hash, string_hash, text
-from tests.property.strategies import INT64, damage, property_pieces, topics
+from tests.support.property.strategies import INT64, damage, property_pieces, topics
 
 kernel = pytest.importorskip("cystore._native.derived.index", reason="the kernels are not built")
 

@@ -14,7 +14,7 @@ from tests.golden.stores import NAMES
 from tests.oracle.log import Log, lay_out, read_log
 from tests.oracle.record import Blank, NotValid, Record
 from tests.oracle.recovery import next_valid
-from tests.property.strategies import damage, logs
+from tests.support.property.strategies import damage, logs
 
 log_walk = pytest.importorskip("cystore._native.read.log_walk", reason="the kernels are not built")
 

@@ -11,9 +11,9 @@ import cystore
 from tests.oracle import store as oracle
 from tests.oracle.log import lay_out
 from tests.oracle.record import CYSTORE_MAGIC
-from tests.property import stores
-from tests.property.strategies import logs
 from tests.property.test_store import assert_answers, assert_derived_files, scratch
+from tests.support.property import stores
+from tests.support.property.strategies import logs
 
 # The units that a disk writes completely or not at all; each kind of file has several, and entries across their
 # borders.

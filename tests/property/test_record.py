@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.oracle import java, properties
 from tests.oracle.record import Blank, NotValid, encode, parse
-from tests.property.strategies import damage, property_pieces, raw_properties, records
+from tests.support.property.strategies import damage, property_pieces, raw_properties, records
 
 kernel = pytest.importorskip("cystore._native.record.record", reason="the kernels are not built")
 properties_kernel = pytest.importorskip(

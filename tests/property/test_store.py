@@ -17,8 +17,8 @@ from tests.oracle import store as oracle
 from tests.oracle.checkpoint import Checkpoint
 from tests.oracle.log import Log, lay_out
 from tests.oracle.record import CYSTORE_MAGIC, ROCKETMQ_MAGIC, Record
-from tests.property import stores
-from tests.property.strategies import WrittenLog, damage, logs
+from tests.support.property import stores
+from tests.support.property.strategies import WrittenLog, damage, logs
 
 # Opening a store costs a hundred times what a kernel call does.
 few = settings(max_examples=max(settings.default.max_examples // 8, 5))

@@ -21,11 +21,11 @@ from cystore.celery.base import events as layout
 from cystore.spark.__main__ import main
 from cystore.spark.jobs import aggregate as job
 from tests.oracle.record import CYSTORE_MAGIC, Record
-from tests.property import stores
-from tests.spark import programs
 from tests.spark.conftest import ROOT
 from tests.spark.test_processes import command, kill, program
+from tests.support.property import stores
 from tests.support.recovery_stores import FILE_BYTES, Written, write
+from tests.support.spark import programs
 
 pytest.importorskip("pyspark", reason="pip install 'cystore[spark]'")
 

@@ -28,7 +28,7 @@ COUNT = 900
 
 @contextmanager
 def cluster(*arguments: str) -> Iterator[Any]:
-    with program(*arguments, module="tests.spark.clusters") as driver:
+    with program(*arguments, module="tests.support.spark.clusters") as driver:
         yield driver
 
 

@@ -17,18 +17,18 @@ from typing import Any
 import pytest
 
 from tests.spark.conftest import ROOT
-from tests.spark.programs import to_parquet
+from tests.support.spark.programs import to_parquet
 
 pytest.importorskip("pyspark", reason="pip install 'cystore[spark]'")
 
 
-def command(*arguments: str, module: str = "tests.spark.programs") -> list[str]:
+def command(*arguments: str, module: str = "tests.support.spark.programs") -> list[str]:
     return [sys.executable, "-m", module, *arguments]
 
 
 @contextmanager
-def program(*arguments: str, module: str = "tests.spark.programs") -> Iterator[subprocess.Popen[str]]:
-    """One of tests/spark/programs.py, in a session of its own, so that its JVM can be killed with it."""
+def program(*arguments: str, module: str = "tests.support.spark.programs") -> Iterator[subprocess.Popen[str]]:
+    """One of tests/support/spark/programs.py, in a session of its own, so that its JVM can be killed with it."""
     process = subprocess.Popen(
         command(*arguments, module=module),
         cwd=ROOT,

@@ -11,10 +11,10 @@ import pytest
 
 import cystore
 from tests.spark.conftest import fill
-from tests.spark.programs import SMALL
 from tests.spark.test_batch import read
 from tests.spark.test_processes import answer, kill, program
 from tests.support.small_stores import SETTINGS
+from tests.support.spark.programs import SMALL
 
 SAME = ("key", "value", "topic", "partition", "offset", "tags", "keys", "properties", "sys_flag")
 

@@ -27,9 +27,9 @@ from cystore.spark.sink import commit, sinks
 from cystore.spark.sink.sinks import FOLDER, RANGES_MAX, SinkNote
 from cystore.spark.sink.staged_rows import KEEP_MS, TaskMessage
 from cystore.spark.sink.write_options import parse_write
-from tests.spark.writers import numbers, rows, stage, stream_batch, writer
 from tests.support.process import Process
 from tests.support.small_stores import SETTINGS
+from tests.support.spark.writers import numbers, rows, stage, stream_batch, writer
 
 
 def written(store: Path) -> dict[int, list[int]]:
@@ -84,7 +84,7 @@ def test_a_killed_commit_is_finished_by_the_repeated_batch(build_environment, tm
     """Every message once, in each queue in the order in which the batch was staged when it began."""
     reached = []
     with Process(build_environment("failpoints")) as process:
-        process.do("from tests.spark.writers import killed_then_repeated as run")
+        process.do("from tests.support.spark.writers import killed_then_repeated as run")
         for place in (*before, *behind):
             folder = tmp_path / place.replace(":", "-")
             folder.mkdir()

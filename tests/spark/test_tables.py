@@ -248,7 +248,7 @@ def test_no_secret_leaves_the_driver_but_to_the_tasks(spark_folder, make_store, 
     """Plans, schemas, Spark's event log and the files that were written from the rows are read for the value."""
     store = make_store("one", 5)
     secrets = {"secret_key": "hush-1", "session_token": "hush-2", "secret.account_key": "hush-3"}
-    command = [sys.executable, "-m", "tests.spark.programs", "hush", str(tmp_path), str(store.path)]
+    command = [sys.executable, "-m", "tests.support.spark.programs", "hush", str(tmp_path), str(store.path)]
     done = subprocess.run(
         [*command, json.dumps(secrets)], cwd=ROOT, text=True, capture_output=True, check=False
     )

@@ -13,7 +13,7 @@ from cystore.recovery.recover import recover
 from tests.oracle.checkpoint import Checkpoint
 from tests.oracle.log import Log, lay_out
 from tests.oracle.record import CYSTORE_MAGIC, Record
-from tests.property import stores
+from tests.support.property import stores
 
 FILE_BYTES = 4096
 NOW_MS = 1_700_000_000_000

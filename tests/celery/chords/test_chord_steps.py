@@ -18,8 +18,8 @@ import cystore
 from cystore import clock
 from cystore.celery.base import records
 from cystore.celery.chords import chord_runs, chord_steps
-from tests.celery import work
 from tests.celery.conftest import PATIENCE_S
+from tests.support.celery import work
 from tests.support.clock import turn
 
 HOUR_MS = 3_600_000

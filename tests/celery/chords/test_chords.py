@@ -16,8 +16,8 @@ import cystore
 from cystore.celery import history
 from cystore.celery.base import records
 from cystore.celery.chords import chord_steps
-from tests.celery import work
 from tests.celery.conftest import PATIENCE_S, Fleet, wait_until
+from tests.support.celery import work
 
 CLAIM_S = 3  # of workers; longer than a process of a busy machine stands still between claim and body
 

@@ -17,8 +17,8 @@ from click.testing import CliRunner, Result
 from cystore.celery.base import events
 from cystore.celery.stores import close_shared
 from cystore.clock import now_ms
-from tests.celery.logs import event_message, runs, write
 from tests.structure.sources import ROOT
+from tests.support.celery.logs import event_message, runs, write
 
 COMMAND = [sys.executable, "-m", "celery", "-A", "shop", "cystore"]
 

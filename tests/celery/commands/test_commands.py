@@ -18,8 +18,8 @@ from cystore.celery import commands
 from cystore.celery.base import events
 from cystore.celery.commands import status
 from cystore.celery.stores import close_shared
-from tests.celery.logs import event_message, runs, write
 from tests.structure.sources import ROOT
+from tests.support.celery.logs import event_message, runs, write
 
 NAMES = sorted(commands.cystore.commands)
 LISTS = ["history", "failures", "top", "unfinished", "slow"]

@@ -16,9 +16,9 @@ from cystore.celery.base import events, records
 from cystore.celery.commands.tasks import rerun
 from cystore.celery.lifecycle import payload
 from cystore.celery.stores import close_shared
-from tests.celery import lifecycle_tasks, work
 from tests.celery.conftest import PATIENCE_S, fleet_in, wait_until
-from tests.celery.logs import event_message
+from tests.support.celery import lifecycle_tasks, work
+from tests.support.celery.logs import event_message
 
 KEEP = {payload.SETTING: payload.MESSAGE}
 

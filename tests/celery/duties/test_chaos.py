@@ -19,8 +19,8 @@ import cystore
 from cystore.celery.base import records
 from cystore.celery.base.duty_leases import redis_of
 from cystore.celery.stores import close_shared
-from tests.celery import work
 from tests.celery.conftest import Fleet, Worker
+from tests.support.celery import work
 
 QUIET_S = 5
 LIMIT_S = 240

@@ -24,9 +24,9 @@ from cystore.celery.duties.duty_runs import ALL, run
 from cystore.celery.stores import close_shared
 from cystore.celery.tasks import WAITING_MAX
 from cystore.services.duty_table import Outcome
-from tests.celery import work
 from tests.celery.chords.test_chord_steps import Steps, left_complete
 from tests.celery.conftest import PATIENCE_S, Fleet, take_the_place, wait_until
+from tests.support.celery import work
 from tests.support.checks import check_chain, everything
 from tests.support.clock import turn
 from tests.support.process import Process

@@ -21,8 +21,8 @@ from cystore.celery.base.duty_leases import redis_of
 from cystore.celery.base.identity import store_id_of
 from cystore.celery.duties.duty_runs import REPUT
 from cystore.layout import MUTEX_NAMES
-from tests.celery import work
 from tests.celery.conftest import PATIENCE_S, Fleet, Worker, fleet_in, wait_until
+from tests.support.celery import work
 from tests.support.checks import check_chain, everything
 
 DUTIES = {work.DUTIES: "1"}

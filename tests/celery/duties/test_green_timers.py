@@ -10,8 +10,8 @@ from cystore.celery.duties.answering import ReadHost
 from cystore.celery.duties.main_process import DutyHost
 from tests.celery.conftest import PATIENCE_S, Fleet
 from tests.celery.results.test_store_away import ready
-from tests.celery.servers import late_redis
-from tests.isolated import fresh
+from tests.support.celery.servers import late_redis
+from tests.support.isolated import fresh
 from tools.redis_server import redis_server
 
 pytest.importorskip("gevent")
@@ -19,7 +19,7 @@ pytest.importorskip("eventlet")
 
 
 def a_call_that_is_ended(library: str) -> list[int]:
-    from tests.isolated.green import patched
+    from tests.support.isolated.green import patched
 
     green = patched(library)
 
@@ -50,7 +50,7 @@ def test_a_repeated_call_ends(library):
 
 def a_read_service_that_is_ended(library: str, store: str, broker: str) -> list[bool]:
     """Whether each of its threads lives on."""
-    from tests.isolated.green import patched
+    from tests.support.isolated.green import patched
 
     green = patched(library)
 

@@ -15,9 +15,9 @@ from celery.exceptions import Reject
 from cystore.celery.base import pools
 from cystore.celery.base.store_watch import HANDOVER_EXIT_CODE
 from cystore.celery.stores import close_shared
-from tests.celery import work
 from tests.celery.conftest import PATIENCE_S, Fleet, fleet_in, wait_until
 from tests.celery.results.test_store_away import ready, send, waiting
+from tests.support.celery import work
 from tests.support.process import Failed, Process
 
 # A process whose own layout is another one, as far as its look at the control block goes.

@@ -13,8 +13,8 @@ from celery import Celery, current_app, states
 from cystore.celery import history
 from cystore.celery.base import events
 from cystore.celery.lifecycle import recorder
-from tests.celery import work
 from tests.celery.conftest import PATIENCE_S, fleet_in, wait_until
+from tests.support.celery import work
 from tests.support.process import Process
 
 PATIENT = (

@@ -25,8 +25,8 @@ from cystore.celery.duties import ticks
 from cystore.celery.duties.duty_runs import ALL
 from cystore.celery.duties.main_process import Keeper
 from cystore.celery.tasks import FAN_OUT
-from tests.celery import work
 from tests.celery.conftest import PATIENCE_S, Fleet, Worker, wait_until
+from tests.support.celery import work
 from tools.redis_server import Redis, redis_server
 
 WITH_DUTIES = {work.DUTIES: "1"}

@@ -18,9 +18,9 @@ from celery import Celery, chord
 from cystore.celery.duties import duty_runs, main_process
 from cystore.celery.stores import ANY_HOUR, Location, close_shared
 from cystore.services.duty_table import Outcome
-from tests.celery import work
 from tests.celery.conftest import PATIENCE_S, Fleet, fleet_in, wait_until
-from tests.celery.servers import redis_named_by_host
+from tests.support.celery import work
+from tests.support.celery.servers import redis_named_by_host
 from tests.support.clock import turn
 
 HOUR_MS = 3_600_000
@@ -53,7 +53,7 @@ def test_a_worker_that_installed_nothing_cleans_its_store(tmp_path):
         noted = fleet.backend.store.duties
         wait_until(lambda: noted.last("clean_expired").outcome is Outcome.DONE, "the worker noted that")
         assert noted.last("clean_expired").pid == worker.process.pid
-        status = [sys.executable, "-m", "celery", "-A", "tests.celery.work", "cystore", "status"]
+        status = [sys.executable, "-m", "celery", "-A", "tests.support.celery.work", "cystore", "status"]
         environment = {**os.environ, **fleet.environment}
         done = subprocess.run(status, env=environment, capture_output=True, text=True, check=True)
         assert f"by process {worker.process.pid} (" in done.stdout

@@ -15,8 +15,8 @@ from cystore.celery.base import events
 from cystore.celery.base.identity import store_id_of
 from cystore.celery.base.queues import queue_of_store
 from cystore.celery.stores import close_shared
-from tests.celery import work
 from tests.celery.conftest import PATIENCE_S, Fleet
+from tests.support.celery import work
 
 
 def lives(fleet: Fleet, task_id: str) -> list[str | None]:

@@ -19,8 +19,8 @@ from cystore.celery import history
 from cystore.celery.base import events, reading, records
 from cystore.celery.base.events import Event
 from cystore.celery.lifecycle import statistics
-from tests.celery.logs import event_message, runs, write
 from tests.structure.sources import ROOT
+from tests.support.celery.logs import event_message, runs, write
 from tests.support.small_stores import open_small
 
 NAMES = [None, "app.send", "app.fetch"]

@@ -16,7 +16,7 @@ from cystore.celery.base import events, records
 from cystore.celery.commands.tasks import unfinished
 from cystore.celery.lifecycle import searches, task_lives
 from cystore.clock import now_ms
-from tests.celery.logs import event_message, runs, write
+from tests.support.celery.logs import event_message, runs, write
 from tests.support.clock import turn
 
 HOUR_MS = 3_600_000

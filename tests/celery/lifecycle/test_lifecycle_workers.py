@@ -13,9 +13,9 @@ from celery.exceptions import Reject
 from cystore.celery import history
 from cystore.celery.base import events
 from cystore.celery.base.events import Event
-from tests.celery import lifecycle_tasks as tasks
-from tests.celery import work
 from tests.celery.conftest import PATIENCE_S, fleet_in
+from tests.support.celery import lifecycle_tasks as tasks
+from tests.support.celery import work
 
 
 @pytest.fixture(scope="module")

@@ -11,17 +11,17 @@ import pytest
 from celery import states
 
 from cystore.celery.stores import close_shared
-from tests.celery import work
 from tests.celery.conftest import PATIENCE_S, ROOT, WORKER, fleet_in, wait_until
 from tests.celery.results.test_store_away import ready
 from tests.crash.faults.namespace import obstacle
+from tests.support.celery import work
 from tests.unit.system.test_pid_namespaces import ELSEWHERE
 from tools.processes import ends_with_us
 
-CELERY = [*ELSEWHERE, sys.executable, "-m", "celery", "-A", "tests.celery.work"]
+CELERY = [*ELSEWHERE, sys.executable, "-m", "celery", "-A", "tests.support.celery.work"]
 READER = """
 import os, sys
-from tests.celery import work
+from tests.support.celery import work
 app = work.make_app(os.environ[work.BROKER], os.environ[work.BACKEND] + "?read_only=true")
 print(app.AsyncResult(sys.argv[1]).get(timeout=60), flush=True)
 print(app.AsyncResult("later").get(timeout=60), flush=True)

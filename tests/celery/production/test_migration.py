@@ -11,10 +11,10 @@ import pytest
 from celery import Celery, chord, states
 
 from cystore.celery.stores import close_shared
-from tests.celery import work
 from tests.celery.conftest import PATIENCE_S, Fleet, fleet_in
 from tests.celery.production.test_page import PAGE
 from tests.structure.test_docs import blocks
+from tests.support.celery import work
 
 
 def old_backends(fleet: Fleet, folder: Path) -> dict[str, str]:

@@ -11,9 +11,9 @@ from cystore.celery.base.store_watch import EXIT_CODE
 from cystore.celery.stores import close_shared
 from cystore.clock import now_ms
 from cystore.layout import FLAGS
-from tests.celery import work
 from tests.celery.conftest import PATIENCE_S, fleet_in, wait_until
 from tests.celery.results.test_store_away import ready, send, waiting
+from tests.support.celery import work
 
 MASTER = "127.0.0.1:1"  # nobody listens there
 

@@ -21,9 +21,9 @@ import cystore
 from cystore.celery import history
 from cystore.celery.base.store_watch import EXIT_CODE, HANDOVER_EXIT_CODE
 from cystore.celery.stores import close_shared
-from tests.celery import work
 from tests.celery.conftest import PATIENCE_S, ROOT, fleet_in, wait_until
 from tests.structure.test_docs import Block, blocks
+from tests.support.celery import work
 from tools.processes import ends_with_us
 from tools.redis_server import redis_server
 

@@ -16,10 +16,10 @@ from celery import states, uuid
 import cystore
 from cystore.celery.lifecycle.redaction import HIDDEN
 from cystore.clock import now_ms
-from tests.celery import work
 from tests.celery.conftest import PATIENCE_S, ROOT, Fleet, fleet_in, wait_until
 from tests.celery.results.test_store_away import ready
 from tests.celery.results.test_waiting import Waiter
+from tests.support.celery import work
 
 SECRET = "hunter2"
 SIGPIPE_CODE = 141
@@ -54,7 +54,7 @@ def run_in(fleet: Fleet, *command: str, code: int = 0) -> subprocess.CompletedPr
 def celery_cystore(fleet: Fleet) -> Run:
     """`celery -A APP cystore ...` beside the worker."""
     return lambda *words, code=0: run_in(
-        fleet, "celery", "-A", "tests.celery.work", "cystore", *words, code=code
+        fleet, "celery", "-A", "tests.support.celery.work", "cystore", *words, code=code
     )
 
 
@@ -79,14 +79,14 @@ def test_states_times_and_hints(fleet, celery_cystore):
     assert "foo" in said and states.SUCCESS in said
     ago_s = now_ms() // 1000 - 3600
     for since in ("2w", str(ago_s), str(ago_s * 1000)):
-        assert "tests.celery.work.add" in celery_cystore("history", "--since", since).stdout
+        assert "tests.support.celery.work.add" in celery_cystore("history", "--since", since).stdout
     celery_cystore("history", "--until", str(ago_s), code=1)
     hint = celery_cystore("history", "--task-id", "none", code=1)
     assert "--set" not in hint.stdout + hint.stderr
 
 
 def test_a_reader_of_the_output_that_goes_away(fleet):
-    command = f"{sys.executable} -m celery -A tests.celery.work cystore history --limit 0 --json"
+    command = f"{sys.executable} -m celery -A tests.support.celery.work cystore history --limit 0 --json"
     done = subprocess.run(
         ["bash", "-c", f"{command} | true; exit ${{PIPESTATUS[0]}}"],
         cwd=ROOT, env={**os.environ, **fleet.environment}, capture_output=True, text=True, check=False,

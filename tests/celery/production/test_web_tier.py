@@ -13,10 +13,10 @@ from celery.exceptions import TimeoutError as ResultTimeoutError
 
 import cystore
 from cystore.celery.stores import close_shared
-from tests.celery import work
 from tests.celery.conftest import PATIENCE_S, wait_until
 from tests.celery.production.test_page import PAGE
 from tests.celery.results.test_store_away import waiting
+from tests.support.celery import work
 
 READS = "?read_only=true"
 

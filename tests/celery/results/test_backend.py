@@ -17,7 +17,7 @@ from kombu.exceptions import ContentDisallowed
 import cystore
 from cystore.celery.base import records
 from cystore.celery.stores import DEFAULTS, SERVER, Location, close_shared, open_shared
-from tests.isolated import fresh
+from tests.support.isolated import fresh
 
 MODEST = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

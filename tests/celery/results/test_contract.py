@@ -14,8 +14,8 @@ from kombu.exceptions import EncodeError
 
 from cystore.celery import history
 from cystore.celery.base import records
-from tests.celery import work
 from tests.celery.conftest import PATIENCE_S, Fleet, fleet_in
+from tests.support.celery import work
 
 LIMIT_BYTES = 20_000
 

@@ -13,9 +13,9 @@ from celery import Celery
 
 from cystore import StoreFullError
 from cystore.clock import monotonic_s
-from tests.celery import work
 from tests.celery.conftest import PATIENCE_S, Fleet, fleet_in, wait_until
 from tests.celery.results.test_store_away import waiting
+from tests.support.celery import work
 
 TASKS = 20
 # What a worker says of its work, and late of its start: a pool of greenlets connects beside its first tasks.

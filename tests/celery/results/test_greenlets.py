@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.isolated import fresh
+from tests.support.isolated import fresh
 
 pytest.importorskip("gevent")
 pytest.importorskip("eventlet")
@@ -14,7 +14,7 @@ LIBRARIES = pytest.mark.parametrize("library", ["gevent", "eventlet"])
 
 
 def a_get_and_who_answers_it(url: str, library: str) -> list:
-    from tests.isolated.green import patched
+    from tests.support.isolated.green import patched
 
     green = patched(library)
 
@@ -42,7 +42,7 @@ def test_another_greenlet_runs_during_a_get(url, library):
 
 
 def many_that_wait(url: str, library: str) -> list:
-    from tests.isolated.green import patched
+    from tests.support.isolated.green import patched
 
     green = patched(library)
 
@@ -72,7 +72,7 @@ def test_more_greenlets_wait_than_the_hub_has_threads(url, library):
 
 
 def a_put_and_who_lets_it_through(url: str, library: str, lock: str) -> list:
-    from tests.isolated.green import patched
+    from tests.support.isolated.green import patched
 
     green = patched(library)
 
@@ -127,7 +127,7 @@ def test_another_greenlet_runs_during_a_put(url, library, lock):
 def a_step_of_a_duty_and_who_ends_it(url: str, library: str) -> list:
     import dataclasses
 
-    from tests.isolated.green import patched
+    from tests.support.isolated.green import patched
 
     green = patched(library)
 
@@ -174,7 +174,7 @@ def services_and_locks(path: str, library: str) -> list:
     import threading
 
     import cystore
-    from tests.isolated.green import patched
+    from tests.support.isolated.green import patched
 
     native = type(threading.RLock())
     patched(library)
@@ -197,7 +197,7 @@ def test_the_store_keeps_to_threads_of_the_operating_system(tmp_path, library):
 def native_threads_that_log(path: str, library: str) -> list:
     """Two native threads log, and five greenlets do, through one handler whose lock is a greenlet's. Some of the
     store's loggers and levels are asked for the first time by a native thread."""
-    from tests.isolated.green import patched
+    from tests.support.isolated.green import patched
 
     green = patched(library)
 

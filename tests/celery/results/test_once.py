@@ -17,9 +17,9 @@ from cystore.celery import Once, history
 from cystore.celery.base import records
 from cystore.celery.once import OnceKeyError, OnceRunningError
 from cystore.system.key_lock import KeyLock
-from tests.celery import work
 from tests.celery.conftest import PATIENCE_S, fleet_in, wait_until
 from tests.celery.results.test_store_away import ready
+from tests.support.celery import work
 from tests.support.clock import turn
 
 

@@ -14,8 +14,8 @@ from cystore.celery.base.queues import own_queue, queue_of_store
 from cystore.celery.duties.duty_runs import ALL
 from cystore.celery.stores import close_shared
 from cystore.services.duty_table import Outcome
-from tests.celery import work
 from tests.celery.conftest import PATIENCE_S, Fleet, fleet_in, wait_until
+from tests.support.celery import work
 
 pytest.importorskip("gevent")
 pytest.importorskip("eventlet")

@@ -15,8 +15,8 @@ import cystore
 from cystore.celery.base.store_watch import EXIT_CODE
 from cystore.celery.stores import SERVER, close_shared
 from cystore.layout import FLAGS
-from tests.celery import work
 from tests.celery.conftest import PATIENCE_S, Fleet, Worker, fleet_in, wait_until
+from tests.support.celery import work
 
 
 def ready(worker: Worker) -> None:

@@ -20,8 +20,8 @@ from cystore.celery import history, homes
 from cystore.celery.base import queues, records
 from cystore.celery.base.identity import known_id_of, store_id_of
 from cystore.celery.chords import chord_steps
-from tests.celery import work
 from tests.celery.conftest import PATIENCE_S, Fleet, Worker, fleet_in, wait_until
+from tests.support.celery import work
 
 UNKNOWN_HOME = "11111111-2222-3333-4444-555555555555"
 

@@ -26,7 +26,7 @@ from cystore.celery.duties.duty_runs import ALL, REPUT
 from cystore.celery.redis_urls import RedisAwayError, RedisLocation
 from cystore.services.duty_table import Outcome
 from tests.celery.conftest import PATIENCE_S, ROOT, take_the_place, wait_until
-from tests.celery.work import add
+from tests.support.celery.work import add
 from tools.redis_server import Redis, redis_server
 
 SECRET = "a-secret-of-ours"

@@ -26,9 +26,9 @@ from cystore.celery.redis_urls import RedisLocation
 from cystore.celery.routing import client as client_module
 from cystore.celery.routing import lists, other_homes
 from cystore.celery.routing.messages import Answer, Found, Request, new_request_id
-from tests.celery import work
 from tests.celery.conftest import PATIENCE_S, ROOT, Fleet, Worker, fleet_in, wait_until
 from tests.celery.routing.test_homes import UNKNOWN_HOME, Hosts
+from tests.support.celery import work
 from tools.redis_server import redis_server
 
 LARGE = 9_000_000  # characters: three parts
@@ -329,7 +329,7 @@ from gevent import monkey; monkey.patch_all()
 import sys, gevent
 from celery.exceptions import TimeoutError
 from cystore.celery.routing import client
-from tests.celery import work
+from tests.support.celery import work
 client.LEAST_S = client.LATE_S = 60.0  # on a busy machine a home says late that a task is not ready
 app = work.make_app(sys.argv[1], "cystore+remote://", cystore_home=sys.argv[2])
 sent = [app.tasks[work.add.name].delay(number, 1) for number in range(10)]

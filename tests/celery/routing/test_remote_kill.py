@@ -12,10 +12,10 @@ from celery import states
 from cystore.celery.base.identity import store_id_of
 from cystore.celery.redis_urls import RedisLocation
 from cystore.celery.routing import lists
-from tests.celery import work
 from tests.celery.conftest import PATIENCE_S, fleet_in, take_the_place, wait_until
 from tests.celery.results.test_store_away import ready
 from tests.celery.routing.test_remote import client_of, serves, waits_for
+from tests.support.celery import work
 from tools.redis_server import redis_server
 
 

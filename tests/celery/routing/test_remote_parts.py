@@ -20,10 +20,10 @@ from cystore.celery.routing import client as client_module
 from cystore.celery.routing import lists
 from cystore.celery.routing.messages import Answer, Found, Request
 from cystore.clock import monotonic_s
-from tests.celery import work
 from tests.celery.conftest import PATIENCE_S, fleet_in, wait_until
 from tests.celery.routing.test_homes import UNKNOWN_HOME
 from tests.celery.routing.test_remote import FalseHome, client_of, serves
+from tests.support.celery import work
 from tools.redis_server import redis_server
 
 TEXT = "0123456789" * 40

@@ -13,9 +13,9 @@ from cystore._native.derived import index as index_kernel
 from cystore._native.read import log_walk
 from cystore.engine.files.checkpoint import parse_checkpoint
 from cystore.errors import CorruptRecordError, OffsetError
+from tests.crash import images
+from tests.crash.images import Patches, Put, Whole
 from tests.crash.matrix import Case, Fault, Run
-from tests.support.disks import images
-from tests.support.disks.images import Patches, Put, Whole
 
 FLIPS = 1 << 16  # of a case
 LOG_TAIL_BYTES = 64 * 1024

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.crash import images
+from tests.crash.images import PAGE_BYTES, Put, Whole
 from tests.crash.matrix import Fault, Run
-from tests.support.disks import images
-from tests.support.disks.images import PAGE_BYTES, Put, Whole
 
 LOG_BYTES = 16 * 1024
 LOG = "commitlog/"

@@ -16,9 +16,9 @@ from typing import Any
 
 import cystore
 from cystore.system.small_files import SPARE
+from tests.crash.images import read_queue
 from tests.crash.matrix import Case, Fault, Run
 from tests.support.aftermath import aftermath
-from tests.support.disks.images import read_queue
 from tests.support.processes import worker
 from tests.support.processes.forks import Child, Nursery
 from tests.support.processes.worker import PUTS, right

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import cystore
 from cystore.verify.verifier import verify
+from tests.crash import images
+from tests.crash.images import PAGE_BYTES, Files, Patches, Put
 from tests.crash.matrix import Case, Fault, Run
 from tests.support.aftermath import aftermath
-from tests.support.disks import images
-from tests.support.disks.images import PAGE_BYTES, Files, Patches, Put
 
 IMAGES = 4096  # of a case: every subset of 12 dirty pages
 DIRTY_MAX = 12

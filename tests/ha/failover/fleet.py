@@ -14,7 +14,7 @@ from tests.ha.failover.disks import Disks
 from tests.ha.failover.etcd import EtcdCluster
 from tests.ha.failover.network import Network
 from tests.ha.failover.node import read_journal
-from tests.ha.pair import QUICK, every, log_bytes, until
+from tests.support.ha_pair import QUICK, every, log_bytes, until
 from tests.support.process import Process
 from tests.support.small_stores import SETTINGS
 

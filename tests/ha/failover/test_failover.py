@@ -15,7 +15,7 @@ from tests.ha.failover.episodes import run
 from tests.ha.failover.etcd import needs_etcd
 from tests.ha.failover.fleet import Fleet
 from tests.ha.failover.network import needs_namespaces
-from tests.ha.pair import until
+from tests.support.ha_pair import until
 
 pytestmark = [needs_etcd, needs_namespaces]
 

@@ -20,8 +20,8 @@ from cystore.ha.election.etcd import Etcd
 from cystore.ha.election.group import Elected, Group
 from cystore.ha.election.keeper import Keeper
 from tests.ha.failover.etcd import EtcdServer, needs_etcd
-from tests.ha.pair import until
 from tests.support import parts
+from tests.support.ha_pair import until
 from tests.support.small_stores import SETTINGS
 
 LEASE_MS = 2_000

@@ -16,7 +16,17 @@ from cystore.ha.election.orders import group_of, promote
 from cystore.ha.link import wire
 from cystore.ha.role import FLAG_SLAVE, role_of
 from tests.ha.failover.etcd import EtcdServer, needs_etcd
-from tests.ha.pair import QUICK, check_equal, every, fill, free_port, put_delayed, until, wait_log, wrote
+from tests.support.ha_pair import (
+    QUICK,
+    check_equal,
+    every,
+    fill,
+    free_port,
+    put_delayed,
+    until,
+    wait_log,
+    wrote,
+)
 from tests.support.process import Failed, Process
 from tests.support.small_stores import LOG_BYTES, SETTINGS
 

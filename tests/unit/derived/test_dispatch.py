@@ -24,8 +24,8 @@ from tests.oracle import index as oracle_index
 from tests.oracle import queue as oracle_queue
 from tests.oracle.log import lay_out
 from tests.oracle.record import SCHEDULE_TOPIC, Record
-from tests.property.strategies import WrittenLog, logs
 from tests.support import parts
+from tests.support.property.strategies import WrittenLog, logs
 
 QUEUE_BYTES = 200
 SLOTS, CAPACITY = 7, 20

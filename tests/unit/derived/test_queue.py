@@ -20,8 +20,8 @@ from cystore.derived.files.consume_queue_ext import ConsumeQueueExt
 from cystore.engine.files.segments import Mode
 from cystore.errors import CorruptRecordError, OffsetError, StoreFormatError
 from tests.oracle import queue as oracle
-from tests.property.strategies import INT64
 from tests.support import parts
+from tests.support.property.strategies import INT64
 
 FILE_BYTES = 20 * 5000
 CONFIG = StoreConfig(

@@ -22,8 +22,8 @@ from tests.oracle import queue as oracle_queue
 from tests.oracle.java import string_hash
 from tests.oracle.log import lay_out
 from tests.oracle.record import CYSTORE_MAGIC, PREPARED, ROLLBACK, SCHEDULE_TOPIC, Record
-from tests.property.strategies import WrittenLog, logs
 from tests.support import parts
+from tests.support.property.strategies import WrittenLog, logs
 
 CONFIG = StoreConfig(
     mapped_file_size_commit_log_bytes=8192,

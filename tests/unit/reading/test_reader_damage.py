@@ -18,8 +18,8 @@ from cystore.results import GetStatus
 from tests.oracle import queue as oracle_queue
 from tests.oracle.log import lay_out
 from tests.oracle.record import CYSTORE_MAGIC
-from tests.property.strategies import WrittenLog, damage, logs
 from tests.support import parts
+from tests.support.property.strategies import WrittenLog, damage, logs
 from tests.unit.reading.test_reader import CONFIG, NOW, offsets, offsets_of, opened, record
 
 

@@ -13,7 +13,7 @@ from tests.oracle import index as oracle_index
 from tests.oracle.checkpoint import encode as encode_checkpoint
 from tests.oracle.checkpoint import parse as parse_checkpoint
 from tests.oracle.record import ROCKETMQ_MAGIC
-from tests.property import stores
+from tests.support.property import stores
 from tests.support.recovery_stores import FILE_BYTES, fingerprint, make_records, write
 
 SECTOR_BYTES = 512

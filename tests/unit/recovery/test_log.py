@@ -20,7 +20,7 @@ from cystore.recovery.recover import recover
 from tests.oracle.checkpoint import Checkpoint
 from tests.oracle.checkpoint import encode as encode_checkpoint
 from tests.oracle.record import ROCKETMQ_MAGIC, encode, encode_blank
-from tests.property import stores
+from tests.support.property import stores
 from tests.support.recovery_stores import (
     FILE_BYTES,
     NOW_MS,

@@ -20,7 +20,7 @@ from tests.oracle import queue
 from tests.oracle import store as oracle
 from tests.oracle.log import lay_out
 from tests.oracle.record import ROCKETMQ_MAGIC, SCHEDULE_TOPIC
-from tests.property import stores
+from tests.support.property import stores
 from tests.support.recovery_stores import FILE_BYTES, make_records, write
 
 ENTRY = queue.ENTRY_BYTES

@@ -16,9 +16,9 @@ import cystore
 from cystore.layout import CONSTANTS
 from tests.oracle.checkpoint import Checkpoint
 from tests.oracle.log import lay_out
-from tests.property import stores
 from tests.support.checks import check_closed, everything
 from tests.support.clock import turn
+from tests.support.property import stores
 from tests.support.recovery_stores import make_records
 from tests.support.small_stores import SETTINGS, open_small
 

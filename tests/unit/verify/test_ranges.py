@@ -24,7 +24,7 @@ from cystore.verify.ranges import (
 )
 from tests.oracle import queue
 from tests.oracle.record import ROCKETMQ_MAGIC, encode
-from tests.property import stores
+from tests.support.property import stores
 from tests.support.recovery_stores import FILE_BYTES, fingerprint, make_records, write
 from tests.unit.recovery.test_queues import damage_entry
 

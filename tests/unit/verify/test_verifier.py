@@ -13,7 +13,7 @@ from tests.golden.conftest import unpack_golden as unpack_golden
 from tests.golden.cystore_config import cystore_config
 from tests.golden.stores import NAMES
 from tests.oracle import queue
-from tests.property import stores
+from tests.support.property import stores
 from tests.support.recovery_stores import FILE_BYTES, fingerprint, make_records, write
 from tests.unit.recovery.test_queues import assert_queues_follow, damage_entry
 

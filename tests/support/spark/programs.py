@@ -1,4 +1,4 @@
-"""Programs that Spark tests run in processes of their own: `python -m tests.spark.programs NAME ARGUMENT...`."""
+"""Programs of Spark tests, each a process: `python -m tests.support.spark.programs NAME ARGUMENT...`."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 import cystore
 from cystore.spark.data_source import CystoreDataSource
 from cystore.spark.sink import commit
-from tests.spark.programs import SMALL
 from tests.support.child import in_child
 from tests.support.small_stores import SETTINGS
+from tests.support.spark.programs import SMALL
 
 ROW = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("value", pa.binary())])
 

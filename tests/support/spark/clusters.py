@@ -1,5 +1,4 @@
-"""Programs with two executors in processes of their own, some of which die: `python -m tests.spark.clusters NAME
-ARGUMENT...`."""
+"""Programs with two executors, some of which die: `python -m tests.support.spark.clusters NAME ARGUMENT...`."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from tests.spark.conftest import start_session
-from tests.spark.programs import CLUSTER, SMALL
 from tests.support.small_stores import SETTINGS
+from tests.support.spark.programs import CLUSTER, SMALL
 
 EXECUTOR, DAEMON = b"CoarseGrainedExecutorBackend", b"pyspark.daemon"
 
