@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 from dataclasses import replace
@@ -20,6 +21,7 @@ from benchmarks.suite.document import document
 HERE = Path(__file__).resolve().parent
 RESULTS, PAGE = HERE / "results", HERE.parent / "docs" / "benchmarks.md"
 SCALE = "## scale\n"
+INTERRUPTED = 128 + signal.SIGINT  # an exit code
 
 
 def _spark(arguments: list[str]) -> int:
@@ -142,4 +144,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)

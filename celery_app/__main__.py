@@ -15,9 +15,11 @@ from celery_app.report import report
 from celery_app.tell import say
 from celery_app.verify import verify
 from cystore import StoreError
+from cystore.operate.exits import INTERRUPTED
 from tools.redis_server import RedisUnavailableError
 
 LEAST_FILES = 10
+OK, FAILED = 0, 1  # exit codes
 
 
 def main(arguments: list[str]) -> int:
@@ -45,10 +47,10 @@ def main(arguments: list[str]) -> int:
             report(run, verdict)
     except (FolderError, JobError, RedisUnavailableError, StoreError, FileNotFoundError) as error:
         print(f"celery_app: {error}", file=sys.stderr)
-        return 1
+        return FAILED
     except KeyboardInterrupt:
-        return 130
-    return 0 if verdict.good else 1
+        return INTERRUPTED
+    return OK if verdict.good else FAILED
 
 
 if __name__ == "__main__":

@@ -22,12 +22,14 @@ from typing import Any
 from celery import shared_task
 
 from cystore.errors import StoreError
+from cystore.operate.command import FOUND_WRONG, OK
 from cystore.system.folders import LIBC
 
 TASKS = {name: f"cystore.spark.{name}" for name in ("scrub", "rebuild", "archive", "report", "aggregate")}
-SUMMARY_CODES = (0, 1)  # exit codes of a job that ended regularly
+SUMMARY_CODES = (OK, FOUND_WRONG)  # exit codes of a job that ended regularly
 SAID_CHARACTERS = 2000
 _PR_SET_PDEATHSIG = 1
+PARENT_GONE = 1  # the exit code of a job that nobody waits for
 
 
 class JobFailedError(StoreError):
@@ -72,7 +74,7 @@ def _die_with(parent: int) -> Any:
     def ask() -> None:
         LIBC.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM))
         if os.getppid() != parent:
-            os._exit(1)
+            os._exit(PARENT_GONE)
 
     return ask
 

@@ -107,6 +107,49 @@ BANS = (
         example="@pytest.mark.xfail",
     ),
     Ban(
+        "a status is compared with its name, not with a number",
+        r"\b\w*(?:status|returncode|exit_code)\s*(?:==|!=|<=?|>=?|in)\s*[({\[]?-?\d",
+        (".py", ".pyx", ".pxd"),
+        ("cystore", "celery_app"),
+        example="    if status != 0:",
+    ),
+    Ban(
+        "a program ends with a named exit code",
+        r"(?:\b_?exit|\bSystemExit|\.abort)\(-?\d",
+        (".py", ".pyx"),
+        ("cystore", "celery_app", "benchmarks/__main__.py"),
+        example="sys.exit(2)",
+    ),
+    Ban(
+        "one guard takes the shared locks: memory/locks.pxd",
+        r"\b(?:pthread_mutex_(?:try|timed)?lock|pthread_mutex_unlock|robust_(?:try|un)?lock\w*)\(",
+        (".pyx", ".pxd"),
+        ("cystore",),
+        allowed={
+            "cystore/_native/memory/locks.pxd": "the guard",
+            "cystore/_native/memory/locks.pyx": "its wait",
+            "cystore/_native/memory/atomics.pxd": "declarations",
+            "cystore/_native/read/tail_table.pyx": "a lock of one process, not of the control block",
+        },
+        example="    pthread_mutex_lock(&lock)",
+    ),
+    Ban(
+        "kernels return facts, and Python logs them",
+        r"\bimport logging\b|\bgetLogger\(|\blog\.(?:debug|info|warning|error|exception)\(",
+        (".pyx", ".pxd"),
+        example="import logging",
+    ),
+    Ban(
+        "one module reads and writes the JSON files of a store",
+        r"\bjson\.(?:loads?|dumps?)\(",
+        (".py",),
+        tuple(
+            f"cystore/{room}" for room in ("engine", "derived", "recovery", "services", "consumers", "system")
+        ),
+        allowed={"cystore/system/checked_json.py": "that module"},
+        example="json.loads(data)",
+    ),
+    Ban(
         "nothing is stubbed",
         r"\bNotImplementedError\b",
         (".py", ".pyx"),

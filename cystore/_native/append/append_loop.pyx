@@ -11,7 +11,7 @@ from cystore._native.append.append cimport (
 from cystore._native.append.put cimport FastAppender
 from cystore._native.memory.atomics cimport add_u64, clock_coarse_ms, load_i64, robust_owner
 from cystore._native.memory.locks cimport (
-    control_intact, control_lock_at, control_repair_due, control_trylock, control_unlock, control_wake_queue,
+    LOCK_TAKEN, control_intact, control_lock_at, control_repair_due, control_trylock, control_unlock, control_wake_queue,
     control_wake_sleepers, wait_for_lock
 )
 from cystore._native.layout cimport LOCK_APPEND, control_block
@@ -26,7 +26,7 @@ cdef class AppendLoop(FastAppender):
 
     cdef int append(self, append_item* items, Py_ssize_t count, Py_ssize_t* done, bint may_hold_gil, int64_t busy_ms,
                     object policy, uint32_t forbidding, bint together) except -1:
-        """Takes the lock and appends; asks the policy for what is missing, outside of the lock, and goes on."""
+        """Takes the lock and appends; asks the policy for what is missing, outside of the lock, and continues."""
         cdef control_block* block = self.target.block
         cdef int64_t waits_since_ms = 0
         cdef int status
@@ -38,7 +38,7 @@ cdef class AppendLoop(FastAppender):
             if not control_intact(block):
                 self.policy.overwritten()  # its mutexes too, perhaps: the C library ends a process over one
             status = control_trylock(block, LOCK_APPEND, False)
-            if status != 0:
+            if status != LOCK_TAKEN:
                 waits_since_ms = waits_since_ms or clock_coarse_ms()
                 try:
                     self._wait_for_lock(block, status, busy_ms)
@@ -76,7 +76,7 @@ cdef class AppendLoop(FastAppender):
         """Another thread or process holds the append lock: waits for it as long as appends continue, and for one that
         stands still at most `busy_ms`."""
         status = wait_for_lock(self.control, block, LOCK_APPEND, status, busy_ms, &block.append_seq)
-        if status != 0:
+        if status != LOCK_TAKEN:
             if not control_intact(block):
                 self.policy.overwritten()
             self.policy.no_lock(status, robust_owner(control_lock_at(block, LOCK_APPEND)), busy_ms)
@@ -117,7 +117,7 @@ cdef class AppendLoop(FastAppender):
         if not control_intact(block):
             self.policy.overwritten()
         status = control_trylock(block, LOCK_APPEND, False)
-        if status != 0:
+        if status != LOCK_TAKEN:
             self._wait_for_lock(block, status, busy_ms)
         self.segment = file
         self.target.address, self.target.base, self.target.length = file.address, file.base, file.length
@@ -131,7 +131,7 @@ cdef class AppendLoop(FastAppender):
         cdef control_block* block = self.target.block
         if block == NULL or not control_intact(block):
             return
-        if control_trylock(block, LOCK_APPEND, False) == 0:
+        if control_trylock(block, LOCK_APPEND, False) == LOCK_TAKEN:
             segment, self.segment = self.segment, None
             self.target.address = NULL
             self.target.length = self.target.ready = 0

@@ -128,7 +128,7 @@ cdef int queue_select(selection* s, log_window* window) except -1 nogil:
             s.gone += 1
             s.at += 1
             continue
-        if s.status == 0:
+        if s.status == RECORD_OK:
             s.status = record_at(at, available, physical_offset, window.segments[window.latest].end, False, &v)
         if s.status != RECORD_OK:
             return SELECT_DAMAGED

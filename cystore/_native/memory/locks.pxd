@@ -12,6 +12,9 @@ cdef extern from "free_lock.h" nogil:
     int robust_trylock_spinning(pthread_mutex_t* mutex)
     int robust_unlock(pthread_mutex_t* mutex)
 
+cdef enum:
+    LOCK_TAKEN = 0              # a status; all others are errors of the system
+
 
 cdef inline pthread_mutex_t* control_lock_at(control_block* block, int which) noexcept nogil:
     return control_mutex(<control_block_opaque*>block, which)
@@ -23,14 +26,14 @@ cdef inline int control_locked(control_block* block, int which, int status) noex
     if status == EOWNERDEAD:
         or_u32(&block.repair_due, 1u << which)
         pthread_mutex_consistent(control_lock_at(block, which))
-        return 0
+        return LOCK_TAKEN
     return status
 
 
-# All attempts at a lock, and all ways to give it back: `Held` and the three functions below use these two.
+# One guard: each attempt at a lock, and each way to give it back. `Held` and the appenders use these functions.
 
 cdef inline int control_trylock(control_block* block, int which, bint spinning) noexcept nogil:
-    """0 with the lock; else EBUSY, EDEADLK, or the error of an unusable lock. `spinning`: looks at a lock that is
+    """LOCK_TAKEN; else EBUSY, EDEADLK, or the error of an unusable lock. `spinning`: looks at a lock that is
     held some 50 microseconds long."""
     cdef pthread_mutex_t* mutex = control_lock_at(block, which)
     return control_locked(block, which, robust_trylock_spinning(mutex) if spinning else robust_trylock(mutex))
@@ -52,7 +55,7 @@ cdef inline bint control_intact(control_block* block) noexcept nogil:
 cdef inline bint control_enter(control_block* block, int which, bint spinning) noexcept nogil:
     """Takes a lock that is free and whose last owner left nothing to repair; False without it. The caller gives it
     back with `control_unlock` and runs no Python code before that."""
-    if not control_intact(block) or control_trylock(block, which, spinning) != 0:
+    if not control_intact(block) or control_trylock(block, which, spinning) != LOCK_TAKEN:
         return False
     if control_repair_due(block, which):
         control_unlock(block, which)
@@ -101,7 +104,7 @@ cdef class Held:
 
 
 # Waits for a lock whose first attempt gave `status`: below 0 for ever, else until `timeout_ms` passed in which the
-# word `progress` (NULL: there is none) did not change. Gives 0 with the lock, ETIMEDOUT without it, or the error of
+# word `progress` (NULL: there is none) did not change. Gives LOCK_TAKEN, ETIMEDOUT without it, or the error of
 # an unusable lock. Handles signals, and raises when the store is closed or its control block overwritten.
 cdef int wait_for_lock(SharedLocks locks, control_block* block, int which, int status, int64_t timeout_ms,
                        const uint32_t* progress) except -1

@@ -250,7 +250,7 @@ cdef int wait_for_lock(SharedLocks locks, control_block* block, int which, int s
                 raise StoreClosedError("the store was closed meanwhile")
             locks.checked()
         except BaseException:
-            if status == 0:
+            if status == LOCK_TAKEN:
                 control_unlock(block, which)
             raise
     return status
@@ -323,7 +323,7 @@ cdef class Held:
             if self.if_free:
                 return 0
             raise self.busy(f"this thread holds the {self.name} lock already", path=locks.file.path)
-        if status != 0:
+        if status != LOCK_TAKEN:
             locks.checked()
             raise StoreFormatError(f"the {self.name} lock is unusable: {os.strerror(status)}", path=locks.file.path)
         return 1

@@ -13,7 +13,7 @@ from cystore._native.memory.atomics cimport prefetch_for_read
 from cystore._native.memory.control cimport Control
 from cystore._native.memory.mapping cimport MappedFile
 from cystore._native.record.record_read cimport record_at
-from cystore._native.record.record_view cimport record_view
+from cystore._native.record.record_view cimport RECORD_OK, record_view
 
 
 cdef inline bint _in_hole(const log_window* window, int64_t offset) noexcept nogil:
@@ -54,14 +54,14 @@ cdef int window_bytes(log_window* window, int64_t offset, const uint8_t** at, si
     segment = &window.segments[window.latest]
     at[0] = segment.address + (offset - segment.base)
     available[0] = <size_t>(min(segment.end, window.wrote) - offset)
-    return 0
+    return RECORD_OK
 
 
 cdef int window_record(log_window* window, int64_t offset, record_view* v, const uint8_t** at) noexcept nogil:
     """Reads the record at a physical offset: a RecordStatus or a WindowStatus. Its checksum is not compared."""
     cdef size_t available
     cdef int status = window_bytes(window, offset, at, &available)
-    if status != 0:
+    if status != RECORD_OK:
         return status
     # A record looked up by itself is in no cache: its lines are fetched at once, not one after the other.
     prefetch_for_read(at[0] + 64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Iterator
 from itertools import islice
@@ -15,6 +14,7 @@ from cystore.celery import history
 from cystore.celery.base.events import Event
 from cystore.celery.commands.shared import app_store, command_options, entry_display
 from cystore.celery.history import Transition
+from cystore.operate.exits import INTERRUPTED
 from cystore.operate.output import write_note
 from cystore.operate.wait_for_store import follow as follow_store
 
@@ -87,4 +87,4 @@ def command(
         with app_store.as_command_errors():
             follow_store(Path(location.path), lambda: app_store.reading(location), shown.look, go_on=go_on)
     except KeyboardInterrupt:
-        ctx.exit(128 + signal.SIGINT)
+        ctx.exit(INTERRUPTED)
