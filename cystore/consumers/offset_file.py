@@ -5,7 +5,6 @@ Entries that cannot be a group's offsets here, for example of a name that is too
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 from cystore.consumers.names import SEPARATOR, is_group
 from cystore.derived.files.offsets import CONSUMER_OFFSETS, QUEUE_ID, QUEUE_ID_MAX, TOPIC, read_offsets
 from cystore.system import files
+from cystore.system.checked_json import text_of
 
 Key = tuple[str, str, int]  # topic, group, queue id
 
@@ -53,20 +53,20 @@ def render(offsets: Mapping[Key, int], others: Mapping[str, Any]) -> bytes:
     table: dict[str, Any] = dict(others)
     for (topic, group, queue_id), offset in sorted(offsets.items()):
         table.setdefault(f"{topic}{SEPARATOR}{group}", {})[queue_id] = offset
-    rows = ",".join(f"\n\t\t{json.dumps(name)}:{_queues(queues)}" for name, queues in table.items())
+    rows = ",".join(f"\n\t\t{text_of(name)}:{_queues(queues)}" for name, queues in table.items())
     return f'{{\n\t"offsetTable":{{{rows}{_end(rows, 1)}}}\n}}'.encode()
 
 
 def _queues(queues: Any) -> str:
     if not isinstance(queues, dict):
-        return json.dumps(queues)
+        return text_of(queues)
     pairs = ",".join(f"{_queue_key(queue_id)}:{offset}" for queue_id, offset in queues.items())
     return f"{{{pairs}{_end(pairs, 2)}}}"
 
 
 def _queue_key(queue_id: object) -> str:
     text = str(queue_id)
-    return text if QUEUE_ID.match(text) else json.dumps(text)
+    return text if QUEUE_ID.match(text) else text_of(text)
 
 
 def _end(content: str, depth: int) -> str:

@@ -1,11 +1,14 @@
-"""Small JSON files with a checksum: a map whose entry `checksum` is the CRC-32C of all others.
+"""Small JSON files: the one module that reads and writes JSON which lies in a store.
 
-A flipped bit can turn one valid number into another, which JSON alone does not show.
+Most have a checksum: a map whose entry `checksum` is the CRC-32C of all others. A flipped bit can turn one valid number
+into another, which JSON alone does not show. RocketMQ's files have keys without quotes, because fastjson writes integer
+keys so; `parse_bare_keys` reads those as well.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from cystore._native.record.checksum import crc32c
@@ -14,6 +17,8 @@ Separators = tuple[str, str]
 # Both are in files of earlier releases: how the other entries are written for their checksum.
 SPACED: Separators = (", ", ": ")
 COMPACT: Separators = (",", ":")
+# A string, which is left as it is, or a key without quotes behind a brace or a comma.
+_BARE_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|(?<=[{,])(\s*)(-?\w+)(?=\s*:)')
 
 
 def checksum_of(content: Any, separators: Separators = SPACED) -> int:
@@ -23,7 +28,22 @@ def checksum_of(content: Any, separators: Separators = SPACED) -> int:
 
 def render(content: dict[str, Any], separators: Separators = SPACED) -> bytes:
     """The bytes of a file."""
-    return json.dumps({**content, "checksum": checksum_of(content, separators)}, indent=1).encode() + b"\n"
+    return render_with(content, checksum_of(content, separators))
+
+
+def render_with(content: dict[str, Any], checksum: int) -> bytes:
+    """The bytes of a file whose checksum the caller has computed."""
+    return json.dumps({**content, "checksum": checksum}, indent=1).encode() + b"\n"
+
+
+def render_compact(content: dict[str, Any]) -> bytes:
+    """The bytes of content whose checksum stands somewhere else."""
+    return json.dumps(content, separators=COMPACT).encode() + b"\n"
+
+
+def text_of(value: Any) -> str:
+    """A value as JSON text, for a file that the caller lays out as RocketMQ does."""
+    return json.dumps(value)
 
 
 def parse(data: bytes, separators: Separators = SPACED) -> dict[str, Any]:
@@ -36,8 +56,23 @@ def parse(data: bytes, separators: Separators = SPACED) -> dict[str, Any]:
 
 def parse_unchecked(data: bytes) -> dict[str, Any]:
     """The map in the bytes of a file, with its checksum, which the caller compares. Raises ValueError."""
+    return _map_in(data)
+
+
+def parse_bare_keys(text: str) -> dict[str, Any]:
+    """The map in the text of a file of RocketMQ's or ours; its keys may lack quotes, its numbers must be whole. Raises
+    ValueError."""
+    quoted = _BARE_KEY.sub(lambda m: m[0] if m[2] is None else f'{m[1]}"{m[2]}"', text)
+    return _map_in(quoted, parse_float=_refuse, parse_constant=_refuse)
+
+
+def _refuse(text: str) -> None:
+    raise ValueError(f"{text} is not a whole number")
+
+
+def _map_in(data: bytes | str, **hooks: Any) -> dict[str, Any]:
     try:
-        content = json.loads(data)
+        content = json.loads(data, **hooks)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if not isinstance(content, dict):

@@ -1,13 +1,12 @@
 """The offset tables in config/: small JSON files as RocketMQ's ConfigManager writes them through fastjson.
 
-fastjson leaves integer keys unquoted, which is not JSON; reading accepts both. A file is written completely or not at
+Integer keys have no quotes in them (checked_json.py reads both). A file is written completely or not at
 all; if it is damaged, the last good copy beside it (NAME.bak) is read.
 """
 
 from __future__ import annotations
 
 import heapq
-import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 from cystore._native.record.checksum import crc32c
 from cystore.errors import StoreFormatError
 from cystore.system import files
+from cystore.system.checked_json import parse_bare_keys, text_of
 from cystore.system.small_files import reserve_room, write_in_room
 
 DELAY_OFFSETS = "delayOffset.json"
@@ -30,8 +30,6 @@ T = TypeVar("T")
 OFFSET_MAX = (1 << 63) - 1
 TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}\Z", re.ASCII)
 QUEUE_ID, QUEUE_ID_MAX = re.compile(r"[0-9]{1,10}\Z", re.ASCII), (1 << 31) - 1
-# A string, which is left as it is, or a key without quotes behind a brace or a comma.
-_BARE_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|(?<=[{,])(\s*)(-?\w+)(?=\s*:)')
 
 
 @dataclass(frozen=True)
@@ -45,13 +43,7 @@ class OffsetFile:
 def parse_offsets(text: str) -> OffsetFile:
     """The content of an offset file; keys are text, offsets whole numbers ≥ 0, nested at most once. Raises
     ValueError."""
-    quoted = _BARE_KEY.sub(lambda m: m[0] if m[2] is None else f'{m[1]}"{m[2]}"', text)
-    try:
-        data = json.loads(quoted, parse_float=_refuse, parse_constant=_refuse)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if not isinstance(data, dict):
-        raise ValueError("there is no offsetTable")
+    data = parse_bare_keys(text)
     table = check_table("offsetTable", data.pop("offsetTable", {}))
     return OffsetFile(table, data)
 
@@ -70,10 +62,6 @@ def check_table(name: str, table: Any) -> dict[str, Any]:
     return table
 
 
-def _refuse(text: str) -> None:
-    raise ValueError(f"{text} is not a whole number")
-
-
 def render_offsets(table: dict[Any, Any], **rest: Any) -> str:
     """JSON that fastjson reads into maps with integer keys: numbers as keys stay without quotes."""
     lines = [f'\t"offsetTable":{{{_pairs(table)}\n\t}}'] + [
@@ -84,8 +72,7 @@ def render_offsets(table: dict[Any, Any], **rest: Any) -> str:
 
 def _pairs(entries: dict[Any, Any]) -> str:
     return ",".join(
-        f"{key if isinstance(key, int) else json.dumps(key)}:{_value(value)}"
-        for key, value in entries.items()
+        f"{key if isinstance(key, int) else text_of(key)}:{_value(value)}" for key, value in entries.items()
     )
 
 
@@ -186,7 +173,7 @@ def saved_position(root: Path) -> int:
 
 
 def _checksum(offsets: QueueOffsets) -> int:
-    """CRC-32C of the numbers: a flipped bit often turns one valid number into another. Taken piece by piece, so that
+    """CRC-32C of the numbers: a flipped bit can turn one valid number into another. Taken piece by piece, so that
     other threads run."""
     value = crc32c(b"[")
     for table in (offsets.next, offsets.minimum):
@@ -269,7 +256,7 @@ class DelayOffsets:
 
     @property
     def checksum(self) -> int:
-        """A flipped bit often makes another number of a number."""
+        """A flipped bit can turn one valid number into another."""
         return crc32c(repr([sorted(self.table.items()), self.physical_offset]).encode())
 
 

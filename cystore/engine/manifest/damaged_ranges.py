@@ -9,7 +9,6 @@ is missing.
 from __future__ import annotations
 
 import dataclasses
-import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -147,7 +146,7 @@ def damaged_range_fields(each: DamagedRange) -> dict[str, object]:
 def render_damaged_ranges(damaged: DamagedRanges) -> bytes:
     """The bytes of holes.json."""
     listed = [damaged_range_fields(each) for each in damaged]
-    return json.dumps({"holes": listed, "checksum": _checksum(damaged)}, indent=1).encode() + b"\n"
+    return checked_json.render_with({"holes": listed}, _checksum(damaged))
 
 
 def _checksum(damaged: DamagedRanges) -> int:

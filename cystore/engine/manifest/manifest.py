@@ -12,7 +12,6 @@ unchanged.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -36,7 +35,7 @@ from cystore.engine.manifest.given_up_offsets import GivenUp, GivenUpRange, rang
 from cystore.engine.manifest.manifest_file import FILE_NAME, Slot
 from cystore.engine.manifest.removed_queues import Removed, RemovedQueue, removed_of
 from cystore.errors import StoreError, StoreFormatError, StoreNotWritableError
-from cystore.system.checked_json import parse_unchecked
+from cystore.system.checked_json import parse_unchecked, render_compact
 from cystore.system.threads import os_threads
 from cystore.system.threads.reentry import undisturbed
 
@@ -89,7 +88,7 @@ def render(facts: Facts) -> bytes:
         "paused": facts.paused,
         "log_begin": facts.log_begin,
     }
-    return json.dumps(content, separators=(",", ":")).encode() + b"\n"
+    return render_compact(content)
 
 
 def parse(payload: bytes, sequence: int = 0) -> Facts:
