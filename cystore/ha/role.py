@@ -13,8 +13,6 @@ from cystore.config import BrokerRole, StoreConfig
 from cystore.engine.manifest.manifest import Facts, Manifest
 from cystore.errors import StoreConfigError
 from cystore.ha.link.address import address_of, endpoints_of
-from cystore.ha.link.wire import NAME
-from cystore.ha.status import read_status
 from cystore.layout import FLAGS
 
 log = logging.getLogger("cystore")
@@ -65,6 +63,8 @@ def role_of(facts: Facts) -> Role:
 
 def master_of(manifest: Manifest, root: Path) -> str:
     """The address of a slave's master, or of the elected one; "" if it is not known."""
+    from cystore.ha.status import read_status  # nearly no open needs it
+
     return role_of(manifest.snapshot()).master or read_status(root).master
 
 
@@ -94,6 +94,8 @@ def enter_role(manifest: Manifest, config: StoreConfig) -> None:
 
 def _elected(known: Role, config: StoreConfig) -> Role:
     """The member that the settings name, or that the store is already. Raises StoreConfigError."""
+    from cystore.ha.link.wire import NAME  # nearly no open needs it
+
     role = Role(
         "elected",
         group=config.ha_group or known.group,

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cystore import clock
 from cystore._native.memory.control import Control
@@ -34,8 +35,10 @@ from cystore.engine.manifest.store_settings import Policy
 from cystore.errors import StoreConfigError, StoreError, StoreFullError
 from cystore.services.delay.carry import Carrier
 from cystore.services.delay.delivery_progress import DeliveryProgress
-from cystore.services.retention.archive_mark import ArchiveMark
 from cystore.services.retention.hold import HoldTable
+
+if TYPE_CHECKING:
+    from cystore.services.retention.archive_mark import ArchiveMark
 
 log = logging.getLogger("cystore")
 
@@ -91,11 +94,17 @@ class Cleaner:
         self._root = commit_log.files.directory.parent
         self._manifest = manifest
         self.holds = HoldTable(control, manifest)
-        self.archive = ArchiveMark(control, manifest)
         self.log = LogCleaner(control, commit_log, policy, manifest)
         self._told_paused = ""
         self._undispatched_go = False  # of this clean
         self._stalled_at: int | None = None  # the archived offset at which a full disk was reported
+
+    @property
+    def archive(self) -> ArchiveMark:
+        """The archive mark. An open does not import its module: most stores have no archive."""
+        from cystore.services.retention.archive_mark import ArchiveMark
+
+        return ArchiveMark(self._control, self._manifest)
 
     @property
     def settings(self) -> StoreConfig:

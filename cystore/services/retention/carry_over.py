@@ -14,30 +14,35 @@ from pathlib import Path
 from typing import Any
 
 from cystore.engine.manifest.manifest import Manifest
-from cystore.services import scrub_progress
-from cystore.services.retention import archive_mark, hold
 from cystore.system import files
 
 log = logging.getLogger("cystore")
 
 
 def _holds(data: bytes) -> Any:
+    from cystore.services.retention import hold
+
     return hold.hold_fields(hold.parse_hold_map(data))
 
 
 def _archived(data: bytes) -> Any:
+    from cystore.services.retention import archive_mark
+
     return archive_mark.archived_fields(archive_mark.parse_archived(data))
 
 
 def _scrub(data: bytes) -> Any:
+    from cystore.services import scrub_progress
+
     return scrub_progress.progress_fields(scrub_progress.parse_progress(data))
 
 
-# (section, file in config/, its reader, whether there may be a last good copy)
+# (section, file in config/, its reader, whether there may be a last good copy). A reader imports its module: nearly no
+# store has such a file.
 SECTIONS: tuple[tuple[str, str, Callable[[bytes], Any], bool], ...] = (
-    (hold.SECTION, "holds.json", _holds, True),
-    (archive_mark.SECTION, "archive.json", _archived, False),
-    (scrub_progress.SECTION, "scrub.json", _scrub, False),
+    ("holds", "holds.json", _holds, True),
+    ("archive", "archive.json", _archived, False),
+    ("scrub", "scrub.json", _scrub, False),
 )
 
 
