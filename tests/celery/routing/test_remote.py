@@ -24,7 +24,7 @@ from cystore.celery import homes
 from cystore.celery.base.duty_leases import connect
 from cystore.celery.redis_urls import RedisLocation
 from cystore.celery.routing import client as client_module
-from cystore.celery.routing import lists, other_homes
+from cystore.celery.routing import lists, other_homes, result_look
 from cystore.celery.routing.messages import Answer, Found, Request, new_request_id
 from tests.celery.conftest import PATIENCE_S, ROOT, Fleet, Worker, fleet_in, wait_until
 from tests.celery.routing.test_homes import UNKNOWN_HOME, Hosts
@@ -153,7 +153,7 @@ def test_a_task_that_is_not_ready(hosts, client, monkeypatch):
     """Its home is asked once and waits: that it says so is told from a home that says nothing. On a busy machine the
     home says so late."""
     for name in ("LEAST_S", "LATE_S"):
-        monkeypatch.setattr(client_module, name, PATIENCE_S)
+        monkeypatch.setattr(result_look, name, PATIENCE_S)
     result = client.tasks[work.add.name].apply_async((1, 2), queue="of_nobody_at_all")
     assert result.state == states.PENDING
     for timeout in (0, 0.2, 1.5):
@@ -328,9 +328,9 @@ GREENLETS = """
 from gevent import monkey; monkey.patch_all()
 import sys, gevent
 from celery.exceptions import TimeoutError
-from cystore.celery.routing import client
+from cystore.celery.routing import result_look
 from tests.support.celery import work
-client.LEAST_S = client.LATE_S = 60.0  # on a busy machine a home says late that a task is not ready
+result_look.LEAST_S = result_look.LATE_S = 60.0  # on a busy machine a home says late that a task is not ready
 app = work.make_app(sys.argv[1], "cystore+remote://", cystore_home=sys.argv[2])
 sent = [app.tasks[work.add.name].delay(number, 1) for number in range(10)]
 jobs = [gevent.spawn(one.get, timeout=60) for one in sent]
@@ -476,7 +476,7 @@ def test_a_client_believes_only_what_an_answer_may_be(hosts):
     with FalseHome(hosts.fleet, lambda request: b"nonsense") as false:
         with pytest.raises(homes.HomeAwayError, match=f"store {UNKNOWN_HOME} did not answer.*answer: "):
             AsyncResult("t", app=app).get(timeout=5)
-        assert 1 < false.asked < 3 + 5 / client_module.AGAIN_S, "asked again, and not in a loop"
+        assert 1 < false.asked < 3 + 5 / result_look.AGAIN_S, "asked again, and not in a loop"
 
 
 @pytest.mark.parametrize(
@@ -543,7 +543,7 @@ def test_what_a_dead_worker_left_is_not_believed(hosts):
 
 
 def test_a_home_that_does_not_answer_is_named(hosts, monkeypatch):
-    monkeypatch.setattr(client_module, "ANSWER_S", 1.0)
+    monkeypatch.setattr(result_look, "ANSWER_S", 1.0)
     app = client_of(hosts.fleet, cystore_home=UNKNOWN_HOME)
     result = app.tasks[work.add.name].apply_async((1, 1), queue="of_nobody_at_all")
     for look in (lambda: result.get(timeout=1), lambda: result.state):
@@ -554,8 +554,9 @@ def test_a_home_that_does_not_answer_is_named(hosts, monkeypatch):
 
 def test_a_wait_without_a_timeout_ends_when_nobody_answers(hosts, monkeypatch):
     """With a home, and without any; the patience of a real wait is 300 s."""
-    for name, value in {"SILENT_S": 1.5, "ANSWER_S": 0.5, "WAIT_MS_MOST": 500}.items():
-        monkeypatch.setattr(client_module, name, value)
+    monkeypatch.setattr(client_module, "SILENT_S", 1.5)
+    for name, value in {"ANSWER_S": 0.5, "WAIT_MS_MOST": 500}.items():
+        monkeypatch.setattr(result_look, name, value)
     app = client_of(hosts.fleet, cystore_home=UNKNOWN_HOME)
     homes.remember(app.backend, "silence", UNKNOWN_HOME)
     with pytest.raises(homes.HomeAwayError, match=f"store {UNKNOWN_HOME} did not answer"):
@@ -569,7 +570,7 @@ def test_a_wait_without_a_timeout_ends_when_nobody_answers(hosts, monkeypatch):
 def test_a_wait_goes_on_while_its_home_is_silent(hosts, monkeypatch, caplog):
     """Seen: a `.get(timeout=600)` ended after 45 s without an answer, while the home's workers were started anew."""
     for name, value in {"ANSWER_S": 1.5, "WAIT_MS_MOST": 200, "WARNED_S": 0.5}.items():
-        monkeypatch.setattr(client_module, name, value)
+        monkeypatch.setattr(result_look, name, value)
     for silent_s, timeout in ((0.3, 60.0), (None, None)):
         app = client_of(hosts.fleet, cystore_home=UNKNOWN_HOME, cystore_home_silent_s=silent_s)
         homes.remember(app.backend, "silence", UNKNOWN_HOME)

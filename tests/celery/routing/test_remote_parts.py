@@ -17,7 +17,7 @@ from celery.result import AsyncResult
 from cystore.celery import homes
 from cystore.celery.base.identity import store_id_of
 from cystore.celery.routing import client as client_module
-from cystore.celery.routing import lists
+from cystore.celery.routing import lists, result_look
 from cystore.celery.routing.messages import Answer, Found, Request
 from cystore.clock import monotonic_s
 from tests.celery.conftest import PATIENCE_S, fleet_in, wait_until
@@ -75,14 +75,14 @@ TROUBLES = {
 @pytest.mark.parametrize("trouble", TROUBLES.values(), ids=TROUBLES)
 def test_a_part_that_does_not_come_is_asked_for_again(app, fleet, monkeypatch, trouble):
     """Seen: a home that was away, or busy, for one part ended the whole `get`, whatever its timeout was."""
-    monkeypatch.setattr(client_module, "ANSWER_S", 0.1)
-    monkeypatch.setattr(client_module, "AGAIN_S", 0.05)
+    monkeypatch.setattr(result_look, "ANSWER_S", 0.1)
+    monkeypatch.setattr(result_look, "AGAIN_S", 0.05)
     with FalseHome(fleet, troubled(trouble)):
         assert AsyncResult("t", app=app).get(timeout=PATIENCE_S) == TEXT
     with FalseHome(fleet, troubled(trouble, 10**6)) as false:
         with pytest.raises(homes.HomeAwayError, match=f"store {UNKNOWN_HOME} did not answer"):
             AsyncResult("t", app=app).get(timeout=2)
-        assert 3 < false.asked < 5 + 2 / client_module.AGAIN_S, "asked again, and not in a loop"
+        assert 3 < false.asked < 5 + 2 / result_look.AGAIN_S, "asked again, and not in a loop"
 
 
 def test_parts_of_a_home_with_many_requests(app, fleet, monkeypatch):
@@ -104,7 +104,7 @@ def test_parts_of_a_home_with_many_requests(app, fleet, monkeypatch):
 def test_parts_end_when_the_time_is_over(app, fleet, monkeypatch):
     """Seen: a home that gave a byte at a time held a `get` of 2 s for minutes. A `get` without a timeout ends when
     the home is silent."""
-    monkeypatch.setattr(client_module, "ANSWER_S", 2.0)  # a home that answers later than that is silent
+    monkeypatch.setattr(result_look, "ANSWER_S", 2.0)  # a home that answers later than that is silent
     monkeypatch.setattr(client_module, "SILENT_S", 1.0)  # a backend asks for it once
 
     def slowly(request: Request) -> bytes:
@@ -129,7 +129,7 @@ def test_parts_end_when_the_time_is_over(app, fleet, monkeypatch):
 
 def test_a_worker_that_is_killed_between_two_parts(tmp_path, monkeypatch):
     """Another worker of the home gives the others."""
-    monkeypatch.setattr(client_module, "ANSWER_S", 0.5)
+    monkeypatch.setattr(result_look, "ANSWER_S", 0.5)
     text = "0123456789" * 900_000
     with redis_server(own=True) as reader:
         option = f"?reader={quote(reader.broker_url, safe='')}"
