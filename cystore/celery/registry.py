@@ -268,7 +268,7 @@ def here(store: MessageStore, store_id: str) -> StoreStatus:
 def render(stores: Sequence[StoreStatus]) -> str:
     """The fleet as text: a table of the stores, then one of the duties of each."""
     if not stores:
-        return "no store sent a heartbeat within a day"
+        return "fleet: Redis has no heartbeat of a store; workers with the duties' tasks send them (tasks.install)"
     rows: list[tuple[str, ...]] = [
         ("store", "host", "state", "path", "behind", "log", "disk", "queues", "workers")
     ]

@@ -118,7 +118,7 @@ def test_the_fleet_as_a_table(app, client, store):
         assert part in text
     age(client, store_id, 90)
     assert "gone, seen 2 min ago" in registry.render(registry.fleet(client))
-    assert "no store" in registry.render([])
+    assert "no heartbeat of a store" in registry.render([])
     assert str(store.path) in registry.render([registry.here(store, store_id)])
 
 
