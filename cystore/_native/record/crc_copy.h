@@ -10,7 +10,7 @@
  * The register has 32 bits; here it is held in 64, the upper ones 0, as crc32q takes and leaves it.
  *
  * The instructions stand in assembly, as functions that are compiled for one CPU cannot become part of those for
- * every CPU. */
+ * every CPU: SSE 4.2 and PCLMULQDQ on x86-64; the extensions crc (`crc32c*`) and aes (`pmull`) on ARM64. */
 #ifndef CYSTORE_CRC_COPY_H
 #define CYSTORE_CRC_COPY_H
 
@@ -33,22 +33,11 @@ static inline int crc_portable_wanted(void) {
 #if defined(__x86_64__)
 #include <emmintrin.h>
 
-static uint32_t crc_powers[CRC_POWERS + 1];
-static int crc_copy_known; /* 0 where the CPU lacks an instruction */
+typedef __m128i crc_wide; /* a product that is not reduced yet */
 
-/* When the library is loaded that includes this. */
-__attribute__((constructor)) static void crc_copy_init(void) {
-    const uint32_t polynomial = 0x82F63B78u;
-    uint32_t power = 0x80000000u; /* x^0 */
+static inline int crc_cpu_can(void) {
     __builtin_cpu_init();
-    if (crc_portable_wanted()) return;
-    if (!__builtin_cpu_supports("sse4.2") || !__builtin_cpu_supports("pclmul")) return;
-    for (int i = 0; i < 33; i++) power = power & 0x80000000u ? (power ^ polynomial) << 1 | 1 : power << 1;
-    for (size_t n = 0; n <= CRC_POWERS; n++) {
-        crc_powers[n] = power;
-        for (int i = 0; i < 8; i++) power = power >> 1 ^ (power & 1 ? polynomial : 0);
-    }
-    crc_copy_known = 1;
+    return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul");
 }
 
 static inline uint64_t crc_step_1(uint64_t crc, uint8_t byte) {
@@ -69,12 +58,68 @@ static inline uint64_t crc_step_8(uint64_t crc, uint64_t words) {
 }
 
 /* x^-33 of it, not yet mod P. */
-static inline __m128i crc_product(uint64_t crc, uint32_t power) {
+static inline crc_wide crc_product(uint64_t crc, uint32_t power) {
     __m128i product = _mm_cvtsi32_si128((int)crc), factor = _mm_cvtsi32_si128((int)power);
     __asm__("pclmulqdq $0, %1, %0" : "+x"(product) : "x"(factor));
     return product;
 }
-static inline uint64_t crc_reduced(__m128i product) { return crc_step_8(0, (uint64_t)_mm_cvtsi128_si64(product)); }
+static inline crc_wide crc_sum(crc_wide one, crc_wide other) { return _mm_xor_si128(one, other); }
+static inline uint64_t crc_reduced(crc_wide product) { return crc_step_8(0, (uint64_t)_mm_cvtsi128_si64(product)); }
+#define CRC_KNOWN_CPU
+#elif defined(__aarch64__) && defined(__linux__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+/* The assembler is told of the extensions here, for the compiler may aim at CPUs without them. */
+#include <arm_neon.h>
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+
+typedef uint64_t crc_wide; /* a product of 63 bits that is not reduced yet */
+
+static inline int crc_cpu_can(void) {
+    const unsigned long both = HWCAP_CRC32 | HWCAP_PMULL;
+    return (getauxval(AT_HWCAP) & both) == both;
+}
+
+#define CRC_ARM_STEP(name, type, instruction, operand)                                                 \
+    static inline uint64_t name(uint64_t crc, type piece) {                                            \
+        uint32_t sum = (uint32_t)crc;                                                                  \
+        __asm__(".arch_extension crc\n\t" instruction " %w0, %w0, " operand : "+r"(sum) : "r"(piece)); \
+        return sum;                                                                                    \
+    }
+
+CRC_ARM_STEP(crc_step_1, uint8_t, "crc32cb", "%w1")
+CRC_ARM_STEP(crc_step_2, uint16_t, "crc32ch", "%w1")
+CRC_ARM_STEP(crc_step_4, uint32_t, "crc32cw", "%w1")
+CRC_ARM_STEP(crc_step_8, uint64_t, "crc32cx", "%1")
+#undef CRC_ARM_STEP
+
+/* x^-33 of it, not yet mod P. */
+static inline crc_wide crc_product(uint64_t crc, uint32_t power) {
+    uint64x2_t product, left = vsetq_lane_u64(crc, vdupq_n_u64(0), 0), right = vsetq_lane_u64(power, vdupq_n_u64(0), 0);
+    __asm__(".arch_extension aes\n\tpmull %0.1q, %1.1d, %2.1d" : "=w"(product) : "w"(left), "w"(right));
+    return vgetq_lane_u64(product, 0);
+}
+static inline crc_wide crc_sum(crc_wide one, crc_wide other) { return one ^ other; }
+static inline uint64_t crc_reduced(crc_wide product) { return crc_step_8(0, product); }
+#define CRC_KNOWN_CPU
+#endif
+
+#if defined(CRC_KNOWN_CPU)
+static uint32_t crc_powers[CRC_POWERS + 1];
+static int crc_copy_known; /* 0 where the CPU lacks an instruction */
+
+/* When the library is loaded that includes this. */
+__attribute__((constructor)) static void crc_copy_init(void) {
+    const uint32_t polynomial = 0x82F63B78u;
+    uint32_t power = 0x80000000u; /* x^0 */
+    if (crc_portable_wanted() || !crc_cpu_can()) return;
+    for (int i = 0; i < 33; i++) power = power & 0x80000000u ? (power ^ polynomial) << 1 | 1 : power << 1;
+    for (size_t n = 0; n <= CRC_POWERS; n++) {
+        crc_powers[n] = power;
+        for (int i = 0; i < 8; i++) power = power >> 1 ^ (power & 1 ? polynomial : 0);
+    }
+    crc_copy_known = 1;
+}
+
 static inline uint64_t crc_times(uint64_t crc, uint32_t power) { return crc_reduced(crc_product(crc, power)); }
 
 /* The register after `length` more bytes of 0. */
@@ -165,10 +210,10 @@ static inline uint64_t crc_read(uint64_t crc, const uint8_t *from, size_t length
             second = crc_step_8(second, crc_word(from + third));
             last = crc_step_8(last, crc_word(from + 2 * third));
         }
-        __m128i sum = _mm_xor_si128(crc_product(crc, crc_powers[2 * third + rest]),
-                                    crc_product(second, crc_powers[third + rest]));
+        crc_wide sum = crc_sum(crc_product(crc, crc_powers[2 * third + rest]),
+                               crc_product(second, crc_powers[third + rest]));
         if (rest == 0) return crc_reduced(sum) ^ last;
-        return crc_reduced(_mm_xor_si128(sum, crc_product(last, crc_powers[rest]))) ^ behind;
+        return crc_reduced(crc_sum(sum, crc_product(last, crc_powers[rest]))) ^ behind;
     }
     for (; length >= 8; from += 8, length -= 8) crc = crc_step_8(crc, crc_word(from));
     for (; length; from++, length--) crc = crc_step_1(crc, *from);
