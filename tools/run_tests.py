@@ -52,7 +52,7 @@ class Group:
 # Budgets for 2 cores. Every test belongs to exactly one group; the sanitized one repeats the kernels' tests.
 GROUPS = (
     Group("store", 240, "not crash and not rocketmq and not celery and not spark", workers=WORKERS),
-    Group("crash slice", 180, "crash"),
+    Group("crash slice", 180, "crash", workers=2),
     Group("interop", 120, "rocketmq"),
     Group(
         "sanitized kernels",
