@@ -1,9 +1,15 @@
-"""The columns that are being filled, and whether one more record fits: all that is known before is how long its parts
-are; for text, the most that may come of it."""
+"""The columns that are being filled: whether one more record fits, and its row.
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+Before a record is read only the lengths of its parts are known; for text, the most that its characters may need."""
+
+from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy, memset
 
 from cystore._native.read.row_filter cimport record_filter
+from cystore._native.record.property_read cimport (
+    key_next, known_begin, known_properties, known_take, property_next, property_view
+)
+from cystore._native.record.record cimport text_character
 from cystore._native.record.record_view cimport record_view
 
 cdef enum ColumnBit:
@@ -98,3 +104,198 @@ cdef inline bint has_room(const column_state* s, const record_view* v) noexcept 
         or (wanted & COLUMN_PROPERTIES and not (
             _fits(&s.names, v.properties_len // 4 + 1, text) and _fits(&s.values, v.properties_len // 4 + 1, text)))
     )
+
+
+cdef enum:
+    MANY_PROPERTIES_BYTES = 512     # with more, repeated names are found through a table instead of by looking at each
+
+
+cdef inline void _put_bytes(text_column* column, const uint8_t* data, int64_t length) noexcept nogil:
+    memcpy(column.data + column.length, data, length)
+    column.length += length
+    column.count += 1
+    column.offsets[column.count] = <int32_t>column.length
+
+
+cdef inline int64_t _put_decoded(uint8_t* out, const uint8_t* text, size_t length) noexcept nogil:
+    """Writes text that may hold bytes which are none; returns how much that came to."""
+    cdef uint8_t* to = out
+    cdef size_t i = 0
+    cdef size_t begin
+    cdef uint32_t point
+    while i < length:
+        begin = i
+        point = text_character(text, length, &i)
+        if point == 0xFFFD:
+            to[0] = 0xEF
+            to[1] = 0xBF
+            to[2] = 0xBD
+            to += 3
+        else:
+            memcpy(to, text + begin, i - begin)
+            to += i - begin
+    return to - out
+
+
+cdef inline void _put_text(text_column* column, const uint8_t* text, int64_t length) noexcept nogil:
+    """ASCII is copied eight bytes at a time; the words at the end overlap."""
+    cdef uint8_t* out = column.data + column.length
+    cdef uint64_t word, seen = 0
+    cdef int64_t i = 0
+    if length >= 8:
+        while i < length:
+            if i > length - 8:
+                i = length - 8
+            memcpy(&word, text + i, 8)
+            memcpy(out + i, &word, 8)
+            seen |= word
+            i += 8
+    else:
+        for i in range(length):
+            out[i] = text[i]
+            seen |= text[i]
+    if seen & 0x8080808080808080u:
+        length = _put_decoded(out, text, <size_t>length)
+    column.length += length
+    column.count += 1
+    column.offsets[column.count] = <int32_t>column.length
+
+
+cdef inline void _put_nothing(text_column* column) noexcept nogil:
+    column.count += 1
+    column.offsets[column.count] = <int32_t>column.length
+
+
+cdef inline int64_t _repeated(const text_column* names, int64_t first) noexcept nogil:
+    """Which item from `first` on the last one repeats, -1: none."""
+    cdef int64_t last = names.count - 1
+    cdef int32_t begin = names.offsets[last]
+    cdef int64_t length = names.offsets[last + 1] - begin
+    cdef int64_t i
+    for i in range(first, last):
+        if names.offsets[i + 1] - names.offsets[i] == length \
+                and memcmp(names.data + names.offsets[i], names.data + begin, length) == 0:
+            return i
+    return -1
+
+
+cdef enum:
+    PAIRS_MAX = 8192            # a pair has at least four bytes with its separators
+    PLACES = 16384
+
+
+cdef struct name_table:
+    uint32_t[16384] places      # number of the name in its record + 1
+    property_view[8193] pairs
+
+
+cdef inline int64_t _found_in(name_table* table, const text_column* names, int64_t first) noexcept nogil:
+    """`_repeated` for a record of many names: enters the last one, or finds the one that it repeats."""
+    cdef int64_t last = names.count - 1
+    cdef const uint8_t* text = names.data + names.offsets[last]
+    cdef int64_t length = names.offsets[last + 1] - names.offsets[last]
+    cdef uint32_t place = 2166136261u
+    cdef int64_t i, number
+    for i in range(length):
+        place = (place ^ text[i]) * 16777619u
+    place = (place ^ (place >> 16)) & (PLACES - 1)
+    while table.places[place]:
+        number = first + table.places[place] - 1
+        if names.offsets[number + 1] - names.offsets[number] == length \
+                and memcmp(names.data + names.offsets[number], text, length) == 0:
+            return number
+        place = (place + 1) & (PLACES - 1)
+    table.places[place] = <uint32_t>(last - first + 1)
+    return -1
+
+
+cdef inline void _put_keys(column_state* s, const uint8_t* at, const uint8_t* end) noexcept nogil:
+    cdef const uint8_t* key
+    cdef size_t length
+    cdef bint first = True
+    while key_next(&at, end, &key, &length):
+        if first and s.wanted & COLUMN_KEY:
+            s.key_valid[s.rows >> 3] |= <uint8_t>(1 << (s.rows & 7))
+            _put_text(&s.key, key, <int64_t>length)
+        first = False
+        if not s.wanted & COLUMN_KEYS:
+            return
+        _put_text(&s.keys, key, <int64_t>length)
+    if first and s.wanted & COLUMN_KEY:
+        _put_nothing(&s.key)
+
+
+cdef inline void _put_properties(column_state* s, const record_view* v, name_table* table) noexcept nogil:
+    """What comes of the properties, in one pass: tags and keys, of which the last pair of a name counts, and all
+    pairs, where a name that comes again keeps its first place and takes the last value."""
+    cdef const uint8_t* at = v.properties
+    cdef const uint8_t* end = at + v.properties_len
+    cdef text_column* names = &s.names
+    cdef property_view pair
+    cdef known_properties known
+    cdef int64_t first = names.count
+    cdef int64_t same, i
+    cdef bint all_pairs = s.wanted & COLUMN_PROPERTIES != 0
+    cdef bint many = all_pairs and v.properties_len > MANY_PROPERTIES_BYTES
+    known_begin(&known, v)
+    if many:
+        memset(&table.places[0], 0, sizeof(table.places))
+    while property_next(&at, end, &pair):
+        known_take(&known, &pair)
+        if not all_pairs:
+            continue
+        _put_text(names, pair.name, pair.name_len)
+        same = _found_in(table, names, first) if many else _repeated(names, first)
+        if same >= 0:
+            names.count -= 1
+            names.length = names.offsets[names.count]
+            table.pairs[same - first] = pair
+        else:
+            table.pairs[names.count - 1 - first] = pair
+    if all_pairs:
+        for i in range(names.count - first):
+            _put_text(&s.values, table.pairs[i].value, table.pairs[i].value_len)
+        s.properties_begin[s.rows + 1] = <int32_t>names.count
+    if s.wanted & COLUMN_TAGS:
+        if known.tags.value_len:
+            s.tags_valid[s.rows >> 3] |= <uint8_t>(1 << (s.rows & 7))
+            _put_text(&s.tags, known.tags.value, known.tags.value_len)
+        else:
+            _put_nothing(&s.tags)
+    if s.wanted & (COLUMN_KEYS | COLUMN_KEY):
+        _put_keys(s, known.keys.value, known.keys.value + known.keys.value_len)
+        if s.wanted & COLUMN_KEYS:
+            s.keys_begin[s.rows + 1] = <int32_t>s.keys.count
+
+
+cdef inline int64_t _microseconds(int64_t ms) noexcept nogil:
+    """What cannot be told in microseconds is the nearest that can."""
+    if ms > INT64_MAX // 1000:
+        return INT64_MAX
+    if ms < -INT64_MAX // 1000:
+        return INT64_MIN
+    return ms * 1000
+
+
+cdef inline void put_row(column_state* s, const record_view* v, name_table* table) noexcept nogil:
+    cdef uint32_t wanted = s.wanted
+    cdef int64_t row = s.rows
+    if wanted & COLUMN_VALUE:
+        _put_bytes(&s.value, v.body, v.body_len)
+    if wanted & COLUMN_TOPIC:
+        _put_bytes(&s.topic, v.topic, v.topic_len)
+    if wanted & COLUMN_PARTITION:
+        s.partition[row] = v.queue_id
+    if wanted & COLUMN_OFFSET:
+        s.offset[row] = v.queue_offset
+    if wanted & COLUMN_TIMESTAMP:
+        s.timestamp[row] = _microseconds(v.store_timestamp)
+    if wanted & COLUMN_PHYSICAL_OFFSET:
+        s.physical_offset[row] = v.physical_offset
+    if wanted & COLUMN_BORN_TIMESTAMP:
+        s.born_timestamp[row] = _microseconds(v.born_timestamp)
+    if wanted & COLUMN_SYS_FLAG:
+        s.sys_flag[row] = v.sys_flag
+    if wanted & (COLUMN_TAGS | COLUMN_KEYS | COLUMN_KEY | COLUMN_PROPERTIES):
+        _put_properties(s, v, table)
+    s.rows += 1
