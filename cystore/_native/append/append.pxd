@@ -154,7 +154,7 @@ cdef inline bint move_wrote(control_block* block, int64_t to) noexcept nogil:
     records."""
     if to <= block.wrote:
         return False
-    store_i64(&block.wrote, to)  # release: publishes the records; acquire in Control.wrote, queue.pyx, key_reader.pyx
+    store_i64(&block.wrote, to)  # release: publishes the records; acquire in Control.wrote, queue.pyx, cystore/_native/read
     return True
 
 
@@ -171,7 +171,7 @@ cdef inline bint publish_records(control_block* block, append_target* target, in
 
 cdef inline void publish_place(append_item* item) noexcept nogil:
     if takes_queue_offset(item.sys_flag):
-        store_i64(&item.entry.next, item.queue_offset + 1)  # release; acquire in queue.pyx
+        store_i64(&item.entry.next, item.queue_offset + 1)  # release; acquire in queue.pyx, queue_reader.pyx
         failpoint("append.next_set")
     store_u64(&item.entry.put_bytes, item.entry.put_bytes + item.size)
 
