@@ -178,7 +178,7 @@ def finish(
     control = attachment.control
     if attachment.mode is Mode.WRITE:
         control.flushed = min(state.watermark, state.wrote)
-        _fill_holes(attachment, min(control.flushed, control.dispatched))
+        _allocate_sparse(attachment, min(control.flushed, control.dispatched))
     try:
         attachment.dispatcher.run_to_end(progress)
         attachment.dispatcher.give_up_swallowed()
@@ -219,7 +219,7 @@ def finish(
         log.warning("%s: the disk is full; puts are refused until there is space", attachment.root)
 
 
-def _fill_holes(attachment: Attachment, begin: int) -> None:
+def _allocate_sparse(attachment: Attachment, begin: int) -> None:
     """Reserves space for the holes of a sparse copy, in the segments that are written or dispatched from now on.
 
     Raises StoreFullError: then nothing has changed, and the store opens when there is space.
@@ -229,6 +229,6 @@ def _fill_holes(attachment: Attachment, begin: int) -> None:
     for base in range(segments.base_of(begin), end, segments.file_bytes):
         segment = segments.get(base)
         if segment is not None:
-            unreadable_ranges.fill_holes(
+            unreadable_ranges.allocate_sparse(
                 segments.path(base), segment, 0, min(end - base, segments.file_bytes)
             )

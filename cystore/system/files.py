@@ -80,7 +80,7 @@ def map_file(
     """
     with _open(path, os.O_RDWR if writable and not private and not sealed else os.O_RDONLY) as fd:
         if (private or sealed) and os.fstat(fd).st_blocks * BLOCK_BYTES < length:
-            return MappedFile.over_holes(
+            return MappedFile.of_sparse(
                 fd, path, base, length, data_ranges(fd, 0, length, path), private=private
             )
         return MappedFile.of(fd, path, base, length, writable=writable and not sealed, private=private)

@@ -183,7 +183,7 @@ cdef int _put_queue(dispatch_state* d, pending_record* r) noexcept nogil:
     files.used = d.round
     queue.last_physical_end = r.end
     queue.last_store_timestamp = r.store_timestamp
-    store_i64(&queue.dispatched, r.queue_offset + 1)  # release: publishes the entry; acquire in queue.pyx, queue_reader.pyx
+    store_i64(&queue.dispatched, r.queue_offset + 1)  # release: the entry; acquire in queue.pyx, queue_reader.pyx
     failpoint("dispatch.queue")
     return DISPATCH_DONE
 

@@ -1,6 +1,7 @@
 """The control block: the memory that all processes attached to one store share.
 
-Everything in it can be recomputed from the store's files; the first attacher builds it and trusts nothing it finds.
+All of it can be recomputed from the store's files: the first process that attaches builds it and trusts no byte of an
+earlier one.
 The scheme (layout fingerprint, reader-friendly slots, one writer per cache line) follows LMDB's lock file.
 """
 
@@ -35,22 +36,22 @@ cdef extern from "wallclock.h" nogil:
 
 cdef uint32_t SLOTS_PER_STEP = 256
 
-# What only writers must have in common, and what to do about it.
+# Differences that only writers must not have, and the advice for each.
 cdef dict HINTS = {
     "PID namespace": ". Writers must share one, because the kernel knows the owner of a lock by its thread id: "
                      "start this process with "
                      "`--pid=host` or `--pid=container:NAME` (in a pod: shareProcessNamespace). Reading "
                      "(read_only=True) works from here",
-    "C library": ". Writers must share one, because a lock is its own affair: use the same image. Reading "
+    "C library": ". Writers must share one, because each has its own format of locks: use the same image. Reading "
                  "(read_only=True) works from here",
 }
 
-# Of the layout of everything that is shared: a process of another one is refused.
+# Of the shared layout: a process with another fingerprint is refused.
 FINGERPRINT = LAYOUT_FINGERPRINT
 
 
 cdef str _text(const char* constant):
-    """A text constant of the block, whatever stands there."""
+    """A text constant of the block; foreign bytes are escaped."""
     return constant[:40].split(b"\0")[0].decode("ascii", "backslashreplace")
 
 
@@ -112,12 +113,11 @@ cdef class Control(ControlFields):
 
     @staticmethod
     def attach(MappedFile file not None, *, uint64_t pid_namespace, str boot_id, str c_library, bint sole_writer=False):
-        """A handle on a block that another live process built. A block of another kind is refused, never guessed
-        around.
+        """A handle on a block that another live process built. Raises StoreFormatError for a block of another kind.
 
-        PID namespace and C library matter to the owners of locks alone: memory that is mapped for reading may come
-        from others, and a `sole_writer` (only readers are attached beside it, and no writer can come meanwhile) puts
-        its own in their place.
+        Only owners of locks need the same PID namespace and C library. A handle for reading takes a block with others,
+        and a `sole_writer` (the caller knows that no other writer is attached or can attach meanwhile) replaces them
+        by its own.
         """
         cdef Control self = Control.__new__(Control)
         cdef control_block* block = <control_block*>file.address
@@ -144,9 +144,9 @@ cdef class Control(ControlFields):
         return self
 
     cdef int _take_over(self, uint64_t pid_namespace, str c_library) except -1:
-        """Makes the block one of this namespace and C library. All writers of before are gone. What they left in the
-        mutexes means nothing here: each lock is made anew, and whoever takes it next repairs first. Until all is done
-        the block has no namespace: after a kill on the way the next writer does all of it again."""
+        """Makes the block one of this namespace and C library. All earlier writers are gone, and this process cannot
+        read their mutexes: it makes each lock anew, and the next holder repairs first. Until the end the block has no
+        namespace, so after a kill in between the next writer repeats all of it."""
         cdef control_block* block = self.block
         cdef bytes library = c_library.encode()[:39]
         cdef int which
@@ -164,8 +164,8 @@ cdef class Control(ControlFields):
         return 0
 
     def follow(self):
-        """From now on the block stands for one of another layout that this process cannot attach to: nobody appends
-        or dispatches through it."""
+        """From now on this block mirrors a block of another layout, to which this process cannot attach: no append or
+        dispatch goes through it."""
         self.checked()
         self.read_only = True
 
@@ -174,7 +174,7 @@ cdef class Control(ControlFields):
         add_u32(&self.checked().index_seq, 1)
 
     def key_changed(self, uint32_t key):
-        """In a block of this process's own: a record with the key was found."""
+        """Only for a block that no other process has: a record with the key was found."""
         cdef uint32_t* word = &self.checked().key_seq[key % KEY_WORDS]
         add_u32(word, 1)
         futex_wake_all(word)
@@ -185,7 +185,7 @@ cdef class Control(ControlFields):
         self.repairs.clear()
 
     def release(self):
-        """Lets the mapping go, after `detach`; in a forked child only, whose threads hold no locks."""
+        """Drops the mapping, after `detach`. Only in a forked child, whose threads hold no locks."""
         self.file = None
 
     # ------------------------------------------------------------------------------------ state of the store
@@ -292,15 +292,15 @@ cdef class Control(ControlFields):
         return (topic, entry.queue_id, load_i64(&entry.next), load_i64(&entry.dispatched), load_i64(&entry.minimum))
 
     def queue_end(self, int64_t slot):
-        """The queue offset behind the last message: `next`, but never below what dispatch has entered. An append sets
-        `next` after it published its messages, and one that was killed there never did: the next append does."""
+        """The queue offset behind the last message: `next`, but at least the dispatched offset. An append publishes its
+        messages first and sets `next` then; after a kill in between, the next append sets it."""
         cdef queue_entry* entry = self.slot_at(slot)
         cdef int64_t dispatched = load_i64(&entry.dispatched)
         return max(load_i64(&entry.next), dispatched)
 
     def wait_queue(self, int64_t slot, int64_t queue_offset, int64_t timeout_ms):
         """Sleeps until a queue's next offset is beyond `queue_offset`, at most `timeout_ms`; it may return early.
-        Signals are handled. Not for a handle for reading only."""
+        Signals are handled. A read-only handle cannot wait here."""
         cdef queue_entry* entry = self.slot_at(slot)
         keep = self.file  # a close meanwhile must not unmap what we sleep on
         self._writable()
@@ -322,7 +322,8 @@ cdef class Control(ControlFields):
         store_i64(&entry.next, value)
 
     def settle_claims(self):
-        """claimed = next everywhere, and the newest slot linked: what a killed append left. Under the append lock."""
+        """Undoes the claims of a killed append: sets each claimed offset to `next` and links the newest slot. Under the
+        append lock."""
         cdef control_block* block = self.checked()
         cdef uint32_t slot
         cdef queue_entry* entry

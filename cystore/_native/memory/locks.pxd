@@ -48,7 +48,7 @@ cdef inline bint control_repair_due(control_block* block, int which) noexcept no
 
 
 cdef inline bint control_intact(control_block* block) noexcept nogil:
-    """False when foreign bytes stand in the place of the control block's constants."""
+    """False when a foreign program overwrote the control block's constants."""
     return block.magic == CONTROL_MAGIC and block.guard == ~CONTROL_MAGIC and block.fingerprint == LAYOUT_FINGERPRINT
 
 
@@ -64,13 +64,13 @@ cdef inline bint control_enter(control_block* block, int which, bint spinning) n
 
 
 cdef inline void control_wake_sleepers(control_block* block) noexcept nogil:
-    """After an append, with the lock given back: wakes the sleepers of `SharedLocks.wait_append`."""
+    """Called after an append, without the lock: wakes the sleepers of `SharedLocks.wait_append`."""
     if sleepers_after_unlock(&block.append_sleepers) != 0 and exchange_u32(&block.append_sleepers, 0) != 0:
         futex_wake_all(&block.append_sleepers)
 
 
 cdef inline void control_wake_queue(queue_entry* entry) noexcept nogil:
-    """The same for who sleeps until the next append to one queue (`Control.wait_queue`); behind
+    """Wakes the sleepers until the next append to one queue (`Control.wait_queue`). Called after
     `control_wake_sleepers`."""
     if load_u32(&entry.sleepers) != 0 and exchange_u32(&entry.sleepers, 0) != 0:
         futex_wake_all(&entry.sleepers)
@@ -80,7 +80,7 @@ cdef class SharedLocks:
     cdef control_block* block
     cdef readonly object file       # the MappedFile (or anonymous memory) that block points into
     cdef readonly bint read_only
-    # what to call when the owner of a lock left something half done, by the lock's number
+    # the repair of a dead owner's work, by the lock's number
     cdef dict repairs
     cdef object __weakref__
     cdef control_block* checked(self) except NULL
@@ -90,21 +90,21 @@ cdef class SharedLocks:
 
 cdef class Held:
     cdef SharedLocks locks
-    cdef MappedFile file            # while it is held: a close meanwhile must not unmap the lock
+    cdef MappedFile file            # while the lock is held: a close meanwhile must not unmap it
     cdef str name
     cdef object entered, busy
     cdef int which
     cdef int64_t timeout_ms, budget_ms, since_ns
     cdef bint if_free
-    cdef readonly bint held         # True inside the with block; False there when somebody else has the lock
-    # True when somebody else is this very thread: a signal handler inside of its own turn
+    cdef readonly bint held         # False inside the with block if another holder has the lock
+    # True if that holder is this thread: a signal handler that interrupted its own turn
     cdef readonly bint mine
     cdef int _take(self) except -1
     cdef int64_t _give(self, bint failed) noexcept
 
 
-# Waits for a lock whose first attempt gave `status`: below 0 for ever, else until `timeout_ms` passed in which the
-# word `progress` (NULL: there is none) did not change. Gives LOCK_TAKEN, ETIMEDOUT without it, or the error of
-# an unusable lock. Handles signals, and raises when the store is closed or its control block overwritten.
+# Waits for a lock whose first attempt gave `status`. Ends when the word `progress` (NULL: there is none) has not
+# changed for `timeout_ms`; below 0 there is no limit. Gives LOCK_TAKEN, ETIMEDOUT, or the error of an
+# unusable lock. Handles signals. Raises when the store is closed or its control block is overwritten.
 cdef int wait_for_lock(SharedLocks locks, control_block* block, int which, int status, int64_t timeout_ms,
                        const uint32_t* progress) except -1

@@ -1,9 +1,8 @@
 """The locks that all processes of a store share, and the words that they sleep on.
 
-`with control.held("dispatch"):` is the only way into a lock. Taking it, the repair that a dead owner left, and giving
-it back are C code of one object: no exception that a signal handler raises falls between them. When the interpreter
-drops that object without leaving the with block (it may, between the call and the block), the object gives the lock
-back as well.
+`with control.held("dispatch"):` is Python's only way into a lock. C code of one object takes the lock, repairs a dead
+owner's work and gives the lock back, so no exception of a signal handler falls between these steps. The interpreter may
+drop that object between the call and the with block: then its destructor gives the lock back.
 """
 
 cimport cython
@@ -30,9 +29,9 @@ cdef int64_t FOREVER = -1       # as a timeout
 cdef int64_t NO_BUDGET = -1
 cdef int64_t NS_PER_MS = 1_000_000
 
-# of one turn; the others have none
+# Of one turn under a lock; the other locks have none.
 cdef dict BUDGETS_MS = {"housekeeping": 10, "clean": 20, "deliver": 100, "dispatch": 20, "append": 10}
-cdef tuple REPAIRED = ("dispatch", "append", "flush")  # what a dead owner leaves in the others needs no repair
+cdef tuple REPAIRED = ("dispatch", "append", "flush")  # a dead owner of another lock leaves nothing to repair
 
 cdef object _long_wait = None, _over_budget = None
 
@@ -50,17 +49,16 @@ def report_to(long_wait not None, over_budget not None):
     _long_wait, _over_budget = long_wait, over_budget
 
 
-@cython.no_gc_clear  # whoever finds `block` while a cycle that leads here is taken apart finds its mapping, too
+@cython.no_gc_clear  # `block` needs its mapping, also while the collector clears a cycle that leads here
 @cython.auto_pickle(False)
 cdef class SharedLocks:
-    """The part of a `Control` that other processes wait for."""
+    """The part of a `Control` with the locks, and with the words on which processes sleep."""
 
     def __cinit__(self):
         self.repairs = {}
 
     cdef control_block* checked(self) except NULL:
-        """The block, unless the store was closed, or somebody else's bytes stand in it: then nothing is read or
-        written."""
+        """The block. Raises StoreClosedError after a close, StoreFormatError when a foreign program overwrote it."""
         if self.block == NULL:
             raise StoreClosedError("the store is closed")
         if not control_intact(self.block):
@@ -77,11 +75,11 @@ cdef class SharedLocks:
 
     def held(self, str name not None, *, int64_t timeout_ms=FOREVER, budget_ms=None, entered=None,
              busy=StoreLockedError):
-        """A with block under a lock. What an owner left half done is repaired before the block begins.
+        """A with block under a lock. The work of an owner that died or failed is repaired before the block begins.
 
-        Waits for a live owner for ever (Ctrl-C works; a long wait is reported) or `timeout_ms`, then raises
-        `busy(reason, path=)`; at once when the owner is this thread. `entered` is called with the lock held, before
-        the block; what it raises gives the lock back. An exception that leaves the block makes the repair due, too. A
+        Waits for a live owner without limit (Ctrl-C works; a long wait is reported), or up to `timeout_ms`. Then it
+        raises `busy(reason, path=)`; at once if this thread is the owner. `entered` is called under the lock, before
+        the block; if it raises, the lock is given back. An exception that leaves the block makes a repair due. A
         turn of more than `budget_ms` is counted.
         """
         cdef Held turn = _turn(self, name, timeout_ms, budget_ms)
@@ -89,29 +87,29 @@ cdef class SharedLocks:
         return turn
 
     def held_if_free(self, str name not None, *, int64_t within_ms=0, budget_ms=None):
-        """As `held`; when the lock is not free within `within_ms` (below 0: for ever), or this thread has it, the
-        block runs without it: it asks `held` of what `with` gives it."""
+        """As `held`, but the block also runs without the lock: if it is not free within `within_ms` (below 0: no
+        limit), or if this thread holds it. The block asks `held` of the object that `with` gives it."""
         cdef Held turn = _turn(self, name, within_ms, budget_ms)
         turn.if_free = True
         return turn
 
     def on_repair(self, str name not None, repair):
-        """From now on `repair()` is called by whoever takes the lock after an owner died or failed inside."""
+        """From now on the next holder calls `repair()` after an owner died or failed under the lock."""
         self.repairs[MUTEX_NAMES.index(name)] = repair
 
     def repair_is_due(self, str name not None):
-        """Whether an owner died or failed inside and nobody has repaired that yet."""
+        """Whether an owner died or failed under the lock, and its work is not repaired yet."""
         return control_repair_due(self.checked(), MUTEX_NAMES.index(name))
 
     cdef int repair_now(self, int which) except -1:
-        """By the holder of a lock. The note that a repair is due goes only when it succeeded."""
+        """Called by the holder of a lock. The repair stays due until one succeeds."""
         repair = self.repairs.get(which)
         if repair is not None:
             repair()
         elif MUTEX_NAMES[which] in REPAIRED:
             raise StoreFormatError(f"the last owner of the {MUTEX_NAMES[which]} lock died while it held it, "
-                                   "and this handle cannot repair "
-                                   "its work: open the store as usual", path=self.file.path)
+                                   "and this handle cannot repair its work: open the store with cystore.open",
+                                   path=self.file.path)
         and_u32(&self.checked().repair_due, ~(1u << which))
         return 0
 
@@ -121,7 +119,7 @@ cdef class SharedLocks:
 
     @property
     def held_by_this_thread(self):
-        """Whether this thread is inside of any lock: a signal handler, or a finalizer, that came in between."""
+        """Whether this thread holds any lock. True in a signal handler or a finalizer that interrupted the holder."""
         cdef control_block* block = self.checked()
         cdef int32_t me = thread_id()
         cdef int which
@@ -132,25 +130,25 @@ cdef class SharedLocks:
 
     @property
     def turns_over_budget(self):
-        """Turns under a lock, of all processes, that took longer than they should."""
+        """Turns under a lock, of all processes, that took more than their budget."""
         return load_u32(&self.checked().turns_over_budget)
 
     # --------------------------------------------------------------------------------------------- waits
 
     @property
     def append_sleepers(self):
-        """1 while somebody may sleep until the next append, which sets it to 0."""
+        """1 while a thread may sleep until the next append. The append sets it to 0."""
         return load_u32(&self.checked().append_sleepers)
 
     def wait_append(self, uint32_t seen, int64_t timeout_ms):
         """Sleeps until `append_seq` differs from `seen`, at most `timeout_ms`. Signals are handled.
 
-        The sleeper sets a word and sleeps on it; an append sets it back and wakes all. It may be set back before the
-        sleep: then there is none. A handle for reading only cannot set it, and sleeps on `append_seq`: only
-        `wake_append` and the time wake it.
+        The sleeper sets `append_sleepers` and sleeps on it; an append resets it and wakes all sleepers. If an append
+        resets it before the sleep, the sleep ends at once. A read-only handle cannot set it, so it sleeps on
+        `append_seq`; only `wake_append` and the timeout wake it.
         """
         cdef control_block* block = self.checked()
-        keep = self.file  # a close meanwhile must not unmap what we sleep on
+        keep = self.file  # a close meanwhile must not unmap the word that we sleep on
         with nogil:
             if self.read_only:
                 futex_wait(&block.append_seq, seen, timeout_ms)
@@ -162,7 +160,7 @@ cdef class SharedLocks:
         PyErr_CheckSignals()
 
     def wake_append(self):
-        """Wakes everybody who waits for messages; also used when the store closes."""
+        """Wakes all waiters for messages; also used when the store closes."""
         cdef control_block* block = self.checked()
         add_u32(&block.append_seq, 1)
         if not self.read_only:
@@ -176,17 +174,17 @@ cdef class SharedLocks:
                     futex_wake_all(&block.key_seq[i])
 
     def key_seq(self, uint32_t key):
-        """The word of a key, to be read before one looks for what `wait_key` waits for."""
+        """The word of a key. The caller of `wait_key` reads it before it looks at the state that it waits for."""
         return load_u32(&self.checked().key_seq[key % KEY_WORDS])
 
     def wait_key(self, uint32_t key, uint32_t seen, int64_t timeout_ms):
-        """Sleeps until somebody wakes the key, or another one with the same word and bit, at most `timeout_ms`.
-        Returns at once where the word is not `seen` any more. Signals are handled. A handle for reading only is woken
-        by the time alone."""
+        """Sleeps until `wake_key` of this key, or of another key with the same word and bit; at most `timeout_ms`.
+        Returns at once if the word is not `seen` any more. Signals are handled. Only the timeout wakes a read-only
+        handle."""
         cdef control_block* block = self.checked()
         cdef uint32_t* word = &block.key_seq[key % KEY_WORDS]
         cdef uint32_t bit = 1u << (key // KEY_WORDS % 32)
-        keep = self.file  # a close meanwhile must not unmap what we sleep on
+        keep = self.file  # a close meanwhile must not unmap the word that we sleep on
         with nogil:
             if not self.read_only:
                 or_u32(&block.key_sleepers[key % KEY_WORDS], bit)
@@ -195,8 +193,9 @@ cdef class SharedLocks:
         PyErr_CheckSignals()
 
     def wake_key(self, uint32_t key):
-        """Wakes who waits for a key. The word changes before the look at the sleepers: who begins to wait meanwhile
-        sees that. It changes again after their bit went: so does somebody who set the bit in between."""
+        """Wakes the waiters for a key. The word changes before the look at the sleepers' bit, so a waiter that begins
+        meanwhile sees the change. It changes again after the bit is cleared, for a waiter that set the bit in
+        between."""
         cdef control_block* block = self._writable()
         cdef uint32_t* word = &block.key_seq[key % KEY_WORDS]
         cdef uint32_t bit = 1u << (key // KEY_WORDS % 32)
@@ -305,7 +304,7 @@ cdef class Held:
             _over_budget(self.locks.file.path, self.name, spent_ns / <double>NS_PER_MS, self.budget_ms)
 
     cdef int _take(self) except -1:
-        """1 with the lock; 0 when another one has it and this turn does not wait."""
+        """1 with the lock; 0 if another thread holds it and this turn does not wait."""
         cdef SharedLocks locks = self.locks
         cdef control_block* block = locks.block
         cdef pthread_mutex_t* mutex = control_lock_at(block, self.which)
@@ -329,9 +328,9 @@ cdef class Held:
         return 1
 
     cdef int64_t _give(self, bint failed) noexcept:
-        """Gives the lock back, also when the store was closed meanwhile: it belongs to all processes, who would wait
-        for ever. Returns how long it was held. In a child that was forked inside nothing happens: the lock is the
-        parent's. A turn that another thread collects cannot be ended there: the lock goes with its owner."""
+        """Gives the lock back, also after a close: all processes share the lock and would wait without end. Returns
+        how long it was held. A child that was forked during the turn does nothing, because the parent holds the lock.
+        If another thread collects this object, it cannot unlock: the lock is released when its owner ends."""
         cdef control_block* block = <control_block*>self.file.address
         cdef pthread_mutex_t* mutex = control_lock_at(block, self.which)
         cdef int32_t owner = robust_owner(mutex)
@@ -342,6 +341,6 @@ cdef class Held:
         if 0 <= self.budget_ms * NS_PER_MS < spent_ns:
             add_u32(&block.turns_over_budget, 1)
         if control_unlock(block, self.which) != 0 and robust_owned_beside(mutex):
-            # for ever: the owner's next lock looks at this memory, and a page too many is better than a crash
+            # Never dropped: the owner's next lock reads this memory, and a leaked page is better than a crash.
             Py_INCREF(self.file)
         return spent_ns

@@ -29,7 +29,7 @@ class MappedFile:
         private: bool = False,
     ) -> MappedFile: ...
     @staticmethod
-    def over_holes(
+    def of_sparse(
         fd: int,
         path: str | os.PathLike[str],
         base: int,

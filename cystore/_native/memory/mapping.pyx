@@ -1,4 +1,4 @@
-"""One mapped file. Whoever holds the object (or a view of it) keeps the mapping: nothing is unmapped under a reader."""
+"""One mapped file. A reference to the object, or a view of it, keeps the mapping: no reader loses its memory."""
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -55,8 +55,8 @@ cdef int MADV_POPULATE_WRITE = 23  # Linux 5.14; older C libraries do not name i
 cdef Py_ssize_t PAGE = os.sysconf("SC_PAGESIZE")
 
 cdef enum:
-    COPIED_BELOW = 64 << 10
-    UNMAP_WITH_GIL = 1 << 20  # a mapping this short is gone sooner than the GIL comes back
+    COPIED_BELOW = 64 << 10   # a shorter range of a sparse file is copied, not mapped
+    UNMAP_WITH_GIL = 1 << 20  # a shorter mapping ends sooner than a thread gets the GIL back
     UNMAP_STEP = 16 << 20     # about 1 ms; between two steps other threads may map and fault
 
 
@@ -65,7 +65,7 @@ cdef int64_t _files = 0, _bytes = 0
 
 
 def mapped_files():
-    """Files that this process has mapped now, of all its stores, with those that views keep."""
+    """The number of files that this process has mapped now, for all its stores; views keep some of them mapped."""
     return _files
 
 
@@ -105,9 +105,8 @@ cdef class MappedFile:
     def of(int fd, path, int64_t base, Py_ssize_t length, *, bint writable=True, bint private=False):
         """Maps an open file of exactly `length` bytes. `private`: writes stay in this process.
 
-        A mapping needs no descriptor afterwards: the kernel keeps the open file for it, and reports to msync of the
-        mapping what it would report to fsync of that descriptor. Raises OSError; StoreError when the file has another
-        length.
+        The descriptor may be closed afterwards: the kernel keeps the open file for the mapping, and msync reports the
+        errors that fsync of the descriptor would report. Raises OSError; StoreError if the file has another length.
         """
         cdef MappedFile self = MappedFile.__new__(MappedFile)
         cdef int flags = MAP_PRIVATE if private else MAP_SHARED
@@ -123,11 +122,11 @@ cdef class MappedFile:
         return self
 
     @staticmethod
-    def over_holes(int fd, path, int64_t base, Py_ssize_t length, data, *, bint private=False):
-        """Maps an open file that nobody changes while it is mapped, of which only the ranges `data` are on the disk.
+    def of_sparse(int fd, path, int64_t base, Py_ssize_t length, data, *, bint private=False):
+        """Maps a sparse file that no process changes meanwhile; only its ranges `data` are on the disk.
 
-        What lies between them is zeroed memory: a page fault never asks the file system for space. Short ranges are
-        copied, so the number of mappings stays small. Raises what `of` raises.
+        Zeroed memory stands for the rest, so a page fault never asks the file system for space. Short ranges are
+        copied, so the number of mappings stays small. Raises the errors of `of`.
         """
         cdef MappedFile self = MappedFile.__new__(MappedFile)
         cdef int protection = PROT_READ | (PROT_WRITE if private else 0)
@@ -195,15 +194,15 @@ cdef class MappedFile:
 
     @property
     def in_memory(self):
-        """True for anonymous memory, which stands for no file on a disk."""
+        """True for anonymous memory, which has no file on a disk."""
         return self.inode == 0
 
     def is_at(self, int folder, name):
-        """Whether `name` in an open folder (or AT_FDCWD) is this very file: somebody may have unlinked or replaced
-        it, and what is written to it will be lost. Raises OSError.
+        """Whether `name` in an open folder (or AT_FDCWD) is this file. If another process has unlinked or replaced it,
+        later writes to the mapping are lost. Raises OSError.
 
-        Nothing else is asked for: from Linux 6.13 on who was told a file's times makes its next change get a new one,
-        and so the next sync a commit of the file system's journal.
+        It asks for the inode only. Since Linux 6.13 a look at a file's times makes the next change set a new time,
+        and that makes the next sync commit the file system's journal.
         """
         cdef file_status found
         cdef bytes encoded = os.fsencode(name)
@@ -217,8 +216,8 @@ cdef class MappedFile:
                 and found.stx_dev_minor == self.device_minor)
 
     def expect_scattered(self):
-        """Tells the kernel that this file is touched here and there: a page fault brings in one page. Else each fault
-        reads ahead, up to megabytes, and fills the page cache even where the file has no blocks yet."""
+        """Tells the kernel that accesses are scattered, so that a page fault reads one page. Otherwise each fault reads
+        up to megabytes ahead, and fills the page cache even where the file has no blocks yet."""
         if madvise(self.address, self.length, MADV_RANDOM):
             raise OSError(errno, os.strerror(errno), self.path)
 
@@ -237,8 +236,8 @@ cdef class MappedFile:
         return not failed
 
     def lock(self):
-        """Keeps the file's pages in memory from the moment on when they are there; those behind the allocated space are
-        not touched. Raises OSError, for example when RLIMIT_MEMLOCK is too small."""
+        """Keeps each page of the file in memory after its first access; untouched pages are not read in. Raises
+        OSError, for example if RLIMIT_MEMLOCK is too small."""
         cdef long failed
         with nogil:
             failed = syscall(SYS_mlock2, self.address, self.length, MLOCK_ONFAULT)
@@ -294,9 +293,9 @@ cdef class MappedFile:
         return not failed
 
     def let_pages_go(self, Py_ssize_t end):
-        """Takes the file's pages below `end` out of this process's memory. They stay in the page cache, changes too:
-        the next touch is a page fault. What is not a plain shared mapping holds data of its own and stays; so does
-        a locked one. Raises OSError."""
+        """Removes the file's pages below `end` from this process's memory. They stay in the page cache with their
+        changes; the next access is a page fault. A private, copied or anonymous mapping has data of its own and keeps
+        its pages, as does a locked one. Raises OSError."""
         cdef int failed
         self._check(0, end)
         end -= end % PAGE
@@ -308,7 +307,7 @@ cdef class MappedFile:
             raise OSError(errno, os.strerror(errno), self.path)
 
     def sync(self):
-        """msync of the whole file. Raises SyncFailedError; never call it again and believe it after it failed."""
+        """msync of the whole file. Raises SyncFailedError. After a failure no later success of it can be trusted."""
         cdef int failed
         if self.private:
             return
@@ -329,7 +328,7 @@ cdef class MappedFile:
                 raise SyncFailedError.of(errno, self.path)
 
     def redirty(self, Py_ssize_t begin, Py_ssize_t end):
-        """Makes every page of [begin, end) dirty again without changing a byte, whoever else writes there."""
+        """Makes every page of [begin, end) dirty again without changing a byte, also beside other writers."""
         cdef Py_ssize_t at
         self._check(begin, end)
         self._check_writable()
@@ -340,7 +339,7 @@ cdef class MappedFile:
                 at = at - at % PAGE + PAGE
 
     def mark_written(self):
-        """Notes that somebody writes here. What is written to a private mapping is nowhere else: it must stay
+        """Notes that the caller writes here. Changes of a private mapping exist nowhere else, so it must stay
         mapped."""
         self.touched = True
 
@@ -353,8 +352,8 @@ cdef class MappedFile:
             memset(self.address + begin, 0, end - begin)
 
     def write(self, Py_ssize_t begin, data):
-        """Copies `data` to `begin`; for small things outside the hot paths. Pages are faulted in without the GIL,
-        here and in `read`."""
+        """Copies `data` to `begin`; for small data outside the hot paths. `write` and `read` fault pages in without
+        the GIL."""
         cdef bytes copy = bytes(data)
         cdef const char* source = PyBytes_AS_STRING(copy)
         cdef Py_ssize_t length = len(copy)
@@ -365,7 +364,7 @@ cdef class MappedFile:
             memcpy(self.address + begin, source, length)
 
     def store_number(self, Py_ssize_t at, int64_t value, int width):
-        """Stores a big-endian number of 4 or 8 bytes with one store: nobody, and no power cut, sees half of it."""
+        """Stores a big-endian number of 4 or 8 bytes with one store: no reader and no power cut sees half of it."""
         self._check(at, at + width)
         self._check_writable()
         if width != 4 and width != 8 or at % width:

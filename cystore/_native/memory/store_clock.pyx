@@ -1,4 +1,5 @@
-"""The store's clock, for Python: what attached processes believe of the wall clock (wallclock.h, docs/clock.md)."""
+"""The store's clock for Python: the time that attached processes use instead of the wall clock (wallclock.h,
+docs/clock.md)."""
 
 from libc.stdint cimport int64_t
 
@@ -17,8 +18,8 @@ cdef extern from "wallclock.h" nogil:
 
 
 def begin(Control control not None, int64_t jump_ms, int64_t last_store_timestamp_ms, witness=None):
-    """The clock of a block that nobody else has yet. `witness`: what `words` said earlier in this boot of the host;
-    without one the wall clock counts, but for deleting: nobody knows what it said before."""
+    """Starts the clock of a block that no other process has yet. `witness` is a result of `words` from this boot of the
+    host. Without it the clock follows the wall clock, but deletion waits: the wall clock may have jumped before."""
     cdef control_block* block = control.checked()
     cdef int64_t boot = clock_read_ms(CLOCK_BOOTTIME), wall = clock_read_ms(CLOCK_REALTIME)
     block.clock_jump_ms = jump_ms
@@ -38,7 +39,7 @@ def begin(Control control not None, int64_t jump_ms, int64_t last_store_timestam
 
 
 def words(Control control not None):
-    """What a later process of this boot goes on with: offset, seen, seen since, stood since, known."""
+    """The witness for a later process of this boot: offset, seen, seen since, stood since, known."""
     cdef control_block* block = control.checked()
     return (load_i64(&block.clock_offset_ms), load_i64(&block.clock_seen_ms), load_i64(&block.clock_seen_since_ms),
             load_i64(&block.clock_stood_ms), load_i64(&block.clock_known_ms))
@@ -49,33 +50,33 @@ cdef int64_t _now_ms(Control control, bint looks) except? -1:
 
 
 def now_ms(Control control not None):
-    """The time of the store. A look, which a handle that may write counts."""
+    """The time of the store. A handle that may write counts this look at the clock."""
     return _now_ms(control, not control.read_only)
 
 
 def expiry_ms(Control control not None):
-    """The time by which something is deleted: that of the store, or an earlier one that nobody doubts."""
+    """The time for decisions to delete: the store's time, or an earlier time that is certain."""
     cdef int64_t now = _now_ms(control, not control.read_only)
     return store_clock_expiry(control.checked(), now, clock_read_ms(CLOCK_BOOTTIME))
 
 
 def believe(Control control not None):
-    """An operator says that the wall clock is right."""
+    """Makes the wall clock the store's time: an operator has checked it."""
     control._writable()
     store_clock_believe(control.checked(), clock_read_ms(CLOCK_REALTIME), clock_read_ms(CLOCK_BOOTTIME))
 
 
 def ahead_ms(Control control not None):
-    """How far the wall clock is ahead of the store's, which does not believe it; 0 when both are the same."""
+    """How far the wall clock is ahead of the store's time; 0 if the store follows it."""
     cdef int64_t wall = clock_read_ms(CLOCK_REALTIME)
     return wall - store_clock_at(control.checked(), wall, clock_read_ms(CLOCK_BOOTTIME), False)
 
 
 def jump_ms(Control control not None):
-    """A jump of more is not believed at once."""
+    """The longest jump of the wall clock that the store follows at once."""
     return control.checked().clock_jump_ms
 
 
 def jumps(Control control not None):
-    """Jumps of the wall clock that were seen since the first attach."""
+    """The number of jumps of the wall clock since the first attach."""
     return load_u32(&control.checked().clock_jumps)

@@ -301,7 +301,7 @@ class IndexFiles:
                     return None
         if self._mode is Mode.WRITE and not file.sealed:
             try:
-                self._fill_holes(path, mapped, file)
+                self._allocate_sparse(path, mapped, file)
             except StoreIOError as error:
                 if isinstance(error.__cause__, FileNotFoundError):
                     return None  # a cleaner removed it after it was mapped
@@ -318,11 +318,11 @@ class IndexFiles:
         return True
 
     @staticmethod
-    def _fill_holes(path: Path, mapped: MappedFile, file: IndexFile) -> None:
+    def _allocate_sparse(path: Path, mapped: MappedFile, file: IndexFile) -> None:
         entries_at = HEADER_BYTES + SLOT_BYTES * file.slots
-        unreadable_ranges.fill_holes(path, mapped, 0, entries_at)
+        unreadable_ranges.allocate_sparse(path, mapped, 0, entries_at)
         next_entry = min(read_header(mapped).next_entry, file.capacity)
-        unreadable_ranges.fill_holes(path, mapped, entries_at, entries_at + ENTRY_BYTES * next_entry)
+        unreadable_ranges.allocate_sparse(path, mapped, entries_at, entries_at + ENTRY_BYTES * next_entry)
 
     def _shape(self, path: Path, length: int) -> tuple[int, int] | None:
         """(slots, capacity) of a file: the settings' if its length is theirs, else those that its entries imply."""

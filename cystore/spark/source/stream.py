@@ -1,8 +1,8 @@
 """Reading a stream: micro-batches between positions of each store's log.
 
-An offset names, for each store, a physical offset at which a record begins, and which store that is: {"stores":
+An offset has, for each store, the physical offset of a record and the identity of the store: {"stores":
 {PATH: {"position": N, "id": ID, "log": RECORD, ...}}, "reads": OPTIONS}. No stream reads beyond the flushed position.
-What is below it is durable and never changes. So a batch that Spark repeats from its checkpoint is the same batch,
+The log below it is durable and never changes. So a batch that Spark repeats from its checkpoint has the same rows,
 after a kill of the driver and after a power cut on the store's host.
 """
 
@@ -50,9 +50,9 @@ Offset = dict[str, Any]
 
 
 class Stores:
-    """Opens stores for one look at a time. One that nobody else has open was recovered into memory for that, so it is
-    kept until something changes in its directory; one in use is left again at once, so that its last user can shut it
-    down."""
+    """Opens a store for one look at a time. A store that no other process has open is recovered into memory for the
+    look; that handle is reused until the store's directory changes. A store in use is closed at once, so that its last
+    user can shut it down."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -87,7 +87,7 @@ def _times(path: str) -> tuple[int, ...]:
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Lives on the driver for as long as its query; `read` runs in tasks."""
+    """Lives on the driver as long as its query. `read` runs in tasks."""
 
     def __init__(self, options: ReadOptions, settings: ReadSettings, schema: StructType) -> None:
         self._options, self._settings, self._schema = options, settings, schema
@@ -95,7 +95,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last: dict[str, int] | None = None  # with AvailableNow, where the query ends
 
     def __getstate__(self) -> dict[str, Any]:
-        """For tasks, which open no store."""
+        """The state for tasks, which open no store."""
         return {**self.__dict__, "_stores": None}
 
     def _look(self, path: str) -> Any:
@@ -106,7 +106,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ------------------------------------------------------------------------------------------ offsets
 
     def initialOffset(self) -> Offset:
-        """Where a new query begins, as startingOffsets says."""
+        """The start of a new query, by startingOffsets."""
         found = {}
         for path in self._options.paths():
             with self._look(path) as snapshot:
@@ -143,18 +143,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _with_first({"position": position}, first, snapshot)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """How far the next batch may go."""
+        """The end of the next batch, within the limit."""
         paths = self._options.paths()
         stores = self._checked_stores(start, paths)
         found = {path: at for path, at in stores.items() if path not in paths}
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         if rows is not None:
-            size = self._options.max_bytes  # both were given, and Spark asks for one
+            size = self._options.max_bytes  # the user set both limits, and Spark passes on one
         backlog = {path: self._backlog(path, stores.get(path), rows) for path in paths if len(paths) > 1}
         by_backlog = sorted(
             paths, key=lambda path: backlog.get(path, 0)
-        )  # what a store leaves, larger ones take
+        )  # a store with a larger backlog uses the room that a smaller one leaves
         for left, path in zip(range(len(paths), 0, -1), by_backlog, strict=True):
             with self._look(path) as snapshot:
                 before = self._followed(path, snapshot, stores.get(path))
@@ -173,7 +173,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._offset(found)
 
     def _backlog(self, path: str, at: Offset | None, rows: int | None) -> int:
-        """What the query has not read yet: bytes of log, or, with a limit of `rows`, rows up to the limit."""
+        """The unread part: bytes of log, or, with a limit of `rows`, the number of rows up to that limit."""
         with self._look(path) as snapshot:
             before = self._followed(path, snapshot, at) or {"position": snapshot.minimum}
             first, last = self._room(path, snapshot, before["position"])
@@ -184,8 +184,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ------------------------------------------------------------------------------- which store, which rows
 
     def _checked_stores(self, offset: Offset, paths: list[str]) -> dict[str, Offset]:
-        """What an offset says of each store, under the place where the store is now. Raises OffsetError where the
-        query chose other rows, and for a store that is not among `paths`."""
+        """The entry of each store in an offset, by the store's present path. Raises OffsetError if the offset's query
+        chose other rows, and for a store that is not among `paths`."""
         followed_store.check_choice(self._options, offset)
         stores = {self._place_now(path, at, offset, paths): at for path, at in offset["stores"].items()}
         for path in sorted(stores.keys() - set(paths)):
@@ -195,8 +195,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return stores
 
     def _place_now(self, path: str, at: Offset, offset: Offset, paths: list[str]) -> str:
-        """Where storeMoved says that a store is now. Raises OffsetError where it is still at the old place, or
-        followed at both."""
+        """The present path of a store, by storeMoved. Raises OffsetError if the store is still at its old path, or if
+        the query follows both paths."""
         to = self._options.moved.get(path, path)
         if to == path:
             return path
@@ -220,9 +220,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None
 
     def _followed(self, path: str, snapshot: LogSnapshot, at: Offset | None) -> Offset | None:
-        """What an offset says of the store at a path; None for a store that is read from its beginning. Raises
-        OffsetError for another store than the offset's, unless failOnDataLoss is false: then it is new to the
-        query."""
+        """The offset's entry for the store at a path; None for a store that is read from its beginning. Raises
+        OffsetError if another store is there now. With failOnDataLoss=false the query reads that one as a new store."""
         if (
             at is None
             or self._options.moved.get(path) == path
@@ -236,7 +235,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ------------------------------------------------------------------------------------------- bounds
 
     def _room(self, path: str, snapshot: LogSnapshot, position: int) -> tuple[int, int]:
-        """From where to where a batch may go without limits."""
+        """The begin and the end of a batch without limits."""
         first = self._checked(path, snapshot, position)
         last = _end(snapshot)
         if self._last is not None:
@@ -244,7 +243,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return first, max(first, last)
 
     def _checked(self, path: str, snapshot: LogSnapshot, position: int) -> int:
-        """A position that the log still has, or data loss."""
+        """The position if the log still has it. Otherwise data was lost: raises OffsetError, or returns the nearest
+        position with failOnDataLoss=false."""
         problem = None
         if position < snapshot.minimum:
             problem = f"records from {position} to {snapshot.minimum} were removed before they were read"
@@ -268,11 +268,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def reportLatestOffset(self) -> Offset:
-        """How far the stores are, for the query's progress."""
+        """The end of each store, for the query's progress."""
         return {"stores": {path: {"position": at} for path, at in self._ends().items()}}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """The query ends with what is there now."""
+        """Lets the query end at the present ends of the stores."""
         self._last = self._ends()
 
     def _ends(self) -> dict[str, int]:
@@ -285,7 +285,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ----------------------------------------------------------------------------------------- a batch
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """Tasks for what lies between two offsets; the same ones for the same offsets."""
+        """The tasks that read between two offsets; the same offsets give the same tasks."""
         found: list[InputPartition] = []
         least = self._options.min_partitions
         paths = self._options.paths()
@@ -300,7 +300,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 continue
             with self._look(path) as snapshot:
                 if self._followed(path, snapshot, to) is None:
-                    continue  # the batch was of a store that is lost
+                    continue  # the batch read a store that is lost
                 begin = self._checked(path, snapshot, since["position"])
                 behind = self._checked(path, snapshot, to["position"])
                 rows = self._rows(snapshot, _first_of(since))
@@ -311,7 +311,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def _rows(self, snapshot: LogSnapshot, first: dict[tuple[str, int], int]) -> RowFilter:
-        """Which rows: as the options say, and of a queue whose starting offset lies ahead only those from there on."""
+        """The wanted rows by the options. Of a queue whose starting offset lies ahead, only the rows from there on."""
         everywhere = replace(self._options, starting=replace(self._options.starting, **NO_BOUND))
         rows = queue_rules(everywhere, snapshot, base_filter(self._options))
         if not first:
@@ -325,22 +325,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_partition(partition, self._settings, self._schema)
 
     def commit(self, end: Offset) -> None:
-        """Nothing is kept here: the checkpoint is Spark's."""
+        """Does nothing: Spark keeps the checkpoint."""
 
     def stop(self) -> None:
-        """Lets the stores go."""
+        """Closes the stores."""
         if self._stores is not None:
             self._stores.close()
 
 
 def _end(snapshot: LogSnapshot) -> int:
-    """How far a stream may go."""
+    """The end of the log for a stream: the flushed position while other processes use the store."""
     return snapshot.flushed if snapshot.live else snapshot.end
 
 
 def _after_rows(snapshot: LogSnapshot, begin: int, end: int, rows: RowFilter, count: int) -> tuple[int, int]:
-    """Where the record begins that is one more than `count` wanted ones, at most `end`; and how many there are up to
-    there."""
+    """The begin of the first record behind `count` wanted records, at most `end`; and the number of wanted records
+    before it."""
     left = count
     for places in _places(snapshot, begin, end, rows):
         if len(places) > left:
@@ -350,8 +350,8 @@ def _after_rows(snapshot: LogSnapshot, begin: int, end: int, rows: RowFilter, co
 
 
 def _before_bytes(snapshot: LogSnapshot, begin: int, end: int, size: int) -> int:
-    """Where the last record begins that is at most `size` bytes behind `begin`; where the second begins if the first
-    is larger."""
+    """The begin of the last record that begins at most `size` bytes behind `begin`. If the first record is larger, the
+    begin of the second."""
     best = begin
     if end - begin <= size:
         return end
@@ -364,7 +364,7 @@ def _before_bytes(snapshot: LogSnapshot, begin: int, end: int, size: int) -> int
 
 
 def _places(snapshot: LogSnapshot, begin: int, end: int, rows: RowFilter) -> Iterator[pa.Array]:
-    """The physical offsets of wanted records, batch by batch."""
+    """The physical offsets of wanted records, in batches."""
     for batch in rows_of(snapshot, begin, end, rows, ("physical_offset",)):
         yield batch.column(0)
 
@@ -386,7 +386,7 @@ def _first_of(offset: Offset) -> dict[tuple[str, int], int]:
 
 
 def _with_first(offset: Offset, first: dict[tuple[str, int], int], snapshot: LogSnapshot) -> Offset:
-    """`offset` with the starting offsets of those queues that have not got there at its position."""
+    """`offset` with the starting offset of each queue that has not reached it at the offset's position."""
     ahead: dict[str, dict[str, int]] = {}
     for (topic, queue_id), at in first.items():
         if snapshot.queue_offset_at(topic, queue_id, offset["position"]) < at:

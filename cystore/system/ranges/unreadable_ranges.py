@@ -1,4 +1,4 @@
-"""Ranges that a page fault must not meet: holes on a full disk, and unreadable sectors."""
+"""Ranges that a page fault must not meet: unallocated ranges of a sparse file, and unreadable sectors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cystore.system import files
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
 
-def fill_holes(path: Path, file: MappedFile, begin: int, end: int) -> None:
-    """Reserves space for the holes in [begin, end) of a file that is written to through its mapping. Raises
+def allocate_sparse(path: Path, file: MappedFile, begin: int, end: int) -> None:
+    """Reserves space in the unallocated parts of [begin, end) of a file that is written through its mapping. Raises
     StoreFullError, and StoreIOError because of a FileNotFoundError when the file was removed after it was mapped."""
     if end <= begin or file.in_memory:
         return

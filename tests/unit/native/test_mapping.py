@@ -211,7 +211,7 @@ def test_pages_that_are_let_go_leave_this_process_and_lose_nothing(path):
 def test_memory_that_is_no_file_is_never_let_go(path):
     private, anonymous = files.map_file(path, 0, 3 * PAGE, private=True), MappedFile.anonymous(0, PAGE)
     with open(path, "rb") as opened:
-        copied = MappedFile.over_holes(opened.fileno(), path, 0, 3 * PAGE, [(5, 100)])
+        copied = MappedFile.of_sparse(opened.fileno(), path, 0, 3 * PAGE, [(5, 100)])
     expected = copied.read(0, 200)
     for file in (private, anonymous):
         file.write(10, b"hello")
