@@ -25,9 +25,9 @@ INTERRUPTED = 128 + signal.SIGINT  # an exit code
 
 
 def _spark(arguments: list[str]) -> int:
-    from benchmarks import spark_questions  # which needs PySpark
+    from benchmarks.spark import questions  # which needs PySpark
 
-    return spark_questions.main(arguments)
+    return questions.main(arguments)
 
 
 COMMANDS = {

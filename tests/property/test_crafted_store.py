@@ -25,7 +25,7 @@ MANY = int(os.environ.get("CYSTORE_CRAFTED") or 3000)
 @pytest.fixture(scope="module")
 def nursery():
     with Nursery() as nursery:
-        nursery.do("from tests.property import crafted")
+        nursery.do("from tests.support.property import crafted")
         yield nursery
     crafted.forget_templates()
 
@@ -53,7 +53,7 @@ def check(nursery, kind, changes):
         with nursery.fork() as child:
             try:
                 told = child.do(
-                    "from tests.property import crafted\ncrafted.use(root, given)",
+                    "from tests.support.property import crafted\ncrafted.use(root, given)",
                     root=str(root),
                     given=store_settings,
                 )

@@ -192,7 +192,7 @@ def test_what_another_process_sent_elsewhere(hosts, tmp_path):
     """Seen: an id whose home is another host was PENDING for ever, but in the process that had sent it."""
     guest = f"cystore://{tmp_path}/host"
     program = (
-        "import sys; from tests.celery import work\n"
+        "import sys; from tests.support.celery import work\n"
         f"app = work.make_app({hosts.fleet.environment[work.BROKER]!r}, {guest!r}, cystore_home={hosts.home!r})\n"
         "print(app.tasks[work.add.name].delay(20, 3).id)"
     )

@@ -98,7 +98,7 @@ def test_a_hole_behind_the_end_of_the_log(path, begin, crashed):
         (path / "abort").touch()
     with Process() as process:
         process.do(
-            "from tests.property import crafted; told = crafted.use(root, given)",
+            "from tests.support.property import crafted; told = crafted.use(root, given)",
             root=str(path),
             given=SETTINGS,
         )
@@ -123,7 +123,7 @@ def test_a_file_of_a_terabyte(path, name):
         (path / "manifest").unlink()
     with Process() as process:
         told = process.do(
-            "from tests.property import crafted; crafted.use(root, given)", root=str(path), given=SETTINGS
+            "from tests.support.property import crafted; crafted.use(root, given)", root=str(path), given=SETTINGS
         )
     assert len(told) > 5
     if name in ("checkpoint", "manifest", "abort", "lock"):
